@@ -1,0 +1,31 @@
+"""localkv: a local LLM runtime that keeps the KV cache packed.
+
+`LLM`, `SamplingParams` and `LocalKVError` are imported on first use, so that `import localkv` and
+the command line stay free of torch until a model is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localkv.config import SamplingParams
+    from localkv.errors import LocalKVError
+    from localkv.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "LocalKVError", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "localkv.llm",
+    "LocalKVError": "localkv.errors",
+    "SamplingParams": "localkv.config",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,176 @@
+"""Facts about a model, a cache and a request, as frozen dataclasses.
+
+Nothing here computes, and nothing here imports torch: these are the values that the loader fills
+in, that the user chooses, and that every layer above passes down unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from localkv.errors import UsageError
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding, as `<arch>.rope.*` of a GGUF file describes it.
+
+    Attributes:
+        n_dims: leading channels of a head that are rotated; the others pass through.
+        theta: base of the frequencies, `theta ** (-2 i / n_dims)`.
+        scaling: "none", "linear" or "yarn". Llama 3's scaling is a tensor (`rope_freqs.weight`) of
+            divisors, not a setting.
+        factor: how many times the original context the scaled one is.
+        original_context_length: context length before scaling (YaRN's correction range).
+        magnitude: factor on cos and sin; 1 except with YaRN (llama.cpp: `rope_attn_factor` times
+            YaRN's mscale).
+        yarn_ext_factor, yarn_beta_fast, yarn_beta_slow: YaRN's ramp (Peng et al. 2023, section 3.2).
+        no_rope_interval: every n-th layer (layers n-1, 2n-1, ...) is not rotated; 0 for none.
+    """
+
+    n_dims: int
+    theta: float = 10000.0
+    scaling: str = "none"
+    factor: float = 1.0
+    original_context_length: int = 0
+    magnitude: float = 1.0
+    yarn_ext_factor: float = 0.0
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+    no_rope_interval: int = 0
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """Routed experts.
+
+    Attributes:
+        n_experts, n_experts_used: how many there are, and how many each token is sent to.
+        n_ff: hidden width of one expert.
+        n_ff_shared: hidden width of the shared expert, 0 if there is none.
+        renormalise: the selected experts' weights are divided by their sum.
+        weights_scale: factor on the selected experts' weights.
+    """
+
+    n_experts: int
+    n_experts_used: int
+    n_ff: int
+    n_ff_shared: int = 0
+    renormalise: bool = True
+    weights_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and constants of one model.
+
+    `n_layers`, `n_embd`, `n_heads`, `n_kv_heads`, `head_dim`, `n_ff`, `n_vocab` are counts;
+    `n_ctx_train` is the context length in tokens the model was trained for; `rms_eps` is added to
+    the mean square inside RMSNorm; attention logits are `q . k * softmax_scale`.
+
+    `attention_temperature_scale` and `attention_temperature_length` lengthen q with its position
+    (llama.cpp: `log(floor(pos / length) + 1) * scale + 1`); a scale of 0 turns that off.
+    """
+
+    architecture: str
+    name: str
+    n_layers: int
+    n_embd: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_ff: int
+    n_vocab: int
+    n_ctx_train: int
+    rms_eps: float
+    rope: RopeConfig
+    softmax_scale: float
+    moe: MoeConfig | None = None
+    attention_temperature_scale: float = 0.0
+    attention_temperature_length: int = 0
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """What the KV cache is made of.
+
+    Attributes:
+        type_k, type_v: names in `localkv.quant_formats.KV_FORMATS`, chosen apart.
+        n_ctx: tokens that one sequence can hold.
+        n_sequences: sequences that are held at the same time.
+    """
+
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_ctx: int = 4096
+    n_sequences: int = 1
+
+
+SAMPLER_ORDER = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+"""llama.cpp's default sampler chain (`common_params_sampling::samplers`)."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is drawn. Names, order and defaults are llama.cpp's (`common/common.h`).
+
+    Attributes:
+        seed: of the random generator; None draws one, which `Completion` reports.
+        temperature: <= 0 is greedy: the token with the largest logit after the other samplers.
+        dynatemp_range, dynatemp_exponent: entropy-dependent temperature in
+            [temperature - range, temperature + range]; 0 turns it off.
+        top_k: keep the k most likely; <= 0 keeps all.
+        top_p, min_p, typ_p: nucleus, minimum relative probability, locally typical; 1, 0 and 1
+            turn them off.
+        top_n_sigma: keep logits within n standard deviations of the largest; <= 0 turns it off.
+        xtc_probability, xtc_threshold: exclude top choices; probability 0 turns it off.
+        min_keep: tokens that a truncating sampler leaves at least.
+        repeat_last_n: tokens the penalties look back on; 0 none, -1 the whole context.
+        repeat_penalty, frequency_penalty, presence_penalty: 1, 0 and 0 turn them off.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers:
+            the DRY repetition penalty; multiplier 0 turns it off.
+        logit_bias: token id -> added to its logit, before all samplers.
+        samplers: the chain, in this order; a sampler left out does not run.
+    """
+
+    seed: int | None = None
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typ_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_keep: int = 0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    samplers: tuple[str, ...] = SAMPLER_ORDER
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.samplers if name not in SAMPLER_ORDER]
+        if unknown:
+            raise UsageError(
+                f"unknown sampler {unknown[0]!r}", hint=f"samplers: {', '.join(SAMPLER_ORDER)}"
+            )

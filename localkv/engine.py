@@ -1,0 +1,244 @@
+"""Token ids in, token ids out: prefill in chunks, decode, cancel, prefix reuse, figures.
+
+Knows nothing of text: stop strings, templates and detokenising are the layer's above.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from localkv.cache_layout import SegmentSpec, cache_bytes
+from localkv.config import CacheConfig
+from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.kv_cache import KVCache
+from localkv.model import Transformer
+from localkv.sampling import Sampler
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass
+class GenerationStats:
+    """Counts and seconds of one generation, filled in while it runs.
+
+    `n_prompt` counts the whole prompt, of which `n_reused` tokens were still in the cache.
+    `decode_seconds` covers the tokens after the first: the first comes with the prompt.
+    """
+
+    n_prompt: int = 0
+    n_reused: int = 0
+    n_generated: int = 0
+    prompt_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Prompt tokens evaluated (not reused) per second."""
+        return _rate(self.n_prompt - self.n_reused, self.prompt_seconds)
+
+    @property
+    def decode_per_second(self) -> float:
+        """Tokens decoded per second."""
+        return _rate(self.n_generated - 1, self.decode_seconds)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0
+
+
+class Generation(Iterator[int]):
+    """The token ids of one generation, as they are drawn.
+
+    Attributes:
+        stats: counts and seconds so far.
+        finish_reason: None while it runs, then "stop" (a stop token, which is not part of the
+            ids), "length" (`max_tokens` or the end of the context) or "cancelled".
+        context_full: it ended because the context did.
+    """
+
+    def __init__(self, stats: GenerationStats) -> None:
+        self.stats = stats
+        self.finish_reason: FinishReason | None = None
+        self.context_full = False
+        self._ids: Iterator[int] = iter(())
+
+    def __next__(self) -> int:
+        return next(self._ids)
+
+
+class Engine:
+    """A model with a KV cache that holds one sequence.
+
+    The cache keeps the tokens of the last call; a prompt that starts with them is only evaluated
+    from where it differs.
+
+    Args:
+        model: weights on a backend.
+        cache: types and context length.
+        n_batch: most prompt tokens evaluated at a time.
+    """
+
+    def __init__(self, model: Transformer, cache: CacheConfig, *, n_batch: int = 512) -> None:
+        self.model = model
+        self.n_batch = n_batch
+        self.n_ctx = cache.n_ctx
+        config = model.config
+        segments = [SegmentSpec(cache.type_k, cache.type_v)]
+        sizes = {
+            "n_layers": config.n_layers,
+            "n_kv_heads": config.n_kv_heads,
+            "head_dim": config.head_dim,
+            "n_ctx": cache.n_ctx,
+        }
+        try:
+            self.cache = KVCache(**sizes, segments=segments, device=model.backend.device)
+        except (RuntimeError, MemoryError) as error:
+            gib = sum(cache_bytes(segments, **sizes)) / 2**30
+            raise LocalKVError(
+                f"a KV cache of {gib:.2f} GiB for {cache.n_ctx} tokens does not fit the memory",
+                hint="use a smaller context (-c)",
+            ) from error
+        self.sequence = self.cache.new_sequence()
+        self.cached_ids: list[int] = []
+
+    def reset(self) -> None:
+        """Forget the cached tokens."""
+        self._keep(0)
+
+    def _keep(self, length: int) -> None:
+        self.cache.truncate(self.sequence, length)
+        del self.cached_ids[length:]
+
+    def _evaluate(self, ids: Sequence[int], logits: Literal["last", "all"] = "last") -> Tensor:
+        """Run `ids` after the cached ones: logits float32 [1 or len(ids), n_vocab]."""
+        batch = self.cache.batch([(self.sequence, ids)], logits=logits)
+        with torch.inference_mode():
+            out = self.model.forward(batch, self.cache)
+        self.sequence.length += len(ids)
+        self.cached_ids.extend(ids)
+        return out
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise LocalKVError("there is nothing to evaluate: the prompt has no tokens")
+        if len(ids) > self.n_ctx:
+            raise ContextOverflowError(
+                f"the prompt has {len(ids)} tokens, but the context holds {self.n_ctx}",
+                hint=f"use a context of at least {len(ids)} (-c) or a shorter prompt",
+            )
+        n_vocab = self.model.config.n_vocab
+        for token in ids:
+            if not 0 <= token < n_vocab:
+                raise LocalKVError(f"token id {token} is not in the vocabulary of {n_vocab}")
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """Logits of every position, through the cache: float32 [len(ids), n_vocab] on the CPU.
+
+        Raises:
+            ContextOverflowError: more ids than the context holds.
+        """
+        self._check(ids)
+        self.reset()
+        out = torch.empty(len(ids), self.model.config.n_vocab)
+        for start in range(0, len(ids), self.n_batch):
+            chunk = ids[start : start + self.n_batch]
+            out[start : start + len(chunk)] = self._evaluate(chunk, "all")
+        return out
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        sampler: Sampler,
+        max_tokens: int | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+        cancel: Event | None = None,
+    ) -> Generation:
+        """Continue a prompt.
+
+        Args:
+            prompt_ids: the whole prompt; what the cache still holds of it is reused.
+            sampler: draws the tokens; it is told those of the prompt first.
+            max_tokens: most tokens to draw; None goes on to the end of the context.
+            stop_ids: tokens that end the generation.
+            cancel: looked at before every chunk of the prompt and before every token.
+
+        Raises:
+            ContextOverflowError: the prompt is longer than the context; nothing was computed.
+        """
+        self._check(prompt_ids)
+        generation = Generation(GenerationStats(n_prompt=len(prompt_ids)))
+        generation._ids = self._run(
+            generation, list(prompt_ids), sampler, max_tokens, stop_ids, cancel or Event()
+        )
+        return generation
+
+    def _run(
+        self,
+        generation: Generation,
+        prompt_ids: list[int],
+        sampler: Sampler,
+        max_tokens: int | None,
+        stop_ids: frozenset[int],
+        cancel: Event,
+    ) -> Iterator[int]:
+        stats = generation.stats
+        room = self.n_ctx - len(prompt_ids)
+        budget = room if max_tokens is None else min(max_tokens, room)
+        if budget == 0:
+            generation.finish_reason = "length"
+            generation.context_full = max_tokens != 0
+            return
+        for token in prompt_ids:
+            sampler.accept(token)
+        started = time.perf_counter()
+        logits = self._prefill(prompt_ids, stats, cancel)
+        stats.prompt_seconds = time.perf_counter() - started
+        if logits is None:
+            generation.finish_reason = "cancelled"
+            return
+        while True:
+            token = sampler.sample(logits[0].cpu().numpy())
+            if stats.n_generated:
+                stats.decode_seconds += time.perf_counter() - started
+            if token in stop_ids:
+                generation.finish_reason = "stop"
+                return
+            sampler.accept(token)
+            stats.n_generated += 1
+            if stats.n_generated == budget:
+                generation.finish_reason = "length"
+                generation.context_full = max_tokens is None or budget < max_tokens
+            yield token
+            if generation.finish_reason is not None:
+                return
+            if cancel.is_set():
+                generation.finish_reason = "cancelled"
+                return
+            started = time.perf_counter()
+            logits = self._evaluate([token])
+
+    def _prefill(
+        self, prompt_ids: list[int], stats: GenerationStats, cancel: Event
+    ) -> Tensor | None:
+        """Evaluate what the cache does not hold: the last token's logits, or None if cancelled."""
+        reused = 0
+        for ours, theirs in zip(self.cached_ids, prompt_ids[:-1], strict=False):
+            if ours != theirs:
+                break
+            reused += 1
+        self._keep(reused)
+        stats.n_reused = reused
+        logits = None
+        for start in range(reused, len(prompt_ids), self.n_batch):
+            if cancel.is_set():
+                return None
+            logits = self._evaluate(prompt_ids[start : start + self.n_batch])
+        return None if cancel.is_set() else logits

@@ -1,0 +1,44 @@
+"""Errors that a user can cause and can fix.
+
+Every one carries a single line that says what is wrong and, where there is one, a hint that says
+what would work instead. The command line prints `error: <message>` and `hint: <hint>` and exits
+with `exit_code`; a traceback is reserved for bugs of our own.
+"""
+
+from __future__ import annotations
+
+
+class LocalKVError(Exception):
+    """Base of every error meant for the user.
+
+    Args:
+        message: one line, what is wrong, with the offending name and value.
+        hint: one line, what would work instead, or None.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message} ({self.hint})"
+
+    def __reduce__(self) -> tuple[type, tuple[str, str | None]]:
+        return type(self), (self.message, self.hint)
+
+
+class UsageError(LocalKVError):
+    """The command line, an option or an argument of the API is wrong."""
+
+    exit_code = 2
+
+
+class ModelFileError(LocalKVError):
+    """A model file is missing, malformed, or holds something that is not supported."""
+
+
+class ContextOverflowError(LocalKVError):
+    """A prompt does not fit the context; raised before any compute."""

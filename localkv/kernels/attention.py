@@ -1,0 +1,141 @@
+"""Causal attention over the packed, paged cache.
+
+Attention runs segment by segment and yields, besides the output, the log-sum-exp of the logits, by
+which the segments' outputs are merged. The rows of the batch itself are read from the cache like
+all others, so a prompt gives the same in one chunk as in many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from localkv.cache_layout import PAGE_TOKENS
+from localkv.kv_cache import Batch, LayerCache, Segment, SegmentBatch
+from localkv.quant_formats.base import QuantFormat
+
+TILE_PAGES = 4
+"""Pages of K and V that `attention_tiled` decodes at a time."""
+
+SegmentAttention = Callable[[Tensor, Segment, SegmentBatch, Batch, float], tuple[Tensor, Tensor]]
+"""(q, segment, its batch, batch, softmax_scale) -> output [tokens, n_heads, head_dim] and
+log-sum-exp [tokens, n_heads]."""
+
+
+def read_pages(
+    fmt: QuantFormat, planes: tuple[Tensor, ...], pages: Tensor, n_rows: int, dtype: torch.dtype
+) -> Tensor:
+    """The first `n_rows` rows of `pages`, decoded: [n_kv_heads, n_rows, head_dim]."""
+    rows = fmt.codec.decode([plane[pages] for plane in planes])  # [pages, heads, rows, head_dim]
+    return rows.transpose(0, 1).flatten(1, 2)[:, :n_rows].to(dtype)
+
+
+def group_queries(q: Tensor, n_kv_heads: int) -> Tensor:
+    """[tokens, n_heads, d] -> [n_kv_heads, group * tokens, d]: the heads that share K and V."""
+    tokens, n_heads, head_dim = q.shape
+    grouped = q.view(tokens, n_kv_heads, n_heads // n_kv_heads, head_dim)
+    return grouped.permute(1, 2, 0, 3).reshape(n_kv_heads, -1, head_dim)
+
+
+def ungroup(x: Tensor, tokens: int) -> Tensor:
+    """The inverse of `group_queries`, for [n_kv_heads, group * tokens, ...]."""
+    n_kv_heads = x.shape[0]
+    grouped = x.view(n_kv_heads, -1, tokens, *x.shape[2:])
+    return grouped.movedim(2, 0).flatten(1, 2)
+
+
+def visible(positions: Tensor, first_key: int, n_keys: int, group: int) -> Tensor:
+    """Causal mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ..."""
+    keys = torch.arange(first_key, first_key + n_keys, device=positions.device)
+    return (keys <= positions[:, None]).repeat(group, 1)
+
+
+def attention_reference(
+    q: Tensor, segment: Segment, seg_batch: SegmentBatch, batch: Batch, softmax_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Decode all of K and V, then plain softmax. See `SegmentAttention` for shapes."""
+    n_kv_heads = segment.k[0].shape[1]
+    group = q.shape[1] // n_kv_heads
+    out = torch.zeros_like(q)
+    lse = torch.full_like(q[..., 0], -torch.inf)
+    for i, length in enumerate(seg_batch.lengths):
+        rows = slice(batch.starts[i], batch.starts[i + 1])
+        if length == 0:
+            continue
+        pages = seg_batch.page_table[i, : -(-length // PAGE_TOKENS)]
+        k = read_pages(segment.format_k, segment.k, pages, length, q.dtype)
+        v = read_pages(segment.format_v, segment.v, pages, length, q.dtype)
+        logits = group_queries(q[rows], n_kv_heads) @ k.mT * softmax_scale
+        mask = visible(batch.positions[rows], seg_batch.first_position, length, group)
+        logits = logits.masked_fill(~mask, -torch.inf)
+        tokens = rows.stop - rows.start
+        out[rows] = ungroup(logits.softmax(-1).nan_to_num() @ v, tokens)
+        lse[rows] = ungroup(logits.logsumexp(-1), tokens)
+    return out, lse
+
+
+def attention_tiled(
+    q: Tensor, segment: Segment, seg_batch: SegmentBatch, batch: Batch, softmax_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Online softmax (Milakov & Gimelshein 2018) over tiles of a few pages.
+
+    No more than `TILE_PAGES` pages of K or V are ever decoded at a time. See `SegmentAttention`
+    for shapes.
+    """
+    n_kv_heads = segment.k[0].shape[1]
+    group = q.shape[1] // n_kv_heads
+    out = torch.zeros_like(q)
+    lse = torch.full_like(q[..., 0], -torch.inf)
+    for i, length in enumerate(seg_batch.lengths):
+        rows = slice(batch.starts[i], batch.starts[i + 1])
+        tokens = rows.stop - rows.start
+        positions = batch.positions[rows]
+        queries = group_queries(q[rows], n_kv_heads) * softmax_scale
+        top = queries.new_full(queries.shape[:-1], -torch.inf)  # running maximum of the logits
+        total = torch.zeros_like(top)  # running sum of exp(logit - top)
+        acc = torch.zeros_like(queries)
+        for start in range(0, length, TILE_PAGES * PAGE_TOKENS):
+            n_keys = min(TILE_PAGES * PAGE_TOKENS, length - start)
+            first_page = start // PAGE_TOKENS
+            pages = seg_batch.page_table[i, first_page : first_page + -(-n_keys // PAGE_TOKENS)]
+            k = read_pages(segment.format_k, segment.k, pages, n_keys, q.dtype)
+            logits = queries @ k.mT
+            first_key = seg_batch.first_position + start
+            if first_key + n_keys - 1 > int(positions[0]):
+                mask = visible(positions, first_key, n_keys, group)
+                logits = logits.masked_fill_(~mask, -torch.inf)
+            new_top = torch.maximum(top, logits.amax(-1))
+            shift = new_top.masked_fill(new_top == -torch.inf, 0.0)  # nothing visible so far
+            p = (logits - shift[..., None]).exp_()
+            fade = (top - shift).exp_()
+            v = read_pages(segment.format_v, segment.v, pages, n_keys, q.dtype)
+            acc = acc * fade[..., None] + p @ v
+            total = total * fade + p.sum(-1)
+            top = new_top
+        seen = total > 0
+        safe = torch.where(seen, total, 1.0)
+        out[rows] = ungroup(acc / safe[..., None], tokens)
+        lse[rows] = ungroup(torch.where(seen, top + safe.log(), -torch.inf), tokens)
+    return out, lse
+
+
+def merge_segments(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Outputs [tokens, n_heads, head_dim] of several segments, weighted by exp(log-sum-exp)."""
+    if len(parts) == 1:
+        return parts[0][0]
+    weights = torch.stack([lse for _, lse in parts]).softmax(0)
+    return (torch.stack([out for out, _ in parts]) * weights[..., None]).sum(0)
+
+
+def attention(
+    run: SegmentAttention, q: Tensor, cache: LayerCache, batch: Batch, softmax_scale: float
+) -> Tensor:
+    """Attention of a batch over all segments: q and result [tokens, n_heads, head_dim]."""
+    return merge_segments(
+        [
+            run(q, segment, seg_batch, batch, softmax_scale)
+            for segment, seg_batch in zip(cache.segments, batch.segments, strict=True)
+        ]
+    )

@@ -1,0 +1,13 @@
+"""Embedding lookup: rows of a packed matrix, decoded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+
+def embed(token_ids: Tensor, token_embd: PackedTensor, dtype: torch.dtype) -> Tensor:
+    """Rows `token_ids` (int64 [tokens]) of `token_embd` [n_vocab, n_embd], as `dtype`."""
+    return token_embd[token_ids].decode(dtype)

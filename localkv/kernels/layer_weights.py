@@ -1,0 +1,68 @@
+"""The weights of one layer, as the operations take them. Fields bear their GGUF tensors' names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x @ weight.T + bias; weight [n_out, n_in] packed, bias float32 [n_out] or None."""
+
+    weight: PackedTensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """Norms are float32 vectors: `attn_norm` [n_embd], `attn_q_norm`/`attn_k_norm` [head_dim]."""
+
+    attn_norm: Tensor
+    attn_q: Linear
+    attn_k: Linear
+    attn_v: Linear
+    attn_output: Linear
+    attn_q_norm: Tensor | None = None
+    attn_k_norm: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """A SwiGLU feed-forward block: down(silu(gate(x)) * up(x))."""
+
+    ffn_gate: Linear
+    ffn_up: Linear
+    ffn_down: Linear
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """Routed experts.
+
+    Attributes:
+        ffn_gate_inp: the router, [n_experts, n_embd].
+        ffn_gate_exps, ffn_up_exps: packed [n_experts, n_ff, n_embd].
+        ffn_down_exps: packed [n_experts, n_embd, n_ff].
+        shared: an expert that sees every token, or None.
+        ffn_gate_inp_shexp: float32 [n_embd], its sigmoid gate, or None.
+    """
+
+    ffn_gate_inp: Linear
+    ffn_gate_exps: PackedTensor
+    ffn_up_exps: PackedTensor
+    ffn_down_exps: PackedTensor
+    shared: MlpWeights | None = None
+    ffn_gate_inp_shexp: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One transformer layer: attention, then a dense or a routed feed-forward block."""
+
+    attention: AttentionWeights
+    ffn_norm: Tensor
+    ffn: MlpWeights | MoeWeights

@@ -1,0 +1,42 @@
+"""Products with packed matrices.
+
+A weight is decoded a tile of rows at a time, so that no weight ever takes more memory than its
+file plus one tile (`packed_tensor.TILE_VALUES` values), whatever its format.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localkv.kernels.layer_weights import Linear
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+
+F16_MAX = 65504.0
+
+
+def round_activations(x: Tensor, weight: PackedTensor) -> Tensor:
+    """`x` in the precision in which ggml multiplies it with `weight`, in its own dtype.
+
+    Routing decides by the largest of nearly equal numbers, so an expert or a token can depend on
+    ggml's rounding to f16. A float64 evaluation is meant to be exact and rounds nothing.
+    """
+    if not weight.format.halves_activations or x.dtype == torch.float64:
+        return x
+    return x.clamp(-F16_MAX, F16_MAX).half().to(x.dtype)
+
+
+def matmul(x: Tensor, weight: PackedTensor) -> Tensor:
+    """x [tokens, n_in] @ weight [n_out, n_in].T -> [tokens, n_out], in the dtype of `x`."""
+    x = round_activations(x, weight)
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    for rows, tile in weight.row_tiles():
+        out[:, rows] = x @ tile.decode(x.dtype).T
+    return out
+
+
+def linear(x: Tensor, layer: Linear) -> Tensor:
+    """x [tokens, n_in] -> [tokens, n_out]."""
+    y = matmul(x, layer.weight)
+    return y if layer.bias is None else y.add_(layer.bias)

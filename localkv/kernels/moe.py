@@ -1,0 +1,50 @@
+"""Routed experts: which experts see a token, and their products on packed 3-D tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localkv.config import MoeConfig
+from localkv.kernels.layer_weights import MoeWeights
+from localkv.kernels.linear import linear, matmul
+from localkv.kernels.swiglu import swiglu
+
+MIN_WEIGHT_SUM = 2.0**-14
+"""The selected weights' sum is never taken as less (llama.cpp, `build_moe_ffn`)."""
+
+
+def route(router_logits: Tensor, moe: MoeConfig) -> tuple[Tensor, Tensor]:
+    """Softmax over all experts, then the best few.
+
+    Args:
+        router_logits: [tokens, n_experts].
+
+    Returns:
+        expert ids int64 [tokens, n_experts_used] and their weights, same shape.
+    """
+    weights, experts = router_logits.softmax(-1).topk(moe.n_experts_used, dim=-1)
+    if moe.renormalise:
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(MIN_WEIGHT_SUM)
+    return experts, weights * moe.weights_scale
+
+
+def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig) -> Tensor:
+    """Weighted sum of the chosen experts' SwiGLU blocks, and the shared one: [tokens, n_embd]."""
+    experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
+    out = torch.zeros_like(x)
+    for expert in experts.unique().tolist():
+        tokens, choice = torch.nonzero(experts == expert, as_tuple=True)
+        rows = x[tokens]
+        gate = matmul(rows, layer.ffn_gate_exps[expert])
+        up = matmul(rows, layer.ffn_up_exps[expert])
+        down = matmul(swiglu(gate, up), layer.ffn_down_exps[expert])
+        out.index_add_(0, tokens, down * weights[tokens, choice, None])
+    if layer.shared is not None:
+        shared = layer.shared
+        hidden = swiglu(linear(x, shared.ffn_gate), linear(x, shared.ffn_up))
+        y = linear(hidden, shared.ffn_down)
+        if layer.ffn_gate_inp_shexp is not None:
+            y = y * torch.sigmoid(x @ layer.ffn_gate_inp_shexp)[:, None]
+        out += y
+    return out

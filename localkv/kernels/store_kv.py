@@ -1,0 +1,24 @@
+"""Packing new rows of K and V into their pages."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from localkv.cache_layout import PAGE_TOKENS
+from localkv.kv_cache import LayerCache, SegmentBatch
+from localkv.quant_formats.base import QuantFormat
+
+
+def _store_rows(
+    fmt: QuantFormat, planes: tuple[Tensor, ...], x: Tensor, batch: SegmentBatch
+) -> None:
+    pages, offsets = batch.slots // PAGE_TOKENS, batch.slots % PAGE_TOKENS
+    for plane, values in zip(planes, fmt.codec.encode(x[batch.tokens].float()), strict=True):
+        plane[pages, :, offsets] = values
+
+
+def store_kv(k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]) -> None:
+    """Store a batch's rows: k, v [tokens, n_kv_heads, head_dim], each in its segment's types."""
+    for segment, batch in zip(cache.segments, batches, strict=True):
+        _store_rows(segment.format_k, segment.k, k, batch)
+        _store_rows(segment.format_v, segment.v, v, batch)

@@ -1,0 +1,247 @@
+"""The paged KV cache: where packed rows of K and V live, and which rows belong to which sequence.
+
+A *page* holds `PAGE_TOKENS` rows of every layer; a *segment* is a range of token positions that is
+stored in one pair of types; a *sequence* owns page ids and a length. The cache moves bytes about
+and knows nothing of what the formats mean beyond their planes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from localkv.cache_layout import PAGE_TOKENS, SegmentSpec, pages_for, segment_bounds
+from localkv.errors import LocalKVError
+from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats.base import QuantFormat
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One layer's storage of one segment.
+
+    Attributes:
+        format_k, format_v: how a row of `head_dim` values is packed.
+        k, v: one tensor per plane, uint8 [n_pages, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
+            Rows that were never stored hold arbitrary bytes.
+    """
+
+    format_k: QuantFormat
+    format_v: QuantFormat
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's segments, in order of position."""
+
+    segments: tuple[Segment, ...]
+
+
+class PagePool:
+    """The ids of one segment's pages, shared by all layers and sequences."""
+
+    def __init__(self, n_pages: int) -> None:
+        self.n_pages = n_pages
+        self.free = list(reversed(range(n_pages)))
+
+    def take(self) -> int:
+        if not self.free:
+            raise LocalKVError(
+                f"the KV cache is full: all {self.n_pages} pages of {PAGE_TOKENS} tokens are taken",
+                hint="use a larger context",
+            )
+        return self.free.pop()
+
+    def give_back(self, pages: Seq[int]) -> None:
+        self.free.extend(reversed(pages))
+
+
+@dataclass
+class Sequence:
+    """The rows of one sequence: `length` tokens, in the pages `pages[segment]`."""
+
+    n_segments: int
+    length: int = 0
+    pages: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pages = [[] for _ in range(self.n_segments)]
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Where the tokens of a batch and their history are, in one segment.
+
+    Attributes:
+        page_table: int64 [n_sequences, most pages]; row i lists the pages of sequence i, in order
+            of position; entries behind its last page are 0.
+        lengths: rows of each sequence that are valid once the batch's own rows are stored.
+        first_position: position of row 0 of the segment.
+        tokens: int64 [n], the batch's tokens whose rows belong to this segment.
+        slots: int64 [n], the row of each of them: page * PAGE_TOKENS + offset.
+    """
+
+    page_table: Tensor
+    lengths: tuple[int, ...]
+    first_position: int
+    tokens: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of one forward pass; one sequence is a batch of one.
+
+    Attributes:
+        token_ids: int64 [tokens], the sequences one after the other.
+        positions: int64 [tokens].
+        starts: n_sequences + 1 offsets into `token_ids`.
+        segments: the same tokens as each segment of the cache sees them.
+        logit_rows: int64 [rows], the tokens whose logits are wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    starts: tuple[int, ...]
+    segments: tuple[SegmentBatch, ...]
+    logit_rows: Tensor
+
+
+class KVCache:
+    """Packed K and V of all layers, for `n_sequences` sequences of `n_ctx` tokens.
+
+    Args:
+        n_layers, n_kv_heads, head_dim: the model's.
+        segments: types by range of positions; usually one.
+        n_ctx: tokens that one sequence can hold.
+        n_sequences: sequences that fit at the same time.
+        device: where the pages live.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_layers: int,
+        n_kv_heads: int,
+        head_dim: int,
+        segments: Seq[SegmentSpec],
+        n_ctx: int,
+        n_sequences: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.segments = tuple(segments)
+        self.bounds = segment_bounds(segments, n_ctx)
+        self.n_ctx = n_ctx
+        self.device = torch.device(device)
+        self.pools = [PagePool(pages_for(end - at) * n_sequences) for at, end in self.bounds]
+
+        def planes(name: str, n_pages: int) -> tuple[Tensor, ...]:
+            fmt = KV_FORMATS[name]
+            fmt.row_bytes(head_dim)  # a row must be a whole number of blocks
+            rows = (n_pages, n_kv_heads, PAGE_TOKENS, head_dim // fmt.block_size)
+            return tuple(
+                torch.empty(*rows, plane.n_bytes, dtype=torch.uint8, device=self.device)
+                for plane in fmt.planes
+            )
+
+        self.layers = [
+            LayerCache(
+                tuple(
+                    Segment(
+                        KV_FORMATS[spec.type_k],
+                        KV_FORMATS[spec.type_v],
+                        planes(spec.type_k, pool.n_pages),
+                        planes(spec.type_v, pool.n_pages),
+                    )
+                    for spec, pool in zip(self.segments, self.pools, strict=True)
+                )
+            )
+            for _ in range(n_layers)
+        ]
+
+    def n_bytes(self, side: Literal["k", "v"]) -> int:
+        """Bytes allocated for K or for V."""
+        return sum(
+            plane.numel()
+            for layer in self.layers
+            for segment in layer.segments
+            for plane in getattr(segment, side)
+        )
+
+    def new_sequence(self) -> Sequence:
+        """An empty sequence; it takes pages as tokens come."""
+        return Sequence(len(self.segments))
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget all tokens from position `length` on, and give their pages back."""
+        sequence.length = min(sequence.length, length)
+        for pages, pool, (first, end) in zip(sequence.pages, self.pools, self.bounds, strict=True):
+            keep = pages_for(max(0, min(length, end) - first))
+            pool.give_back(pages[keep:])
+            del pages[keep:]
+
+    def batch(
+        self, parts: Seq[tuple[Sequence, Seq[int]]], *, logits: Literal["last", "all"] = "last"
+    ) -> Batch:
+        """A batch that continues each sequence with the given token ids.
+
+        Takes the pages that the new tokens need. The sequences' lengths stay as they are: whoever
+        runs the batch adds to them afterwards.
+
+        Args:
+            parts: sequences and their new token ids (at least one each).
+            logits: of the last token of each sequence, or of all tokens.
+
+        Raises:
+            LocalKVError: a sequence would grow beyond the context, or no page is free.
+        """
+        starts, positions = [0], []
+        for sequence, ids in parts:
+            end = sequence.length + len(ids)
+            if end > self.n_ctx:
+                raise LocalKVError(f"{end} tokens do not fit the context of {self.n_ctx}")
+            starts.append(starts[-1] + len(ids))
+            positions += range(sequence.length, end)
+        all_ids = [token for _, ids in parts for token in ids]
+        rows = list(range(starts[-1])) if logits == "all" else [end - 1 for end in starts[1:]]
+        return Batch(
+            token_ids=self._index(all_ids),
+            positions=self._index(positions),
+            starts=tuple(starts),
+            segments=tuple(self._segment_batch(i, parts, starts) for i in range(len(self.pools))),
+            logit_rows=self._index(rows),
+        )
+
+    def _index(self, values: Seq[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _segment_batch(
+        self, index: int, parts: Seq[tuple[Sequence, Seq[int]]], starts: list[int]
+    ) -> SegmentBatch:
+        first, end = self.bounds[index]
+        lengths, tokens, slots = [], [], []
+        for (sequence, ids), start in zip(parts, starts, strict=False):
+            pages = sequence.pages[index]
+            length = max(0, min(sequence.length + len(ids), end) - first)
+            while len(pages) < pages_for(length):
+                pages.append(self.pools[index].take())
+            lengths.append(length)
+            for row in range(max(0, sequence.length - first), length):
+                tokens.append(start + first + row - sequence.length)
+                slots.append(pages[row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS)
+        tables = [sequence.pages[index] for sequence, _ in parts]
+        width = max(1, *(len(table) for table in tables)) if tables else 1
+        padded = [table + [0] * (width - len(table)) for table in tables]
+        return SegmentBatch(
+            page_table=self._index([page for table in padded for page in table]).view(-1, width),
+            lengths=tuple(lengths),
+            first_position=first,
+            tokens=self._index(tokens),
+            slots=self._index(slots),
+        )

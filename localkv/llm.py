@@ -1,0 +1,226 @@
+"""`LLM`: a model file, a backend, a cache and a tokenizer put together. The public Python API."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from threading import Event
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localkv.config import CacheConfig, ModelConfig, SamplingParams
+from localkv.engine import Engine
+from localkv.errors import UsageError
+from localkv.kernels.select import select_backend
+from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
+from localkv.loader.gguf_file import open_gguf
+from localkv.loader.model_config import model_config
+from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
+from localkv.loader.weights import load_model
+from localkv.quant_formats import KV_FORMATS
+from localkv.sampling import Sampler
+from localkv.text_stream import Completion, TextStream
+
+DEFAULT_N_CTX = 4096
+"""Tokens of context where the user names none and the model can hold more."""
+
+
+def check_cache_type(side: str, name: str, head_dim: int) -> None:
+    """Refuse a cache type that does not exist or can't hold a head's row.
+
+    Raises:
+        UsageError: names the types that work.
+    """
+    fits = [fmt.name for fmt in KV_FORMATS.values() if head_dim % fmt.block_size == 0]
+    if name not in KV_FORMATS:
+        raise UsageError(f"unknown {side} cache type {name!r}", hint=f"types: {', '.join(fits)}")
+    if name not in fits:
+        raise UsageError(
+            f"{side} cache type {name} with block size {KV_FORMATS[name].block_size} does not "
+            f"divide head_dim {head_dim}",
+            hint=f"use {', '.join(fits)}",
+        )
+
+
+class LLM:
+    """A model ready to complete text.
+
+    Args:
+        path: a GGUF file (any part of a split one).
+        n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it.
+        cache_type_k, cache_type_v: how K and V are kept, names in `KV_FORMATS`.
+        device: "auto", "cpu" or "reference".
+        n_threads: CPU threads; None leaves torch's choice.
+        n_batch: most prompt tokens evaluated at a time.
+        override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
+
+    Attributes:
+        config: the model's sizes.
+        cache: the cache's types and context length.
+        warnings: one line each on what the user should know: unused tensors, a context longer
+            than the model was trained for.
+        load_seconds: time from the start to readiness.
+
+    Raises:
+        ModelFileError: the file can't be used.
+        UsageError: an option can't be used with this model.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int | None = None,
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+        device: str = "auto",
+        n_threads: int | None = None,
+        n_batch: int = 512,
+        override_pre: str | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        self.warnings: list[str] = []
+        backend = select_backend(device)
+        for option, value in (("n_batch", n_batch), ("n_threads", n_threads)):
+            if value is not None and value < 1:
+                raise UsageError(f"{option} must be at least 1, not {value}")
+        self.gguf = open_gguf(path)
+        self.config: ModelConfig = model_config(self.gguf)
+        check_cache_type("K", cache_type_k, self.config.head_dim)
+        check_cache_type("V", cache_type_v, self.config.head_dim)
+        self.cache = CacheConfig(cache_type_k, cache_type_v, n_ctx=self._context(n_ctx))
+        if n_threads is not None:
+            torch.set_num_threads(n_threads)
+        model, unused = load_model(self.gguf, backend)
+        if unused:
+            self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
+        self.engine = Engine(model, self.cache, n_batch=n_batch)
+        self.backend = backend
+        self._override_pre = override_pre
+        self.load_seconds = time.perf_counter() - started
+
+    def _context(self, n_ctx: int | None) -> int:
+        trained = self.config.n_ctx_train
+        if n_ctx is None:
+            return min(trained, DEFAULT_N_CTX)
+        if n_ctx < 0:
+            raise UsageError(f"a context of {n_ctx} tokens is not possible")
+        if n_ctx > trained:
+            self.warnings.append(
+                f"the context of {n_ctx} tokens is longer than the {trained} the model was "
+                "trained for; expect poor text beyond that"
+            )
+        return n_ctx or trained
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer.
+
+        Raises:
+            ModelFileError: the file has none, or none that is supported.
+        """
+        return tokenizer_from_metadata(self.gguf.metadata, override_pre=self._override_pre)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The file's chat template, or None."""
+        return chat_template_from_metadata(self.gguf.metadata)
+
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text; `parse_special` lets control tokens be written in it."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        return self.tokenizer.decode(ids)
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
+        return self.engine.logits(ids)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        parse_special: bool = False,
+        cancel: Event | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Any,
+    ) -> TextStream:
+        """Continue a prompt, piece by piece.
+
+        Args:
+            prompt: text, or token ids that are taken as they are.
+            max_tokens: most tokens to generate; None goes on to the end of the context.
+            stop: strings that end the text; they are not part of it.
+            ignore_eos: never draw an end-of-generation token.
+            parse_special: control tokens written in the prompt count as such.
+            cancel: set it, from any thread, to end after the next token.
+            params: how tokens are drawn.
+            sampling: fields of `SamplingParams`, instead of or on top of `params`.
+
+        Raises:
+            ContextOverflowError: the prompt is longer than the context.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenize(prompt, parse_special=parse_special)
+        else:
+            ids = list(prompt)
+        params = replace(params or SamplingParams(), **sampling)
+        tokenizer = self.tokenizer
+        if ignore_eos:
+            bias = {**params.logit_bias, **dict.fromkeys(tokenizer.eog_ids, float("-inf"))}
+            params = replace(params, logit_bias=bias)
+        sampler = Sampler(
+            params,
+            n_vocab=self.config.n_vocab,
+            n_ctx=self.cache.n_ctx,
+            token_text=lambda token: tokenizer.decode([token]),
+        )
+        generation = self.engine.generate(
+            ids,
+            sampler=sampler,
+            max_tokens=max_tokens,
+            stop_ids=tokenizer.eog_ids,
+            cancel=cancel,
+        )
+        stops = (stop,) if isinstance(stop, str) else stop
+        return TextStream(generation, tokenizer.stream_decoder(), stops, sampler.seed)
+
+    def complete(self, prompt: str | Sequence[int], **options: Any) -> Completion:
+        """Continue a prompt to the end; takes what `stream` takes."""
+        return self.stream(prompt, **options).completion
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: ChatTemplate | None = None,
+        **options: Any,
+    ) -> TextStream:
+        """Answer a conversation, piece by piece.
+
+        Args:
+            messages: {"role": "system" | "user" | "assistant", "content": text}, in order.
+            template: instead of the file's own.
+            options: what `stream` takes.
+
+        Raises:
+            UsageError: the file has no chat template and none was given.
+        """
+        template = template or self.chat_template
+        if template is None:
+            raise UsageError(
+                "the model has no chat template", hint="complete plain text, or give a template"
+            )
+        return self.stream(encode_chat(self.tokenizer, template, messages), **options)

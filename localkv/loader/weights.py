@@ -1,0 +1,174 @@
+"""Tensors of a GGUF file -> `ModelWeights`: names, shapes and what is optional.
+
+Matrices stay views of the mapped file. Norms and biases, which are small, become float32.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from localkv.arch import ArchSpec
+from localkv.config import ModelConfig
+from localkv.errors import ModelFileError
+from localkv.kernels.backend import Backend
+from localkv.kernels.layer_weights import (
+    AttentionWeights,
+    LayerWeights,
+    Linear,
+    MlpWeights,
+    MoeWeights,
+)
+from localkv.loader.gguf_file import GGUFFile, open_gguf
+from localkv.loader.model_config import arch_spec, model_config
+from localkv.model import ModelWeights, Transformer
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+
+@dataclass
+class TensorReader:
+    """Hands out a file's tensors by name, checks their shapes, and remembers which were taken."""
+
+    gguf: GGUFFile
+    dtype: torch.dtype
+    taken: set[str] = field(default_factory=set)
+
+    def has(self, name: str) -> bool:
+        return name in self.gguf.tensors
+
+    def packed(self, name: str, *shape: int) -> PackedTensor:
+        """A matrix, or a stack of them, as a view of the file."""
+        info = self.gguf.tensors.get(name)
+        if info is None:
+            raise ModelFileError(f"missing tensor {name!r} in {self.gguf.path.name}")
+        if info.shape != shape:
+            raise ModelFileError(
+                f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}"
+            )
+        self.taken.add(name)
+        with warnings.catch_warnings():
+            # the mapping is read-only, and nobody writes to weights
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            rows = torch.from_numpy(self.gguf.data(name))
+        return PackedTensor(info.format, rows, info.shape)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """A norm's or a bias' values, in the backend's dtype."""
+        return self.packed(name, size).decode(self.dtype)
+
+    def linear(self, name: str, n_out: int, n_in: int, *, bias_required: bool = False) -> Linear:
+        """`name`.weight, and `name`.bias if the file has it or the architecture must."""
+        bias = f"{name}.bias"
+        return Linear(
+            self.packed(f"{name}.weight", n_out, n_in),
+            self.vector(bias, n_out) if bias_required or self.has(bias) else None,
+        )
+
+
+def load_model(
+    path: str | os.PathLike[str] | GGUFFile, backend: Backend
+) -> tuple[Transformer, list[str]]:
+    """The model in a GGUF file, on a backend.
+
+    Returns:
+        the model, and the names of tensors that it does not use.
+
+    Raises:
+        ModelFileError: the file is malformed, its architecture or a type is not supported, or a
+            tensor is missing or of the wrong shape.
+    """
+    gguf = path if isinstance(path, GGUFFile) else open_gguf(path)
+    spec, config = arch_spec(gguf), model_config(gguf)
+    read = TensorReader(gguf, backend.dtype)
+    weights = _model_weights(read, config, spec)
+    unused = [name for name in gguf.tensors if name not in read.taken]
+    return Transformer(config, spec, weights, backend), unused
+
+
+def _model_weights(read: TensorReader, config: ModelConfig, spec: ArchSpec) -> ModelWeights:
+    n_vocab, n_embd = config.n_vocab, config.n_embd
+    token_embd = read.packed("token_embd.weight", n_vocab, n_embd)
+    output = Linear(token_embd)
+    if read.has("output.weight"):
+        output = read.linear("output", n_vocab, n_embd)
+    rope_freqs = None
+    if spec.rope_freqs and read.has("rope_freqs.weight"):
+        rope_freqs = read.vector("rope_freqs.weight", config.rope.n_dims // 2)
+    return ModelWeights(
+        token_embd=token_embd,
+        layers=tuple(_layer(read, config, spec, f"blk.{i}") for i in range(config.n_layers)),
+        output_norm=read.vector("output_norm.weight", n_embd),
+        output=output,
+        rope_freqs=rope_freqs,
+    )
+
+
+def _layer(read: TensorReader, config: ModelConfig, spec: ArchSpec, at: str) -> LayerWeights:
+    n_embd = config.n_embd
+    if config.moe is None:
+        ffn: MlpWeights | MoeWeights = _mlp(read, n_embd, config.n_ff, f"{at}.ffn_", "")
+    else:
+        ffn = _moe(read, config, spec, at)
+    return LayerWeights(
+        attention=_attention(read, config, spec, at),
+        ffn_norm=read.vector(f"{at}.ffn_norm.weight", n_embd),
+        ffn=ffn,
+    )
+
+
+def _attention(
+    read: TensorReader, config: ModelConfig, spec: ArchSpec, at: str
+) -> AttentionWeights:
+    n_embd, head_dim = config.n_embd, config.head_dim
+    n_q, n_kv = config.n_heads * head_dim, config.n_kv_heads * head_dim
+    if read.has(f"{at}.attn_qkv.weight"):
+        fused = read.linear(f"{at}.attn_qkv", n_q + 2 * n_kv, n_embd, bias_required=spec.qkv_bias)
+        bounds = [0, n_q, n_q + n_kv, n_q + 2 * n_kv]
+        attn_q, attn_k, attn_v = (
+            Linear(fused.weight[a:b], None if fused.bias is None else fused.bias[a:b])
+            for a, b in zip(bounds, bounds[1:], strict=False)
+        )
+    else:
+        attn_q, attn_k, attn_v = (
+            read.linear(f"{at}.{name}", n_out, n_embd, bias_required=spec.qkv_bias)
+            for name, n_out in (("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv))
+        )
+    return AttentionWeights(
+        attn_norm=read.vector(f"{at}.attn_norm.weight", n_embd),
+        attn_q=attn_q,
+        attn_k=attn_k,
+        attn_v=attn_v,
+        attn_output=read.linear(f"{at}.attn_output", n_embd, n_q),
+        attn_q_norm=read.vector(f"{at}.attn_q_norm.weight", head_dim) if spec.qk_norm else None,
+        attn_k_norm=read.vector(f"{at}.attn_k_norm.weight", head_dim) if spec.qk_norm else None,
+    )
+
+
+def _mlp(read: TensorReader, n_embd: int, n_ff: int, prefix: str, suffix: str) -> MlpWeights:
+    return MlpWeights(
+        ffn_gate=read.linear(f"{prefix}gate{suffix}", n_ff, n_embd),
+        ffn_up=read.linear(f"{prefix}up{suffix}", n_ff, n_embd),
+        ffn_down=read.linear(f"{prefix}down{suffix}", n_embd, n_ff),
+    )
+
+
+def _moe(read: TensorReader, config: ModelConfig, spec: ArchSpec, at: str) -> MoeWeights:
+    moe, n_embd = config.moe, config.n_embd
+    assert moe is not None
+    n_experts, n_ff = moe.n_experts, moe.n_ff
+    shared, gate = None, None
+    if spec.moe_shared_expert:
+        shared = _mlp(read, n_embd, moe.n_ff_shared, f"{at}.ffn_", "_shexp")
+        gate = read.vector(f"{at}.ffn_gate_inp_shexp.weight", n_embd)
+    return MoeWeights(
+        ffn_gate_inp=read.linear(f"{at}.ffn_gate_inp", n_experts, n_embd),
+        ffn_gate_exps=read.packed(f"{at}.ffn_gate_exps.weight", n_experts, n_ff, n_embd),
+        ffn_up_exps=read.packed(f"{at}.ffn_up_exps.weight", n_experts, n_ff, n_embd),
+        ffn_down_exps=read.packed(f"{at}.ffn_down_exps.weight", n_experts, n_embd, n_ff),
+        shared=shared,
+        ffn_gate_inp_shexp=gate,
+    )

@@ -1,0 +1,56 @@
+"""The registry of number formats: one line each, and no torch.
+
+`FORMATS` maps a name to its facts; `WEIGHT_FORMATS` maps ggml's type id to the formats that a
+weight may have; `KV_FORMATS` maps a name to those that the KV cache can store. Command-line
+choices, byte arithmetic, tests, documentation and benchmarks iterate these. Block layouts are
+those of ggml's `ggml-common.h`.
+"""
+
+from __future__ import annotations
+
+from localkv.quant_formats.base import Plane, QuantFormat
+
+
+def _format(
+    name: str,
+    ggml_type: int,
+    block_size: int,
+    planes: dict[str, int],
+    *,
+    is_cache: bool = False,
+    halves_activations: bool = False,
+) -> QuantFormat:
+    fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
+    return QuantFormat(
+        name,
+        ggml_type,
+        block_size,
+        fields,
+        is_cache=is_cache,
+        halves_activations=halves_activations,
+    )
+
+
+_ALL = (
+    _format("f32", 0, 1, {"values": 4}, is_cache=True),
+    _format("f16", 1, 1, {"values": 2}, is_cache=True, halves_activations=True),
+    _format("bf16", 30, 1, {"values": 2}, is_cache=True),
+    _format("q8_0", 8, 32, {"d": 2, "qs": 32}),
+    _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}),
+    _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}),
+    _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}),
+    _format("q4_0", 2, 32, {"d": 2, "qs": 16}),
+    _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}),
+    _format("q2_K", 10, 256, {"scales": 16, "qs": 64, "d": 2, "dmin": 2}),
+    _format("q3_K", 11, 256, {"hmask": 32, "qs": 64, "scales": 12, "d": 2}),
+    _format("q4_K", 12, 256, {"d": 2, "dmin": 2, "scales": 12, "qs": 128}),
+    _format("q5_K", 13, 256, {"d": 2, "dmin": 2, "scales": 12, "qh": 32, "qs": 128}),
+    _format("q6_K", 14, 256, {"ql": 128, "qh": 64, "scales": 16, "d": 2}),
+    _format("iq4_xs", 23, 256, {"d": 2, "scales_h": 2, "scales_l": 4, "qs": 128}),
+)
+
+FORMATS = {fmt.name: fmt for fmt in _ALL}
+WEIGHT_FORMATS = {fmt.ggml_type: fmt for fmt in _ALL if fmt.is_weight}
+KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache}
+
+__all__ = ["FORMATS", "KV_FORMATS", "WEIGHT_FORMATS", "Plane", "QuantFormat"]

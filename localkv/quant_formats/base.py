@@ -1,0 +1,104 @@
+"""What every number format tells about itself.
+
+A format is one file, and one line in the registry (`quant_formats/__init__.py`). The line holds the
+facts below, which are free of torch, so that `--help`, `show` and the memory arithmetic can iterate
+them; the file that encodes and decodes is imported on first use (`QuantFormat.codec`).
+
+A ggml *block* holds `block_size` values in `block_bytes` bytes, its fields one after the other.
+Kernels want each field in a *plane* of its own (structure of arrays), so a format lists its planes
+as byte ranges of the block: splitting and joining are generic and lossless.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class Codec(Protocol):
+    """The functions that a format's file, `quant_formats/<name in lower case>.py`, holds."""
+
+    @staticmethod
+    def decode(planes: Sequence[Tensor]) -> Tensor:
+        """Decode planes (uint8 [..., n_blocks, plane bytes]) to float32 [..., n_blocks * size]."""
+        ...
+
+    @staticmethod
+    def encode(x: Tensor) -> tuple[Tensor, ...]:
+        """Encode float32 [..., n] to planes, with ggml's reference rounding. Cache types only."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One field of a block: its name (ggml's) and bytes per block."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class QuantFormat:
+    """The facts about one number format.
+
+    Attributes:
+        name: as users write it, and ggml's lower-case name ("q4_0", "q4_K").
+        ggml_type: ggml's type id in files, or None if ggml has no such type.
+        block_size: values per block.
+        planes: the block's fields in ggml's order; their sizes add up to `block_bytes`.
+        is_weight, is_cache: where it can be used.
+        halves_activations: ggml rounds what it multiplies with such a weight to f16 first
+            (`vec_dot_type` in ggml-cpu.c), and so do we, to decide near ties as it does.
+        group_tokens: cache rows that are written together.
+    """
+
+    name: str
+    ggml_type: int | None
+    block_size: int
+    planes: tuple[Plane, ...]
+    is_weight: bool = True
+    is_cache: bool = False
+    halves_activations: bool = False
+    group_tokens: int = 1
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(plane.n_bytes for plane in self.planes)
+
+    @property
+    def bits_per_value(self) -> float:
+        return 8 * self.block_bytes / self.block_size
+
+    def row_bytes(self, n_values: int) -> int:
+        """Bytes of a row of `n_values`; a row must be a whole number of blocks."""
+        if n_values % self.block_size:
+            raise ValueError(f"{self.name}: {n_values} is no multiple of {self.block_size}")
+        return n_values // self.block_size * self.block_bytes
+
+    @property
+    def codec(self) -> Codec:
+        """The module of this format; the first use imports it, and torch with it."""
+        module = importlib.import_module(f"localkv.quant_formats.{self.name.lower()}")
+        return cast(Codec, module)
+
+
+def split_blocks(fmt: QuantFormat, blocks: Tensor) -> tuple[Tensor, ...]:
+    """Views of each plane: uint8 [..., n * block_bytes] -> uint8 [..., n, plane bytes] each."""
+    import torch
+
+    n_blocks = blocks.shape[-1] // fmt.block_bytes
+    fields = blocks.view(*blocks.shape[:-1], n_blocks, fmt.block_bytes)
+    return torch.split(fields, [plane.n_bytes for plane in fmt.planes], dim=-1)
+
+
+def join_planes(planes: Sequence[Tensor]) -> Tensor:
+    """The inverse of `split_blocks`, as a new tensor: uint8 [..., n * block_bytes]."""
+    import torch
+
+    return torch.cat(tuple(planes), dim=-1).flatten(-2)

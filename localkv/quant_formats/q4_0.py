@@ -1,0 +1,15 @@
+"""q4_0: 4-bit codes and a scale, `x = d (q - 8)` (ggml's `block_q4_0`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from localkv.quant_formats.bits import bit_fields, half, less, scaled
+
+
+def decode(planes: Sequence[Tensor]) -> Tensor:
+    """d (fp16), qs (16 bytes) -> float32 [..., n_blocks * 32]."""
+    d, qs = planes
+    return scaled(less(bit_fields(qs, n_bits=4, run=16), 8), half(d))

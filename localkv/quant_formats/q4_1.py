@@ -1,0 +1,15 @@
+"""q4_1: 4-bit codes, a scale and a minimum, `x = d q + m` (ggml's `block_q4_1`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from localkv.quant_formats.bits import bit_fields, half, scaled
+
+
+def decode(planes: Sequence[Tensor]) -> Tensor:
+    """d, m (fp16), qs (16 bytes) -> float32 [..., n_blocks * 32]."""
+    d, m, qs = planes
+    return scaled(bit_fields(qs, n_bits=4, run=16), half(d), minimum=-half(m))

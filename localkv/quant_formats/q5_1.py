@@ -1,0 +1,19 @@
+"""q5_1: 5-bit codes, a scale and a minimum, `x = d q + m` (ggml's `block_q5_1`).
+
+Bits 0 to 3 of the codes are in `qs`, bit 4 of code i is bit i of `qh`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from localkv.quant_formats.bits import bit_fields, half, scaled
+
+
+def decode(planes: Sequence[Tensor]) -> Tensor:
+    """d, m (fp16), qh (32 bits), qs (16 bytes) -> float32 [..., n_blocks * 32]."""
+    d, m, qh, qs = planes
+    codes = bit_fields(qs, n_bits=4, run=16) | (bit_fields(qh, n_bits=1, run=1) << 4)
+    return scaled(codes, half(d), minimum=-half(m))
