@@ -7,6 +7,9 @@ with `exit_code`; a traceback is reserved for bugs of our own.
 
 from __future__ import annotations
 
+import os
+import reprlib
+
 
 class LocalKVError(Exception):
     """Base of every error meant for the user.
@@ -42,3 +45,18 @@ class ModelFileError(LocalKVError):
 
 class ContextOverflowError(LocalKVError):
     """A prompt does not fit the context; raised before any compute."""
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 100
+
+
+def quoted(name: str) -> str:
+    """A name out of a file, fit for a line of output."""
+    return _SHORT.repr(name)
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """A path as the user wrote it, unless that would break the line."""
+    text = os.fspath(path)
+    return text if text.isprintable() else repr(text)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# the tests themselves run in parallel; set before torch is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
 def conformance() -> Path:

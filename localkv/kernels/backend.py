@@ -114,9 +114,9 @@ def compose(
         segments: tuple[SegmentBatch, ...],
     ) -> Tensor:
         h = p.rms_norm(x, weights.attn_norm, config.rms_eps)
-        q = p.linear(h, weights.attn_q).unflatten(-1, (config.n_heads, config.head_dim))
-        k = p.linear(h, weights.attn_k).unflatten(-1, (config.n_kv_heads, config.head_dim))
-        v = p.linear(h, weights.attn_v).unflatten(-1, (config.n_kv_heads, config.head_dim))
+        q = p.linear(h, weights.attn_q).view(-1, config.n_heads, config.head_dim)
+        k = p.linear(h, weights.attn_k).view(-1, config.n_kv_heads, config.head_dim)
+        v = p.linear(h, weights.attn_v).view(-1, config.n_kv_heads, config.head_dim)
         if weights.attn_q_norm is not None and weights.attn_k_norm is not None:
             q = p.rms_norm(q, weights.attn_q_norm, config.rms_eps)
             k = p.rms_norm(k, weights.attn_k_norm, config.rms_eps)

@@ -12,7 +12,6 @@ from torch import Tensor
 from localkv.kernels.layer_weights import Linear
 from localkv.quant_formats.packed_tensor import PackedTensor
 
-
 F16_MAX = 65504.0
 
 

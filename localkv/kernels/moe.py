@@ -26,7 +26,7 @@ def route(router_logits: Tensor, moe: MoeConfig) -> tuple[Tensor, Tensor]:
     weights, experts = router_logits.softmax(-1).topk(moe.n_experts_used, dim=-1)
     if moe.renormalise:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(MIN_WEIGHT_SUM)
-    return experts, weights * moe.weights_scale
+    return experts, weights
 
 
 def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig) -> Tensor:

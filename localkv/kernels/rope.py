@@ -65,7 +65,7 @@ def rope_table(
 
 
 def apply_rope(x: Tensor, table: RopeTable) -> Tensor:
-    """Rotate the first n_dims channels of each head: x [tokens, heads, head_dim], same shape out."""
+    """Rotate the first n_dims channels of each head of x [tokens, heads, head_dim]."""
     n_dims = 2 * table.cos.shape[-1]
     rotated, rest = x[..., :n_dims], x[..., n_dims:]
     cos, sin = table.cos[:, None], table.sin[:, None]  # [tokens, 1, n_dims / 2]

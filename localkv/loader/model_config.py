@@ -7,7 +7,8 @@ import math
 from localkv.arch import ARCHS, ArchSpec
 from localkv.config import ModelConfig, MoeConfig, RopeConfig
 from localkv.errors import ModelFileError
-from localkv.loader.gguf_file import GGUFFile, Metadata
+from localkv.loader.gguf_file import GGUFFile
+from localkv.loader.metadata import Metadata
 
 SOFTMAX_GATING = 1
 """llama.cpp's `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX`."""
@@ -164,5 +165,4 @@ def _moe_config(meta: Metadata, arch: str, spec: ArchSpec) -> MoeConfig | None:
         n_ff=n_ff,
         n_ff_shared=n_ff_shared,
         renormalise=spec.moe_renormalise,
-        weights_scale=meta.number(f"{arch}.expert_weights_scale", default=0.0) or 1.0,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -130,7 +131,7 @@ def _attention(
         bounds = [0, n_q, n_q + n_kv, n_q + 2 * n_kv]
         attn_q, attn_k, attn_v = (
             Linear(fused.weight[a:b], None if fused.bias is None else fused.bias[a:b])
-            for a, b in zip(bounds, bounds[1:], strict=False)
+            for a, b in pairwise(bounds)
         )
     else:
         attn_q, attn_k, attn_v = (

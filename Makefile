@@ -1,0 +1,49 @@
+# make run        set up .venv and complete a prompt with the model that ships
+# make test       set up .venv and run all tests
+# make test-fast  the tests that take less than five minutes together
+# make lint       formatting, lint, types, import floors
+#
+# PYTHON       the interpreter of .venv; by default the newest of python3.11 to 3.14 that works
+# TORCH_INDEX  a wheel index for torch, for instance https://download.pytorch.org/whl/cpu for a
+#              machine without a GPU (PyPI's wheel brings CUDA), or .../whl/cu126 for older drivers
+
+PYTHON ?= $(shell for v in 3.14 3.13 3.12 3.11; do \
+	python$$v -c 'import ensurepip, venv' >/dev/null 2>&1 && { echo python$$v; break; }; done)
+TORCH_INDEX ?=
+
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+MODEL := models/tales-4M-F16.gguf
+
+.PHONY: run test test-fast lint clean
+
+run: .venv/.run
+	$(BIN)/localkv complete -m $(MODEL) -p "Once upon a time" --seed 7 --temp 0.6 --stats
+
+test: .venv/.dev
+	$(BIN)/python -m pytest -n 2
+
+test-fast: .venv/.dev
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 with venv found; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.run: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) --editable .
+	touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) --editable '.[dev]'
+	touch $@ .venv/.run
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,277 @@
+"""Reads the header of a GGUF file, and checks every length in it against the bytes that are there.
+
+A model file comes from the internet: no length, count or offset in it is used before it has been
+compared with what is left of the file, so a malformed file costs one line and no memory. The layout
+is that of ggml's `docs/gguf.md` and `gguf.cpp`; what the keys mean is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from localkv.errors import ModelFileError, printable, quoted
+from localkv.quant_formats import WEIGHT_FORMATS, QuantFormat
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_DIMS = 4
+
+# Limits on what a header may ask for, far above any real one (a 262k-token tokenizer makes a header
+# of 15 MiB, the largest mixtures of experts have some 30k tensors). They keep the worst file of any
+# size to a few seconds.
+_MAX_HEADER_BYTES = 1 << 27
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 18
+_MAX_NAME_BYTES = (1 << 16) - 1
+_MAX_NESTED_ARRAYS = 1 << 18
+_MAX_ARRAY_DEPTH = 4
+
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_SCALARS: Final = {
+    value_type: np.dtype(name)
+    for value_type, name in {
+        0: "<u1",
+        1: "<i1",
+        2: "<u2",
+        3: "<i2",
+        4: "<u4",
+        5: "<i4",
+        6: "<f4",
+        _BOOL: "<u1",
+        10: "<u8",
+        11: "<i8",
+        12: "<f8",
+    }.items()
+}
+_MIN_ITEM_BYTES = {_STRING: 8, _ARRAY: 12} | {t: dtype.itemsize for t, dtype in _SCALARS.items()}
+_read_u32 = struct.Struct("<I").unpack_from
+_read_u64 = struct.Struct("<Q").unpack_from
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor is, and what.
+
+    Attributes:
+        name: as in the file.
+        shape: row-major, ggml's `ne` reversed: the last axis runs along a row.
+        format: how a row is packed.
+        n_bytes: of all rows, without padding.
+        offset: of the first byte, from the start of the file.
+        part: index of the file that holds it, 0 unless the model is split.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: QuantFormat
+    n_bytes: int
+    offset: int
+    part: int
+
+
+class HeaderReader:
+    """Reads a header from front to back, and checks each field against the bytes that are left."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data = data
+        self.position = 0
+        self._path = path
+        self._end = min(len(data), _MAX_HEADER_BYTES)
+        self._nested_arrays = 0
+
+    def error(self, message: str, hint: str | None = None) -> ModelFileError:
+        return ModelFileError(f"{printable(self._path)}: {message}", hint)
+
+    def read_version(self) -> int:
+        magic = self.data[:4]
+        if magic != _MAGIC:
+            is_pointer = self.data[:16] == b"version https://"
+            raise self.error(
+                f"not a GGUF file: it starts with {magic!r}",
+                hint="this is a Git LFS pointer: run `git lfs pull`" if is_pointer else None,
+            )
+        self.position = 4
+        version = self._u32("the version")
+        if version and version & 0xFFFF == 0:
+            raise self.error("a big-endian GGUF file, only little-endian ones are supported")
+        if version not in _VERSIONS:
+            raise self.error(f"GGUF version {version} is not supported, versions 2 and 3 are")
+        return version
+
+    def read_count(self, what: str, item_bytes: int, limit: int) -> int:
+        """A number of things that take at least `item_bytes` each."""
+        count = self._u64(f"the number of {what}")
+        if count > limit:
+            raise self.error(f"{count} {what} declared, more than {limit}")
+        if count * item_bytes > self._end - self.position:
+            raise self.error(f"truncated: {count} {what} declared, which do not fit in the file")
+        return count
+
+    def read_name(self, what: str) -> str:
+        n_bytes = self._u64(f"the length of {what}")
+        if n_bytes > _MAX_NAME_BYTES:
+            raise self.error(f"{what} at byte {self.position} has an impossible length {n_bytes}")
+        return self._string(n_bytes, what)
+
+    def read_value(self, what: str) -> object:
+        value_type = self._u32(f"the type of {what}")
+        if value_type == _STRING:
+            return self._string(self._u64(what), what)
+        if value_type == _ARRAY:
+            return self._array(what)
+        dtype = self._scalar_type(value_type, what)
+        start = self._advance(dtype.itemsize, what)
+        value = np.frombuffer(self.data, dtype, count=1, offset=start).item()
+        if value_type != _BOOL:
+            return value
+        if value > 1:
+            raise self.error(f"{what} is a boolean of value {value}")
+        return value == 1
+
+    def read_tensor(self) -> TensorInfo:
+        """One entry of the tensor table; its offset is still that from the start of the data."""
+        name = self.read_name("a tensor's name")
+        what = f"tensor {quoted(name)}"
+        n_dims = self._u32(what)
+        if not 1 <= n_dims <= _MAX_DIMS:
+            raise self.error(f"{what} has {n_dims} dimensions, expected 1 to {_MAX_DIMS}")
+        shape = tuple(self._u64(what) for _ in range(n_dims))[::-1]
+        ggml_type = self._u32(what)
+        offset = self._u64(what)
+        fmt = WEIGHT_FORMATS.get(ggml_type)
+        if fmt is None:
+            raise self.error(
+                f"{what} is of type {_ggml_type_name(ggml_type)}, which is not supported",
+                hint="types that are: " + " ".join(fmt.name for fmt in WEIGHT_FORMATS.values()),
+            )
+        if 0 in shape:
+            raise self.error(f"{what} has an empty shape {list(shape)}")
+        if shape[-1] % fmt.block_size:
+            raise self.error(
+                f"{what} has rows of {shape[-1]} values, "
+                f"which is no multiple of {fmt.name}'s block of {fmt.block_size}"
+            )
+        n_bytes = math.prod(shape[:-1]) * fmt.row_bytes(shape[-1])
+        return TensorInfo(name, shape, fmt, n_bytes, offset, part=0)
+
+    def _array(self, what: str) -> LazyArray:
+        start = self.position
+        self._skip_array(what, depth=1)
+        return LazyArray(self.data, start)
+
+    def _skip_array(self, what: str, depth: int) -> None:
+        item_type = self._u32(what)
+        count = self._u64(what)
+        if item_type not in _MIN_ITEM_BYTES:
+            raise self.error(f"{what} is an array of an unknown type {item_type}")
+        if count * _MIN_ITEM_BYTES[item_type] > self._end - self.position:
+            raise self._truncated(f"{what}, an array of {count} items")
+        if item_type == _STRING:
+            self._skip_strings(count, what)
+        elif item_type == _ARRAY:
+            self._nested_arrays += count
+            if depth == _MAX_ARRAY_DEPTH or self._nested_arrays > _MAX_NESTED_ARRAYS:
+                raise self.error(f"{what} is an array of too many arrays")
+            for _ in range(count):
+                self._skip_array(what, depth + 1)
+        else:
+            dtype = _SCALARS[item_type]
+            start = self._advance(count * dtype.itemsize, what)
+            if item_type == _BOOL and count:
+                largest = np.frombuffer(self.data, dtype, count=count, offset=start).max()
+                if largest > 1:
+                    raise self.error(f"{what} is an array with a boolean of value {largest}")
+
+    def _skip_strings(self, count: int, what: str) -> None:
+        # The hot loop of opening a file: one read per string, and one check for all of them, since
+        # a read that starts past the end raises.
+        data, position, read_u64 = self.data, self.position, _read_u64
+        try:
+            for _ in range(count):
+                position += read_u64(data, position)[0] + 8
+        except (struct.error, OverflowError):
+            raise self._truncated(what) from None
+        if position > self._end:
+            raise self._truncated(what)
+        self.position = position
+
+    def _string(self, n_bytes: int, what: str) -> str:
+        start = self._advance(n_bytes, what)
+        return self.data[start : start + n_bytes].decode("utf-8", errors="replace")
+
+    def _scalar_type(self, value_type: int, what: str) -> np.dtype[np.generic]:
+        if value_type not in _SCALARS:
+            raise self.error(f"{what} is of an unknown type {value_type}")
+        return _SCALARS[value_type]
+
+    def _u32(self, what: str) -> int:
+        start = self._advance(4, what)
+        return int(_read_u32(self.data, start)[0])
+
+    def _u64(self, what: str) -> int:
+        start = self._advance(8, what)
+        return int(_read_u64(self.data, start)[0])
+
+    def _advance(self, n_bytes: int, what: str) -> int:
+        """Step over `n_bytes` that must be there; returns where they start."""
+        start = self.position
+        if n_bytes > self._end - start:
+            raise self._truncated(what)
+        self.position = start + n_bytes
+        return start
+
+    def _truncated(self, what: str) -> ModelFileError:
+        if self._end < len(self.data):
+            return self.error(f"the header is longer than {_MAX_HEADER_BYTES} bytes, at {what}")
+        return self.error(f"truncated: the file ends within {what}")
+
+
+class LazyArray:
+    """An array whose lengths have been checked, to be decoded when it is asked for."""
+
+    def __init__(self, data: mmap.mmap, start: int) -> None:
+        self._data = data
+        self._start = start
+
+    def decode(self) -> list[object]:
+        return self._decode(self._start)[0]
+
+    def _decode(self, position: int) -> tuple[list[object], int]:
+        """The items of the array at `position`, and the position after it."""
+        data = self._data
+        item_type = _read_u32(data, position)[0]
+        count = _read_u64(data, position + 4)[0]
+        position += 12
+        items: list[object] = []
+        if item_type == _STRING:
+            read_u64, append = _read_u64, items.append
+            for _ in range(count):
+                start = position + 8
+                position = start + read_u64(data, position)[0]
+                append(data[start:position].decode("utf-8", errors="replace"))
+        elif item_type == _ARRAY:
+            for _ in range(count):
+                item, position = self._decode(position)
+                items.append(item)
+        else:
+            dtype = _SCALARS[item_type]
+            values = np.frombuffer(data, dtype, count=count, offset=position)
+            items = (values.astype(bool) if item_type == _BOOL else values).tolist()
+            position += count * dtype.itemsize
+        return items, position
+
+
+def _ggml_type_name(ggml_type: int) -> str:
+    from gguf.constants import GGMLQuantizationType
+
+    try:
+        return str(GGMLQuantizationType(ggml_type).name)
+    except ValueError:
+        return f"{ggml_type} (unknown)"

@@ -1,0 +1,198 @@
+"""Small random models on which every part of the forward pass matters, written as GGUF files.
+
+Attention is sharp (logits spread over several units), heads are grouped, experts are routed, RoPE
+is scaled: a mistake in any of these moves the logits by far more than the tests allow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as GGMLType
+
+
+@dataclass
+class RandomModel:
+    """Sizes, settings and float64 weights of a model; `write` makes a GGUF file of it.
+
+    `settings` are metadata without the architecture's prefix, e.g. "rope.scaling.type".
+    """
+
+    arch: str = "llama"
+    n_layers: int = 2
+    n_embd: int = 128
+    n_heads: int = 4
+    n_kv_heads: int = 2
+    head_dim: int = 64
+    n_ff: int = 160
+    n_vocab: int = 96
+    n_ctx: int = 1024
+    tied: bool = False
+    biases: tuple[str, ...] = ()
+    freq_factors: bool = False
+    fused_qkv: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self._make()
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        return self.settings.get(key, default)
+
+    def _matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
+        values = self.rng.standard_normal(shape) * gain / np.sqrt(shape[-1])
+        self.tensors[f"{name}.weight"] = values.astype(np.float16).astype(np.float64)
+        if name.rsplit(".", 1)[-1] in self.biases:
+            self._vector(f"{name}.bias", shape[-2], centre=0.0)
+
+    def _vector(self, name: str, size: int, centre: float = 1.0) -> None:
+        values = centre + 0.3 * self.rng.standard_normal(size)
+        self.tensors[name] = values.astype(np.float32).astype(np.float64)
+
+    def _make(self) -> None:
+        d, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        self._matrix("token_embd", self.n_vocab, d, gain=np.sqrt(d))
+        if not self.tied:
+            self._matrix("output", self.n_vocab, d)
+        self._vector("output_norm.weight", d)
+        if self.freq_factors:
+            n_dims = self.setting("rope.dimension_count", self.head_dim)
+            factors = np.linspace(1.0, 8.0, n_dims // 2).astype(np.float32)
+            self.tensors["rope_freqs.weight"] = factors.astype(np.float64)
+        for layer in range(self.n_layers):
+            at = f"blk.{layer}"
+            self._vector(f"{at}.attn_norm.weight", d)
+            self._matrix(f"{at}.attn_q", q, d, gain=1.7)
+            self._matrix(f"{at}.attn_k", kv, d, gain=1.7)
+            self._matrix(f"{at}.attn_v", kv, d)
+            self._matrix(f"{at}.attn_output", d, q)
+            if self.arch in ("qwen3", "qwen3moe"):
+                self._vector(f"{at}.attn_q_norm.weight", self.head_dim, centre=1.7)
+                self._vector(f"{at}.attn_k_norm.weight", self.head_dim, centre=1.7)
+            self._vector(f"{at}.ffn_norm.weight", d)
+            self._make_ffn(at)
+            if self.fused_qkv:
+                self._fuse(at)
+
+    def _make_ffn(self, at: str) -> None:
+        d, n_experts = self.n_embd, self.setting("expert_count", 0)
+        if not n_experts:
+            self._swiglu(f"{at}.ffn_", "", self.n_ff)
+            return
+        width = self.setting("expert_feed_forward_length", self.n_ff)
+        self._matrix(f"{at}.ffn_gate_inp", n_experts, d, gain=2.0)
+        self._matrix(f"{at}.ffn_gate_exps", n_experts, width, d)
+        self._matrix(f"{at}.ffn_up_exps", n_experts, width, d)
+        self._matrix(f"{at}.ffn_down_exps", n_experts, d, width)
+        if self.arch == "qwen2moe":
+            self._swiglu(f"{at}.ffn_", "_shexp", self.setting("expert_shared_feed_forward_length"))
+            self._vector(f"{at}.ffn_gate_inp_shexp.weight", d, centre=0.0)
+
+    def _swiglu(self, prefix: str, suffix: str, width: int) -> None:
+        self._matrix(f"{prefix}gate{suffix}", width, self.n_embd)
+        self._matrix(f"{prefix}up{suffix}", width, self.n_embd)
+        self._matrix(f"{prefix}down{suffix}", self.n_embd, width)
+
+    def _fuse(self, at: str) -> None:
+        for kind in ("weight", "bias"):
+            names = [f"{at}.attn_{x}.{kind}" for x in "qkv"]
+            if names[0] in self.tensors:
+                parts = [self.tensors[name] for name in names]
+                self.tensors[f"{at}.attn_qkv.{kind}"] = np.concatenate(parts)
+
+    def stored_tensors(self) -> dict[str, np.ndarray]:
+        """What the file holds: fused q, k, v instead of the three, if so asked."""
+        split = (".attn_q.", ".attn_k.", ".attn_v.")
+        return {
+            name: values
+            for name, values in self.tensors.items()
+            if not (self.fused_qkv and any(part in name for part in split))
+        }
+
+    def write(self, path: Path, weight_type: GGMLType = GGMLType.F16) -> Path:
+        """Write the file, matrices in `weight_type`; `tensors` then hold what it decodes to."""
+        writer = gguf.GGUFWriter(path, self.arch)
+        counts = {
+            "block_count": self.n_layers,
+            "context_length": self.n_ctx,
+            "embedding_length": self.n_embd,
+            "feed_forward_length": self.n_ff,
+            "attention.head_count": self.n_heads,
+            "attention.head_count_kv": self.n_kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+        }
+        for key, value in {**counts, **self.settings}.items():
+            name = f"{self.arch}.{key}"
+            if isinstance(value, str):
+                writer.add_string(name, value)
+            elif isinstance(value, float):
+                writer.add_float32(name, value)
+            else:
+                writer.add_uint32(name, value)
+        writer.add_float32(f"{self.arch}.attention.layer_norm_rms_epsilon", 1e-5)
+        for name, values in self.stored_tensors().items():
+            kind = weight_type if values.ndim > 1 else GGMLType.F32
+            packed = gguf.quants.quantize(values.astype(np.float32), kind)
+            writer.add_tensor(name, packed, raw_dtype=kind)
+            self.tensors[name] = gguf.quants.dequantize(packed, kind).astype(np.float64)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+
+MOE = {"expert_count": 6, "expert_used_count": 2}
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-tied": {"tied": True},
+    "llama-mha": {"n_kv_heads": 4},
+    "llama-mqa": {"n_kv_heads": 1},
+    "llama-hd80": {"head_dim": 80},
+    "llama-partial-rope": {"settings": {"rope.dimension_count": 32}},
+    "llama-biases": {"biases": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_down")},
+    "llama-linear": {"settings": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
+    "llama-yarn": {"settings": YARN},
+    "llama3-freqs": {"freq_factors": True, "settings": {"rope.freq_base": 500000.0}},
+    "llama-moe": {"settings": MOE},
+    "llama-fused-qkv": {"fused_qkv": True, "biases": ("attn_q", "attn_k", "attn_v")},
+    "mistral3": {
+        "arch": "mistral3",
+        "settings": {
+            **YARN,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "attention.temperature_scale": 0.1,
+        },
+    },
+    "smollm3": {"arch": "smollm3", "n_layers": 4},
+    "qwen2": {"arch": "qwen2", "biases": ("attn_q", "attn_k", "attn_v")},
+    "qwen2moe": {
+        "arch": "qwen2moe",
+        "biases": ("attn_q", "attn_k", "attn_v"),
+        "settings": {
+            **MOE,
+            "expert_feed_forward_length": 64,
+            "expert_shared_feed_forward_length": 96,
+        },
+    },
+    "qwen3": {"arch": "qwen3"},
+    "qwen3moe": {"arch": "qwen3moe", "settings": {**MOE, "expert_feed_forward_length": 64}},
+}
+"""Arguments of `RandomModel` by name: every architecture, and every part of the graph."""
+
+
+def variant(name: str, **changes: Any) -> RandomModel:
+    return RandomModel(**{**VARIANTS[name], **changes})

@@ -1,0 +1,151 @@
+"""Attention over the paged cache against softmax as it is written in the books."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from localkv.cache_layout import SegmentSpec
+from localkv.kernels.attention import (
+    SegmentAttention,
+    attention,
+    attention_reference,
+    attention_tiled,
+)
+from localkv.kernels.store_kv import store_kv
+from localkv.kv_cache import KVCache
+from localkv.quant_formats import KV_FORMATS
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, past: int, scale: float) -> Tensor:
+    """One head, one sequence: q [new, d], k and v [past + new, d], in their own dtype."""
+    rows = []
+    for i in range(q.shape[0]):
+        logits = k[: past + i + 1] @ q[i] * scale
+        weights = torch.exp(logits - logits.max())
+        rows.append(weights @ v[: past + i + 1] / weights.sum())
+    return torch.stack(rows)
+
+
+def check(
+    run: SegmentAttention,
+    *,
+    head_dim: int,
+    n_kv_heads: int,
+    group: int,
+    lengths: list[tuple[int, int]],
+    type_k: str = "f32",
+    type_v: str = "f32",
+    bounds: tuple[int, ...] = (0,),
+) -> None:
+    """Random rows for sequences of (past, new) tokens; error at most twice plain float32's."""
+    generator = torch.Generator().manual_seed(head_dim * 1000 + group)
+    specs = [SegmentSpec(type_k, type_v, first) for first in bounds]
+    n_ctx = max(past + new for past, new in lengths)
+    cache = KVCache(
+        n_layers=1,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        segments=specs,
+        n_ctx=n_ctx,
+        n_sequences=len(lengths),
+    )
+    layer = cache.layers[0]
+    for segment, pool in zip(layer.segments, cache.pools, strict=True):
+        pool.free.reverse()
+        for plane in (*segment.k, *segment.v):
+            plane.fill_(0xFF)  # NaN in every float type
+
+    def rounded(n_tokens: int, name: str) -> Tensor:
+        x = torch.randn(n_tokens, n_kv_heads, head_dim, generator=generator)
+        return KV_FORMATS[name].codec.decode(KV_FORMATS[name].codec.encode(x))
+
+    sequences = [cache.new_sequence() for _ in lengths]
+    ks = [rounded(past + new, type_k) for past, new in lengths]
+    vs = [rounded(past + new, type_v) for past, new in lengths]
+    past_parts = [(s, [0] * past) for s, (past, _) in zip(sequences, lengths, strict=True) if past]
+    if past_parts:
+        batch = cache.batch(past_parts)
+        pasts = [(i, past) for i, (past, _) in enumerate(lengths) if past]
+        store_kv(
+            torch.cat([ks[i][:past] for i, past in pasts]),
+            torch.cat([vs[i][:past] for i, past in pasts]),
+            layer,
+            batch.segments,
+        )
+    for sequence, (past, _) in zip(sequences, lengths, strict=True):
+        sequence.length = past
+    parts = [(s, [0] * new) for s, (_, new) in zip(sequences, lengths, strict=True)]
+    batch = cache.batch(parts)
+    new_k = torch.cat([k[past:] for k, (past, _) in zip(ks, lengths, strict=True)])
+    new_v = torch.cat([v[past:] for v, (past, _) in zip(vs, lengths, strict=True)])
+    store_kv(new_k, new_v, layer, batch.segments)
+    q = 3 * torch.randn(batch.starts[-1], n_kv_heads * group, head_dim, generator=generator)
+    scale = 1 / math.sqrt(head_dim)
+    got = attention(run, q, layer, batch, scale)
+    assert got.shape == q.shape
+    worst_ours = worst_plain = 0.0
+    for i, (past, _) in enumerate(lengths):
+        rows = slice(batch.starts[i], batch.starts[i + 1])
+        for head in range(n_kv_heads * group):
+            args = (q[rows, head], ks[i][:, head // group], vs[i][:, head // group])
+            want = plain(*(x.double() for x in args), past, scale)
+            worst_ours = max(worst_ours, float((got[rows, head] - want).abs().max()))
+            worst_plain = max(worst_plain, float((plain(*args, past, scale) - want).abs().max()))
+    assert worst_ours <= 2 * worst_plain + 1e-6
+
+
+RUNS = pytest.mark.parametrize("run", [attention_reference, attention_tiled])
+
+
+@RUNS
+@pytest.mark.parametrize("group", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
+def test_shapes(run: SegmentAttention, head_dim: int, group: int) -> None:
+    check(run, head_dim=head_dim, n_kv_heads=2, group=group, lengths=[(9, 1), (0, 7)])
+
+
+@RUNS
+@pytest.mark.parametrize("type_k", KV_FORMATS)
+@pytest.mark.parametrize("type_v", KV_FORMATS)
+def test_every_pair_of_types(run: SegmentAttention, type_k: str, type_v: str) -> None:
+    check(
+        run,
+        head_dim=64,
+        n_kv_heads=1,
+        group=2,
+        lengths=[(300, 3)],
+        type_k=type_k,
+        type_v=type_v,
+    )
+
+
+@RUNS
+@pytest.mark.parametrize("length", [1, 255, 256, 257, 1023, 1024, 1025, 2100])
+def test_lengths_around_pages_and_tiles(run: SegmentAttention, length: int) -> None:
+    check(run, head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 1, 1)])
+    if length > 40:
+        check(run, head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 40, 40)])
+
+
+@RUNS
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 600), st.integers(1, 20)), min_size=1, max_size=4),
+    bounds=st.sampled_from([(0,), (0, 1), (0, 4, 260), (0, 256, 512)]),
+    n_kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+)
+def test_ragged_batches(
+    run: SegmentAttention,
+    lengths: list[tuple[int, int]],
+    bounds: tuple[int, ...],
+    n_kv_heads: int,
+    group: int,
+) -> None:
+    check(run, head_dim=32, n_kv_heads=n_kv_heads, group=group, lengths=lengths, bounds=bounds)

@@ -1,0 +1,121 @@
+"""Pages, sequences, segments and bytes of the KV cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localkv.cache_layout import PAGE_TOKENS, SegmentSpec, cache_bytes
+from localkv.errors import LocalKVError
+from localkv.kernels.attention import read_pages
+from localkv.kernels.store_kv import store_kv
+from localkv.kv_cache import KVCache, Sequence
+from localkv.quant_formats import KV_FORMATS
+
+SIZES = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 32}
+
+
+def new_cache(*segments: SegmentSpec, **changes: int) -> KVCache:
+    segments = segments or (SegmentSpec("f16", "f16"),)
+    return KVCache(**{**SIZES, "n_ctx": 600, **changes}, segments=segments)
+
+
+def advance(cache: KVCache, sequence: Sequence, n_tokens: int) -> None:
+    cache.batch([(sequence, [0] * n_tokens)])
+    sequence.length += n_tokens
+
+
+@pytest.mark.parametrize("type_k", KV_FORMATS)
+@pytest.mark.parametrize("type_v", KV_FORMATS)
+@pytest.mark.parametrize("n_ctx", [1, 256, 257, 1000])
+def test_bytes_are_those_allocated(type_k: str, type_v: str, n_ctx: int) -> None:
+    spec = SegmentSpec(type_k, type_v)
+    cache = new_cache(spec, n_ctx=n_ctx, n_sequences=3)
+    counted = cache_bytes([spec], **SIZES, n_ctx=n_ctx, n_sequences=3)
+    assert (cache.n_bytes("k"), cache.n_bytes("v")) == counted
+
+
+def test_stored_rows_come_back() -> None:
+    """Rows go to the pages of their sequence, in their segment's types, and nowhere else."""
+    cache = new_cache(SegmentSpec("f32", "bf16"), SegmentSpec("f16", "f32", 300), n_sequences=2)
+    for pool in cache.pools:
+        pool.free.reverse()
+    layer = cache.layers[1]
+    for segment in layer.segments:
+        for plane in (*segment.k, *segment.v):
+            plane.fill_(0xFF)
+    first, second = cache.new_sequence(), cache.new_sequence()
+    stored: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+    for sizes in ((200, 5), (150, 290), (1, 30), (249, 1)):
+        parts = [(first, [0] * sizes[0]), (second, [0] * sizes[1])]
+        batch = cache.batch(parts)
+        k = torch.randn(sum(sizes), 2, 32).half().float()
+        store_kv(k, -k, layer, batch.segments)
+        for i, (sequence, ids) in enumerate(parts):
+            stored[i].append(k[batch.starts[i] : batch.starts[i + 1]])
+            sequence.length += len(ids)
+    used = 0
+    for i, sequence in enumerate((first, second)):
+        want = torch.cat(stored[i]).transpose(0, 1)  # [heads, tokens, head_dim]
+        assert want.shape[1] == sequence.length
+        for segment, pages, (start, end) in zip(
+            layer.segments, sequence.pages, cache.bounds, strict=True
+        ):
+            n = min(sequence.length, end) - start
+            used += n
+            table = torch.tensor(pages)
+            k = read_pages(segment.format_k, segment.k, table, n, torch.float32)
+            v = read_pages(segment.format_v, segment.v, table, n, torch.float32)
+            assert torch.equal(k, want[:, start : start + n])
+            assert torch.allclose(v, -want[:, start : start + n], rtol=2**-8)
+    written = sum(int((s.k[0] != 0xFF).any(-1).any(-1)[:, 0].sum()) for s in layer.segments)
+    assert written == used
+
+
+def test_context_and_pages_run_out() -> None:
+    cache = new_cache(n_ctx=300)
+    sequence = cache.new_sequence()
+    advance(cache, sequence, 300)
+    with pytest.raises(LocalKVError, match="301 tokens do not fit the context of 300"):
+        cache.batch([(sequence, [0])])
+    with pytest.raises(LocalKVError, match="all 2 pages of 256 tokens are taken"):
+        cache.batch([(cache.new_sequence(), [0])])
+
+
+@pytest.mark.parametrize(
+    "segments", [[], [SegmentSpec("f16", "f16", 1)], [SegmentSpec("f16", "f16")] * 2]
+)
+def test_segments_that_make_no_sense(segments: list[SegmentSpec]) -> None:
+    with pytest.raises(ValueError, match="segments must start at position 0"):
+        KVCache(**SIZES, segments=segments, n_ctx=10)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["grow", "cut"]), st.integers(0, 600)),
+        max_size=25,
+    ),
+    bounds=st.sampled_from([(0,), (0, 4), (0, 256, 300)]),
+)
+def test_no_page_is_lost_or_shared(
+    steps: list[tuple[int, str, int]], bounds: tuple[int, ...]
+) -> None:
+    """Whatever sequences do, each page is free or belongs to one of them."""
+    specs = [SegmentSpec("f16", "f16", first) for first in bounds]
+    cache = new_cache(*specs, n_sequences=3, n_layers=1, n_kv_heads=1, head_dim=1)
+    sequences = [cache.new_sequence() for _ in range(3)]
+    for index, action, amount in steps:
+        sequence = sequences[index]
+        if action == "cut":
+            cache.truncate(sequence, amount)
+        elif 0 < amount <= cache.n_ctx - sequence.length:
+            advance(cache, sequence, amount)
+        for i, (pool, (start, end)) in enumerate(zip(cache.pools, cache.bounds, strict=True)):
+            taken = [page for s in sequences for page in s.pages[i]]
+            assert sorted(taken + pool.free) == list(range(pool.n_pages))
+            for s in sequences:
+                rows = max(0, min(s.length, end) - start)
+                assert len(s.pages[i]) == -(-rows // PAGE_TOKENS)

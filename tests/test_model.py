@@ -1,0 +1,221 @@
+"""The forward pass against a float64 evaluation of its own and against llama.cpp's logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from float64_model import float64_logits
+from gguf import GGMLQuantizationType as GGMLType
+from random_model import MOE, VARIANTS, RandomModel, variant
+
+from localkv.cache_layout import SegmentSpec
+from localkv.errors import ModelFileError
+from localkv.kernels.backend import Backend
+from localkv.kernels.cpu_backend import cpu_backend
+from localkv.kernels.reference_backend import reference_backend
+from localkv.kv_cache import KVCache
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+
+IDS = [(i * 37 + 11) % 96 for i in range(100)]
+CONFORMANCE_IDS = [(i * 7919 + 13) % 256 for i in range(300)]
+
+
+def nmse(got: np.ndarray, want: np.ndarray) -> float:
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    return float(((got - want) ** 2).sum() / (want**2).sum())
+
+
+def new_cache(model: Transformer, *segments: SegmentSpec, n_ctx: int = 1024) -> KVCache:
+    """A cache full of bytes that decode to NaN, with its pages in no order."""
+    config = model.config
+    cache = KVCache(
+        n_layers=config.n_layers,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        segments=segments,
+        n_ctx=n_ctx,
+    )
+    for layer in cache.layers:
+        for segment in layer.segments:
+            for plane in (*segment.k, *segment.v):
+                plane.fill_(0xFF)
+    generator = np.random.default_rng(1)
+    for pool in cache.pools:
+        generator.shuffle(pool.free)
+    return cache
+
+
+def run(model: Transformer, cache: KVCache, ids: list[int], chunk: int = 512) -> np.ndarray:
+    sequence = cache.new_sequence()
+    rows = []
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
+        rows.append(model.forward(cache.batch([(sequence, part)], logits="all"), cache))
+        sequence.length += len(part)
+    return torch.cat(rows).double().numpy()
+
+
+def logits(
+    path: Path, backend: Backend, ids: list[int], types: str, chunk: int = 512
+) -> np.ndarray:
+    model, unused = load_model(path, backend)
+    assert unused == []
+    return run(model, new_cache(model, SegmentSpec(types, types)), ids, chunk)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_equals_float64_evaluation(name: str, tmp_path: Path) -> None:
+    random_model = variant(name)
+    path = random_model.write(tmp_path / "model.gguf")
+    want = float64_logits(random_model, IDS)
+    # in float64, but for the rounding of the cache to float32
+    assert nmse(logits(path, reference_backend(torch.float64), IDS, "f32"), want) < 1e-12
+    same_values = random_model.write(tmp_path / "f32.gguf", GGMLType.F32)
+    for backend in (reference_backend(), cpu_backend()):
+        assert nmse(logits(same_values, backend, IDS, "f32", chunk=47), want) < 1e-10
+        assert nmse(logits(path, backend, IDS, "f16", chunk=47), want) < 5e-6
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0", "Q5_1"])
+def test_weight_types(kind: str, tmp_path: Path) -> None:
+    random_model = RandomModel(n_ff=192)
+    path = random_model.write(tmp_path / "model.gguf", GGMLType[kind])
+    want = float64_logits(random_model, IDS[:40])
+    for backend in (reference_backend(torch.float64), cpu_backend()):
+        assert nmse(logits(path, backend, IDS[:40], "f32"), want) < 1e-10
+
+
+def test_attention_is_sharp_enough_to_notice(tmp_path: Path) -> None:
+    """The random models would not catch mistakes in attention if it were nearly uniform."""
+    random_model = RandomModel()
+    path = random_model.write(tmp_path / "model.gguf")
+    for layer in range(random_model.n_layers):
+        random_model.tensors[f"blk.{layer}.attn_k.weight"][:] = 0
+    changed = float64_logits(random_model, IDS)
+    assert nmse(logits(path, cpu_backend(), IDS, "f16"), changed) > 0.1
+
+
+@pytest.mark.parametrize("backend", [reference_backend(), cpu_backend()], ids=lambda b: b.name)
+def test_chunks_do_not_matter(backend: Backend, tmp_path: Path) -> None:
+    """Attention reads stored rows only, so a prompt is the same at once and token by token."""
+    path = RandomModel().write(tmp_path / "model.gguf", GGMLType.F32)
+    model, _ = load_model(path, backend)
+    ids = (IDS * 3)[:270]
+    once = run(model, new_cache(model, SegmentSpec("f32", "f32")), ids)
+    for chunk in (1, 7, 256, 257):
+        again = run(model, new_cache(model, SegmentSpec("f32", "f32")), ids, chunk)
+        assert nmse(again, once) < 1e-10
+
+
+@pytest.mark.parametrize("backend", [reference_backend(), cpu_backend()], ids=lambda b: b.name)
+def test_several_sequences(backend: Backend, tmp_path: Path) -> None:
+    """Sequences of different length in one batch are what they are alone."""
+    path = RandomModel().write(tmp_path / "model.gguf", GGMLType.F32)
+    model, _ = load_model(path, backend)
+    config = model.config
+    parts = [IDS[:3], (IDS * 4)[20:320], IDS[50:51]]
+    alone = [run(model, new_cache(model, SegmentSpec("f32", "f32")), ids) for ids in parts]
+    cache = KVCache(
+        n_layers=config.n_layers,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        segments=[SegmentSpec("f32", "f32")],
+        n_ctx=512,
+        n_sequences=3,
+    )
+    sequences = [cache.new_sequence() for _ in parts]
+    half = [len(ids) // 2 for ids in parts]
+    first = [(s, ids[:n]) for s, ids, n in zip(sequences, parts, half, strict=True) if n]
+    model.forward(cache.batch(first), cache)
+    for sequence, n in zip(sequences, half, strict=True):
+        sequence.length += n
+    rest = [(s, ids[n:]) for s, ids, n in zip(sequences, parts, half, strict=True)]
+    together = model.forward(cache.batch(rest), cache).double().numpy()
+    assert nmse(together, np.stack([rows[-1] for rows in alone])) < 1e-10
+
+
+@pytest.mark.parametrize("backend", [reference_backend(), cpu_backend()], ids=lambda b: b.name)
+@pytest.mark.parametrize("bounds", [(0, 1), (0, 4, 300), (0, 256), (0, 255, 257)])
+def test_segments_merge(backend: Backend, bounds: tuple[int, ...], tmp_path: Path) -> None:
+    """However the positions are divided into segments, attention is the same."""
+    path = RandomModel().write(tmp_path / "model.gguf", GGMLType.F32)
+    model, _ = load_model(path, backend)
+    ids = (IDS * 4)[:400]
+    want = run(model, new_cache(model, SegmentSpec("f32", "f32")), ids)
+    specs = [SegmentSpec("f32", "f32", first) for first in bounds]
+    assert nmse(run(model, new_cache(model, *specs), ids, chunk=130), want) < 1e-10
+
+
+def test_unused_and_missing_tensors(tmp_path: Path) -> None:
+    random_model = RandomModel()
+    random_model.tensors["blk.0.mystery.weight"] = np.ones(4)
+    path = random_model.write(tmp_path / "model.gguf")
+    assert load_model(path, cpu_backend())[1] == ["blk.0.mystery.weight"]
+    for name, message in (
+        ("blk.1.attn_k.weight", "missing tensor 'blk.1.attn_k.weight'"),
+        ("token_embd.weight", "missing tensor 'token_embd.weight'"),
+    ):
+        random_model = RandomModel()
+        del random_model.tensors[name]
+        path = random_model.write(tmp_path / "missing.gguf")
+        with pytest.raises(ModelFileError, match=message):
+            load_model(path, cpu_backend())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": "gemma2"}, "architecture 'gemma2' is not supported .*llama.*smollm3"),
+        ({"arch": "qwen2"}, "missing tensor 'blk.0.attn_q.bias'"),
+        ({"n_kv_heads": 3}, "4 heads can't share 3 KV heads"),
+        ({"settings": {"rope.scaling.type": "longrope"}}, "RoPE scaling 'longrope'"),
+        ({"settings": {"attention.value_length": 32}}, "different size for K .64. and V .32."),
+        ({"settings": {"rope.dimension_count": 66}}, "can't rotate 66 channels of a head of 64"),
+        ({"settings": {"expert_count": 2, "expert_used_count": 3}}, "3 of 2 experts"),
+        ({"settings": {**MOE, "expert_gating_func": 2}}, "gating function 2"),
+        ({"settings": {"block_count": 0}}, "'llama.block_count' is 0"),
+    ],
+)
+def test_refused_models(changes: dict, message: str, tmp_path: Path) -> None:
+    path = RandomModel(**changes).write(tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match=message):
+        load_model(path, cpu_backend())
+
+
+BACKENDS = [reference_backend(), cpu_backend()]
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_llama_cpp_logits(
+    backend: Backend, conformance: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Every architecture, through an f16 cache as llama.cpp's."""
+    worst = {}
+    for path in sorted((conformance / "archs").glob("*.gguf")):
+        want = np.fromfile(path.with_suffix(".logits.f32"), np.float32).reshape(300, -1)
+        worst[path.stem] = nmse(logits(path, backend, CONFORMANCE_IDS, "f16", chunk=128), want)
+    with capsys.disabled():
+        print(f"\nNMSE against llama.cpp, {backend.name}: ", end="")
+        print(", ".join(f"{name} {value:.1e}" for name, value in worst.items()))
+    assert worst
+    assert max(worst.values()) <= 2e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_exact_logits_of_weight_types(
+    backend: Backend, conformance: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Every weight type, against a float64 evaluation of gguf-py's dequantised weights."""
+    worst = {}
+    for path in sorted((conformance / "weights").glob("*.gguf")):
+        want = np.fromfile(path.with_suffix(".exact.f32"), np.float32).reshape(300, -1)
+        worst[path.stem] = nmse(logits(path, backend, CONFORMANCE_IDS, "f32"), want)
+    with capsys.disabled():
+        print(f"\nNMSE against exact, {backend.name}: ", end="")
+        print(", ".join(f"{name} {value:.1e}" for name, value in worst.items()))
+    assert worst
+    assert max(worst.values()) <= 1e-6

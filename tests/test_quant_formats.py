@@ -1,0 +1,236 @@
+"""Formats decode bit for bit as gguf-py, from planes with any strides, and tiles as the whole."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GGMLType
+from gguf import quants
+
+from localkv.loader.gguf_file import open_gguf
+from localkv.quant_formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
+from localkv.quant_formats import packed_tensor as packed_tensor_module
+from localkv.quant_formats.base import join_planes, split_blocks
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+GGML_FORMATS = [fmt for fmt in FORMATS.values() if fmt.ggml_type is not None]
+FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+# float16 bits: zeros, denormals, ones, the largest, infinities, NaNs
+HALVES = [0, 0x8000, 1, 0x8001, 0x03FF, 0x0400, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF]
+HALVES += [0x7C00, 0xFC00, 0x7E00, 0xFE00, 0x7C01, 0xFDFF]
+
+by_format = pytest.mark.parametrize("fmt", GGML_FORMATS, ids=lambda fmt: fmt.name)
+
+
+def dequantize(fmt: QuantFormat, rows: np.ndarray) -> np.ndarray:
+    """What gguf-py makes of packed rows: float32."""
+    with np.errstate(all="ignore"):
+        return quants.dequantize(rows, GGMLType(fmt.ggml_type))
+
+
+def random_rows(fmt: QuantFormat, *shape: int, seed: int = 0) -> np.ndarray:
+    """Packed rows of random bits, `shape` counts blocks on the last axis."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (*shape[:-1], shape[-1] * fmt.block_bytes), np.uint8)
+
+
+def decode(fmt: QuantFormat, rows: np.ndarray) -> np.ndarray:
+    values = fmt.codec.decode(split_blocks(fmt, torch.from_numpy(rows)))
+    assert values.dtype == torch.float32
+    return values.numpy()
+
+
+def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
+    """Equal shapes and bits, where every NaN counts as the same."""
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype == np.float32
+    same = actual.view(np.uint32) == expected.view(np.uint32)
+    same |= np.isnan(actual) & np.isnan(expected)
+    assert same.all(), f"{(~same).sum()} of {same.size} values differ"
+
+
+@by_format
+def test_facts_are_those_of_ggml(fmt: QuantFormat) -> None:
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[GGMLType(fmt.ggml_type)]
+    assert (fmt.block_size, fmt.block_bytes) == (block_size, block_bytes)
+    assert fmt.name.lower() == GGMLType(fmt.ggml_type).name.lower()
+    assert fmt.bits_per_value == 8 * block_bytes / block_size
+    assert fmt.row_bytes(3 * block_size) == 3 * block_bytes
+    if block_size > 1:
+        with pytest.raises(ValueError, match="no multiple"):
+            fmt.row_bytes(block_size + 1)
+    assert WEIGHT_FORMATS[fmt.ggml_type] is fmt
+
+
+@by_format
+@pytest.mark.parametrize("shape", [(1,), (7,), (40, 3), (2, 3, 2)], ids=str)
+def test_decode_random_bits(fmt: QuantFormat, shape: tuple[int, ...]) -> None:
+    # 40 x 3 blocks and up: most bytes of every field occur
+    for seed in range(4):
+        rows = random_rows(fmt, *shape, seed=seed)
+        assert_same_bits(decode(fmt, rows), dequantize(fmt, rows))
+
+
+@by_format
+def test_decode_a_megabyte(fmt: QuantFormat) -> None:
+    rows = random_rows(fmt, 64, (1 << 14) // fmt.block_size)
+    assert_same_bits(decode(fmt, rows), dequantize(fmt, rows))
+
+
+@by_format
+def test_decode_extreme_scales(fmt: QuantFormat) -> None:
+    """Zeros of both signs, denormals, infinities and NaNs as d, and as m or dmin."""
+    blocks = random_rows(fmt, len(HALVES) ** 2, 4).reshape(len(HALVES), len(HALVES), 4, -1)
+    start = 0
+    for plane in fmt.planes:
+        bits = np.array(HALVES, "<u2").view(np.uint8).reshape(-1, 2)
+        if plane.name == "d":
+            blocks[..., start : start + 2] = bits[:, None, None]
+        elif plane.name in ("m", "dmin"):
+            blocks[..., start : start + 2] = bits[None, :, None]
+        start += plane.n_bytes
+    rows = blocks.reshape(len(HALVES) ** 2, -1)
+    assert_same_bits(decode(fmt, rows), dequantize(fmt, rows))
+
+
+@by_format
+def test_decode_planes_with_odd_strides_and_offsets(fmt: QuantFormat) -> None:
+    rows = random_rows(fmt, 6, 5)
+    expected = dequantize(fmt, rows)
+    padded = np.zeros((rows.shape[0], rows.shape[1] + 3), np.uint8)
+    padded[:, 1:-2] = rows
+    views = torch.from_numpy(padded)[:, 1:-2]
+    assert_same_bits(fmt.codec.decode(split_blocks(fmt, views)).numpy(), expected)
+    # planes that are contiguous, as a cache holds them
+    planes = [plane.contiguous() for plane in split_blocks(fmt, torch.from_numpy(rows))]
+    assert_same_bits(fmt.codec.decode(planes).numpy(), expected)
+    # one block, whose planes torch calls contiguous, at an odd offset
+    for n in range(rows.shape[0]):
+        assert_same_bits(decode(fmt, padded[n, 1:-2]), expected[n])
+        single = padded[n, 1 : 1 + fmt.block_bytes]
+        assert_same_bits(decode(fmt, single), expected[n, : fmt.block_size])
+
+
+@by_format
+def test_decode_leaves_its_input_alone(fmt: QuantFormat) -> None:
+    rows = random_rows(fmt, 3, 4)
+    before = rows.copy()
+    decode(fmt, rows)
+    np.testing.assert_array_equal(rows, before)
+
+
+@by_format
+def test_planes_split_and_join(fmt: QuantFormat) -> None:
+    rows = torch.from_numpy(random_rows(fmt, 2, 3, 4))
+    planes = split_blocks(fmt, rows)
+    for plane, facts in zip(planes, fmt.planes, strict=True):
+        assert plane.shape == (2, 3, 4, facts.n_bytes)
+        assert plane.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+    assert torch.equal(join_planes(planes), rows)
+
+
+def test_decode_conformance_weights(conformance: Path) -> None:
+    seen = set()
+    for path in sorted(conformance.glob("weights/*.gguf")):
+        opened = open_gguf(path)
+        for name, tensor in opened.tensors.items():
+            rows = opened.data(name).copy()  # torch would warn of a read-only array
+            assert_same_bits(decode(tensor.format, rows), dequantize(tensor.format, rows))
+            seen.add(tensor.format.name)
+    assert seen >= {fmt.name for fmt in GGML_FORMATS if fmt.block_size > 1}
+
+
+def every_half() -> torch.Tensor:
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_encode_as_torch_casts(name: str) -> None:
+    torch.manual_seed(0)
+    patterns = torch.randint(-(2**31), 2**31, (64, 1024), dtype=torch.int64).to(torch.int32)
+    x = patterns.view(torch.float32).clone()  # all exponents, NaNs and infinities among them
+    x[0, :8] = torch.tensor([0.0, -0.0, 65504, 65519.99, 65520, 1e-45, torch.inf, torch.nan])
+    # halfway between two neighbours, where rounding to even shows
+    x[1] = torch.arange(1024) * 2**-11 + 1
+    x[2] = torch.arange(1024) * 2**-8 + 1
+    (plane,) = FORMATS[name].codec.encode(x)
+    expected = x.to(FLOATS[name])
+    assert plane.dtype == torch.uint8
+    assert plane.shape == (64, 1024, FORMATS[name].block_bytes)
+    assert torch.equal(plane.flatten(-2), expected.view(torch.uint8))
+    decoded = FORMATS[name].codec.decode([plane])
+    assert torch.equal(decoded.isnan(), x.isnan())
+    torch.testing.assert_close(decoded, expected.to(torch.float32), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_every_half_survives_a_round_trip(name: str) -> None:
+    bits = every_half()
+    codec = FORMATS[name].codec
+    plane = bits.view(torch.uint8).view(-1, 2)
+    values = codec.decode([plane])
+    again = codec.encode(values)[0].view(torch.int16).flatten()
+    is_nan = values.isnan()
+    assert is_nan.sum() == 2 * (2**10 - 1 if name == "f16" else 2**7 - 1)
+    assert torch.equal(again[~is_nan], bits[~is_nan])
+    assert codec.decode([again.view(torch.uint8).view(-1, 2)])[is_nan].isnan().all()
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_encode_what_is_not_contiguous(name: str) -> None:
+    x = torch.arange(24, dtype=torch.float32).view(4, 6).t()
+    (plane,) = FORMATS[name].codec.encode(x)
+    assert torch.equal(FORMATS[name].codec.decode([plane]), x)
+
+
+@by_format
+def test_packed_tensor(fmt: QuantFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(fmt, 5, 3, 2)
+    shape = (5, 3, 2 * fmt.block_size)
+    packed = PackedTensor(fmt, torch.from_numpy(rows), shape)
+    expected = dequantize(fmt, rows)
+    assert packed.n_bytes == rows.nbytes
+    assert_same_bits(packed.decode().numpy(), expected)
+    for part in (2, slice(1, 4), [4, 0, 4]):
+        indexed = packed[torch.tensor(part) if isinstance(part, list) else part]
+        assert indexed.shape == expected[part].shape
+        assert_same_bits(indexed.decode().numpy(), expected[part])
+    half = packed.decode(torch.float16)
+    assert half.dtype == torch.float16
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(half.numpy(), expected.astype(np.float16))
+    for tile_values, n_tiles in ((1, 5), (3 * shape[-1], 5), (6 * shape[-1], 3), (1 << 20, 1)):
+        monkeypatch.setattr(packed_tensor_module, "TILE_VALUES", tile_values)
+        tiles = list(packed.row_tiles())
+        assert len(tiles) == n_tiles
+        for part, tile in tiles:
+            assert_same_bits(tile.decode().numpy(), expected[part])
+        assert [i for part, _ in tiles for i in range(part.start, part.stop)] == list(range(5))
+
+
+def test_packed_vector() -> None:
+    values = torch.arange(64, dtype=torch.float32)
+    packed = PackedTensor(FORMATS["f32"], values.view(torch.uint8), (64,))
+    assert torch.equal(packed.decode(), values)
+    with pytest.raises(TypeError, match="cannot be indexed"):
+        packed[:2]
+
+
+@by_format
+def test_a_format_is_a_module_of_its_name(fmt: QuantFormat) -> None:
+    assert fmt.codec is importlib.import_module(f"localkv.quant_formats.{fmt.name.lower()}")
+    assert fmt.codec.__doc__.startswith(f"{fmt.name}: ")
+
+
+def test_every_cache_format_encodes() -> None:
+    for fmt in KV_FORMATS.values():
+        x = torch.randn(3, 2 * fmt.block_size, generator=torch.Generator().manual_seed(0))
+        planes = fmt.codec.encode(x)
+        assert [plane.shape[-1] for plane in planes] == [plane.n_bytes for plane in fmt.planes]
+        assert fmt.codec.decode(planes).shape == x.shape
