@@ -185,7 +185,9 @@ class LLM:
             params,
             n_vocab=self.config.n_vocab,
             n_ctx=self.cache.n_ctx,
-            token_text=lambda token: tokenizer.decode([token]),
+            token_text=lambda token: tokenizer.token_bytes(token, special=True).decode(
+                errors="replace"
+            ),
         )
         generation = self.engine.generate(
             ids,
@@ -195,7 +197,8 @@ class LLM:
             cancel=cancel,
         )
         stops = (stop,) if isinstance(stop, str) else stop
-        return TextStream(generation, tokenizer.stream_decoder(), stops, sampler.seed)
+        decoder = tokenizer.stream_decoder(after=ids, skip_special=True)
+        return TextStream(generation, decoder, stops, sampler.seed)
 
     def complete(self, prompt: str | Sequence[int], **options: Any) -> Completion:
         """Continue a prompt to the end; takes what `stream` takes."""

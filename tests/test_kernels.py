@@ -1,0 +1,131 @@
+"""Products, routing and embedding on packed tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from localkv.config import MoeConfig
+from localkv.kernels.embedding import embed
+from localkv.kernels.layer_weights import Linear, MoeWeights
+from localkv.kernels.linear import linear, matmul
+from localkv.kernels.moe import moe_mlp, route
+from localkv.quant_formats import FORMATS, packed_tensor
+from localkv.quant_formats.base import Codec, QuantFormat, join_planes, split_blocks
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+
+def random_packed(name: str, *shape: int, seed: int = 0) -> PackedTensor:
+    """Random codes with scales that are ordinary numbers."""
+    fmt = FORMATS[name]
+    generator = torch.Generator().manual_seed(seed)
+    n_blocks = shape[-1] // fmt.block_size
+    if fmt.block_size == 1:
+        x = torch.randn(*shape, generator=generator)
+        rows = join_planes(fmt.codec.encode(x))
+    else:
+        planes = []
+        for plane in fmt.planes:
+            size = (*shape[:-1], n_blocks, plane.n_bytes)
+            if plane.name in ("d", "m", "dmin"):
+                values = torch.rand(*size[:-1], 1, generator=generator) * 0.1
+                planes.append(values.half().view(torch.uint8))
+            else:
+                planes.append(torch.randint(0, 256, size, dtype=torch.uint8, generator=generator))
+        rows = join_planes(planes)
+    return PackedTensor(fmt, rows, shape)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_planes_split_and_join_without_loss(name: str) -> None:
+    fmt = FORMATS[name]
+    blocks = torch.randint(0, 256, (3, 5 * fmt.block_bytes), dtype=torch.uint8)
+    assert torch.equal(join_planes(split_blocks(fmt, blocks)), blocks)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("n_tokens", [1, 3])
+def test_product_equals_the_decoded_matrix(
+    name: str, n_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_tensor, "TILE_VALUES", 512 * 3)
+    weight = random_packed(name, 7, 512)
+    x = torch.randn(n_tokens, 512, dtype=torch.float64)
+    want = x @ weight.decode(torch.float64).T
+    assert torch.allclose(matmul(x, weight), want)
+    narrow = matmul(x.half().float(), weight)  # as ggml rounds what meets an F16 weight
+    assert torch.allclose(narrow.double(), x.half().double() @ weight.decode(torch.float64).T,
+                          rtol=1e-4, atol=1e-4)  # fmt: skip
+    bias = torch.randn(7, dtype=torch.float64)
+    assert torch.allclose(linear(x, Linear(weight, bias)), want + bias)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_more_than_a_tile_is_decoded_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product never holds more of the decoded matrix than `TILE_VALUES` values."""
+    monkeypatch.setattr(packed_tensor, "TILE_VALUES", 2048)
+    weight = random_packed(name, 37, 512)
+    decoded: list[int] = []
+
+    class Counting:
+        def __init__(self, codec: Codec) -> None:
+            self.codec = codec
+
+        def decode(self, planes: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            out = self.codec.decode(planes)
+            decoded.append(out.numel())
+            return out
+
+    codec = weight.format.codec
+    monkeypatch.setattr(QuantFormat, "codec", property(lambda self: Counting(codec)))
+    matmul(torch.randn(2, 512), weight)
+    assert sum(decoded) == 37 * 512
+    assert max(decoded) <= 2048
+
+
+def test_activations_beyond_f16_do_not_become_infinite() -> None:
+    weight = random_packed("f16", 4, 64)
+    x = torch.full((1, 64), 1e6)
+    assert matmul(x, weight).isfinite().all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_embedding_rows(name: str) -> None:
+    table = random_packed(name, 11, 256)
+    ids = torch.tensor([3, 3, 10, 0])
+    assert torch.equal(embed(ids, table, torch.float32), table.decode()[ids])
+
+
+def test_routing() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+    experts, weights = route(logits, MoeConfig(4, 2, n_ff=8))
+    assert experts.tolist() == [[1, 3]]
+    probabilities = logits.softmax(-1)[0]
+    assert torch.allclose(weights[0], probabilities[[1, 3]] / probabilities[[1, 3]].sum())
+    _, plain = route(logits, MoeConfig(4, 2, n_ff=8, renormalise=False))
+    assert torch.allclose(plain[0], probabilities[[1, 3]])
+
+
+@pytest.mark.parametrize("name", ["f32", "q4_0", "q6_K"])
+def test_experts_on_packed_tensors(name: str) -> None:
+    """Tokens of several experts, an expert without tokens, more tokens than experts."""
+    moe = MoeConfig(5, 2, n_ff=256)
+    router = random_packed("f32", 5, 256, seed=1)
+    router.decode()[4] = -100.0  # nobody wants the last expert
+    stacks = [random_packed(name, 5, 256, 256, seed=seed) for seed in (2, 3, 4)]
+    layer = MoeWeights(Linear(router), *stacks)
+    x = torch.rand(9, 256, dtype=torch.float64)
+    gate, up, down = (stack.decode(torch.float64) for stack in stacks)
+    want = []
+    for row in x:
+        scores = np.exp((router.decode(torch.float64) @ row).numpy())
+        chosen = np.argsort(-scores)[:2]
+        total = torch.zeros(256, dtype=torch.float64)
+        for e in chosen:
+            hidden = torch.nn.functional.silu(gate[e] @ row) * (up[e] @ row)
+            total += scores[e] / scores[chosen].sum() * (down[e] @ hidden)
+        want.append(total)
+    assert torch.allclose(moe_mlp(x, layer, moe), torch.stack(want))
