@@ -27,7 +27,8 @@ class RopeConfig:
         original_context_length: context length before scaling (YaRN's correction range).
         magnitude: factor on cos and sin; 1 except with YaRN (llama.cpp: `rope_attn_factor` times
             YaRN's mscale).
-        yarn_ext_factor, yarn_beta_fast, yarn_beta_slow: YaRN's ramp (Peng et al. 2023, section 3.2).
+        yarn_ext_factor, yarn_beta_fast, yarn_beta_slow: YaRN's ramp (Peng et al. 2023,
+            section 3.2).
         no_rope_interval: every n-th layer (layers n-1, 2n-1, ...) is not rotated; 0 for none.
     """
 

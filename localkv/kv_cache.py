@@ -201,7 +201,7 @@ class KVCache:
         Raises:
             LocalKVError: a sequence would grow beyond the context, or no page is free.
         """
-        starts, positions = [0], []
+        starts, positions = [0], list[int]()
         for sequence, ids in parts:
             end = sequence.length + len(ids)
             if end > self.n_ctx:

@@ -188,6 +188,10 @@ class LLM:
             token_text=lambda token: tokenizer.token_bytes(token, special=True).decode(
                 errors="replace"
             ),
+            # llama.cpp cuts the rest of a DRY breaker so; SPM would put a space before it
+            tokenize=(lambda text: tokenizer.encode(text, add_special=False))
+            if tokenizer.kind == "bpe"
+            else None,
         )
         generation = self.engine.generate(
             ids,

@@ -104,21 +104,22 @@ def _entropy(probabilities: Floats) -> float:
 def _largest(keys: Floats, k: int) -> Ints:
     """Indices, ascending, of the k largest keys [n]; of equal keys those with the lowest index."""
     n = len(keys)
-    pool = np.arange(n)
     if k >= n:
-        return pool
+        return np.arange(n)
     columns = n // 64
+    kth = -np.inf
     if k <= columns // 4:
-        # k columns have a maximum of at least `floor`, so the k largest keys are not below it.
+        # The maxima of k columns are at least this large, so the k-th largest key is, too.
         maxima = keys[: 64 * columns].reshape(64, columns).max(axis=0)
-        floor = np.partition(maxima, columns - k)[columns - k]
-        pool = np.flatnonzero(keys >= floor)
-    values = keys[pool]
-    kth = np.partition(values, len(values) - k)[len(values) - k]
-    above = np.flatnonzero(values > kth)
-    equal = np.flatnonzero(values == kth)[: k - len(above)]
-    chosen: Ints = pool[np.sort(np.concatenate([above, equal]))]
-    return chosen
+        kth = np.partition(maxima, columns - k)[columns - k]
+    above = np.flatnonzero(keys > kth)
+    if len(above) < k:
+        equal = np.flatnonzero(keys == kth)
+    else:
+        values = keys[above]
+        kth = np.partition(values, len(values) - k)[len(values) - k]
+        above, equal = above[values > kth], above[values == kth]
+    return np.sort(np.concatenate([above, equal[: k - len(above)]]))
 
 
 def _fewest(
@@ -132,7 +133,7 @@ def _fewest(
 
     The one that reaches it (side "left") or exceeds it (side "right") is among them.
     """
-    for k in (256, len(keys)):  # in most texts a few tokens hold the mass: sort only those
+    for k in (256, 4096, len(keys)):  # mostly few tokens hold the mass: sort no more of them
         best = _largest(keys, k)
         best = best[np.argsort(-keys[best], kind="stable")]
         cumulative = np.cumsum(probabilities[best])
@@ -200,14 +201,14 @@ def dry_breakers(
         breaker = text.encode()[:40].decode(errors="ignore")
         if not breaker:
             continue
-        rests = {breaker[:i]: tuple(tokenize(breaker[i:]))[:20] for i in range(1, len(breaker))}
-        beginnings = tuple(rests)
+        cuts = {breaker[:i]: tokenize(breaker[i:]) for i in range(1, len(breaker))}
+        tails = {beginning: tuple(rest)[:20] for beginning, rest in cuts.items() if rest}
         for token, word in enumerate(texts):
             if breaker in word:
                 found.setdefault(token, set()).add(())
-            elif word.endswith(beginnings):
-                tails = {rest for begin, rest in rests.items() if rest and word.endswith(begin)}
-                found.setdefault(token, set()).update(tails)
+            elif word.endswith(tuple(tails)):
+                ends = {tail for beginning, tail in tails.items() if word.endswith(beginning)}
+                found.setdefault(token, set()).update(ends)
     return found
 
 
@@ -437,6 +438,8 @@ class Sampler:
         self.params = params
         self.seed = secrets.randbits(32) if seed is None or seed == -1 else int(seed)
         self._ids = np.arange(n_vocab)
+        self._ids.flags.writeable = False
+        self._logits = np.empty(n_vocab)  # of the token being drawn; allocating it anew is slow
         self._token_text = token_text
         self._tokenize = tokenize
         self._chain = tuple(name for name in params.samplers if _is_on(name, params))
@@ -500,15 +503,18 @@ class Sampler:
             Token ids, ascending, int64 [n]; their probabilities, all above 0, float64 [n].
         """
         self._check(logits)
-        candidates = Candidates(self._ids, logits.astype(np.float64))
+        self._logits[:] = logits
+        candidates = Candidates(self._ids, self._logits)
         if self.params.logit_bias:
             candidates = logit_bias(candidates, self.params.logit_bias)
         with np.errstate(over="ignore"):
             for name in self._chain:
                 candidates = self._apply(name, candidates)
-        probabilities = softmax(candidates.logits)
-        drawable = probabilities > 0
-        return candidates.ids[drawable], probabilities[drawable]
+        ids, probabilities = candidates.ids, softmax(candidates.logits)
+        if probabilities.all():
+            return ids, probabilities
+        drawable = np.flatnonzero(probabilities)
+        return ids[drawable], probabilities[drawable]
 
     def _check(self, logits: npt.NDArray[np.float32]) -> int:
         """Refuses logits that cannot be sampled from; returns the token with the largest."""

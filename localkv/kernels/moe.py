@@ -33,7 +33,7 @@ def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig) -> Tensor:
     """Weighted sum of the chosen experts' SwiGLU blocks, and the shared one: [tokens, n_embd]."""
     experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
     out = torch.zeros_like(x)
-    for expert in experts.unique().tolist():
+    for expert in sorted(set(experts.flatten().tolist())):
         tokens, choice = torch.nonzero(experts == expert, as_tuple=True)
         rows = x[tokens]
         gate = matmul(rows, layer.ffn_gate_exps[expert])

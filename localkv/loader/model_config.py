@@ -65,7 +65,7 @@ def model_config(gguf: GGUFFile) -> ModelConfig:
         n_ff=0 if moe else _same_in_all_layers(meta, f"{arch}.feed_forward_length"),
         n_vocab=gguf.tensors["token_embd.weight"].shape[0],
         n_ctx_train=n_ctx_train,
-        rms_eps=meta.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        rms_eps=_positive_number(meta, f"{arch}.attention.layer_norm_rms_epsilon"),
         rope=rope,
         softmax_scale=1.0 / math.sqrt(head_dim),
         moe=moe,
@@ -78,6 +78,13 @@ def _positive(meta: Metadata, key: str, default: int | None = None) -> int:
     value = meta.integer(key) if default is None else meta.integer(key, default=default)
     if not 0 < value < 1 << 31:
         raise ModelFileError(f"key {key!r} is {value}, expected a positive count")
+    return value
+
+
+def _positive_number(meta: Metadata, key: str, default: float | None = None) -> float:
+    value = meta.number(key) if default is None else meta.number(key, default=default)
+    if not (value > 0 and math.isfinite(value)):
+        raise ModelFileError(f"key {key!r} is {value}, expected a positive number")
     return value
 
 
@@ -104,25 +111,26 @@ def _rope_config(
         raise ModelFileError(
             f"RoPE scaling {scaling!r} is not supported", hint="supported: none, linear, yarn"
         )
-    # files from 2023 give the linear factor under an older key
+    # files from 2023 give the linear factor under an older key; 0 stands for none
     old_factor = meta.number(f"{prefix}.scale_linear", default=0.0)
-    factor = meta.number(f"{prefix}.scaling.factor", default=old_factor) or 1.0
-    if scaling == "none":
-        factor = 1.0
-    if not (factor > 0 and math.isfinite(factor)):
-        raise ModelFileError(f"RoPE scaling factor {factor} is not a positive number")
+    factor = 1.0
+    if scaling != "none" and meta.number(f"{prefix}.scaling.factor", old_factor) != 0:
+        factor = _positive_number(meta, f"{prefix}.scaling.factor", old_factor)
+    theta = _positive_number(meta, f"{prefix}.freq_base", 10000.0)
+    if theta <= 1.0:
+        raise ModelFileError(f"key '{prefix}.freq_base' is {theta}, expected more than 1")
     original = _positive(meta, f"{prefix}.scaling.original_context_length", n_ctx_train)
     ext = meta.number(f"{prefix}.scaling.yarn_ext_factor", default=float(scaling == "yarn"))
     return RopeConfig(
         n_dims=n_dims,
-        theta=meta.number(f"{prefix}.freq_base", default=10000.0),
+        theta=theta,
         scaling="none" if scaling == "linear" and factor == 1.0 else scaling,
         factor=factor,
         original_context_length=original,
         magnitude=_rope_magnitude(meta, prefix, factor, ext),
         yarn_ext_factor=ext,
-        yarn_beta_fast=meta.number(f"{prefix}.scaling.yarn_beta_fast", default=32.0),
-        yarn_beta_slow=meta.number(f"{prefix}.scaling.yarn_beta_slow", default=1.0),
+        yarn_beta_fast=_positive_number(meta, f"{prefix}.scaling.yarn_beta_fast", 32.0),
+        yarn_beta_slow=_positive_number(meta, f"{prefix}.scaling.yarn_beta_slow", 1.0),
         no_rope_interval=spec.no_rope_interval,
     )
 
@@ -137,7 +145,10 @@ def _rope_magnitude(meta: Metadata, prefix: str, factor: float, ext_factor: floa
     if ext_factor == 0.0:
         return attn_factor * meta.number(f"{prefix}.scaling.yarn_attn_factor", default=1.0)
     all_dims = meta.number(f"{prefix}.scaling.yarn_log_multiplier", default=0.0)
-    return attn_factor * mscale(1.0) / (mscale(all_dims) if all_dims else 1.0)
+    below = mscale(all_dims) if all_dims else 1.0
+    if below <= 0:
+        raise ModelFileError(f"key '{prefix}.scaling.yarn_log_multiplier' is {all_dims}")
+    return attn_factor * mscale(1.0) / below
 
 
 def _moe_config(meta: Metadata, arch: str, spec: ArchSpec) -> MoeConfig | None:

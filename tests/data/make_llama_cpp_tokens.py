@@ -39,8 +39,10 @@ def greedy(model: ctypes.c_void_p, prompt: str) -> dict:
     n = llama_cpp.llama_tokenize(vocab, text, len(text), ids, 256, True, False)
     prompt_ids = list(ids[:n])
     drawn, margins = [], []
-    batch = llama_cpp.llama_batch_get_one((llama_cpp.llama_token * n)(*prompt_ids), n)
     while len(drawn) < N_TOKENS:
+        new = prompt_ids if not drawn else drawn[-1:]
+        array = (llama_cpp.llama_token * len(new))(*new)  # a batch does not own its tokens
+        batch = llama_cpp.llama_batch_get_one(array, len(new))
         assert llama_cpp.llama_decode(context, batch) == 0
         pointer = llama_cpp.llama_get_logits_ith(context, -1)
         logits = np.ctypeslib.as_array(pointer, (n_vocab,))
@@ -49,7 +51,6 @@ def greedy(model: ctypes.c_void_p, prompt: str) -> dict:
         margins.append(round(best - second, 4))
         if llama_cpp.llama_vocab_is_eog(vocab, drawn[-1]):
             break
-        batch = llama_cpp.llama_batch_get_one((llama_cpp.llama_token * 1)(drawn[-1]), 1)
     llama_cpp.llama_free(context)
     return {"prompt": prompt, "prompt_ids": prompt_ids, "ids": drawn, "margins": margins}
 

@@ -1,0 +1,49 @@
+"""Text out of tokens, one at a time, in pieces that are always whole characters."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol
+
+
+class _Pieces(Protocol):
+    """What a stream decoder asks of a tokenizer."""
+
+    def piece(self, token: int, *, after_text: bool, skip_special: bool) -> tuple[bytes, bool]: ...
+
+
+class StreamDecoder:
+    """Decodes a sequence of tokens as it grows.
+
+    The pieces joined are what `Tokenizer.decode` makes of the whole sequence. A character whose
+    bytes are spread over several tokens comes with the last of them; bytes that are no UTF-8 come
+    as U+FFFD, as soon as that is clear.
+
+    Args:
+        tokenizer: where the tokens are from.
+        after_text: whether the first token continues a text.
+        skip_special: whether control tokens are left out.
+    """
+
+    def __init__(self, tokenizer: _Pieces, *, after_text: bool, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._after_text = after_text
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        """The characters that are complete with this token; often none.
+
+        Raises:
+            UsageError: there is no such token.
+        """
+        data, self._after_text = self._tokenizer.piece(
+            token, after_text=self._after_text, skip_special=self._skip_special
+        )
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """U+FFFD if the last character is still incomplete, else nothing."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest

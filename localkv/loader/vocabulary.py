@@ -1,0 +1,338 @@
+"""What a GGUF file says about its tokens: texts, types, special ids, end of generation.
+
+Follows `llama_vocab::impl::load` of llama.cpp (`src/llama-vocab.cpp`), corrections of wrong files
+included. It knows nothing about splitting or merging text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from localkv.errors import ModelFileError, UsageError
+from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
+
+if TYPE_CHECKING:
+    from localkv.loader.metadata import Metadata
+
+_KINDS = {"llama": "spm", "gpt2": "bpe"}
+
+# A token with one of these texts ends a turn or a document, whatever its type in the file.
+_EOG_TEXTS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+)
+# Fill-in-the-middle tokens that end a file: the key that names one, or else its text.
+_EOG_FIM = (
+    ("fim_pad_token_id", ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]")),
+    ("fim_rep_token_id", ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")),
+    ("fim_sep_token_id", ("<|file_sep|>",)),
+)
+# The other fill-in-the-middle tokens, which are control tokens even if the file says otherwise.
+_FIM = (
+    (
+        ("fim_pre_token_id", "prefix_token_id"),
+        "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> "
+        "<|prefix|>",
+    ),
+    (
+        ("fim_suf_token_id", "suffix_token_id"),
+        "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> "
+        "<|suffix|>",
+    ),
+    (
+        ("fim_mid_token_id", "middle_token_id"),
+        "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> "
+        "<|middle|>",
+    ),
+)
+# gpt-oss's channel markup, which is shown like text.
+_SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+
+SPACE = "▁"
+"""What SentencePiece writes for a space."""
+
+BYTE_TEXTS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+"""SentencePiece's tokens for single bytes."""
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+SPECIAL_TYPES = frozenset((TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN))
+"""Types of tokens that are matched in a text as a whole, before anything is merged."""
+
+
+class NoTokenizerError(ModelFileError):
+    """The file holds no tokenizer; its model still runs on token ids."""
+
+
+@dataclass(frozen=True, repr=False)
+class Vocabulary:
+    """The tokens of one model.
+
+    Attributes:
+        kind: "spm" (SentencePiece BPE; `tokenizer.ggml.model` is `llama`) or "bpe" (byte-level;
+            `gpt2`).
+        pre: name of the pre-tokenizer family; "default" for an SPM, which has none.
+        tokens, types, scores: text, `TokenType` and score of each id.
+        ids: id of each text; the first where a text is there twice.
+        merges: "left right" of each merge of a byte-level BPE, best first.
+        bos_id, eos_id, unk_id: None if there is none.
+        eog_ids: tokens that end a generation.
+        add_bos, add_eos: whether special tokens are put around a text by default.
+        add_space_prefix: SPM puts a space before a text.
+        lstrip_ids, rstrip_ids: special tokens that swallow the white space before or after them.
+        warnings: one line each on what the file leaves open.
+    """
+
+    kind: str
+    pre: str
+    tokens: list[str]
+    types: list[int]
+    scores: list[float]
+    ids: dict[str, int]
+    merges: list[str]
+    bos_id: int | None
+    eos_id: int | None
+    unk_id: int | None
+    eog_ids: frozenset[int]
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    lstrip_ids: frozenset[int] = frozenset()
+    rstrip_ids: frozenset[int] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Vocabulary {self.kind} {self.pre}: {len(self.tokens)} tokens>"
+
+
+def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> Vocabulary:
+    """Read and check the `tokenizer.ggml.*` keys.
+
+    Raises:
+        NoTokenizerError: there is none.
+        ModelFileError: it is of a kind that is not supported, or malformed.
+        UsageError: `override_pre` is unknown, or the tokenizer has no pre-tokenizer.
+    """
+    kind = _kind(metadata)
+    warnings: list[str] = []
+    pre = _pre(metadata, override_pre, warnings) if kind == "bpe" else "default"
+    if kind == "spm" and override_pre is not None:
+        raise UsageError(f"no use for pre-tokenizer {override_pre!r}: the tokenizer is an SPM")
+    tokens = [
+        text or f"[EMPTY_{i}]" for i, text in enumerate(metadata.strings("tokenizer.ggml.tokens"))
+    ]
+    if not tokens:
+        raise ModelFileError("the tokenizer has no tokens")
+    n_vocab = len(tokens)
+    types = metadata.integers("tokenizer.ggml.token_type", [int(TokenType.NORMAL)] * n_vocab)
+    scores = metadata.numbers("tokenizer.ggml.scores", [0.0] * n_vocab)
+    for name, values in (("token_type", types), ("scores", scores)):
+        if len(values) < n_vocab:
+            raise ModelFileError(
+                f"tokenizer.ggml.{name} has {len(values)} items for {n_vocab} tokens"
+            )
+    ids = {tokens[i]: i for i in reversed(range(n_vocab))}
+    types = types[:n_vocab]
+    if kind == "spm":
+        _correct_spm_types(tokens, types, ids)
+    bos_id, eos_id = bos_and_eos(metadata)
+    eog_ids = _correct_types(metadata, tokens, types, ids, eos_id)
+    add_bos = metadata.boolean(
+        "tokenizer.ggml.add_bos_token", kind == "spm" or PRE_TOKENIZERS[pre].add_bos
+    )
+    add_eos = metadata.boolean("tokenizer.ggml.add_eos_token", False)
+    for wanted, name, token in ((add_bos, "BOS", bos_id), (add_eos, "EOS", eos_id)):
+        if wanted and token is None:
+            warnings.append(f"the tokenizer wants {name} around a text, but has none")
+    lstrip_ids, rstrip_ids = _stripping_ids(metadata, types, ids)
+    return Vocabulary(
+        kind=kind,
+        pre=pre,
+        tokens=tokens,
+        types=types,
+        scores=scores,
+        ids=ids,
+        merges=metadata.strings("tokenizer.ggml.merges") if kind == "bpe" else [],
+        bos_id=bos_id,
+        eos_id=eos_id,
+        unk_id=_special_id(metadata, "unknown_token_id", 0 if kind == "spm" else None, n_vocab),
+        eog_ids=eog_ids,
+        add_bos=add_bos and bos_id is not None,
+        add_eos=add_eos and eos_id is not None,
+        add_space_prefix=kind == "spm"
+        and metadata.boolean("tokenizer.ggml.add_space_prefix", True),
+        lstrip_ids=lstrip_ids,
+        rstrip_ids=rstrip_ids,
+        warnings=tuple(warnings),
+    )
+
+
+def bos_and_eos(metadata: Metadata) -> tuple[int | None, int | None]:
+    """Ids of BOS and EOS. An SPM has 1 and 2 unless the file says otherwise.
+
+    (llama.cpp assumes 11 for both in a byte-level BPE whose file does not say: Falcon's. Here such
+    a file has none, so that generation does not end at a comma.)
+    """
+    n_vocab = len(metadata.strings("tokenizer.ggml.tokens", []))
+    is_spm = metadata.string("tokenizer.ggml.model", "") == "llama"
+    return (
+        _special_id(metadata, "bos_token_id", 1 if is_spm else None, n_vocab),
+        _special_id(metadata, "eos_token_id", 2 if is_spm else None, n_vocab),
+    )
+
+
+def _kind(metadata: Metadata) -> str:
+    model = metadata.string("tokenizer.ggml.model", "none")
+    if model in ("none", "no_vocab"):
+        raise NoTokenizerError("this file holds no tokenizer")
+    if model not in _KINDS:
+        raise ModelFileError(
+            f"tokenizer of kind {model!r} is not supported", hint="kinds that are: llama, gpt2"
+        )
+    return _KINDS[model]
+
+
+def _pre(metadata: Metadata, override_pre: str | None, warnings: list[str]) -> str:
+    known = ", ".join(sorted(PRE_TOKENIZERS))
+    if override_pre is not None:
+        if override_pre not in PRE_TOKENIZERS:
+            raise UsageError(f"unknown pre-tokenizer {override_pre!r}", hint=f"known: {known}")
+        return override_pre
+    pre = metadata.string("tokenizer.ggml.pre", "")
+    if not pre:
+        warnings.append(
+            "the file does not name its pre-tokenizer: 'default' may split text differently from "
+            "what the model was trained with (--override-pre NAME chooses another)"
+        )
+        return "default"
+    if pre not in PRE_TOKENIZERS:
+        raise ModelFileError(
+            f"unknown pre-tokenizer {pre!r}",
+            hint=f"--override-pre NAME uses another instead; known: {known}",
+        )
+    return pre
+
+
+def _special_id(metadata: Metadata, name: str, default: int | None, n_vocab: int) -> int | None:
+    for token in (metadata.integer(f"tokenizer.ggml.{name}", None), default):
+        if token is not None and 0 <= token < n_vocab:
+            return token
+    return None
+
+
+def _correct_spm_types(tokens: list[str], types: list[int], ids: dict[str, int]) -> None:
+    """Set the types by which tokens stand for text, so that decoding undoes encoding."""
+    for text in BYTE_TEXTS:
+        token = ids.get(text)
+        if token is not None and types[token] == TokenType.NORMAL:
+            types[token] = TokenType.BYTE
+    for token, token_type in enumerate(types):
+        # Written with an escaped space it can't be found in a text, it can only be merged.
+        if token_type == TokenType.USER_DEFINED and SPACE in tokens[token]:
+            types[token] = TokenType.NORMAL
+
+
+def _correct_types(
+    metadata: Metadata, tokens: list[str], types: list[int], ids: dict[str, int], eos_id: int | None
+) -> frozenset[int]:
+    """Set the types that files are known to get wrong, in place.
+
+    Returns:
+        the tokens that end a generation.
+    """
+    n_vocab = len(tokens)
+    eog: set[int] = set()
+
+    def first(keys: tuple[str, ...], texts: tuple[str, ...]) -> int | None:
+        """The id that a key names, or else that of the first text that is there: then control."""
+        for key in keys:
+            if (token := _special_id(metadata, key, None, n_vocab)) is not None:
+                return token
+        for text in texts:
+            if text in ids:
+                types[ids[text]] = TokenType.CONTROL
+                return ids[text]
+        return None
+
+    for keys, texts in _FIM:
+        first(keys, tuple(texts.split()))
+    found = [first((key,), texts) for key, texts in _EOG_FIM]
+    for text in _EOG_TEXTS:
+        if text in ids:
+            eog.add(ids[text])
+            types[ids[text]] = TokenType.CONTROL
+    for text in _SHOWN_TEXTS:
+        if text in ids:
+            types[ids[text]] = TokenType.USER_DEFINED
+    found += [first((key,), ()) for key in ("eot_token_id", "eom_token_id")]
+    eog.update(token for token in [*found, eos_id] if token is not None)
+    texts_of_eog = {tokens[token] for token in eog}
+    # In gpt-oss and Solar, <|end|> ends a channel and not the turn.
+    if {"<|return|>", "<|call|>"} <= texts_of_eog or (
+        "<|flush|>" in texts_of_eog and texts_of_eog & {"<|call|>", "<|calls|>"}
+    ):
+        _demote("<|end|>", TokenType.USER_DEFINED, ids, types, eog)
+    # In Gemma 4 and PLaMo, </s> is text.
+    if texts_of_eog & {"<|tool_response>", "<|plamo:eos|>"}:
+        _demote("</s>", TokenType.NORMAL, ids, types, eog)
+    return frozenset(eog)
+
+
+def _demote(
+    text: str, token_type: TokenType, ids: dict[str, int], types: list[int], eog: set[int]
+) -> None:
+    token = ids.get(text)
+    if token in eog:
+        eog.discard(token)
+        types[token] = token_type
+
+
+def _stripping_ids(
+    metadata: Metadata, types: list[int], ids: dict[str, int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """GGUF has no room for a token's lstrip and rstrip, so they go by the model's name."""
+    pre = metadata.string("tokenizer.ggml.pre", "")
+    name = metadata.string("general.name", "").lower()
+    if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")):
+        return frozenset(ids[text] for text in ("<mask>",) if text in ids), frozenset()
+    if "phi-3" in name or "phi3" in name:
+        special = {token for token, token_type in enumerate(types) if token_type in SPECIAL_TYPES}
+        kept = {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+        return frozenset(), frozenset(special - kept)
+    if "modern-bert" in name:
+        return frozenset(ids[text] for text in ("[MASK]",) if text in ids), frozenset()
+    return frozenset(), frozenset()

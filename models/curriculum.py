@@ -1,0 +1,66 @@
+"""Which rows the model sees when: lengths grow and exercises give way to stories and chats."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Lasts until `until` tokens have been seen; lengths and genres are drawn by weight."""
+
+    until: float
+    tokens_per_step: int
+    lengths: Mapping[int, float]
+    genres: Mapping[str, float]
+
+    def draw_length(self, rng: random.Random) -> int:
+        return rng.choices(list(self.lengths), list(self.lengths.values()))[0]
+
+
+_EXERCISES = {
+    "repeat": 0.10,
+    "list": 0.22,
+    "notebook": 0.18,
+    "memory chat": 0.12,
+    "story": 0.09,
+    "short story": 0.09,
+    "story chat": 0.20,
+}
+_MIXED = {
+    "repeat": 0.05,
+    "list": 0.10,
+    "list and stories": 0.07,
+    "notebook": 0.20,
+    "memory chat": 0.20,
+    "story": 0.14,
+    "story chat": 0.24,
+}
+_FINAL = {
+    "repeat": 0.03,
+    "list": 0.04,
+    "list and stories": 0.08,
+    "notebook": 0.20,
+    "memory chat": 0.19,
+    "personal chat": 0.06,
+    "story": 0.14,
+    "story chat": 0.18,
+    "rare story chat": 0.08,
+}
+STAGES = (
+    Stage(1.5e6, 4096, {256: 1.0}, _EXERCISES),
+    Stage(4e6, 8192, {256: 0.3, 512: 0.7}, _MIXED),
+    Stage(float("inf"), 8192, {512: 0.35, 1024: 0.40, 2048: 0.25}, _FINAL),
+)
+
+
+def stage_at(tokens: int) -> Stage:
+    return next(stage for stage in STAGES if tokens < stage.until)
+
+
+def rate_factor(step: int, tokens: int, total: int, warm_steps: int, decay: float) -> float:
+    """Warm up over the first steps, stay, and fall to zero over the last `decay` of all tokens."""
+    warm = min(1.0, (step + 1) / warm_steps)
+    return warm * min(1.0, max(0.0, (total - tokens) / (total * decay)))

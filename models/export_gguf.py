@@ -1,0 +1,138 @@
+"""Writes the model as GGUF: architecture `llama`, once in F16 and once in Q8_0.
+
+Run as a program, it exports a checkpoint: `python models/export_gguf.py --work DIR --out models`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from document import ASSISTANT, SYSTEM, USER
+from network import Network, Shape
+from tokenizer import Tokenizer
+
+NAME = "tales-4M"
+DESCRIPTION = (
+    "A very small model that tells short stories about animals and remembers facts. Trained from "
+    "nothing on generated text; its attention heads were preset before training."
+)
+LICENSE = "MIT"
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}"
+    "{{ '" + ASSISTANT + "' + message['content'] | trim + eos_token }}"
+    "{% elif message['role'] == 'system' %}"
+    "{{ '" + SYSTEM + "' + message['content'] | trim }}"
+    "{% else %}"
+    "{{ '" + USER + "' + message['content'] | trim }}"
+    "{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '" + ASSISTANT + "' }}{% endif %}"
+)
+_FORMATS = {
+    "F16": (gguf.LlamaFileType.MOSTLY_F16, gguf.GGMLQuantizationType.F16),
+    "Q8_0": (gguf.LlamaFileType.MOSTLY_Q8_0, gguf.GGMLQuantizationType.Q8_0),
+}
+
+
+def export(network: Network, tokenizer: Tokenizer, folder: Path) -> list[Path]:
+    """Write one file per format and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    for suffix, (file_type, matrix_type) in _FORMATS.items():
+        path = folder / f"{NAME}-{suffix}.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        _add_model(writer, network.shape, file_type)
+        _add_tokenizer(writer, tokenizer)
+        _add_tensors(writer, network, matrix_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        paths.append(path)
+    return paths
+
+
+def _add_model(writer: gguf.GGUFWriter, shape: Shape, file_type: gguf.LlamaFileType) -> None:
+    writer.add_type(gguf.GGUFType.MODEL)
+    writer.add_name(NAME)
+    writer.add_description(DESCRIPTION)
+    writer.add_license(LICENSE)
+    writer.add_file_type(file_type)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.hidden)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_width)
+    writer.add_value_length(shape.head_width)
+    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_rope_dimension_count(shape.head_width)
+    writer.add_vocab_size(shape.vocabulary)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+    processor = tokenizer.processor
+    pieces = range(tokenizer.size)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([processor.id_to_piece(index) for index in pieces])
+    writer.add_token_scores([processor.get_score(index) for index in pieces])
+    writer.add_token_types([_token_type(tokenizer, index) for index in pieces])
+    writer.add_bos_token_id(tokenizer.bos)
+    writer.add_eos_token_id(tokenizer.eos)
+    writer.add_unk_token_id(processor.unk_id())
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _token_type(tokenizer: Tokenizer, index: int) -> gguf.TokenType:
+    processor = tokenizer.processor
+    if processor.is_unknown(index):
+        return gguf.TokenType.UNKNOWN
+    if processor.is_control(index):
+        return gguf.TokenType.CONTROL
+    if processor.is_byte(index):
+        return gguf.TokenType.BYTE
+    return gguf.TokenType.NORMAL
+
+
+def _add_tensors(
+    writer: gguf.GGUFWriter, network: Network, matrix_type: gguf.GGMLQuantizationType
+) -> None:
+    for name, weight in network.state_dict().items():
+        values = weight.detach().float().numpy()
+        if values.ndim == 1:
+            writer.add_tensor(name, values.astype(np.float32))
+        elif matrix_type == gguf.GGMLQuantizationType.F16:
+            writer.add_tensor(name, values.astype(np.float16))
+        else:
+            packed = gguf.quants.quantize(values, matrix_type)
+            writer.add_tensor(name, packed, raw_dtype=matrix_type)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Export a checkpoint as GGUF.")
+    parser.add_argument("--work", type=Path, required=True, help="folder with the checkpoint")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    state = torch.load(options.work / "checkpoint.pt", weights_only=True)
+    network = Network(Shape(**state["shape"]))
+    network.load_state_dict(state["network"])
+    for path in export(network, Tokenizer(options.work / "tokenizer.model"), options.out):
+        print(path, path.stat().st_size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Trains the model from nothing and writes its GGUF files.
+
+    python models/train.py --out models
+
+Training resumes from the checkpoint in the working folder if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from corpus import make_row, tokenizer_texts
+from curriculum import rate_factor, stage_at
+from document import LOSS_WEIGHTS, Kind
+from evaluation import report
+from export_gguf import export
+from network import Network, Shape, wire
+from optimizer import Optimizer
+from tokenizer import Tokenizer, train_tokenizer
+from torch import Tensor
+
+_TOKENIZER_DOCUMENTS = 6000
+_LOG_EVERY = 20
+
+
+class Trainer:
+    """One training run: its network, its optimiser and how far it has come."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        options.work.mkdir(parents=True, exist_ok=True)
+        vocabulary_file = options.work / "tokenizer.model"
+        if not vocabulary_file.exists():
+            lines = tokenizer_texts(options.seed, _TOKENIZER_DOCUMENTS)
+            train_tokenizer(lines, Shape().vocabulary, vocabulary_file)
+        self.tokenizer = Tokenizer(vocabulary_file)
+        torch.manual_seed(options.seed)
+        self.network = Network(Shape(vocabulary=self.tokenizer.size))
+        wire(self.network, options.seed)
+        self.optimizer = Optimizer(self.network, options.matrix_rate, options.other_rate)
+        self.step = self.tokens = 0
+        self.seconds = 0.0
+        self._checkpoint = options.work / "checkpoint.pt"
+        self._log = options.work / "log.jsonl"
+        self._weights = torch.tensor([LOSS_WEIGHTS[kind] for kind in Kind])
+        if self._checkpoint.exists():
+            self._load()
+
+    def run(self) -> None:
+        """Train until all tokens have been seen, logging and saving on the way."""
+        started = last_saved = time.monotonic()
+        before = self.seconds
+        totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        with self._log.open("a", encoding="utf-8") as log:
+            while self.tokens < self.options.tokens:
+                length = self._train_step(totals)
+                self.seconds = before + time.monotonic() - started
+                if self.step % _LOG_EVERY == 0:
+                    log.write(json.dumps(self._log_line(length, totals)) + "\n")
+                    log.flush()
+                    totals.clear()
+                if time.monotonic() - last_saved > 60 * self.options.checkpoint_minutes:
+                    self._save()
+                    last_saved = time.monotonic()
+        self._save()
+
+    def _train_step(self, totals: dict[str, list[float]]) -> int:
+        stage = stage_at(self.tokens)
+        rng = random.Random(f"{self.options.seed}:{self.step}")
+        length = stage.draw_length(rng)
+        rows = [
+            make_row(rng, self.tokenizer, stage.genres, length + 1)
+            for _ in range(stage.tokens_per_step // length)
+        ]
+        ids = torch.tensor([row[0] for row in rows])
+        kinds = torch.tensor([row[1] for row in rows])[:, 1:].flatten()
+        inputs, targets = ids[:, :-1], ids[:, 1:].flatten()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = self.network(inputs)
+        logits = logits.float().flatten(0, 1)
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        weights = self._weights[kinds]
+        loss = (losses * weights).sum() / weights.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.optimizer.step(
+            rate_factor(
+                self.step,
+                self.tokens,
+                self.options.tokens,
+                self.options.warm_steps,
+                self.options.decay,
+            )
+        )
+        self.network.zero_grad(set_to_none=True)
+        self._count(totals, logits.detach(), targets, losses.detach(), kinds)
+        self.step += 1
+        self.tokens += inputs.numel()
+        return length
+
+    @staticmethod
+    def _count(
+        totals: dict[str, list[float]],
+        logits: Tensor,
+        targets: Tensor,
+        losses: Tensor,
+        kinds: Tensor,
+    ) -> None:
+        right = logits.argmax(-1) == targets
+        for kind in Kind:
+            chosen = kinds == kind
+            if kind == Kind.FRESH or not chosen.any():
+                continue
+            values = losses if kind == Kind.PROSE else right
+            total = totals[kind.name.lower()]
+            total[0] += float(values[chosen].sum())
+            total[1] += int(chosen.sum())
+
+    def _log_line(self, length: int, totals: dict[str, list[float]]) -> dict[str, Any]:
+        """Prose has its loss in the log, every other kind its accuracy."""
+        line: dict[str, Any] = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds),
+            "length": length,
+        }
+        line |= {name: round(total[0] / total[1], 4) for name, total in sorted(totals.items())}
+        return line
+
+    def _save(self) -> None:
+        state = {
+            "shape": self.network.shape.as_dict(),
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state(),
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        }
+        fresh = self._checkpoint.with_suffix(".new")
+        torch.save(state, fresh)
+        fresh.replace(self._checkpoint)
+
+    def _load(self) -> None:
+        state = torch.load(self._checkpoint, weights_only=True)
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load(state["optimizer"])
+        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+        self._forget_log_after(self.step)
+
+    def _forget_log_after(self, step: int) -> None:
+        """Drop the log lines of steps that were not saved and will be taken again."""
+        lines = self._log.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        self._log.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the GGUF files")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "tales-4M",
+        help="folder for the tokenizer, the checkpoint and the log",
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=9_000_000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--matrix-rate", type=float, default=0.01)
+    parser.add_argument("--other-rate", type=float, default=2e-3)
+    parser.add_argument("--warm-steps", type=int, default=30)
+    parser.add_argument("--decay", type=float, default=0.35)
+    parser.add_argument("--checkpoint-minutes", type=float, default=2.0)
+    parser.add_argument("--probes", type=int, default=40, help="probes per cell of the table")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _parse_options()
+    torch.set_num_threads(options.threads)
+    trainer = Trainer(options)
+    trainer.run()
+    export(trainer.network, trainer.tokenizer, options.out)
+    shutil.copy(options.work / "log.jsonl", options.out / "training-log.jsonl")
+    report(trainer.network, trainer.tokenizer, options.probes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The public Python API, on a tiny model with a tokenizer and on one without."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+from random_model import RandomModel
+from tiny_model import CONTEXT, write_tiny_model
+
+import localkv
+from localkv import LLM, LocalKVError, SamplingParams
+from localkv.errors import ContextOverflowError, ModelFileError, UsageError
+from localkv.quant_formats import KV_FORMATS
+
+PROMPT = "Once upon a time there was a fox"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("llm") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> LLM:
+    return LLM(path, n_ctx=200)
+
+
+def test_names_of_the_package() -> None:
+    assert localkv.LLM is LLM
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = localkv.nonsense
+
+
+def test_logits_and_tokens(llm: LLM) -> None:
+    ids = llm.tokenize(PROMPT)
+    assert ids[0] == llm.tokenizer.bos_id
+    assert llm.detokenize(ids[1:]) == PROMPT
+    assert llm.tokenize("<|user|>") != llm.tokenize("<|user|>", parse_special=True)
+    logits = llm.logits(ids)
+    assert logits.dtype == torch.float32
+    assert logits.shape == (len(ids), llm.config.n_vocab)
+    assert torch.equal(llm.logits(ids), logits)
+
+
+def test_stream_is_the_completion(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, max_tokens=30, seed=4)
+    pieces = list(stream)
+    completion = llm.complete(PROMPT, max_tokens=30, seed=4)
+    assert "".join(pieces) == completion.text == stream.completion.text
+    assert len(pieces) > 5
+    assert completion.seed == 4
+    usage = completion.usage
+    assert usage.prompt_tokens == len(llm.tokenize(PROMPT))
+    assert usage.completion_tokens == 30
+    assert usage.total_tokens == usage.prompt_tokens + 30
+    assert usage.cached_tokens == usage.prompt_tokens - 1
+    assert completion.timings.decode_per_second > 0
+
+
+def test_greedy_is_what_the_logits_say(llm: LLM) -> None:
+    ids = llm.tokenize(PROMPT)
+    text = llm.complete(PROMPT, max_tokens=8, temperature=0).text
+    assert llm.complete(ids, max_tokens=8, temperature=0).text == text
+    for _ in range(8):
+        ids.append(int(llm.logits(ids)[-1].argmax()))
+    whole = llm.detokenize(ids[1:])
+    assert whole.endswith(text)
+
+
+def test_stop_strings(llm: LLM) -> None:
+    whole = llm.complete(PROMPT, max_tokens=40, temperature=0).text
+    stop = whole[10:13]
+    completion = llm.complete(PROMPT, max_tokens=40, temperature=0, stop=[stop, "never"])
+    assert completion.text == whole[: whole.index(stop)]
+    assert completion.finish_reason == "stop"
+    assert llm.complete(PROMPT, max_tokens=40, temperature=0, stop=stop).text == completion.text
+
+
+def test_end_of_generation(llm: LLM) -> None:
+    """EOS ends a text and is not part of it; `ignore_eos` never draws it."""
+    eos = llm.tokenizer.eos_id
+    assert eos is not None
+    only_eos = {"logit_bias": {eos: 1000.0}}
+    completion = llm.complete(PROMPT, max_tokens=9, **only_eos)
+    assert (completion.text, completion.finish_reason) == ("", "stop")
+    ignored = llm.complete(PROMPT, max_tokens=9, ignore_eos=True, **only_eos)
+    assert ignored.usage.completion_tokens == 9
+    assert ignored.finish_reason == "length"
+
+
+def test_the_end_of_the_context(llm: LLM) -> None:
+    completion = llm.complete(PROMPT, ignore_eos=True)
+    assert completion.usage.total_tokens == llm.cache.n_ctx
+    assert completion.finish_reason == "length"
+    assert completion.context_full
+    assert not llm.complete(PROMPT, max_tokens=3, ignore_eos=True).context_full
+    with pytest.raises(ContextOverflowError, match=r"\d+ tokens, but the context holds 200"):
+        llm.stream("fox " * 300)
+
+
+def test_cancel(llm: LLM) -> None:
+    cancel = Event()
+    stream = llm.stream(PROMPT, ignore_eos=True, cancel=cancel)
+    next(stream)
+    cancel.set()
+    completion = stream.completion
+    assert completion.finish_reason == "cancelled"
+    assert 0 < completion.usage.completion_tokens < 10
+
+
+def test_sampling_options(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, seed=1)
+    text = llm.complete(PROMPT, max_tokens=5, params=params).text
+    assert text == llm.complete(PROMPT, max_tokens=5, temperature=0).text
+    changed = llm.complete(PROMPT, max_tokens=5, params=params, temperature=5.0, top_k=0)
+    assert changed.text != text
+    assert changed.seed == 1
+    with pytest.raises(TypeError, match="temprature"):
+        llm.complete(PROMPT, temprature=1)
+    with pytest.raises(UsageError, match="top_p"):
+        llm.complete(PROMPT, top_p=7)
+
+
+def test_chat(llm: LLM) -> None:
+    messages = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "hello <|user|>"},
+    ]
+    stream = llm.chat(messages, max_tokens=4, temperature=0)
+    text = stream.completion.text
+    user = llm.tokenizer.token_to_id("<|user|>")
+    ids = llm.engine.cached_ids
+    assert ids.count(user) == 1  # the template's; what the user wrote stays text
+    assert ids[0] == llm.tokenizer.bos_id
+    assert ids.count(llm.tokenizer.bos_id) == 1
+    again = llm.chat([*messages, {"role": "assistant", "content": text}], max_tokens=2)
+    assert again.completion.usage.cached_tokens > 10
+
+
+def test_model_without_template_or_tokenizer(tmp_path: Path) -> None:
+    bare = LLM(write_tiny_model(tmp_path / "bare.gguf", tokenizer=False), n_ctx=8)
+    assert bare.logits([1, 2, 3]).shape[0] == 3
+    with pytest.raises(ModelFileError, match="tokenizer"):
+        bare.tokenize("hello")
+    with pytest.raises(ModelFileError, match="tokenizer"):
+        bare.complete([1, 2])
+    plain = LLM(write_tiny_model(tmp_path / "plain.gguf", template=False), n_ctx=8)
+    with pytest.raises(UsageError, match="no chat template"):
+        plain.chat([{"role": "user", "content": "hello"}])
+
+
+def test_context_length(path: Path) -> None:
+    assert LLM(path).cache.n_ctx == CONTEXT
+    assert LLM(path, n_ctx=0).cache.n_ctx == CONTEXT
+    longer = LLM(path, n_ctx=CONTEXT + 1)
+    assert longer.cache.n_ctx == CONTEXT + 1
+    assert any("longer than the 256" in line for line in longer.warnings)
+
+
+def test_default_context_is_bounded(tmp_path: Path) -> None:
+    path = RandomModel(n_ctx=100_000).write(tmp_path / "model.gguf")
+    assert LLM(path).cache.n_ctx == 4096
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache_type_k": "q9_9"}, "unknown K cache type 'q9_9' .*f32.*f16"),
+        ({"cache_type_v": "F8"}, "unknown V cache type 'F8'"),
+        ({"device": "tpu"}, "unknown device 'tpu' .*auto.*cpu"),
+        ({"n_ctx": -1}, "context of -1"),
+        ({"n_batch": 0}, "n_batch must be at least 1"),
+        ({"n_threads": 0}, "n_threads must be at least 1"),
+    ],
+)
+def test_options_that_make_no_sense(path: Path, options: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LLM(path, **options)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="no such file"):
+        LLM(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize("type_k", KV_FORMATS)
+@pytest.mark.parametrize("type_v", KV_FORMATS)
+def test_every_pair_of_cache_types(path: Path, type_k: str, type_v: str) -> None:
+    """Both types are used, and the cache takes the bytes they say."""
+    llm = LLM(path, n_ctx=200, cache_type_k=type_k, cache_type_v=type_v)
+    rows = 256 * llm.config.n_layers * llm.config.n_kv_heads
+    for side, name in (("k", type_k), ("v", type_v)):
+        assert llm.engine.cache.n_bytes(side) == rows * KV_FORMATS[name].row_bytes(64)
+    exact = LLM(path, n_ctx=200, cache_type_k="f32", cache_type_v="f32")
+    ids = llm.tokenize(PROMPT)
+    got, want = llm.logits(ids), exact.logits(ids)
+    error = float((got - want).norm() / want.norm())
+    assert error < 0.2
+    if (type_k, type_v) == ("f32", "f32"):
+        assert error == 0
+    else:
+        assert error > 1e-6
+
+
+def test_devices(path: Path) -> None:
+    reference = LLM(path, n_ctx=64, device="reference")
+    assert reference.backend.name == "reference"
+    ids = reference.tokenize(PROMPT)
+    assert torch.allclose(LLM(path, n_ctx=64).logits(ids), reference.logits(ids), atol=1e-2)
+
+
+def test_errors_are_of_one_kind_and_one_line(llm: LLM) -> None:
+    with pytest.raises(LocalKVError) as caught:
+        llm.complete("fox " * 300)
+    assert "\n" not in str(caught.value)
+    assert not math.isnan(float(caught.value.exit_code))
