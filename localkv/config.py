@@ -92,6 +92,10 @@ class ModelConfig:
     attention_temperature_length: int = 0
 
 
+DEVICES = ("auto", "cpu", "reference")
+"""What `--device` takes; "auto" is "cpu" as long as there is no GPU backend."""
+
+
 @dataclass(frozen=True)
 class CacheConfig:
     """What the KV cache is made of.

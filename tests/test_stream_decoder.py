@@ -57,8 +57,7 @@ def test_characters_are_never_broken(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_invalid_bytes(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
-    first, second, *_ = emoji = tokenizer.encode("\U0001f937", add_special=False)[-4:]
-    assert len(emoji) == 4
+    first, second, *_ = tokenizer.encode("\U0010ffff", add_special=False)[-4:]
     a = tokenizer.encode("<sep>", add_special=False)[0]
     decoder = tokenizer.stream_decoder()
     assert decoder.push(first) == ""

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_vocabulary import CORPUS, UNUSED, bpe_metadata, spm_metadata, spm_model
 
-from localkv.errors import LocalKVError, ModelFileError, UsageError
+from localkv.errors import ModelFileError, UsageError
 from localkv.loader import load_tokenizer
 from localkv.loader.metadata import Metadata
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
@@ -163,9 +163,7 @@ def test_spm_without_types_still_falls_back_to_bytes() -> None:
 def test_spm_puts_a_space_after_special_tokens_and_takes_it_back() -> None:
     tokenizer = spm(spm_model(user_defined=("<sep>",)), user_defined=("<sep>",))
     ids = tokenizer.encode("the<sep>the</s> the", parse_special=True)
-    assert texts_of(tokenizer, ids) == ["<s>", "▁the", "<sep>", "▁the", "</s>", "▁▁", "the"] or (
-        texts_of(tokenizer, ids)[:5] == ["<s>", "▁the", "<sep>", "▁the", "</s>"]
-    )
+    assert texts_of(tokenizer, ids)[:5] == ["<s>", "▁the", "<sep>", "▁the", "</s>"]
     assert tokenizer.decode(ids) == "<s>the<sep>the</s> the"
     assert tokenizer.decode(ids, skip_special=True) == "the<sep>the the"
     assert tokenizer.token_bytes(ids[1]) == b" the"
@@ -178,11 +176,15 @@ def test_user_defined_spaces_are_merged_like_others() -> None:
 
 
 def test_spm_model_that_sentencepiece_refuses() -> None:
-    tokenizer = spm(tokens=["<unk>", "a\0b"], token_type=[2, 1], scores=[0.0, 0.0])
-    try:
+    tokenizer = spm(tokens=["<unk>", "x" * 10**5], token_type=[2, 1], scores=[0.0, 0.0])
+    with pytest.raises(ModelFileError, match="the tokenizer is malformed"):
         tokenizer.encode("text")
-    except LocalKVError as error:
-        assert "\n" not in str(error)
+
+
+def test_spm_tokens_that_sentencepiece_would_refuse() -> None:
+    tokens = spm_metadata(spm_model()).strings("tokenizer.ggml.tokens")
+    tokenizer = spm(tokens=[*tokens[:-3], "the", "a\0b", ""])
+    assert tokenizer.decode(tokenizer.encode("the a\0b", add_special=False)) == "the a\0b"
 
 
 def test_several_unknown_tokens() -> None:
@@ -197,25 +199,20 @@ def test_several_unknown_tokens() -> None:
 # --- byte-level BPE
 
 
-SPLITS = {
-    "gpt-2": "It|'s| 1234|\n|\n|HELLO| wORLD|'|S|  | x|_|y|é| ½|!!",
-}
-
-
 @pytest.mark.parametrize(
     ("pre", "text", "pieces"),
     [
-        ("gpt-2", "It's 1234\n\nDON'T  x_y é½!!", "It|'s| 1234|\n\n|DON|'|T| | x|_|y| é|½|!!"),
+        ("gpt-2", "It's 1234\n\nDON'T  x_y é½!!", "It|'s| 1234|\n|\n|DON|'|T| | x|_|y| é|½|!!"),
         ("llama-bpe", "It's 1234\n\nDON'T  x_y", "It|'s| |123|4|\n\n|DON|'T| | x|_y"),
         ("qwen2", "It's 1234\n\nDON'T  x_y", "It|'s| |1|2|3|4|\n\n|DON|'T| | x|_y"),
         ("qwen2", "क्षि", "क|्ष|ि"),
         ("qwen35", "क्षि 12", "क्षि| |1|2"),
-        ("tekken", "HelloWORLDwide 12 ÉCOLE/\n", "Hello|WORLDwide| |1|2| ÉCOLE|/\n"),
+        ("tekken", "HelloWORLDwide 12 ÉCOLE/\n", "Hello|WORLDwide| |1|2| É|COLE|/\n"),
         ("gpt-4o", "It's camelCase 1234//\n", "It's| camel|Case| |123|4|//\n"),
         ("smollm", "a 12'll\n x", "a| |1|2|'ll|\n| x"),
         ("falcon", "x=1234, y", "x|=|123|4|,| y"),
         ("deepseek-llm", "Hi 漢字 12\n\nok", "Hi| |漢字| |12|\n|\n|ok"),
-        ("deepseek-coder", "a.b 12 漢", "a|.|b| |1|2| 漢"),
+        ("deepseek-coder", "a.b 12 漢", "a|.|b| |1|2| |漢"),
         ("deepseek-v3", "x.foo 1234カナ!", "x|.foo| |123|4|カナ|!"),
         ("default", "x+1234 y", "x|+|123|4| y"),
         ("bloom", "a, b。c", "a|,| b|。|c"),
@@ -250,10 +247,12 @@ def test_ignore_merges() -> None:
 
 def test_bytes_without_a_token_are_left_out_and_still_separate() -> None:
     tokens = bpe_metadata().strings("tokenizer.ggml.tokens")
+    merges = bpe_metadata().strings("tokenizer.ggml.merges")
+    assert "h e" in merges
     x = tokens.index("x")
     tokenizer = bpe(tokens=["[gone]" if i == x else token for i, token in enumerate(tokens)])
-    assert texts_of(tokenizer, tokenizer.encode("txh", add_special=False)) == ["t", "h"]
-    assert texts_of(tokenizer, tokenizer.encode("th", add_special=False)) == ["th"]
+    assert texts_of(tokenizer, tokenizer.encode("hxe", add_special=False)) == ["h", "e"]
+    assert texts_of(tokenizer, tokenizer.encode("he", add_special=False)) == ["he"]
 
 
 def test_merges_of_what_is_no_token() -> None:
@@ -263,7 +262,6 @@ def test_merges_of_what_is_no_token() -> None:
 
 
 def test_text_out_of_the_byte_alphabet_stands_for_itself() -> None:
-    tokenizer = bpe(user_defined=("‼",))
     metadata = bpe_metadata(user_defined=("‼",))
     types = metadata.integers("tokenizer.ggml.token_type")
     types[-1] = 1

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from localkv.config import DEVICES
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
-
-DEVICES = ("auto", "cpu", "reference")
-"""What `--device` takes; "auto" is "cpu" as long as there is no GPU backend."""
 
 
 def select_backend(device: str = "auto") -> Backend:

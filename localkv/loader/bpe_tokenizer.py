@@ -25,10 +25,8 @@ def bpe_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
     family = PRE_TOKENIZERS[vocabulary.pre]
-    ids = vocabulary.ids.copy()
-    for token, token_type in enumerate(vocabulary.types):
-        if token_type in _UNREACHABLE:
-            ids.pop(vocabulary.tokens[token], None)
+    types = vocabulary.types
+    ids = {text: i for text, i in vocabulary.ids.items() if types[i] not in _UNREACHABLE}
     merges = [
         (merge[:space], merge[space + 1 :])
         for merge in vocabulary.merges

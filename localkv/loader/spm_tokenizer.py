@@ -64,13 +64,12 @@ def _model_proto(vocabulary: Vocabulary) -> bytes:
             piece_type = TokenType.BYTE
         elif token == unk_id:
             piece_type = TokenType.UNKNOWN
-        elif vocabulary.ids[text] == token and types[token] in (
-            TokenType.NORMAL,
-            TokenType.USER_DEFINED,
-        ):
+        elif vocabulary.ids[text] != token or "\0" in text:
+            piece_type = TokenType.CONTROL  # SentencePiece would refuse it
+        elif types[token] in (TokenType.NORMAL, TokenType.USER_DEFINED):
             # Those that users defined are matched before; to the merges they are like any other.
             piece_type = TokenType.NORMAL
-        elif vocabulary.ids[text] == token and types[token] == TokenType.UNUSED:
+        elif types[token] == TokenType.UNUSED:
             piece_type = TokenType.UNUSED
         else:
             piece_type = TokenType.CONTROL

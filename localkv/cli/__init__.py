@@ -1,0 +1,72 @@
+"""The command line: `localkv COMMAND ...`. Nothing here imports torch before a model is loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from localkv.cli.command import Group
+from localkv.cli.failure import BROKEN_PIPE, INTERRUPTED, USAGE, report, silence_stdout
+from localkv.cli.options import version_option
+
+__all__ = ["cli", "main", "run"]
+
+COMPLETION_VARIABLE = "_LOCALKV_COMPLETE"
+
+COMMANDS = {
+    "complete": ("localkv.cli.complete", "Continue a prompt, or answer it."),
+    "show": ("localkv.cli.show", "Show what is in a model file."),
+    "tokenize": ("localkv.cli.tokenize", "Turn text into token ids."),
+    "detokenize": ("localkv.cli.tokenize", "Turn token ids into text."),
+}
+"""Command -> the module that holds it under the same name, and what it does."""
+
+cli = Group(
+    "localkv",
+    commands_at=COMMANDS,
+    params=[version_option()],
+    help="Run language models from GGUF files, with the KV cache packed in a type of its own for "
+    "K and for V.",
+    epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.",
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
+    try:
+        with cli.make_context("localkv", list(argv)) as ctx:
+            code = cli.invoke(ctx)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code or 0
+    except click.exceptions.Exit as finished:
+        return finished.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.message, err=True)
+        return USAGE
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        silence_stdout()
+        return BROKEN_PIPE
+    except Exception as error:
+        code = report(error)
+        if isinstance(error, OSError):
+            silence_stdout()
+        return code
+
+
+def main() -> NoReturn:
+    """The program `localkv`."""
+    if instruction := os.environ.get(COMPLETION_VARIABLE):
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(cli, {}, "localkv", COMPLETION_VARIABLE, instruction))
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""`Command` and `Group`: how every command parses its arguments, finds defaults and shows help.
+
+On a terminal rich-click renders the help; in a pipe it is plain text, and rich is not imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from rich_click import RichCommand, RichGroup
+
+from localkv.cli.arguments import check_arguments
+from localkv.cli.config_file import config_defaults
+from localkv.cli.messages import did_you_mean
+from localkv.errors import UsageError
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "rich_help_config": {"theme": "default-slim"}}
+
+
+class Command(RichCommand):
+    """One command of `localkv`.
+
+    Its options take their values from the command line, else from the environment, else from the
+    command's table in the configuration file. llama.cpp's flags that have no meaning here are
+    answered before click sees them.
+    """
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        super().__init__(name=name, context_settings=dict(_SETTINGS), **attributes)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            args, asks_help = check_arguments(self, ctx, args)
+            if not asks_help:
+                ctx.default_map = config_defaults(self, ctx, _siblings(ctx))
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        return super().get_help(ctx) if _on_terminal() else _plain_help(self, ctx)
+
+
+class Group(RichGroup):
+    """Commands that are imported when they are asked for.
+
+    Args:
+        commands_at: command -> the module that holds it under the same name, and its short help.
+    """
+
+    def __init__(
+        self, name: str, *, commands_at: Mapping[str, tuple[str, str]], **attributes: Any
+    ) -> None:
+        super().__init__(
+            name=name, context_settings=dict(_SETTINGS), no_args_is_help=True, **attributes
+        )
+        self.commands_at = dict(commands_at)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise UsageError(
+                f"no such option {error.option_name}",
+                hint="options follow a command, as in: localkv complete -m FILE -p TEXT",
+            ) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in self.commands_at:
+            raise UsageError(
+                f"no such command {args[0]!r}{did_you_mean(args[0], self.commands_at)}",
+                hint=f"commands: {', '.join(self.commands_at)}",
+            )
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands_at)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands_at:
+            return None
+        module, short_help = self.commands_at[cmd_name]
+        command = getattr(importlib.import_module(module), cmd_name)
+        assert isinstance(command, click.Command)
+        command.short_help = short_help
+        return command
+
+    def get_help(self, ctx: click.Context) -> str:
+        return super().get_help(ctx) if _on_terminal() else _plain_help(self, ctx)
+
+
+def _siblings(ctx: click.Context) -> list[str]:
+    """The names of all commands."""
+    group = ctx.parent.command if ctx.parent is not None else None
+    return group.list_commands(ctx) if isinstance(group, Group) else [ctx.command.name or ""]
+
+
+def _on_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _plain_help(command: RichCommand, ctx: click.Context) -> str:
+    """The help by click's own means, with the options under their headings."""
+    formatter = click.HelpFormatter(width=ctx.terminal_width, max_width=ctx.max_content_width)
+    click.Command.format_usage(command, ctx, formatter)
+    click.Command.format_help_text(command, ctx, formatter)
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx)
+        if record is not None:
+            sections.setdefault(getattr(param, "panel", None) or "Options", []).append(record)
+    if isinstance(command, Group):
+        rows = [(name, short_help) for name, (_, short_help) in command.commands_at.items()]
+        sections["Commands"] = rows
+    for name, rows in sections.items():
+        with formatter.section(name):
+            formatter.write_dl(rows)
+    click.Command.format_epilog(command, ctx, formatter)
+    return formatter.getvalue().rstrip("\n")

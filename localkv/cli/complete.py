@@ -1,0 +1,352 @@
+"""`localkv complete`: continue a prompt, or answer it with `--chat`. stdout holds the text only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from threading import Event, current_thread, main_thread
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from localkv.cli.command import Command
+from localkv.cli.escapes import unescape
+from localkv.cli.failure import INTERRUPTED
+from localkv.cli.messages import note, say, warn
+from localkv.cli.options import (
+    Whole,
+    escape_option,
+    flag,
+    json_option,
+    loading_arguments,
+    loading_options,
+    option,
+)
+from localkv.cli.prompt import read_file, read_stdin, without_final_newline
+from localkv.cli.sampling_options import sampling_options, sampling_params
+from localkv.cli.text_output import TextOutput
+from localkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from localkv.llm import LLM
+    from localkv.text_stream import Completion, TextStream
+
+MIB = 1 << 20
+
+_PROMPT_OPTIONS: list[click.Parameter] = [
+    option(
+        "-p",
+        "--prompt",
+        panel="Prompt",
+        metavar="TEXT",
+        help="The text to continue, after stdin if there is any (and an empty line).",
+    ),
+    option(
+        "-f",
+        "--file",
+        panel="Prompt",
+        metavar="FILE",
+        help="Read the prompt from a UTF-8 file, as it is but for one final line break.",
+    ),
+    escape_option("Prompt", "-p, -sys, -r and --dry-sequence-breaker; never in files and stdin"),
+    flag(
+        "--parse-special",
+        panel="Prompt",
+        help="Read control tokens written in the prompt, such as <|im_start|>, as what they are.",
+    ),
+    flag("--chat", panel="Prompt", help="Answer the prompt through the model's chat template."),
+    option(
+        "-sys",
+        "--system-prompt",
+        panel="Prompt",
+        metavar="TEXT",
+        help="What the chat template puts before the prompt; implies --chat.",
+    ),
+    option(
+        "--chat-template-file",
+        panel="Prompt",
+        llama_env="CHAT_TEMPLATE_FILE",
+        metavar="FILE",
+        help="A Jinja template instead of the model's; implies --chat.",
+    ),
+]
+
+_LENGTH_OPTIONS: list[click.Parameter] = [
+    option(
+        "n_predict",
+        "-n",
+        "--predict",
+        "--n-predict",
+        panel="Length",
+        llama_env="N_PREDICT",
+        type=Whole(-2),
+        default=-1,
+        show_default=True,
+        metavar="N",
+        help="Most tokens to generate; -1 and -2 go on to the end of the context.",
+    ),
+    option(
+        "stop",
+        "-r",
+        "--reverse-prompt",
+        "--stop",
+        panel="Length",
+        multiple=True,
+        metavar="TEXT",
+        help="End before this text; may be given again.",
+    ),
+    flag("--ignore-eos", panel="Length", help="Never draw a token that ends the generation."),
+]
+
+_OUTPUT_OPTIONS: list[click.Parameter] = [
+    option(
+        "-o",
+        "--output",
+        panel="Output",
+        metavar="FILE",
+        help="Write to this file instead of stdout, as the text comes.",
+    ),
+    json_option(),
+    option(
+        "--stream/--no-stream",
+        panel="Output",
+        type=bool,
+        default=True,
+        help="Print the text as it comes, or once it is complete.  [default: stream]",
+    ),
+    flag("--stats", panel="Output", help="Print speed and sizes on stderr at the end."),
+    flag(
+        "-v",
+        "--verbose",
+        panel="Output",
+        help="Say what is loaded on stderr, also when that is no terminal.",
+    ),
+]
+
+
+def _run(
+    *,
+    prompt: str | None,
+    file: str | None,
+    escape: bool,
+    parse_special: bool,
+    chat: bool,
+    system_prompt: str | None,
+    chat_template_file: str | None,
+    n_predict: int,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+    output: str | None,
+    as_json: bool,
+    stream: bool,
+    stats: bool,
+    verbose: bool,
+    **values: Any,
+) -> int:
+    """Complete one prompt; returns the exit code."""
+    chat = chat or system_prompt is not None or chat_template_file is not None
+    if chat and parse_special:
+        raise UsageError(
+            "--parse-special is for plain prompts",
+            hint="in a chat only the template writes control tokens",
+        )
+    params = sampling_params(values, escape=escape)
+    if escape:
+        stop = tuple(map(unescape, stop))
+        system_prompt = unescape(system_prompt) if system_prompt is not None else None
+    template_text = None
+    if chat_template_file is not None:
+        template_text = read_file(chat_template_file, "the chat template")
+    text = _prompt_text(prompt, file, escape)
+    with TextOutput(output) as out:
+        llm = _load(values)
+        if verbose or (sys.stderr is not None and sys.stderr.isatty()):
+            say(_summary(llm))
+        cancel = Event()
+        options: dict[str, Any] = {
+            "max_tokens": n_predict if n_predict >= 0 else None,
+            "stop": stop,
+            "ignore_eos": ignore_eos,
+            "params": params,
+            "cancel": cancel,
+        }
+        if chat:
+            pieces = _chat(llm, text, system_prompt, template_text, options)
+        else:
+            pieces = llm.stream(text, parse_special=parse_special, **options)
+        for line in _warnings(llm):
+            warn(line)
+        with _interruptible(cancel):
+            completion = _generate(pieces, out if stream and not as_json else None)
+        if as_json:
+            out.write(json.dumps(_report(llm, completion), ensure_ascii=False))
+        elif not stream:
+            out.write(completion.text)
+    if completion.context_full:
+        note(f"the context of {llm.cache.n_ctx} tokens is full; a larger one (-c) makes more room")
+    if stats:
+        for line in _stats(llm, completion):
+            say(line)
+    return INTERRUPTED if completion.finish_reason == "cancelled" else 0
+
+
+def _prompt_text(prompt: str | None, file: str | None, escape: bool) -> str:
+    """The prompt: stdin, an empty line, and what -p or -f gives; any of them alone."""
+    if prompt is not None and file is not None:
+        ctx = click.get_current_context()
+        given = [
+            name
+            for name in ("prompt", "file")
+            if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        ]
+        if len(given) != 1:
+            raise UsageError("-p and -f both give the prompt, use one")
+        prompt, file = (prompt, None) if given == ["prompt"] else (None, file)
+    parts = []
+    if file != "-" and (piped := without_final_newline(read_stdin() or "")):
+        parts.append(piped)
+    if file is not None:
+        parts.append(without_final_newline(read_file(file)))
+    elif prompt is not None:
+        parts.append(unescape(prompt) if escape else prompt)
+    if not parts:
+        raise UsageError("there is no prompt: give -p TEXT, -f FILE, or text on stdin")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _load(values: Mapping[str, Any]) -> LLM:
+    path = Path(values["model"])
+    if not path.is_file():
+        from localkv.loader.gguf_file import open_gguf
+
+        open_gguf(path)  # says what is wrong, seconds before torch would be imported
+    # Threads that spin while they wait starve each other as soon as another process wants a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from localkv.llm import LLM
+
+    return LLM(path, **loading_arguments(values))
+
+
+def _chat(
+    llm: LLM, text: str, system_prompt: str | None, template: str | None, options: dict[str, Any]
+) -> TextStream:
+    messages = [{"role": "user", "content": text}]
+    if system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    if template is not None:
+        from localkv.loader.chat_template import ChatTemplate
+
+        tokenizer = llm.tokenizer
+        bos, eos = (
+            "" if token is None else tokenizer.id_to_token(token)
+            for token in (tokenizer.bos_id, tokenizer.eos_id)
+        )
+        options["template"] = ChatTemplate(template, bos_token=bos, eos_token=eos)
+    return llm.chat(messages, **options)
+
+
+def _generate(pieces: TextStream, out: TextOutput | None) -> Completion:
+    for piece in pieces:
+        if out is not None:
+            out.write(piece)
+    return pieces.completion
+
+
+@contextmanager
+def _interruptible(cancel: Event) -> Iterator[None]:
+    """The first Ctrl-C ends the generation after the next token, the second one at once."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        cancel.set()
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN or current_thread() is not main_thread():
+        yield  # told to ignore it (nohup), or where Python allows no handlers
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _warnings(llm: LLM) -> list[str]:
+    return list(dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings)))
+
+
+def _cache_bytes(llm: LLM) -> int:
+    return llm.engine.cache.n_bytes("k") + llm.engine.cache.n_bytes("v")
+
+
+def _summary(llm: LLM) -> str:
+    kernels = "; ".join(f"{op}: {how}" for op, how in llm.backend.kernels.items())
+    return (
+        f"{llm.config.name}: {llm.config.architecture}, {llm.gguf.n_bytes / MIB:.1f} MiB of "
+        f"weights, context {llm.cache.n_ctx}, cache K {llm.cache.type_k} V {llm.cache.type_v} "
+        f"{_cache_bytes(llm) / MIB:.1f} MiB, on {llm.backend.name}"
+        + (f" ({kernels})" if kernels else "")
+    )
+
+
+def _report(llm: LLM, completion: Completion) -> dict[str, Any]:
+    """What `--json` prints."""
+    result = asdict(completion)
+    result["timings"] = {"load_seconds": llm.load_seconds, **result["timings"]}
+    return {
+        **result,
+        "model": {
+            "path": str(llm.gguf.path),
+            "name": llm.config.name,
+            "architecture": llm.config.architecture,
+        },
+        "cache": {
+            "type_k": llm.cache.type_k,
+            "type_v": llm.cache.type_v,
+            "n_ctx": llm.cache.n_ctx,
+            "bytes": _cache_bytes(llm),
+        },
+        "backend": llm.backend.name,
+        "warnings": _warnings(llm),
+    }
+
+
+def _stats(llm: LLM, completion: Completion) -> list[str]:
+    usage, timings = completion.usage, completion.timings
+    evaluated = usage.prompt_tokens - usage.cached_tokens
+    return [
+        f"load:         {llm.load_seconds:.2f} s",
+        f"prompt eval:  {evaluated} tokens in {timings.prompt_seconds:.2f} s, "
+        f"{timings.prompt_per_second:.2f} tokens/s",
+        f"eval:         {usage.completion_tokens} tokens in {timings.decode_seconds:.2f} s, "
+        f"{timings.decode_per_second:.2f} tokens/s",
+        f"cache:        K {llm.cache.type_k}, V {llm.cache.type_v}, "
+        f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, {_cache_bytes(llm) / MIB:.1f} MiB",
+        f"finished:     {completion.finish_reason}, seed {completion.seed}",
+    ]
+
+
+complete = Command(
+    "complete",
+    params=[
+        *_PROMPT_OPTIONS,
+        *loading_options(),
+        *_LENGTH_OPTIONS,
+        *sampling_options(),
+        *_OUTPUT_OPTIONS,
+    ],
+    callback=_run,
+    help="Continue a prompt, or answer it with --chat.\n\n"
+    "stdout gets the text and a final line break if it has none; the prompt is not repeated. "
+    "Text on stdin comes before the prompt.",
+    epilog="Every option can also be set as LOCALKV_<NAME> (LOCALKV_CTX_SIZE), where llama.cpp has "
+    "a variable for it as LLAMA_ARG_<NAME>, or in the [complete] table of config.toml.",
+)

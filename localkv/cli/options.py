@@ -1,0 +1,224 @@
+"""Options: how one is declared, and those that several commands share.
+
+Every option can also be set by a variable `LOCALKV_<LONG NAME>`, by llama.cpp's `LLAMA_ARG_*`
+where its option means the same, and by the configuration file. Names are llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from rich_click import RichOption
+
+from localkv.config import DEVICES
+from localkv.quant_formats import KV_FORMATS
+
+DEFAULT_LOGICAL_BATCH = 2048
+DEFAULT_BATCH = 512
+MAX_THREADS = 512  # llama.cpp's limit; OpenMP crashes somewhere above
+
+
+class Text(click.types.StringParamType):
+    """A string that is valid Unicode. In a variable it is one string, spaces and all."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail("not valid UTF-8", param, ctx)
+        return text
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return [rv]
+
+
+TEXT = Text()
+
+
+class Whole(click.types.IntParamType):
+    """A whole number from `least` to `most`."""
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = super().convert(value, param, ctx)
+        if number < self.least:
+            self.fail(f"{number} is less than {self.least}", param, ctx)
+        if self.most is not None and number > self.most:
+            self.fail(f"{number} is more than {self.most}", param, ctx)
+        return number
+
+
+def option(*names: str, panel: str, llama_env: str | None = None, **attributes: Any) -> RichOption:
+    """An option with its variables.
+
+    Args:
+        names: the spellings, after the parameter's name where that is not the longest spelling.
+        panel: its heading in the help.
+        llama_env: what follows `LLAMA_ARG_` in llama.cpp's variable.
+        attributes: click's.
+    """
+    long_names = [name.split("/")[0][2:] for name in names if name.startswith("--")]
+    envvar = [f"LOCALKV_{name.upper().replace('-', '_')}" for name in long_names]
+    if llama_env is not None:
+        envvar.append(f"LLAMA_ARG_{llama_env}")
+    attributes.setdefault("type", None if attributes.get("is_flag") else TEXT)
+    return RichOption(names, panel=panel, envvar=envvar, **attributes)
+
+
+def flag(*names: str, panel: str, **attributes: Any) -> RichOption:
+    """An option without a value."""
+    return option(*names, panel=panel, is_flag=True, default=False, **attributes)
+
+
+def version_option() -> click.Option:
+    """`--version`."""
+
+    def show(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            from localkv import __version__
+
+            click.echo(f"localkv {__version__}")
+            ctx.exit()
+
+    return RichOption(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show the version and exit.",
+    )
+
+
+def model_option(*, required: bool = True) -> RichOption:
+    return option(
+        "-m",
+        "--model",
+        panel="Model",
+        llama_env="MODEL",
+        required=required,
+        metavar="FILE",
+        help="GGUF file; any part of a split one.",
+    )
+
+
+def override_pre_option() -> RichOption:
+    return option(
+        "--override-pre",
+        panel="Model",
+        metavar="NAME",
+        help="Use this pre-tokenizer instead of the file's (tokenizer.ggml.pre).",
+    )
+
+
+def escape_option(panel: str, where: str) -> RichOption:
+    return option(
+        "-e",
+        "--escape/--no-escape",
+        panel=panel,
+        type=bool,
+        default=True,
+        help=rf"On by default: process \n \r \t \' \" \\ \xHH in {where}.",
+    )
+
+
+def json_option() -> RichOption:
+    return flag("as_json", "--json", panel="Output", help="Print one JSON object.")
+
+
+def _cache_type_option(side: str, short: str) -> RichOption:
+    return option(
+        short,
+        f"--cache-type-{side.lower()}",
+        panel="KV cache",
+        llama_env=f"CACHE_TYPE_{side}",
+        type=click.Choice(tuple(KV_FORMATS), case_sensitive=False),
+        default="f16",
+        show_default=True,
+        metavar="TYPE",
+        help=f"How {side} is kept: {', '.join(KV_FORMATS)}.",
+    )
+
+
+def loading_options() -> list[click.Parameter]:
+    """The options that say how a model is loaded; `loading_arguments` reads them."""
+    return [
+        model_option(),
+        option(
+            "n_ctx",
+            "-c",
+            "--ctx-size",
+            panel="KV cache",
+            llama_env="CTX_SIZE",
+            type=Whole(0),
+            metavar="N",
+            help="Tokens of context, 0 for as many as the model was trained with. "
+            "[default: as many, but at most 4096]",
+        ),
+        _cache_type_option("K", "-ctk"),
+        _cache_type_option("V", "-ctv"),
+        option(
+            "-b",
+            "--batch-size",
+            panel="Model",
+            llama_env="BATCH",
+            type=Whole(1),
+            default=DEFAULT_LOGICAL_BATCH,
+            show_default=True,
+            metavar="N",
+            help="An upper bound on -ub, as in llama.cpp.",
+        ),
+        option(
+            "-ub",
+            "--ubatch-size",
+            panel="Model",
+            llama_env="UBATCH",
+            type=Whole(1),
+            default=DEFAULT_BATCH,
+            show_default=True,
+            metavar="N",
+            help="Most prompt tokens evaluated at a time.",
+        ),
+        option(
+            "-t",
+            "--threads",
+            panel="Model",
+            llama_env="THREADS",
+            type=Whole(-1, MAX_THREADS),
+            metavar="N",
+            help="CPU threads. [default: one per core]",
+        ),
+        option(
+            "-dev",
+            "--device",
+            panel="Model",
+            type=click.Choice(DEVICES, case_sensitive=False),
+            default="auto",
+            show_default=True,
+            metavar="NAME",
+            help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison).",
+        ),
+        override_pre_option(),
+    ]
+
+
+def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that the values of `loading_options` stand for."""
+    threads = values["threads"]
+    return {
+        "n_ctx": values["n_ctx"],
+        "cache_type_k": values["cache_type_k"],
+        "cache_type_v": values["cache_type_v"],
+        "n_batch": min(values["batch_size"], values["ubatch_size"]),
+        "n_threads": threads if threads and threads > 0 else None,
+        "device": values["device"],
+        "override_pre": values["override_pre"],
+    }

@@ -1,0 +1,294 @@
+"""`localkv show`: what is in a model file, and what its KV cache would take. Loads no tensor."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich_click import RichArgument
+
+from localkv.cli.command import Command
+from localkv.cli.messages import one_line
+from localkv.cli.options import TEXT, flag, json_option, model_option
+from localkv.errors import ModelFileError, UsageError
+
+if TYPE_CHECKING:
+    from localkv.config import ModelConfig
+    from localkv.loader.gguf_file import GGUFFile
+    from localkv.loader.metadata import Metadata
+
+_SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask")
+_TEMPLATE = "tokenizer.chat_template"
+
+
+def _run(file: str | None, model: str | None, template: bool, as_json: bool) -> None:
+    from localkv.loader.gguf_file import open_gguf
+
+    ctx = click.get_current_context()
+    on_command_line = ctx.get_parameter_source("model") == click.core.ParameterSource.COMMANDLINE
+    if file is not None and model is not None and on_command_line and file != model:
+        raise UsageError("two models: give FILE or -m FILE")
+    path = file if file is not None else model
+    if path is None:
+        raise UsageError("there is no model: localkv show FILE, or set LOCALKV_MODEL")
+    gguf = open_gguf(path)
+    if template:
+        _show_template(gguf.metadata, str(path))
+        return
+    facts = describe(gguf)
+    if as_json:
+        click.echo(json.dumps(facts, ensure_ascii=False))
+    else:
+        click.echo("\n".join(_lines(facts)))
+
+
+def _show_template(metadata: Metadata, path: str) -> None:
+    text = metadata.string(_TEMPLATE, default=None)
+    if text is None:
+        raise ModelFileError(f"{path}: there is no chat template")
+    click.echo(text, nl=not text.endswith("\n"))
+
+
+def describe(gguf: GGUFFile) -> dict[str, Any]:
+    """Everything that `show` shows; parts that the file does not have are None.
+
+    Raises:
+        ModelFileError: a key is of the wrong type.
+    """
+    from localkv.loader.model_config import model_config
+
+    config, problem = None, None
+    try:
+        config = model_config(gguf)
+    except ModelFileError as error:
+        problem = str(error)
+    return {
+        "path": str(gguf.path),
+        "file_bytes": gguf.file_bytes,
+        "n_parts": len(gguf.parts),
+        "gguf_version": gguf.version,
+        "architecture": gguf.metadata.string("general.architecture", default=None),
+        "name": gguf.metadata.string("general.name", default=None),
+        "n_parameters": sum(math.prod(tensor.shape) for tensor in gguf.tensors.values()),
+        "weights": _weights(gguf),
+        "model": asdict(config) if config else None,
+        "model_problem": problem,
+        "tokenizer": _tokenizer(gguf.metadata),
+        "chat_templates": _templates(gguf.metadata),
+        "kv_cache": _kv_cache(config) if config else None,
+    }
+
+
+def _weights(gguf: GGUFFile) -> list[dict[str, Any]]:
+    from localkv.memory_plan import weights_by_type
+
+    return [asdict(share) for share in weights_by_type(gguf.tensors.values())]
+
+
+def _kv_cache(config: ModelConfig) -> list[dict[str, Any]]:
+    """A row for each type: bytes per token of K or of V alone, and of both for the full context."""
+    from localkv.memory_plan import fits_head, kv_side_bytes_per_token
+    from localkv.quant_formats import KV_FORMATS
+
+    rows = []
+    for name, fmt in KV_FORMATS.items():
+        side = kv_side_bytes_per_token(name, config) if fits_head(name, config) else None
+        rows.append(
+            {
+                "type": name,
+                "bits_per_value": fmt.bits_per_value,
+                "bytes_per_token_k_or_v": side,
+                "bytes_per_token": None if side is None else 2 * side,
+                "bytes_full_context": None if side is None else 2 * side * config.n_ctx_train,
+            }
+        )
+    return rows
+
+
+def _tokenizer(metadata: Metadata) -> dict[str, Any] | None:
+    from localkv.loader.vocabulary import NoTokenizerError, read_vocabulary
+
+    vocabulary, problem = None, None
+    try:
+        vocabulary = read_vocabulary(metadata)
+    except NoTokenizerError:
+        return None
+    except ModelFileError as error:
+        problem = str(error)
+    tokens = metadata.strings("tokenizer.ggml.tokens", default=[])
+
+    def named(token: int) -> dict[str, Any]:
+        return {"id": token, "text": tokens[token] if 0 <= token < len(tokens) else None}
+
+    special = {}
+    for name in _SPECIAL:
+        token = metadata.integer(f"tokenizer.ggml.{name}_token_id", default=None)
+        if token is not None:
+            special[name] = named(token)
+    return {
+        "kind": metadata.string("tokenizer.ggml.model"),
+        "pre": metadata.string("tokenizer.ggml.pre", default=None),
+        "problem": problem,
+        "warnings": list(vocabulary.warnings) if vocabulary else [],
+        "n_tokens": len(tokens),
+        "special_tokens": special,
+        "end_tokens": [named(token) for token in sorted(vocabulary.eog_ids)] if vocabulary else [],
+        "add_bos": vocabulary.add_bos if vocabulary else None,
+        "add_eos": vocabulary.add_eos if vocabulary else None,
+    }
+
+
+def _templates(metadata: Metadata) -> list[str]:
+    """Names of the chat templates; the unnamed one is "default"."""
+    from localkv.loader.chat_template import chat_template_names
+
+    return [*(["default"] if _TEMPLATE in metadata else []), *chat_template_names(metadata)]
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    rows = [*_file_rows(facts), *_model_rows(facts), *_tokenizer_rows(facts)]
+    lines = [f"{label:<16}{one_line(str(value))}" for label, value in rows]
+    if facts["weights"]:
+        lines += ["", *_weights_table(facts["weights"])]
+    if facts["kv_cache"]:
+        lines += ["", *_kv_table(facts["kv_cache"], facts["model"])]
+    return lines
+
+
+def _file_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:
+    parts = f" in {facts['n_parts']} parts" if facts["n_parts"] > 1 else ""
+    return [
+        ("file", facts["path"]),
+        ("size", f"{_size(facts['file_bytes'])}{parts}, GGUF version {facts['gguf_version']}"),
+        ("name", facts["name"] or "not given"),
+        ("architecture", facts["architecture"] or "not given"),
+        ("parameters", _count(facts["n_parameters"]) if facts["weights"] else "none"),
+    ]
+
+
+def _model_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:
+    model = facts["model"]
+    if model is None:
+        if not facts["weights"]:
+            return [("model", "none: the file holds a vocabulary only")]
+        return [("model", f"can't be run: {facts['model_problem']}")]
+    rows: list[tuple[str, object]] = [
+        ("layers", model["n_layers"]),
+        ("embedding", model["n_embd"]),
+        ("heads", f"{model['n_heads']}, {model['n_kv_heads']} for K and V, of {model['head_dim']}"),
+        ("feed-forward", model["n_ff"] or "experts only"),
+        ("context", f"{model['n_ctx_train']} tokens"),
+        ("vocabulary", f"{model['n_vocab']} tokens"),
+        ("rope", _rope(model["rope"])),
+    ]
+    if moe := model["moe"]:
+        shared = f", a shared one of {moe['n_ff_shared']}" if moe["n_ff_shared"] else ""
+        experts = f"{moe['n_experts_used']} of {moe['n_experts']}, each of {moe['n_ff']}{shared}"
+        rows.append(("experts", experts))
+    return rows
+
+
+def _rope(rope: dict[str, Any]) -> str:
+    text = f"{rope['n_dims']} channels, base {rope['theta']:g}"
+    if rope["scaling"] != "none":
+        text += f", {rope['scaling']} x{rope['factor']:g} of {rope['original_context_length']}"
+    if rope["no_rope_interval"]:
+        text += f", none in every {rope['no_rope_interval']}th layer"
+    return text
+
+
+def _tokenizer_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:
+    tokenizer = facts["tokenizer"]
+    if tokenizer is None:
+        return [("tokenizer", "none: the model runs on token ids only")]
+    pre = f", pre-tokenizer {tokenizer['pre']}" if tokenizer["pre"] else ""
+    rows: list[tuple[str, object]] = [
+        ("tokenizer", f"{tokenizer['kind']}{pre}, {tokenizer['n_tokens']} tokens")
+    ]
+    if tokenizer["problem"] is not None:
+        rows.append(("", f"can't be used: {tokenizer['problem']}"))
+    rows += [("", f"warning: {line}") for line in tokenizer["warnings"]]
+    special = [f"{name} {_token(token)}" for name, token in tokenizer["special_tokens"].items()]
+    rows.append(("special tokens", ", ".join(special) or "none named"))
+    if tokenizer["problem"] is None:
+        added = [name for name in ("bos", "eos") if tokenizer[f"add_{name}"]]
+        rows.append(("end a text", ", ".join(map(_token, tokenizer["end_tokens"])) or "none"))
+        rows.append(("added to texts", ", ".join(added) or "none"))
+    rows.append(("chat template", ", ".join(facts["chat_templates"]) or "none"))
+    return rows
+
+
+def _token(token: dict[str, Any]) -> str:
+    return f"{token['id']} {token['text']}"
+
+
+def _weights_table(shares: list[dict[str, Any]]) -> list[str]:
+    rows = [("weights", "tensors", "values", "bytes", "bits/value")]
+    for share in shares:
+        rows.append(
+            (
+                share["name"],
+                str(share["n_tensors"]),
+                _count(share["n_values"]),
+                _size(share["n_bytes"]),
+                f"{8 * share['n_bytes'] / share['n_values']:.4g}",
+            )
+        )
+    total = sum(share["n_bytes"] for share in shares)
+    rows.append(("all", str(sum(s["n_tensors"] for s in shares)), "", _size(total), ""))
+    return _table(rows)
+
+
+def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
+    context = f"{model['n_ctx_train']} tokens"
+    table = [("KV cache", "bits/value", "K or V per token", "both per token", context)]
+    for row in rows:
+        side = row["bytes_per_token_k_or_v"]
+        sizes = ("does not fit", "", "")
+        if side is not None:
+            per_token = row["bytes_per_token"]
+            sizes = (f"{side} B", f"{per_token} B", _size(row["bytes_full_context"]))
+        table.append((row["type"], f"{row['bits_per_value']:g}", *sizes))
+    return _table(table)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _size(n_bytes: int) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n_bytes >= factor:
+            return f"{n_bytes / factor:.2f} {unit}"
+    return f"{n_bytes} B"
+
+
+def _count(n: int) -> str:
+    for unit, factor in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if n >= factor:
+            return f"{n / factor:.2f} {unit}"
+    return str(n)
+
+
+show = Command(
+    "show",
+    params=[
+        RichArgument(["file"], required=False, type=TEXT, metavar="[FILE]"),
+        model_option(required=False),
+        flag("--template", panel="Output", help="Print the chat template as it is, nothing else."),
+        json_option(),
+    ],
+    callback=_run,
+    help="Show what is in a model file: sizes, tokenizer, and the KV cache for every type.",
+)

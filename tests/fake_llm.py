@@ -1,0 +1,61 @@
+"""Stands in for `LLM`: remembers what it was asked, and answers from a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from localkv.text_stream import Completion, Timings, Usage
+
+
+class FakeStream(Iterator[str]):
+    """Pieces of text, then a completion of them."""
+
+    def __init__(self, pieces: list[str], finish_reason: str, context_full: bool) -> None:
+        self.pieces = iter(pieces)
+        self.completion = Completion(
+            text="".join(pieces),
+            finish_reason=finish_reason,
+            usage=Usage(3, len(pieces), 3 + len(pieces), 0),
+            timings=Timings(0.5, 6.0, 0.25, 4.0),
+            seed=42,
+            context_full=context_full,
+        )
+
+    def __next__(self) -> str:
+        return next(self.pieces)
+
+
+class FakeLLM:
+    """Class attributes are the script and the record; a test gets a fresh subclass."""
+
+    pieces: ClassVar[list[str]] = ["one", " two"]
+    finish_reason = "stop"
+    context_full = False
+    warnings: ClassVar[list[str]] = []
+    loaded: ClassVar[dict[str, Any]] = {}
+    asked: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, path: Path, **arguments: Any) -> None:
+        type(self).loaded = {"path": path, **arguments}
+        self.load_seconds = 0.125
+        self.config = SimpleNamespace(name="fake", architecture="llama")
+        self.gguf = SimpleNamespace(path=path, n_bytes=1 << 20)
+        self.tokenizer = SimpleNamespace(
+            warnings=(), bos_id=1, eos_id=None, id_to_token=lambda token: f"<{token}>"
+        )
+        self.backend = SimpleNamespace(name="cpu", kernels={"linear": "fake"})
+        self.cache = SimpleNamespace(
+            type_k=arguments["cache_type_k"], type_v=arguments["cache_type_v"], n_ctx=64
+        )
+        self.engine = SimpleNamespace(cache=SimpleNamespace(n_bytes=lambda side: 1 << 19))
+
+    def stream(self, prompt: str, **options: Any) -> FakeStream:
+        type(self).asked = {"prompt": prompt, **options}
+        return FakeStream(self.pieces, self.finish_reason, self.context_full)
+
+    def chat(self, messages: list[dict[str, str]], **options: Any) -> FakeStream:
+        type(self).asked = {"messages": messages, **options}
+        return FakeStream(self.pieces, self.finish_reason, self.context_full)

@@ -1,0 +1,87 @@
+"""Runs the command line, in this process or as a program of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from localkv.cli import run
+
+_VARIABLES = ("LOCALKV_", "LLAMA_ARG_")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command line did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def err_lines(self) -> list[str]:
+        return self.err.splitlines()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Program:
+    """`localkv` in this process: fast, and what it imports can be replaced.
+
+    Attributes:
+        env: variables that it sees; no others of localkv's or llama.cpp's.
+        config: its configuration file, which does not exist unless a test writes it.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._monkeypatch = monkeypatch
+        for name in list(os.environ):
+            if name.startswith(_VARIABLES):
+                monkeypatch.delenv(name)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+        self.config = folder / "localkv" / "config.toml"
+
+    def setenv(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self._monkeypatch.setenv(name, value)
+
+    def write_config(self, text: str) -> None:
+        self.config.parent.mkdir(exist_ok=True)
+        self.config.write_text(text, encoding="utf-8")
+
+    def __call__(self, *argv: object, stdin: bytes | None = b"") -> Result:
+        """Run with these arguments; `stdin` None is a terminal."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        source = io.TextIOWrapper(io.BytesIO(stdin or b""), encoding="utf-8")
+        with self._monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", _Terminal() if stdin is None else source)
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            code = run([str(arg) for arg in argv])
+        texts = []
+        for stream in (out, err):
+            stream.flush()
+            texts.append(stream.buffer.getvalue().decode("utf-8"))
+        return Result(code, *texts)
+
+
+def clean_env(**variables: str) -> dict[str, str]:
+    """The environment for a process of its own."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_VARIABLES)}
+    return {**env, "XDG_CONFIG_HOME": "/nonexistent", **variables}
+
+
+def localkv_process(*argv: object, **popen: object) -> subprocess.Popen[bytes]:
+    """Start `python -m localkv` with pipes for all three streams, unless told otherwise."""
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-m", "localkv", *map(str, argv)]
+    return subprocess.Popen(command, **{**streams, "env": clean_env(), **popen})
