@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from corpus import make_row, tokenizer_texts
-from curriculum import rate_factor, stage_at
+from curriculum import TOTAL_TOKENS, rate_factor, stage_at
 from document import LOSS_WEIGHTS, Kind
 from evaluation import report
 from export_gguf import export
@@ -93,15 +93,7 @@ class Trainer:
         loss = (losses * weights).sum() / weights.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        self.optimizer.step(
-            rate_factor(
-                self.step,
-                self.tokens,
-                self.options.tokens,
-                self.options.warm_steps,
-                self.options.decay,
-            )
-        )
+        self.optimizer.step(rate_factor(self.step, self.tokens))
         self.network.zero_grad(set_to_none=True)
         self._count(totals, logits.detach(), targets, losses.detach(), kinds)
         self.step += 1
@@ -174,12 +166,10 @@ def _parse_options() -> argparse.Namespace:
         help="folder for the tokenizer, the checkpoint and the log",
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=9_000_000)
+    parser.add_argument("--tokens", type=int, default=TOTAL_TOKENS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--matrix-rate", type=float, default=0.01)
     parser.add_argument("--other-rate", type=float, default=2e-3)
-    parser.add_argument("--warm-steps", type=int, default=30)
-    parser.add_argument("--decay", type=float, default=0.35)
     parser.add_argument("--checkpoint-minutes", type=float, default=2.0)
     parser.add_argument("--probes", type=int, default=40, help="probes per cell of the table")
     return parser.parse_args()

@@ -110,9 +110,7 @@ def test_chatml() -> None:
 
 def test_segments() -> None:
     assert template(LLAMA3).render_segments(CONVERSATION[:1]) == [
-        Segment("<s><|start_header_id|>", True),
-        Segment("user", False),
-        Segment("<|end_header_id|>\n\n", True),
+        Segment("<s><|start_header_id|>user<|end_header_id|>\n\n", True),
         Segment("Hello there", False),
         Segment("<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", True),
     ]
@@ -131,9 +129,8 @@ def test_functions_and_filters() -> None:
         str(datetime.now().year),
         str(datetime.now().year - 1),
     )
-    assert render(
-        "{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}"
-    )
+    loop = "{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}"
+    assert render(loop) == "1"
     assert render("{{ ('<a>' | safe) + x }}", x="<b>") == "<a><b>"
     assert render("{{ tools is none }} {{ documents is none }} {{ y is defined }}") == (
         "True True False"
@@ -447,3 +444,17 @@ def test_bos_and_eos_of_a_file_that_names_none() -> None:
     chat = chat_template_from_metadata(metadata)
     assert chat is not None
     assert chat.render([]) == "[]"
+
+
+def test_a_role_can_be_part_of_a_control_token() -> None:
+    """As in Phi-4-mini's template; a role of the caller's own invention can't."""
+    template = ChatTemplate(
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}",
+        bos_token="",
+        eos_token="",
+    )
+    messages = [{"role": "user", "content": "<|user|>"}, {"role": "user|><|x", "content": "y"}]
+    segments = template.render_segments(messages)
+    assert segments[0] == ("<|user|>", True)
+    assert segments[1] == ("<|user|>", False)
+    assert not any("x" in segment.text for segment in segments if segment.is_markup)

@@ -92,7 +92,7 @@ class ChatTemplate:
         variables = {
             "documents": None,
             **{name: _plain(value, name) for name, value in kwargs.items()},
-            "messages": _plain(messages, "messages"),
+            "messages": [_with_role(message) for message in _plain(messages, "messages")],
             "tools": _plain(tools, "tools"),
             "add_generation_prompt": add_generation_prompt,
             "bos_token": markup(self.bos_token),
@@ -203,6 +203,16 @@ def encode_chat(
     if tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
         ids.insert(0, bos)
     return ids
+
+
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+
+
+def _with_role(message: Any) -> Any:
+    """A message whose role counts as markup: templates build control tokens from these words."""
+    if isinstance(message, dict) and message.get("role") in _ROLES:
+        return {**message, "role": markup(message["role"])}
+    return message
 
 
 def _plain(value: Any, where: str) -> Any:

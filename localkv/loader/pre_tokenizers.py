@@ -2,7 +2,8 @@
 
 A family's regular expressions are facts of the vocabularies that were trained with them. They are
 stated as llama.cpp reads them (`llm_tokenizer_bpe` in `src/llama-vocab.cpp`, `src/unicode.cpp`), in
-the syntax of Oniguruma, which `tokenizers` uses. This file knows nothing about tokens.
+the syntax of Oniguruma, which `tokenizers` uses. What a letter is, is Oniguruma's to say too: it
+knows Unicode 16, llama.cpp 15. This file knows nothing about tokens.
 """
 
 from __future__ import annotations
