@@ -15,11 +15,14 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 MODEL := models/tales-4M-F16.gguf
+PROMPT := Once upon a time
 
 .PHONY: run test test-fast lint clean
 
 run: .venv/.run
-	$(BIN)/localkv complete -m $(MODEL) -p "Once upon a time" --seed 7 --temp 0.6 --stats
+	@echo '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 --stats'
+	@printf '%s' '$(PROMPT)'
+	@$(BIN)/localkv complete -m $(MODEL) -p '$(PROMPT)' --temp 0.6 --seed 7 --stats </dev/null
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2

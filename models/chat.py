@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 
 from document import ASSISTANT, SYSTEM, USER, Document, Kind
 from fact import Fact, personal_facts
@@ -52,15 +51,19 @@ _REQUESTS_WITHOUT_NAME = (
 _OPEN_REQUESTS = ("Tell me a story.", "Tell me a short story.", "Please tell me another story.")
 _NOTED = ("I will remember that.", "I will remember it.", "Thank you, I will remember that.")
 _REMEMBER = ("Remember this:", "Please remember this:", "Remember:", "Remember this.", "")
-_WORD = re.compile(r"\W+")
 
 
 def request_story(
-    document: Document, rng: random.Random, short: bool = False, rare: bool = False
+    document: Document,
+    rng: random.Random,
+    short: bool = False,
+    rare: bool = False,
+    careful: bool = False,
 ) -> Story:
     """A user's wish and the story that grants it, whose asked-for words count more.
 
-    A rare wish is for an animal, and often for a name, that no other document knows.
+    A rare wish is for an animal, and often for a name, that no other document knows. In a careful
+    story all names and animals count more.
     """
     draw = rng.random() * (0.9 if rare else 1.0)
     if draw < 0.65:
@@ -74,19 +77,29 @@ def request_story(
     wanted = {name: getattr(cast, name) for name in asked if "{" + name + "}" in request}
     request = mend_articles(request.format(**wanted))
     document.turn(USER).say(request, Kind.REQUEST).turn(ASSISTANT)
+    kinds = name_kinds(story) if careful else {}
+    kinds |= dict.fromkeys(wanted.values(), Kind.CUE)
     for sentence in story.sentences:
-        _say_with_cues(document, sentence, set(wanted.values()))
+        document.say_marked(sentence, kinds)
     document.end()
     return story
 
 
-def story_chat(rng: random.Random, short: bool = False, rare: bool = False) -> Document:
+def name_kinds(story: Story) -> dict[str, Kind]:
+    """Marks the hero, the friend and what animals they are."""
+    slots = story.cast.slots
+    return dict.fromkeys((slots["h"], slots["a"], slots["f"], slots["b"]), Kind.NAME)
+
+
+def story_chat(
+    rng: random.Random, short: bool = False, rare: bool = False, careful: bool = False
+) -> Document:
     """One request and its story, sometimes with a question about it or a word of thanks."""
     document = Document()
     _maybe_system(document, rng)
     if rng.random() < 0.06:
         _small_talk(document, rng)
-    story = request_story(document, rng, short, rare)
+    story = request_story(document, rng, short, rare, careful)
     if rng.random() < 0.15:
         hero, animal = story.cast.hero, story.cast.animal
         _ask(document, "Who is the story about?")
@@ -232,22 +245,3 @@ def _small_talk(document: Document, rng: random.Random) -> None:
     said, reply = rng.choice(_SMALL_TALK)
     _ask(document, said)
     document.say(reply).end()
-
-
-def _say_with_cues(document: Document, sentence: str, cues: set[str]) -> None:
-    """Say a sentence, giving the words that the request named a kind of their own."""
-    run: list[str] = []
-    for word in sentence.split(" "):
-        core = _WORD.split(word)[0] if word else word
-        if core and core in cues:
-            if run:
-                document.say(" ".join(run))
-                run = []
-            document.say(core, Kind.CUE)
-            rest = word[len(core) :]
-            if rest:
-                document.say(rest, glued=True)
-        else:
-            run.append(word)
-    if run:
-        document.say(" ".join(run))

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from chat import memory_chat, personal_chat, story_chat
+from chat import memory_chat, name_kinds, personal_chat, story_chat
 from document import Document, Kind
 from note import notebook, repeated_words, word_list
 from story import make_story
@@ -28,11 +28,13 @@ class Encoder(Protocol):
     def encode_document(self, document: Document) -> tuple[list[int], list[int]]: ...
 
 
-def plain_story(rng: random.Random, short: bool = False) -> Document:
-    """A story on its own, without a prompt."""
+def plain_story(rng: random.Random, short: bool = False, careful: bool = False) -> Document:
+    """A story on its own, without a prompt; in a careful one the names count more."""
     document = Document()
-    for sentence in make_story(rng, short=short).sentences:
-        document.say(sentence)
+    story = make_story(rng, short=short)
+    kinds = name_kinds(story) if careful else {}
+    for sentence in story.sentences:
+        document.say_marked(sentence, kinds)
     return document.end()
 
 
@@ -43,6 +45,9 @@ def make_document(rng: random.Random, genre: str, tokens: int) -> Document:
         "story": lambda: plain_story(rng),
         "short story": lambda: plain_story(rng, short=True),
         "story chat": lambda: story_chat(rng),
+        "careful story": lambda: plain_story(rng, careful=True),
+        "careful story chat": lambda: story_chat(rng, careful=True),
+        "careful rare story chat": lambda: story_chat(rng, rare=True, careful=True),
         "rare story chat": lambda: story_chat(rng, rare=True),
         "personal chat": lambda: personal_chat(rng, length),
         "memory chat": lambda: memory_chat(rng, length),

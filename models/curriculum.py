@@ -68,9 +68,9 @@ _POLISH = {
     "notebook": 0.16,
     "memory chat": 0.17,
     "personal chat": 0.07,
-    "story": 0.18,
-    "story chat": 0.20,
-    "rare story chat": 0.12,
+    "careful story": 0.18,
+    "careful story chat": 0.20,
+    "careful rare story chat": 0.12,
 }
 STAGES = (
     Stage(1.5e6, 4096, {256: 1.0}, _EXERCISES),
@@ -78,7 +78,7 @@ STAGES = (
     Stage(9e6, 8192, {512: 0.35, 1024: 0.40, 2048: 0.25}, _FINAL),
     Stage(float("inf"), 8192, {512: 0.45, 1024: 0.35, 2048: 0.20}, _POLISH),
 )
-CYCLES = (Cycle(9e6, peak=1.0, decay=0.35), Cycle(12e6, peak=0.5, decay=1.0))
+CYCLES = (Cycle(9e6, peak=1.0, decay=0.35), Cycle(12.5e6, peak=0.5, decay=1.0))
 TOTAL_TOKENS = int(CYCLES[-1].until)
 _WARM_STEPS = 30
 

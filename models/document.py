@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 END = "</s>"
 _NO_SPACE_BEFORE = tuple(".,;:!?\n")
+_WORD_END = re.compile(r"\W+")
 
 
 class Kind(IntEnum):
@@ -22,6 +25,7 @@ class Kind(IntEnum):
     FACT = 6
     PASSKEY = 7
     VARIABLE = 8
+    NAME = 9  # who a story is about, where stories are told with care
 
 
 LOSS_WEIGHTS = {
@@ -34,6 +38,7 @@ LOSS_WEIGHTS = {
     Kind.FACT: 5.0,
     Kind.PASSKEY: 5.0,
     Kind.VARIABLE: 5.0,
+    Kind.NAME: 3.0,
 }
 
 
@@ -59,6 +64,25 @@ class Document:
         if not starts_run and not glued and not text.startswith(_NO_SPACE_BEFORE):
             text = " " + text
         self.parts.append(Part(text, kind))
+        return self
+
+    def say_marked(self, text: str, kinds: Mapping[str, Kind]) -> Document:
+        """Add text in which the words that `kinds` lists have the kind listed there."""
+        run: list[str] = []
+        for word in text.split(" "):
+            core = _WORD_END.split(word)[0]
+            if core in kinds:
+                if run:
+                    self.say(" ".join(run))
+                    run = []
+                self.say(core, kinds[core])
+                rest = word[len(core) :]
+                if rest:
+                    self.say(rest, glued=True)
+            else:
+                run.append(word)
+        if run:
+            self.say(" ".join(run))
         return self
 
     def turn(self, role: str) -> Document:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from program import Program
+
+Summary = Callable[[str, Mapping[str, float]], None]
+
+# the same examples on every run and machine, however busy it is
+hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("reproducible")
 
 # the tests themselves run in parallel; set before torch is imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -39,3 +47,24 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     from program import Program
 
     return Program(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def summary(record_property: Callable[[str, object], None]) -> Summary:
+    """Takes a title and figures by name, which are printed at the end of the run."""
+
+    def add(title: str, figures: Mapping[str, float]) -> None:
+        line = ", ".join(f"{name} {value:.1e}" for name, value in figures.items())
+        record_property("summary", f"{title}: {line}")
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what `summary` was given, also in the processes that pytest-xdist started."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    lines = [line for r in reports for name, line in r.user_properties if name == "summary"]
+    if lines:
+        terminalreporter.section("measured")
+        for line in lines:
+            terminalreporter.write_line(line)

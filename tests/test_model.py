@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import Summary
 from float64_model import float64_logits
 from gguf import GGMLQuantizationType as GGMLType
 from random_model import MOE, VARIANTS, RandomModel, variant
@@ -190,32 +191,26 @@ BACKENDS = [reference_backend(), cpu_backend()]
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
-def test_llama_cpp_logits(
-    backend: Backend, conformance: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_llama_cpp_logits(backend: Backend, conformance: Path, summary: Summary) -> None:
     """Every architecture, through an f16 cache as llama.cpp's."""
     worst = {}
     for path in sorted((conformance / "archs").glob("*.gguf")):
         want = np.fromfile(path.with_suffix(".logits.f32"), np.float32).reshape(300, -1)
         worst[path.stem] = nmse(logits(path, backend, CONFORMANCE_IDS, "f16", chunk=128), want)
-    with capsys.disabled():
-        print(f"\nNMSE against llama.cpp, {backend.name}: ", end="")
-        print(", ".join(f"{name} {value:.1e}" for name, value in worst.items()))
+    summary(f"NMSE against llama.cpp, {backend.name}", worst)
     assert worst
     assert max(worst.values()) <= 2e-6
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 def test_exact_logits_of_weight_types(
-    backend: Backend, conformance: Path, capsys: pytest.CaptureFixture
+    backend: Backend, conformance: Path, summary: Summary
 ) -> None:
     """Every weight type, against a float64 evaluation of gguf-py's dequantised weights."""
     worst = {}
     for path in sorted((conformance / "weights").glob("*.gguf")):
         want = np.fromfile(path.with_suffix(".exact.f32"), np.float32).reshape(300, -1)
         worst[path.stem] = nmse(logits(path, backend, CONFORMANCE_IDS, "f32"), want)
-    with capsys.disabled():
-        print(f"\nNMSE against exact, {backend.name}: ", end="")
-        print(", ".join(f"{name} {value:.1e}" for name, value in worst.items()))
+    summary(f"NMSE against float64, {backend.name}", worst)
     assert worst
     assert max(worst.values()) <= 1e-6
