@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from localkv import sampling
 from localkv.config import SAMPLER_ORDER, SamplingParams
 from localkv.errors import LocalKVError, UsageError
-from localkv.sampling import Candidates, Sampler
+from localkv.sampling import Candidates, Sampler, dry
 
 INF = float("inf")
 FIXTURE = json.loads(
@@ -259,7 +259,7 @@ def test_dry(
     if n <= allowed:
         expected = [0.0] * 5
     start = Candidates(np.arange(5), np.zeros(5))
-    found = sampling.dry(start, np.array(history, np.int64), breakers, 0.7, base, allowed)
+    found = dry.dry(start, np.array(history, np.int64), breakers, 0.7, base, allowed)
     assert found.logits.tolist() == pytest.approx(expected)
     assert not start.logits.any()
 
@@ -267,7 +267,7 @@ def test_dry(
 @pytest.mark.parametrize(("base", "exponent"), [(1.75, 158), (1.2, 486), (1.0, 997)])
 def test_dry_bounds_the_exponent(base: float, exponent: int) -> None:
     start = Candidates(np.array([7, 9]), np.zeros(2))
-    found = sampling.dry(start, np.full(1000, 7), {}, 1e-38, base, 2)
+    found = dry.dry(start, np.full(1000, 7), {}, 1e-38, base, 2)
     assert found.logits.tolist() == pytest.approx([-1e-38 * base**exponent, 0], rel=1e-9)
 
 
@@ -275,8 +275,8 @@ def test_dry_takes_the_longest_breaker() -> None:
     # 2 1 is a breaker and 2 1 1 0 is one, after which nothing is left that could be a repeat.
     history = np.array([1, 0, 4, 2, 1, 1, 0])
     start = Candidates(np.arange(5), np.zeros(5))
-    assert sampling.dry(start, history, {2: {(1,)}}, 1.0, 1.2, 2).logits[4] == -1
-    assert not sampling.dry(start, history, {2: {(1,), (1, 1, 0)}}, 1.0, 1.2, 2).logits.any()
+    assert dry.dry(start, history, {2: {(1,)}}, 1.0, 1.2, 2).logits[4] == -1
+    assert not dry.dry(start, history, {2: {(1,), (1, 1, 0)}}, 1.0, 1.2, 2).logits.any()
 
 
 def test_a_mass_that_is_reached_exactly() -> None:
@@ -561,23 +561,23 @@ TEXTS = ["a", "\n", "x\n", "##", "# y", "###", "\n###", "", "#"]
 
 
 def test_breakers_are_found_within_and_across_tokens() -> None:
-    assert sampling.dry_breakers(["\n"], TEXTS) == {1: {()}, 2: {()}, 6: {()}}
-    assert sampling.dry_breakers(["", "é"], TEXTS) == {}
-    across = sampling.dry_breakers(["\n###"], TEXTS)
+    assert dry.dry_breakers(["\n"], TEXTS) == {1: {()}, 2: {()}, 6: {()}}
+    assert dry.dry_breakers(["", "é"], TEXTS) == {}
+    across = dry.dry_breakers(["\n###"], TEXTS)
     assert across == {1: {(5,)}, 2: {(5,)}, 6: {()}}
-    assert sampling.dry_breakers(["##"], TEXTS) == {3: {()}, 5: {()}, 6: {()}, 8: {(8,)}}
-    cut = sampling.dry_breakers(["\n###"], TEXTS, {"###": [3, 8], "##": [3], "#": [8]}.__getitem__)
+    assert dry.dry_breakers(["##"], TEXTS) == {3: {()}, 5: {()}, 6: {()}, 8: {(8,)}}
+    cut = dry.dry_breakers(["\n###"], TEXTS, {"###": [3, 8], "##": [3], "#": [8]}.__getitem__)
     assert cut == {1: {(3, 8)}, 2: {(3, 8)}, 6: {()}}
 
 
 def test_a_rest_that_no_tokens_spell_breaks_nothing() -> None:
-    assert sampling.dry_breakers(["a!"], TEXTS) == {}
+    assert dry.dry_breakers(["a!"], TEXTS) == {}
 
 
 def test_long_breakers_are_cut_as_in_llama_cpp() -> None:
     texts = ["a", "b", "a" * 40, "é" * 20]
-    assert sampling.dry_breakers(["a" * 40 + "b"], texts) == {0: {(0,) * 20}, 2: {()}}
-    assert sampling.dry_breakers(["é" * 30], texts) == {3: {()}}
+    assert dry.dry_breakers(["a" * 40 + "b"], texts) == {0: {(0,) * 20}, 2: {()}}
+    assert dry.dry_breakers(["é" * 30], texts) == {3: {()}}
 
 
 def test_texts_are_asked_for_once_and_only_by_dry() -> None:

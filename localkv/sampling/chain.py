@@ -1,0 +1,48 @@
+"""The names of the samplers, as the command line takes them."""
+
+from __future__ import annotations
+
+from localkv.config import SAMPLER_ORDER
+from localkv.errors import UsageError
+
+_ALIASES = {
+    "top-k": "top_k",
+    "top-p": "top_p",
+    "nucleus": "top_p",
+    "top-n-sigma": "top_n_sigma",
+    "typical-p": "typ_p",
+    "typical": "typ_p",
+    "typ-p": "typ_p",
+    "typ": "typ_p",
+    "min-p": "min_p",
+    "temp": "temperature",
+}
+
+_LETTERS = dict(zip("edskypmxt", SAMPLER_ORDER, strict=True))
+
+
+def parse_samplers(text: str) -> tuple[str, ...]:
+    """A chain written as `--samplers` takes it: names with `;` between them.
+
+    >>> parse_samplers("top-k;temp")
+    ('top_k', 'temperature')
+    """
+    names = [name.strip() for name in text.split(";")]
+    chain = tuple(_ALIASES.get(name, name) for name in names if name)
+    for name in chain:
+        if name not in SAMPLER_ORDER:
+            raise UsageError(f"unknown sampler {name!r}", f"samplers: {', '.join(SAMPLER_ORDER)}")
+    return chain
+
+
+def parse_sampler_sequence(text: str) -> tuple[str, ...]:
+    """A chain written as `--sampling-seq` takes it: one letter for each sampler.
+
+    >>> parse_sampler_sequence("kt")
+    ('top_k', 'temperature')
+    """
+    for letter in text:
+        if letter not in _LETTERS:
+            known = ", ".join(f"{letter} {name}" for letter, name in _LETTERS.items())
+            raise UsageError(f"unknown sampler {letter!r} in {text!r}", f"samplers: {known}")
+    return tuple(_LETTERS[letter] for letter in text)
