@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from threading import Event
 
+import gguf
 import pytest
 import torch
 from random_model import RandomModel
@@ -180,6 +181,15 @@ def test_default_context_is_bounded(tmp_path: Path) -> None:
 def test_options_that_make_no_sense(path: Path, options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         LLM(path, **options)
+
+
+def test_vocabulary_only(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "vocab.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match=r"vocab.gguf holds no weights"):
+        LLM(tmp_path / "vocab.gguf")
 
 
 def test_no_such_file(tmp_path: Path) -> None:

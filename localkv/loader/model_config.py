@@ -34,6 +34,8 @@ def model_config(gguf: GGUFFile) -> ModelConfig:
     Raises:
         ModelFileError: a key is missing, of the wrong type, or its value makes no sense.
     """
+    if not gguf.tensors:
+        raise ModelFileError(f"{gguf.path.name} holds no weights, only a vocabulary")
     spec = arch_spec(gguf)
     meta = gguf.metadata
     arch = meta.string("general.architecture")
