@@ -222,7 +222,7 @@ def test_packed_vector() -> None:
         packed[:2]
 
 
-@by_format
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
 def test_a_format_is_a_module_of_its_name(fmt: QuantFormat) -> None:
     assert fmt.codec is importlib.import_module(f"localkv.quant_formats.{fmt.name.lower()}")
     assert fmt.codec.__doc__.startswith(f"{fmt.name}: ")

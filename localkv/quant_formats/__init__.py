@@ -13,10 +13,11 @@ from localkv.quant_formats.base import Plane, QuantFormat
 
 def _format(
     name: str,
-    ggml_type: int,
+    ggml_type: int | None,
     block_size: int,
     planes: dict[str, int],
     *,
+    is_weight: bool = True,
     is_cache: bool = False,
     halves_activations: bool = False,
 ) -> QuantFormat:
@@ -26,6 +27,7 @@ def _format(
         ggml_type,
         block_size,
         fields,
+        is_weight=is_weight,
         is_cache=is_cache,
         halves_activations=halves_activations,
     )
@@ -35,12 +37,14 @@ _ALL = (
     _format("f32", 0, 1, {"values": 4}, is_cache=True),
     _format("f16", 1, 1, {"values": 2}, is_cache=True, halves_activations=True),
     _format("bf16", 30, 1, {"values": 2}, is_cache=True),
-    _format("q8_0", 8, 32, {"d": 2, "qs": 32}),
-    _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}),
-    _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}),
-    _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}),
-    _format("q4_0", 2, 32, {"d": 2, "qs": 16}),
-    _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}),
+    _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True),
+    _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True),
+    _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}, is_cache=True),
+    _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}, is_cache=True),
+    _format("q4_0", 2, 32, {"d": 2, "qs": 16}, is_cache=True),
+    _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}, is_cache=True),
+    _format("fp8_e4m3", None, 1, {"values": 1}, is_weight=False, is_cache=True),
+    _format("fp8_e5m2", None, 1, {"values": 1}, is_weight=False, is_cache=True),
     _format("q2_K", 10, 256, {"scales": 16, "qs": 64, "d": 2, "dmin": 2}),
     _format("q3_K", 11, 256, {"hmask": 32, "qs": 64, "scales": 12, "d": 2}),
     _format("q4_K", 12, 256, {"d": 2, "dmin": 2, "scales": 12, "qs": 128}),
@@ -50,7 +54,7 @@ _ALL = (
 )
 
 FORMATS = {fmt.name: fmt for fmt in _ALL}
-WEIGHT_FORMATS = {fmt.ggml_type: fmt for fmt in _ALL if fmt.is_weight}
+WEIGHT_FORMATS = {fmt.ggml_type: fmt for fmt in _ALL if fmt.is_weight and fmt.ggml_type is not None}
 KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache}
 
 __all__ = ["FORMATS", "KV_FORMATS", "WEIGHT_FORMATS", "Plane", "QuantFormat"]

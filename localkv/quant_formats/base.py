@@ -75,6 +75,14 @@ class QuantFormat:
     def bits_per_value(self) -> float:
         return 8 * self.block_bytes / self.block_size
 
+    @property
+    def shares_scale(self) -> bool:
+        """Whether an outlier costs the values beside it their precision, as a block's scale does.
+
+        Such a type gains by a rotation, which spreads outliers; a float type does not.
+        """
+        return self.block_size > 1
+
     def row_bytes(self, n_values: int) -> int:
         """Bytes of a row of `n_values`; a row must be a whole number of blocks."""
         if n_values % self.block_size:

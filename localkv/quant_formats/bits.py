@@ -1,4 +1,4 @@
-"""Torch primitives from which the formats' `decode` are made: bit fields, scales, codebooks.
+"""Torch primitives from which the formats are made: bit fields, scales, codebooks.
 
 They work on planes as `base.split_blocks` makes them: uint8 [..., n_blocks, plane bytes], views
 with any strides and any storage offset, on any device. This file does not know any format's layout
@@ -36,6 +36,24 @@ def bit_fields(packed: Tensor, n_bits: int, run: int) -> Tensor:
     return torch.stack(fields, dim=-2).flatten(-3)
 
 
+def pack_bits(codes: Tensor, n_bits: int, run: int) -> Tensor:
+    """The inverse of `bit_fields`, for codes below 2 ** n_bits.
+
+    Args:
+        codes: uint8 [..., n], n a multiple of `run * 8 / n_bits`.
+
+    Returns:
+        uint8 [..., n * n_bits / 8].
+    """
+    n_fields = 8 // n_bits
+    n_runs = codes.shape[-1] // (run * n_fields)
+    fields = codes.view(*codes.shape[:-1], n_runs, n_fields, run)
+    packed = fields[..., 0, :]
+    for i in range(1, n_fields):
+        packed = packed | (fields[..., i, :] << (i * n_bits))
+    return packed.flatten(-2)
+
+
 def less(codes: Tensor, offset: int) -> Tensor:
     """`codes - offset` of small unsigned codes, in place: uint8 -> int8, same shape."""
     return codes.sub_(offset).view(torch.int8)
@@ -57,6 +75,11 @@ def as_bytes(values: Tensor) -> Tensor:
 def half(plane: Tensor) -> Tensor:
     """fp16 values as float32: uint8 [..., n_blocks, 2 n] -> [..., n_blocks, n]."""
     return reinterpret(plane, torch.float16).to(torch.float32)
+
+
+def half_bytes(values: Tensor) -> Tensor:
+    """The inverse of `half`, one value a block: float32 [..., n_blocks, 1] -> uint8 [..., 2]."""
+    return values.to(torch.float16).view(torch.uint8)
 
 
 def scaled(codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> Tensor:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from localkv.quant_formats.bits import bit_fields, half, less, scaled
+from localkv.quant_formats.bits import bit_fields, half, half_bytes, less, pack_bits, scaled
+from localkv.quant_formats.rounding import blocks, symmetric_codes
 
 
 def decode(planes: Sequence[Tensor]) -> Tensor:
@@ -17,3 +18,10 @@ def decode(planes: Sequence[Tensor]) -> Tensor:
     d, qh, qs = planes
     codes = bit_fields(qs, n_bits=4, run=16) | (bit_fields(qh, n_bits=1, run=1) << 4)
     return scaled(less(codes, 16), half(d))
+
+
+def encode(x: Tensor) -> tuple[Tensor, ...]:
+    """float32 [..., n] -> d, qh, qs (ggml's `quantize_row_q5_0_ref`)."""
+    d, codes = symmetric_codes(blocks(x, 32), n_bits=5)
+    qh = pack_bits(codes >> 4, n_bits=1, run=1)
+    return half_bytes(d), qh, pack_bits(codes & 15, n_bits=4, run=16)
