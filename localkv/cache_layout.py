@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from localkv.config import CacheConfig
+from localkv.errors import UsageError
 from localkv.quant_formats import KV_FORMATS
 
 PAGE_TOKENS = 256
 """Tokens of a page; attention tiles divide it."""
+
+V_ROTATION = 64
+"""Channels of V that are rotated together (llama.cpp's choice: smaller seemed better for V)."""
 
 
 def pages_for(n_tokens: int) -> int:
@@ -22,11 +27,49 @@ def pages_for(n_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class SegmentSpec:
-    """Token positions from `first_position` (to the next segment's) are stored in these types."""
+    """Token positions from `first_position` (to the next segment's) are stored in these types.
+
+    `rotation_k` and `rotation_v` are the channels that are rotated together, or 0 for none.
+    """
 
     type_k: str
     type_v: str
     first_position: int = 0
+    rotation_k: int = 0
+    rotation_v: int = 0
+
+
+def cache_segments(cache: CacheConfig, head_dim: int) -> list[SegmentSpec]:
+    """The segments of a cache as the user wants it, for a model with heads of `head_dim`.
+
+    With `kv_rotation` "auto", K and V are each rotated if their type has a scale per block and
+    `head_dim` is a multiple of 64, as in llama.cpp: K by the largest power of two that divides
+    `head_dim`, V by 64.
+
+    Raises:
+        UsageError: `kv_rotation` is "on" and `head_dim` is no multiple of 64.
+    """
+    possible = head_dim % V_ROTATION == 0
+    if cache.kv_rotation == "on" and not possible:
+        raise UsageError(
+            f"kv_rotation 'on' needs a head_dim that is a multiple of {V_ROTATION}, "
+            f"but this model's is {head_dim}",
+            hint="use 'auto' or 'off'",
+        )
+
+    def rotated(type_name: str) -> bool:
+        if cache.kv_rotation == "auto":
+            return possible and KV_FORMATS[type_name].shares_scale
+        return cache.kv_rotation == "on"
+
+    return [
+        SegmentSpec(
+            cache.type_k,
+            cache.type_v,
+            rotation_k=head_dim & -head_dim if rotated(cache.type_k) else 0,
+            rotation_v=V_ROTATION if rotated(cache.type_v) else 0,
+        )
+    ]
 
 
 def segment_bounds(specs: Sequence[SegmentSpec], n_ctx: int) -> list[tuple[int, int]]:

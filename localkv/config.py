@@ -95,6 +95,9 @@ class ModelConfig:
 DEVICES = ("auto", "cpu", "reference")
 """What `--device` takes; "auto" is "cpu" as long as there is no GPU backend."""
 
+KV_ROTATIONS = ("auto", "on", "off")
+"""What `CacheConfig.kv_rotation` takes."""
+
 
 @dataclass(frozen=True)
 class CacheConfig:
@@ -104,12 +107,24 @@ class CacheConfig:
         type_k, type_v: names in `localkv.quant_formats.KV_FORMATS`, chosen apart.
         n_ctx: tokens that one sequence can hold.
         n_sequences: sequences that are held at the same time.
+        kv_rotation: whether K and V are stored rotated (`kernels/hadamard.py`): "on", "off", or
+            "auto", which rotates what gains by it.
+
+    Raises:
+        UsageError: `kv_rotation` is none of these.
     """
 
     type_k: str = "f16"
     type_v: str = "f16"
     n_ctx: int = 4096
     n_sequences: int = 1
+    kv_rotation: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.kv_rotation not in KV_ROTATIONS:
+            raise UsageError(
+                f"unknown kv_rotation {self.kv_rotation!r}", hint=f"use {', '.join(KV_ROTATIONS)}"
+            )
 
 
 SAMPLER_ORDER = (

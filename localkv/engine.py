@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from localkv.cache_layout import SegmentSpec, cache_bytes
+from localkv.cache_layout import cache_bytes, cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.kv_cache import KVCache
@@ -90,7 +90,7 @@ class Engine:
         self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
         config = model.config
-        segments = [SegmentSpec(cache.type_k, cache.type_v)]
+        segments = cache_segments(cache, config.head_dim)
         sizes = {
             "n_layers": config.n_layers,
             "n_kv_heads": config.n_kv_heads,

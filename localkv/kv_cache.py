@@ -26,12 +26,15 @@ class Segment:
 
     Attributes:
         format_k, format_v: how a row of `head_dim` values is packed.
+        rotation_k, rotation_v: channels that are rotated together before a row is packed, or 0.
         k, v: one tensor per plane, uint8 [n_pages, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
             Rows that were never stored hold arbitrary bytes.
     """
 
     format_k: QuantFormat
     format_v: QuantFormat
+    rotation_k: int
+    rotation_v: int
     k: tuple[Tensor, ...]
     v: tuple[Tensor, ...]
 
@@ -156,6 +159,8 @@ class KVCache:
                     Segment(
                         KV_FORMATS[spec.type_k],
                         KV_FORMATS[spec.type_v],
+                        spec.rotation_k,
+                        spec.rotation_v,
                         planes(spec.type_k, pool.n_pages),
                         planes(spec.type_v, pool.n_pages),
                     )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localkv.cache_layout import cache_segments
 from localkv.config import CacheConfig, ModelConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import UsageError
@@ -54,6 +55,7 @@ class LLM:
         path: a GGUF file (any part of a split one).
         n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it.
         cache_type_k, cache_type_v: how K and V are kept, names in `KV_FORMATS`.
+        kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates what gains by it.
         device: "auto", "cpu" or "reference".
         n_threads: CPU threads; None leaves torch's choice.
         n_batch: most prompt tokens evaluated at a time.
@@ -78,6 +80,7 @@ class LLM:
         n_ctx: int | None = None,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
+        kv_rotation: str = "auto",
         device: str = "auto",
         n_threads: int | None = None,
         n_batch: int = 512,
@@ -93,7 +96,10 @@ class LLM:
         self.config: ModelConfig = model_config(self.gguf)
         check_cache_type("K", cache_type_k, self.config.head_dim)
         check_cache_type("V", cache_type_v, self.config.head_dim)
-        self.cache = CacheConfig(cache_type_k, cache_type_v, n_ctx=self._context(n_ctx))
+        self.cache = CacheConfig(
+            cache_type_k, cache_type_v, n_ctx=self._context(n_ctx), kv_rotation=kv_rotation
+        )
+        cache_segments(self.cache, self.config.head_dim)  # refuses what the model can't have
         if n_threads is not None:
             torch.set_num_threads(n_threads)
         model, unused = load_model(self.gguf, backend)

@@ -17,7 +17,8 @@ from localkv.kernels.attention import (
     attention_reference,
     attention_tiled,
 )
-from localkv.kernels.store_kv import store_kv
+from localkv.kernels.hadamard import hadamard_transform
+from localkv.kernels.store_kv import store_kv, store_rotated
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS
 
@@ -42,10 +43,14 @@ def check(
     type_k: str = "f32",
     type_v: str = "f32",
     bounds: tuple[int, ...] = (0,),
+    rotations: tuple[int, int] = (0, 0),
 ) -> None:
-    """Random rows for sequences of (past, new) tokens; error at most twice plain float32's."""
+    """Random rows for sequences of (past, new) tokens; error at most twice plain float32's.
+
+    What plain attention gets are the rows as the cache has to return them.
+    """
     generator = torch.Generator().manual_seed(head_dim * 1000 + group)
-    specs = [SegmentSpec(type_k, type_v, first) for first in bounds]
+    specs = [SegmentSpec(type_k, type_v, first, *rotations) for first in bounds]
     n_ctx = max(past + new for past, new in lengths)
     cache = KVCache(
         n_layers=1,
@@ -59,20 +64,25 @@ def check(
     for segment, pool in zip(layer.segments, cache.pools, strict=True):
         pool.free.reverse()
         for plane in (*segment.k, *segment.v):
-            plane.fill_(0xFF)  # NaN in every float type
+            plane.fill_(0xFF)  # NaN in every type
 
-    def rounded(n_tokens: int, name: str) -> Tensor:
-        x = torch.randn(n_tokens, n_kv_heads, head_dim, generator=generator)
-        return KV_FORMATS[name].codec.decode(KV_FORMATS[name].codec.encode(x))
+    def random_rows(n_tokens: int) -> Tensor:
+        return torch.randn(n_tokens, n_kv_heads, head_dim, generator=generator)
+
+    def rounded(x: Tensor, name: str, rotation: int) -> Tensor:
+        codec = KV_FORMATS[name].codec
+        stored = codec.decode(codec.encode(hadamard_transform(x, rotation)))
+        return hadamard_transform(stored.double(), rotation)
 
     sequences = [cache.new_sequence() for _ in lengths]
-    ks = [rounded(past + new, type_k) for past, new in lengths]
-    vs = [rounded(past + new, type_v) for past, new in lengths]
+    ks = [random_rows(past + new) for past, new in lengths]
+    vs = [random_rows(past + new) for past, new in lengths]
     past_parts = [(s, [0] * past) for s, (past, _) in zip(sequences, lengths, strict=True) if past]
     if past_parts:
         batch = cache.batch(past_parts)
         pasts = [(i, past) for i, (past, _) in enumerate(lengths) if past]
-        store_kv(
+        store_rotated(
+            store_kv,
             torch.cat([ks[i][:past] for i, past in pasts]),
             torch.cat([vs[i][:past] for i, past in pasts]),
             layer,
@@ -84,20 +94,24 @@ def check(
     batch = cache.batch(parts)
     new_k = torch.cat([k[past:] for k, (past, _) in zip(ks, lengths, strict=True)])
     new_v = torch.cat([v[past:] for v, (past, _) in zip(vs, lengths, strict=True)])
-    store_kv(new_k, new_v, layer, batch.segments)
+    store_rotated(store_kv, new_k, new_v, layer, batch.segments)
     q = 3 * torch.randn(batch.starts[-1], n_kv_heads * group, head_dim, generator=generator)
     scale = 1 / math.sqrt(head_dim)
     got = attention(run, q, layer, batch, scale)
     assert got.shape == q.shape
+    ks = [rounded(k, type_k, rotations[0]) for k in ks]
+    vs = [rounded(v, type_v, rotations[1]) for v in vs]
     worst_ours = worst_plain = 0.0
     for i, (past, _) in enumerate(lengths):
         rows = slice(batch.starts[i], batch.starts[i + 1])
         for head in range(n_kv_heads * group):
             args = (q[rows, head], ks[i][:, head // group], vs[i][:, head // group])
             want = plain(*(x.double() for x in args), past, scale)
+            narrow = plain(*(x.float() for x in args), past, scale)
             worst_ours = max(worst_ours, float((got[rows, head] - want).abs().max()))
-            worst_plain = max(worst_plain, float((plain(*args, past, scale) - want).abs().max()))
-    assert worst_ours <= 2 * worst_plain + 1e-6
+            worst_plain = max(worst_plain, float((narrow - want).abs().max()))
+    times = 6 if any(rotations) else 2  # to rotate q and the output rounds them, too
+    assert worst_ours <= times * worst_plain + 1e-6
 
 
 RUNS = pytest.mark.parametrize("run", [attention_reference, attention_tiled])
@@ -123,6 +137,43 @@ def test_every_pair_of_types(run: SegmentAttention, type_k: str, type_v: str) ->
         type_k=type_k,
         type_v=type_v,
     )
+
+
+@RUNS
+@pytest.mark.parametrize("type_k", KV_FORMATS)
+def test_rotated(run: SegmentAttention, type_k: str) -> None:
+    for rotations in ((128, 64), (128, 0), (0, 64)):
+        check(
+            run,
+            head_dim=128,
+            n_kv_heads=2,
+            group=2,
+            lengths=[(280, 3), (0, 2)],
+            type_k=type_k,
+            type_v="q5_1",
+            bounds=(0, 100),
+            rotations=rotations,
+        )
+
+
+@RUNS
+def test_segments_that_are_not_rotated_alike(run: SegmentAttention) -> None:
+    """Queries turn for each segment, and its output turns back before segments are merged."""
+    head_dim = 64
+    specs = [
+        SegmentSpec("f32", "f32", 0),
+        SegmentSpec("f32", "f32", 10, 64, 64),
+        SegmentSpec("f32", "f32", 300, 32, 0),
+        SegmentSpec("f32", "f32", 310, 0, 64),
+    ]
+    cache = KVCache(n_layers=1, n_kv_heads=1, head_dim=head_dim, segments=specs, n_ctx=400)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(330, 1, head_dim, generator=generator) for _ in range(3))
+    batch = cache.batch([(cache.new_sequence(), [0] * 330)])
+    store_rotated(store_kv, k, v, cache.layers[0], batch.segments)
+    got = attention(run, 3 * q, cache.layers[0], batch, 0.125)
+    want = plain(*(x[:, 0].double() for x in (3 * q, k, v)), 0, 0.125)
+    assert float((got[:, 0] - want).abs().max()) < 1e-5
 
 
 @RUNS

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from localkv.cache_layout import PAGE_TOKENS
+from localkv.kernels.hadamard import hadamard_transform
 from localkv.kv_cache import Batch, LayerCache, Segment, SegmentBatch
 from localkv.quant_formats.base import QuantFormat
 
@@ -132,10 +133,13 @@ def merge_segments(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 def attention(
     run: SegmentAttention, q: Tensor, cache: LayerCache, batch: Batch, softmax_scale: float
 ) -> Tensor:
-    """Attention of a batch over all segments: q and result [tokens, n_heads, head_dim]."""
-    return merge_segments(
-        [
-            run(q, segment, seg_batch, batch, softmax_scale)
-            for segment, seg_batch in zip(cache.segments, batch.segments, strict=True)
-        ]
-    )
+    """Attention of a batch over all segments: q and result [tokens, n_heads, head_dim].
+
+    Queries meet the rotated keys of a segment rotated, and its output is rotated back.
+    """
+    parts = []
+    for segment, seg_batch in zip(cache.segments, batch.segments, strict=True):
+        rotated = hadamard_transform(q, segment.rotation_k)
+        out, lse = run(rotated, segment, seg_batch, batch, softmax_scale)
+        parts.append((hadamard_transform(out, segment.rotation_v), lse))
+    return merge_segments(parts)

@@ -21,7 +21,7 @@ from localkv.kernels.linear import linear
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.rms_norm import rms_norm
 from localkv.kernels.rope import RopeTable, apply_rope
-from localkv.kernels.store_kv import store_kv
+from localkv.kernels.store_kv import StoreKV, store_kv, store_rotated
 from localkv.kernels.swiglu import swiglu
 from localkv.kv_cache import Batch, LayerCache, SegmentBatch
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -49,7 +49,8 @@ class Backend:
         device, dtype: where activations live, and their type.
         embed: (token_ids, token_embd) -> x.
         norm_qkv_rope_store: (x, weights, config, inputs, cache, segments) -> q
-            [tokens, n_heads, head_dim]; K and V of the tokens are in their pages afterwards.
+            [tokens, n_heads, head_dim], never rotated; K and V of the tokens are in their pages
+            afterwards, rotated where their segment says so.
         attention: (q, cache, batch, softmax_scale) -> [tokens, n_heads * head_dim].
         out_residual: (x, attention output, attn_output) -> x.
         mlp_residual: (x, ffn_norm, weights, eps) -> x.
@@ -89,7 +90,7 @@ class Primitives:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     linear: Callable[[Tensor, Linear], Tensor] = linear
     apply_rope: Callable[[Tensor, RopeTable], Tensor] = apply_rope
-    store_kv: Callable[[Tensor, Tensor, LayerCache, tuple[SegmentBatch, ...]], None] = store_kv
+    store_kv: StoreKV = store_kv
     attention: SegmentAttention = attention_reference
     swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
     moe_mlp: Callable[[Tensor, MoeWeights, MoeConfig], Tensor] = moe_mlp
@@ -124,7 +125,7 @@ def compose(
             q, k = p.apply_rope(q, inputs.rope), p.apply_rope(k, inputs.rope)
         if inputs.q_scale is not None:
             q = q * inputs.q_scale[:, None, None]
-        p.store_kv(k, v, cache, segments)
+        store_rotated(p.store_kv, k, v, cache, segments)
         return q
 
     def run_attention(q: Tensor, cache: LayerCache, batch: Batch, softmax_scale: float) -> Tensor:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from localkv.cache_layout import PAGE_TOKENS
+from localkv.kernels.hadamard import hadamard_transform
 from localkv.kv_cache import LayerCache, SegmentBatch
 from localkv.quant_formats.base import QuantFormat
+
+StoreKV = Callable[[Tensor, Tensor, LayerCache, tuple[SegmentBatch, ...]], None]
+"""(k, v, cache, its batches) with k, v [tokens, n_kv_heads, head_dim] as they are to be packed."""
 
 
 def _store_rows(
@@ -22,3 +28,14 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatc
     for segment, batch in zip(cache.segments, batches, strict=True):
         _store_rows(segment.format_k, segment.k, k, batch)
         _store_rows(segment.format_v, segment.v, v, batch)
+
+
+def store_rotated(
+    store: StoreKV, k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
+) -> None:
+    """Let `store` pack a batch's rows, rotated as each segment wants them."""
+    for segment, batch in zip(cache.segments, batches, strict=True):
+        if len(batch.tokens):
+            rotated_k = hadamard_transform(k, segment.rotation_k)
+            rotated_v = hadamard_transform(v, segment.rotation_v)
+            store(rotated_k, rotated_v, LayerCache((segment,)), (batch,))
