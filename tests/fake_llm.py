@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from localkv.cache_layout import SegmentSpec
 from localkv.text_stream import Completion, Timings, Usage
 
 
@@ -50,7 +51,9 @@ class FakeLLM:
         self.cache = SimpleNamespace(
             type_k=arguments["cache_type_k"], type_v=arguments["cache_type_v"], n_ctx=64
         )
-        self.engine = SimpleNamespace(cache=SimpleNamespace(n_bytes=lambda side: 1 << 19))
+        segment = SegmentSpec(self.cache.type_k, self.cache.type_v, 0, 64, 0)
+        cache = SimpleNamespace(n_bytes=lambda side: 1 << 19, segments=[segment])
+        self.engine = SimpleNamespace(cache=cache)
 
     def stream(self, prompt: str, **options: Any) -> FakeStream:
         type(self).asked = {"prompt": prompt, **options}

@@ -279,7 +279,8 @@ def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
     result = program("complete", "-m", model, "-p", "x", "--stats", "-v", "-ctv", "bf16")
     assert result.out == "one two\n"
     assert result.err_lines == [
-        "fake: llama, 1.0 MiB of weights, context 64, cache K f16 V bf16 1.0 MiB, on cpu "
+        "fake: llama, weights 1.0 MiB, context 64, K cache f16 rotated by 64 0.5 MiB, "
+        "V cache bf16 0.5 MiB, on cpu "
         "(linear: fake)",
         "load:         0.12 s",
         "prompt eval:  3 tokens in 0.50 s, 6.00 tokens/s",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -54,7 +56,7 @@ def test_product_equals_the_decoded_matrix(
     x = torch.randn(n_tokens, 512, dtype=torch.float64)
     want = x @ weight.decode(torch.float64).T
     assert torch.allclose(matmul(x, weight), want)
-    narrow = matmul(x.half().float(), weight)  # as ggml rounds what meets an F16 weight
+    narrow = matmul(x.half().float(), weight)
     assert torch.allclose(narrow.double(), x.half().double() @ weight.decode(torch.float64).T,
                           rtol=1e-4, atol=1e-4)  # fmt: skip
     bias = torch.randn(7, dtype=torch.float64)
@@ -87,9 +89,13 @@ def test_no_more_than_a_tile_is_decoded_at_a_time(
 
 
 def test_activations_beyond_f16_do_not_become_infinite() -> None:
-    weight = random_packed("f16", 4, 64)
+    weight = replace(random_packed("f16", 4, 64), halves_activations=True)
     x = torch.full((1, 64), 1e6)
     assert matmul(x, weight).isfinite().all()
+    near = torch.full((1, 64), 1.0 + 2.0**-12)
+    assert torch.equal(matmul(near, weight), matmul(torch.ones(1, 64), weight))
+    assert torch.equal(weight[:2].decode(), weight.decode()[:2])
+    assert weight[:2].halves_activations
 
 
 @pytest.mark.parametrize("name", FORMATS)

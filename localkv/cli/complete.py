@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -290,11 +290,23 @@ def _cache_bytes(llm: LLM) -> int:
 def _summary(llm: LLM) -> str:
     kernels = "; ".join(f"{op}: {how}" for op, how in llm.backend.kernels.items())
     return (
-        f"{llm.config.name}: {llm.config.architecture}, {llm.gguf.n_bytes / MIB:.1f} MiB of "
-        f"weights, context {llm.cache.n_ctx}, cache K {llm.cache.type_k} V {llm.cache.type_v} "
-        f"{_cache_bytes(llm) / MIB:.1f} MiB, on {llm.backend.name}"
+        f"{llm.config.name}: {llm.config.architecture}, weights {llm.gguf.n_bytes / MIB:.1f} MiB, "
+        f"context {llm.cache.n_ctx}, {_side(llm, 'k')}, {_side(llm, 'v')}, on {llm.backend.name}"
         + (f" ({kernels})" if kernels else "")
     )
+
+
+def _side(llm: LLM, side: Literal["k", "v"]) -> str:
+    """K or V of the cache: its type, whether it is rotated, what it takes."""
+    segment = llm.engine.cache.segments[0]
+    name, rotation = (
+        (segment.type_k, segment.rotation_k)
+        if side == "k"
+        else (segment.type_v, segment.rotation_v)
+    )
+    rotated = f" rotated by {rotation}" if rotation else ""
+    size = llm.engine.cache.n_bytes(side) / MIB
+    return f"{side.upper()} cache {name}{rotated} {size:.1f} MiB"
 
 
 def _report(llm: LLM, completion: Completion) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich_click import RichOption
 
-from localkv.config import DEVICES
+from localkv.config import DEVICES, KV_ROTATIONS
 from localkv.quant_formats import KV_FORMATS
 
 DEFAULT_LOGICAL_BATCH = 2048
@@ -166,6 +166,17 @@ def loading_options() -> list[click.Parameter]:
         _cache_type_option("K", "-ctk"),
         _cache_type_option("V", "-ctv"),
         option(
+            "--kv-rotation",
+            panel="KV cache",
+            type=click.Choice(KV_ROTATIONS, case_sensitive=False),
+            default="auto",
+            show_default=True,
+            metavar="WHEN",
+            help="Rotate K and V before they are packed, which spreads outliers over a block: "
+            f"{', '.join(KV_ROTATIONS)}. auto does so for q8_0 to iq4_nl if the head size is a "
+            "multiple of 64, as llama.cpp does.",
+        ),
+        option(
             "-b",
             "--batch-size",
             panel="Model",
@@ -217,6 +228,7 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "n_ctx": values["n_ctx"],
         "cache_type_k": values["cache_type_k"],
         "cache_type_v": values["cache_type_v"],
+        "kv_rotation": values["kv_rotation"],
         "n_batch": min(values["batch_size"], values["ubatch_size"]),
         "n_threads": threads if threads and threads > 0 else None,
         "device": values["device"],

@@ -16,12 +16,11 @@ F16_MAX = 65504.0
 
 
 def round_activations(x: Tensor, weight: PackedTensor) -> Tensor:
-    """`x` in the precision in which ggml multiplies it with `weight`, in its own dtype.
+    """`x` [tokens, n_in], rounded to what it is multiplied with `weight` as; in its own dtype.
 
-    Routing decides by the largest of nearly equal numbers, so an expert or a token can depend on
-    ggml's rounding to f16. A float64 evaluation is meant to be exact and rounds nothing.
+    A float64 evaluation is meant to be exact and rounds nothing.
     """
-    if not weight.format.halves_activations or x.dtype == torch.float64:
+    if not weight.halves_activations or x.dtype == torch.float64:
         return x
     return x.clamp(-F16_MAX, F16_MAX).half().to(x.dtype)
 

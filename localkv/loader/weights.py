@@ -32,10 +32,20 @@ from localkv.quant_formats.packed_tensor import PackedTensor
 
 @dataclass
 class TensorReader:
-    """Hands out a file's tensors by name, checks their shapes, and remembers which were taken."""
+    """Hands out a file's tensors by name, checks their shapes, and remembers which were taken.
+
+    Attributes:
+        gguf: the file.
+        dtype: of norms and biases.
+        halve_activations: what meets an F16 weight is rounded to f16, as ggml does. That is less
+            exact, but where experts are routed by the largest of nearly equal numbers, ggml's
+            rounding decides which, and without it a token's logits are another expert's.
+        taken: names of the tensors handed out.
+    """
 
     gguf: GGUFFile
     dtype: torch.dtype
+    halve_activations: bool = False
     taken: set[str] = field(default_factory=set)
 
     def has(self, name: str) -> bool:
@@ -55,7 +65,8 @@ class TensorReader:
             # the mapping is read-only, and nobody writes to weights
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             rows = torch.from_numpy(self.gguf.data(name))
-        return PackedTensor(info.format, rows, info.shape)
+        halves = self.halve_activations and info.format.name == "f16"
+        return PackedTensor(info.format, rows, info.shape, halves)
 
     def vector(self, name: str, size: int) -> Tensor:
         """A norm's or a bias' values, in the backend's dtype."""
@@ -84,7 +95,7 @@ def load_model(
     """
     gguf = path if isinstance(path, GGUFFile) else open_gguf(path)
     spec, config = arch_spec(gguf), model_config(gguf)
-    read = TensorReader(gguf, backend.dtype)
+    read = TensorReader(gguf, backend.dtype, halve_activations=config.moe is not None)
     weights = _model_weights(read, config, spec)
     unused = [name for name in gguf.tensors if name not in read.taken]
     return Transformer(config, spec, weights, backend), unused

@@ -19,7 +19,6 @@ def _format(
     *,
     is_weight: bool = True,
     is_cache: bool = False,
-    halves_activations: bool = False,
 ) -> QuantFormat:
     fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
     return QuantFormat(
@@ -29,13 +28,12 @@ def _format(
         fields,
         is_weight=is_weight,
         is_cache=is_cache,
-        halves_activations=halves_activations,
     )
 
 
 _ALL = (
     _format("f32", 0, 1, {"values": 4}, is_cache=True),
-    _format("f16", 1, 1, {"values": 2}, is_cache=True, halves_activations=True),
+    _format("f16", 1, 1, {"values": 2}, is_cache=True),
     _format("bf16", 30, 1, {"values": 2}, is_cache=True),
     _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True),
     _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True),

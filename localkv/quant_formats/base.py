@@ -53,8 +53,6 @@ class QuantFormat:
         block_size: values per block.
         planes: the block's fields in ggml's order; their sizes add up to `block_bytes`.
         is_weight, is_cache: where it can be used.
-        halves_activations: ggml rounds what it multiplies with such a weight to f16 first
-            (`vec_dot_type` in ggml-cpu.c), and so do we, to decide near ties as it does.
         group_tokens: cache rows that are written together.
     """
 
@@ -64,7 +62,6 @@ class QuantFormat:
     planes: tuple[Plane, ...]
     is_weight: bool = True
     is_cache: bool = False
-    halves_activations: bool = False
     group_tokens: int = 1
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,11 +27,14 @@ class PackedTensor:
         format: how a row is packed.
         rows: uint8 [..., bytes of a row], the leading axes are those of `shape`.
         shape: logical shape, e.g. [n_out, n_in] or [n_experts, n_out, n_in].
+        halves_activations: what is multiplied with it is rounded to f16 first, as ggml does for
+            F16 weights (`vec_dot_type` in ggml-cpu.c).
     """
 
     format: QuantFormat
     rows: Tensor
     shape: tuple[int, ...]
+    halves_activations: bool = False
 
     @property
     def n_bytes(self) -> int:
@@ -42,7 +45,7 @@ class PackedTensor:
         if len(self.shape) == 1:
             raise TypeError("a packed row cannot be indexed")
         rows = self.rows[index]
-        return PackedTensor(self.format, rows, (*rows.shape[:-1], self.shape[-1]))
+        return replace(self, rows=rows, shape=(*rows.shape[:-1], self.shape[-1]))
 
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """All values, as `dtype` [*shape]; for small tensors and tiles of large ones.
