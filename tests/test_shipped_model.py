@@ -57,7 +57,7 @@ def test_it_answers_about_the_one_asked_for(llm: LLM) -> None:
 
 
 def test_llama_cpp_draws_the_same_tokens() -> None:
-    """Greedy, F16 weights, f16 cache: equal up to the first near tie."""
+    """Greedy, F16 weights, f16 cache: equal after each beginning, but for near ties."""
     golden = json.loads((Path(__file__).parent / "data" / "llama_cpp_tokens.json").read_text())
     assert hashlib.sha256(F16.read_bytes()).hexdigest() == golden["sha256"], (
         "the model was trained anew: run tests/data/make_llama_cpp_tokens.py"
@@ -70,10 +70,10 @@ def test_llama_cpp_draws_the_same_tokens() -> None:
         logits = llm.logits(prompt_ids + ids)[len(prompt_ids) - 1 : -1].numpy()
         for step, token in enumerate(ids):
             if generation["margins"][step] < NEAR_TIE:
-                break
+                continue
             best_two = np.sort(logits[step])[-2:]
             assert int(logits[step].argmax()) == token, f"step {step} of {generation['prompt']!r}"
             margin = float(best_two[1] - best_two[0])
-            assert margin == pytest.approx(generation["margins"][step], abs=NEAR_TIE / 2)
+            assert margin == pytest.approx(generation["margins"][step], rel=0.01, abs=NEAR_TIE)
             compared += 1
-    assert compared >= 100
+    assert compared >= 200
