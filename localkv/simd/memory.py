@@ -201,13 +201,43 @@ def prefetch(typing: Any, base: Any, index: Any) -> Any:
 
 
 @intrinsic
+def address(typing: Any, array: Any) -> Any:
+    """Where an array's items start."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.ptrtoint(data, i64)
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def call_address(typing: Any, function: Any, args: Any) -> Any:
+    """Call a C function, known by its address only, with a tuple of int64.
+
+    Functions that are compiled apart work together like this: one per type, not one per pair.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        numbers = [builder.extract_value(values[1], i) for i in range(args.count)]
+        kind = ir.FunctionType(ir.VoidType(), [i64] * args.count)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), numbers)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, args.count)), generate
+
+
+@intrinsic
 def take_next(typing: Any, counter: Any) -> Any:
-    """Add 1 to the int64 at a base and return what it was: threads share out work with it."""
+    """Add 1 to the int64 at a base and return what it was: threads share out work with it.
+
+    What a thread wrote before is visible to those that add after it.
+    """
     check_base(counter)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         zero = ir.Constant(i64, 0)
         where = pointer(context, builder, signature.args[0], args[0], zero, i64)
-        return builder.atomic_rmw("add", where, ir.Constant(i64, 1), "monotonic")
+        return builder.atomic_rmw("add", where, ir.Constant(i64, 1), "acq_rel")
 
     return types.int64(counter), generate

@@ -110,27 +110,108 @@ def fma_broadcast(typing: Any, acc: Any, v: Any, base: Any, index: Any, stride: 
 
 
 @intrinsic
-def fma_broadcast2(
-    typing: Any, acc0: Any, acc1: Any, v0: Any, v1: Any, base: Any, index: Any, stride: Any
-) -> Any:
-    """acc0[i] += v0 * s and acc1[i] += v1 * s, s = base[index + i * stride] loaded once."""
+def fma_grid(typing: Any, acc: Any, v: Any, base: Any, index: Any, step: Any, stride: Any) -> Any:
+    """acc[j * n + i] += v[j] * base[index + j * step + i * stride], a small outer product.
+
+    The tuple `acc` is len(v) times n long; with step 0 a factor is loaded once for all of v.
+    """
     check_base(base)
+    n_vectors = v.count
+    n = acc.count // n_vectors
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sums, vectors = list(args[:2]), args[2:4]
-        array, index, stride = args[4:]
-        for i in range(acc0.count):
-            where = pointer(context, builder, signature.args[4], array, index, f32)
-            factor = splat(builder, builder.load(where, align=1))
-            for j in range(2):
-                old = builder.extract_value(sums[j], i)
-                term = multiply_add(builder, vectors[j], factor, old)
-                sums[j] = builder.insert_value(sums[j], term, i)
+        out, vectors, array, index, step, stride = args
+        for i in range(n):
+            at = index
+            for j in range(n_vectors):
+                where = pointer(context, builder, signature.args[2], array, at, f32)
+                factor = splat(builder, builder.load(where, align=1))
+                old = builder.extract_value(out, j * n + i)
+                term = multiply_add(builder, builder.extract_value(vectors, j), factor, old)
+                out = builder.insert_value(out, term, j * n + i)
+                at = builder.add(at, step)
             index = builder.add(index, stride)
-        return context.make_tuple(builder, signature.return_type, sums)
+        return out
 
-    pair = types.UniTuple(acc0, 2)
-    return pair(acc0, acc0, F32x16, F32x16, base, types.intp, types.intp), generate
+    return acc(acc, v, base, types.intp, types.intp, types.intp), generate
+
+
+@intrinsic(prefer_literal=True)
+def load_grid(
+    typing: Any, base: Any, index: Any, step: Any, stride: Any, n_vectors: Any, n: Any
+) -> Any:
+    """x[j * n + i] = 16 floats at index + j * step + i * stride."""
+    check_base(base)
+    columns, rows = _literal(n_vectors), _literal(n)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, index, step, stride = args[:4]
+        out = ir.Constant(ir.ArrayType(lanes_of(f32), columns * rows), ir.Undefined)
+        for j in range(columns):
+            at = index
+            for i in range(rows):
+                where = pointer(context, builder, signature.args[0], array, at, f32, LANES)
+                out = builder.insert_value(out, builder.load(where, align=1), j * rows + i)
+                at = builder.add(at, stride)
+            index = builder.add(index, step)
+        return out
+
+    result = types.UniTuple(F32x16, columns * rows)
+    return result(base, types.intp, types.intp, types.intp, n_vectors, n), generate
+
+
+@intrinsic(prefer_literal=True)
+def store_grid(
+    typing: Any, base: Any, index: Any, step: Any, stride: Any, n_vectors: Any, x: Any
+) -> Any:
+    """The inverse of `load_grid`."""
+    check_base(base)
+    columns = _literal(n_vectors)
+    rows = x.count // columns
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, index, step, stride, _, values = args
+        for j in range(columns):
+            at = index
+            for i in range(rows):
+                where = pointer(context, builder, signature.args[0], array, at, f32, LANES)
+                builder.store(builder.extract_value(values, j * rows + i), where, align=1)
+                at = builder.add(at, stride)
+            index = builder.add(index, step)
+        return context.get_dummy_value()
+
+    return types.void(base, types.intp, types.intp, types.intp, n_vectors, x), generate
+
+
+@intrinsic(prefer_literal=True)
+def fold(typing: Any, x: Any, n: Any) -> Any:
+    """The sums over j of x[j * n + i]: a tuple of n."""
+    rows = _literal(n)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out = ir.Constant(ir.ArrayType(lanes_of(f32), rows), ir.Undefined)
+        for i in range(rows):
+            total = builder.extract_value(args[0], i)
+            for j in range(1, x.count // rows):
+                total = builder.fadd(total, builder.extract_value(args[0], j * rows + i))
+            out = builder.insert_value(out, total, i)
+        return out
+
+    return types.UniTuple(F32x16, rows)(x, n), generate
+
+
+@intrinsic
+def mul_add_all(typing: Any, x: Any, v: Any, w: Any) -> Any:
+    """x[i] * v + w."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, v, w = args
+        for i in range(x.count):
+            term = multiply_add(builder, builder.extract_value(out, i), v, w)
+            out = builder.insert_value(out, term, i)
+        return out
+
+    return x(x, F32x16, F32x16), generate
 
 
 @intrinsic
