@@ -66,7 +66,7 @@ PAGE = 256
 TILE = 64
 """Tokens of K and V decoded at a time; divides a page."""
 BLOCK_ROWS = 96
-ROWS = 12 if HAS_AVX512 else 3
+ROWS = 8 if HAS_AVX512 else 2
 """Rows whose sums are in registers at once, two vectors each; divides BLOCK_ROWS."""
 SUMS = 2 * ROWS
 

@@ -25,3 +25,10 @@ HAS_VNNI = HAS_AVX512 and "avx512vnni" in FEATURES
 
 CONVERTS_HALF = not IS_X86 or "f16c" in FEATURES or HAS_AVX512
 """There is an instruction from half to single precision."""
+
+
+def vector_width() -> str:
+    """The width of vector registers, for people."""
+    if HAS_AVX512:
+        return "AVX-512"
+    return "AVX2" if "avx2" in FEATURES else "128-bit vectors"
