@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from localkv.kernels.attention import (
     attention_tiled,
 )
 from localkv.kernels.store_kv import store_kv
-from localkv.kv_cache import KVCache
+from localkv.kv_cache import KVCache, LayerCache, SegmentBatch
 from localkv.quant_formats import KV_FORMATS
 
 
@@ -42,6 +43,7 @@ def check(
     type_k: str = "f32",
     type_v: str = "f32",
     bounds: tuple[int, ...] = (0,),
+    store: Callable[[Tensor, Tensor, LayerCache, tuple[SegmentBatch, ...]], None] = store_kv,
 ) -> None:
     """Random rows for sequences of (past, new) tokens; error at most twice plain float32's."""
     generator = torch.Generator().manual_seed(head_dim * 1000 + group)
@@ -72,7 +74,7 @@ def check(
     if past_parts:
         batch = cache.batch(past_parts)
         pasts = [(i, past) for i, (past, _) in enumerate(lengths) if past]
-        store_kv(
+        store(
             torch.cat([ks[i][:past] for i, past in pasts]),
             torch.cat([vs[i][:past] for i, past in pasts]),
             layer,
@@ -84,7 +86,7 @@ def check(
     batch = cache.batch(parts)
     new_k = torch.cat([k[past:] for k, (past, _) in zip(ks, lengths, strict=True)])
     new_v = torch.cat([v[past:] for v, (past, _) in zip(vs, lengths, strict=True)])
-    store_kv(new_k, new_v, layer, batch.segments)
+    store(new_k, new_v, layer, batch.segments)
     q = 3 * torch.randn(batch.starts[-1], n_kv_heads * group, head_dim, generator=generator)
     scale = 1 / math.sqrt(head_dim)
     got = attention(run, q, layer, batch, scale)
