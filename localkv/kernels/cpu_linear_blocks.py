@@ -39,24 +39,24 @@ class Record:
         self.layout = layout
         self.address = address  # i8*
 
-    def _load(self, plane: str, offset: int, item: ir.Type, n: int) -> Any:
-        where = ir.Constant(i64, self.layout.offsets[plane] + offset)
+    def _load(self, plane: str, part: int, offset: int, item: ir.Type, n: int) -> Any:
+        where = ir.Constant(i64, self.layout.offsets[plane, part] + offset)
         pointer = self.builder.gep(self.address, [where])
         pointer = self.builder.bitcast(pointer, lanes_of(item, n).as_pointer())
         return self.builder.load(pointer, align=1)
 
-    def words(self, plane: str, index: int) -> Any:
+    def words(self, plane: str, index: int, part: int = 0) -> Any:
         """Word `index` (4 bytes) of all rows: <16 x i32>."""
-        return self._load(plane, index * 4 * LANES, i32, LANES)
+        return self._load(plane, part, index * 4 * LANES, i32, LANES)
 
     def halves(self, plane: str, index: int = 0) -> Any:
         """fp16 number `index` of all rows: <16 x float>."""
-        bits = self._load(plane, index * 2 * LANES, i16, LANES)
+        bits = self._load(plane, 0, index * 2 * LANES, i16, LANES)
         return half_bits_to_float(self.builder, bits)
 
     def small(self, plane: str, index: int) -> Any:
         """Byte `index` of all rows: <16 x i8>."""
-        return self._load(plane, index * LANES, i8, LANES)
+        return self._load(plane, 0, index * LANES, i8, LANES)
 
 
 def _masked(builder: Any, x: Any, shift: int, mask: int) -> Any:
@@ -126,8 +126,8 @@ def _q6_k_codes(record: Record, block: int) -> list[Any]:
     half, quarter = divmod(block, 4)
     codes = []
     for i in range(8):
-        low = record.words("ql", 16 * half + 8 * (quarter % 2) + i)
-        high = record.words("qh", 8 * half + i)
+        low = record.words("ql", 8 * (quarter % 2) + i, half)
+        high = record.words("qh", i, half)
         low = _masked(b, low, quarter // 2 * 4, 0x0F)
         codes.append(b.or_(low, _masked(b, high, 2 * quarter - 4, 0x30)))
     return codes

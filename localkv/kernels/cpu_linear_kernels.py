@@ -38,14 +38,17 @@ from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.memory import call_address, get_i64, take_next
 from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, multiply_add, splat
 
-PREFETCH_BYTES = 4608
-"""How far ahead a product with few tokens asks for panels."""
+PREFETCH_BYTES = 6144
+"""How far ahead a product with few tokens asks for panels, which is memory's delay."""
 
 PREFETCH_TOKENS = 2
 """The most tokens of a tile for which memory, not arithmetic, is the limit."""
 
 SERIAL_TOKENS = 4
 """The most tokens whose activations are packed sooner by one thread than others start."""
+
+MAX_TILE = 8 if HAS_VNNI else 4
+"""Tokens of the largest tile: as many as there are registers for."""
 
 ACTIVATION_BLOCK_BYTES = BLOCK + 16 if HAS_VNNI else 4 * (BLOCK + 1)
 """Bytes of a token's packed activations for `BLOCK` columns."""
@@ -76,10 +79,19 @@ def _address(builder: Any, value: Any) -> Any:
     return builder.inttoptr(value, i8.as_pointer())
 
 
+def _forget(builder: Any, address: Any) -> Any:
+    """The same address, of which LLVM does not know that it is the same.
+
+    Otherwise it keeps words that hold bits of several blocks in registers until these run out.
+    """
+    kind = ir.FunctionType(address.type, [address.type])
+    return builder.asm(kind, "", "=r,0", [address], side_effect=True)
+
+
 def _prefetch(builder: Any, address: Any, offset: int) -> None:
     where = builder.gep(address, [_index(offset)])
-    read, keep, data = (ir.Constant(i32, x) for x in (0, 3, 1))
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, keep, data])
+    read, level_2, data = (ir.Constant(i32, x) for x in (0, 2, 1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, level_2, data])
 
 
 class _Sums:
@@ -216,7 +228,6 @@ def multiply_tile(
             at = b.gep(panel, [b.mul(loop.index, _index(record_bytes))])
             act_offset = b.mul(loop.index, _index(block_bytes * fmt.record_blocks))
             act = b.gep(activations, [act_offset])
-            record = Record(b, fmt.layout, at)
             n_lines = record_bytes // 64
             if not HAS_VNNI:
                 part.clear()  # shorter sums are rounded less
@@ -227,6 +238,7 @@ def multiply_tile(
                         (block + 1) * n_lines // fmt.record_blocks,
                     ):
                         _prefetch(b, at, PREFETCH_BYTES + 64 * line)
+                record = Record(b, fmt.layout, _forget(b, at))
                 block_act = b.gep(act, [_index(block * block_bytes)])
                 multiply(b, fmt, record, block, n, block_act, sums if HAS_VNNI else part)
             if not HAS_VNNI:
@@ -338,11 +350,10 @@ def pack_row(
 
 @njit
 def tile_start(token: Any, n_tokens: Any) -> Any:
-    """First token of the tile that holds `token`: eights first, then 4, 2 and 1 as needed."""
-    n_eights = n_tokens // 8 * 8
-    if token < n_eights:
-        return token // 8 * 8
-    start = n_eights
+    """First token of the tile that holds `token`: large tiles first, then 4, 2, 1 as needed."""
+    start = n_tokens // MAX_TILE * MAX_TILE
+    if token < start:
+        return token // MAX_TILE * MAX_TILE
     size = tile_size(start, n_tokens)
     while start + size <= token:
         start += size
@@ -354,8 +365,8 @@ def tile_start(token: Any, n_tokens: Any) -> Any:
 def tile_size(start: Any, n_tokens: Any) -> Any:
     """Tokens of the tile that starts at `start`."""
     left = n_tokens - start
-    if left >= 8:
-        return 8
+    if left >= MAX_TILE:
+        return MAX_TILE
     if left >= 4:
         return 4
     return 2 if left >= 2 else 1
@@ -416,8 +427,8 @@ def _multiplier(kind: str) -> Any:
                     panel = get_i64(job, PANELS) + i * panel_bytes
                     to = get_i64(job, OUT) + start * stride + 4 * LANES * i
                     n_rows = min(LANES, n_out - i * LANES)
-                    if size == 8:
-                        multiply_tile(kind, 8, panel, n_records, x, to, stride, n_rows)
+                    if size == MAX_TILE:
+                        multiply_tile(kind, MAX_TILE, panel, n_records, x, to, stride, n_rows)
                     elif size == 4:
                         multiply_tile(kind, 4, panel, n_records, x, to, stride, n_rows)
                     elif size == 2:

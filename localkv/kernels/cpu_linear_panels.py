@@ -36,11 +36,20 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class PanelPlane:
-    """One field of the block: its name, the bytes of a unit, and what happens to a unit."""
+    """One field of the block, or a part of one.
+
+    Attributes:
+        name: of the field.
+        unit_bytes: bytes that stay together.
+        change: what happens to a unit.
+        part, n_parts: the field is divided into `n_parts`, and this is number `part`.
+    """
 
     name: str
     unit_bytes: int
     change: int = PLAIN
+    part: int = 0
+    n_parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,13 +79,13 @@ class PanelLayout:
         return self.n_records(n_in) * self.record_bytes
 
     @cached_property
-    def offsets(self) -> dict[str, int]:
-        """Where each plane starts in a record."""
+    def offsets(self) -> dict[tuple[str, int], int]:
+        """Where each plane (field, part) starts in a record."""
         sizes = {plane.name: plane.n_bytes for plane in self.format.planes}
         offsets, end = {}, 0
         for plane in self.planes:
-            offsets[plane.name] = end
-            end += LANES * self.record_blocks * sizes[plane.name]
+            offsets[plane.name, plane.part] = end
+            end += LANES * self.record_blocks * sizes[plane.name] // plane.n_parts
         return offsets
 
     @cached_property
@@ -89,8 +98,16 @@ class PanelLayout:
         rows = []
         for plane in self.planes:
             start, n_bytes = starts[plane.name]
-            n_units = n_bytes // plane.unit_bytes
-            rows.append((start, n_units, plane.unit_bytes, self.offsets[plane.name], plane.change))
+            n_bytes //= plane.n_parts
+            rows.append(
+                (
+                    start + plane.part * n_bytes,
+                    n_bytes // plane.unit_bytes,
+                    plane.unit_bytes,
+                    self.offsets[plane.name, plane.part],
+                    plane.change,
+                )
+            )
         return np.array(rows, np.int64)
 
 
@@ -98,10 +115,12 @@ def _layout(name: str, *planes: PanelPlane) -> PanelLayout:
     return PanelLayout(FORMATS[name], planes)
 
 
-_QS, _QL = PanelPlane("qs", 4), PanelPlane("ql", 4)
+_QS = PanelPlane("qs", 4)
 _D, _M, _DMIN = (PanelPlane(name, 2) for name in ("d", "m", "dmin"))
 _QH, _QH_BITS = PanelPlane("qh", 4), PanelPlane("qh", 4, SPREAD_BITS)
 _SCALES = PanelPlane("scales", 1)
+# what is read together lies together, or the processor does not recognise a stream
+_Q6_K_CODES = [PanelPlane(name, 4, part=i, n_parts=2) for i in range(2) for name in ("ql", "qh")]
 
 LAYOUTS = {
     layout.format.name: layout
@@ -114,7 +133,7 @@ LAYOUTS = {
         _layout("iq4_nl", _QS, _D),
         _layout("q4_K", _QS, _SCALES, _D, _DMIN),
         _layout("q5_K", _QS, _QH, _SCALES, _D, _DMIN),
-        _layout("q6_K", _QL, _QH, _SCALES, _D),
+        _layout("q6_K", *_Q6_K_CODES, _SCALES, _D),
     )
 }
 """The formats that have panels."""
