@@ -115,7 +115,7 @@ from localkv.kernels.cpu_kernels import decode_v_kernel, score_kernel
 from localkv.kernels.cpu_specialize import specialized
 score_kernel("f16", 2), decode_v_kernel("f16")
 workers = [specialized(name).worker for name in ("cpu_scatter", "cpu_attention_rows")]
-hits = specialized("cpu_parallel").run_workers.stats.cache_hits
+hits = specialized("cpu_helpers").run_helped.stats.cache_hits
 print(sum(worker.cache_hits for worker in workers), len(hits))
 """
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -10,6 +10,7 @@ import numba
 import torch
 
 from localkv.kernels.cpu_specialize import specialized
+from localkv.kernels.cpu_thread_pool import run_worker
 from localkv.simd.cpu_features import HAS_AVX512
 
 MAX_ROWS = 8 if HAS_AVX512 else 4
@@ -69,9 +70,4 @@ def n_threads() -> int:
 
 def run(template: str, job: int, threads: int) -> None:
     """Run the worker of a template on some threads; it returns when the job is done."""
-    worker = specialized(template).worker
-    if threads == 1:
-        worker.ctypes(job, 0)
-        return
-    numba.set_num_threads(threads)
-    specialized("cpu_parallel").run_workers(worker.address, job, threads)
+    run_worker(int(specialized(template).worker.address), job, threads)

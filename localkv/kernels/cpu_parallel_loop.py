@@ -1,10 +1,4 @@
-"""Running a compiled worker on several threads.
-
-A *worker* is a C function of two int64: the address of a job, which is an array of int64 of the
-worker's own making, and the number of the thread. Workers take pieces of the job one after the
-other from a counter in it (`simd.memory.take_next`), so a thread that another program slows down
-holds up nobody for longer than one piece.
-"""
+"""Running a worker on threads of Numba's, where `cpu_thread_pool` has none of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +9,7 @@ from numba import njit, prange
 
 from localkv.simd.memory import call_address
 
-CACHE = False  # generated copies are compiled into the user's cache
+CACHE = False
 
 # OpenMP starts a parallel region in about a microsecond, workqueue in 20 to 50
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
