@@ -8,19 +8,28 @@ are decoded tile by tile, as in `linear.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from threading import get_ident
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.kernels.cpu_linear_blocks import PANEL_FORMATS
+from localkv.kernels.cpu_linear_blocks import BLOCK
 from localkv.kernels.cpu_linear_kernels import (
     ACTIVATION_BLOCK_BYTES,
     JOB_SIZE,
     panel_workers,
     run_product,
 )
-from localkv.kernels.cpu_linear_panels import LANES, LAYOUTS, Bytes, PanelArena, fill_panels
+from localkv.kernels.cpu_linear_panels import (
+    LANES,
+    LAYOUTS,
+    Bytes,
+    PanelArena,
+    PanelLayout,
+    fill_panels,
+)
 from localkv.kernels.cpu_threads import use_torch_threads
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile
@@ -39,6 +48,51 @@ CHUNKS_PER_THREAD = 8
 
 
 @dataclass(frozen=True)
+class ProductFacts:
+    """What a product with a matrix of some format and shape needs to know.
+
+    Attributes:
+        pack, multiply: addresses of the compiled workers.
+        n_blocks: blocks of a token's packed activations, of `token_bytes` together.
+    """
+
+    pack: int
+    multiply: int
+    n_out: int
+    n_panels: int
+    panel_bytes: int
+    n_records: int
+    n_blocks: int
+    token_bytes: int
+
+
+def _product_facts(layout: PanelLayout, n_out: int, n_in: int) -> ProductFacts:
+    """Compiles the workers, or loads them from Numba's cache."""
+    pack, multiply = panel_workers(layout.format.name)
+    n_records = layout.n_records(n_in)
+    n_blocks = n_records * layout.record_values // BLOCK
+    return ProductFacts(
+        pack=pack,
+        multiply=multiply,
+        n_out=n_out,
+        n_panels=-(-n_out // LANES),
+        panel_bytes=layout.panel_bytes(n_in),
+        n_records=n_records,
+        n_blocks=n_blocks,
+        token_bytes=n_blocks * ACTIVATION_BLOCK_BYTES,
+    )
+
+
+class _Memory:
+    """Bytes that kernels use, at an address that is asked for once."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.data = np.zeros(n_bytes, np.uint8)
+        self.address: int = self.data.ctypes.data
+        self.nbytes = n_bytes
+
+
+@dataclass(frozen=True)
 class PanelTensor(PackedTensor):
     """A matrix, or a stack of them, in panels.
 
@@ -47,9 +101,11 @@ class PanelTensor(PackedTensor):
 
     Attributes:
         panels: uint8 [..., panels of a matrix, bytes of a panel].
+        facts: of one matrix.
     """
 
     panels: Bytes
+    facts: ProductFacts
 
     def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
         """A matrix of a stack keeps its panels; rows and parts of a matrix do not."""
@@ -57,7 +113,12 @@ class PanelTensor(PackedTensor):
         if len(part.shape) < 2 or len(part.shape) == len(self.shape):
             return part
         assert isinstance(index, int)
-        return PanelTensor(part.format, part.rows, part.shape, self.panels[index])
+        return PanelTensor(part.format, part.rows, part.shape, self.panels[index], self.facts)
+
+    @cached_property
+    def address(self) -> int:
+        """Of the panels; NumPy takes a while to say."""
+        return self.panels.ctypes.data
 
 
 class CpuProducts:
@@ -65,8 +126,10 @@ class CpuProducts:
 
     def __init__(self) -> None:
         self._arena = PanelArena()
-        self._activations = np.empty(0, np.uint8)
-        self._job = np.zeros(JOB_SIZE, np.int64)
+        self._scratch = _Memory(0)
+        self._job = _Memory(8 * JOB_SIZE)
+        self._asked = (0, 0)
+        self._n_threads = 1
 
     def prepare(self, weight: PackedTensor) -> PackedTensor:
         """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in], as `matmul` wants it.
@@ -76,10 +139,9 @@ class CpuProducts:
         layout = LAYOUTS.get(weight.format.name)
         if layout is None:
             return weight
-        panel_workers(weight.format.name)  # compiles, or loads from Numba's cache
         *stack, n_out, n_in = weight.shape
-        n_panels = -(-n_out // LANES)
-        shape = (*stack, n_panels, layout.panel_bytes(n_in))
+        facts = _product_facts(layout, n_out, n_in)
+        shape = (*stack, facts.n_panels, facts.panel_bytes)
         panels = self._arena.take(int(np.prod(shape))).reshape(shape)
         use_torch_threads()
         fill_panels(
@@ -91,7 +153,7 @@ class CpuProducts:
             layout.table,
             panels.reshape(-1, shape[-1]),
         )
-        return PanelTensor(weight.format, weight.rows, weight.shape, panels)
+        return PanelTensor(weight.format, weight.rows, weight.shape, panels, facts)
 
     def matmul(self, x: Tensor, weight: PackedTensor) -> Tensor:
         """x float32 [tokens, n_in] @ weight [n_out, n_in].T -> float32 [tokens, n_out]."""
@@ -99,40 +161,39 @@ class CpuProducts:
             return matmul_by_tile(x, weight)
         x = x.contiguous()
         n_tokens, n_in = x.shape
-        n_out = weight.shape[0]
-        fmt = PANEL_FORMATS[weight.format.name]
-        n_records = fmt.layout.n_records(n_in)
-        n_blocks = n_records * fmt.record_blocks
-        n_panels, panel_bytes = weight.panels.shape
-        n_threads = use_torch_threads()
-        out = torch.empty(n_tokens, n_out)
-        chunk = max(1, min(CHUNK_PANELS, n_panels // (n_threads * CHUNKS_PER_THREAD)))
-        self._job[:] = (
-            0,
-            0,
+        facts = weight.facts
+        n_threads = self._threads()
+        if n_tokens * facts.token_bytes > self._scratch.nbytes:
+            self._scratch = _Memory(n_tokens * facts.token_bytes)
+        out = torch.empty(n_tokens, facts.n_out)
+        run_product(
+            facts.pack,
+            facts.multiply,
+            self._job.address,
+            n_threads,
             x.data_ptr(),
             n_tokens,
             n_in,
-            n_blocks,
-            self._scratch(n_tokens * n_blocks * ACTIVATION_BLOCK_BYTES),
-            weight.panels.ctypes.data,
-            panel_bytes,
-            n_records,
-            n_out,
-            chunk,
+            facts.n_blocks,
+            self._scratch.address,
+            weight.address,
+            facts.panel_bytes,
+            facts.n_records,
+            facts.n_out,
+            max(1, min(CHUNK_PANELS, facts.n_panels // (n_threads * CHUNKS_PER_THREAD))),
             out.data_ptr(),
         )
-        pack, multiply = panel_workers(weight.format.name)
-        run_product(pack, multiply, self._job.ctypes.data, n_tokens, n_threads)
         return out
+
+    def _threads(self) -> int:
+        """Numba counts threads for each calling thread apart; asking it takes microseconds."""
+        wanted = torch.get_num_threads(), get_ident()
+        if wanted != self._asked:
+            self._n_threads = use_torch_threads()
+            self._asked = wanted
+        return self._n_threads
 
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         """x [tokens, n_in] -> [tokens, n_out]."""
         y = self.matmul(x, layer.weight)
         return y if layer.bias is None else y.add_(layer.bias)
-
-    def _scratch(self, n_bytes: int) -> int:
-        """Address of at least `n_bytes`, the same memory every time."""
-        if n_bytes > len(self._activations):
-            self._activations = np.empty(n_bytes, np.uint8)
-        return self._activations.ctypes.data

@@ -35,7 +35,7 @@ from localkv.kernels.cpu_linear_blocks import (
 )
 from localkv.kernels.cpu_linear_panels import LANES
 from localkv.simd.cpu_features import HAS_VNNI
-from localkv.simd.memory import call_address, get_i64, take_next
+from localkv.simd.memory import call_address, get_i64, put_i64, take_next
 from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, multiply_add, splat
 
 PREFETCH_BYTES = 6144
@@ -440,9 +440,41 @@ def _multiplier(kind: str) -> Any:
     return multiply
 
 
-@njit("void(int64, int64, int64, int64, int64)", parallel=True, nogil=True, cache=True)
-def run_product(pack: Any, multiply: Any, job: Any, n_tokens: Any, n_threads: Any) -> None:
-    """Run the two workers of a product, one after the other."""
+@njit(types.void(*[types.int64] * 15), parallel=True, nogil=True, cache=True)
+def run_product(
+    pack: Any,
+    multiply: Any,
+    job: Any,
+    n_threads: Any,
+    x: Any,
+    n_tokens: Any,
+    n_in: Any,
+    n_blocks: Any,
+    activations: Any,
+    panels: Any,
+    panel_bytes: Any,
+    n_records: Any,
+    n_out: Any,
+    chunk: Any,
+    out: Any,
+) -> None:
+    """Fill in a job and run the two workers of a product, one after the other.
+
+    `pack` and `multiply` are the workers, `job` is memory for `JOB_SIZE` int64.
+    """
+    put_i64(job, NEXT_TOKEN, 0)
+    put_i64(job, NEXT_CHUNK, 0)
+    put_i64(job, X, x)
+    put_i64(job, N_TOKENS, n_tokens)
+    put_i64(job, N_IN, n_in)
+    put_i64(job, N_BLOCKS, n_blocks)
+    put_i64(job, ACTIVATIONS, activations)
+    put_i64(job, PANELS, panels)
+    put_i64(job, PANEL_BYTES, panel_bytes)
+    put_i64(job, N_RECORDS, n_records)
+    put_i64(job, N_OUT, n_out)
+    put_i64(job, CHUNK_PANELS, chunk)
+    put_i64(job, OUT, out)
     if n_tokens <= SERIAL_TOKENS:
         call_address(pack, (job, 0))
     else:

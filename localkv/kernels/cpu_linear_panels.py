@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from numba import njit, prange
 
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
+from localkv.simd.memory import address, get_i32, get_u8, get_u16, put_i32, put_u8, put_u16
 
 LANES = 16
 """Rows of a panel."""
@@ -139,6 +141,21 @@ LAYOUTS = {
 """The formats that have panels."""
 
 
+SIGN_BITS = np.int32(-0x7F7F7F80)  # 0x80808080
+
+
+@njit
+def spread_bits(word: Any) -> Any:
+    """Bit 4 j + b moves to 8 b + j."""
+    bits = np.uint32(word)
+    out = np.uint32(0)
+    for byte in range(4):
+        for j in range(8):
+            bit = (bits >> np.uint32(4 * j + byte)) & np.uint32(1)
+            out |= bit << np.uint32(8 * byte + j)
+    return np.int32(out)
+
+
 @njit(parallel=True, nogil=True, cache=True)
 def fill_panels(
     rows: Bytes,
@@ -177,28 +194,21 @@ def fill_panels(
                 n_units, unit, change = table[plane, 1], table[plane, 2], table[plane, 4]
                 to = record + table[plane, 3] + in_record * n_units * unit * LANES
                 for lane in range(n_lanes):
-                    row = rows[first + lane]
+                    row = address(rows) + (first + lane) * rows.shape[1] + start
+                    goal = address(out) + to + lane * unit
                     if unit == 1:
                         for i in range(n_units):
-                            out[to + i * LANES + lane] = row[start + i]
+                            put_u8(goal + i * LANES, 0, get_u8(row, i))
                     elif unit == 2:
-                        out[to + 2 * lane] = row[start]
-                        out[to + 2 * lane + 1] = row[start + 1]
+                        put_u16(goal, 0, get_u16(row, 0))
                     elif change == SPREAD_BITS:
-                        for byte in range(4):
-                            bits = 0
-                            for j in range(8):
-                                i = 4 * j + byte
-                                bits |= ((row[start + i // 8] >> (i % 8)) & 1) << j
-                            out[to + 4 * lane + byte] = bits
-                    else:
-                        flip = np.uint8(0x80 if change == FLIP_SIGNS else 0)
+                        put_i32(goal, 0, spread_bits(get_i32(row, 0)))
+                    elif change == FLIP_SIGNS:
                         for i in range(n_units):
-                            at = to + (i * LANES + lane) * 4
-                            out[at] = row[start + 4 * i] ^ flip
-                            out[at + 1] = row[start + 4 * i + 1] ^ flip
-                            out[at + 2] = row[start + 4 * i + 2] ^ flip
-                            out[at + 3] = row[start + 4 * i + 3] ^ flip
+                            put_i32(goal + 4 * LANES * i, 0, get_i32(row, i) ^ SIGN_BITS)
+                    else:
+                        for i in range(n_units):
+                            put_i32(goal + 4 * LANES * i, 0, get_i32(row, i))
 
 
 class PanelArena:
