@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from localkv.kernels.attention import (
 )
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.store_kv import store_kv, store_rotated
-from localkv.kv_cache import KVCache
+from localkv.kv_cache import KVCache, LayerCache, SegmentBatch
 from localkv.quant_formats import KV_FORMATS
 
 
@@ -44,6 +45,7 @@ def check(
     type_v: str = "f32",
     bounds: tuple[int, ...] = (0,),
     rotations: tuple[int, int] = (0, 0),
+    store: Callable[[Tensor, Tensor, LayerCache, tuple[SegmentBatch, ...]], None] = store_kv,
 ) -> None:
     """Random rows for sequences of (past, new) tokens; error at most twice plain float32's.
 
@@ -82,7 +84,7 @@ def check(
         batch = cache.batch(past_parts)
         pasts = [(i, past) for i, (past, _) in enumerate(lengths) if past]
         store_rotated(
-            store_kv,
+            store,
             torch.cat([ks[i][:past] for i, past in pasts]),
             torch.cat([vs[i][:past] for i, past in pasts]),
             layer,
@@ -94,7 +96,7 @@ def check(
     batch = cache.batch(parts)
     new_k = torch.cat([k[past:] for k, (past, _) in zip(ks, lengths, strict=True)])
     new_v = torch.cat([v[past:] for v, (past, _) in zip(vs, lengths, strict=True)])
-    store_rotated(store_kv, new_k, new_v, layer, batch.segments)
+    store_rotated(store, new_k, new_v, layer, batch.segments)
     q = 3 * torch.randn(batch.starts[-1], n_kv_heads * group, head_dim, generator=generator)
     scale = 1 / math.sqrt(head_dim)
     got = attention(run, q, layer, batch, scale)

@@ -20,6 +20,7 @@ from localkv.kernels.reference_backend import reference_backend
 from localkv.kv_cache import KVCache
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
+from localkv.simd.cpu_features import HAS_VNNI
 
 IDS = [(i * 37 + 11) % 96 for i in range(100)]
 CONFORMANCE_IDS = [(i * 7919 + 13) % 256 for i in range(300)]
@@ -86,8 +87,9 @@ def test_weight_types(kind: str, tmp_path: Path) -> None:
     random_model = RandomModel(n_ff=192)
     path = random_model.write(tmp_path / "model.gguf", GGMLType[kind])
     want = float64_logits(random_model, IDS[:40])
-    for backend in (reference_backend(torch.float64), cpu_backend()):
-        assert nmse(logits(path, backend, IDS[:40], "f32"), want) < 1e-10
+    assert nmse(logits(path, reference_backend(torch.float64), IDS[:40], "f32"), want) < 1e-10
+    limit = 1e-10 if kind in ("F32", "BF16") or not HAS_VNNI else 1e-3
+    assert nmse(logits(path, cpu_backend(), IDS[:40], "f32"), want) < limit
 
 
 def test_attention_is_sharp_enough_to_notice(tmp_path: Path) -> None:
@@ -213,4 +215,6 @@ def test_exact_logits_of_weight_types(
         worst[path.stem] = nmse(logits(path, backend, CONFORMANCE_IDS, "f32"), want)
     summary(f"NMSE against float64, {backend.name}", worst)
     assert worst
-    assert max(worst.values()) <= 1e-6
+    # llama.cpp, which rounds activations to 8 bits too, is off by 2.2e-4 to 5.1e-4
+    in_8_bits = backend.name == "cpu" and HAS_VNNI
+    assert max(worst.values()) <= (4e-4 if in_8_bits else 1e-6)

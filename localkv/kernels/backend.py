@@ -56,6 +56,7 @@ class Backend:
         mlp_residual: (x, ffn_norm, weights, eps) -> x.
         moe_residual: (x, ffn_norm, weights, moe, eps) -> x.
         logits: (x, output_norm, output, eps) -> float32 [tokens, n_vocab].
+        prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         kernels: what implements attention and products, for the start summary.
     """
 
@@ -79,7 +80,13 @@ class Backend:
     mlp_residual: Callable[[Tensor, Tensor, MlpWeights, float], Tensor]
     moe_residual: Callable[[Tensor, Tensor, MoeWeights, MoeConfig, float], Tensor]
     logits: Callable[[Tensor, Tensor, Linear, float], Tensor]
+    prepare: Callable[[PackedTensor], PackedTensor]
     kernels: Mapping[str, str] = field(default_factory=dict)
+
+
+def as_in_file(weight: PackedTensor) -> PackedTensor:
+    """What backends that read the file's own layout prepare."""
+    return weight
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,7 @@ class Primitives:
     attention: SegmentAttention = attention_reference
     swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
     moe_mlp: Callable[[Tensor, MoeWeights, MoeConfig], Tensor] = moe_mlp
+    prepare: Callable[[PackedTensor], PackedTensor] = as_in_file
 
 
 def compose(
@@ -158,5 +166,6 @@ def compose(
         mlp_residual=mlp_residual,
         moe_residual=moe_residual,
         logits=logits,
+        prepare=p.prepare,
         kernels=kernels or {},
     )

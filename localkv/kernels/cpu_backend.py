@@ -1,21 +1,38 @@
-"""CPU: float32 arithmetic on packed weights and a packed cache, decoded a tile at a time."""
+"""CPU: float32 arithmetic on packed weights and a packed cache.
+
+Attention and the store that goes with it are compiled by Numba and keep pages in an order of their
+own (`cpu_page_layout`), so a cache is written and read by this backend only.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from localkv.kernels.attention import attention_tiled
 from localkv.kernels.backend import Backend, Primitives, compose
+from localkv.kernels.cpu_attention import PackedAttention
+from localkv.kernels.cpu_linear import LINEAR_KERNEL, CpuProducts
+from localkv.kernels.cpu_store_kv import store_kv_cpu
+from localkv.kernels.moe import moe_mlp
+from localkv.simd.cpu_features import vector_width
 
 
 def cpu_backend() -> Backend:
     """The backend of machines without a supported GPU."""
+    products = CpuProducts()
     return compose(
         "cpu",
-        Primitives(attention=attention_tiled),
+        Primitives(
+            attention=PackedAttention(),
+            store_kv=store_kv_cpu,
+            linear=products.linear,
+            moe_mlp=partial(moe_mlp, matmul=products.matmul, linear=products.linear),
+            prepare=products.prepare,
+        ),
         dtype=torch.float32,
         kernels={
-            "attention": "tiled online softmax, torch float32",
-            "linear": "decode by tile, torch float32",
+            "attention": f"packed K and V, Numba float32, {vector_width()}",
+            "linear": LINEAR_KERNEL,
         },
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from localkv.config import MoeConfig
-from localkv.kernels.layer_weights import MoeWeights
+from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.linear import linear, matmul
 from localkv.kernels.swiglu import swiglu
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 MIN_WEIGHT_SUM = 2.0**-14
 """The selected weights' sum is never taken as less (llama.cpp, `build_moe_ffn`)."""
@@ -29,8 +32,18 @@ def route(router_logits: Tensor, moe: MoeConfig) -> tuple[Tensor, Tensor]:
     return experts, weights
 
 
-def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig) -> Tensor:
-    """Weighted sum of the chosen experts' SwiGLU blocks, and the shared one: [tokens, n_embd]."""
+def moe_mlp(
+    x: Tensor,
+    layer: MoeWeights,
+    moe: MoeConfig,
+    *,
+    matmul: Callable[[Tensor, PackedTensor], Tensor] = matmul,
+    linear: Callable[[Tensor, Linear], Tensor] = linear,
+) -> Tensor:
+    """Weighted sum of the chosen experts' SwiGLU blocks, and the shared one: [tokens, n_embd].
+
+    `matmul` and `linear` are the backend's products.
+    """
     experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
     out = torch.zeros_like(x)
     for expert in sorted(set(experts.flatten().tolist())):

@@ -75,6 +75,16 @@ class GGUFFile:
         )
         return data.reshape(*tensor.shape[:-1], tensor.format.row_bytes(tensor.shape[-1]))
 
+    def release(self, name: str) -> None:
+        """Give back the memory of a tensor's pages; views stay valid and read the file again."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        tensor = self.tensors[name]
+        start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (tensor.offset + tensor.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            self._maps[tensor.part].madvise(mmap.MADV_DONTNEED, start, end - start)
+
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Open a model file; any part of a split model opens all of it.

@@ -1,6 +1,7 @@
 """Tensors of a GGUF file -> `ModelWeights`: names, shapes and what is optional.
 
-Matrices stay views of the mapped file. Norms and biases, which are small, become float32.
+Matrices are views of the mapped file until the backend has prepared them. Norms and biases, which
+are small, become float32.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class TensorReader:
 
     Attributes:
         gguf: the file.
-        dtype: of norms and biases.
+        backend: prepares matrices; norms and biases are of its dtype.
         halve_activations: what meets an F16 weight is rounded to f16, as ggml does. That is less
             exact, but where experts are routed by the largest of nearly equal numbers, ggml's
             rounding decides which, and without it a token's logits are another expert's.
@@ -44,7 +45,7 @@ class TensorReader:
     """
 
     gguf: GGUFFile
-    dtype: torch.dtype
+    backend: Backend
     halve_activations: bool = False
     taken: set[str] = field(default_factory=set)
 
@@ -68,17 +69,39 @@ class TensorReader:
         halves = self.halve_activations and info.format.name == "f16"
         return PackedTensor(info.format, rows, info.shape, halves)
 
+    def matrix(self, name: str, *shape: int) -> PackedTensor:
+        """A matrix, or a stack of them, as the backend wants it."""
+        packed = self.packed(name, *shape)
+        prepared = self.backend.prepare(packed)
+        if prepared is not packed:
+            self.gguf.release(name)
+        return prepared
+
     def vector(self, name: str, size: int) -> Tensor:
         """A norm's or a bias' values, in the backend's dtype."""
-        return self.packed(name, size).decode(self.dtype)
+        return self.packed(name, size).decode(self.backend.dtype)
 
     def linear(self, name: str, n_out: int, n_in: int, *, bias_required: bool = False) -> Linear:
         """`name`.weight, and `name`.bias if the file has it or the architecture must."""
         bias = f"{name}.bias"
         return Linear(
-            self.packed(f"{name}.weight", n_out, n_in),
+            self.matrix(f"{name}.weight", n_out, n_in),
             self.vector(bias, n_out) if bias_required or self.has(bias) else None,
         )
+
+    def fused_linear(
+        self, name: str, n_out: tuple[int, ...], n_in: int, *, bias_required: bool = False
+    ) -> tuple[Linear, ...]:
+        """The parts, of `n_out` rows each, of one matrix in the file."""
+        weight = self.packed(f"{name}.weight", sum(n_out), n_in)
+        bias = None
+        if bias_required or self.has(f"{name}.bias"):
+            bias = self.vector(f"{name}.bias", sum(n_out))
+        parts = []
+        for a, b in pairwise(accumulate(n_out, initial=0)):
+            part = self.backend.prepare(weight[a:b])
+            parts.append(Linear(part, None if bias is None else bias[a:b]))
+        return tuple(parts)
 
 
 def load_model(
@@ -95,7 +118,7 @@ def load_model(
     """
     gguf = path if isinstance(path, GGUFFile) else open_gguf(path)
     spec, config = arch_spec(gguf), model_config(gguf)
-    read = TensorReader(gguf, backend.dtype, halve_activations=config.moe is not None)
+    read = TensorReader(gguf, backend, halve_activations=config.moe is not None)
     weights = _model_weights(read, config, spec)
     unused = [name for name in gguf.tensors if name not in read.taken]
     return Transformer(config, spec, weights, backend), unused
@@ -104,9 +127,10 @@ def load_model(
 def _model_weights(read: TensorReader, config: ModelConfig, spec: ArchSpec) -> ModelWeights:
     n_vocab, n_embd = config.n_vocab, config.n_embd
     token_embd = read.packed("token_embd.weight", n_vocab, n_embd)
-    output = Linear(token_embd)
     if read.has("output.weight"):
         output = read.linear("output", n_vocab, n_embd)
+    else:
+        output = Linear(read.matrix("token_embd.weight", n_vocab, n_embd))
     rope_freqs = None
     if spec.rope_freqs and read.has("rope_freqs.weight"):
         rope_freqs = read.vector("rope_freqs.weight", config.rope.n_dims // 2)
@@ -138,11 +162,8 @@ def _attention(
     n_embd, head_dim = config.n_embd, config.head_dim
     n_q, n_kv = config.n_heads * head_dim, config.n_kv_heads * head_dim
     if read.has(f"{at}.attn_qkv.weight"):
-        fused = read.linear(f"{at}.attn_qkv", n_q + 2 * n_kv, n_embd, bias_required=spec.qkv_bias)
-        bounds = [0, n_q, n_q + n_kv, n_q + 2 * n_kv]
-        attn_q, attn_k, attn_v = (
-            Linear(fused.weight[a:b], None if fused.bias is None else fused.bias[a:b])
-            for a, b in pairwise(bounds)
+        attn_q, attn_k, attn_v = read.fused_linear(
+            f"{at}.attn_qkv", (n_q, n_kv, n_kv), n_embd, bias_required=spec.qkv_bias
         )
     else:
         attn_q, attn_k, attn_v = (
@@ -178,9 +199,9 @@ def _moe(read: TensorReader, config: ModelConfig, spec: ArchSpec, at: str) -> Mo
         gate = read.vector(f"{at}.ffn_gate_inp_shexp.weight", n_embd)
     return MoeWeights(
         ffn_gate_inp=read.linear(f"{at}.ffn_gate_inp", n_experts, n_embd),
-        ffn_gate_exps=read.packed(f"{at}.ffn_gate_exps.weight", n_experts, n_ff, n_embd),
-        ffn_up_exps=read.packed(f"{at}.ffn_up_exps.weight", n_experts, n_ff, n_embd),
-        ffn_down_exps=read.packed(f"{at}.ffn_down_exps.weight", n_experts, n_embd, n_ff),
+        ffn_gate_exps=read.matrix(f"{at}.ffn_gate_exps.weight", n_experts, n_ff, n_embd),
+        ffn_up_exps=read.matrix(f"{at}.ffn_up_exps.weight", n_experts, n_ff, n_embd),
+        ffn_down_exps=read.matrix(f"{at}.ffn_down_exps.weight", n_experts, n_embd, n_ff),
         shared=shared,
         ffn_gate_inp_shexp=gate,
     )

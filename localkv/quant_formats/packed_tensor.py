@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,7 +45,8 @@ class PackedTensor:
         if len(self.shape) == 1:
             raise TypeError("a packed row cannot be indexed")
         rows = self.rows[index]
-        return replace(self, rows=rows, shape=(*rows.shape[:-1], self.shape[-1]))
+        shape = (*rows.shape[:-1], self.shape[-1])
+        return PackedTensor(self.format, rows, shape, self.halves_activations)
 
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """All values, as `dtype` [*shape]; for small tensors and tiles of large ones.

@@ -1,0 +1,236 @@
+"""The CPU's attention: plans the work of a batch and lets compiled workers do it.
+
+Sequences with few new rows take the decode kernels, which read packed K and V straight into
+registers; the others take the prefill kernels, which decode a tile at a time for many rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localkv.cache_layout import PAGE_TOKENS, pages_for
+from localkv.kernels import cpu_attention_job as job_items
+from localkv.kernels.cpu_kernels import (
+    cache_decoder,
+    decode_k_kernel,
+    decode_v_kernel,
+    n_threads,
+    rows_per_tile,
+    run,
+    score_kernel,
+    weigh_kernel,
+)
+from localkv.kv_cache import Batch, Segment, SegmentBatch
+from localkv.quant_formats.base import QuantFormat
+
+Int64s = NDArray[np.int64]
+
+FEW_ROWS = 16
+"""Rows (new tokens * query heads of a KV head) up to which a sequence takes the decode kernels."""
+BLOCK_ROWS = 96
+TILE = 64
+PIECES_PER_THREAD = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The pieces of work of a batch in one segment, the same for all layers.
+
+    Attributes:
+        batch: the batch's share of the segment, for which this is.
+        group: query heads of a KV head, which the split into pieces depends on.
+        visible: int64 [tokens], the rows of the segment that each token sees.
+        sequences, chunks: tables of the decode kernels (see `cpu_attention_job`).
+        blocks: table of the prefill kernels.
+        n_rows: rows of the decode kernels.
+        complete: every token is part of a piece.
+    """
+
+    batch: SegmentBatch
+    group: int
+    visible: Int64s
+    sequences: Int64s
+    chunks: Int64s
+    blocks: Int64s
+    n_rows: int
+    complete: bool
+
+
+def _table(rows: Sequence[Sequence[int]], n_columns: int) -> Int64s:
+    return np.array(rows, dtype=np.int64).reshape(-1, n_columns)
+
+
+def make_plan(seg_batch: SegmentBatch, batch: Batch, group: int, n_kv_heads: int) -> Plan:
+    """Cut a batch into pieces, enough of them for all threads to be busy to the end."""
+    positions = batch.positions.numpy()
+    visible = positions + 1 - seg_batch.first_position
+    table, width = seg_batch.page_table.data_ptr(), seg_batch.page_table.shape[1] * 8
+    few, blocks = list[tuple[int, int, int, int]](), list[tuple[int, int, int, int]]()
+    complete = True
+    for i, length in enumerate(seg_batch.lengths):
+        first, n_new = batch.starts[i], batch.starts[i + 1] - batch.starts[i]
+        visible[first : first + n_new].clip(0, length, out=visible[first : first + n_new])
+        pages = table + i * width
+        if length == 0:
+            complete = False
+        elif n_new == 1 or n_new * group <= FEW_ROWS:
+            few.append((first, n_new, pages, length))
+        else:
+            step = max(1, BLOCK_ROWS // group)
+            # the last blocks see most, so they come first
+            for at in reversed(range(0, n_new, step)):
+                blocks.append((first + at, min(step, n_new - at), pages, length))
+    n_pages = sum(pages_for(length) for *_, length in few)
+    chunk_pages = max(1, n_pages * n_kv_heads // (PIECES_PER_THREAD * n_threads()))
+    sequences, chunks = list[tuple[int, ...]](), list[tuple[int, int, int]]()
+    for i, (first, n_new, pages, length) in enumerate(few):
+        starts = range(0, pages_for(length), chunk_pages)
+        sequences.append((first, n_new, pages, length, len(chunks), len(starts)))
+        chunks += [(i, at, min(chunk_pages, pages_for(length) - at)) for at in starts]
+    return Plan(
+        batch=seg_batch,
+        group=group,
+        visible=np.ascontiguousarray(visible),
+        sequences=_table(sequences, job_items.SEQ_COLUMNS),
+        chunks=_table(chunks, job_items.CHUNK_COLUMNS),
+        blocks=_table(blocks, job_items.BLOCK_COLUMNS),
+        n_rows=max((n_new * group for _, n_new, _, _ in few), default=0),
+        complete=complete,
+    )
+
+
+class ScratchMemory(threading.local):
+    """Memory that is used again by the next call; it grows as needed."""
+
+    def __init__(self) -> None:
+        self.floats = np.empty(0, np.float32)
+
+    def take(self, n_floats: int) -> int:
+        """The address of `n_floats` floats, at the start of a cache line."""
+        if self.floats.size < n_floats + 16:
+            self.floats = np.empty(n_floats + 16, np.float32)
+        return (self.floats.ctypes.data + 63) // 64 * 64
+
+
+def plane_table(planes: tuple[Tensor, ...]) -> Int64s:
+    """int64 [5, 2]: address and bytes of a region of up to four planes; the last plane again."""
+    rows = [(plane.data_ptr(), plane.stride(1)) for plane in planes]
+    return np.array([*rows, *[(0, 0)] * (4 - len(rows)), rows[-1]], np.int64)
+
+
+def check_head_dim(fmt: QuantFormat, head_dim: int) -> None:
+    block = cache_decoder(fmt.name).block
+    if head_dim % block:
+        raise ValueError(f"head_dim {head_dim} is no multiple of {block}, as {fmt.name} needs here")
+
+
+class PackedAttention:
+    """`SegmentAttention` by compiled kernels, on float32 queries and pages in the CPU's order."""
+
+    def __init__(self) -> None:
+        self.scratch = ScratchMemory()
+        self.plans: dict[int, Plan] = {}
+
+    def plan(self, seg_batch: SegmentBatch, batch: Batch, group: int, n_kv_heads: int) -> Plan:
+        """The plan of a batch, which is made for its first layer."""
+        plan = self.plans.get(id(seg_batch))
+        if plan is None or plan.batch is not seg_batch or plan.group != group:
+            if len(self.plans) >= 8:
+                self.plans.clear()
+            plan = make_plan(seg_batch, batch, group, n_kv_heads)
+            self.plans[id(seg_batch)] = plan
+        return plan
+
+    def __call__(
+        self,
+        q: Tensor,
+        segment: Segment,
+        seg_batch: SegmentBatch,
+        batch: Batch,
+        softmax_scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """See `SegmentAttention` for shapes."""
+        q = q.contiguous()
+        _, n_heads, head_dim = q.shape
+        n_kv_heads = segment.k[0].shape[1]
+        plan = self.plan(seg_batch, batch, n_heads // n_kv_heads, n_kv_heads)
+        out, lse = torch.empty_like(q), torch.empty_like(q[..., 0])
+        if not plan.complete:
+            out.zero_()
+            lse.fill_(-torch.inf)
+        check_head_dim(segment.format_k, head_dim)
+        check_head_dim(segment.format_v, head_dim)
+        k_planes, v_planes = plane_table(segment.k), plane_table(segment.v)
+        job = np.zeros(job_items.JOB_ITEMS, np.int64)
+        job[job_items.SCALE : job_items.SCALE + 1].view(np.float32)[0] = softmax_scale
+        job[job_items.N_KV_HEADS] = n_kv_heads
+        job[job_items.GROUP] = plan.group
+        job[job_items.HEAD_DIM] = head_dim
+        job[job_items.K_BLOCK] = cache_decoder(segment.format_k.name).block
+        job[job_items.V_BLOCK] = cache_decoder(segment.format_v.name).block
+        job[job_items.Q] = q.data_ptr()
+        job[job_items.OUT] = out.data_ptr()
+        job[job_items.LSE] = lse.data_ptr()
+        job[job_items.VISIBLE] = plan.visible.ctypes.data
+        job[job_items.K_PLANES] = k_planes.ctypes.data
+        job[job_items.V_PLANES] = v_planes.ctypes.data
+        if len(plan.chunks):
+            self.run_rows(plan, segment, job)
+        if len(plan.blocks):
+            self.run_blocks(plan, segment, job)
+        return out, lse
+
+    def run_rows(self, plan: Plan, segment: Segment, job: Int64s) -> None:
+        """The sequences with few new rows."""
+        n_kv_heads, head_dim = int(job[job_items.N_KV_HEADS]), int(job[job_items.HEAD_DIM])
+        type_k, type_v = segment.format_k.name, segment.format_v.name
+        tile = rows_per_tile(plan.n_rows)
+        n_rows = -(-plan.n_rows // tile) * tile
+        n_items = len(plan.chunks) * n_kv_heads
+        threads = min(n_threads(), n_items)
+        # q, sums of its blocks, logits, scaled weights; a cache line more against false sharing
+        scratch = n_rows * (head_dim + head_dim // 16 + PAGE_TOKENS) + tile * PAGE_TOKENS + 16
+        partial = n_items * n_rows * (head_dim + 2)
+        memory = self.scratch.take(threads * scratch + partial)
+        done = np.zeros(len(plan.sequences) * n_kv_heads, np.int64)
+        job[job_items.NEXT] = 0
+        job[job_items.N_ITEMS] = n_items
+        job[job_items.SCRATCH_FLOATS] = scratch
+        job[job_items.N_ROWS] = n_rows
+        job[job_items.N_TILES] = n_rows // tile
+        job[job_items.K_AFFINE] = cache_decoder(type_k).affine
+        steps_k = 16 * head_dim // int(job[job_items.K_BLOCK])
+        steps_v = 16 * head_dim // int(job[job_items.V_BLOCK])
+        job[job_items.V_AHEAD] = -(-segment.v[-1].stride(1) // (64 * steps_k))
+        job[job_items.K_AHEAD] = -(-segment.k[-1].stride(1) // (64 * steps_v))
+        job[job_items.K_KERNEL] = score_kernel(type_k, tile)
+        job[job_items.V_KERNEL] = weigh_kernel(type_v, tile)
+        job[job_items.PIECES] = plan.chunks.ctypes.data
+        job[job_items.SEQUENCES] = plan.sequences.ctypes.data
+        job[job_items.SCRATCH] = memory
+        job[job_items.PARTIAL] = memory + threads * scratch * 4
+        job[job_items.DONE] = done.ctypes.data
+        run("cpu_attention_rows", job.ctypes.data, threads)
+
+    def run_blocks(self, plan: Plan, segment: Segment, job: Int64s) -> None:
+        """The sequences with many new rows."""
+        n_kv_heads, head_dim = int(job[job_items.N_KV_HEADS]), int(job[job_items.HEAD_DIM])
+        n_items = len(plan.blocks) * n_kv_heads
+        threads = min(n_threads(), n_items)
+        # q, out, tiles of K and V; logits, maxima, sums; scales; a cache line between threads
+        scratch = 2 * (BLOCK_ROWS + TILE) * head_dim + BLOCK_ROWS * (TILE + 2) + 32 + 16
+        job[job_items.NEXT] = 0
+        job[job_items.N_ITEMS] = n_items
+        job[job_items.SCRATCH_FLOATS] = scratch
+        job[job_items.K_KERNEL] = decode_k_kernel(segment.format_k.name)
+        job[job_items.V_KERNEL] = decode_v_kernel(segment.format_v.name)
+        job[job_items.PIECES] = plan.blocks.ctypes.data
+        job[job_items.SCRATCH] = self.scratch.take(threads * scratch)
+        run("cpu_attention_blocks", job.ctypes.data, threads)

@@ -1,0 +1,73 @@
+"""The compiled kernels of the CPU's attention by type, as addresses; each compiled on first use."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+
+import numba
+import torch
+
+from localkv.kernels.cpu_specialize import specialized
+from localkv.kernels.cpu_thread_pool import run_worker
+from localkv.simd.cpu_features import HAS_AVX512
+
+MAX_ROWS = 8 if HAS_AVX512 else 4
+"""Rows that decode kernels hold in registers at once."""
+
+
+@dataclass(frozen=True)
+class CacheDecoder:
+    """What `quant_formats/cpu_cache/<name>.py` says of a type."""
+
+    block: int
+    affine: bool
+
+
+@functools.cache
+def cache_decoder(name: str) -> CacheDecoder:
+    module = importlib.import_module(f"localkv.quant_formats.cpu_cache.{name}")
+    return CacheDecoder(module.BLOCK, module.AFFINE)
+
+
+def _decoder(name: str) -> tuple[str, str]:
+    return "cpu_cache.q8_0", f"cpu_cache.{name}"
+
+
+@functools.cache
+def score_kernel(type_k: str, rows: int) -> int:
+    module = specialized("cpu_attention_score", _decoder(type_k), ("ROWS = 4", f"ROWS = {rows}"))
+    return int(module.score.address)
+
+
+@functools.cache
+def weigh_kernel(type_v: str, rows: int) -> int:
+    module = specialized("cpu_attention_weigh", _decoder(type_v), ("ROWS = 4", f"ROWS = {rows}"))
+    return int(module.weigh.address)
+
+
+@functools.cache
+def decode_k_kernel(type_k: str) -> int:
+    return int(specialized("cpu_attention_tiles", _decoder(type_k)).decode_tile.address)
+
+
+@functools.cache
+def decode_v_kernel(type_v: str) -> int:
+    side = ("SIDE = decode_k", "SIDE = decode_v")
+    return int(specialized("cpu_attention_tiles", _decoder(type_v), side).decode_tile.address)
+
+
+def rows_per_tile(n_rows: int) -> int:
+    """Rows in each of as few equal tiles as hold `n_rows`."""
+    return -(-n_rows // -(-n_rows // MAX_ROWS))
+
+
+def n_threads() -> int:
+    """Threads for kernels: as many as torch uses."""
+    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+
+
+def run(template: str, job: int, threads: int) -> None:
+    """Run the worker of a template on some threads; it returns when the job is done."""
+    run_worker(int(specialized(template).worker.address), job, threads)

@@ -1,0 +1,15 @@
+"""How the CPU's attention reads each cache type: one Numba decoder a file, for K and V alike.
+
+A *unit* is what one decoder call yields: one vector of 16 values (types without blocks) or two
+(types with blocks of 32: values i and i + 16 of 16 tokens for K; values 0 to 15 and 16 to 31 of
+one token for V). `kernels/cpu_page_layout.py` orders a page's bytes so that a unit's bytes are
+consecutive on either side. A file holds
+
+    BLOCK                values per block: 16 or 32
+    SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1
+    decode(planes, u)    the codes of unit u as a tuple of BLOCK / 16 F32x16; `planes` are the
+                         addresses of four planes, in the format's order; unused ones are 0
+
+Scale and minimum are applied by the kernel: once per block and token, not per value. These files
+know nothing of torch; the format's own file is the reference.
+"""

@@ -1,0 +1,123 @@
+"""Lane-wise arithmetic, comparison and selection; exp; sums and maxima over lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from localkv.simd.vector import (
+    LANES,
+    F32x16,
+    I32x16,
+    Mask16,
+    call,
+    constant,
+    f32,
+    i32,
+    lanes_of,
+    lanewise,
+    multiply_add,
+    splat,
+)
+
+_F, _I, _M = F32x16, I32x16, Mask16
+
+f32x16 = lanewise(splat, [types.float32], _F)
+"""A float in all lanes."""
+i32x16 = lanewise(splat, [types.int32], _I)
+"""An integer in all lanes."""
+
+
+def _maximum(builder: Any, x: Any, y: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+
+add = lanewise(lambda b, x, y: b.fadd(x, y), [_F, _F], _F)
+sub = lanewise(lambda b, x, y: b.fsub(x, y), [_F, _F], _F)
+mul = lanewise(lambda b, x, y: b.fmul(x, y), [_F, _F], _F)
+div = lanewise(lambda b, x, y: b.fdiv(x, y), [_F, _F], _F)
+maximum = lanewise(_maximum, [_F, _F], _F)
+"""The larger; the second where one is NaN."""
+absolute = lanewise(lambda b, x: call(b, "llvm.fabs.v16f32", _F.llvm, [x]), [_F], _F)
+fma = lanewise(multiply_add, [_F, _F, _F], _F)
+"""x * y + z."""
+nearest = lanewise(lambda b, x: call(b, "llvm.rint.v16f32", _F.llvm, [x]), [_F], _F)
+"""Rounded to an integer, ties to even."""
+
+to_f32 = lanewise(lambda b, x: b.sitofp(x, lanes_of(f32)), [_I], _F)
+to_i32 = lanewise(lambda b, x: b.fptosi(x, lanes_of(i32)), [_F], _I)
+i32_as_f32 = lanewise(lambda b, x: b.bitcast(x, lanes_of(f32)), [_I], _F)
+"""The same bits."""
+f32_as_i32 = lanewise(lambda b, x: b.bitcast(x, lanes_of(i32)), [_F], _I)
+
+select = lanewise(lambda b, mask, x, y: b.select(mask, x, y), [_M, _F, _F], _F)
+"""x where the mask is set, else y; the other's NaN does no harm."""
+select_i32 = lanewise(lambda b, mask, x, y: b.select(mask, x, y), [_M, _I, _I], _I)
+
+
+def _lanes_below(builder: Any, n: Any) -> Any:
+    numbers = ir.Constant(lanes_of(i32), list(range(LANES)))
+    return builder.icmp_signed("<", numbers, splat(builder, builder.trunc(n, i32)))
+
+
+lanes_below = lanewise(_lanes_below, [types.intp], _M)
+"""The mask of lanes 0 to n - 1."""
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """exp(x) = 2^n 2^f for x <= 88, f in [-1/2, 1/2]; 0 from about -87 on; error below 2e-7.
+
+    The exponent is reduced in two steps (Cody and Waite), 2^f is a polynomial (Cephes' `expf`).
+    """
+    x = _maximum(builder, x, constant(f32, -88.0))
+    n = call(builder, "llvm.rint.v16f32", _F.llvm, [builder.fmul(x, constant(f32, 1.44269504089))])
+    r = multiply_add(builder, n, constant(f32, -0.693359375), x)
+    r = multiply_add(builder, n, constant(f32, 2.12194440e-4), r)
+    p = constant(f32, 1.9875691500e-4)
+    for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
+        p = multiply_add(builder, p, r, constant(f32, term))
+    one_more = builder.fadd(r, constant(f32, 1.0))
+    p = multiply_add(builder, builder.fmul(r, r), p, one_more)
+    exponent = builder.add(builder.fptosi(n, lanes_of(i32)), constant(i32, 127))
+    scale = builder.bitcast(builder.shl(exponent, constant(i32, 23)), lanes_of(f32))
+    return builder.fmul(p, scale)
+
+
+exp = lanewise(_exp, [_F], _F)
+
+
+def _fold(builder: Any, x: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
+    n = LANES
+    while n > 1:
+        n //= 2
+        low, high = (
+            builder.shuffle_vector(x, x, ir.Constant(lanes_of(i32, n), list(range(at, at + n))))
+            for at in (0, n)
+        )
+        x = combine(builder, low, high)
+    return builder.extract_element(x, ir.Constant(i32, 0))
+
+
+sum_lanes = lanewise(lambda b, x: _fold(b, x, lambda b, x, y: b.fadd(x, y)), [_F], types.float32)
+max_lanes = lanewise(lambda b, x: _fold(b, x, _maximum), [_F], types.float32)
+first_lane = lanewise(lambda b, x: b.extract_element(x, ir.Constant(i32, 0)), [_F], types.float32)
+
+
+@intrinsic
+def zero_f32(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return constant(f32, 0.0)
+
+    return F32x16(), generate
+
+
+@intrinsic
+def zero_i32(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return constant(i32, 0)
+
+    return I32x16(), generate

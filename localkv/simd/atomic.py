@@ -1,0 +1,127 @@
+"""What threads that are in compiled code need of each other: atomics, pauses, Linux's futex.
+
+Items are int64 at a base and an index, as in `memory`. A futex is the lower half of one.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from localkv.simd.cpu_features import IS_X86
+from localkv.simd.vector import check_base, i64, pointer
+
+_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
+_FUTEX = _FUTEX_NUMBERS.get(platform.machine(), -1) if sys.platform == "linux" else -1
+_WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
+
+HAS_FUTEX = _FUTEX != -1
+
+
+def _read_modify_write(operation: str) -> Any:
+    @intrinsic
+    def atomic(typing: Any, base: Any, index: Any, value: Any) -> Any:
+        check_base(base)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
+            return builder.atomic_rmw(operation, where, args[2], "seq_cst")
+
+        return types.int64(base, types.intp, types.int64), generate
+
+    return atomic
+
+
+atomic_add = _read_modify_write("add")
+atomic_or = _read_modify_write("or")
+atomic_exchange = _read_modify_write("xchg")
+"""These return what the item was before."""
+
+
+@intrinsic
+def atomic_load(typing: Any, base: Any, index: Any) -> Any:
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
+        return builder.load_atomic(where, "seq_cst", 8)
+
+    return types.int64(base, types.intp), generate
+
+
+@intrinsic
+def compare_exchange(typing: Any, base: Any, index: Any, expected: Any, value: Any) -> Any:
+    """Replace the item by `value` if it is `expected`; whether it was."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
+        pair = builder.cmpxchg(where, args[2], args[3], "seq_cst", "seq_cst")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(base, types.intp, types.int64, types.int64), generate
+
+
+@intrinsic
+def pause(typing: Any) -> Any:
+    """Tell the CPU that this thread waits in a loop."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if IS_X86:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            name = "llvm.x86.sse2.pause"
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def yield_cpu(typing: Any) -> Any:
+    """Let another thread run that waits for this core (POSIX)."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _futex(builder: Any, where: Any, operation: int, value: Any) -> None:
+    kind = ir.FunctionType(i64, [i64], var_arg=True)
+    syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
+    zero = ir.Constant(i64, 0)
+    numbers = [ir.Constant(i64, _FUTEX), builder.ptrtoint(where, i64), ir.Constant(i64, operation)]
+    builder.call(syscall, [*numbers, value, zero, zero, zero])
+
+
+@intrinsic
+def futex_wait(typing: Any, base: Any, index: Any, expected: Any) -> Any:
+    """Sleep until woken, unless the item's lower half is not `expected`."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
+        _futex(builder, where, _WAIT_PRIVATE, args[2])
+        return context.get_dummy_value()
+
+    return types.void(base, types.intp, types.int64), generate
+
+
+@intrinsic
+def futex_wake(typing: Any, base: Any, index: Any, n: Any) -> Any:
+    """Wake up to `n` threads that sleep at an item."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
+        _futex(builder, where, _WAKE_PRIVATE, args[2])
+        return context.get_dummy_value()
+
+    return types.void(base, types.intp, types.int64), generate

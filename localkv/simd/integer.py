@@ -1,0 +1,109 @@
+"""Integer vectors: nibbles of lanes and of bytes, a table of 16 bytes, 8-bit dot products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from localkv.simd.cpu_features import FEATURES, HAS_AVX512, HAS_VNNI, IS_X86
+from localkv.simd.vector import (
+    LANES,
+    F32x16,
+    I32x16,
+    call,
+    check_base,
+    constant,
+    f32,
+    i8,
+    i32,
+    lanes_of,
+    lanewise,
+    pointer,
+)
+
+_I = I32x16
+
+add_i32 = lanewise(lambda b, x, y: b.add(x, y), [_I, _I], _I)
+sub_i32 = lanewise(lambda b, x, y: b.sub(x, y), [_I, _I], _I)
+mul_i32 = lanewise(lambda b, x, y: b.mul(x, y), [_I, _I], _I)
+and_i32 = lanewise(lambda b, x, y: b.and_(x, y), [_I, _I], _I)
+or_i32 = lanewise(lambda b, x, y: b.or_(x, y), [_I, _I], _I)
+xor_i32 = lanewise(lambda b, x, y: b.xor(x, y), [_I, _I], _I)
+shift_left = lanewise(lambda b, x, y: b.shl(x, y), [_I, _I], _I)
+shift_right = lanewise(lambda b, x, y: b.lshr(x, y), [_I, _I], _I)
+"""Zeros move in from above."""
+
+low_nibble = lanewise(lambda b, x: b.and_(x, constant(i32, 15)), [_I], _I)
+high_nibble = lanewise(lambda b, x: b.lshr(x, constant(i32, 4)), [_I], _I)
+"""Of a byte, in each lane."""
+
+
+def _high_nibbles(builder: Any, x: Any) -> Any:
+    return builder.and_(builder.lshr(x, constant(i32, 4)), constant(i32, 0x0F0F0F0F))
+
+
+low_nibbles = lanewise(lambda b, x: b.and_(x, constant(i32, 0x0F0F0F0F)), [_I], _I)
+high_nibbles = lanewise(_high_nibbles, [_I], _I)
+"""Of each of the 4 bytes in each lane."""
+
+
+def _dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    if HAS_VNNI:
+        as_bytes = [builder.bitcast(x, lanes_of(i8, 64)) for x in (unsigned, signed)]
+        return call(builder, "llvm.x86.avx512.vpdpbusd.512", _I.llvm, [total, *as_bytes])
+    for byte in range(4):
+        low = builder.lshr(unsigned, constant(i32, 8 * byte))
+        low = builder.and_(low, constant(i32, 255))
+        high = builder.shl(signed, constant(i32, 24 - 8 * byte))
+        high = builder.ashr(high, constant(i32, 24))
+        total = builder.add(total, builder.mul(low, high))
+    return total
+
+
+dot_u8_i8 = lanewise(_dot, [_I, _I, _I], _I)
+"""total + the sum over the 4 bytes of a lane of unsigned * signed: vpdpbusd, or the same slowly."""
+
+
+def _table_bytes(builder: Any, table: Any, index: Any) -> Any:
+    """table[index] of <16 x i8>, indices 0 to 15."""
+    byte16 = lanes_of(i8)
+    if IS_X86 and (HAS_AVX512 or "ssse3" in FEATURES or "avx2" in FEATURES):
+        return call(builder, "llvm.x86.ssse3.pshuf.b.128", byte16, [table, index])
+    out = ir.Constant(byte16, ir.Undefined)
+    for lane in range(LANES):
+        at = ir.Constant(i32, lane)
+        value = builder.extract_element(table, builder.extract_element(index, at))
+        out = builder.insert_element(out, value, at)
+    return out
+
+
+@intrinsic
+def load_nibbles_from_table(typing: Any, base: Any, index: Any, table: Any) -> Any:
+    """16 bytes at `index` -> table[low nibbles], table[high nibbles] as two F32x16.
+
+    `table` is a tuple of 16 signed bytes that is known when compiling.
+    """
+    check_base(base)
+    values = table.literal_value if isinstance(table, types.Literal) else None
+    if values is None and not isinstance(table, types.BaseTuple):
+        raise TypeError("the table must be a tuple")
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        entries = ir.Constant(lanes_of(i8), ir.Undefined)
+        for lane in range(LANES):
+            entry = builder.trunc(builder.extract_value(args[2], lane), i8)
+            entries = builder.insert_element(entries, entry, ir.Constant(i32, lane))
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i8, LANES)
+        packed = builder.load(where, align=1)
+        low = builder.and_(packed, constant(i8, 15))
+        high = builder.lshr(packed, constant(i8, 4))
+        both = []
+        for codes in (low, high):
+            signed = builder.sext(_table_bytes(builder, entries, codes), lanes_of(i32))
+            both.append(builder.sitofp(signed, lanes_of(f32)))
+        return context.make_tuple(builder, signature.return_type, both)
+
+    return types.UniTuple(F32x16, 2)(base, types.intp, table), generate

@@ -1,0 +1,243 @@
+"""Loads that convert, stores, prefetch and scalars, at a base and an index (see the package)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from localkv.simd.cpu_features import CONVERTS_HALF
+from localkv.simd.vector import (
+    LANES,
+    F32x16,
+    I32x16,
+    Mask16,
+    call,
+    check_base,
+    constant,
+    f16,
+    f32,
+    i8,
+    i16,
+    i32,
+    i64,
+    lanes_of,
+    pointer,
+    splat,
+)
+
+
+def half_bits_to_float(builder: Any, bits: Any) -> Any:
+    """<16 x i16> with the bits of halves -> <16 x float>, exactly."""
+    if CONVERTS_HALF:
+        return builder.fpext(builder.bitcast(bits, lanes_of(f16)), lanes_of(f32))
+    wide = builder.zext(bits, lanes_of(i32))
+    sign = builder.shl(builder.and_(wide, constant(i32, 0x8000)), constant(i32, 16))
+    # shifted to where single precision keeps them, exponent and mantissa are 2^-112 too small
+    magnitude = builder.shl(builder.and_(wide, constant(i32, 0x7FFF)), constant(i32, 13))
+    value = builder.fmul(builder.bitcast(magnitude, lanes_of(f32)), constant(f32, 2.0**112))
+    special = builder.icmp_unsigned(">=", magnitude, constant(i32, 31 << 23))
+    value_bits = builder.bitcast(value, lanes_of(i32))
+    infinite = builder.or_(value_bits, constant(i32, 0x7F800000))
+    value_bits = builder.select(special, infinite, value_bits)
+    return builder.bitcast(builder.or_(value_bits, sign), lanes_of(f32))
+
+
+def _from_f16(builder: Any, x: Any) -> Any:
+    return half_bits_to_float(builder, x)
+
+
+def _from_bf16(builder: Any, x: Any) -> Any:
+    high = builder.shl(builder.zext(x, lanes_of(i32)), constant(i32, 16))
+    return builder.bitcast(high, lanes_of(f32))
+
+
+def _from_e5m2(builder: Any, x: Any) -> Any:
+    # the upper byte of a half
+    high = builder.shl(builder.zext(x, lanes_of(i16)), constant(i16, 8))
+    return half_bits_to_float(builder, high)
+
+
+def _from_e4m3(builder: Any, x: Any) -> Any:
+    # exponent and mantissa one bit to the right of a half's, biased by 7, not 15: 2^8 too small.
+    # There is no infinity; the one NaN becomes 480 instead, which no encoder makes.
+    wide = builder.zext(x, lanes_of(i16))
+    sign = builder.shl(builder.and_(wide, constant(i16, 0x80)), constant(i16, 8))
+    magnitude = builder.shl(builder.and_(wide, constant(i16, 0x7F)), constant(i16, 7))
+    value = half_bits_to_float(builder, builder.or_(sign, magnitude))
+    return builder.fmul(value, constant(f32, 256.0))
+
+
+def _loader(item: ir.Type, convert: Callable[[Any, Any], Any], result: Any) -> Any:
+    @intrinsic
+    def load(typing: Any, base: Any, index: Any) -> Any:
+        check_base(base)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            where = pointer(context, builder, signature.args[0], args[0], args[1], item, LANES)
+            return convert(builder, builder.load(where, align=1))
+
+        return result(base, types.intp), generate
+
+    return load
+
+
+load_f32 = _loader(f32, lambda builder, x: x, F32x16)
+load_f16 = _loader(i16, _from_f16, F32x16)
+load_bf16 = _loader(i16, _from_bf16, F32x16)
+load_e4m3 = _loader(i8, _from_e4m3, F32x16)
+load_e5m2 = _loader(i8, _from_e5m2, F32x16)
+load_i8_as_f32 = _loader(i8, lambda b, x: b.sitofp(b.sext(x, lanes_of(i32)), lanes_of(f32)), F32x16)
+load_i8 = _loader(i8, lambda b, x: b.sext(x, lanes_of(i32)), I32x16)
+load_u8 = _loader(i8, lambda b, x: b.zext(x, lanes_of(i32)), I32x16)
+load_i32 = _loader(i32, lambda builder, x: x, I32x16)
+"""Also 64 bytes of any kind, such as operands of `integer.dot_u8_i8`."""
+
+
+@intrinsic
+def load_mask(typing: Any, base: Any, index: Any) -> Any:
+    """Bit i of the 16-bit item decides lane i."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i16)
+        return builder.bitcast(builder.load(where, align=1), Mask16.llvm)
+
+    return Mask16(base, types.intp), generate
+
+
+@intrinsic
+def broadcast_i32(typing: Any, base: Any, index: Any) -> Any:
+    """One 4-byte item in all lanes."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i32)
+        return splat(builder, builder.load(where, align=1))
+
+    return I32x16(base, types.intp), generate
+
+
+@intrinsic
+def broadcast_f32(typing: Any, base: Any, index: Any) -> Any:
+    """One float in all lanes."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], f32)
+        return splat(builder, builder.load(where, align=1))
+
+    return F32x16(base, types.intp), generate
+
+
+def _storer(item: ir.Type, kind: Any) -> Any:
+    @intrinsic
+    def store(typing: Any, base: Any, index: Any, value: Any) -> Any:
+        check_base(base)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            where = pointer(context, builder, signature.args[0], args[0], args[1], item, LANES)
+            builder.store(args[2], where, align=1)
+            return context.get_dummy_value()
+
+        return types.void(base, types.intp, kind), generate
+
+    return store
+
+
+store_f32 = _storer(f32, F32x16)
+store_i32 = _storer(i32, I32x16)
+
+
+def _scalar(item: ir.Type, kind: Any) -> tuple[Any, Any]:
+    """Load and store one item. An alignment of 1 costs x86 nothing."""
+
+    @intrinsic
+    def get(typing: Any, base: Any, index: Any) -> Any:
+        check_base(base)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            where = pointer(context, builder, signature.args[0], args[0], args[1], item)
+            return builder.load(where, align=1)
+
+        return kind(base, types.intp), generate
+
+    @intrinsic
+    def put(typing: Any, base: Any, index: Any, value: Any) -> Any:
+        check_base(base)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            where = pointer(context, builder, signature.args[0], args[0], args[1], item)
+            builder.store(args[2], where, align=1)
+            return context.get_dummy_value()
+
+        return types.void(base, types.intp, kind), generate
+
+    return get, put
+
+
+get_f32, put_f32 = _scalar(f32, types.float32)
+get_u8, put_u8 = _scalar(i8, types.uint8)
+get_u16, put_u16 = _scalar(i16, types.uint16)
+get_i32, put_i32 = _scalar(i32, types.int32)
+get_i64, put_i64 = _scalar(i64, types.int64)
+
+
+@intrinsic
+def prefetch(typing: Any, base: Any, index: Any) -> Any:
+    """Ask for the cache line of byte `index`, which need not be mapped."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i8)
+        read, keep, data = (ir.Constant(i32, x) for x in (0, 3, 1))
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(base, types.intp), generate
+
+
+@intrinsic
+def address(typing: Any, array: Any) -> Any:
+    """Where an array's items start."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.ptrtoint(data, i64)
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def call_address(typing: Any, function: Any, args: Any) -> Any:
+    """Call a C function, known by its address only, with a tuple of int64.
+
+    Functions that are compiled apart work together like this: one per type, not one per pair.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        numbers = [builder.extract_value(values[1], i) for i in range(args.count)]
+        kind = ir.FunctionType(ir.VoidType(), [i64] * args.count)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), numbers)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, args.count)), generate
+
+
+@intrinsic
+def take_next(typing: Any, counter: Any) -> Any:
+    """Add 1 to the int64 at a base and return what it was: threads share out work with it.
+
+    What a thread wrote before is visible to those that add after it.
+    """
+    check_base(counter)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        zero = ir.Constant(i64, 0)
+        where = pointer(context, builder, signature.args[0], args[0], zero, i64)
+        return builder.atomic_rmw("add", where, ir.Constant(i64, 1), "acq_rel")
+
+    return types.int64(counter), generate

@@ -1,0 +1,122 @@
+"""The vector types, and pieces of code generation that the instructions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16
+
+f32 = ir.FloatType()
+f16 = ir.HalfType()
+i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+
+
+def lanes_of(item: ir.Type, n: int = LANES) -> ir.VectorType:
+    return ir.VectorType(item, n)
+
+
+class Vector(types.Type):
+    """A Numba type that is one LLVM vector."""
+
+    def __init__(self, name: str, item: ir.Type) -> None:
+        self.item = item
+        self.llvm = lanes_of(item)
+        super().__init__(name=name)
+
+    def __reduce__(self) -> tuple[Callable[[str], Vector], tuple[str]]:
+        return vector_named, (self.name,)
+
+
+F32x16 = Vector("F32x16", f32)
+I32x16 = Vector("I32x16", i32)
+Mask16 = Vector("Mask16", i1)
+
+
+def vector_named(name: str) -> Vector:
+    """What unpickling a cached function calls; types must stay the same objects."""
+    return {"F32x16": F32x16, "I32x16": I32x16, "Mask16": Mask16}[name]
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Vector) -> None:
+        super().__init__(manager, kind, kind.llvm)
+
+
+def constant(item: ir.Type, value: float) -> ir.Constant:
+    """A vector constant, the same in all lanes."""
+    return ir.Constant(lanes_of(item), [value] * LANES)
+
+
+def splat(builder: Any, x: Any) -> Any:
+    """A scalar in all lanes."""
+    undefined = ir.Constant(lanes_of(x.type), ir.Undefined)
+    vector = builder.insert_element(undefined, x, ir.Constant(i32, 0))
+    return builder.shuffle_vector(vector, undefined, constant(i32, 0))
+
+
+def call(builder: Any, name: str, result: ir.Type, args: Sequence[Any]) -> Any:
+    """Call an LLVM intrinsic by name."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, fused where the CPU can."""
+    return call(builder, "llvm.fmuladd.v16f32", lanes_of(f32), [x, y, z])
+
+
+def pointer(
+    context: Any, builder: Any, kind: Any, base: Any, index: Any, item: ir.Type, n: int = 1
+) -> Any:
+    """The address of item `index`, as a pointer to one item or to a vector of `n`."""
+    target = item if n == 1 else lanes_of(item, n)
+    if isinstance(kind, types.Array):
+        base = context.make_array(kind)(context, builder, base).data
+        base = builder.bitcast(base, item.as_pointer())
+    else:
+        base = builder.inttoptr(base, item.as_pointer())
+    return builder.bitcast(builder.gep(base, [index]), target.as_pointer())
+
+
+def check_base(kind: Any) -> None:
+    if not isinstance(kind, (types.Array, types.Integer)):
+        raise TypeError(f"an array or an address is needed, not {kind}")
+
+
+def lanewise(emit: Callable[..., Any], args: Sequence[Any], result: Any) -> Any:
+    """An intrinsic on values only: `emit(builder, *args)`, one to three of them."""
+    kinds = tuple(args)
+
+    def typed(given: tuple[Any, ...]) -> tuple[Any, Any]:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return emit(builder, *values)
+
+        return result(*kinds), generate
+
+    # Numba reads the number of parameters off the function
+    if len(kinds) == 1:
+
+        @intrinsic
+        def unary(typing: Any, x: Any) -> Any:
+            return typed((x,))
+
+        return unary
+    if len(kinds) == 2:
+
+        @intrinsic
+        def binary(typing: Any, x: Any, y: Any) -> Any:
+            return typed((x, y))
+
+        return binary
+
+    @intrinsic
+    def ternary(typing: Any, x: Any, y: Any, z: Any) -> Any:
+        return typed((x, y, z))
+
+    return ternary

@@ -1,0 +1,244 @@
+"""Tuples of vectors, which LLVM keeps in registers: the accumulators of small matrix products.
+
+A tuple's length is known when compiling (query heads of a KV head, rows of a tile), so one source
+covers products with vectors and with matrices. `index` and `stride` count floats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.errors import RequireLiteralValue
+from numba.extending import intrinsic
+
+from localkv.simd.vector import (
+    LANES,
+    F32x16,
+    I32x16,
+    check_base,
+    constant,
+    f32,
+    i32,
+    lanes_of,
+    multiply_add,
+    pointer,
+    splat,
+)
+
+
+def _literal(n: Any) -> int:
+    if not isinstance(n, types.IntegerLiteral):
+        raise RequireLiteralValue("the length of a tuple must be known when compiling")
+    return int(n.literal_value)
+
+
+@intrinsic(prefer_literal=True)
+def zeros_f32(typing: Any, n: Any) -> Any:
+    length = _literal(n)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.ArrayType(lanes_of(f32), length)
+        return ir.Constant(kind, [constant(f32, 0.0)] * length)
+
+    return types.UniTuple(F32x16, length)(n), generate
+
+
+@intrinsic(prefer_literal=True)
+def zeros_i32(typing: Any, n: Any) -> Any:
+    length = _literal(n)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.ArrayType(lanes_of(i32), length)
+        return ir.Constant(kind, [constant(i32, 0)] * length)
+
+    return types.UniTuple(I32x16, length)(n), generate
+
+
+@intrinsic(prefer_literal=True)
+def load_tuple(typing: Any, base: Any, index: Any, stride: Any, n: Any) -> Any:
+    """x[i] = 16 floats at index + i * stride."""
+    check_base(base)
+    length = _literal(n)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, index, stride, _ = args
+        out = ir.Constant(ir.ArrayType(lanes_of(f32), length), ir.Undefined)
+        for i in range(length):
+            where = pointer(context, builder, signature.args[0], array, index, f32, LANES)
+            out = builder.insert_value(out, builder.load(where, align=1), i)
+            index = builder.add(index, stride)
+        return out
+
+    return types.UniTuple(F32x16, length)(base, types.intp, types.intp, n), generate
+
+
+@intrinsic
+def store_tuple(typing: Any, base: Any, index: Any, stride: Any, x: Any) -> Any:
+    """16 floats at index + i * stride = x[i]."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, index, stride, values = args
+        for i in range(x.count):
+            where = pointer(context, builder, signature.args[0], array, index, f32, LANES)
+            builder.store(builder.extract_value(values, i), where, align=1)
+            index = builder.add(index, stride)
+        return context.get_dummy_value()
+
+    return types.void(base, types.intp, types.intp, x), generate
+
+
+@intrinsic
+def fma_broadcast(typing: Any, acc: Any, v: Any, base: Any, index: Any, stride: Any) -> Any:
+    """acc[i] += v * base[index + i * stride]: one column of a matrix times a vector."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        acc_in, vector, array, index, stride = args
+        out = acc_in
+        for i in range(acc.count):
+            where = pointer(context, builder, signature.args[2], array, index, f32)
+            factor = splat(builder, builder.load(where, align=1))
+            term = multiply_add(builder, vector, factor, builder.extract_value(acc_in, i))
+            out = builder.insert_value(out, term, i)
+            index = builder.add(index, stride)
+        return out
+
+    return acc(acc, F32x16, base, types.intp, types.intp), generate
+
+
+@intrinsic
+def fma_grid(typing: Any, acc: Any, v: Any, base: Any, index: Any, step: Any, stride: Any) -> Any:
+    """acc[j * n + i] += v[j] * base[index + j * step + i * stride], a small outer product.
+
+    The tuple `acc` is len(v) times n long; with step 0 a factor is loaded once for all of v.
+    """
+    check_base(base)
+    n_vectors = v.count
+    n = acc.count // n_vectors
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, vectors, array, index, step, stride = args
+        for i in range(n):
+            at = index
+            for j in range(n_vectors):
+                where = pointer(context, builder, signature.args[2], array, at, f32)
+                factor = splat(builder, builder.load(where, align=1))
+                old = builder.extract_value(out, j * n + i)
+                term = multiply_add(builder, builder.extract_value(vectors, j), factor, old)
+                out = builder.insert_value(out, term, j * n + i)
+                at = builder.add(at, step)
+            index = builder.add(index, stride)
+        return out
+
+    return acc(acc, v, base, types.intp, types.intp, types.intp), generate
+
+
+@intrinsic(prefer_literal=True)
+def load_grid(
+    typing: Any, base: Any, index: Any, step: Any, stride: Any, n_vectors: Any, n: Any
+) -> Any:
+    """x[j * n + i] = 16 floats at index + j * step + i * stride."""
+    check_base(base)
+    columns, rows = _literal(n_vectors), _literal(n)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, index, step, stride = args[:4]
+        out = ir.Constant(ir.ArrayType(lanes_of(f32), columns * rows), ir.Undefined)
+        for j in range(columns):
+            at = index
+            for i in range(rows):
+                where = pointer(context, builder, signature.args[0], array, at, f32, LANES)
+                out = builder.insert_value(out, builder.load(where, align=1), j * rows + i)
+                at = builder.add(at, stride)
+            index = builder.add(index, step)
+        return out
+
+    result = types.UniTuple(F32x16, columns * rows)
+    return result(base, types.intp, types.intp, types.intp, n_vectors, n), generate
+
+
+@intrinsic(prefer_literal=True)
+def store_grid(
+    typing: Any, base: Any, index: Any, step: Any, stride: Any, n_vectors: Any, x: Any
+) -> Any:
+    """The inverse of `load_grid`."""
+    check_base(base)
+    columns = _literal(n_vectors)
+    rows = x.count // columns
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, index, step, stride, _, values = args
+        for j in range(columns):
+            at = index
+            for i in range(rows):
+                where = pointer(context, builder, signature.args[0], array, at, f32, LANES)
+                builder.store(builder.extract_value(values, j * rows + i), where, align=1)
+                at = builder.add(at, stride)
+            index = builder.add(index, step)
+        return context.get_dummy_value()
+
+    return types.void(base, types.intp, types.intp, types.intp, n_vectors, x), generate
+
+
+@intrinsic(prefer_literal=True)
+def fold(typing: Any, x: Any, n: Any) -> Any:
+    """The sums over j of x[j * n + i]: a tuple of n."""
+    rows = _literal(n)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out = ir.Constant(ir.ArrayType(lanes_of(f32), rows), ir.Undefined)
+        for i in range(rows):
+            total = builder.extract_value(args[0], i)
+            for j in range(1, x.count // rows):
+                total = builder.fadd(total, builder.extract_value(args[0], j * rows + i))
+            out = builder.insert_value(out, total, i)
+        return out
+
+    return types.UniTuple(F32x16, rows)(x, n), generate
+
+
+@intrinsic
+def mul_add_all(typing: Any, x: Any, v: Any, w: Any) -> Any:
+    """x[i] * v + w."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, v, w = args
+        for i in range(x.count):
+            term = multiply_add(builder, builder.extract_value(out, i), v, w)
+            out = builder.insert_value(out, term, i)
+        return out
+
+    return x(x, F32x16, F32x16), generate
+
+
+@intrinsic
+def fma_each(typing: Any, acc: Any, x: Any, v: Any) -> Any:
+    """acc[i] += x[i] * v."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, factors, v = args
+        for i in range(acc.count):
+            old = builder.extract_value(out, i)
+            term = multiply_add(builder, builder.extract_value(factors, i), v, old)
+            out = builder.insert_value(out, term, i)
+        return out
+
+    return acc(acc, acc, F32x16), generate
+
+
+@intrinsic
+def add_each(typing: Any, x: Any, y: Any) -> Any:
+    """x[i] + y[i], also of integers."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, other = args
+        for i in range(x.count):
+            terms = builder.extract_value(out, i), builder.extract_value(other, i)
+            total = builder.fadd(*terms) if x.dtype == F32x16 else builder.add(*terms)
+            out = builder.insert_value(out, total, i)
+        return out
+
+    return x(x, x), generate

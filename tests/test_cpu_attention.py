@@ -1,0 +1,165 @@
+"""The CPU's compiled attention and the order in which it keeps pages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_attention import check as check_attention
+
+from localkv.cache_layout import SegmentSpec
+from localkv.kernels import cpu_kernels, cpu_specialize
+from localkv.kernels.cpu_attention import PackedAttention
+from localkv.kernels.cpu_page_layout import Side, plane_order, restore_plane
+from localkv.kernels.cpu_specialize import specialized
+from localkv.kernels.cpu_store_kv import store_kv_cpu
+from localkv.kv_cache import KVCache
+from localkv.quant_formats import KV_FORMATS
+
+NAMES = list(KV_FORMATS)
+HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
+
+check = partial(check_attention, PackedAttention(), store=store_kv_cpu)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 16])
+@pytest.mark.parametrize("head_dim", [32, 48, 64, 80, 96, 128, 256])
+def test_shapes(head_dim: int, group: int) -> None:
+    """Few rows, and (with groups of 3 and more) the tiles of a block that is not full."""
+    check(head_dim=head_dim, n_kv_heads=2, group=group, lengths=[(9, 1), (0, 7)])
+
+
+@pytest.mark.parametrize("type_k", NAMES)
+@pytest.mark.parametrize("n_new", [3, 37])
+def test_every_type(type_k: str, n_new: int) -> None:
+    """K's and V's types do not meet in any kernel, so each is tested once on either side."""
+    type_v = NAMES[(NAMES.index(type_k) * 3 + 1) % len(NAMES)]
+    lengths = [(300, n_new), (0, n_new), (15, n_new)]
+    check(head_dim=96, n_kv_heads=2, group=2, lengths=lengths, type_k=type_k, type_v=type_v)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1024, 1025, 5000])
+def test_lengths_around_groups_tiles_and_pages(length: int) -> None:
+    check(head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 1, 1)], type_v="f16")
+    if length > 40:
+        check(head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 40, 40)], type_v="f16")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@settings(max_examples=15, derandomize=True, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 600), st.integers(1, 40)), min_size=1, max_size=4),
+    bounds=st.sampled_from([(0,), (0, 1), (0, 4, 260), (0, 256, 512)]),
+    n_kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+)
+def test_ragged_batches(
+    threads: int,
+    lengths: list[tuple[int, int]],
+    bounds: tuple[int, ...],
+    n_kv_heads: int,
+    group: int,
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check(head_dim=32, n_kv_heads=n_kv_heads, group=group, lengths=lengths, bounds=bounds)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pages_hold_the_bytes_of_the_reference(name: str) -> None:
+    """In another order: rows stored at once or one by one are restored to what `encode` gives."""
+    fmt = KV_FORMATS[name]
+    cache = KVCache(
+        n_layers=1, n_kv_heads=3, head_dim=64, segments=[SegmentSpec(name, name)], n_ctx=512
+    )
+    layer = cache.layers[0]
+    segment = layer.segments[0]
+    for plane in (*segment.k, *segment.v):
+        plane.random_(0, 256)
+    rows = torch.randn(300, 3, 64, generator=torch.Generator().manual_seed(0))
+    sequence = cache.new_sequence()
+    for start, end in ((0, 250), (250, 251), (251, 252), (252, 300)):
+        batch = cache.batch([(sequence, [0] * (end - start))])
+        store_kv_cpu(rows[start:end], rows[start:end] * 2, layer, batch.segments)
+        sequence.length = end
+    sides: list[tuple[Side, tuple[torch.Tensor, ...], float]]
+    sides = [("k", segment.k, 1.0), ("v", segment.v, 2.0)]
+    for side, planes, factor in sides:
+        wanted = fmt.codec.encode(rows * factor)
+        for fact, stored, want in zip(fmt.planes, planes, wanted, strict=True):
+            restored = restore_plane(plane_order(fmt, fact, side), stored)
+            got = restored[sequence.pages[0]].transpose(1, 2).flatten(0, 1)[:300]
+            assert torch.equal(got, want), fact.name
+
+
+def test_head_dims_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="no multiple of 16"):
+        check(head_dim=24, n_kv_heads=1, group=1, lengths=[(0, 1)])
+
+
+def test_compiled_kernels_are_found_again(tmp_path: Path) -> None:
+    """A second process compiles nothing."""
+    program = """
+from localkv.kernels.cpu_kernels import decode_v_kernel, score_kernel
+from localkv.kernels.cpu_specialize import specialized
+score_kernel("f16", 2), decode_v_kernel("f16")
+workers = [specialized(name).worker for name in ("cpu_scatter", "cpu_attention_rows")]
+hits = specialized("cpu_helpers").run_helped.stats.cache_hits
+print(sum(worker.cache_hits for worker in workers), len(hits))
+"""
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = []
+    for _ in range(2):
+        command = [sys.executable, "-c", program]
+        said.append(subprocess.run(command, env=env, capture_output=True, text=True, check=True))
+    assert said[0].stdout.split() == ["0", "0"]
+    assert said[1].stdout.split() == ["2", "1"]
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(cpu_specialize, "cache_folder", lambda: tmp_path / "file" / "kernels")
+    cpu_specialize._writable_folder.cache_clear()
+    specialized.cache_clear()
+    cpu_kernels.score_kernel.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            check(head_dim=32, n_kv_heads=1, group=1, lengths=[(20, 1)])
+        assert len(caplog.records) == 1
+        assert "cannot write" in caplog.text
+    finally:
+        cpu_specialize._writable_folder.cache_clear()
+        specialized.cache_clear()
+        for kernel in ("score_kernel", "weigh_kernel", "decode_k_kernel", "decode_v_kernel"):
+            getattr(cpu_kernels, kernel).cache_clear()
+
+
+def test_without_avx512(tmp_path: Path) -> None:
+    """The kernels as code for a CPU with AVX2: right, and no register is too wide."""
+    paths = os.pathsep.join(sys.path)
+    env = os.environ | HASWELL | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    check(head_dim=64, n_kv_heads=1, group=3, lengths=[(300, 1), (0, 20)], type_k="f16")
+    for name in NAMES:
+        test_every_type(name, 2)
+    for module in list(sys.modules.values()):
+        for compiled in ("worker", "score", "weigh", "decode_tile"):
+            if module.__name__.startswith("localkv_cpu_") and hasattr(module, compiled):
+                assert "zmm" not in getattr(module, compiled)._library.get_asm_str()

@@ -1,0 +1,186 @@
+"""SIMD values against NumPy, on this CPU and as Numba compiles for older ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from localkv.simd.arithmetic import (
+    absolute,
+    exp,
+    f32x16,
+    lanes_below,
+    max_lanes,
+    select,
+    sum_lanes,
+    zero_f32,
+    zero_i32,
+)
+from localkv.simd.cpu_features import HAS_AVX512
+from localkv.simd.integer import dot_u8_i8, load_nibbles_from_table
+from localkv.simd.memory import (
+    load_bf16,
+    load_e4m3,
+    load_e5m2,
+    load_f16,
+    load_f32,
+    load_i32,
+    load_mask,
+    store_f32,
+    store_i32,
+    take_next,
+)
+from localkv.simd.vector_tuple import fma_grid, fold, load_grid, store_grid, zeros_f32
+
+CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
+NEHALEM = {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": "+ssse3,+sse4.1,+sse4.2,+popcnt"}
+
+
+@njit
+def convert(kind: int, values: np.ndarray, out: np.ndarray) -> None:
+    for i in range(0, out.size, 16):
+        if kind == 0:
+            store_f32(out, i, load_f16(values, i))
+        elif kind == 1:
+            store_f32(out, i, load_bf16(values, i))
+        elif kind == 2:
+            store_f32(out, i, load_e4m3(values, i))
+        else:
+            store_f32(out, i, load_e5m2(values, i))
+
+
+def check_conversions() -> None:
+    """All bit patterns of the narrow float types, but e4m3's NaN, which becomes 480."""
+    kinds = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+    for kind, dtype in enumerate(kinds):
+        n = 1 << 8 * dtype.itemsize
+        values = np.arange(n).astype(np.uint8 if dtype.itemsize == 1 else np.uint16)
+        want = torch.from_numpy(values).view(dtype).float().numpy()
+        got = np.zeros(n, np.float32)
+        convert(kind, values, got)
+        if dtype == torch.float8_e4m3fn:
+            want = np.where(np.isnan(want), np.copysign(np.float32(480), got), want)
+        np.testing.assert_array_equal(got, want)
+
+
+@njit
+def exponentials(x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(0, x.size, 16):
+        store_f32(out, i, exp(load_f32(x, i)))
+
+
+def check_exp() -> None:
+    x = np.linspace(-87, 88, 1 << 16, dtype=np.float32)
+    got = np.zeros_like(x)
+    exponentials(x, got)
+    want = np.exp(x.astype(np.float64))
+    assert np.abs(got / want - 1).max() < 2e-7
+    low = np.full(16, -1e30, np.float32)
+    exponentials(low, low)
+    assert low.max() < 1e-37
+
+
+@njit
+def dots(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    store_i32(out, 0, dot_u8_i8(zero_i32(), load_i32(a, 0), load_i32(b, 0)))
+
+
+@njit
+def nibbles(packed: np.ndarray, out: np.ndarray) -> None:
+    low, high = load_nibbles_from_table(packed, 0, CODEBOOK)
+    store_f32(out, 0, low)
+    store_f32(out, 16, high)
+
+
+def check_integers() -> None:
+    generator = np.random.default_rng(0)
+    a = generator.integers(0, 256, 64).astype(np.uint8)
+    b = generator.integers(-128, 128, 64).astype(np.int8)
+    a[:8], b[:8] = 255, [-128] * 4 + [127] * 4  # the sums that saturate in 16 bits
+    got = np.zeros(16, np.int32)
+    dots(a, b, got)
+    want = (a.astype(np.int32) * b).reshape(16, 4).sum(1)
+    np.testing.assert_array_equal(got, want)
+    values = np.zeros(32, np.float32)
+    nibbles(a, values)
+    codes = np.concatenate([a[:16] & 15, a[:16] >> 4])
+    np.testing.assert_array_equal(values, np.array(CODEBOOK)[codes])
+
+
+@njit
+def masked(bits: np.ndarray, n: int, out: np.ndarray) -> None:
+    nan = f32x16(np.float32(np.nan))
+    store_f32(out, 0, select(lanes_below(n), f32x16(np.float32(1)), zero_f32()))
+    store_f32(out, 16, select(load_mask(bits, 1), nan, f32x16(np.float32(2))))
+
+
+def check_masks() -> None:
+    got = np.zeros(32, np.float32)
+    for n in (-5, 0, 1, 15, 16, 100):
+        masked(np.array([0, 0b1010], np.uint16), n, got)
+        np.testing.assert_array_equal(got[:16], np.arange(16) < n)
+    np.testing.assert_array_equal(got[16:], [2, np.nan, 2, np.nan, *[2] * 12])
+
+
+@njit
+def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, n: int) -> None:
+    """out [3, 32] += a [3, n] b [n, 32]"""
+    sums = load_grid(out, 0, 16, 32, 2, 3)
+    for i in range(n):
+        rows = (load_f32(b, i * 32), load_f32(b, i * 32 + 16))
+        sums = fma_grid(sums, rows, a, i, 0, n)
+    store_grid(out, 0, 16, 32, 2, sums)
+
+
+@njit
+def reduced(x: np.ndarray, counter: np.ndarray) -> tuple[float, float, int]:
+    v = load_f32(x, 0)
+    tuple_ = fold(fma_grid(zeros_f32(2), (v, v), x, 0, 1, 0), 1)
+    take_next(counter)
+    return max_lanes(absolute(v)), sum_lanes(tuple_[0]), take_next(counter)
+
+
+def check_products() -> None:
+    generator = np.random.default_rng(0)
+    a, b, out = (
+        generator.standard_normal(s).astype(np.float32) for s in ((3, 7), (7, 32), (3, 32))
+    )
+    want = out + a @ b
+    product(a, b, out, 7)
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+    x = generator.standard_normal(16).astype(np.float32)
+    top, total, counted = reduced(x, np.array([41]))
+    assert top == np.abs(x).max()
+    assert counted == 42
+    np.testing.assert_allclose(total, x.sum() * (x[0] + x[1]), rtol=1e-4)
+
+
+CHECKS = [check_conversions, check_exp, check_integers, check_masks, check_products]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_here(check: object) -> None:
+    check()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("cpu", [HASWELL, NEHALEM], ids=lambda cpu: cpu["NUMBA_CPU_NAME"])
+def test_older_cpus(cpu: dict[str, str]) -> None:
+    """The same, as code for a CPU without AVX-512, and without AVX; no register is too wide."""
+    env = os.environ | cpu | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    for each in CHECKS:
+        each()
+    assert not HAS_AVX512
+    for compiled in (convert, exponentials, dots, nibbles, masked, product, reduced):
+        assert "zmm" not in "".join(compiled.inspect_asm().values())
