@@ -34,6 +34,11 @@ class PackedTensor:
     shape: tuple[int, ...]
 
     @property
+    def reads_rows(self) -> bool:
+        """Products read `rows`; false for a kind that a backend has laid out anew."""
+        return True
+
+    @property
     def n_bytes(self) -> int:
         return self.rows.numel()
 
