@@ -41,7 +41,7 @@ from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, mul
 PREFETCH_BYTES = 6144
 """How far ahead a product with few tokens asks for panels, which is memory's delay."""
 
-PREFETCH_TOKENS = 2
+PREFETCH_TOKENS = 4
 """The most tokens of a tile for which memory, not arithmetic, is the limit."""
 
 SERIAL_TOKENS = 4
