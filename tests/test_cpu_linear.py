@@ -14,6 +14,7 @@ from test_kernels import random_packed
 from localkv.config import MoeConfig
 from localkv.kernels.cpu_linear import CpuProducts, PanelTensor
 from localkv.kernels.cpu_linear_panels import LAYOUTS
+from localkv.kernels.cpu_linear_rows import MAX_TOKENS, ROW_FORMATS
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
@@ -77,6 +78,10 @@ def test_products(name: str, n_out: int) -> None:
             got = check(products, x[:n_tokens], weight)
             if name in LAYOUTS:
                 assert torch.equal(got, once[:n_tokens])
+            elif name in ROW_FORMATS and n_tokens < MAX_TOKENS:
+                assert torch.equal(
+                    got, products.matmul(x[:MAX_TOKENS], products.prepare(weight))[:n_tokens]
+                )
 
 
 @pytest.mark.parametrize("name", FORMATS)

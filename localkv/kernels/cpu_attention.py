@@ -6,7 +6,10 @@ registers; the others take the prefill kernels, which decode a tile at a time fo
 
 from __future__ import annotations
 
+import struct
 import threading
+import weakref
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +31,6 @@ from localkv.kernels.cpu_kernels import (
     weigh_kernel,
 )
 from localkv.kv_cache import Batch, Segment, SegmentBatch
-from localkv.quant_formats.base import QuantFormat
 
 Int64s = NDArray[np.int64]
 
@@ -37,6 +39,21 @@ FEW_ROWS = 16
 BLOCK_ROWS = 96
 TILE = 64
 PIECES_PER_THREAD = 16
+FEW_PRODUCTS = 1 << 19
+"""Products of Q and K that one thread makes before a second one would have come to help."""
+MANY_PLANS, MANY_SEGMENTS = 8, 1024
+"""So many are remembered."""
+
+
+class Table:
+    """An array of int64 and its address, which NumPy takes a microsecond to tell."""
+
+    def __init__(self, items: Int64s) -> None:
+        self.items = np.ascontiguousarray(items)
+        self.address = int(self.items.ctypes.data)
+
+    def __len__(self) -> int:
+        return len(self.items)
 
 
 @dataclass(frozen=True)
@@ -49,22 +66,23 @@ class Plan:
         visible: int64 [tokens], the rows of the segment that each token sees.
         sequences, chunks: tables of the decode kernels (see `cpu_attention_job`).
         blocks: table of the prefill kernels.
-        n_rows: rows of the decode kernels.
+        n_rows, few_tokens: rows of the decode kernels, and rows of K they read.
         complete: every token is part of a piece.
     """
 
     batch: SegmentBatch
     group: int
-    visible: Int64s
-    sequences: Int64s
-    chunks: Int64s
-    blocks: Int64s
+    visible: Table
+    sequences: Table
+    chunks: Table
+    blocks: Table
     n_rows: int
+    few_tokens: int
     complete: bool
 
 
-def _table(rows: Sequence[Sequence[int]], n_columns: int) -> Int64s:
-    return np.array(rows, dtype=np.int64).reshape(-1, n_columns)
+def _table(rows: Sequence[Sequence[int]], n_columns: int) -> Table:
+    return Table(np.array(rows, dtype=np.int64).reshape(-1, n_columns))
 
 
 def make_plan(seg_batch: SegmentBatch, batch: Batch, group: int, n_kv_heads: int) -> Plan:
@@ -97,11 +115,12 @@ def make_plan(seg_batch: SegmentBatch, batch: Batch, group: int, n_kv_heads: int
     return Plan(
         batch=seg_batch,
         group=group,
-        visible=np.ascontiguousarray(visible),
+        visible=Table(visible),
         sequences=_table(sequences, job_items.SEQ_COLUMNS),
         chunks=_table(chunks, job_items.CHUNK_COLUMNS),
         blocks=_table(blocks, job_items.BLOCK_COLUMNS),
         n_rows=max((n_new * group for _, n_new, _, _ in few), default=0),
+        few_tokens=sum(length for *_, length in few),
         complete=complete,
     )
 
@@ -111,24 +130,50 @@ class ScratchMemory(threading.local):
 
     def __init__(self) -> None:
         self.floats = np.empty(0, np.float32)
+        self.address = 0
 
     def take(self, n_floats: int) -> int:
         """The address of `n_floats` floats, at the start of a cache line."""
         if self.floats.size < n_floats + 16:
             self.floats = np.empty(n_floats + 16, np.float32)
-        return (self.floats.ctypes.data + 63) // 64 * 64
+            self.address = (self.floats.ctypes.data + 63) // 64 * 64
+        return self.address
 
 
-def plane_table(planes: tuple[Tensor, ...]) -> Int64s:
+def plane_table(planes: tuple[Tensor, ...]) -> Table:
     """int64 [5, 2]: address and bytes of a region of up to four planes; the last plane again."""
     rows = [(plane.data_ptr(), plane.stride(1)) for plane in planes]
-    return np.array([*rows, *[(0, 0)] * (4 - len(rows)), rows[-1]], np.int64)
+    return _table([*rows, *[(0, 0)] * (4 - len(rows)), rows[-1]], 2)
 
 
-def check_head_dim(fmt: QuantFormat, head_dim: int) -> None:
-    block = cache_decoder(fmt.name).block
-    if head_dim % block:
-        raise ValueError(f"head_dim {head_dim} is no multiple of {block}, as {fmt.name} needs here")
+@dataclass(frozen=True)
+class SegmentTables:
+    """What kernels need to know of one layer's segment, whatever the batch.
+
+    Attributes:
+        segment: for which this is; its cache may go before we do.
+        k_planes, v_planes: see `plane_table`.
+        k_block, v_block: values per block of the decoders.
+    """
+
+    segment: weakref.ref[Segment]
+    k_planes: Table
+    v_planes: Table
+    k_block: int
+    v_block: int
+
+
+def make_tables(segment: Segment, head_dim: int) -> SegmentTables:
+    blocks = []
+    for fmt in (segment.format_k, segment.format_v):
+        blocks.append(cache_decoder(fmt.name).block)
+        if head_dim % blocks[-1]:
+            raise ValueError(
+                f"head_dim {head_dim} is no multiple of {blocks[-1]}, as {fmt.name} needs here"
+            )
+    return SegmentTables(
+        weakref.ref(segment), plane_table(segment.k), plane_table(segment.v), *blocks
+    )
 
 
 class PackedAttention:
@@ -137,16 +182,27 @@ class PackedAttention:
     def __init__(self) -> None:
         self.scratch = ScratchMemory()
         self.plans: dict[int, Plan] = {}
+        self.tables: dict[int, SegmentTables] = {}
 
     def plan(self, seg_batch: SegmentBatch, batch: Batch, group: int, n_kv_heads: int) -> Plan:
         """The plan of a batch, which is made for its first layer."""
         plan = self.plans.get(id(seg_batch))
         if plan is None or plan.batch is not seg_batch or plan.group != group:
-            if len(self.plans) >= 8:
+            if len(self.plans) >= MANY_PLANS:
                 self.plans.clear()
             plan = make_plan(seg_batch, batch, group, n_kv_heads)
             self.plans[id(seg_batch)] = plan
         return plan
+
+    def segment_tables(self, segment: Segment, head_dim: int) -> SegmentTables:
+        """The tables of a segment, which are made when it is first read."""
+        tables = self.tables.get(id(segment))
+        if tables is None or tables.segment() is not segment:
+            if len(self.tables) >= MANY_SEGMENTS:
+                self.tables.clear()
+            tables = make_tables(segment, head_dim)
+            self.tables[id(segment)] = tables
+        return tables
 
     def __call__(
         self,
@@ -161,67 +217,66 @@ class PackedAttention:
         _, n_heads, head_dim = q.shape
         n_kv_heads = segment.k[0].shape[1]
         plan = self.plan(seg_batch, batch, n_heads // n_kv_heads, n_kv_heads)
-        out, lse = torch.empty_like(q), torch.empty_like(q[..., 0])
+        tables = self.segment_tables(segment, head_dim)
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
         if not plan.complete:
             out.zero_()
             lse.fill_(-torch.inf)
-        check_head_dim(segment.format_k, head_dim)
-        check_head_dim(segment.format_v, head_dim)
-        k_planes, v_planes = plane_table(segment.k), plane_table(segment.v)
-        job = np.zeros(job_items.JOB_ITEMS, np.int64)
-        job[job_items.SCALE : job_items.SCALE + 1].view(np.float32)[0] = softmax_scale
+        job = [0] * job_items.JOB_ITEMS
+        job[job_items.SCALE] = struct.unpack("<i", struct.pack("<f", softmax_scale))[0]
         job[job_items.N_KV_HEADS] = n_kv_heads
         job[job_items.GROUP] = plan.group
         job[job_items.HEAD_DIM] = head_dim
-        job[job_items.K_BLOCK] = cache_decoder(segment.format_k.name).block
-        job[job_items.V_BLOCK] = cache_decoder(segment.format_v.name).block
+        job[job_items.K_BLOCK] = tables.k_block
+        job[job_items.V_BLOCK] = tables.v_block
         job[job_items.Q] = q.data_ptr()
         job[job_items.OUT] = out.data_ptr()
         job[job_items.LSE] = lse.data_ptr()
-        job[job_items.VISIBLE] = plan.visible.ctypes.data
-        job[job_items.K_PLANES] = k_planes.ctypes.data
-        job[job_items.V_PLANES] = v_planes.ctypes.data
+        job[job_items.VISIBLE] = plan.visible.address
+        job[job_items.K_PLANES] = tables.k_planes.address
+        job[job_items.V_PLANES] = tables.v_planes.address
         if len(plan.chunks):
             self.run_rows(plan, segment, job)
         if len(plan.blocks):
             self.run_blocks(plan, segment, job)
         return out, lse
 
-    def run_rows(self, plan: Plan, segment: Segment, job: Int64s) -> None:
+    def run_rows(self, plan: Plan, segment: Segment, job: list[int]) -> None:
         """The sequences with few new rows."""
-        n_kv_heads, head_dim = int(job[job_items.N_KV_HEADS]), int(job[job_items.HEAD_DIM])
+        n_kv_heads, head_dim = job[job_items.N_KV_HEADS], job[job_items.HEAD_DIM]
         type_k, type_v = segment.format_k.name, segment.format_v.name
         tile = rows_per_tile(plan.n_rows)
         n_rows = -(-plan.n_rows // tile) * tile
         n_items = len(plan.chunks) * n_kv_heads
-        threads = min(n_threads(), n_items)
+        few = plan.few_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
+        threads = 1 if few else min(n_threads(), n_items)
         # q, sums of its blocks, logits, scaled weights; a cache line more against false sharing
         scratch = n_rows * (head_dim + head_dim // 16 + PAGE_TOKENS) + tile * PAGE_TOKENS + 16
         partial = n_items * n_rows * (head_dim + 2)
         memory = self.scratch.take(threads * scratch + partial)
-        done = np.zeros(len(plan.sequences) * n_kv_heads, np.int64)
+        done = array("q", bytes(8 * len(plan.sequences) * n_kv_heads))
         job[job_items.NEXT] = 0
         job[job_items.N_ITEMS] = n_items
         job[job_items.SCRATCH_FLOATS] = scratch
         job[job_items.N_ROWS] = n_rows
         job[job_items.N_TILES] = n_rows // tile
         job[job_items.K_AFFINE] = cache_decoder(type_k).affine
-        steps_k = 16 * head_dim // int(job[job_items.K_BLOCK])
-        steps_v = 16 * head_dim // int(job[job_items.V_BLOCK])
+        steps_k = 16 * head_dim // job[job_items.K_BLOCK]
+        steps_v = 16 * head_dim // job[job_items.V_BLOCK]
         job[job_items.V_AHEAD] = -(-segment.v[-1].stride(1) // (64 * steps_k))
         job[job_items.K_AHEAD] = -(-segment.k[-1].stride(1) // (64 * steps_v))
         job[job_items.K_KERNEL] = score_kernel(type_k, tile)
         job[job_items.V_KERNEL] = weigh_kernel(type_v, tile)
-        job[job_items.PIECES] = plan.chunks.ctypes.data
-        job[job_items.SEQUENCES] = plan.sequences.ctypes.data
+        job[job_items.PIECES] = plan.chunks.address
+        job[job_items.SEQUENCES] = plan.sequences.address
         job[job_items.SCRATCH] = memory
         job[job_items.PARTIAL] = memory + threads * scratch * 4
-        job[job_items.DONE] = done.ctypes.data
-        run("cpu_attention_rows", job.ctypes.data, threads)
+        job[job_items.DONE] = done.buffer_info()[0]
+        run("cpu_attention_rows", job, threads)
 
-    def run_blocks(self, plan: Plan, segment: Segment, job: Int64s) -> None:
+    def run_blocks(self, plan: Plan, segment: Segment, job: list[int]) -> None:
         """The sequences with many new rows."""
-        n_kv_heads, head_dim = int(job[job_items.N_KV_HEADS]), int(job[job_items.HEAD_DIM])
+        n_kv_heads, head_dim = job[job_items.N_KV_HEADS], job[job_items.HEAD_DIM]
         n_items = len(plan.blocks) * n_kv_heads
         threads = min(n_threads(), n_items)
         # q, out, tiles of K and V; logits, maxima, sums; scales; a cache line between threads
@@ -231,6 +286,6 @@ class PackedAttention:
         job[job_items.SCRATCH_FLOATS] = scratch
         job[job_items.K_KERNEL] = decode_k_kernel(segment.format_k.name)
         job[job_items.V_KERNEL] = decode_v_kernel(segment.format_v.name)
-        job[job_items.PIECES] = plan.blocks.ctypes.data
+        job[job_items.PIECES] = plan.blocks.address
         job[job_items.SCRATCH] = self.scratch.take(threads * scratch)
-        run("cpu_attention_blocks", job.ctypes.data, threads)
+        run("cpu_attention_blocks", job, threads)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba
@@ -68,6 +70,12 @@ def n_threads() -> int:
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
 
 
-def run(template: str, job: int, threads: int) -> None:
+@functools.cache
+def _worker(template: str) -> int:
+    return int(specialized(template).worker.address)
+
+
+def run(template: str, job: Sequence[int], threads: int) -> None:
     """Run the worker of a template on some threads; it returns when the job is done."""
-    run_worker(int(specialized(template).worker.address), job, threads)
+    items = array("q", job)
+    run_worker(_worker(template), items.buffer_info()[0], threads)

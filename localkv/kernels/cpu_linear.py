@@ -1,8 +1,9 @@
 """Products with packed matrices on the CPU.
 
 `CpuProducts.prepare` lays a matrix out anew when it is loaded (`cpu_linear_panels.py`), and its
-products read that layout as it is: no weight is ever decoded into memory. Formats without a kernel
-are decoded tile by tile, as in `linear.py`.
+products read that layout as it is: no weight is ever decoded into memory. F32, F16 and BF16 rows
+are read as in the file (`cpu_linear_rows.py`). Formats without a kernel, and these three with many
+tokens, are decoded tile by tile, as in `linear.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from localkv.kernels.cpu_linear_kernels import (
     JOB_SIZE,
     panel_workers,
     run_product,
+    source_hash,
 )
 from localkv.kernels.cpu_linear_panels import (
     LANES,
@@ -30,9 +32,16 @@ from localkv.kernels.cpu_linear_panels import (
     PanelLayout,
     fill_panels,
 )
+from localkv.kernels.cpu_linear_rows import (
+    MAX_TOKENS,
+    ROW_FORMATS,
+    rows_worker,
+    run_rows_product,
+)
 from localkv.kernels.cpu_threads import use_torch_threads
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile
+from localkv.kernels.linear import round_activations
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import HAS_VNNI
 
@@ -107,6 +116,10 @@ class PanelTensor(PackedTensor):
     panels: Bytes
     facts: ProductFacts
 
+    @property
+    def reads_rows(self) -> bool:
+        return False
+
     def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
         """A matrix of a stack keeps its panels; rows and parts of a matrix do not."""
         part = super().__getitem__(index)
@@ -121,6 +134,24 @@ class PanelTensor(PackedTensor):
     def address(self) -> int:
         """Of the panels; NumPy takes a while to say."""
         return self.panels.ctypes.data
+
+
+@dataclass(frozen=True)
+class RowTensor(PackedTensor):
+    """A matrix, or a stack of them, whose rows a kernel reads as they are.
+
+    Attributes:
+        worker: address of the kernel.
+    """
+
+    worker: int
+
+    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+        """A matrix of a stack is one, too."""
+        part = super().__getitem__(index)
+        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
+            return part
+        return RowTensor(part.format, part.rows, part.shape, self.worker)
 
 
 class CpuProducts:
@@ -138,7 +169,11 @@ class CpuProducts:
 
         The result is `weight` itself where there is no kernel for its format.
         """
-        layout = LAYOUTS.get(weight.format.name)
+        name = weight.format.name
+        if name in ROW_FORMATS and weight.shape[-1] % LANES == 0 and weight.rows.is_contiguous():
+            worker = rows_worker(name, source_hash())
+            return RowTensor(weight.format, weight.rows, weight.shape, worker)
+        layout = LAYOUTS.get(name)
         if layout is None:
             return weight
         *stack, n_out, n_in = weight.shape
@@ -159,6 +194,8 @@ class CpuProducts:
 
     def matmul(self, x: Tensor, weight: PackedTensor) -> Tensor:
         """x float32 [tokens, n_in] @ weight [n_out, n_in].T -> float32 [tokens, n_out]."""
+        if isinstance(weight, RowTensor) and x.shape[0] <= MAX_TOKENS:
+            return self._multiply_rows(x, weight)
         if not isinstance(weight, PanelTensor):
             return matmul_by_tile(x, weight)
         x = x.contiguous()
@@ -183,6 +220,25 @@ class CpuProducts:
             facts.n_records,
             facts.n_out,
             max(1, min(CHUNK_PANELS, facts.n_panels // (n_threads * CHUNKS_PER_THREAD))),
+            out.data_ptr(),
+        )
+        return out
+
+    def _multiply_rows(self, x: Tensor, weight: RowTensor) -> Tensor:
+        x = round_activations(x, weight).contiguous()
+        n_tokens, n_in = x.shape
+        n_out = weight.shape[0]
+        out = torch.empty(n_tokens, n_out)
+        run_rows_product(
+            weight.worker,
+            self._job.address,
+            self._threads(),
+            x.data_ptr(),
+            n_tokens,
+            n_in,
+            weight.rows.data_ptr(),
+            weight.rows.shape[1],
+            n_out,
             out.data_ptr(),
         )
         return out

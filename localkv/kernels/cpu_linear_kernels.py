@@ -41,7 +41,7 @@ from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, mul
 PREFETCH_BYTES = 6144
 """How far ahead a product with few tokens asks for panels, which is memory's delay."""
 
-PREFETCH_TOKENS = 2
+PREFETCH_TOKENS = 4
 """The most tokens of a tile for which memory, not arithmetic, is the limit."""
 
 SERIAL_TOKENS = 4
@@ -179,7 +179,8 @@ def _kind(literal: Any) -> PanelFormat:
     return PANEL_FORMATS[name]
 
 
-def _source_hash() -> str:
+@lru_cache
+def source_hash() -> str:
     """Of the code that kernels are made of: Numba's cache looks at the kernels' own file only."""
     digest = hashlib.sha256()
     here = Path(__file__).parent
@@ -487,7 +488,7 @@ def run_product(
 @lru_cache
 def panel_workers(name: str) -> tuple[int, int]:
     """Addresses of the two workers of a format; compiles them, or loads them from the cache."""
-    kind = f"{name} {_source_hash()}"
+    kind = f"{name} {source_hash()}"
     # kept alive by this function's own cache of the addresses' owners
     workers = _packer(kind), _multiplier(kind)
     _COMPILED.append(workers)

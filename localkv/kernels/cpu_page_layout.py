@@ -68,8 +68,11 @@ def restore_plane(order: PlaneOrder, stored: Tensor) -> Tensor:
     lanes = flat.view(pages, heads, tokens // GROUP, -1, GROUP, item)
     rows = lanes.transpose(3, 4)  # [pages, heads, groups, 16 tokens, items, bytes of an item]
     if order.halves:
-        rows = rows.unflatten(4, (-1, 16, 2)).transpose(5, 6).flatten(4, 6)
+        n_groups = tokens // GROUP
+        halves = rows.reshape(pages, heads, n_groups, GROUP, -1, 16, 2, item)
+        rows = halves.transpose(5, 6)
     rows = rows.reshape(pages, heads, tokens, -1)
     if order.item_bits == 1:
-        rows = (rows.unflatten(-1, (-1, 8)) << rows.new_tensor(range(8))).sum(-1).to(stored.dtype)
+        eights = rows.reshape(pages, heads, tokens, -1, 8)
+        rows = (eights << rows.new_tensor(range(8))).sum(-1).to(stored.dtype)
     return rows.reshape(pages, heads, tokens, n_blocks, n_bytes)

@@ -22,7 +22,12 @@ import platformdirs
 logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]
-_BUILT_ON = ("simd/*.py", "quant_formats/cpu_cache/*.py", "kernels/cpu_*.py")
+_BUILT_ON = (
+    "simd/*.py",
+    "quant_formats/cpu_cache/*.py",
+    "kernels/cpu_attention_job.py",
+    "kernels/cpu_softmax.py",
+)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from localkv.kernels.cpu_kernels import n_threads, run
@@ -14,6 +14,8 @@ from localkv.quant_formats.base import QuantFormat
 
 MANY_BYTES = 1 << 16
 """From so many on, a second thread is worth its start."""
+FEW_ROWS = 16
+"""Up to so many rows the cost of encoding is that of calling torch, so K and V share the calls."""
 
 
 @functools.cache
@@ -30,22 +32,23 @@ def store_kv_cpu(
         n_rows, n_kv_heads = batch.slots.numel(), k.shape[1]
         if n_rows == 0:
             continue
+        rows_k, rows_v = ((x if n_rows == x.shape[0] else x[batch.tokens]).float() for x in (k, v))
+        fmt_k, fmt_v = segment.format_k, segment.format_v
+        if fmt_k is fmt_v and n_rows <= FEW_ROWS:
+            both = fmt_k.codec.encode(torch.stack((rows_k, rows_v)))
+            encoded_k, encoded_v = (tuple(plane[i] for plane in both) for i in range(2))
+        else:
+            encoded_k, encoded_v = fmt_k.codec.encode(rows_k), fmt_v.codec.encode(rows_v)
         kept = list[Tensor]()  # the job holds addresses only
         entries = list[int]()
-        sides: tuple[tuple[Side, QuantFormat, tuple[Tensor, ...], Tensor], ...] = (
-            ("k", segment.format_k, segment.k, k),
-            ("v", segment.format_v, segment.v, v),
-        )
-        for side, fmt, planes, x in sides:
-            rows = (x if n_rows == x.shape[0] else x[batch.tokens]).float()
-            for plane, values, order in zip(
-                planes, fmt.codec.encode(rows), _orders(fmt, side), strict=True
-            ):
-                values = values.contiguous()
-                kept.append(values)
+        for encoded, planes, orders in (
+            (encoded_k, segment.k, _orders(fmt_k, "k")),
+            (encoded_v, segment.v, _orders(fmt_v, "v")),
+        ):
+            for values, plane, order in zip(encoded, planes, orders, strict=True):
+                kept.append(values.contiguous())
                 row_bytes = plane.shape[3] * plane.shape[4]
-                entries += (values.data_ptr(), plane.data_ptr(), row_bytes, *order)
+                entries += (kept[-1].data_ptr(), plane.data_ptr(), row_bytes, *order)
         header = (0, n_kv_heads, n_rows, batch.slots.data_ptr(), len(kept))
-        job = np.array([*header, *entries], np.int64)
         many = sum(values.numel() for values in kept) >= MANY_BYTES
-        run("cpu_scatter", job.ctypes.data, min(n_threads(), n_kv_heads) if many else 1)
+        run("cpu_scatter", (*header, *entries), min(n_threads(), n_kv_heads) if many else 1)

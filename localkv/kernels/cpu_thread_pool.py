@@ -19,6 +19,11 @@ from localkv.kernels.cpu_specialize import specialized
 from localkv.simd.atomic import HAS_FUTEX
 
 
+def run_alone(worker: int, job: int) -> None:
+    """Run a worker on this thread only."""
+    specialized("cpu_helpers").run_alone(worker, job)
+
+
 class ThreadPool:
     """Helpers that are started when they are first asked for, and stopped at exit."""
 
@@ -41,7 +46,7 @@ class ThreadPool:
             finally:
                 self.lock.release()
         else:
-            specialized("cpu_helpers").run_alone(worker, job)
+            run_alone(worker, job)
 
     def _start(self, n_helpers: int) -> None:
         code = specialized("cpu_helpers")
@@ -67,7 +72,7 @@ _POOL = ThreadPool()
 def run_worker(worker: int, job: int, n_threads: int) -> None:
     """Run a worker, known by its address, on some threads; it returns when the job is done."""
     if n_threads == 1:
-        specialized("cpu_helpers").run_alone(worker, job)
+        run_alone(worker, job)
     elif HAS_FUTEX:
         _POOL.run(worker, job, n_threads)
     else:

@@ -73,7 +73,7 @@ class TensorReader:
         """A matrix, or a stack of them, as the backend wants it."""
         packed = self.packed(name, *shape)
         prepared = self.backend.prepare(packed)
-        if prepared is not packed:
+        if not prepared.reads_rows:
             self.gguf.release(name)
         return prepared
 

@@ -37,6 +37,11 @@ class PackedTensor:
     halves_activations: bool = False
 
     @property
+    def reads_rows(self) -> bool:
+        """Products read `rows`; false for a kind that a backend has laid out anew."""
+        return True
+
+    @property
     def n_bytes(self) -> int:
         return self.rows.numel()
 

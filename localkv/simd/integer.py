@@ -6,6 +6,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
+from numba.core.types import Literal
+from numba.core.types.containers import BaseTuple, UniTuple
 from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import FEATURES, HAS_AVX512, HAS_VNNI, IS_X86
@@ -87,8 +89,8 @@ def load_nibbles_from_table(typing: Any, base: Any, index: Any, table: Any) -> A
     `table` is a tuple of 16 signed bytes that is known when compiling.
     """
     check_base(base)
-    values = table.literal_value if isinstance(table, types.Literal) else None
-    if values is None and not isinstance(table, types.BaseTuple):
+    values = table.literal_value if isinstance(table, Literal) else None
+    if values is None and not isinstance(table, BaseTuple):
         raise TypeError("the table must be a tuple")
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -106,4 +108,4 @@ def load_nibbles_from_table(typing: Any, base: Any, index: Any, table: Any) -> A
             both.append(builder.sitofp(signed, lanes_of(f32)))
         return context.make_tuple(builder, signature.return_type, both)
 
-    return types.UniTuple(F32x16, 2)(base, types.intp, table), generate
+    return UniTuple(F32x16, 2)(base, types.intp, table), generate

@@ -7,6 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
+from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import CONVERTS_HALF
@@ -224,7 +225,7 @@ def call_address(typing: Any, function: Any, args: Any) -> Any:
         builder.call(builder.inttoptr(values[0], kind.as_pointer()), numbers)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.UniTuple(types.int64, args.count)), generate
+    return types.void(types.int64, UniTuple(types.int64, args.count)), generate
 
 
 @intrinsic

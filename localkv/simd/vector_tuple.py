@@ -11,6 +11,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 from numba.core.errors import RequireLiteralValue
+from numba.core.types import IntegerLiteral
+from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
 from localkv.simd.vector import (
@@ -29,7 +31,7 @@ from localkv.simd.vector import (
 
 
 def _literal(n: Any) -> int:
-    if not isinstance(n, types.IntegerLiteral):
+    if not isinstance(n, IntegerLiteral):
         raise RequireLiteralValue("the length of a tuple must be known when compiling")
     return int(n.literal_value)
 
@@ -42,7 +44,7 @@ def zeros_f32(typing: Any, n: Any) -> Any:
         kind = ir.ArrayType(lanes_of(f32), length)
         return ir.Constant(kind, [constant(f32, 0.0)] * length)
 
-    return types.UniTuple(F32x16, length)(n), generate
+    return UniTuple(F32x16, length)(n), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -53,7 +55,7 @@ def zeros_i32(typing: Any, n: Any) -> Any:
         kind = ir.ArrayType(lanes_of(i32), length)
         return ir.Constant(kind, [constant(i32, 0)] * length)
 
-    return types.UniTuple(I32x16, length)(n), generate
+    return UniTuple(I32x16, length)(n), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -71,7 +73,7 @@ def load_tuple(typing: Any, base: Any, index: Any, stride: Any, n: Any) -> Any:
             index = builder.add(index, stride)
         return out
 
-    return types.UniTuple(F32x16, length)(base, types.intp, types.intp, n), generate
+    return UniTuple(F32x16, length)(base, types.intp, types.intp, n), generate
 
 
 @intrinsic
@@ -156,7 +158,7 @@ def load_grid(
             index = builder.add(index, step)
         return out
 
-    result = types.UniTuple(F32x16, columns * rows)
+    result = UniTuple(F32x16, columns * rows)
     return result(base, types.intp, types.intp, types.intp, n_vectors, n), generate
 
 
@@ -197,7 +199,7 @@ def fold(typing: Any, x: Any, n: Any) -> Any:
             out = builder.insert_value(out, total, i)
         return out
 
-    return types.UniTuple(F32x16, rows)(x, n), generate
+    return UniTuple(F32x16, rows)(x, n), generate
 
 
 @intrinsic
