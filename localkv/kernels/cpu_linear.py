@@ -136,7 +136,7 @@ class PanelTensor(PackedTensor):
         return self.panels.ctypes.data
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowTensor(PackedTensor):
     """A matrix, or a stack of them, whose rows a kernel reads as they are.
 
@@ -151,7 +151,9 @@ class RowTensor(PackedTensor):
         part = super().__getitem__(index)
         if len(part.shape) < 2 or len(part.shape) == len(self.shape):
             return part
-        return RowTensor(part.format, part.rows, part.shape, self.worker)
+        return RowTensor(
+            part.format, part.rows, part.shape, part.halves_activations, worker=self.worker
+        )
 
 
 class CpuProducts:
@@ -172,7 +174,9 @@ class CpuProducts:
         name = weight.format.name
         if name in ROW_FORMATS and weight.shape[-1] % LANES == 0 and weight.rows.is_contiguous():
             worker = rows_worker(name, source_hash())
-            return RowTensor(weight.format, weight.rows, weight.shape, worker)
+            return RowTensor(
+                weight.format, weight.rows, weight.shape, weight.halves_activations, worker=worker
+            )
         layout = LAYOUTS.get(name)
         if layout is None:
             return weight
