@@ -145,12 +145,28 @@ class Engine:
             ContextOverflowError: more ids than the context holds.
         """
         self._check(ids)
-        self.reset()
         out = torch.empty(len(ids), self.model.config.n_vocab)
-        for start in range(0, len(ids), self.n_batch):
-            chunk = ids[start : start + self.n_batch]
-            out[start : start + len(chunk)] = self._evaluate(chunk, "all")
+        done = 0
+        for part in self.logit_batches(ids):
+            out[done : done + len(part)] = part
+            done += len(part)
         return out
+
+    def logit_batches(self, ids: Sequence[int], *, first: int = 0) -> Iterator[Tensor]:
+        """Logits of the positions from `first` on, a batch at a time, on the backend's device.
+
+        Nobody has to hold those of a whole context: float32 [at most n_batch, n_vocab] each. A part
+        is valid until the next is asked for.
+
+        Raises:
+            ContextOverflowError: more ids than the context holds.
+        """
+        self._check(ids)
+        self.reset()
+        for start in range(0, first, self.n_batch):
+            self._evaluate(ids[start : min(start + self.n_batch, first)])
+        for start in range(first, len(ids), self.n_batch):
+            yield self._evaluate(ids[start : start + self.n_batch], "all")
 
     def generate(
         self,

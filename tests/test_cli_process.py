@@ -34,7 +34,9 @@ def loaded_by(*argv: object) -> list[str]:
     return [name for name in HEAVY if repr(name) in done.stderr]
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["complete", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["--version"], ["complete", "--help"], ["perplexity", "--help"]]
+)
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     assert loaded_by(*argv) == []
 

@@ -22,7 +22,9 @@ def test_commands_page_is_current() -> None:
     assert written == make_commands.page(), "run python docs/make_commands.py"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "models/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/architecture.md", "docs/quality.md", "models/README.md"]
+)
 def test_links_and_paths_exist(page: str) -> None:
     path = ROOT / page
     targets = re.findall(r"\]\(([^)#:]+)\)", path.read_text())

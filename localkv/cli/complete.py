@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,13 +18,13 @@ from click.core import ParameterSource
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
+from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.messages import note, say, warn
 from localkv.cli.options import (
     Whole,
     escape_option,
     flag,
     json_option,
-    loading_arguments,
     loading_options,
     option,
 )
@@ -167,7 +165,7 @@ def _run(
         template_text = read_file(chat_template_file, "the chat template")
     text = _prompt_text(prompt, file, escape)
     with TextOutput(output) as out:
-        llm = _load(values)
+        llm = load_llm(values)
         if verbose or (sys.stderr is not None and sys.stderr.isatty()):
             say(_summary(llm))
         cancel = Event()
@@ -182,7 +180,7 @@ def _run(
             pieces = _chat(llm, text, system_prompt, template_text, options)
         else:
             pieces = llm.stream(text, parse_special=parse_special, **options)
-        for line in _warnings(llm):
+        for line in all_warnings(llm):
             warn(line)
         with _interruptible(cancel):
             completion = _generate(pieces, out if stream and not as_json else None)
@@ -220,19 +218,6 @@ def _prompt_text(prompt: str | None, file: str | None, escape: bool) -> str:
     if not parts:
         raise UsageError("there is no prompt: give -p TEXT, -f FILE, or text on stdin")
     return "\n\n".join(part for part in parts if part)
-
-
-def _load(values: Mapping[str, Any]) -> LLM:
-    path = Path(values["model"])
-    if not path.is_file():
-        from localkv.loader.gguf_file import open_gguf
-
-        open_gguf(path)  # says what is wrong, seconds before torch would be imported
-    # Threads that spin while they wait starve each other as soon as another process wants a core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from localkv.llm import LLM
-
-    return LLM(path, **loading_arguments(values))
 
 
 def _chat(
@@ -279,10 +264,6 @@ def _interruptible(cancel: Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _warnings(llm: LLM) -> list[str]:
-    return list(dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings)))
-
-
 def _cache_bytes(llm: LLM) -> int:
     return llm.engine.cache.n_bytes("k") + llm.engine.cache.n_bytes("v")
 
@@ -327,7 +308,7 @@ def _report(llm: LLM, completion: Completion) -> dict[str, Any]:
             "bytes": _cache_bytes(llm),
         },
         "backend": llm.backend.name,
-        "warnings": _warnings(llm),
+        "warnings": all_warnings(llm),
     }
 
 

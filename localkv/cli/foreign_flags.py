@@ -62,6 +62,7 @@ _TEMPLATE = "--chat renders the model's own template; --chat-template-file FILE 
 _NO_CONVERSATION = "`complete` answers once; --chat applies the chat template to the prompt"
 _NO_DRAFT = "there is no speculative decoding, which only changes the speed"
 _NO_GRAMMAR = "output can't be constrained by a grammar or a schema"
+_NO_TASKS = "`perplexity` scores plain text only, with no choice of how"
 _ROPE = "RoPE is scaled as the model file says; its settings can't be overridden"
 _NO_DOWNLOAD = "download the GGUF file and give its path with -m"
 _NO_ADAPTER = "adapters can't be applied at load; merge them into the model file first"
@@ -141,6 +142,15 @@ FOREIGN_FLAGS = (
     _refused("--override-kv", "--override-pre NAME sets tokenizer.ggml.pre, the rest is fixed", 1),
     _skipped("-md --model-draft --draft --draft-max --draft-min --spec-type", _NO_DRAFT, 1),
     _skipped("-ctkd --cache-type-k-draft -ctvd --cache-type-v-draft", _NO_DRAFT, 1),
+    # perplexity
+    _refused(
+        "--kl-divergence-base --save-all-logits",
+        "--kl-divergence computes its base, an f16 cache, in the same run",
+        1,
+    ),
+    _refused("--hellaswag --winogrande --multiple-choice", _NO_TASKS),
+    _refused("--hellaswag-tasks --winogrande-tasks --multiple-choice-tasks", _NO_TASKS, 1),
+    _refused("--ppl-stride --ppl-output-type", _NO_TASKS, 1, unless=frozenset({"0"})),
     # output
     _skipped(
         "-co --color", "only messages on a terminal are coloured", optional=_TRUE | _FALSE | _AUTO

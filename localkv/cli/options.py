@@ -148,8 +148,12 @@ def _cache_type_option(side: str, short: str) -> RichOption:
     )
 
 
-def loading_options() -> list[click.Parameter]:
-    """The options that say how a model is loaded; `loading_arguments` reads them."""
+def loading_options(n_ctx: int | None = None) -> list[click.Parameter]:
+    """The options that say how a model is loaded; `loading_arguments` reads them.
+
+    Args:
+        n_ctx: the context where the user names none; None is `LLM`'s choice.
+    """
     return [
         model_option(),
         option(
@@ -159,9 +163,11 @@ def loading_options() -> list[click.Parameter]:
             panel="KV cache",
             llama_env="CTX_SIZE",
             type=Whole(0),
+            default=n_ctx,
+            show_default=True,
             metavar="N",
-            help="Tokens of context, 0 for as many as the model was trained with. "
-            "[default: as many, but at most 4096]",
+            help="Tokens of context, 0 for as many as the model was trained with."
+            + (" [default: as many, but at most 4096]" if n_ctx is None else ""),
         ),
         _cache_type_option("K", "-ctk"),
         _cache_type_option("V", "-ctv"),

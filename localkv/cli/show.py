@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from rich_click import RichArgument
 from localkv.cli.command import Command
 from localkv.cli.messages import one_line
 from localkv.cli.options import TEXT, flag, json_option, model_option
+from localkv.cli.table import table
 from localkv.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
@@ -240,31 +240,20 @@ def _weights_table(shares: list[dict[str, Any]]) -> list[str]:
         )
     total = sum(share["n_bytes"] for share in shares)
     rows.append(("all", str(sum(s["n_tensors"] for s in shares)), "", _size(total), ""))
-    return _table(rows)
+    return table(rows)
 
 
 def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
     context = f"{model['n_ctx_train']} tokens"
-    table = [("KV cache", "bits/value", "K or V per token", "both per token", context)]
+    lines = [("KV cache", "bits/value", "K or V per token", "both per token", context)]
     for row in rows:
         side = row["bytes_per_token_k_or_v"]
         sizes = ("does not fit", "", "")
         if side is not None:
             per_token = row["bytes_per_token"]
             sizes = (f"{side} B", f"{per_token} B", _size(row["bytes_full_context"]))
-        table.append((row["type"], f"{row['bits_per_value']:g}", *sizes))
-    return _table(table)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+        lines.append((row["type"], f"{row['bits_per_value']:g}", *sizes))
+    return table(lines)
 
 
 def _size(n_bytes: int) -> str:

@@ -29,7 +29,7 @@ class TextOutput:
         self._file: TextIO | None = None
         self._last = ""
         if self._path is not None:
-            _check_writable(self._path)
+            check_writable(self._path)
 
     def write(self, piece: str) -> None:
         if not piece:
@@ -69,7 +69,7 @@ class TextOutput:
                 self._file.close()
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Find out before the model is loaded, without touching the file."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder, not a file to write")

@@ -1,0 +1,64 @@
+"""Lists of K/V cache types, as `--sweep` takes them. No torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from localkv.cli.messages import did_you_mean
+from localkv.errors import UsageError
+from localkv.memory_plan import fits_head
+from localkv.quant_formats import KV_FORMATS
+
+if TYPE_CHECKING:
+    from localkv.config import ModelConfig
+
+Pair = tuple[str, str]
+"""Names of the types of K and of V."""
+
+_HINT = "as in --sweep f16/f16,bf16/f16 (K/V), or --sweep pure, or --sweep all"
+
+
+def parse_pairs(text: str) -> list[Pair]:
+    """The pairs that "K/V,K/V,..." names; every pair for "all", K as V for "pure".
+
+    Raises:
+        UsageError: it names none, or a type that does not exist.
+    """
+    if text.lower() == "all":
+        return [(k, v) for k in KV_FORMATS for v in KV_FORMATS]
+    if text.lower() == "pure":
+        return [(name, name) for name in KV_FORMATS]
+    pairs = [_parse_pair(item.strip().lower()) for item in text.split(",") if item.strip()]
+    if not pairs:
+        raise UsageError("--sweep names no pair of cache types", hint=_HINT)
+    return list(dict.fromkeys(pairs))
+
+
+def _parse_pair(item: str) -> Pair:
+    type_k, slash, type_v = item.partition("/")
+    if not slash:
+        raise UsageError(f"--sweep: {item!r} is no pair of cache types", hint=_HINT)
+    for name in (type_k, type_v):
+        if name not in KV_FORMATS:
+            raise UsageError(
+                f"--sweep: unknown cache type {name!r}{did_you_mean(name, KV_FORMATS)}",
+                hint=f"types: {', '.join(KV_FORMATS)}",
+            )
+    return type_k, type_v
+
+
+def fitting_pairs(text: str, config: ModelConfig) -> list[Pair]:
+    """`parse_pairs`, of "all" and "pure" only those that a model's heads can be kept in.
+
+    Raises:
+        UsageError: a pair that was named does not fit.
+    """
+    pairs = parse_pairs(text)
+    if text.lower() in ("all", "pure"):
+        return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
+    from localkv.llm import check_cache_type
+
+    for type_k, type_v in pairs:
+        check_cache_type("K", type_k, config.head_dim)
+        check_cache_type("V", type_v, config.head_dim)
+    return pairs

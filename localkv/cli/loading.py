@@ -1,0 +1,32 @@
+"""From the values of `loading_options` to a model that is ready."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localkv.cli.options import loading_arguments
+
+if TYPE_CHECKING:
+    from localkv.llm import LLM
+
+
+def load_llm(values: Mapping[str, Any]) -> LLM:
+    """Load the model; a file that is missing is an error before torch is imported."""
+    path = Path(values["model"])
+    if not path.is_file():
+        from localkv.loader.gguf_file import open_gguf
+
+        open_gguf(path)  # says what is wrong, seconds before torch would be imported
+    # Threads that spin while they wait starve each other as soon as another process wants a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from localkv.llm import LLM
+
+    return LLM(path, **loading_arguments(values))
+
+
+def all_warnings(llm: LLM) -> list[str]:
+    """What the user should know of the model and its tokenizer, each once."""
+    return list(dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings)))

@@ -1,0 +1,205 @@
+"""`localkv perplexity`: how well a model predicts a text, with one cache or with many."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from localkv.cli.cache_pairs import fitting_pairs, parse_pairs
+from localkv.cli.command import Command
+from localkv.cli.loading import all_warnings, load_llm
+from localkv.cli.messages import warn
+from localkv.cli.options import Whole, flag, json_option, loading_options, option
+from localkv.cli.perplexity_plot import check_plot, plot
+from localkv.cli.perplexity_report import CacheResult, divergence_lines, sweep_lines, to_json
+from localkv.cli.prompt import read_file, without_final_newline
+from localkv.cli.text_output import TextOutput
+from localkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from localkv.config import CacheConfig
+    from localkv.llm import LLM
+    from localkv.quality import TokenScores
+
+DEFAULT_N_CTX = 512  # llama-perplexity's
+
+_TEXT_OPTIONS: list[click.Parameter] = [
+    option(
+        "-f",
+        "--file",
+        panel="Text",
+        required=True,
+        metavar="FILE",
+        help="The text, UTF-8, as it is but for one final line break; - is stdin.",
+    ),
+    option(
+        "--chunks",
+        panel="Text",
+        type=Whole(-1),
+        default=-1,
+        show_default=True,
+        metavar="N",
+        help="Most chunks to evaluate; -1 takes the whole text.",
+    ),
+]
+
+_MEASURE_OPTIONS: list[click.Parameter] = [
+    flag(
+        "--kl-divergence",
+        panel="Measure",
+        help="Compare with an f16 cache too, in the same run.",
+    ),
+    option(
+        "--sweep",
+        panel="Measure",
+        metavar="PAIRS",
+        help="Measure these caches and compare each with an f16 one: K/V,K/V,... such as "
+        "f16/f16,bf16/f16, or pure (K as V), or all.",
+    ),
+    option(
+        "--plot",
+        "plot_file",
+        panel="Output",
+        metavar="FILE",
+        help="Draw the sweep, divergence against bits, as a picture (.png, .svg, .pdf).",
+    ),
+    json_option(),
+]
+
+
+def _run(
+    *,
+    file: str,
+    chunks: int,
+    kl_divergence: bool,
+    sweep: str | None,
+    plot_file: str | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    _check(chunks, sweep, plot_file)
+    if sweep is not None:
+        values |= {"cache_type_k": "f16", "cache_type_v": "f16"}
+    text = without_final_newline(read_file(file, "the text"))
+    llm = load_llm(values)
+    from localkv.quality import base_cache, divergence, perplexity, text_chunks
+
+    tokenizer = llm.tokenizer
+    for line in all_warnings(llm):
+        warn(line)
+    caches = [llm.cache]
+    if sweep is not None:
+        caches = [
+            replace(llm.cache, type_k=type_k, type_v=type_v)
+            for type_k, type_v in fitting_pairs(sweep, llm.config)
+        ]
+    ids = llm.tokenize(text)
+    pieces = text_chunks(
+        ids,
+        llm.cache.n_ctx,
+        bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
+        limit=chunks if chunks >= 0 else None,
+    )
+    base = base_cache(llm.cache.n_ctx) if kl_divergence or sweep is not None else None
+    started = time.perf_counter()
+    scores = _score(llm, pieces, caches, base)
+    seconds = time.perf_counter() - started
+    results = [
+        CacheResult(cache, perplexity(s.nll), None if base is None else divergence(s))
+        for cache, s in zip(caches, scores, strict=True)
+    ]
+    with TextOutput(None) as out:
+        if as_json:
+            facts = {"path": file, "n_tokens": len(ids), "n_chunks": len(pieces)}
+            facts["n_scored"] = len(scores[0].nll)
+            out.write(json.dumps(to_json(llm, facts, base, results, seconds), ensure_ascii=False))
+        elif sweep is not None:
+            out.write("\n".join(sweep_lines(results, llm.config)))
+        else:
+            if results[0].divergence is not None:
+                out.write("\n".join([*divergence_lines(results[0]), "", ""]))
+            ppl = results[0].ppl
+            out.write(f"Final estimate: PPL = {ppl.value:.4f} +/- {ppl.error:.5f}")
+    if plot_file is not None:
+        plot(results, plot_file, title=f"{llm.config.name}, {llm.cache.n_ctx} tokens of context")
+
+
+def _check(chunks: int, sweep: str | None, plot_file: str | None) -> None:
+    """Refuse what can't work before anything is loaded."""
+    if chunks == 0:
+        raise UsageError("--chunks 0 leaves nothing to measure", hint="-1 takes the whole text")
+    if sweep is not None:
+        parse_pairs(sweep)
+        ctx = click.get_current_context()
+        for name in ("cache_type_k", "cache_type_v"):
+            if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+                raise UsageError("--sweep names the cache types", hint="leave out -ctk and -ctv")
+    if plot_file is not None:
+        if sweep is None:
+            raise UsageError("--plot draws what --sweep measures", hint="add --sweep pure")
+        check_plot(plot_file)
+
+
+def _score(
+    llm: LLM, pieces: list[list[int]], caches: list[CacheConfig], base: CacheConfig | None
+) -> list[TokenScores]:
+    """The scores of the whole text with each cache."""
+    from localkv.quality import joined, perplexity, score_chunks
+
+    engine = llm.engine
+    found: list[list[TokenScores]] = []
+    with _progress(len(pieces)) as progress:
+        for scores in score_chunks(engine.model, pieces, caches, base=base, n_batch=engine.n_batch):
+            found.append(scores)
+            if progress.on_terminal:
+                nll = joined([chunk[0] for chunk in found]).nll
+                name = f"K {caches[0].type_k} V {caches[0].type_v}"
+                progress.show(len(found), f"{name}, PPL {perplexity(nll).value:.4f}")
+    return [joined(list(chunks)) for chunks in zip(*found, strict=True)]
+
+
+class _Progress:
+    """One line on stderr that is written over and over, if that is a terminal."""
+
+    def __init__(self, n_chunks: int) -> None:
+        self.n_chunks = n_chunks
+        self.on_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._started = time.perf_counter()
+
+    def show(self, n_done: int, text: str) -> None:
+        left = (time.perf_counter() - self._started) / n_done * (self.n_chunks - n_done)
+        print(
+            f"\r\x1b[Kchunk {n_done} of {self.n_chunks}: {text}, {left:.0f} s left",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+@contextmanager
+def _progress(n_chunks: int) -> Iterator[_Progress]:
+    progress = _Progress(n_chunks)
+    try:
+        yield progress
+    finally:
+        if progress.on_terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+perplexity = Command(
+    "perplexity",
+    params=[*_TEXT_OPTIONS, *loading_options(DEFAULT_N_CTX), *_MEASURE_OPTIONS],
+    callback=_run,
+    help="Measure how well a model predicts a text, through its cache.\n\n"
+    "The text is cut into chunks of -c tokens, and the second half of each is scored, as "
+    "llama-perplexity does. --kl-divergence and --sweep compare every prediction with that of the "
+    "same model with an f16 cache.",
+)

@@ -1,0 +1,142 @@
+"""What `localkv perplexity` prints: llama-perplexity's lines, the table of a sweep, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from localkv.cli.loading import all_warnings
+from localkv.cli.table import table
+
+if TYPE_CHECKING:
+    from localkv.config import CacheConfig, ModelConfig
+    from localkv.llm import LLM
+    from localkv.quality import Divergence, Estimate
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class CacheResult:
+    """What was measured of one cache; no divergence where it was compared with nothing."""
+
+    cache: CacheConfig
+    ppl: Estimate
+    divergence: Divergence | None
+
+
+def divergence_lines(result: CacheResult) -> list[str]:
+    """The statistics in llama-perplexity's words and order."""
+    d = result.divergence
+    assert d is not None
+    lines = [
+        "====== Perplexity statistics ======",
+        f"Mean PPL(Q)                   : {_plain(result.ppl)}",
+        f"Mean PPL(base)                : {_plain(d.ppl_base)}",
+        f"Cor(ln(PPL(Q)), ln(PPL(base))): {100 * d.correlation:6.2f}%",
+        f"Mean ln(PPL(Q)/PPL(base))     : {_plain(d.log_ppl_ratio)}",
+        f"Mean PPL(Q)/PPL(base)         : {_plain(d.ppl_ratio)}",
+        f"Mean PPL(Q)-PPL(base)         : {_plain(d.ppl_difference)}",
+    ]
+    lines += ["", "====== KL divergence statistics ======"]
+    lines.append(f"Mean    KLD: {_plain(d.kld)}")
+    lines += [f"{_place(at)} KLD: {value:10.6f}" for at, value in d.kld_percentiles.items()]
+    lines += ["", "====== Token probability statistics ======"]
+    lines.append(f"Mean    Δp: {_percent(d.delta_p)}")
+    lines += [f"{_place(at)} Δp: {100 * p:6.3f}%" for at, p in d.delta_p_percentiles.items()]
+    lines.append(f"RMS Δp    : {_percent(d.rms_delta_p)}")
+    lines.append(f"Same top p: {_percent(d.same_top)}")
+    return lines
+
+
+_NAMES = {100.0: "Maximum", 50.0: "Median ", 0.0: "Minimum"}
+
+
+def _place(percentile: float) -> str:
+    return _NAMES.get(percentile) or f"{percentile:4.1f}%  "
+
+
+def _plain(estimate: Estimate) -> str:
+    return f"{estimate.value:10.6f} ± {estimate.error:10.6f}"
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:6.3f} ± {100 * estimate.error:5.3f} %"
+
+
+def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str]:
+    """One row per cache, in the order they were named."""
+    from localkv.quality import bits_per_value, context_bytes
+
+    header = ("K/V", "bits", "KV MiB", "PPL", "+/-", "KLD mean", "+/-", "KLD 99 %", "RMS Δp")
+    rows = [(*header, "same top")]
+    for result in results:
+        cache, d = result.cache, result.divergence
+        assert d is not None
+        rows.append(
+            (
+                f"{cache.type_k}/{cache.type_v}",
+                f"{bits_per_value(cache):g}",
+                f"{context_bytes(cache, config) / MIB:.3f}",
+                f"{result.ppl.value:.4f}",
+                f"{result.ppl.error:.4f}",
+                f"{d.kld.value:.3g}",
+                f"{d.kld.error:.1g}",
+                f"{d.kld_percentiles[99]:.3g}",
+                f"{100 * d.rms_delta_p.value:.3f} %",
+                f"{100 * d.same_top.value:.2f} %",
+            )
+        )
+    return table(rows)
+
+
+def to_json(
+    llm: LLM,
+    text: Mapping[str, Any],
+    base: CacheConfig | None,
+    results: Sequence[CacheResult],
+    seconds: float,
+) -> dict[str, Any]:
+    """What `--json` prints. Divergences are in nats; Δp and shares are fractions, not percent."""
+    from localkv.quality import bits_per_value, context_bytes
+
+    found = []
+    for result in results:
+        cache = result.cache
+        found.append(
+            {
+                "type_k": cache.type_k,
+                "type_v": cache.type_v,
+                "kv_rotation": cache.kv_rotation,
+                "bits_per_value": bits_per_value(cache),
+                "bytes": context_bytes(cache, llm.config),
+                "ppl": asdict(result.ppl),
+                "divergence": _divergence_json(result.divergence),
+            }
+        )
+    return {
+        "model": {
+            "path": str(llm.gguf.path),
+            "name": llm.config.name,
+            "architecture": llm.config.architecture,
+        },
+        "text": dict(text),
+        "n_ctx": llm.cache.n_ctx,
+        "base": None
+        if base is None
+        else {"type_k": base.type_k, "type_v": base.type_v, "kv_rotation": base.kv_rotation},
+        "results": found,
+        "seconds": seconds,
+        "backend": llm.backend.name,
+        "warnings": all_warnings(llm),
+    }
+
+
+def _divergence_json(divergence: Divergence | None) -> dict[str, Any] | None:
+    if divergence is None:
+        return None
+    fields = asdict(divergence)
+    for name in ("kld_percentiles", "delta_p_percentiles"):
+        fields[name] = {f"{at:g}": value for at, value in fields[name].items()}
+    return fields
