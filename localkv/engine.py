@@ -21,6 +21,9 @@ from localkv.kv_cache import KVCache
 from localkv.model import Transformer
 from localkv.sampling import Sampler
 
+WARM_UP_TOKENS = 16
+"""A prompt of so many tokens uses the kernels that long prompts use."""
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -111,6 +114,13 @@ class Engine:
     def reset(self) -> None:
         """Forget the cached tokens."""
         self._keep(0)
+
+    def warm_up(self) -> None:
+        """Run the model on a few tokens and forget them, so that its kernels are compiled."""
+        for n_tokens in (min(self.n_ctx, WARM_UP_TOKENS), 1):
+            self.reset()
+            self._evaluate([0] * n_tokens)
+        self.reset()
 
     def _keep(self, length: int) -> None:
         self.cache.truncate(self.sequence, length)

@@ -100,12 +100,20 @@ class LLM:
             cache_type_k, cache_type_v, n_ctx=self._context(n_ctx), kv_rotation=kv_rotation
         )
         cache_segments(self.cache, self.config.head_dim)  # refuses what the model can't have
+        if self.config.head_dim % backend.head_dim_multiple:
+            raise UsageError(
+                f"head_dim {self.config.head_dim} is no multiple of {backend.head_dim_multiple}, "
+                f"as the {backend.name} backend needs",
+                hint="use device reference, which is slow",
+            )
         if n_threads is not None:
             torch.set_num_threads(n_threads)
         model, unused = load_model(self.gguf, backend)
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
         self.engine = Engine(model, self.cache, n_batch=n_batch)
+        if backend.compiles:
+            self.engine.warm_up()
         self.backend = backend
         self._override_pre = override_pre
         self.load_seconds = time.perf_counter() - started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from localkv.kernels.cpu_linear_rows import MAX_TOKENS, ROW_FORMATS
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
-from localkv.quant_formats import FORMATS
+from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import HAS_VNNI
 
+WEIGHT_NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 N_TOKENS = (1, 2, 3, 4, 7, 16, 33)
 EXACT = 1e-6
 TORCH = 2e-6
@@ -55,7 +57,7 @@ def check(products: CpuProducts, x: torch.Tensor, weight: PackedTensor) -> torch
     assert got.shape == (x.shape[0], weight.shape[0])
     matrix = weight.decode(torch.float64)
     rounded = eight_bits(x) if in_8_bits else x.double()
-    if weight.format.halves_activations:
+    if weight.halves_activations:
         rounded = x.half().double()
     limit = EXACT if weight.format.name in LAYOUTS else TORCH
     assert product_error(got, rounded, matrix) < limit
@@ -64,7 +66,13 @@ def check(products: CpuProducts, x: torch.Tensor, weight: PackedTensor) -> torch
     return got
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("n_tokens", [1, 3, 40])
+def test_activations_that_are_halved(n_tokens: int) -> None:
+    weight = replace(random_packed("f16", 39, 512), halves_activations=True)
+    check(CpuProducts(), torch.randn(n_tokens, 512), weight)
+
+
+@pytest.mark.parametrize("name", WEIGHT_NAMES)
 @pytest.mark.parametrize("n_out", [1, 16, 39])
 def test_products(name: str, n_out: int) -> None:
     """Every count of tokens is right, and gives the same as each token does alone."""
@@ -84,7 +92,7 @@ def test_products(name: str, n_out: int) -> None:
                 )
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WEIGHT_NAMES)
 def test_long_rows(name: str) -> None:
     n_in = 11008
     weight = random_packed(name, 33, n_in)

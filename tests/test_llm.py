@@ -183,6 +183,13 @@ def test_options_that_make_no_sense(path: Path, options: dict, message: str) -> 
         LLM(path, **options)
 
 
+def test_heads_that_the_cpu_can_not_read(tmp_path: Path) -> None:
+    path = RandomModel(head_dim=40).write(tmp_path / "model.gguf")
+    with pytest.raises(UsageError, match="head_dim 40 is no multiple of 16, as the cpu backend"):
+        LLM(path)
+    assert LLM(path, device="reference").logits([1, 2]).isfinite().all()
+
+
 def test_vocabulary_only(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "vocab.gguf", "llama")
     writer.write_header_to_file()

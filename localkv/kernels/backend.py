@@ -58,6 +58,8 @@ class Backend:
         logits: (x, output_norm, output, eps) -> float32 [tokens, n_vocab].
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         kernels: what implements attention and products, for the start summary.
+        head_dim_multiple: what the size of a head must be a multiple of.
+        compiles: kernels are compiled when they are first used, so a model is warmed up at load.
     """
 
     name: str
@@ -82,6 +84,8 @@ class Backend:
     logits: Callable[[Tensor, Tensor, Linear, float], Tensor]
     prepare: Callable[[PackedTensor], PackedTensor]
     kernels: Mapping[str, str] = field(default_factory=dict)
+    head_dim_multiple: int = 1
+    compiles: bool = False
 
 
 def as_in_file(weight: PackedTensor) -> PackedTensor:
@@ -111,6 +115,8 @@ def compose(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     kernels: Mapping[str, str] | None = None,
+    head_dim_multiple: int = 1,
+    compiles: bool = False,
 ) -> Backend:
     """A backend whose functions are put together from primitives, without fusion."""
 
@@ -168,4 +174,6 @@ def compose(
         logits=logits,
         prepare=p.prepare,
         kernels=kernels or {},
+        head_dim_multiple=head_dim_multiple,
+        compiles=compiles,
     )

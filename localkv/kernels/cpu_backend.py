@@ -16,6 +16,7 @@ from localkv.kernels.cpu_linear import LINEAR_KERNEL, CpuProducts
 from localkv.kernels.cpu_store_kv import store_kv_cpu
 from localkv.kernels.moe import moe_mlp
 from localkv.simd.cpu_features import vector_width
+from localkv.simd.vector import LANES
 
 
 def cpu_backend() -> Backend:
@@ -35,4 +36,6 @@ def cpu_backend() -> Backend:
             "attention": f"packed K and V, Numba float32, {vector_width()}",
             "linear": LINEAR_KERNEL,
         },
+        head_dim_multiple=LANES,
+        compiles=True,
     )
