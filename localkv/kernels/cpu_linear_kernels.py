@@ -34,6 +34,7 @@ from localkv.kernels.cpu_linear_blocks import (
     Record,
 )
 from localkv.kernels.cpu_linear_panels import LANES
+from localkv.simd.compile_cache import CAN_CACHE
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.memory import call_address, get_i64, put_i64, take_next
 from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, multiply_add, splat
@@ -385,7 +386,7 @@ WORKER = types.void(types.int64, types.int64)
 def _packer(kind: str) -> Any:
     """The worker that packs activations. Numba's cache tells closures apart by `kind`."""
 
-    @cfunc(WORKER, cache=True)
+    @cfunc(WORKER, cache=CAN_CACHE)
     def pack(job: Any, thread: Any) -> None:
         n_tokens, n_in, n_blocks = (
             get_i64(job, N_TOKENS),
@@ -408,7 +409,7 @@ def _packer(kind: str) -> Any:
 def _multiplier(kind: str) -> Any:
     """The worker that multiplies panels with packed activations."""
 
-    @cfunc(WORKER, cache=True)
+    @cfunc(WORKER, cache=CAN_CACHE)
     def multiply(job: Any, thread: Any) -> None:
         n_tokens, n_out = get_i64(job, N_TOKENS), get_i64(job, N_OUT)
         n_records, panel_bytes = get_i64(job, N_RECORDS), get_i64(job, PANEL_BYTES)
@@ -441,7 +442,7 @@ def _multiplier(kind: str) -> Any:
     return multiply
 
 
-@njit(types.void(*[types.int64] * 15), parallel=True, nogil=True, cache=True)
+@njit(types.void(*[types.int64] * 15), parallel=True, nogil=True, cache=CAN_CACHE)
 def run_product(
     pack: Any,
     multiply: Any,

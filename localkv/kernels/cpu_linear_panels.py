@@ -23,6 +23,7 @@ from numba import njit, prange
 
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
+from localkv.simd.compile_cache import CAN_CACHE
 from localkv.simd.memory import address, get_i32, get_u8, get_u16, put_i32, put_u8, put_u16
 
 LANES = 16
@@ -156,7 +157,7 @@ def spread_bits(word: Any) -> Any:
     return np.int32(out)
 
 
-@njit(parallel=True, nogil=True, cache=True)
+@njit(parallel=True, nogil=True, cache=CAN_CACHE)
 def fill_panels(
     rows: Bytes,
     n_out: int,

@@ -14,6 +14,7 @@ from numba import cfunc, njit, prange
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from localkv.simd.compile_cache import CAN_CACHE
 from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.memory import call_address, get_i64, half_bits_to_float, put_i64, take_next
 from localkv.simd.vector import (
@@ -122,7 +123,7 @@ JOB_SIZE = 8
 def _multiplier(kind: str) -> Any:
     """The worker of a format. Numba's cache tells closures apart by `kind`."""
 
-    @cfunc(types.void(types.int64, types.int64), cache=True)
+    @cfunc(types.void(types.int64, types.int64), cache=CAN_CACHE)
     def multiply(job: Any, thread: Any) -> None:
         n_tokens, n_in, n_out = get_i64(job, N_TOKENS), get_i64(job, N_IN), get_i64(job, N_OUT)
         row_bytes = get_i64(job, ROW_BYTES)
@@ -155,7 +156,7 @@ def _multiplier(kind: str) -> Any:
     return multiply
 
 
-@njit(types.void(*[types.int64] * 10), parallel=True, nogil=True, cache=True)
+@njit(types.void(*[types.int64] * 10), parallel=True, nogil=True, cache=CAN_CACHE)
 def run_rows_product(
     multiply: Any,
     job: Any,
