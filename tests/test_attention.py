@@ -16,7 +16,6 @@ from localkv.kernels.attention import (
     SegmentAttention,
     attention,
     attention_reference,
-    attention_tiled,
 )
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.store_kv import store_kv, store_rotated
@@ -116,22 +115,19 @@ def check(
     assert worst_ours <= times * worst_plain + 1e-6
 
 
-RUNS = pytest.mark.parametrize("run", [attention_reference, attention_tiled])
-
-
-@RUNS
 @pytest.mark.parametrize("group", [1, 2, 3, 8, 16])
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
-def test_shapes(run: SegmentAttention, head_dim: int, group: int) -> None:
-    check(run, head_dim=head_dim, n_kv_heads=2, group=group, lengths=[(9, 1), (0, 7)])
+def test_shapes(head_dim: int, group: int) -> None:
+    check(
+        attention_reference, head_dim=head_dim, n_kv_heads=2, group=group, lengths=[(9, 1), (0, 7)]
+    )
 
 
-@RUNS
 @pytest.mark.parametrize("type_k", KV_FORMATS)
 @pytest.mark.parametrize("type_v", KV_FORMATS)
-def test_every_pair_of_types(run: SegmentAttention, type_k: str, type_v: str) -> None:
+def test_every_pair_of_types(type_k: str, type_v: str) -> None:
     check(
-        run,
+        attention_reference,
         head_dim=64,
         n_kv_heads=1,
         group=2,
@@ -141,12 +137,11 @@ def test_every_pair_of_types(run: SegmentAttention, type_k: str, type_v: str) ->
     )
 
 
-@RUNS
 @pytest.mark.parametrize("type_k", KV_FORMATS)
-def test_rotated(run: SegmentAttention, type_k: str) -> None:
+def test_rotated(type_k: str) -> None:
     for rotations in ((128, 64), (128, 0), (0, 64)):
         check(
-            run,
+            attention_reference,
             head_dim=128,
             n_kv_heads=2,
             group=2,
@@ -158,8 +153,7 @@ def test_rotated(run: SegmentAttention, type_k: str) -> None:
         )
 
 
-@RUNS
-def test_segments_that_are_not_rotated_alike(run: SegmentAttention) -> None:
+def test_segments_that_are_not_rotated_alike() -> None:
     """Queries turn for each segment, and its output turns back before segments are merged."""
     head_dim = 64
     specs = [
@@ -173,20 +167,18 @@ def test_segments_that_are_not_rotated_alike(run: SegmentAttention) -> None:
     q, k, v = (torch.randn(330, 1, head_dim, generator=generator) for _ in range(3))
     batch = cache.batch([(cache.new_sequence(), [0] * 330)])
     store_rotated(store_kv, k, v, cache.layers[0], batch.segments)
-    got = attention(run, 3 * q, cache.layers[0], batch, 0.125)
+    got = attention(attention_reference, 3 * q, cache.layers[0], batch, 0.125)
     want = plain(*(x[:, 0].double() for x in (3 * q, k, v)), 0, 0.125)
     assert float((got[:, 0] - want).abs().max()) < 1e-5
 
 
-@RUNS
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 1023, 1024, 1025, 2100])
-def test_lengths_around_pages_and_tiles(run: SegmentAttention, length: int) -> None:
-    check(run, head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 1, 1)])
+def test_lengths_around_pages_and_tiles(length: int) -> None:
+    check(attention_reference, head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 1, 1)])
     if length > 40:
-        check(run, head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 40, 40)])
+        check(attention_reference, head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 40, 40)])
 
 
-@RUNS
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 600), st.integers(1, 20)), min_size=1, max_size=4),
@@ -195,10 +187,16 @@ def test_lengths_around_pages_and_tiles(run: SegmentAttention, length: int) -> N
     group=st.integers(1, 4),
 )
 def test_ragged_batches(
-    run: SegmentAttention,
     lengths: list[tuple[int, int]],
     bounds: tuple[int, ...],
     n_kv_heads: int,
     group: int,
 ) -> None:
-    check(run, head_dim=32, n_kv_heads=n_kv_heads, group=group, lengths=lengths, bounds=bounds)
+    check(
+        attention_reference,
+        head_dim=32,
+        n_kv_heads=n_kv_heads,
+        group=group,
+        lengths=lengths,
+        bounds=bounds,
+    )

@@ -17,9 +17,6 @@ from localkv.kernels.hadamard import hadamard_transform
 from localkv.kv_cache import Batch, LayerCache, Segment, SegmentBatch
 from localkv.quant_formats.base import QuantFormat
 
-TILE_PAGES = 4
-"""Pages of K and V that `attention_tiled` decodes at a time."""
-
 SegmentAttention = Callable[[Tensor, Segment, SegmentBatch, Batch, float], tuple[Tensor, Tensor]]
 """(q, segment, its batch, batch, softmax_scale) -> output [tokens, n_heads, head_dim] and
 log-sum-exp [tokens, n_heads]."""
@@ -74,51 +71,6 @@ def attention_reference(
         tokens = rows.stop - rows.start
         out[rows] = ungroup(logits.softmax(-1).nan_to_num() @ v, tokens)
         lse[rows] = ungroup(logits.logsumexp(-1), tokens)
-    return out, lse
-
-
-def attention_tiled(
-    q: Tensor, segment: Segment, seg_batch: SegmentBatch, batch: Batch, softmax_scale: float
-) -> tuple[Tensor, Tensor]:
-    """Online softmax (Milakov & Gimelshein 2018) over tiles of a few pages.
-
-    No more than `TILE_PAGES` pages of K or V are ever decoded at a time. See `SegmentAttention`
-    for shapes.
-    """
-    n_kv_heads = segment.k[0].shape[1]
-    group = q.shape[1] // n_kv_heads
-    out = torch.zeros_like(q)
-    lse = torch.full_like(q[..., 0], -torch.inf)
-    for i, length in enumerate(seg_batch.lengths):
-        rows = slice(batch.starts[i], batch.starts[i + 1])
-        tokens = rows.stop - rows.start
-        positions = batch.positions[rows]
-        queries = group_queries(q[rows], n_kv_heads) * softmax_scale
-        top = queries.new_full(queries.shape[:-1], -torch.inf)  # running maximum of the logits
-        total = torch.zeros_like(top)  # running sum of exp(logit - top)
-        acc = torch.zeros_like(queries)
-        for start in range(0, length, TILE_PAGES * PAGE_TOKENS):
-            n_keys = min(TILE_PAGES * PAGE_TOKENS, length - start)
-            first_page = start // PAGE_TOKENS
-            pages = seg_batch.page_table[i, first_page : first_page + -(-n_keys // PAGE_TOKENS)]
-            k = read_pages(segment.format_k, segment.k, pages, n_keys, q.dtype)
-            logits = queries @ k.mT
-            first_key = seg_batch.first_position + start
-            if first_key + n_keys - 1 > int(positions[0]):
-                mask = visible(positions, first_key, n_keys, group)
-                logits = logits.masked_fill_(~mask, -torch.inf)
-            new_top = torch.maximum(top, logits.amax(-1))
-            shift = new_top.masked_fill(new_top == -torch.inf, 0.0)  # nothing visible so far
-            p = (logits - shift[..., None]).exp_()
-            fade = (top - shift).exp_()
-            v = read_pages(segment.format_v, segment.v, pages, n_keys, q.dtype)
-            acc = acc * fade[..., None] + p @ v
-            total = total * fade + p.sum(-1)
-            top = new_top
-        seen = total > 0
-        safe = torch.where(seen, total, 1.0)
-        out[rows] = ungroup(acc / safe[..., None], tokens)
-        lse[rows] = ungroup(torch.where(seen, top + safe.log(), -torch.inf), tokens)
     return out, lse
 
 
