@@ -1,15 +1,22 @@
 """localkv and llama.cpp on the same CPU, the same random 1.1B Llama model, in turn.
 
-    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON [--types q4_0 q8_0 q4_K] [--rounds 5]
+    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON [--types q4_0 q8_0 q4_K]
+        [--pairs f16 q8_0 q4_0/q8_0 q8_0/q4_0 q4_0] [--depths 0 4096] [--rounds 5] [--json FILE]
 
-PYTHON is an interpreter that has llama-cpp-python. Each program loads the model in a process of its
-own, and they take turns, so that both meet the same noise: a round is a decode of `--decode` tokens
-from an empty cache (tg) and a prompt of 512 tokens (pp). Without `--peer` only localkv runs.
+PYTHON is an interpreter that has llama-cpp-python; without `--peer` only localkv runs. For every
+pair of cache types each program loads the model in a process of its own. All fill their caches
+with a prompt of the depth's length, then they take turns, so that they meet the same noise: a round
+is, for every process, a decode of `--decode` tokens (tg) and a prompt of 512 tokens (pp), both
+behind what the cache holds. Beyond `--peer-depth` only localkv runs, whose pairs are compared with
+its own f16.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -51,7 +58,7 @@ def write_model(path: Path, name: str) -> None:
     import numpy as np
 
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(4096)
+    writer.add_context_length(1 << 17)
     writer.add_embedding_length(N_EMBD)
     writer.add_block_count(N_LAYERS)
     writer.add_feed_forward_length(N_FF)
@@ -92,23 +99,24 @@ def write_model(path: Path, name: str) -> None:
 
 
 Evaluate = Callable[[list[int], int], None]
-"""Evaluate ids at a position; position 0 starts anew."""
+"""Evaluate ids at a position; what the cache holds from there on is forgotten first."""
 
 
-def load_localkv(path: str, n_threads: int) -> Evaluate:
+def load_localkv(path: str, pair: str, n_ctx: int, n_threads: int) -> Evaluate:
     from localkv.llm import LLM
 
-    engine = LLM(path, n_ctx=1024, n_threads=n_threads).engine
+    type_k, type_v = sides(pair)
+    llm = LLM(path, n_ctx=n_ctx, cache_type_k=type_k, cache_type_v=type_v, n_threads=n_threads)
+    engine = llm.engine
 
     def evaluate(ids: list[int], position: int) -> None:
-        if position == 0:
-            engine.reset()
-        engine._evaluate(ids)
+        engine.truncate(position)
+        engine.evaluate(ids)
 
     return evaluate
 
 
-def load_llama_cpp(path: str, n_threads: int) -> Evaluate:
+def load_llama_cpp(path: str, pair: str, n_ctx: int, n_threads: int) -> Evaluate:
     import llama_cpp
 
     @llama_cpp.llama_log_callback
@@ -121,15 +129,16 @@ def load_llama_cpp(path: str, n_threads: int) -> Evaluate:
     params = llama_cpp.llama_model_default_params()
     model = llama_cpp.llama_model_load_from_file(path.encode(), params)
     options = llama_cpp.llama_context_default_params()
-    options.n_ctx, options.n_batch, options.n_ubatch = 1024, PROMPT, PROMPT
+    options.n_ctx, options.n_batch, options.n_ubatch = n_ctx, PROMPT, PROMPT
     options.n_threads = options.n_threads_batch = n_threads
+    kinds = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
+    options.type_k, options.type_v = (kinds[name] for name in sides(pair))
     context = llama_cpp.llama_init_from_model(model, options)
     memory = llama_cpp.llama_get_memory(context)
     batch = llama_cpp.llama_batch_init(PROMPT, 0, 1)
 
     def evaluate(ids: list[int], position: int) -> None:
-        if position == 0:
-            llama_cpp.llama_memory_clear(memory, True)
+        llama_cpp.llama_memory_seq_rm(memory, 0, position, -1)
         batch.n_tokens = len(ids)
         for i, token in enumerate(ids):
             batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position + i, 1
@@ -141,45 +150,71 @@ def load_llama_cpp(path: str, n_threads: int) -> Evaluate:
     return evaluate
 
 
-def work(program: str, path: str, n_threads: int) -> None:
-    """Answer "pp" and "tg N" lines with seconds per token; the first line says the load time."""
-    imports = {"localkv": "localkv.llm", "llama_cpp": "llama_cpp"}
-    __import__(imports[program])
+LOADERS = {"localkv": load_localkv, "llama.cpp": load_llama_cpp}
+MODULES = {"localkv": "localkv.llm", "llama.cpp": "llama_cpp"}
+
+
+def sides(pair: str) -> tuple[str, str]:
+    """The types of K and V: "q4_0/q8_0", or "f16" for both."""
+    type_k, _, type_v = pair.partition("/")
+    return type_k, type_v or type_k
+
+
+def ids_at(position: int, n: int) -> list[int]:
+    return [((position + i) * 7919 + 13) % N_VOCAB for i in range(n)]
+
+
+def work(program: str, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
+    """Answer commands with seconds per token; the first line says the load time.
+
+    "fill N" makes the depth N, "tg N" decodes N tokens there, "pp N" evaluates a prompt there.
+    """
+    __import__(MODULES[program])
     started = time.perf_counter()
-    load = {"localkv": load_localkv, "llama_cpp": load_llama_cpp}[program]
-    evaluate = load(path, n_threads)
+    evaluate = LOADERS[program](path, pair, n_ctx, n_threads)
     print(time.perf_counter() - started, flush=True)
+    depth = 0
     for line in sys.stdin:
-        command, *rest = line.split()
+        command, count = line.split()
+        n = int(count)
         started = time.perf_counter()
-        if command == "pp":
-            n = PROMPT
-            evaluate([(i * 7919 + 13) % N_VOCAB for i in range(n)], 0)
+        if command == "fill":
+            for start in range(depth, n, PROMPT):
+                evaluate(ids_at(start, min(PROMPT, n - start)), start)
+            depth, n = n, max(1, n - depth)
+        elif command == "pp":
+            evaluate(ids_at(depth, n), depth)
         else:
-            n = int(rest[0])
             for i in range(n):
-                evaluate([(i * 7919 + 13) % N_VOCAB], i)
+                evaluate(ids_at(depth + i, 1), depth + i)
         print((time.perf_counter() - started) / n, flush=True)
 
 
 class Program:
-    """A process that has loaded the model."""
+    """A process that has loaded the model with a pair of cache types."""
 
-    def __init__(self, interpreter: str, name: str, path: Path, n_threads: int) -> None:
-        command = [interpreter, __file__, "--worker", name, str(path), "--threads", str(n_threads)]
+    def __init__(self, interpreter: str, name: str, pair: str, path: Path, n_ctx: int, n: int):
+        worker = ["--worker", name, str(path), pair, str(n_ctx), "--threads", str(n)]
+        # as the command line runs: idle threads sleep, or one process's slow down the other's
+        env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [interpreter, __file__, *worker],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
         )
+        self.name, self.pair = name, pair
         self.load_seconds = self._answer()
 
     def _answer(self) -> float:
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit("a program ended without an answer")
+            raise SystemExit(f"{self.name} ended without an answer")
         return float(line)
 
-    def ask(self, command: str) -> float:
-        self.process.stdin.write(command + "\n")
+    def ask(self, command: str, n: int) -> float:
+        self.process.stdin.write(f"{command} {n}\n")
         self.process.stdin.flush()
         return self._answer()
 
@@ -188,50 +223,100 @@ class Program:
         self.process.wait()
 
 
-def summary(values: list[float]) -> str:
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{low:8.2f} {middle:8.2f} {high:8.2f}"
+def spread(values: list[float]) -> list[float]:
+    return [min(values), statistics.median(values), max(values)]
+
+
+def measure(programs: list[Program], depth: int, options: argparse.Namespace) -> list[dict]:
+    """Tokens per second of every program at a depth, in turn."""
+    for program in programs:
+        print(f"fill {program.name} {program.pair} to {depth}", file=sys.stderr, flush=True)
+        program.ask("fill", depth)
+    counts = {"tg": options.decode, "pp": PROMPT}
+    rows = []
+    for test in options.tests:
+        speeds: dict[tuple[str, str], list[float]] = {}
+        for turn in range(-1, options.rounds):
+            for program in programs:
+                speed = 1 / program.ask(test, counts[test] if turn >= 0 or test == "pp" else 2)
+                if turn >= 0:  # the first is for warming up
+                    speeds.setdefault((program.name, program.pair), []).append(speed)
+        for (name, pair), values in speeds.items():
+            row = {"test": test, "depth": depth, "pair": pair, "program": name, "t/s": values}
+            for title, other in (("llama.cpp", ("llama.cpp", pair)), ("f16", (name, "f16"))):
+                if other in speeds and other != (name, pair):
+                    ratios = [a / b for a, b in zip(values, speeds[other], strict=True)]
+                    row[f"/ {title}"] = spread(ratios)
+            rows.append(row)
+    return rows
+
+
+def show(weights: str, rows: list[dict]) -> None:
+    for row in rows:
+        cells = [f"{row['test']} @ {row['depth']}", weights, row["pair"], row["program"]]
+        cells.append(f"{statistics.median(row['t/s']):.2f}")
+        for title in ("/ llama.cpp", "/ f16"):
+            low, middle, high = row.get(title, [0.0] * 3)
+            cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})" if middle else "")
+        print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", help="interpreter with llama-cpp-python")
-    parser.add_argument("--types", nargs="+", default=["q4_0", "q8_0", "q4_K"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--decode", type=int, default=32, help="tokens of a decode")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--peer", help="interpreter with llama-cpp-python")
+    add("--types", nargs="+", default=["q4_0", "q8_0", "q4_K"], help="of the weights")
+    add("--pairs", nargs="+", default=["f16", "q8_0", "q4_0/q8_0", "q8_0/q4_0", "q4_0"])
+    add("--depths", nargs="+", type=int, default=[0, 4096])
+    add("--tests", nargs="+", choices=["tg", "pp"], default=["tg", "pp"])
+    add("--rounds", type=int, default=5)
+    add("--decode", type=int, default=16, help="tokens of a decode")
+    add("--peer-depth", type=int, default=4096, help="how deep llama.cpp takes part")
+    add("--threads", type=int, default=2)
+    add("--json", type=Path, help="write all figures to this file")
+    add("--worker", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(*options.worker, options.threads)
+        program, path, pair, n_ctx = options.worker
+        work(program, path, pair, int(n_ctx), options.threads)
         return
-    print("tokens/s:                      min   median      max")
-    for name in options.types:
+    depths = sorted(options.depths)
+    interpreters = {"localkv": sys.executable}
+    if options.peer:
+        interpreters["llama.cpp"] = options.peer
+    print(f"{platform.machine()}, {options.threads} threads; medians (min-max of ratios)\n")
+    print("| test | weights | cache | program | t/s | / llama.cpp | / f16 |")
+    print("|---|---|---|---|---|---|---|")
+    results = []
+    for weights in options.types:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            write_model(path, name)
-            programs = {"localkv": Program(sys.executable, "localkv", path, options.threads)}
-            if options.peer:
-                programs["llama_cpp"] = Program(options.peer, "llama_cpp", path, options.threads)
-            commands = {"tg": f"tg {options.decode}", "pp": "pp"}
-            speeds: dict[tuple[str, str], list[float]] = {}
-            for program in programs.values():
-                for command in commands.values():
-                    program.ask(command)  # warm up
-            for _ in range(options.rounds):
-                for what, command in commands.items():
-                    for title, program in programs.items():
-                        speed = 1 / program.ask(command)
-                        speeds.setdefault((what, title), []).append(speed)
-            for title, program in programs.items():
-                print(f"{name:6} {title:10} load {program.load_seconds:.2f} s")
+            write_model(path, weights)
+            programs = [
+                Program(interpreter, name, pair, path, depths[-1] + 2 * PROMPT, options.threads)
+                for pair in options.pairs
+                for name, interpreter in interpreters.items()
+            ]
+            loads = [(program.name, program.load_seconds) for program in programs]
+            for depth in depths:
+                if depth > options.peer_depth:
+                    for program in programs:
+                        if program.name == "llama.cpp":
+                            program.close()
+                    programs = [program for program in programs if program.name == "localkv"]
+                rows = measure(programs, depth, options)
+                show(weights, rows)
+                results += [{"weights": weights, **row} for row in rows]
+            for program in programs:
                 program.close()
-            for what in commands:
-                for title in programs:
-                    print(f"{name:6} {what} {title:10}      {summary(speeds[what, title])}")
-                if options.peer:
-                    pairs = zip(speeds[what, "localkv"], speeds[what, "llama_cpp"], strict=True)
-                    print(f"{name:6} {what} {'ratio':10}      {summary([a / b for a, b in pairs])}")
+            for name in interpreters:
+                seconds = spread([load for title, load in loads if title == name])
+                results.append({"weights": weights, "program": name, "load": seconds})
+                low, middle, high = seconds
+                text = f"{middle:.2f} ({low:.2f}-{high:.2f}) s"
+                print(f"| load | {weights} | | {name} | {text} | | |", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

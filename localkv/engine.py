@@ -113,21 +113,26 @@ class Engine:
 
     def reset(self) -> None:
         """Forget the cached tokens."""
-        self._keep(0)
+        self.truncate(0)
 
     def warm_up(self) -> None:
         """Run the model on a few tokens and forget them, so that its kernels are compiled."""
         for n_tokens in (min(self.n_ctx, WARM_UP_TOKENS), 1):
             self.reset()
-            self._evaluate([0] * n_tokens)
+            self.evaluate([0] * n_tokens)
         self.reset()
 
-    def _keep(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
+        """Forget the cached tokens from position `length` on."""
         self.cache.truncate(self.sequence, length)
         del self.cached_ids[length:]
 
-    def _evaluate(self, ids: Sequence[int], logits: Literal["last", "all"] = "last") -> Tensor:
-        """Run `ids` after the cached ones: logits float32 [1 or len(ids), n_vocab]."""
+    def evaluate(self, ids: Sequence[int], logits: Literal["last", "all"] = "last") -> Tensor:
+        """Run `ids`, in one batch, after the cached ones: float32 [1 or len(ids), n_vocab].
+
+        Raises:
+            LocalKVError: they do not fit the context.
+        """
         batch = self.cache.batch([(self.sequence, ids)], logits=logits)
         with torch.inference_mode():
             out = self.model.forward(batch, self.cache)
@@ -174,9 +179,9 @@ class Engine:
         self._check(ids)
         self.reset()
         for start in range(0, first, self.n_batch):
-            self._evaluate(ids[start : min(start + self.n_batch, first)])
+            self.evaluate(ids[start : min(start + self.n_batch, first)])
         for start in range(first, len(ids), self.n_batch):
-            yield self._evaluate(ids[start : start + self.n_batch], "all")
+            yield self.evaluate(ids[start : start + self.n_batch], "all")
 
     def generate(
         self,
@@ -249,7 +254,7 @@ class Engine:
                 generation.finish_reason = "cancelled"
                 return
             started = time.perf_counter()
-            logits = self._evaluate([token])
+            logits = self.evaluate([token])
 
     def _prefill(
         self, prompt_ids: list[int], stats: GenerationStats, cancel: Event
@@ -260,11 +265,11 @@ class Engine:
             if ours != theirs:
                 break
             reused += 1
-        self._keep(reused)
+        self.truncate(reused)
         stats.n_reused = reused
         logits = None
         for start in range(reused, len(prompt_ids), self.n_batch):
             if cancel.is_set():
                 return None
-            logits = self._evaluate(prompt_ids[start : start + self.n_batch])
+            logits = self.evaluate(prompt_ids[start : start + self.n_batch])
         return None if cancel.is_set() else logits
