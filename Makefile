@@ -26,9 +26,11 @@ run: .venv/.run
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 tests/interpreter
 
 test-fast: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/interpreter
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .

@@ -60,6 +60,15 @@ def summary(record_property: Callable[[str, object], None]) -> Summary:
     return add
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave tests/interpreter out unless it is asked for: see there."""
+    folder = Path(__file__).parent / "interpreter"
+    if collection_path == folder:
+        asked = [config.invocation_params.dir / arg.split("::")[0] for arg in config.args]
+        return None if any(path.resolve().is_relative_to(folder) for path in asked) else True
+    return None
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what `summary` was given, also in the processes that pytest-xdist started."""
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]

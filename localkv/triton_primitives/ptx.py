@@ -1,0 +1,163 @@
+"""The PTX behind `unpack.py` and `float_bits.py`: strings, so that a test can run them on a CPU.
+
+All work on words of four bytes and yield pairs of fp16. `prmt` picks four bytes out of two words,
+number 0 to 3 of the first and 4 to 7 of the second; `lop3` with 0xEA is `(a & b) | c`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import triton
+
+BYTES_0_1 = "0x4140"
+"""prmt: bytes 0 and 1 of the first word, each with a byte of the second above it."""
+BYTES_2_3 = "0x4342"
+BYTES_0_2 = "0x4240"
+BYTES_1_3 = "0x4341"
+ABOVE_0_1 = "0x1404"
+"""prmt: bytes 0 and 1 of the first word, each with a byte of the second below it."""
+ABOVE_2_3 = "0x3424"
+
+
+def pair(value: float) -> str:
+    """Twice the same fp16 number, as a word."""
+    (bits,) = struct.unpack("<H", struct.pack("<e", value))
+    return f"0x{bits:04X}{bits:04X}"
+
+
+@triton.constexpr_function
+def nibbles_ptx(offset):
+    """$4: four bytes -> $0, $1: their low nibbles less `offset`; $2, $3: the high ones.
+
+    A high nibble is used where it is: as 1024 + 16 n.
+    """
+    return f"""{{
+        .reg .b32 a, b, l0, l1, h0, h1, o, s, p;
+        prmt.b32 a, $4, 0, {BYTES_0_1};
+        prmt.b32 b, $4, 0, {BYTES_2_3};
+        lop3.b32 l0, a, 0x000F000F, 0x64006400, 0xEA;
+        lop3.b32 l1, b, 0x000F000F, 0x64006400, 0xEA;
+        lop3.b32 h0, a, 0x00F000F0, 0x64006400, 0xEA;
+        lop3.b32 h1, b, 0x00F000F0, 0x64006400, 0xEA;
+        mov.b32 o, {pair(1024 + offset)};
+        mov.b32 s, {pair(1 / 16)};
+        mov.b32 p, {pair(-64 - offset)};
+        sub.f16x2 $0, l0, o;
+        sub.f16x2 $1, l1, o;
+        fma.rn.f16x2 $2, h0, s, p;
+        fma.rn.f16x2 $3, h1, s, p;
+    }}"""
+
+
+@triton.constexpr_function
+def five_bits_ptx(offset):
+    """$4: four bytes; $5 (and $6 to $8, the same): bit 4 of their low nibbles' codes in bits 0 to
+    3, of the high ones' in bits 16 to 19 -> $0 to $3 as `nibbles_ptx`.
+
+    The factor 0x02040810 spreads four bits over the bits 4 of four bytes.
+    """
+    return f"""{{
+        .reg .b32 l, h, e, f, a, b, c, d, o, m;
+        and.b32 e, $5, 0xF;
+        shr.u32 f, $5, 16;
+        and.b32 f, f, 0xF;
+        mul.lo.u32 e, e, 0x02040810;
+        mul.lo.u32 f, f, 0x02040810;
+        and.b32 e, e, 0x10101010;
+        and.b32 f, f, 0x10101010;
+        shr.u32 h, $4, 4;
+        lop3.b32 l, $4, 0x0F0F0F0F, e, 0xEA;
+        lop3.b32 h, h, 0x0F0F0F0F, f, 0xEA;
+        mov.b32 m, 0x64646464;
+        prmt.b32 a, l, m, {BYTES_0_1};
+        prmt.b32 b, l, m, {BYTES_2_3};
+        prmt.b32 c, h, m, {BYTES_0_1};
+        prmt.b32 d, h, m, {BYTES_2_3};
+        mov.b32 o, {pair(1024 + offset)};
+        sub.f16x2 $0, a, o;
+        sub.f16x2 $1, b, o;
+        sub.f16x2 $2, c, o;
+        sub.f16x2 $3, d, o;
+    }}"""
+
+
+@triton.constexpr_function
+def codebook_ptx(values):
+    """$4: four bytes -> what their low nibbles ($0, $1) and high ones stand for in `values`.
+
+    `prmt` itself is a table of eight bytes; the bit 3 of a nibble chooses between two of them.
+    """
+    biased = [value + 128 for value in values]
+    words = [int.from_bytes(bytes(biased[i : i + 4]), "little") for i in range(0, 16, 4)]
+    look_up = "".join(
+        f"""
+        and.b32 i, {nibbles}, 0x7777;
+        prmt.b32 x, t0, t1, i;
+        prmt.b32 y, t2, t3, i;
+        shr.u32 i, {nibbles}, 1;
+        lop3.b32 i, i, 0x4444, 0x3210, 0xEA;
+        prmt.b32 {found}, x, y, i;"""
+        for nibbles, found in (("$4", "u"), ("w", "v"))
+    )
+    return f"""{{
+        .reg .b32 t0, t1, t2, t3, i, x, y, u, v, w, m, o, p, q;
+        mov.b32 t0, 0x{words[0]:08X};
+        mov.b32 t1, 0x{words[1]:08X};
+        mov.b32 t2, 0x{words[2]:08X};
+        mov.b32 t3, 0x{words[3]:08X};
+        shr.u32 w, $4, 16;{look_up}
+        mov.b32 m, 0x64646464;
+        mov.b32 o, {pair(1024 + 128)};
+        prmt.b32 p, u, m, {BYTES_0_2};
+        prmt.b32 q, u, m, {BYTES_1_3};
+        sub.f16x2 $0, p, o;
+        sub.f16x2 $2, q, o;
+        prmt.b32 p, v, m, {BYTES_0_2};
+        prmt.b32 q, v, m, {BYTES_1_3};
+        sub.f16x2 $1, p, o;
+        sub.f16x2 $3, q, o;
+    }}"""
+
+
+@triton.constexpr_function
+def signed_bytes_ptx():
+    """$2: four signed bytes -> $0, $1."""
+    return f"""{{
+        .reg .b32 x, a, b, m, o;
+        xor.b32 x, $2, 0x80808080;
+        mov.b32 m, 0x64646464;
+        prmt.b32 a, x, m, {BYTES_0_1};
+        prmt.b32 b, x, m, {BYTES_2_3};
+        mov.b32 o, {pair(1024 + 128)};
+        sub.f16x2 $0, a, o;
+        sub.f16x2 $1, b, o;
+    }}"""
+
+
+@triton.constexpr_function
+def e4m3_ptx():
+    """$2: four fp8 numbers -> $0, $1. Their bits are an fp16 number's, 2 ** 8 too small."""
+    return f"""{{
+        .reg .b32 a, b, c, d, s;
+        prmt.b32 a, $2, 0, {ABOVE_0_1};
+        prmt.b32 b, $2, 0, {ABOVE_2_3};
+        and.b32 c, a, 0x7F007F00;
+        and.b32 d, b, 0x7F007F00;
+        shr.u32 c, c, 1;
+        shr.u32 d, d, 1;
+        lop3.b32 a, a, 0x80008000, c, 0xEA;
+        lop3.b32 b, b, 0x80008000, d, 0xEA;
+        mov.b32 s, {pair(256)};
+        mul.f16x2 $0, a, s;
+        mul.f16x2 $1, b, s;
+    }}"""
+
+
+@triton.constexpr_function
+def e5m2_ptx():
+    """$2: four fp8 numbers -> $0, $1. They are the upper halves of fp16 numbers."""
+    return f"""{{
+        prmt.b32 $0, $2, 0, {ABOVE_0_1};
+        prmt.b32 $1, $2, 0, {ABOVE_2_3};
+    }}"""

@@ -1,0 +1,172 @@
+"""Compile a Triton kernel for any NVIDIA GPU, without one, and say what its machine code does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+ARCHS = (80, 86, 89, 90, 100, 120)
+"""Compute capabilities: A100, RTX 30, RTX 40, H100, B200, RTX 50."""
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+BYTES = {"128": 16, "64": 8, "32": 4, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
+
+Type = str | tuple[str, ...]
+"""Of an argument, as Triton writes it: "*u8", "i32", "fp32"; of a tuple, that of each item."""
+
+
+def compile_kernel(
+    kernel: Any,
+    arch: int,
+    types: Mapping[str, Type],
+    constants: Mapping[str, object],
+    *,
+    num_warps: int,
+    num_stages: int = 2,
+    aligned: Sequence[str] = (),
+    enable_fp_fusion: bool = True,
+) -> Any:
+    """The compiled kernel.
+
+    Args:
+        arch: compute capability, for instance 90.
+        types: of the arguments that aren't constants. Pointers count as multiples of 16, as those
+            of torch tensors are; without that every load would be of single bytes.
+        aligned: integer arguments that are multiples of 16, too.
+    """
+    signature: dict[str, Type] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for i, name in enumerate(kernel.arg_names):
+        kind = "constexpr" if name in constants else types[name]
+        signature[name] = kind
+        items = (
+            [((i,), kind)] if isinstance(kind, str) else [((i, j), t) for j, t in enumerate(kind)]
+        )
+        for path, item in items:
+            if item.startswith("*") or name in aligned:
+                attributes[path] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, dict(constants), attributes)
+    options = {
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "enable_fp_fusion": enable_fp_fusion,
+    }
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a kernel takes and does.
+
+    Attributes:
+        registers: per thread.
+        shared_bytes: per block of threads.
+        stack_bytes: local memory per thread.
+        loop: the opcodes of the main loop: the longest one that loads from global memory or
+            multiplies matrices.
+        loads, stores: bytes per thread by the width of an access, "128" to "U8", in the main loop,
+            or in all of a kernel that has no loop.
+        matrix_ops: opcodes of matrix products, by their first two parts ("HGMMA.64x64x16").
+        n_local: accesses to local memory in the main loop: spilled registers.
+    """
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    loop: tuple[str, ...]
+    loads: Counter[str]
+    stores: Counter[str]
+    matrix_ops: Counter[str]
+    n_local: int
+
+    @property
+    def n_loop(self) -> int:
+        return len(self.loop)
+
+    def wide_share(self, *, ignored_bytes: int = 0) -> float:
+        """The share of the loaded bytes that come 16 at a time.
+
+        `ignored_bytes` per thread don't count: those of loads that can't be wide.
+        """
+        narrow = sum(n for width, n in self.loads.items() if width != "128")
+        wide = self.loads["128"]
+        return wide / max(1, wide + max(0, narrow - ignored_bytes))
+
+
+def opcodes(sass: str) -> tuple[list[str], dict[str, int], list[tuple[int, str]]]:
+    """Opcodes, where labels point, and (position, label) of the branches."""
+    ops: list[str] = []
+    labels: dict[str, int] = {}
+    branches: list[tuple[int, str]] = []
+    for line in sass.splitlines():
+        if match := re.fullmatch(r"(\.L_x_\d+):", line.strip()):
+            labels[match[1]] = len(ops)
+        elif match := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)(.*)", line):
+            if match[1].startswith("BRA") and (target := re.search(r"\.L_x_\d+", match[2])):
+                branches.append((len(ops), target[0]))
+            ops.append(match[1])
+    return ops, labels, branches
+
+
+def _width(op: str) -> str:
+    """Of LDG, STG and LDGSTS; what precedes `.E` or is `.E` itself says nothing about it."""
+    widths = [part for part in op.split(".")[1:] if part in BYTES]
+    return widths[-1] if widths else "32"
+
+
+def _is_load(op: str) -> bool:
+    return op.startswith(("LDG.", "LDGSTS"))
+
+
+def _is_matrix_op(op: str) -> bool:
+    return re.match(r"(U?[HIQ]G?MMA|UTC\w*MMA|OMMA)", op) is not None
+
+
+def _main_loop(sass: str) -> list[str]:
+    ops, labels, branches = opcodes(sass)
+    loops = [ops[labels[to] : at + 1] for at, to in branches if labels[to] < at]
+    working = [loop for loop in loops if any(_is_load(op) or _is_matrix_op(op) for op in loop)]
+    return max(working, key=len, default=[])
+
+
+def _run_tool(name: str, cubin: bytes, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(TOOLS / name), option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def report(compiled: Any) -> Report:
+    """What the machine code of a compiled kernel does."""
+    sass = _run_tool("nvdisasm", compiled.asm["cubin"], "-c")
+    said = _run_tool("cuobjdump", compiled.asm["cubin"], "-res-usage")
+    resources = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", said)}
+    loop = _main_loop(sass)
+    ops = loop or opcodes(sass)[0]
+    loads, stores = Counter[str](), Counter[str]()
+    for op in ops:
+        if _is_load(op):
+            loads[_width(op)] += BYTES[_width(op)]
+        elif op.startswith("STG."):
+            stores[_width(op)] += BYTES[_width(op)]
+    return Report(
+        registers=resources["REG"],
+        shared_bytes=compiled.metadata.shared,
+        stack_bytes=resources["STACK"],
+        loop=tuple(loop),
+        loads=loads,
+        stores=stores,
+        matrix_ops=Counter(".".join(op.split(".")[:2]) for op in ops if _is_matrix_op(op)),
+        n_local=sum(op.startswith(("LDL", "STL")) for op in loop),
+    )

@@ -1,0 +1,23 @@
+"""Kernels in Triton's interpreter, on tensors of the CPU: are the values right?
+
+The interpreter must be chosen before Triton is imported, and holds for a whole process. So these
+tests are left out of a run of all tests, and have one of their own: `pytest tests/interpreter`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+    raise pytest.UsageError("Triton is loaded without its interpreter: run tests/interpreter alone")
+os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A GPU doesn't warn of infinities and NaN, which kernels may compute and then discard."""
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))

@@ -1,0 +1,42 @@
+"""Who may import Triton: only what a machine without a GPU never imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import localkv
+
+PACKAGE = Path(localkv.__file__).parent
+WRITTEN_IN_TRITON = (
+    "triton_primitives",
+    "quant_formats/gpu_cache",
+    "quant_formats/gpu_weights",
+    "kernels/gpu",
+)
+MODULES = tuple("localkv." + path.replace("/", ".") for path in WRITTEN_IN_TRITON)
+
+
+def imported_at_module_scope(source: str) -> Iterator[str]:
+    def visit(node: ast.AST) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                yield child.module or ""
+            elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                yield from visit(child)
+
+    yield from visit(ast.parse(source))
+
+
+def test_only_gpu_code_imports_triton() -> None:
+    importing = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for name in imported_at_module_scope(path.read_text())
+        if name.startswith(("triton", *MODULES))
+    }
+    assert importing  # the search finds what there is
+    assert [path for path in importing if not path.startswith(WRITTEN_IN_TRITON)] == []
