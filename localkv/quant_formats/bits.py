@@ -107,12 +107,27 @@ def iq4_values(qs: Tensor) -> Tensor:
     return codebook.index_select(0, codes.flatten().to(torch.int32)).view(codes.shape)
 
 
-def q4_k_scales(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def q4_k_codes(scales: Tensor) -> tuple[Tensor, Tensor]:
     """The eight scales and minima of a q4_K or q5_K block (ggml's `get_scale_min_k4`).
 
     Scale and minimum j have 6 bits. For j < 4 they are the low bits of bytes j and j + 4; for
     j >= 4 their low 4 bits are the nibbles of byte j + 4, and their high 2 bits lie above the scale
     and the minimum of j - 4.
+
+    Args:
+        scales: uint8 [..., n_blocks, 12].
+
+    Returns:
+        uint8 [..., n_blocks, 8] each.
+    """
+    low, high, nibbles = scales[..., 0:4], scales[..., 4:8], scales[..., 8:12]
+    scale = torch.cat([low & 63, (nibbles & 15) | ((low >> 6) << 4)], dim=-1)
+    minimum = torch.cat([high & 63, (nibbles >> 4) | ((high >> 6) << 4)], dim=-1)
+    return scale, minimum
+
+
+def q4_k_scales(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The factors and subtrahends of the eight groups of a q4_K or q5_K block.
 
     Args:
         planes: d, dmin (fp16) and scales (12 bytes) first; others are ignored.
@@ -121,7 +136,20 @@ def q4_k_scales(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         d * scale and dmin * minimum, float32 [..., n_blocks, 8] each.
     """
     d, dmin, scales = planes[:3]
-    low, high, nibbles = scales[..., 0:4], scales[..., 4:8], scales[..., 8:12]
-    scale = torch.cat([low & 63, (nibbles & 15) | ((low >> 6) << 4)], dim=-1)
-    minimum = torch.cat([high & 63, (nibbles >> 4) | ((high >> 6) << 4)], dim=-1)
+    scale, minimum = q4_k_codes(scales)
     return half(d) * scale, half(dmin) * minimum
+
+
+def q3_k_codes(scales: Tensor) -> Tensor:
+    """The sixteen scales of a q3_K block, plus 32: uint8 [..., n_blocks, 12] -> [..., 16].
+
+    The low 4 bits are in the first 8 bytes, the high 2 in the last 4.
+    """
+    low = bit_fields(scales[..., :8], n_bits=4, run=8)
+    return low | (bit_fields(scales[..., 8:], n_bits=2, run=4) << 4)
+
+
+def iq4_xs_codes(scales_h: Tensor, scales_l: Tensor) -> Tensor:
+    """The eight scales of an iq4_xs block, plus 32: uint8 [..., n_blocks, 8]."""
+    low = bit_fields(scales_l, n_bits=4, run=1)
+    return low | (bit_fields(scales_h, n_bits=2, run=1) << 4)

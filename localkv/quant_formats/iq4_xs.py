@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from localkv.quant_formats.bits import bit_fields, half, iq4_values, less, scaled
+from localkv.quant_formats.bits import half, iq4_values, iq4_xs_codes, less, scaled
 
 
 def decode(planes: Sequence[Tensor]) -> Tensor:
     """d (fp16), scales_h, scales_l (2, 4 bytes), qs (128) -> float32 [..., n_blocks * 256]."""
     d, scales_h, scales_l, qs = planes
-    low = bit_fields(scales_l, n_bits=4, run=1)
-    high = bit_fields(scales_h, n_bits=2, run=1)
-    return scaled(iq4_values(qs), half(d) * less(low | (high << 4), 32))
+    return scaled(iq4_values(qs), half(d) * less(iq4_xs_codes(scales_h, scales_l), 32))

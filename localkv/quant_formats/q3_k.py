@@ -1,7 +1,6 @@
 """q3_K: 3-bit codes, 16 groups of 16, `x = d (scale - 32) (q - 4)` (ggml's `block_q3_K`).
 
-Bits 0 and 1 of the codes are in `qs`, bit 2 in `hmask`; the low 4 bits of the scales are in the
-first 8 bytes of `scales`, the high 2 in the last 4.
+Bits 0 and 1 of the codes are in `qs`, bit 2 in `hmask`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from localkv.quant_formats.bits import bit_fields, half, less, scaled
+from localkv.quant_formats.bits import bit_fields, half, less, q3_k_codes, scaled
 
 
 def decode(planes: Sequence[Tensor]) -> Tensor:
     """hmask (32 bytes), qs (64), scales (12), d (fp16) -> float32 [..., n_blocks * 256]."""
     hmask, qs, scales, d = planes
     codes = bit_fields(qs, n_bits=2, run=32) | (bit_fields(hmask, n_bits=1, run=32) << 2)
-    low = bit_fields(scales[..., :8], n_bits=4, run=8)
-    high = bit_fields(scales[..., 8:], n_bits=2, run=4)
-    return scaled(less(codes, 4), half(d) * less(low | (high << 4), 32))
+    return scaled(less(codes, 4), half(d) * less(q3_k_codes(scales), 32))

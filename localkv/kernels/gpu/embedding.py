@@ -1,0 +1,61 @@
+"""Embedding lookup: rows of a packed matrix, decoded."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localkv.kernels.gpu.products import planes_of
+from localkv.kernels.gpu.tile_sizes import gpu
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+WIDTH = 1024
+"""Values that a program decodes."""
+
+
+@triton.jit
+def embed_kernel(
+    ids_ptr, planes, out_ptr, n,
+    READ: tl.constexpr, UNIT: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens, tiles of a row)."""
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids_ptr + token + tl.arange(0, 1))
+    row = row if WIDE else row.to(tl.int32)
+    first = tl.program_id(1) * VALUES
+    parts = READ(planes, row, first, n, VALUES, False, PTX)
+    UNITS: tl.constexpr = VALUES // UNIT
+    RUN: tl.constexpr = UNIT // len(parts)
+    for p in tl.static_range(len(parts)):
+        codes, scale, minimum = parts[p]
+        y = codes.to(tl.float32)
+        if scale is not None:
+            y = y * scale[:, :, None]
+        if minimum is not None:
+            y += minimum[:, :, None]
+        column = first + tl.arange(0, UNITS)[:, None] * UNIT + p * RUN + tl.arange(0, RUN)[None, :]
+        tl.store(out_ptr + token * n + column[None, :, :], y, mask=(column < n)[None, :, :])
+
+
+def embed(token_ids: Tensor, token_embd: PackedTensor) -> Tensor:
+    """Rows `token_ids` (int64 [tokens]) of `token_embd` [n_vocab, n_embd], as float32."""
+    table = planes_of(token_embd)
+    n = table.shape[-1]
+    n_tokens = token_ids.shape[0]
+    out = torch.empty(n_tokens, n, dtype=torch.float32, device=token_ids.device)
+    embed_kernel[(n_tokens, triton.cdiv(n, WIDTH))](
+        token_ids,
+        table.planes,
+        out,
+        n,
+        READ=table.layout.read,
+        UNIT=table.layout.unit,
+        VALUES=WIDTH,
+        WIDE=table.needs_wide_index,
+        PTX=gpu(token_ids.device).ptx,
+        num_warps=1,
+    )
+    return out

@@ -1,0 +1,164 @@
+"""The product of a tile of a packed matrix with some tokens: what every product kernel is made of.
+
+For one token, codes are multiplied in fp32 and summed over a run before the run's scale is
+applied: nothing is rounded to less than fp32. For more, tensor cores multiply fp16 tiles that are
+decoded in registers and add up in fp32; weights and activations then bear powers of two that keep
+them in fp16's range (`PlaneTensor.scale`, `activations.py`). Activations in fp32 are multiplied in
+fp32 for any number of tokens.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.triton_primitives.fence import fence
+
+F16_MAX = tl.constexpr(65504.0)
+
+
+@triton.jit
+def load_activations(x_ptr, column, n_in, EVEN: tl.constexpr):
+    """x_ptr and `column` broadcast to the same shape; 0 beyond the end of a row."""
+    if EVEN:
+        return tl.load(x_ptr + column)
+    else:
+        return tl.load(x_ptr + column, mask=column < n_in, other=0.0)
+
+
+@triton.jit
+def product_with_token(
+    x_ptr,
+    planes,
+    row,
+    first,
+    last,
+    n_in,
+    READ: tl.constexpr,
+    UNIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    VALUES: tl.constexpr,
+    EVEN: tl.constexpr,
+    HALVES: tl.constexpr,
+    STAGES: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """fp32 [ROWS]: values `first` to `last` of rows `row` [ROWS], times those of the token at
+    `x_ptr`. HALVES: x is rounded to fp16 before."""
+    UNITS: tl.constexpr = VALUES // UNIT
+    total = tl.zeros((ROWS, UNITS), tl.float32)
+    for start in tl.range(first, last, VALUES, num_stages=STAGES):
+        parts = READ(planes, row, start, n_in, VALUES, EVEN, PTX)
+        for p in tl.static_range(len(parts)):
+            codes, scale, minimum = parts[p]
+            RUN: tl.constexpr = UNIT // len(parts)
+            unit = start + tl.arange(0, UNITS) * UNIT
+            column = unit[:, None] + (p * RUN + tl.arange(0, RUN))[None, :]
+            x = load_activations(x_ptr, column, n_in, EVEN).to(tl.float32)
+            if HALVES:
+                x = tl.minimum(tl.maximum(x, -F16_MAX), F16_MAX).to(tl.float16).to(tl.float32)
+            y = tl.sum(codes.to(tl.float32) * x[None, :, :], 2)
+            if scale is not None:
+                y = y * scale
+            if minimum is not None:
+                y += tl.sum(x, 1)[None, :] * minimum
+            total += y
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def product_with_tokens(
+    x_ptr,
+    x_row,
+    planes,
+    row,
+    first,
+    last,
+    n_in,
+    w_scale,
+    READ: tl.constexpr,
+    UNIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    VALUES: tl.constexpr,
+    EVEN: tl.constexpr,
+    STAGES: tl.constexpr,
+    FENCE: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """fp32 [ROWS, TOKENS]: the same with rows `x_row` [TOKENS] of x, times `w_scale`."""
+    total = tl.zeros((ROWS, TOKENS), tl.float32)
+    for start in tl.range(first, last, VALUES, num_stages=STAGES):
+        parts = READ(planes, row, start, n_in, VALUES, EVEN, PTX)
+        for p in tl.static_range(len(parts)):
+            codes, scale, minimum = parts[p]
+            WIDTH: tl.constexpr = VALUES // len(parts)
+            RUN: tl.constexpr = UNIT // len(parts)
+            j = tl.arange(0, WIDTH)
+            column = start + j // RUN * UNIT + p * RUN + j % RUN
+            x = load_activations(x_ptr + x_row[None, :] * n_in, column[:, None], n_in, EVEN)
+            if x.dtype == tl.float32:
+                w = codes.to(tl.float32)
+                if scale is not None:
+                    w = w * scale[:, :, None]
+                if minimum is not None:
+                    w += minimum[:, :, None]
+                w = tl.reshape(w * w_scale, (ROWS, WIDTH))
+                total = tl.dot(w, x, total, input_precision="ieee")
+            else:
+                if scale is not None:
+                    w = codes * (scale * w_scale).to(tl.float16)[:, :, None]
+                elif codes.dtype == tl.float32:
+                    w = (codes * w_scale).to(tl.float16)
+                else:
+                    w = codes
+                if minimum is not None:
+                    w += (minimum * w_scale).to(tl.float16)[:, :, None]
+                w = tl.reshape(fence(w, FENCE), (ROWS, WIDTH))
+                total = tl.dot(w, x, total)
+    return total
+
+
+@triton.jit
+def product(
+    x_ptr,
+    x_row,
+    restore_ptr,
+    planes,
+    row,
+    first,
+    last,
+    n_in,
+    w_scale,
+    READ: tl.constexpr,
+    UNIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    VALUES: tl.constexpr,
+    EVEN: tl.constexpr,
+    HALVES: tl.constexpr,
+    STAGES: tl.constexpr,
+    FENCE: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """fp32 [ROWS, TOKENS], for any number of TOKENS; scales are undone.
+
+    Args:
+        x_row: [TOKENS] rows of x.
+        restore_ptr: fp32 factors of the rows of x, or None.
+        row: [ROWS] rows of the matrix.
+    """
+    if TOKENS == 1:
+        at = tl.max(x_row, 0)
+        y = product_with_token(
+            x_ptr + at * n_in, planes, row, first, last, n_in,
+            READ, UNIT, ROWS, VALUES, EVEN, HALVES, STAGES, PTX,
+        )[:, None]  # fmt: skip
+    else:
+        y = product_with_tokens(
+            x_ptr, x_row, planes, row, first, last, n_in, w_scale,
+            READ, UNIT, ROWS, TOKENS, VALUES, EVEN, STAGES, FENCE, PTX,
+        ) * (1.0 / w_scale)  # fmt: skip
+        if restore_ptr is not None:
+            y = y * tl.load(restore_ptr + x_row)[None, :]
+    return y
