@@ -85,6 +85,7 @@ class SegmentBatch:
         page_table: int64 [n_sequences, most pages]; row i lists the pages of sequence i, in order
             of position; entries behind its last page are 0.
         lengths: rows of each sequence that are valid once the batch's own rows are stored.
+        length_table: the same, int32 [n_sequences], where the pages are.
         first_position: position of row 0 of the segment.
         tokens: int64 [n], the batch's tokens whose rows belong to this segment.
         slots: int64 [n], the row of each of them: page * PAGE_TOKENS + offset.
@@ -92,6 +93,7 @@ class SegmentBatch:
 
     page_table: Tensor
     lengths: tuple[int, ...]
+    length_table: Tensor
     first_position: int
     tokens: Tensor
     slots: Tensor
@@ -105,6 +107,7 @@ class Batch:
         token_ids: int64 [tokens], the sequences one after the other.
         positions: int64 [tokens].
         starts: n_sequences + 1 offsets into `token_ids`.
+        start_table: the same, int32 [n_sequences + 1], where the pages are.
         segments: the same tokens as each segment of the cache sees them.
         logit_rows: int64 [rows], the tokens whose logits are wanted.
     """
@@ -112,6 +115,7 @@ class Batch:
     token_ids: Tensor
     positions: Tensor
     starts: tuple[int, ...]
+    start_table: Tensor
     segments: tuple[SegmentBatch, ...]
     logit_rows: Tensor
 
@@ -191,6 +195,18 @@ class KVCache:
             pool.give_back(pages[keep:])
             del pages[keep:]
 
+    def reserve(self, sequence: Sequence, length: int) -> None:
+        """Take the pages that a sequence of `length` tokens needs.
+
+        Raises:
+            LocalKVError: a sequence would grow beyond the context, or no page is free.
+        """
+        if length > self.n_ctx:
+            raise LocalKVError(f"{length} tokens do not fit the context of {self.n_ctx}")
+        for pages, pool, (first, end) in zip(sequence.pages, self.pools, self.bounds, strict=True):
+            while len(pages) < pages_for(max(0, min(length, end) - first)):
+                pages.append(pool.take())
+
     def batch(
         self, parts: Seq[tuple[Sequence, Seq[int]]], *, logits: Literal["last", "all"] = "last"
     ) -> Batch:
@@ -209,8 +225,7 @@ class KVCache:
         starts, positions = [0], list[int]()
         for sequence, ids in parts:
             end = sequence.length + len(ids)
-            if end > self.n_ctx:
-                raise LocalKVError(f"{end} tokens do not fit the context of {self.n_ctx}")
+            self.reserve(sequence, end)
             starts.append(starts[-1] + len(ids))
             positions += range(sequence.length, end)
         all_ids = [token for _, ids in parts for token in ids]
@@ -219,12 +234,13 @@ class KVCache:
             token_ids=self._index(all_ids),
             positions=self._index(positions),
             starts=tuple(starts),
+            start_table=self._index(starts, torch.int32),
             segments=tuple(self._segment_batch(i, parts, starts) for i in range(len(self.pools))),
             logit_rows=self._index(rows),
         )
 
-    def _index(self, values: Seq[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+    def _index(self, values: Seq[int], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
 
     def _segment_batch(
         self, index: int, parts: Seq[tuple[Sequence, Seq[int]]], starts: list[int]
@@ -234,8 +250,6 @@ class KVCache:
         for (sequence, ids), start in zip(parts, starts, strict=False):
             pages = sequence.pages[index]
             length = max(0, min(sequence.length + len(ids), end) - first)
-            while len(pages) < pages_for(length):
-                pages.append(self.pools[index].take())
             lengths.append(length)
             for row in range(max(0, sequence.length - first), length):
                 tokens.append(start + first + row - sequence.length)
@@ -246,6 +260,7 @@ class KVCache:
         return SegmentBatch(
             page_table=self._index([page for table in padded for page in table]).view(-1, width),
             lengths=tuple(lengths),
+            length_table=self._index(lengths, torch.int32),
             first_position=first,
             tokens=self._index(tokens),
             slots=self._index(slots),
