@@ -8,7 +8,7 @@ launch, and the host reads a token while the next is computed. Elsewhere the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -19,8 +19,8 @@ from localkv.kv_cache import Batch, KVCache, SegmentBatch, Sequence
 from localkv.model import Transformer
 
 Draw = Callable[[Tensor, Tensor], Tensor]
-"""(logits float32 [1, n_vocab], number of the draw int64 [1]) -> token ids int64 [1]; on the
-device, without asking the host."""
+"""(logits float32 [1, n_vocab], int64 [2]: seed and number of the draw) -> token ids int64 [1]; on
+the device, without asking the host. Of two that are equal one may serve for both."""
 
 Step = Callable[[], Tensor]
 """Runs on the buffers and yields logits or the next token, valid until the next step."""
@@ -45,7 +45,7 @@ class Bucket:
     batch: Batch
     segment: int
     pages: list[list[int]]
-    steps: dict[Hashable, Step] = field(default_factory=dict)
+    steps: dict[Draw | None, Step] = field(default_factory=dict)
 
 
 class DecodeLoop:
@@ -63,8 +63,8 @@ class DecodeLoop:
         self._buckets: dict[tuple[int, int], Bucket] = {}
         self._token = self._zeros(1)
         self._position = self._zeros(1)
-        self._number = self._zeros(1)
-        self._draws: list[Hashable] = []
+        self._random = self._zeros(2)
+        self._draws: list[Draw] = []
         self._graph_memory: tuple[int, int] | None = None
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -97,20 +97,21 @@ class DecodeLoop:
         bucket = self._place(sequence, sequence.length)
         self._token.fill_(token)
         self._position.fill_(sequence.length)
-        return self._step(bucket, None, None)()
+        return self._step(bucket, None)()
 
     def tokens(
-        self, sequence: Sequence, token: int, draw: Draw, key: Hashable, *, limit: int
+        self, sequence: Sequence, token: int, draw: Draw, *, seed: int, number: int, limit: int
     ) -> Iterator[int]:
         """The next tokens, each drawn on the device from the logits behind the last.
 
         While one is on its way to the host the next is computed, so a reader who stops leaves one
-        more row in the cache than tokens. The caller sets the sequence's length.
+        more row in the cache than tokens. The caller sets the sequence's length, at any time.
 
         Args:
-            sequence: its length stays as it is.
+            sequence: as it is when the first token is asked for.
             token: the first one whose K and V are not stored yet.
-            draw: how tokens are drawn; of two draws with the same `key` one may serve for both.
+            draw: how tokens are drawn.
+            seed, number: of the first draw; the following ones count on.
             limit: tokens to draw at most; the context must have room for as many rows.
 
         Raises:
@@ -118,11 +119,11 @@ class DecodeLoop:
         """
         self._token.fill_(token)
         self._position.fill_(sequence.length)
-        self._number.zero_()
+        self._random.copy_(torch.tensor([seed, number]))
         waiting: Readback | None = None
-        for i in range(limit):
-            bucket = self._place(sequence, sequence.length + i)
-            arriving = Readback(self._step(bucket, draw, key)())
+        for position in range(sequence.length, sequence.length + limit):
+            bucket = self._place(sequence, position)
+            arriving = Readback(self._step(bucket, draw)())
             if waiting is not None:
                 yield waiting.value()
             waiting = arriving
@@ -171,36 +172,37 @@ class DecodeLoop:
         )
         return Bucket(batch, segment, [[] for _ in parts])
 
-    def _step(self, bucket: Bucket, draw: Draw | None, key: Hashable) -> Step:
-        if key not in bucket.steps:
-            if draw is not None and key not in self._draws:
-                self._draws.append(key)
+    def _step(self, bucket: Bucket, draw: Draw | None) -> Step:
+        if draw not in bucket.steps:
+            if draw is not None and draw not in self._draws:
+                self._draws.append(draw)
                 if len(self._draws) > MANY_DRAWS:
                     forgotten = self._draws.pop(0)
                     for other in self._buckets.values():
                         other.steps.pop(forgotten, None)
-            bucket.steps[key] = self._record(lambda: self._run(bucket, draw))
-        return bucket.steps[key]
+            bucket.steps[draw] = self._record(lambda: self._run(bucket, draw))
+        return bucket.steps[draw]
 
     def _run(self, bucket: Bucket, draw: Draw | None) -> Tensor:
         part = bucket.batch.segments[bucket.segment]
-        row = self._position - part.first_position
-        part.length_table.copy_(row + 1)
-        page = part.page_table[0].gather(0, row // PAGE_TOKENS)
-        part.slots.copy_(page * PAGE_TOKENS + row % PAGE_TOKENS)
-        logits = self.model.forward(bucket.batch, self.cache)
-        if draw is None:
-            return logits
-        self._token.copy_(draw(logits, self._number))
-        self._position.add_(1)
-        self._number.add_(1)
-        return self._token
+        with torch.inference_mode():
+            row = self._position - part.first_position
+            part.length_table.copy_(row + 1)
+            page = part.page_table[0].gather(0, row // PAGE_TOKENS)
+            part.slots.copy_(page * PAGE_TOKENS + row % PAGE_TOKENS)
+            logits = self.model.forward(bucket.batch, self.cache)
+            if draw is None:
+                return logits
+            self._token.copy_(draw(logits, self._random))
+            self._position.add_(1)
+            self._random[1].add_(1)
+            return self._token
 
     def _record(self, step: Step) -> Step:
         """What repeats `step`; nothing has changed when this returns."""
         if self.device.type != "cuda":
             return step
-        state = (self._token, self._position, self._number)
+        state = (self._token, self._position, self._random)
         kept = [buffer.clone() for buffer in state]
 
         def restore() -> None:

@@ -17,9 +17,11 @@ from torch import Tensor
 from localkv.cache_layout import cache_bytes, cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.decode_loop import DecodeLoop
 from localkv.kv_cache import KVCache
 from localkv.model import Transformer
 from localkv.sampling import Sampler
+from localkv.sampling.device_draw import NO_TOKEN, device_draw
 
 WARM_UP_TOKENS = 16
 """A prompt of so many tokens uses the kernels that long prompts use."""
@@ -76,6 +78,12 @@ class Generation(Iterator[int]):
         return next(self._ids)
 
 
+def _checked(token: int) -> int:
+    if token == NO_TOKEN:
+        raise LocalKVError("the model produced logits that are not numbers")
+    return token
+
+
 class Engine:
     """A model with a KV cache that holds one sequence.
 
@@ -108,6 +116,7 @@ class Engine:
                 f"a KV cache of {gib:.2f} GiB for {cache.n_ctx} tokens does not fit the memory",
                 hint="use a smaller context (-c)",
             ) from error
+        self.loop = DecodeLoop(model, self.cache) if model.backend.records else None
         self.sequence = self.cache.new_sequence()
         self.cached_ids: list[int] = []
 
@@ -121,6 +130,8 @@ class Engine:
             self.reset()
             self.evaluate([0] * n_tokens)
         self.reset()
+        if self.loop is not None:
+            self.loop.warm_up(self.sequence)
 
     def truncate(self, length: int) -> None:
         """Forget the cached tokens from position `length` on."""
@@ -133,9 +144,12 @@ class Engine:
         Raises:
             LocalKVError: they do not fit the context.
         """
-        batch = self.cache.batch([(self.sequence, ids)], logits=logits)
-        with torch.inference_mode():
-            out = self.model.forward(batch, self.cache)
+        if self.loop is not None and len(ids) == 1:
+            out = self.loop.logits(self.sequence, ids[0])
+        else:
+            batch = self.cache.batch([(self.sequence, ids)], logits=logits)
+            with torch.inference_mode():
+                out = self.model.forward(batch, self.cache)
         self.sequence.length += len(ids)
         self.cached_ids.extend(ids)
         return out
@@ -235,8 +249,9 @@ class Engine:
         if logits is None:
             generation.finish_reason = "cancelled"
             return
-        while True:
-            token = sampler.sample(logits[0].cpu().numpy())
+        drawn = self._drawn(logits, sampler, budget)
+        started = time.perf_counter()
+        for token in drawn:
             if stats.n_generated:
                 stats.decode_seconds += time.perf_counter() - started
             if token in stop_ids:
@@ -254,7 +269,27 @@ class Engine:
                 generation.finish_reason = "cancelled"
                 return
             started = time.perf_counter()
-            logits = self.evaluate([token])
+
+    def _drawn(self, logits: Tensor, sampler: Sampler, limit: int) -> Iterator[int]:
+        """Tokens drawn by `logits` [1, n_vocab] and those that follow; one is evaluated only when
+        the next is asked for."""
+        draw = None if self.loop is None else device_draw(sampler.params)
+        if draw is None:
+            while True:
+                token = sampler.sample(logits[0].cpu().numpy())
+                yield token
+                logits = self.evaluate([token])
+        assert self.loop is not None
+        random = torch.tensor([sampler.seed, 0], device=logits.device)
+        token = _checked(int(draw(logits, random)))
+        yield token
+        for following in self.loop.tokens(
+            self.sequence, token, draw, seed=sampler.seed, number=1, limit=limit - 1
+        ):
+            self.sequence.length += 1
+            self.cached_ids.append(token)
+            token = _checked(following)
+            yield token
 
     def _prefill(
         self, prompt_ids: list[int], stats: GenerationStats, cancel: Event

@@ -47,7 +47,7 @@ def evaluate(model: Transformer, cache: KVCache, sequence: Sequence, ids: list[i
     return out
 
 
-def greedy(logits: Tensor, number: Tensor) -> Tensor:
+def greedy(logits: Tensor, random: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
@@ -74,7 +74,7 @@ def test_tokens_are_those_of_separate_batches(
     sequence = cache.new_sequence()
     first = int(evaluate(model, cache, sequence, prompt).argmax())
     loop = DecodeLoop(model, cache)
-    assert [first, *loop.tokens(sequence, first, greedy, "greedy", limit=29)] == wanted
+    assert [first, *loop.tokens(sequence, first, greedy, seed=0, number=0, limit=29)] == wanted
     assert sequence.length == n_prompt
 
 
@@ -111,22 +111,23 @@ def test_a_sequence_that_went_back_is_read_from_its_new_pages(model: Transformer
     torch.testing.assert_close(loop.logits(sequence, 9), evaluate(model, fresh, expected, [9]))
 
 
-def test_draws_are_counted_from_zero_and_old_ones_forgotten(model: Transformer) -> None:
+def test_draws_are_counted_and_old_ones_forgotten(model: Transformer) -> None:
     cache = new_cache(model, SEGMENTS["one"], 300)
     loop, sequence = DecodeLoop(model, cache), cache.new_sequence()
     for key in range(2 * MANY_DRAWS):
 
-        def count(logits: Tensor, number: Tensor, key: int = key) -> Tensor:
-            return number + key
+        def count(logits: Tensor, random: Tensor, key: int = key) -> Tensor:
+            return random.sum(0, keepdim=True) + key
 
-        assert list(loop.tokens(sequence, 1, count, key, limit=3)) == [key, key + 1, key + 2]
+        drawn = list(loop.tokens(sequence, 1, count, seed=50, number=2, limit=3))
+        assert drawn == [52 + key, 53 + key, 54 + key]
     assert all(len(bucket.steps) <= MANY_DRAWS for bucket in loop._buckets.values())
 
 
 def test_a_reader_may_stop_early_and_the_context_ends(model: Transformer) -> None:
     cache = new_cache(model, SEGMENTS["one"], 10)
     loop, sequence = DecodeLoop(model, cache), cache.new_sequence()
-    tokens = loop.tokens(sequence, 1, greedy, "greedy", limit=100)
+    tokens = loop.tokens(sequence, 1, greedy, seed=0, number=0, limit=100)
     got = [next(tokens) for _ in range(9)]
     assert len(got) == 9
     with pytest.raises(LocalKVError, match="context of 10"):

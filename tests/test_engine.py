@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from threading import Event
 
 import numpy as np
@@ -13,6 +14,7 @@ from localkv.config import CacheConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.kernels.cpu_backend import cpu_backend
+from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.sampling import Sampler
@@ -30,8 +32,26 @@ def new_engine(model: Transformer, n_ctx: int = 300, n_batch: int = 512) -> Engi
     return Engine(model, CacheConfig(n_ctx=n_ctx), n_batch=n_batch)
 
 
+def recording_engine(model: Transformer) -> Engine:
+    """One that decodes from fixed buffers and draws on the device, as on a GPU."""
+    backend = replace(model.backend, records=True)
+    engine = Engine(
+        Transformer(model.config, model.spec, model.weights, backend), CacheConfig(n_ctx=300)
+    )
+    for layer in engine.cache.layers:
+        for plane in (*layer.segments[0].k, *layer.segments[0].v):
+            plane.zero_()  # the reference reads rows behind the last, and must not find NaN
+    return engine
+
+
 def greedy(**params: float) -> Sampler:
     return Sampler(SamplingParams(temperature=0.0, **params), n_vocab=96)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
+    path = RandomModel().write(tmp_path_factory.mktemp("reference") / "model.gguf")
+    return load_model(path, reference_backend())[0]
 
 
 class CountingSampler(Sampler):
@@ -190,3 +210,54 @@ def test_seed_is_reproducible(model: Transformer) -> None:
 def test_cache_that_does_not_fit(model: Transformer) -> None:
     with pytest.raises(LocalKVError, match=r"KV cache of [\d.]+ GiB for .* does not fit"):
         new_engine(model, n_ctx=1 << 44)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_recorded_steps_give_the_same_tokens(reference: Transformer, penalty: float) -> None:
+    """Drawn on the device (no penalty) and on the host."""
+    texts = []
+    for engine in (new_engine(reference), recording_engine(reference)):
+        engine.warm_up()
+        ids: list[int] = []
+        for prompt in (PROMPT, PROMPT + [1, 2, 3], PROMPT[:30]):
+            sampler = greedy(repeat_penalty=penalty)
+            generation = engine.generate(prompt, sampler=sampler, max_tokens=10)
+            ids += generation
+            assert generation.finish_reason == "length"
+            assert generation.stats.n_generated == 10
+            # all but the last token drawn are cached, and what they are is known
+            assert engine.sequence.length == len(engine.cached_ids) == len(prompt) + 9
+            assert engine.cached_ids == prompt + ids[-10:-1]
+        texts.append(ids)
+    assert texts[0] == texts[1]
+
+
+def test_recorded_steps_stop_where_they_should(reference: Transformer) -> None:
+    engine = recording_engine(reference)
+    ids = list(engine.generate(PROMPT, sampler=greedy(), max_tokens=8))
+    stop = engine.generate(PROMPT, sampler=greedy(), stop_ids=frozenset(ids[5:6]))
+    got = list(stop)
+    assert got == ids[: ids.index(ids[5])]
+    assert stop.finish_reason == "stop"
+    cancel = Event()
+    running = engine.generate(PROMPT, sampler=greedy(), cancel=cancel)
+    got = [next(running) for _ in range(3)]
+    cancel.set()
+    assert (*got, *running) == tuple(ids[:3])
+    assert running.finish_reason == "cancelled"
+    assert list(engine.generate(PROMPT + ids[:2], sampler=greedy(), max_tokens=6)) == ids[2:8]
+    full = engine.generate(PROMPT, sampler=greedy())
+    assert len(list(full)) == 300 - len(PROMPT)
+    assert full.context_full
+
+
+def test_a_seed_gives_the_same_tokens_on_the_device(reference: Transformer) -> None:
+    engine = recording_engine(reference)
+
+    def text(seed: int) -> list[int]:
+        sampler = Sampler(SamplingParams(seed=seed, temperature=2.0), n_vocab=96)
+        return list(engine.generate(PROMPT, sampler=sampler, max_tokens=12))
+
+    first = text(1)
+    assert text(2) != first
+    assert text(1) == first

@@ -60,6 +60,8 @@ class Backend:
         kernels: what implements attention and products, for the start summary.
         head_dim_multiple: what the size of a head must be a multiple of.
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
+        records: launches read all that changes from the device's memory, so that those of a token
+            can be recorded and repeated.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Backend:
     kernels: Mapping[str, str] = field(default_factory=dict)
     head_dim_multiple: int = 1
     compiles: bool = False
+    records: bool = False
 
 
 def as_in_file(weight: PackedTensor) -> PackedTensor:

@@ -56,6 +56,11 @@ def _is_on(name: str, params: SamplingParams) -> bool:
             return p.temperature != 1 or p.dynatemp_range > 0
 
 
+def active_chain(params: SamplingParams) -> tuple[str, ...]:
+    """The samplers that can change anything, in order."""
+    return tuple(name for name in params.samplers if _is_on(name, params))
+
+
 class Sampler:
     """Draws the tokens of one generation.
 
@@ -95,7 +100,7 @@ class Sampler:
         self._logits = np.empty(n_vocab)  # of the token being drawn; allocating it anew is slow
         self._token_text = token_text
         self._tokenize = tokenize
-        self._chain = tuple(name for name in params.samplers if _is_on(name, params))
+        self._chain = active_chain(params)
         # A sampler that cannot drop or move the largest logit does not change what greedy takes.
         self._takes_largest = (
             "temperature" in self._chain

@@ -1,0 +1,483 @@
+"""The GPU backend, stage by stage: right, and how fast.
+
+    python benchmarks/gpu.py [--stages tests copy decode linear prefill model] [--out FOLDER]
+    python benchmarks/gpu.py --dry-run
+
+Needs torch, Triton, NumPy and this package; pytest for the first stage. With all stages it takes
+some minutes on one GPU; a stage that would start after `--minutes` is left out, and said to be.
+`--dry-run` walks through the stages without a GPU, in Triton's interpreter and tiny sizes; its
+times mean nothing.
+
+    tests    the tests marked `gpu`
+    copy     bandwidth of a copy in memory, which the other stages are compared with
+    decode   attention of one new token, by pair of cache types and context
+    linear   products with packed weights, one token and many
+    prefill  attention of a chunk, by pair, beside torch's with K and V in f16
+    model    random weights in the shape of Llama 3 8B: prompts and decoding, by pair and depth
+
+Times are medians of CUDA events around replayed graphs. Layers and matrices are gone through in
+turn, more of them than the GPU's cache can hold. Writes `<GPU>-<date>.json` and `.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAIRS = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "q8_0/q4_0", "fp8_e4m3", "q5_1")
+WEIGHTS = ("f16", "q8_0", "q4_0", "q4_K", "q5_K", "q6_K")
+MODEL_WEIGHTS = ("q4_0", "q8_0", "q4_K")
+MODEL_PAIRS = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "fp8_e4m3")
+STAGES = ("tests", "copy", "decode", "linear", "prefill", "model")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: on a GPU, or in the interpreter."""
+
+    copy_bytes: int = 4 << 30
+    n_kv_heads: int = 8
+    group: int = 4
+    head_dim: int = 128
+    contexts: tuple[int, ...] = (1024, 4096, 8192, 16384, 32768, 131072)
+    cold_bytes: int = 512 << 20
+    matrix: tuple[int, int] = (14336, 4096)
+    tokens: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 512)
+    chunk: int = 2048
+    depths: tuple[int, ...] = (0, 8192)
+    model: str = "llama-8b"
+    model_depths: tuple[int, ...] = (0, 4096, 32768)
+    prompts: tuple[int, ...] = (512, 4096)
+    n_decode: int = 128
+    repeats: int = 20
+
+
+TINY = Sizes(
+    copy_bytes=1 << 16,
+    n_kv_heads=1,
+    group=2,
+    head_dim=64,
+    contexts=(256, 300),
+    cold_bytes=1,
+    matrix=(64, 512),
+    tokens=(1, 3),
+    chunk=32,
+    depths=(0, 40),
+    model="llama-tiny",
+    model_depths=(0, 200),
+    prompts=(16,),
+    n_decode=3,
+    repeats=1,
+)
+
+
+@dataclass
+class Run:
+    """A measurement under way.
+
+    Attributes:
+        device: "cuda", or "cpu" for a dry run.
+        bandwidth: bytes per second of a copy, read and written, once it is measured.
+        rows: results: the stage, and whatever it measured.
+    """
+
+    device: str
+    sizes: Sizes
+    started: float
+    bandwidth: float = 0.0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, stage: str, **values: Any) -> None:
+        self.rows.append({"stage": stage, **values})
+        shown = "  ".join(f"{key} {number(value)}" for key, value in values.items())
+        print(f"{time.perf_counter() - self.started:6.0f} s  {stage:8}{shown}", flush=True)
+
+    def share(self, n_bytes: float, seconds: float) -> float:
+        """Percent of the bandwidth of a copy, or 0 if it was not measured."""
+        return 100 * n_bytes / seconds / self.bandwidth if self.bandwidth else 0.0
+
+
+def number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def seconds_of(run: Run, calls: list[Callable[[], object]]) -> float:
+    """Median seconds of a call; all of them are made in turn, as one recorded graph."""
+    import torch
+
+    for call in calls:
+        call()
+    if run.device == "cpu":
+        started = time.perf_counter()
+        for call in calls:
+            call()
+        return (time.perf_counter() - started) / len(calls)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(run.sizes.repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000 / len(calls))
+    return statistics.median(times)
+
+
+def sides(pair: str) -> tuple[str, str]:
+    """The types of K and V: "q4_0/q8_0", or "f16" for both."""
+    type_k, _, type_v = pair.partition("/")
+    return type_k, type_v or type_k
+
+
+def fill_randomly(cache: Any) -> None:
+    """Random rows in every page: packed once and repeated, so no row is read from a cache."""
+    import torch
+
+    generator = torch.Generator(cache.device).manual_seed(0)
+    for layer in cache.layers:
+        for segment in layer.segments:
+            for fmt, planes in ((segment.format_k, segment.k), (segment.format_v, segment.v)):
+                heads, tokens = planes[0].shape[1:3]
+                head_dim = planes[0].shape[3] * fmt.block_size
+                x = torch.randn(heads, tokens, head_dim, device=cache.device, generator=generator)
+                for plane, values in zip(planes, fmt.codec.encode(x), strict=True):
+                    plane.copy_(values.expand_as(plane))
+
+
+def stage_tests(run: Run) -> None:
+    """The tests marked `gpu`, in a process of their own."""
+    if importlib.util.find_spec("pytest") is None:
+        run.add("tests", result="not run: there is no pytest")
+        return
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "tests"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing"]
+    for line in lines[-40:] if done.returncode else lines[-1:]:
+        print("   ", line)
+    run.add("tests", result=lines[-1], status=done.returncode)
+
+
+def stage_copy(run: Run) -> None:
+    import torch
+
+    source = torch.empty(run.sizes.copy_bytes, dtype=torch.uint8, device=run.device).random_()
+    target = torch.empty_like(source)
+    seconds = seconds_of(run, [lambda: target.copy_(source)] * 2)
+    run.bandwidth = 2 * run.sizes.copy_bytes / seconds
+    run.add("copy", gb_per_s=run.bandwidth / 1e9)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of new tokens at the end of a random context, in several layers' caches."""
+
+    calls: list[Callable[[], object]]
+    n_bytes: int
+    q: Any
+
+
+def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
+    import torch
+
+    from localkv.cache_layout import SegmentSpec
+    from localkv.kernels.gpu.triton_backend import triton_backend
+    from localkv.kv_cache import KVCache
+    from localkv.quant_formats import KV_FORMATS
+
+    s = run.sizes
+    types = sides(pair)
+    row = sum(KV_FORMATS[name].row_bytes(s.head_dim) for name in types)
+    n_bytes = row * s.n_kv_heads * n_ctx
+    cache = KVCache(
+        n_layers=max(1, min(32, -(-s.cold_bytes // n_bytes))),
+        n_kv_heads=s.n_kv_heads,
+        head_dim=s.head_dim,
+        segments=[SegmentSpec(*types)],
+        n_ctx=n_ctx,
+        device=run.device,
+    )
+    fill_randomly(cache)
+    sequence = cache.new_sequence()
+    sequence.length = n_ctx - n_new
+    batch = cache.batch([(sequence, [0] * n_new)])
+    backend = triton_backend(run.device)
+    q = torch.randn(n_new, s.n_kv_heads * s.group, s.head_dim, device=run.device)
+    scale = s.head_dim**-0.5
+    calls = [
+        lambda layer=layer: backend.attention(q, layer, batch, scale) for layer in cache.layers
+    ]
+    return Attention(calls, n_bytes, q)
+
+
+def stage_decode(run: Run) -> None:
+    for n_ctx in run.sizes.contexts:
+        f16 = 0.0
+        for pair in PAIRS:
+            work = attention_calls(run, pair, 1, n_ctx)
+            seconds = seconds_of(run, work.calls)
+            f16 = f16 or seconds
+            run.add(
+                "decode",
+                context=n_ctx,
+                pair=pair,
+                us=1e6 * seconds,
+                percent_of_copy=run.share(work.n_bytes, seconds),
+                to_f16=seconds / f16,
+            )
+    times = {(r["pair"], r["context"]): r["us"] for r in run.rows if r["stage"] == "decode"}
+    first, last = run.sizes.contexts[0], run.sizes.contexts[-1]
+    slopes = {pair: (times[pair, last] - times[pair, first]) / (last - first) for pair in PAIRS}
+    for pair in PAIRS:
+        run.add(
+            "slope",
+            pair=pair,
+            ns_per_token=1000 * slopes[pair],
+            to_f16=slopes[pair] / slopes["f16"] if slopes["f16"] else 0.0,
+        )
+
+
+def stage_linear(run: Run) -> None:
+    import torch
+
+    from localkv.kernels.gpu.triton_backend import triton_backend
+    from localkv.kernels.layer_weights import Linear
+    from localkv.loader.synthetic import random_rows
+    from localkv.quant_formats import FORMATS
+    from localkv.quant_formats.packed_tensor import PackedTensor
+
+    n_out, n_in = run.sizes.matrix
+    backend = triton_backend(run.device)
+    for name in WEIGHTS:
+        fmt = FORMATS[name]
+        rows = random_rows(fmt, n_out, n_in, device=run.device)
+        copies = max(1, min(16, -(-run.sizes.cold_bytes // rows.numel())))
+        layers = [
+            Linear(backend.prepare(PackedTensor(fmt, rows, (n_out, n_in)))) for _ in range(copies)
+        ]
+        for n_tokens in run.sizes.tokens:
+            x = torch.randn(n_tokens, n_in, device=run.device)
+            residual = torch.randn(n_tokens, n_out, device=run.device)
+            seconds = seconds_of(
+                run, [lambda w=w, x=x, r=residual: backend.out_residual(r, x, w) for w in layers]
+            )
+            run.add(
+                "linear",
+                weights=name,
+                tokens=n_tokens,
+                us=1e6 * seconds,
+                percent_of_copy=run.share(rows.numel(), seconds),
+                tflop_per_s=2e-12 * n_tokens * n_out * n_in / seconds,
+            )
+
+
+def stage_prefill(run: Run) -> None:
+    import torch
+
+    s = run.sizes
+    for depth in s.depths:
+        n_ctx = depth + s.chunk
+        n_heads = s.n_kv_heads * s.group
+        flop = 4 * s.head_dim * n_heads * s.chunk * (depth + (s.chunk + 1) / 2)
+        plain = torch.randn(2, 1, n_heads, n_ctx, s.head_dim, device=run.device).half()
+        queries = plain[0, :, :, depth:]
+        mask = None
+        if depth:
+            mask = torch.ones(s.chunk, n_ctx, dtype=torch.bool, device=run.device).tril(depth)
+        plain_attention = partial(
+            torch.nn.functional.scaled_dot_product_attention,
+            queries,
+            *plain,
+            attn_mask=mask,
+            is_causal=mask is None,
+        )
+        seconds = seconds_of(run, [plain_attention] * 2)
+        tflops = 1e-12 * flop / seconds
+        run.add("prefill", depth=depth, pair="torch f16", us=1e6 * seconds, tflop_per_s=tflops)
+        f16 = 0.0
+        for pair in PAIRS:
+            seconds = seconds_of(run, attention_calls(run, pair, s.chunk, n_ctx).calls[:2])
+            f16 = f16 or seconds
+            run.add(
+                "prefill",
+                depth=depth,
+                pair=pair,
+                us=1e6 * seconds,
+                tflop_per_s=1e-12 * flop / seconds,
+                to_f16=seconds / f16,
+            )
+
+
+def stage_model(run: Run) -> None:
+    """tg and pp by type of weights and of cache; the depth is filled with random pages."""
+    import torch
+
+    from localkv.config import CacheConfig, SamplingParams
+    from localkv.engine import Engine
+    from localkv.kernels.gpu.triton_backend import triton_backend
+    from localkv.loader.synthetic import synthetic_model
+    from localkv.sampling import Sampler
+
+    s = run.sizes
+
+    def wait() -> None:
+        if run.device == "cuda":
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def timed(result: list[float]) -> Iterator[None]:
+        wait()
+        started = time.perf_counter()
+        yield
+        wait()
+        result.append(time.perf_counter() - started)
+
+    for weights in MODEL_WEIGHTS:
+        model = synthetic_model(s.model, weights, triton_backend(run.device))
+        n_vocab, f16_slope = model.config.n_vocab, 0.0
+        for pair in MODEL_PAIRS if weights == MODEL_WEIGHTS[0] else MODEL_PAIRS[:1]:
+            n_ctx = s.model_depths[-1] + max(*s.prompts, s.n_decode + 2)
+            engine = Engine(model, CacheConfig(*sides(pair), n_ctx=n_ctx))
+            fill_randomly(engine.cache)
+            engine.warm_up()
+            itl: dict[int, float] = {}
+            for depth in s.model_depths:
+
+                def at(depth: int = depth, engine: Engine = engine) -> None:
+                    engine.truncate(0)
+                    engine.cache.reserve(engine.sequence, depth)
+                    engine.sequence.length = depth
+                    engine.cached_ids[:] = [0] * depth
+
+                decode: list[float] = []
+                for _ in range(3 if run.device == "cuda" else 1):
+                    at()
+                    with timed(decode):
+                        greedy = Sampler(SamplingParams(temperature=0.0), n_vocab=n_vocab)
+                        ids = [*engine.cached_ids, 7]
+                        list(engine.generate(ids, sampler=greedy, max_tokens=s.n_decode))
+                itl[depth] = min(decode) / s.n_decode
+                run.add(
+                    "model",
+                    test=f"tg{s.n_decode}",
+                    weights=weights,
+                    pair=pair,
+                    depth=depth,
+                    tokens_per_s=1 / itl[depth],
+                )
+                for n_prompt in s.prompts:
+                    prompt: list[float] = []
+                    for _ in range(3 if run.device == "cuda" else 1):
+                        at()
+                        with timed(prompt):
+                            for start in range(0, n_prompt, engine.n_batch):
+                                count = min(engine.n_batch, n_prompt - start)
+                                engine.evaluate([5] * count)
+                    run.add(
+                        "model",
+                        test=f"pp{n_prompt}",
+                        weights=weights,
+                        pair=pair,
+                        depth=depth,
+                        tokens_per_s=n_prompt / min(prompt),
+                    )
+            first, last = s.model_depths[0], s.model_depths[-1]
+            slope = (itl[last] - itl[first]) / (last - first)
+            f16_slope = f16_slope or slope
+            run.add(
+                "itl",
+                weights=weights,
+                pair=pair,
+                us_at_0=1e6 * itl[first],
+                ns_per_token=1e9 * slope,
+                to_f16=slope / f16_slope if f16_slope else 0.0,
+            )
+            del engine
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: one table for each stage."""
+    text = []
+    for stage in dict.fromkeys(row["stage"] for row in rows):
+        of_stage = [row for row in rows if row["stage"] == stage]
+        names = list(dict.fromkeys(name for row in of_stage for name in row if name != "stage"))
+        text += [f"\n## {stage}\n", "| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+        text += [
+            "| " + " | ".join(number(row.get(name, "")) for name in names) + " |"
+            for row in of_stage
+        ]
+    return "\n".join(text) + "\n"
+
+
+def write(run: Run, folder: Path, machine: dict[str, str], command: str) -> Path:
+    name = f"{machine['gpu'].replace(' ', '-')}-{datetime.date.today().isoformat()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.md"
+    facts = "\n".join(f"- {key}: {value}" for key, value in machine.items())
+    path.write_text(f"# {machine['gpu']}\n\n`{command}`\n\n{facts}\n{table(run.rows)}")
+    document = {"command": command, "machine": machine, "rows": run.rows}
+    path.with_suffix(".json").write_text(json.dumps(document, indent=1))
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--dry-run", action="store_true", help="without a GPU, tiny sizes")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    if options.dry_run:
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    sys.path.insert(0, str(ROOT))  # the package need not be installed
+    import torch
+    import triton
+
+    if not options.dry_run and not torch.cuda.is_available():
+        raise SystemExit("no GPU that torch can use; --dry-run walks through without one")
+    device = "cpu" if options.dry_run else "cuda"
+    machine = {
+        "gpu": "dry run" if options.dry_run else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
+    run = Run(device, TINY if options.dry_run else Sizes(), time.perf_counter())
+    stages = {name: globals()[f"stage_{name}"] for name in options.stages}
+    for name, stage in stages.items():
+        if time.perf_counter() - run.started > 60 * options.minutes:
+            run.add(name, result=f"left out: {options.minutes} minutes are over")
+            continue
+        stage(run)
+        if not options.dry_run:
+            write(run, options.out, machine, " ".join(sys.argv))  # what there is, if we are cut off
+    if options.dry_run:
+        print(table(run.rows))
+    else:
+        print(f"\nwritten: {write(run, options.out, machine, ' '.join(sys.argv))}")
+
+
+if __name__ == "__main__":
+    main()
