@@ -92,8 +92,8 @@ class ModelConfig:
     attention_temperature_length: int = 0
 
 
-DEVICES = ("auto", "cpu", "reference")
-"""What `--device` takes; "auto" is "cpu" as long as there is no GPU backend."""
+DEVICES = ("auto", "cuda", "cpu", "reference")
+"""What `--device` takes; "auto" is "cuda" where that can be used, else "cpu"."""
 
 KV_ROTATIONS = ("auto", "on", "off")
 """What `CacheConfig.kv_rotation` takes."""

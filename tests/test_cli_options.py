@@ -169,13 +169,6 @@ def test_cache_types_are_those_of_the_registry(program: Program) -> None:
     assert all(repr(name) in result.err for name in ["q9_9", *KV_FORMATS])
 
 
-def test_devices_are_the_backends() -> None:
-    from localkv.config import DEVICES
-    from localkv.kernels.select import select_backend
-
-    assert {select_backend(name).name for name in DEVICES} == {"cpu", "reference"}
-
-
 def test_the_help_names_the_default_context(program: Program) -> None:
     from localkv.llm import DEFAULT_N_CTX
 

@@ -221,7 +221,8 @@ def loading_options(n_ctx: int | None = None) -> list[click.Parameter]:
             default="auto",
             show_default=True,
             metavar="NAME",
-            help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison).",
+            help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison). auto: a GPU if there "
+            "is one that is supported.",
         ),
         override_pre_option(),
     ]
