@@ -107,9 +107,9 @@ def test_odd_rows(fmt: QuantFormat) -> None:
 def test_many_rows(fmt: QuantFormat) -> None:
     """Codes and scales near every boundary turn up in so many."""
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(512, 1, 256, generator=generator)
+    x = torch.randn(120, 4, 128, generator=generator)
     x[::3] = (x[::3] * 8).round() / 2
-    x[1::3] *= torch.exp2(torch.randint(-40, 17, (171, 1, 1), generator=generator).float())
+    x[1::3] *= torch.exp2(torch.randint(-40, 17, (40, 4, 1), generator=generator).float())
     assert_encoded(fmt, store_all(fmt, x), x)
 
 
