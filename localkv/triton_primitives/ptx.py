@@ -6,8 +6,7 @@ number 0 to 3 of the first and 4 to 7 of the second; `lop3` with 0xEA is `(a & b
 
 from __future__ import annotations
 
-import struct
-
+import numpy as np
 import triton
 
 BYTES_0_1 = "0x4140"
@@ -20,9 +19,10 @@ ABOVE_0_1 = "0x1404"
 ABOVE_2_3 = "0x3424"
 
 
-def pair(value: float) -> str:
+@triton.constexpr_function
+def pair(value):
     """Twice the same fp16 number, as a word."""
-    (bits,) = struct.unpack("<H", struct.pack("<e", value))
+    bits = int(np.float16(value).view(np.uint16))
     return f"0x{bits:04X}{bits:04X}"
 
 

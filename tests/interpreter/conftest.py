@@ -15,3 +15,9 @@ if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("Triton is loaded without its interpreter: run tests/interpreter alone")
 os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A GPU doesn't warn of infinities and NaN, which kernels may compute and then discard."""
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))

@@ -81,11 +81,12 @@ def tile_sizes(
     if exact:
         sizes = TileSizes(16, 32, max(unit, 64), 4, 1)
     elif n_tokens <= 32:
-        sizes = TileSizes(max(8, triton.next_power_of_2(n_tokens)), 64, 128, 4, 3)
-    elif n_tokens <= 64:
-        sizes = TileSizes(64, 64, max(unit, 64), 4, 3)
+        values = max(2 * unit, 128)
+        sizes = TileSizes(max(8, triton.next_power_of_2(n_tokens)), 64, values, 4, 3)
+    elif n_tokens <= 64 or unit > 64:
+        sizes = TileSizes(64, 128, max(unit, 64), 4, 3)
     else:
-        sizes = TileSizes(128, 128, max(unit, 64), 8, 3)
+        sizes = TileSizes(128, 128, max(2 * unit, 64), 8, 2 if unit > 32 else 3)
     tiles = triton.cdiv(n_tokens, sizes.tokens) * triton.cdiv(n_out, sizes.rows)
     n_splits = _splits(tiles, n_in, sizes.values, n_cores)
     return TileSizes(

@@ -42,9 +42,8 @@ def read(
     for group in tl.static_range(2):
         q = load_runs(ql, row, 2 * n, 2 * at + group, ok, EVEN)
         for half in tl.static_range(2):
-            part: tl.constexpr = 2 * group + half
-            codes = unpack_bit_field(q, above, 4 * half, 4, 2 * part, 2, 32, PTX)
-            scale = (word << (24 - 8 * part)) >> 24
+            codes = unpack_bit_field(q, above, 4 * half, 4, 4 * group + 2 * half, 2, 32, PTX)
+            scale = (word << (24 - 16 * group - 8 * half)) >> 24
             parts = parts + ((codes, d * scale.to(tl.float32), None),)  # noqa: RUF005
     return parts
 

@@ -1,0 +1,31 @@
+"""What kernels' launchers need to know of a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class GpuInfo:
+    """Facts about a device.
+
+    Attributes:
+        arch: compute capability, 86 for 8.6.
+        n_processors: streaming multiprocessors.
+        ptx: whether inline PTX works: not in Triton's interpreter.
+        least_queries: rows of Q that a matrix product needs.
+    """
+
+    arch: int
+    n_processors: int
+    ptx: bool = True
+    least_queries: int = 8
+
+
+def gpu_info(device: torch.device) -> GpuInfo:
+    """Of a CUDA device."""
+    major, minor = torch.cuda.get_device_capability(device)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return GpuInfo(10 * major + minor, processors)

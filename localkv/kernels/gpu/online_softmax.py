@@ -1,0 +1,42 @@
+"""What decode and prefill attention share of their arithmetic: logits, masks, weights."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-1e30)
+"""Where a running maximum starts: finite, so that a row which sees nothing yields zeros, not NaN."""
+
+
+@triton.jit
+def rounded_to(x, TYPE: tl.constexpr):
+    """`x` as "fp16" or "fp32"."""
+    if TYPE == "fp16":
+        return x.to(tl.float16)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def scaled_logits(products, scale, softcap, SOFTCAP: tl.constexpr):
+    """Products of q and k as logits to base 2: times `scale`, then capped to +-`softcap`.
+
+    softcap * tanh(x / softcap), as Gemma 2 has it; tanh by way of exp2.
+    """
+    if SOFTCAP:
+        e = tl.exp2(products * (scale * 2 * LOG2_E / softcap))
+        return (softcap * LOG2_E) * (1 - 2 / (e + 1))
+    else:
+        return products * (scale * LOG2_E)
+
+
+@triton.jit
+def sees(key, position, window, WINDOW: tl.constexpr):
+    """Whether the token at `position` attends to `key`: causal, and `window` keys at most."""
+    seen = key <= position
+    if WINDOW:
+        seen = seen & (key > position - window)
+    return seen

@@ -1,0 +1,33 @@
+"""How a GPU reads and writes each cache type: Triton functions that kernels take as constants.
+
+Pages have the pool's own layout: a plane is uint8 [pages, KV heads, 256, blocks, bytes], so the rows
+of a page and head are one piece of memory, and a *row* is numbered as if all were one list of rows:
+(page * n_kv_heads + head) * 256 + offset. A file `<type>.py` holds
+
+    TILE_TYPE      what a tile is multiplied as: "fp16", or "fp32" where fp16's range is too small
+    PRECISION      of products of fp32 tiles: "tf32" is exact for bf16, "tf32x3" nearly so for f32
+    columns(WIDTH) -> the channels that the two halves of a tile hold, int32 [WIDTH / 2] each
+    read_tile(planes, first_row, valid, HEAD_DIM, WIDTH, PTX) -> two halves [rows, WIDTH / 2]
+    write_rows(planes, rows, valid, x, HEAD_DIM, WIDTH)
+
+Tiles come in halves because a byte of a 4-bit type holds two values, 16 channels apart: nothing has
+to be interleaved if queries and outputs are addressed accordingly. WIDTH is the power of two (at
+least 64) that HEAD_DIM is padded to; the padding reads as 0.
+
+`read_tile` reads the rows from `first_row` on (int64, the first of a tile within a page); those
+that aren't `valid` (bool [rows]) become 0, whatever bytes are there. `write_rows` packs fp32
+`x` [rows, WIDTH] into the `valid` ones of `rows` (int64) with the bytes of the format's own
+`encode`, save for the bits of a NaN.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from localkv.quant_formats.base import QuantFormat
+
+
+def gpu_codec(fmt: QuantFormat) -> ModuleType:
+    """The file of a cache type."""
+    return importlib.import_module(f"{__name__}.{fmt.name}")

@@ -1,0 +1,36 @@
+"""bf16, widened by its bits and multiplied as tf32, which holds it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.quant_formats.gpu_cache.planes import halves, load_valid_rows, store_rows
+from localkv.triton_primitives.float_bits import decode_bf16, encode_bf16
+
+TILE_TYPE = "fp32"
+PRECISION = "tf32"
+columns = halves
+
+
+@triton.jit
+def _half(planes, first_row, valid, FIRST: tl.constexpr, HEAD_DIM: tl.constexpr, N: tl.constexpr):
+    x = load_valid_rows(
+        planes[0].to(tl.pointer_type(tl.uint16)), first_row, valid, FIRST, N, HEAD_DIM
+    )
+    return decode_bf16(x)
+
+
+@triton.jit
+def read_tile(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    half: tl.constexpr = WIDTH // 2
+    a = _half(planes, first_row, valid, 0, HEAD_DIM, half)
+    b = _half(planes, first_row, valid, half, HEAD_DIM, half)
+    return a, b
+
+
+@triton.jit
+def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    store_rows(planes[0].to(tl.pointer_type(tl.uint16)), rows, valid, encode_bf16(x), HEAD_DIM)

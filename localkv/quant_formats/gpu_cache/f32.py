@@ -1,0 +1,35 @@
+"""f32, multiplied in three products of tf32."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.quant_formats.gpu_cache.planes import halves, load_valid_rows, store_rows
+
+TILE_TYPE = "fp32"
+PRECISION = "tf32x3"
+columns = halves
+
+
+@triton.jit
+def _half(planes, first_row, valid, FIRST: tl.constexpr, HEAD_DIM: tl.constexpr, N: tl.constexpr):
+    x = load_valid_rows(
+        planes[0].to(tl.pointer_type(tl.float32)), first_row, valid, FIRST, N, HEAD_DIM
+    )
+    return x
+
+
+@triton.jit
+def read_tile(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    half: tl.constexpr = WIDTH // 2
+    a = _half(planes, first_row, valid, 0, HEAD_DIM, half)
+    b = _half(planes, first_row, valid, half, HEAD_DIM, half)
+    return a, b
+
+
+@triton.jit
+def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    store_rows(planes[0].to(tl.pointer_type(tl.float32)), rows, valid, x, HEAD_DIM)

@@ -1,0 +1,75 @@
+"""Loads and stores of rows of a plane, and the order of channels, which types share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def halves(WIDTH: tl.constexpr):
+    """Channels of a tile that is cut in the middle."""
+    j = tl.arange(0, WIDTH // 2)
+    return j, j + WIDTH // 2
+
+
+@triton.jit
+def nibble_columns(WIDTH: tl.constexpr):
+    """Channels of the low and of the high nibbles of rows in blocks of 32."""
+    j = tl.arange(0, WIDTH // 2)
+    low = j // 16 * 32 + j % 16
+    return low, low + 16
+
+
+@triton.jit
+def load_rows(plane, first_row, ROWS: tl.constexpr, FIRST, N: tl.constexpr, LENGTH: tl.constexpr):
+    """Items FIRST to FIRST + N (a constant) of ROWS rows of LENGTH items: [ROWS, N].
+
+    `plane` is a pointer to items of the type wanted; behind a row's end are zeros.
+    """
+    n = tl.arange(0, ROWS)
+    j = FIRST + tl.arange(0, N)
+    pointers = plane + first_row * LENGTH + (n[:, None] * LENGTH + j[None, :])
+    if FIRST + N > LENGTH:
+        return tl.load(pointers, mask=(j < LENGTH)[None, :], other=0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def load_valid_rows(plane, first_row, valid, FIRST, N: tl.constexpr, LENGTH: tl.constexpr):
+    """As `load_rows`, with zeros in place of rows that aren't `valid` (bool [rows])."""
+    n = tl.arange(0, valid.shape[0])
+    j = FIRST + tl.arange(0, N)
+    pointers = plane + first_row * LENGTH + (n[:, None] * LENGTH + j[None, :])
+    mask = valid[:, None]
+    if FIRST + N > LENGTH:
+        mask = mask & (j < LENGTH)[None, :]
+    return tl.load(pointers, mask=mask, other=0)
+
+
+@triton.jit
+def as_f16(plane):
+    """A plane of fp16 numbers."""
+    return plane.to(tl.pointer_type(tl.float16))
+
+
+@triton.jit
+def as_i32(plane):
+    """A plane of words."""
+    return plane.to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def repeat(x, TIMES: tl.constexpr):
+    """Each item of x [rows, n] as often one after the other: [rows, n * TIMES]."""
+    spread = tl.broadcast_to(x[:, :, None], (x.shape[0], x.shape[1], TIMES))
+    return tl.reshape(spread, (x.shape[0], x.shape[1] * TIMES))
+
+
+@triton.jit
+def store_rows(plane, rows, valid, x, LENGTH: tl.constexpr):
+    """The first LENGTH items of x [rows, n], whose type is the plane's."""
+    j = tl.arange(0, x.shape[1])
+    mask = valid[:, None] & (j < LENGTH)[None, :]
+    tl.store(plane + rows[:, None] * LENGTH + j[None, :], x, mask=mask)

@@ -1,0 +1,63 @@
+"""q8_0: signed bytes and a scale; planes d, qs."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.quant_formats.gpu_cache.planes import (
+    as_f16,
+    halves,
+    load_rows,
+    load_valid_rows,
+    repeat,
+    store_rows,
+)
+from localkv.quant_formats.gpu_cache.rounding import in_blocks, scale_and_inverse, truncated
+from localkv.triton_primitives.fence import fence
+from localkv.triton_primitives.unpack import unpack_signed_bytes
+
+TILE_TYPE = "fp16"
+PRECISION = "tf32"
+columns = halves
+
+BELOW_HALF = tl.constexpr(0.5 - 2**-25)
+
+
+@triton.jit
+def _half(
+    planes,
+    first_row,
+    valid,
+    FIRST_BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    qs = load_rows(planes[1], first_row, valid.shape[0], FIRST_BLOCK * 32, BLOCKS * 32, HEAD_DIM)
+    d = load_valid_rows(as_f16(planes[0]), first_row, valid, FIRST_BLOCK, BLOCKS, HEAD_DIM // 32)
+    return fence(unpack_signed_bytes(qs, PTX) * repeat(d, 32), PTX)
+
+
+@triton.jit
+def read_tile(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    blocks: tl.constexpr = WIDTH // 64
+    a = _half(planes, first_row, valid, 0, blocks, HEAD_DIM, PTX)
+    b = _half(planes, first_row, valid, blocks, blocks, HEAD_DIM, PTX)
+    return a, b
+
+
+@triton.jit
+def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    x = in_blocks(x)
+    is_nan = x != x
+    largest = tl.max(tl.where(is_nan, 0.0, tl.abs(x)), 2)
+    d, inverse = scale_and_inverse(largest, tl.max(is_nan.to(tl.int32), 2) > 0, 127.0)
+    y = x * inverse[:, :, None]
+    # C's roundf: what is added is less than a half, lest the float below 0.5 be rounded up to 1
+    y += tl.where(y < 0, -BELOW_HALF, BELOW_HALF)
+    codes = truncated(y, -127, 127).to(tl.uint8)
+    store_rows(as_f16(planes[0]), rows, valid, d.to(tl.float16), HEAD_DIM // 32)
+    store_rows(planes[1], rows, valid, tl.reshape(codes, (x.shape[0], WIDTH)), HEAD_DIM)
