@@ -9,7 +9,7 @@ from torch import Tensor
 
 from localkv.kernels.gpu.product_tile import part_columns
 from localkv.kernels.gpu.products import planes_of
-from localkv.kernels.gpu.tile_sizes import gpu
+from localkv.kernels.gpu.tile_sizes import gpu_of
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 WIDTH = 1024
@@ -54,7 +54,7 @@ def embed(token_ids: Tensor, token_embd: PackedTensor) -> Tensor:
         UNIT=table.layout.unit,
         VALUES=WIDTH,
         WIDE=table.needs_wide_index,
-        PTX=gpu(token_ids.device).ptx,
+        PTX=gpu_of(token_ids.device).ptx,
         num_warps=1,
     )
     return out
