@@ -6,7 +6,6 @@ number 0 to 3 of the first and 4 to 7 of the second; `lop3` with 0xEA is `(a & b
 
 from __future__ import annotations
 
-import numpy as np
 import triton
 
 BYTES_0_1 = "0x4140"
@@ -20,17 +19,22 @@ ABOVE_2_3 = "0x3424"
 
 
 @triton.constexpr_function
-def pair(value):
+def pair(bits):
     """Twice the same fp16 number, as a word."""
-    bits = int(np.float16(value).view(np.uint16))
     return f"0x{bits:04X}{bits:04X}"
+
+
+@triton.constexpr_function
+def plus_1024(n):
+    """The bits of fp16 1024 + n, for n below 1024."""
+    return 0x6400 + n
 
 
 @triton.constexpr_function
 def nibbles_ptx(offset):
     """$4: four bytes -> $0, $1: their low nibbles less `offset`; $2, $3: the high ones.
 
-    A high nibble is used where it is: as 1024 + 16 n.
+    A high nibble n is used where it is, as 1024 + 16 n: times 1/16, less 64 + `offset`.
     """
     return f"""{{
         .reg .b32 a, b, l0, l1, h0, h1, o, s, p;
@@ -40,9 +44,9 @@ def nibbles_ptx(offset):
         lop3.b32 l1, b, 0x000F000F, 0x64006400, 0xEA;
         lop3.b32 h0, a, 0x00F000F0, 0x64006400, 0xEA;
         lop3.b32 h1, b, 0x00F000F0, 0x64006400, 0xEA;
-        mov.b32 o, {pair(1024 + offset)};
-        mov.b32 s, {pair(1 / 16)};
-        mov.b32 p, {pair(-64 - offset)};
+        mov.b32 o, {pair(plus_1024(offset))};
+        mov.b32 s, 0x2C002C00;
+        mov.b32 p, {pair(0xD400 + 16 * offset)};
         sub.f16x2 $0, l0, o;
         sub.f16x2 $1, l1, o;
         fma.rn.f16x2 $2, h0, s, p;
@@ -74,7 +78,7 @@ def five_bits_ptx(offset):
         prmt.b32 b, l, m, {BYTES_2_3};
         prmt.b32 c, h, m, {BYTES_0_1};
         prmt.b32 d, h, m, {BYTES_2_3};
-        mov.b32 o, {pair(1024 + offset)};
+        mov.b32 o, {pair(plus_1024(offset))};
         sub.f16x2 $0, a, o;
         sub.f16x2 $1, b, o;
         sub.f16x2 $2, c, o;
@@ -108,7 +112,7 @@ def codebook_ptx(values):
         mov.b32 t3, 0x{words[3]:08X};
         shr.u32 w, $4, 16;{look_up}
         mov.b32 m, 0x64646464;
-        mov.b32 o, {pair(1024 + 128)};
+        mov.b32 o, {pair(plus_1024(128))};
         prmt.b32 p, u, m, {BYTES_0_2};
         prmt.b32 q, u, m, {BYTES_1_3};
         sub.f16x2 $0, p, o;
@@ -129,9 +133,31 @@ def signed_bytes_ptx():
         mov.b32 m, 0x64646464;
         prmt.b32 a, x, m, {BYTES_0_1};
         prmt.b32 b, x, m, {BYTES_2_3};
-        mov.b32 o, {pair(1024 + 128)};
+        mov.b32 o, {pair(plus_1024(128))};
         sub.f16x2 $0, a, o;
         sub.f16x2 $1, b, o;
+    }}"""
+
+
+@triton.constexpr_function
+def bit_field_ptx(shift, n_bits, above_shift, above_bits, offset):
+    """$2, $3: four bytes each -> $0, $1: as `bit_fields.unpack_bit_field` says."""
+    low = ((1 << n_bits) - 1) * 0x01010101
+    high = (((1 << above_bits) - 1) << n_bits) * 0x01010101
+    to_left = n_bits - above_shift
+    move = f"shl.b32 h, $3, {to_left};" if to_left >= 0 else f"shr.u32 h, $3, {-to_left};"
+    join = f"{move} and.b32 h, h, 0x{high:08X}; or.b32 a, a, h;" if above_bits else ""
+    return f"""{{
+        .reg .b32 a, h, m, o;
+        shr.u32 a, $2, {shift};
+        and.b32 a, a, 0x{low:08X};
+        {join}
+        mov.b32 m, 0x64646464;
+        mov.b32 o, {pair(plus_1024(offset))};
+        prmt.b32 h, a, m, {BYTES_0_1};
+        sub.f16x2 $0, h, o;
+        prmt.b32 h, a, m, {BYTES_2_3};
+        sub.f16x2 $1, h, o;
     }}"""
 
 
@@ -148,7 +174,7 @@ def e4m3_ptx():
         shr.u32 d, d, 1;
         lop3.b32 a, a, 0x80008000, c, 0xEA;
         lop3.b32 b, b, 0x80008000, d, 0xEA;
-        mov.b32 s, {pair(256)};
+        mov.b32 s, 0x5C005C00;
         mul.f16x2 $0, a, s;
         mul.f16x2 $1, b, s;
     }}"""

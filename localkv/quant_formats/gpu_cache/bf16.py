@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from localkv.quant_formats.gpu_cache.planes import halves, load_valid_rows, store_rows
+from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import decode_bf16, encode_bf16
 
 TILE_TYPE = "fp32"
@@ -14,21 +15,14 @@ columns = halves
 
 
 @triton.jit
-def _half(planes, first_row, valid, FIRST: tl.constexpr, HEAD_DIM: tl.constexpr, N: tl.constexpr):
-    x = load_valid_rows(
-        planes[0].to(tl.pointer_type(tl.uint16)), first_row, valid, FIRST, N, HEAD_DIM
-    )
-    return decode_bf16(x)
-
-
-@triton.jit
 def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     half: tl.constexpr = WIDTH // 2
-    a = _half(planes, first_row, valid, 0, HEAD_DIM, half)
-    b = _half(planes, first_row, valid, half, HEAD_DIM, half)
-    return a, b
+    plane = planes[0].to(tl.pointer_type(tl.uint16))
+    a = load_valid_rows(plane, first_row, valid, 0, half, HEAD_DIM)
+    b = load_valid_rows(plane, first_row, valid, half, half, HEAD_DIM)
+    return fence(decode_bf16(a), PTX), fence(decode_bf16(b), PTX)
 
 
 @triton.jit

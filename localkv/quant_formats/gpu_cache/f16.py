@@ -13,18 +13,13 @@ columns = halves
 
 
 @triton.jit
-def _half(planes, first_row, valid, FIRST: tl.constexpr, HEAD_DIM: tl.constexpr, N: tl.constexpr):
-    x = load_valid_rows(as_f16(planes[0]), first_row, valid, FIRST, N, HEAD_DIM)
-    return x
-
-
-@triton.jit
 def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     half: tl.constexpr = WIDTH // 2
-    a = _half(planes, first_row, valid, 0, HEAD_DIM, half)
-    b = _half(planes, first_row, valid, half, HEAD_DIM, half)
+    plane = as_f16(planes[0])
+    a = load_valid_rows(plane, first_row, valid, 0, half, HEAD_DIM)
+    b = load_valid_rows(plane, first_row, valid, half, half, HEAD_DIM)
     return a, b
 
 

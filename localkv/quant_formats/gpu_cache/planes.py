@@ -68,6 +68,13 @@ def repeat(x, TIMES: tl.constexpr):
 
 
 @triton.jit
+def cut(x):
+    """The left and the right half of x [rows, n]."""
+    pairs = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
+    return tl.split(tl.permute(pairs, (0, 2, 1)))
+
+
+@triton.jit
 def store_rows(plane, rows, valid, x, LENGTH: tl.constexpr):
     """The first LENGTH items of x [rows, n], whose type is the plane's."""
     j = tl.arange(0, x.shape[1])

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from localkv.quant_formats.gpu_cache.planes import (
     as_f16,
+    cut,
     halves,
     load_rows,
     load_valid_rows,
@@ -25,28 +26,18 @@ BELOW_HALF = tl.constexpr(0.5 - 2**-25)
 
 
 @triton.jit
-def _half(
-    planes,
-    first_row,
-    valid,
-    FIRST_BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PTX: tl.constexpr,
-):
-    qs = load_rows(planes[1], first_row, valid.shape[0], FIRST_BLOCK * 32, BLOCKS * 32, HEAD_DIM)
-    d = load_valid_rows(as_f16(planes[0]), first_row, valid, FIRST_BLOCK, BLOCKS, HEAD_DIM // 32)
-    return fence(unpack_signed_bytes(qs, PTX) * repeat(d, 32), PTX)
-
-
-@triton.jit
 def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
-    blocks: tl.constexpr = WIDTH // 64
-    a = _half(planes, first_row, valid, 0, blocks, HEAD_DIM, PTX)
-    b = _half(planes, first_row, valid, blocks, blocks, HEAD_DIM, PTX)
-    return a, b
+    half: tl.constexpr = WIDTH // 2
+    rows: tl.constexpr = valid.shape[0]
+    a = load_rows(planes[1], first_row, rows, 0, half, HEAD_DIM)
+    b = load_rows(planes[1], first_row, rows, half, half, HEAD_DIM)
+    d = load_valid_rows(as_f16(planes[0]), first_row, valid, 0, WIDTH // 32, HEAD_DIM // 32)
+    d_a, d_b = cut(d)
+    a = unpack_signed_bytes(a, PTX) * repeat(d_a, 32)
+    b = unpack_signed_bytes(b, PTX) * repeat(d_b, 32)
+    return fence(a, PTX), fence(b, PTX)
 
 
 @triton.jit

@@ -51,7 +51,8 @@ def largest_magnitude(x):
     size = tl.where(is_nan, -1.0, tl.abs(x))
     i = tl.arange(0, 32)[None, None, :]
     first = tl.min(tl.where(size == tl.max(size, 2)[:, :, None], i, 32), 2)
-    value = tl.sum(tl.where((i == first[:, :, None]) & (is_nan == 0), x, 0.0), 2)
+    # to add -0 changes nothing, not even the sign of a 0
+    value = tl.sum(tl.where((i == first[:, :, None]) & (is_nan == 0), x, -0.0), 2)
     return value, tl.max(is_nan.to(tl.int32), 2) > 0
 
 

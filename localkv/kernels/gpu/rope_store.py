@@ -1,0 +1,125 @@
+"""Launches `store_kv.store_kernel`: with all that comes before it, or for rows as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from localkv.kernels.gpu.attention import padded
+from localkv.kernels.gpu.store_kv import store_kernel
+from localkv.kernels.rope import RopeTable
+from localkv.kv_cache import LayerCache, Segment, SegmentBatch
+from localkv.quant_formats.gpu_cache import gpu_codec
+
+FEW_TOKENS = 16
+ROWS = 8
+"""Tokens of a program, where there are more than a few."""
+
+
+@dataclass(frozen=True)
+class QueryKeySteps:
+    """What happens to q and k on their way.
+
+    Attributes:
+        q_norm, k_norm: fp32 [head_dim], weights of the RMS norm of each head, or both None.
+        eps: of the norms.
+        rope: fp32 table, or None.
+        q_scale: fp32 [tokens], factors on q, or None.
+    """
+
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+    rope: RopeTable | None = None
+    q_scale: Tensor | None = None
+
+
+PLAIN = QueryKeySteps()
+
+
+def _store(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    steps: QueryKeySteps,
+    segment: Segment,
+    batch: SegmentBatch,
+    rotations: tuple[int, int],
+    q_out: Tensor | None,
+) -> None:
+    n_tokens, n_kv_heads, head_dim = k.shape
+    n_heads = 0 if q is None else q.shape[1]
+    n_stored = batch.slots.numel()
+    most = max(n_stored, n_tokens if n_heads else 0)
+    if most == 0:
+        return
+    rows = 1 if most <= FEW_TOKENS else ROWS
+    rope = steps.rope
+    store_kernel[(triton.cdiv(most, rows), n_heads + 2 * n_kv_heads)](
+        q,
+        k,
+        v,
+        steps.q_norm,
+        steps.k_norm,
+        None if rope is None else rope.cos,
+        None if rope is None else rope.sin,
+        steps.q_scale,
+        batch.tokens,
+        batch.slots,
+        q_out,
+        segment.k,
+        segment.v,
+        n_tokens,
+        n_stored,
+        steps.eps,
+        WRITE_K=gpu_codec(segment.format_k).write_rows,
+        WRITE_V=gpu_codec(segment.format_v).write_rows,
+        N_HEADS=n_heads,
+        N_KV_HEADS=n_kv_heads,
+        HEAD_DIM=head_dim,
+        WIDTH=padded(head_dim),
+        ROWS=rows,
+        NORM=steps.k_norm is not None,
+        ROPE_DIMS=0 if rope is None else 2 * rope.cos.shape[1],
+        INTERLEAVED=rope is not None and rope.interleaved,
+        SCALE_Q=steps.q_scale is not None,
+        ROTATION_K=rotations[0],
+        ROTATION_V=rotations[1],
+        num_warps=1 if rows == 1 else 4,
+        enable_fp_fusion=False,
+    )
+
+
+def rope_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: QueryKeySteps,
+    cache: LayerCache,
+    batches: tuple[SegmentBatch, ...],
+) -> Tensor:
+    """Norm and turn q and k, and store the rows of k and v in each segment's types, rotated.
+
+    Args:
+        q: [tokens, n_heads, head_dim], contiguous.
+        k, v: [tokens, n_kv_heads, head_dim], contiguous.
+
+    Returns:
+        q after norm, RoPE and scale, never rotated; of q's type.
+    """
+    out = torch.empty_like(q)
+    for i, (segment, batch) in enumerate(zip(cache.segments, batches, strict=True)):
+        rotations = (segment.rotation_k, segment.rotation_v)
+        _store(q if i == 0 else None, k, v, steps, segment, batch, rotations, out)
+    return out
+
+
+def store_kv_gpu(
+    k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
+) -> None:
+    """Store a batch's rows as they are: k, v [tokens, n_kv_heads, head_dim], contiguous."""
+    for segment, batch in zip(cache.segments, batches, strict=True):
+        _store(None, k, v, PLAIN, segment, batch, (0, 0), None)

@@ -1,0 +1,71 @@
+"""Attention kernels, compiled as their launchers would launch them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from aot_report import compile_kernel
+
+from localkv.kernels.gpu.attention import attention_constants, padded, value_bytes
+from localkv.kernels.gpu.attention_config import TileConfig, decode_config, prefill_config
+from localkv.kernels.gpu.attention_decode import decode_kernel
+from localkv.kernels.gpu.attention_prefill import prefill_kernel
+from localkv.quant_formats import KV_FORMATS
+
+NUMBERS = {
+    "first_position": "i32",
+    "table_width": "i32",
+    "scale": "fp32",
+    "softcap": "fp32",
+    "window": "i32",
+}
+
+
+def build(
+    kernel: Any,
+    arch: int,
+    type_k: str,
+    type_v: str,
+    head_dim: int,
+    *,
+    group: int = 4,
+    n_new: int = 1,
+    softcap: bool = False,
+    window: bool = False,
+    tiles: TileConfig | None = None,
+) -> tuple[Any, TileConfig]:
+    """The compiled kernel, and its tiles."""
+    format_k, format_v = KV_FORMATS[type_k], KV_FORMATS[type_v]
+    choose = decode_config if kernel is decode_kernel else prefill_config
+    tiles = tiles or choose(arch, padded(head_dim), value_bytes(format_k, format_v))
+    constants = attention_constants(
+        format_k,
+        format_v,
+        n_kv_heads=8,
+        group=group,
+        head_dim=head_dim,
+        queries=tiles.queries or max(8, triton.next_power_of_2(group * n_new)),
+        tiles=tiles,
+        softcap=softcap,
+        window=window,
+        ptx=True,
+    )
+    types = {
+        **NUMBERS,
+        "q_ptr": "*fp16",
+        "k_planes": ("*u8",) * len(format_k.planes),
+        "v_planes": ("*u8",) * len(format_v.planes),
+        "page_table_ptr": "*i32",
+        "lengths_ptr": "*i32",
+        "starts_ptr": "*i32",
+        "positions_ptr": "*i64",
+        "out_ptr": "*fp32" if kernel is decode_kernel else "*fp16",
+        "lse_ptr": "*fp32",
+    }
+    if kernel is prefill_kernel:
+        constants |= {"SINKS": False, "sinks_ptr": None}
+    compiled = compile_kernel(
+        kernel, arch, types, constants, num_warps=tiles.warps, num_stages=tiles.stages
+    )
+    return compiled, tiles

@@ -1,0 +1,201 @@
+"""What the GPU's kernels write into pages, in the interpreter, against the formats' own encoders."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged_rows import poisoned_cache
+from torch import Tensor
+
+from localkv.cache_layout import PAGE_TOKENS, SegmentSpec
+from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, store_kv_gpu
+from localkv.kernels.hadamard import hadamard_transform
+from localkv.kernels.rms_norm import rms_norm
+from localkv.kernels.rope import RopeTable, apply_rope
+from localkv.kv_cache import KVCache
+from localkv.quant_formats import KV_FORMATS, QuantFormat
+
+by_format = pytest.mark.parametrize("fmt", KV_FORMATS.values(), ids=lambda fmt: fmt.name)
+
+
+def stored(planes: tuple[Tensor, ...], slots: Tensor) -> list[Tensor]:
+    """The bytes at `slots`: [tokens, heads, blocks, plane bytes] of each plane."""
+    return [plane[slots // PAGE_TOKENS, :, slots % PAGE_TOKENS] for plane in planes]
+
+
+FLOATS = {"d": torch.float16, "m": torch.float16}
+VALUES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def assert_encoded(fmt: QuantFormat, got: list[Tensor], x: Tensor) -> None:
+    """Byte for byte what `encode` makes of x, save for the bits of a NaN and a minimum's -0."""
+    for plane, ours, want in zip(fmt.planes, got, fmt.codec.encode(x), strict=True):
+        ours, want = ours.contiguous(), want.contiguous()
+        assert ours.shape == want.shape
+        dtype = VALUES.get(fmt.name) if plane.name == "values" else FLOATS.get(plane.name)
+        if dtype is not None:
+            is_nan = want.view(dtype).isnan()
+            assert torch.equal(ours.view(dtype).isnan(), is_nan), plane.name
+            ours, want = (plane.view(dtype).masked_fill(is_nan, 0) for plane in (ours, want))
+            if plane.name == "m":
+                ours, want = ours + 0, want + 0
+            ours, want = ours.view(torch.uint8), want.view(torch.uint8)
+        assert torch.equal(ours, want), plane.name
+
+
+def store_all(fmt: QuantFormat, x: Tensor) -> list[Tensor]:
+    """x [tokens, heads, head_dim] through the kernel."""
+    cache = poisoned_cache(
+        type_k=fmt.name,
+        type_v=fmt.name,
+        n_kv_heads=x.shape[1],
+        head_dim=x.shape[2],
+        n_ctx=x.shape[0],
+    )
+    batch = cache.batch([(cache.new_sequence(), [0] * x.shape[0])])
+    store_kv_gpu(x, x, cache.layers[0], batch.segments)
+    segment, slots = cache.layers[0].segments[0], batch.segments[0].slots
+    got = stored(segment.k, slots)
+    for plane, other in zip(got, stored(segment.v, slots), strict=True):
+        assert torch.equal(plane, other)
+    return got
+
+
+@by_format
+def test_random_rows(fmt: QuantFormat) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 2, 96, generator=generator)
+    x *= torch.exp2(torch.randint(-20, 20, (40, 2, 1), generator=generator).float())
+    assert_encoded(fmt, store_all(fmt, x), x)
+
+
+def odd_rows() -> Tensor:
+    """[rows, 1, 64]: zeros, ties, denormals, the huge, infinities and NaN."""
+    generator = torch.Generator().manual_seed(2)
+    rows = [
+        torch.zeros(64),
+        -torch.zeros(64),
+        torch.arange(-32, 32).float(),
+        torch.arange(-32, 32).float().flip(0),
+        (torch.arange(64) - 127) / 2,
+        torch.tensor([4.0, -4.0] * 32),
+        torch.tensor([-4.0, 4.0] * 32),
+        torch.randint(-127, 128, (64,), generator=generator).float() / 2,
+        torch.full((64,), 3.0),
+        torch.full((64,), -3.0),
+    ]
+    for scale in (1e-45, 1e-40, 1e-38, 1e-30, 1e-15, 1e-8, 1e-5, 60000.0, 1e6, 1e20, 3e38):
+        rows.append((torch.rand(64, generator=generator) * 2 - 1) * scale)
+    for odd in (torch.inf, -torch.inf, torch.nan):
+        for position in (0, 5, 31):
+            row = torch.randn(64, generator=generator)
+            row[position] = odd
+            rows.append(row)
+    both = torch.randn(64, generator=generator)
+    both[3], both[7], both[9] = torch.inf, -torch.inf, torch.nan
+    both[40], both[50] = -torch.inf, torch.inf
+    return torch.stack([*rows, both])[:, None]
+
+
+@by_format
+def test_odd_rows(fmt: QuantFormat) -> None:
+    x = odd_rows()
+    assert_encoded(fmt, store_all(fmt, x), x)
+
+
+@by_format
+def test_many_rows(fmt: QuantFormat) -> None:
+    """Codes and scales near every boundary turn up in so many."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(512, 1, 256, generator=generator)
+    x[::3] = (x[::3] * 8).round() / 2
+    x[1::3] *= torch.exp2(torch.randint(-40, 17, (171, 1, 1), generator=generator).float())
+    assert_encoded(fmt, store_all(fmt, x), x)
+
+
+def turned(x: Tensor, norm: Tensor | None, steps: QueryKeySteps) -> Tensor:
+    """What the reference makes of a projection."""
+    if norm is not None:
+        x = rms_norm(x, norm, steps.eps)
+    return x if steps.rope is None else apply_rope(x, steps.rope)
+
+
+@pytest.mark.parametrize("n_tokens", [3, 37])
+@pytest.mark.parametrize(
+    ("head_dim", "rope_dims", "interleaved", "normed", "scaled"),
+    [
+        (64, 64, True, False, False),
+        (96, 96, False, False, True),
+        (128, 32, False, True, False),
+        (64, 16, True, True, True),
+        (80, 0, False, True, False),
+    ],
+)
+def test_everything_before_the_store(
+    head_dim: int, rope_dims: int, interleaved: bool, normed: bool, scaled: bool, n_tokens: int
+) -> None:
+    generator = torch.Generator().manual_seed(head_dim + n_tokens)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    q, k, v = (random(n_tokens, n_heads, head_dim) for n_heads in (4, 2, 2))
+    angles = random(n_tokens, rope_dims // 2) * 100
+    steps = QueryKeySteps(
+        q_norm=random(head_dim) if normed else None,
+        k_norm=random(head_dim) if normed else None,
+        eps=1e-6,
+        rope=RopeTable(angles.cos(), angles.sin(), interleaved) if rope_dims else None,
+        q_scale=random(n_tokens) if scaled else None,
+    )
+    cache = poisoned_cache(
+        type_k="f32", type_v="f32", n_kv_heads=2, head_dim=head_dim, n_ctx=n_tokens
+    )
+    batch = cache.batch([(cache.new_sequence(), [0] * n_tokens)])
+    got_q = rope_store(q, k, v, steps, cache.layers[0], batch.segments)
+    want_q, want_k = turned(q, steps.q_norm, steps), turned(k, steps.k_norm, steps)
+    if steps.q_scale is not None:
+        want_q = want_q * steps.q_scale[:, None, None]
+    segment, slots = cache.layers[0].segments[0], batch.segments[0].slots
+    got_k, got_v = (
+        KV_FORMATS["f32"].codec.decode(stored(planes, slots)) for planes in (segment.k, segment.v)
+    )
+    assert torch.equal(got_v, v)
+    if normed:  # whose sum is made in another order
+        torch.testing.assert_close(got_q, want_q, rtol=2e-6, atol=1e-6)
+        torch.testing.assert_close(got_k, want_k, rtol=2e-6, atol=1e-6)
+    else:
+        assert torch.equal(got_q, want_q)
+        assert torch.equal(got_k, want_k)
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), [("q8_0", "q4_0"), ("q4_1", "iq4_nl")])
+def test_segments_and_rotations(type_k: str, type_v: str) -> None:
+    """Each row in its segment's types, rotated as it says, with the bytes of the reference."""
+    cache = KVCache(
+        n_layers=1,
+        n_kv_heads=2,
+        head_dim=128,
+        segments=[
+            SegmentSpec("f16", "f32", 0),
+            SegmentSpec(type_k, type_v, 20, rotation_k=128, rotation_v=64),
+        ],
+        n_ctx=300,
+    )
+    generator = torch.Generator().manual_seed(5)
+    sequence = cache.new_sequence()
+    for n_tokens in (30, 1):
+        q, k, v = (torch.randn(n_tokens, 2, 128, generator=generator) for _ in range(3))
+        angles = torch.randn(n_tokens, 64, generator=generator)
+        rope = RopeTable(angles.cos(), angles.sin(), interleaved=False)
+        batch = cache.batch([(sequence, [0] * n_tokens)])
+        rope_store(q, k, v, QueryKeySteps(rope=rope), cache.layers[0], batch.segments)
+        sequence.length += n_tokens
+        k = apply_rope(k, rope)
+        for segment, part in zip(cache.layers[0].segments, batch.segments, strict=True):
+            for fmt, planes, rotation, x in (
+                (segment.format_k, segment.k, segment.rotation_k, k),
+                (segment.format_v, segment.v, segment.rotation_v, v),
+            ):
+                want = hadamard_transform(x[part.tokens], rotation)
+                assert_encoded(fmt, stored(planes, part.slots), want)
