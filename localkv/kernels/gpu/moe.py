@@ -47,7 +47,9 @@ def _sizes(n_pairs: int, weights: list[PlaneTensor]) -> TileSizes:
     )
 
 
-def _tiles(experts: Tensor, n_experts: int, sizes: TileSizes) -> tuple[int, tuple[Tensor | None, ...]]:
+def _tiles(
+    experts: Tensor, n_experts: int, sizes: TileSizes
+) -> tuple[int, tuple[Tensor | None, ...]]:
     """How many tiles of pairs there are, and the tables that the kernels read."""
     if sizes.tokens == 1:
         return experts.numel(), (experts, None, None, None)
@@ -114,9 +116,7 @@ def _expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeig
     return out
 
 
-def moe_mlp(
-    x: Tensor, layer: MoeWeights, moe: MoeConfig, residual: Tensor | None = None
-) -> Tensor:
+def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig, residual: Tensor | None = None) -> Tensor:
     """As `kernels.moe.moe_mlp`, and `residual` added: float32 [tokens, n_embd].
 
     Args:

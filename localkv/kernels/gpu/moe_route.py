@@ -98,4 +98,6 @@ def expert_tiles(experts: Tensor, n_experts: int, tile: int) -> ExpertTiles:
     before = torch.cat([last_tile.new_zeros(1), last_tile, last_tile[-1:]])
     first = starts[expert] + (index - before[expert]) * tile
     end = torch.cat([starts, starts[-1:]])[expert + 1]
-    return ExpertTiles(expert.int(), first.int(), torch.minimum(first + tile, end).int(), order.int())
+    return ExpertTiles(
+        expert.int(), first.int(), torch.minimum(first + tile, end).int(), order.int()
+    )

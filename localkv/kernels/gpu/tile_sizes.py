@@ -59,7 +59,9 @@ def single_token_sizes(n_out: int, n_in: int, unit: int, n_processors: int) -> T
     rows = 16 if unit > 8 else 8
     while rows > 4 and triton.cdiv(n_out, rows) < 2 * n_processors:
         rows //= 2
-    return TileSizes(1, rows, values, 4, 1, _splits(triton.cdiv(n_out, rows), n_in, values, n_processors))
+    return TileSizes(
+        1, rows, values, 4, 1, _splits(triton.cdiv(n_out, rows), n_in, values, n_processors)
+    )
 
 
 def tile_sizes(
@@ -84,9 +86,7 @@ def tile_sizes(
         sizes = TileSizes(128, 128, 64, 8, 3)
     tiles = triton.cdiv(n_tokens, sizes.tokens) * triton.cdiv(n_out, sizes.rows)
     n_splits = _splits(tiles, n_in, sizes.values, n_processors)
-    return TileSizes(
-        sizes.tokens, sizes.rows, sizes.values, sizes.n_warps, sizes.stages, n_splits
-    )
+    return TileSizes(sizes.tokens, sizes.rows, sizes.values, sizes.n_warps, sizes.stages, n_splits)
 
 
 def _splits(n_tiles: int, n_in: int, values: int, n_processors: int) -> int:

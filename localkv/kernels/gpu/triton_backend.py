@@ -1,6 +1,7 @@
 """TRITON: float32 activations, packed weights, a packed cache, and kernels that fuse.
 
-Everything but attention, RoPE and the store of K and V, which `triton_backend` is given.
+Everything but attention and what happens to q, k and v between their projection and it, which
+`triton_backend` is given.
 """
 
 from __future__ import annotations
@@ -20,12 +21,23 @@ from localkv.kernels.gpu.rms_norm import rms_norm
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
 from localkv.kv_cache import Batch, LayerCache, SegmentBatch
 
-RopeAndStore = Callable[
-    [Tensor, Tensor, Tensor, TokenInputs, LayerCache, tuple[SegmentBatch, ...]], Tensor
+StoreHeads = Callable[
+    [
+        Tensor,
+        Tensor,
+        Tensor,
+        AttentionWeights,
+        ModelConfig,
+        TokenInputs,
+        LayerCache,
+        tuple[SegmentBatch, ...],
+    ],
+    Tensor,
 ]
-"""(q, k, v, inputs, cache, segments) -> q after RoPE and scaling; K and V are in their pages then.
+"""(q, k, v, weights, config, inputs, cache, segments) -> q after its norm, RoPE and scaling.
 
-q, k and v are float32 [tokens, heads, head_dim], after the norms of q and k.
+q, k and v are float32 [tokens, heads, head_dim], as projected, contiguous. K and V of the tokens are
+in their pages afterwards.
 """
 Attention = Callable[[Tensor, LayerCache, Batch, float], Tensor]
 
@@ -33,13 +45,10 @@ Attention = Callable[[Tensor, LayerCache, Batch, float], Tensor]
 def norm_qkv(
     x: Tensor, weights: AttentionWeights, config: ModelConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, float32 [tokens, heads, head_dim]: two launches, and two for norms of q and k."""
+    """q, k and v as projected, float32 [tokens, heads, head_dim]; two launches."""
     layers = (weights.attn_q, weights.attn_k, weights.attn_v)
     h = normed(x, weights.attn_norm, config.rms_eps, layers)
     q, k, v = (part.view(len(x), -1, config.head_dim) for part in linears(h, layers))
-    if weights.attn_q_norm is not None and weights.attn_k_norm is not None:
-        q = rms_norm(q, weights.attn_q_norm, config.rms_eps)
-        k = rms_norm(k, weights.attn_k_norm, config.rms_eps)
     return q, k, v
 
 
@@ -67,7 +76,7 @@ def logits(x: Tensor, output_norm: Tensor, output: Linear, eps: float) -> Tensor
 
 
 def triton_backend(
-    rope_and_store: RopeAndStore,
+    store_heads: StoreHeads,
     attention: Attention,
     *,
     device: torch.device,
@@ -89,7 +98,7 @@ def triton_backend(
         segments: tuple[SegmentBatch, ...],
     ) -> Tensor:
         q, k, v = norm_qkv(x, weights, config)
-        return rope_and_store(q, k, v, inputs, cache, segments)
+        return store_heads(q, k, v, weights, config, inputs, cache, segments)
 
     return Backend(
         name="cuda",
@@ -103,6 +112,7 @@ def triton_backend(
         moe_residual=moe_residual,
         logits=logits,
         prepare=lambda weight: prepare(weight, device),
+        prepare_embedding=lambda weight: prepare(weight, device),
         kernels={**kernels, "linear": "packed weights, Triton; float32 or fp16 tensor cores"},
         head_dim_multiple=head_dim_multiple,
         compiles=True,

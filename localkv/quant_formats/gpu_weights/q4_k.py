@@ -29,9 +29,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, lows, highs, d, dmin = planes
     n = n_values // 64
     at = first // 64 + tl.arange(0, VALUES // 64)
@@ -50,6 +48,4 @@ def read(
     return parts
 
 
-LAYOUT = WeightLayout(
-    64, read, planes, bound=lambda p: 63 * (15 * largest(p[3]) + largest(p[4]))
-)
+LAYOUT = WeightLayout(64, read, planes, bound=lambda p: 63 * (15 * largest(p[3]) + largest(p[4])))

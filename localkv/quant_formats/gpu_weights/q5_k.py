@@ -31,9 +31,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, qh, lows, highs, d, dmin = planes
     n = n_values // 128
     at = first // 128 + tl.arange(0, VALUES // 128)
@@ -52,6 +50,4 @@ def read(
     return parts
 
 
-LAYOUT = WeightLayout(
-    128, read, planes, bound=lambda p: 63 * (31 * largest(p[4]) + largest(p[5]))
-)
+LAYOUT = WeightLayout(128, read, planes, bound=lambda p: 63 * (31 * largest(p[4]) + largest(p[5])))
