@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType as GGMLType
 from random_model import variant
 from test_model import logits, nmse
 
+from localkv.config import ModelConfig
 from localkv.kernels.attention import attention
 from localkv.kernels.backend import Backend, TokenInputs
 from localkv.kernels.gpu.attention import PackedAttention
@@ -18,7 +19,6 @@ from localkv.kernels.gpu.tile_sizes import INTERPRETER
 from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.kernels.layer_weights import AttentionWeights
 from localkv.kernels.reference_backend import reference_backend
-from localkv.config import ModelConfig
 from localkv.kv_cache import Batch, LayerCache, SegmentBatch
 from localkv.loader.weights import load_model
 

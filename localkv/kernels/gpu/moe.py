@@ -1,7 +1,7 @@
 """Routed experts on the GPU: as `kernels.moe`, without a word to the host.
 
-Few pairs of token and expert are multiplied one by one. Many are sorted by expert on the device, and
-a tile takes pairs of one expert; the grid has room for the worst distribution.
+Few pairs of token and expert are multiplied one by one. Many are sorted by expert on the device,
+and a tile takes pairs of one expert; the grid has room for the worst distribution.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from localkv.kernels.gpu.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.products import (
     activations,
     gate_up,
-    gpu_of,
     launch_constants,
     linear,
     planes_of,
 )
-from localkv.kernels.gpu.tile_sizes import TileSizes, tile_sizes
+from localkv.kernels.gpu.tile_sizes import TileSizes, gpu_of, tile_sizes
 from localkv.kernels.layer_weights import MoeWeights
 
 FEW_PAIRS = 2

@@ -20,6 +20,7 @@ from localkv.kernels.gpu.product_kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.rms_norm import rms_norm, rms_norm_packed
 from localkv.kernels.gpu.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
 from localkv.kernels.layer_weights import Linear
+from localkv.kernels.swiglu import swiglu
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 
@@ -176,5 +177,5 @@ def gate_up(x: Tensor | Activations, gate: Linear, up: Linear) -> Tensor:
     )
     if sizes.n_splits == 1:
         return out
-    gate_sum, up_sum = out.sum(0)
-    return torch.nn.functional.silu(gate_sum) * up_sum
+    gate_sum, up_sum = out.sum(0).unbind(0)
+    return swiglu(gate_sum, up_sum)

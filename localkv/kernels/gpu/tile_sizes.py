@@ -14,7 +14,6 @@ import triton
 
 from localkv.kernels.gpu.gpu_info import GpuInfo, gpu_info
 
-
 INTERPRETER = GpuInfo(arch=80, n_processors=1, ptx=False)
 """Triton's interpreter, on tensors of a CPU."""
 
@@ -90,7 +89,7 @@ def tile_sizes(
 
 
 def _splits(n_tiles: int, n_in: int, values: int, n_processors: int) -> int:
-    """Halve rows until there is a program for every multiprocessor, or too little for each to do."""
+    """Halve rows until every multiprocessor has a program, or each program too little to do."""
     n_splits = 1
     while n_tiles * n_splits < n_processors and n_in >= 4 * values * n_splits:
         n_splits *= 2

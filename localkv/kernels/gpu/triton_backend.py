@@ -36,8 +36,8 @@ StoreHeads = Callable[
 ]
 """(q, k, v, weights, config, inputs, cache, segments) -> q after its norm, RoPE and scaling.
 
-q, k and v are float32 [tokens, heads, head_dim], as projected, contiguous. K and V of the tokens are
-in their pages afterwards.
+q, k and v are float32 [tokens, heads, head_dim], as projected, contiguous. K and V of the tokens
+are in their pages afterwards.
 """
 Attention = Callable[[Tensor, LayerCache, Batch, float], Tensor]
 

@@ -41,7 +41,7 @@ def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr,
         codes = unpack_bit_field(q, q, 2 * part, 2, 0, 0, 0, PTX)
         scale = d * ((word >> (8 * part)) & 15).to(tl.float32)
         minimum = -dmin * ((word >> (8 * part + 4)) & 15).to(tl.float32)
-        parts = parts + ((codes, scale, minimum),)  # noqa: RUF005
+        parts = parts + ((codes, scale, minimum),)
     return parts
 
 

@@ -44,7 +44,7 @@ def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr,
         a, b = unpack_nibbles(q, 0, PTX)
         scale = d * six_bits(low, high, 2 * group).to(tl.float32)
         minimum = -dmin * six_bits(low, high, 2 * group + 1).to(tl.float32)
-        parts = parts + ((a, scale, minimum), (b, scale, minimum))  # noqa: RUF005
+        parts = parts + ((a, scale, minimum), (b, scale, minimum))
     return parts
 
 

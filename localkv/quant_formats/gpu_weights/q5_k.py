@@ -46,7 +46,7 @@ def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr,
         a, b = two_parts(qs, above, row, n, at, ok, 2 * group, 0, EVEN, PTX)
         scale = d * six_bits(low, high, 2 * group).to(tl.float32)
         minimum = -dmin * six_bits(low, high, 2 * group + 1).to(tl.float32)
-        parts = parts + ((a, scale, minimum), (b, scale, minimum))  # noqa: RUF005
+        parts = parts + ((a, scale, minimum), (b, scale, minimum))
     return parts
 
 
