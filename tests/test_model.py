@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
-from conftest import Summary
 from float64_model import float64_logits
 from gguf import GGMLQuantizationType as GGMLType
 from random_model import MOE, VARIANTS, RandomModel, variant
@@ -21,6 +21,9 @@ from localkv.kv_cache import KVCache
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.simd.cpu_features import HAS_VNNI
+
+if TYPE_CHECKING:
+    from conftest import Summary
 
 IDS = [(i * 37 + 11) % 96 for i in range(100)]
 CONFORMANCE_IDS = [(i * 7919 + 13) % 256 for i in range(300)]

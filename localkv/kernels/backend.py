@@ -40,6 +40,11 @@ class TokenInputs:
     q_scale: Tensor | None
 
 
+def as_in_file(weight: PackedTensor) -> PackedTensor:
+    """What backends that read the file's own layout prepare."""
+    return weight
+
+
 @dataclass(frozen=True)
 class Backend:
     """The operations of the forward pass; x is [tokens, n_embd] in `dtype` throughout.
@@ -57,6 +62,8 @@ class Backend:
         moe_residual: (x, ffn_norm, weights, moe, eps) -> x.
         logits: (x, output_norm, output, eps) -> float32 [tokens, n_vocab].
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
+        prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
+            model whose output matrix is its embedding shares it.
         kernels: what implements attention and products, for the start summary.
         head_dim_multiple: what the size of a head must be a multiple of.
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
@@ -85,15 +92,11 @@ class Backend:
     moe_residual: Callable[[Tensor, Tensor, MoeWeights, MoeConfig, float], Tensor]
     logits: Callable[[Tensor, Tensor, Linear, float], Tensor]
     prepare: Callable[[PackedTensor], PackedTensor]
+    prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
     kernels: Mapping[str, str] = field(default_factory=dict)
     head_dim_multiple: int = 1
     compiles: bool = False
     records: bool = False
-
-
-def as_in_file(weight: PackedTensor) -> PackedTensor:
-    """What backends that read the file's own layout prepare."""
-    return weight
 
 
 @dataclass(frozen=True)

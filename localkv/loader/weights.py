@@ -102,16 +102,23 @@ class TensorReader:
         return replace(packed, halves_activations=halves)
 
     def matrix(self, name: str, *shape: int) -> PackedTensor:
-        """A matrix, or a stack of them, as the backend wants it."""
-        packed = self.packed(name, *shape)
-        prepared = self.backend.prepare(packed)
-        if not prepared.reads_rows:
+        """A matrix, or a stack of them, as the backend's products want it."""
+        return self._prepared(name, self.backend.prepare(self.packed(name, *shape)))
+
+    def embedding(self, name: str, n_vocab: int, n_embd: int) -> PackedTensor:
+        """The matrix of embeddings, as the backend wants it."""
+        return self._prepared(
+            name, self.backend.prepare_embedding(self.packed(name, n_vocab, n_embd))
+        )
+
+    def _prepared(self, name: str, weight: PackedTensor) -> PackedTensor:
+        if not weight.reads_rows:
             self.source.release(name)
-        return prepared
+        return weight
 
     def vector(self, name: str, size: int) -> Tensor:
-        """A norm's or a bias' values, in the backend's dtype."""
-        return self.packed(name, size).decode(self.backend.dtype)
+        """A norm's or a bias' values, in the backend's dtype, on its device."""
+        return self.packed(name, size).decode(self.backend.dtype).to(self.backend.device)
 
     def linear(self, name: str, n_out: int, n_in: int, *, bias_required: bool = False) -> Linear:
         """`name`.weight, and `name`.bias if the file has it or the architecture must."""
@@ -163,9 +170,11 @@ def model_weights(read: TensorReader, config: ModelConfig, spec: ArchSpec) -> Mo
         ModelFileError: one is missing, or of the wrong shape or type.
     """
     n_vocab, n_embd = config.n_vocab, config.n_embd
-    token_embd = read.packed("token_embd.weight", n_vocab, n_embd)
+    token_embd = read.embedding("token_embd.weight", n_vocab, n_embd)
     if read.has("output.weight"):
         output = read.linear("output", n_vocab, n_embd)
+    elif not token_embd.reads_rows:
+        output = Linear(token_embd)
     else:
         output = Linear(read.matrix("token_embd.weight", n_vocab, n_embd))
     rope_freqs = None

@@ -133,8 +133,10 @@ def _is_matrix_op(op: str) -> bool:
 
 
 def _main_loop(sass: str) -> list[str]:
+    """What waits for a barrier stands behind the kernel's end and jumps back: that is no loop."""
     ops, labels, branches = opcodes(sass)
     loops = [ops[labels[to] : at + 1] for at, to in branches if labels[to] < at]
+    loops = [loop for loop in loops if "EXIT" not in loop]
     working = [loop for loop in loops if any(_is_load(op) or _is_matrix_op(op) for op in loop)]
     return max(working, key=len, default=[])
 

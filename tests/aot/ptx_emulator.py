@@ -47,6 +47,8 @@ OPERATIONS: dict[str, Callable[..., Words]] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
     "xor.b32": lambda a, b: a ^ b,
+    "or.b32": lambda a, b: a | b,
+    "shl.b32": lambda a, b: a << b,
     "shr.u32": lambda a, b: a >> b,
     "mul.lo.u32": lambda a, b: a * b,
     "prmt.b32": prmt,

@@ -37,6 +37,23 @@ def test_five_bits(offset: int) -> None:
         np.testing.assert_array_equal(halves(out[2:]), (BYTES >> 4) + top[4:])
 
 
+@pytest.mark.parametrize(
+    ("shift", "n_bits", "above_shift", "above_bits", "offset"),
+    [(0, 4, 0, 1, 16), (4, 4, 7, 1, 0), (4, 4, 6, 2, 32), (0, 4, 0, 2, 32), (2, 2, 5, 1, 4),
+     (6, 2, 0, 0, 0)],
+)  # fmt: skip
+def test_bit_fields(
+    shift: int, n_bits: int, above_shift: int, above_bits: int, offset: int
+) -> None:
+    ptx_text = ptx.bit_field_ptx(shift, n_bits, above_shift, above_bits, offset)
+    for turn in range(0, 256, 5):
+        above = (BYTES * 3 + turn).astype(np.uint8)
+        out = run(ptx_text, [WORDS, above.view(np.uint32)[:, 0]], 2)
+        codes = (BYTES >> shift) & (2**n_bits - 1)
+        codes = codes | ((above >> above_shift) & (2**above_bits - 1)) << n_bits
+        np.testing.assert_array_equal(halves(out), codes.astype(int) - offset)
+
+
 def test_codebook() -> None:
     out = run(ptx.codebook_ptx(IQ4_CODEBOOK), [WORDS], 4)
     table = np.array(IQ4_CODEBOOK)

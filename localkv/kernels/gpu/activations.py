@@ -72,4 +72,4 @@ def pack_rows(x: Tensor, *, halves: bool = False) -> Activations:
 
 def row_warps(n: int) -> int:
     """Warps for a program that holds `n` values."""
-    return max(1, min(16, triton.next_power_of_2(n) // 512))
+    return max(1, min(16, int(triton.next_power_of_2(n)) // 512))

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localkv.kernels.gpu.product_tile import part_columns
 from localkv.kernels.gpu.products import planes_of
-from localkv.kernels.gpu.tile_sizes import gpu
+from localkv.kernels.gpu.tile_sizes import gpu_of
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 WIDTH = 1024
@@ -27,8 +28,6 @@ def embed_kernel(
     row = row if WIDE else row.to(tl.int32)
     first = tl.program_id(1) * VALUES
     parts = READ(planes, row, first, n, VALUES, False, PTX)
-    UNITS: tl.constexpr = VALUES // UNIT
-    RUN: tl.constexpr = UNIT // len(parts)
     for p in tl.static_range(len(parts)):
         codes, scale, minimum = parts[p]
         y = codes.to(tl.float32)
@@ -36,7 +35,7 @@ def embed_kernel(
             y = y * scale[:, :, None]
         if minimum is not None:
             y += minimum[:, :, None]
-        column = first + tl.arange(0, UNITS)[:, None] * UNIT + p * RUN + tl.arange(0, RUN)[None, :]
+        column = part_columns(first, p, len(parts), UNIT, VALUES // UNIT)
         tl.store(out_ptr + token * n + column[None, :, :], y, mask=(column < n)[None, :, :])
 
 
@@ -55,7 +54,7 @@ def embed(token_ids: Tensor, token_embd: PackedTensor) -> Tensor:
         UNIT=table.layout.unit,
         VALUES=WIDTH,
         WIDE=table.needs_wide_index,
-        PTX=gpu(token_ids.device).ptx,
+        PTX=gpu_of(token_ids.device).ptx,
         num_warps=1,
     )
     return out

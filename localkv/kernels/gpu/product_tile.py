@@ -27,6 +27,24 @@ def load_activations(x_ptr, column, n_in, EVEN: tl.constexpr):
 
 
 @triton.jit
+def part_columns(first, P: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
+                 UNITS: tl.constexpr):  # fmt: skip
+    """[units, run]: the columns that part P of a tile from column `first` on holds."""
+    RUN: tl.constexpr = UNIT // PARTS
+    unit = first + tl.arange(0, UNITS) * UNIT
+    return unit[:, None] + (P * RUN + tl.arange(0, RUN))[None, :]
+
+
+@triton.jit
+def flat_part_columns(first, P: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
+                      VALUES: tl.constexpr):  # fmt: skip
+    """The same in one dimension, which loads that are pipelined must have."""
+    RUN: tl.constexpr = UNIT // PARTS
+    j = tl.arange(0, VALUES // PARTS)
+    return first + j // RUN * UNIT + P * RUN + j % RUN
+
+
+@triton.jit
 def product_with_token(
     x_ptr,
     planes,
@@ -51,9 +69,7 @@ def product_with_token(
         parts = READ(planes, row, start, n_in, VALUES, EVEN, PTX)
         for p in tl.static_range(len(parts)):
             codes, scale, minimum = parts[p]
-            RUN: tl.constexpr = UNIT // len(parts)
-            unit = start + tl.arange(0, UNITS) * UNIT
-            column = unit[:, None] + (p * RUN + tl.arange(0, RUN))[None, :]
+            column = part_columns(start, p, len(parts), UNIT, UNITS)
             x = load_activations(x_ptr, column, n_in, EVEN).to(tl.float32)
             if HALVES:
                 x = tl.minimum(tl.maximum(x, -F16_MAX), F16_MAX).to(tl.float16).to(tl.float32)
@@ -92,10 +108,7 @@ def product_with_tokens(
         parts = READ(planes, row, start, n_in, VALUES, EVEN, PTX)
         for p in tl.static_range(len(parts)):
             codes, scale, minimum = parts[p]
-            WIDTH: tl.constexpr = VALUES // len(parts)
-            RUN: tl.constexpr = UNIT // len(parts)
-            j = tl.arange(0, WIDTH)
-            column = start + j // RUN * UNIT + p * RUN + j % RUN
+            column = flat_part_columns(start, p, len(parts), UNIT, VALUES)
             x = load_activations(x_ptr + x_row[None, :] * n_in, column[:, None], n_in, EVEN)
             if x.dtype == tl.float32:
                 w = codes.to(tl.float32)
@@ -103,7 +116,7 @@ def product_with_tokens(
                     w = w * scale[:, :, None]
                 if minimum is not None:
                     w += minimum[:, :, None]
-                w = tl.reshape(w * w_scale, (ROWS, WIDTH))
+                w = tl.reshape(w * w_scale, (ROWS, VALUES // len(parts)))
                 total = tl.dot(w, x, total, input_precision="ieee")
             else:
                 if scale is not None:
@@ -114,7 +127,7 @@ def product_with_tokens(
                     w = codes
                 if minimum is not None:
                     w += (minimum * w_scale).to(tl.float16)[:, :, None]
-                w = tl.reshape(fence(w, FENCE), (ROWS, WIDTH))
+                w = tl.reshape(fence(w, FENCE), (ROWS, VALUES // len(parts)))
                 total = tl.dot(w, x, total)
     return total
 

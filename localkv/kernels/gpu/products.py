@@ -18,8 +18,9 @@ from localkv.kernels.gpu.activations import Activations, pack_rows
 from localkv.kernels.gpu.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.product_kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.rms_norm import rms_norm, rms_norm_packed
-from localkv.kernels.gpu.tile_sizes import TileSizes, gpu, tile_sizes
+from localkv.kernels.gpu.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
 from localkv.kernels.layer_weights import Linear
+from localkv.kernels.swiglu import swiglu
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 
@@ -66,14 +67,14 @@ def sizes_for(n_tokens: int, n_out: int, weights: Sequence[PlaneTensor]) -> Tile
         n_out,
         weights[0].shape[-1],
         max(weight.layout.unit for weight in weights),
-        gpu(weights[0].planes[0].device).n_cores,
+        gpu_of(weights[0].planes[0].device).n_processors,
         exact=any(weight.layout.is_exact for weight in weights),
     )
 
 
 def launch_constants(sizes: TileSizes, weights: Sequence[PlaneTensor]) -> dict[str, Any]:
     """The compile-time arguments that all product kernels have."""
-    device = gpu(weights[0].planes[0].device)
+    gpu = gpu_of(weights[0].planes[0].device)
     return {
         "ROWS": sizes.rows,
         "TOKENS": sizes.tokens,
@@ -82,8 +83,8 @@ def launch_constants(sizes: TileSizes, weights: Sequence[PlaneTensor]) -> dict[s
         "HALVES": sizes.tokens == 1 and halves(weights),
         "WIDE": any(weight.needs_wide_index for weight in weights),
         "STAGES": sizes.stages,
-        "FENCE": device.fence,
-        "PTX": device.ptx,
+        "FENCE": wants_fence(gpu),
+        "PTX": gpu.ptx,
         "num_warps": sizes.n_warps,
         "num_stages": sizes.stages,
     }
@@ -176,5 +177,5 @@ def gate_up(x: Tensor | Activations, gate: Linear, up: Linear) -> Tensor:
     )
     if sizes.n_splits == 1:
         return out
-    gate_sum, up_sum = out.sum(0)
-    return torch.nn.functional.silu(gate_sum) * up_sum
+    gate_sum, up_sum = out.sum(0).unbind(0)
+    return swiglu(gate_sum, up_sum)

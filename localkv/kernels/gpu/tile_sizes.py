@@ -12,31 +12,25 @@ from functools import cache
 import torch
 import triton
 
+from localkv.kernels.gpu.gpu_info import GpuInfo, gpu_info
 
-@dataclass(frozen=True)
-class Gpu:
-    """What kernels are compiled for.
-
-    Attributes:
-        n_cores: multiprocessors.
-        ptx: inline PTX can be used: an NVIDIA GPU, and not the interpreter.
-        fence: decoded tiles need it (`triton_primitives.fence`). Generation 10 keeps operands in
-            memory of its own, and Triton up to 3.7 can't pipeline a loop that has a fence there.
-    """
-
-    n_cores: int
-    ptx: bool
-    fence: bool
+INTERPRETER = GpuInfo(arch=80, n_processors=1, ptx=False)
+"""Triton's interpreter, on tensors of a CPU."""
 
 
 @cache
-def gpu(device: torch.device) -> Gpu:
-    """The facts about `device`; of a CPU, those for the interpreter."""
-    if device.type != "cuda":
-        return Gpu(n_cores=1, ptx=False, fence=False)
-    properties = torch.cuda.get_device_properties(device)
-    nvidia = torch.version.hip is None
-    return Gpu(properties.multi_processor_count, nvidia, nvidia and properties.major != 10)
+def gpu_of(device: torch.device) -> GpuInfo:
+    """The facts about `device`, asked for once."""
+    return gpu_info(device) if device.type == "cuda" else INTERPRETER
+
+
+def wants_fence(gpu: GpuInfo) -> bool:
+    """Whether decoded tiles need it (`triton_primitives.fence`).
+
+    Generation 10 keeps operands in a memory of its own, and Triton up to 3.7 can't pipeline a loop
+    that has a fence there.
+    """
+    return gpu.ptx and gpu.arch // 10 != 10
 
 
 @dataclass(frozen=True)
@@ -58,17 +52,19 @@ class TileSizes:
     n_splits: int = 1
 
 
-def single_token_sizes(n_out: int, n_in: int, unit: int, n_cores: int) -> TileSizes:
+def single_token_sizes(n_out: int, n_in: int, unit: int, n_processors: int) -> TileSizes:
     """For one token: a warp loads 512 bytes of codes of four rows at a time, where it can."""
     values = max(unit, min(2048 if unit > 64 else 1024, triton.next_power_of_2(n_in)))
     rows = 16 if unit > 8 else 8
-    while rows > 4 and triton.cdiv(n_out, rows) < 2 * n_cores:
+    while rows > 4 and triton.cdiv(n_out, rows) < 2 * n_processors:
         rows //= 2
-    return TileSizes(1, rows, values, 4, 1, _splits(triton.cdiv(n_out, rows), n_in, values, n_cores))
+    return TileSizes(
+        1, rows, values, 4, 1, _splits(triton.cdiv(n_out, rows), n_in, values, n_processors)
+    )
 
 
 def tile_sizes(
-    n_tokens: int, n_out: int, n_in: int, unit: int, n_cores: int, *, exact: bool
+    n_tokens: int, n_out: int, n_in: int, unit: int, n_processors: int, *, exact: bool
 ) -> TileSizes:
     """For any number of tokens.
 
@@ -77,25 +73,24 @@ def tile_sizes(
         exact: activations are fp32.
     """
     if n_tokens == 1:
-        return single_token_sizes(n_out, n_in, unit, n_cores)
+        return single_token_sizes(n_out, n_in, unit, n_processors)
     if exact:
         sizes = TileSizes(16, 32, max(unit, 64), 4, 1)
     elif n_tokens <= 32:
-        sizes = TileSizes(max(8, triton.next_power_of_2(n_tokens)), 64, 128, 4, 3)
-    elif n_tokens <= 64:
-        sizes = TileSizes(64, 64, max(unit, 64), 4, 3)
+        tokens = max(8, triton.next_power_of_2(n_tokens))
+        sizes = TileSizes(tokens, 64, max(2 * unit, 128), 4, 2 if unit > 64 else 3)
+    elif n_tokens <= 64 or unit > 32:
+        sizes = TileSizes(64, 128, 128 if unit > 32 else 64, 4, 2 if unit > 32 else 3)
     else:
-        sizes = TileSizes(128, 128, max(unit, 64), 8, 3)
+        sizes = TileSizes(128, 128, 64, 8, 3)
     tiles = triton.cdiv(n_tokens, sizes.tokens) * triton.cdiv(n_out, sizes.rows)
-    n_splits = _splits(tiles, n_in, sizes.values, n_cores)
-    return TileSizes(
-        sizes.tokens, sizes.rows, sizes.values, sizes.n_warps, sizes.stages, n_splits
-    )
+    n_splits = _splits(tiles, n_in, sizes.values, n_processors)
+    return TileSizes(sizes.tokens, sizes.rows, sizes.values, sizes.n_warps, sizes.stages, n_splits)
 
 
-def _splits(n_tiles: int, n_in: int, values: int, n_cores: int) -> int:
-    """Halve rows until there is a program for every core, or too little for each to do."""
+def _splits(n_tiles: int, n_in: int, values: int, n_processors: int) -> int:
+    """Halve rows until every multiprocessor has a program, or each program too little to do."""
     n_splits = 1
-    while n_tiles * n_splits < n_cores and n_in >= 4 * values * n_splits:
+    while n_tiles * n_splits < n_processors and n_in >= 4 * values * n_splits:
         n_splits *= 2
     return n_splits

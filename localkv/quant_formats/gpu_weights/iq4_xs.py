@@ -34,9 +34,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, lows, highs, d = planes
     n = n_values // 128
     at = first // 128 + tl.arange(0, VALUES // 128)
@@ -49,7 +47,7 @@ def read(
         q = load_runs(qs, row, 4 * n, 4 * at + group, ok, EVEN)
         a, b = unpack_codebook(q, CODEBOOK, PTX)
         scale = d * (six_bits(low, high, group) - 32).to(tl.float32)
-        parts = parts + ((a, scale, None), (b, scale, None))  # noqa: RUF005
+        parts = parts + ((a, scale, None), (b, scale, None))
     return parts
 
 

@@ -27,9 +27,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, scales, d, dmin = planes
     n = n_values // 64
     at = first // 64 + tl.arange(0, VALUES // 64)
@@ -43,7 +41,7 @@ def read(
         codes = unpack_bit_field(q, q, 2 * part, 2, 0, 0, 0, PTX)
         scale = d * ((word >> (8 * part)) & 15).to(tl.float32)
         minimum = -dmin * ((word >> (8 * part + 4)) & 15).to(tl.float32)
-        parts = parts + ((codes, scale, minimum),)  # noqa: RUF005
+        parts = parts + ((codes, scale, minimum),)
     return parts
 
 

@@ -41,9 +41,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, hmask, lows, highs, d = planes
     n = n_values // 128
     at = first // 128 + tl.arange(0, VALUES // 128)
@@ -56,10 +54,9 @@ def read(
     for half in tl.static_range(2):
         q = load_runs(qs, row, 2 * n, 2 * at + half, ok, EVEN)
         for quarter in tl.static_range(4):
-            part: tl.constexpr = 4 * half + quarter
-            codes = unpack_bit_field(q, above, 2 * quarter, 2, part, 1, 4, PTX)
-            scale = six_bits(low, high, part) - 32
-            parts = parts + ((codes, d * scale.to(tl.float32), None),)  # noqa: RUF005
+            codes = unpack_bit_field(q, above, 2 * quarter, 2, 4 * half + quarter, 1, 4, PTX)
+            scale = six_bits(low, high, 4 * half + quarter) - 32
+            parts = parts + ((codes, d * scale.to(tl.float32), None),)
     return parts
 
 

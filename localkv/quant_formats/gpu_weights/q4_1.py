@@ -26,9 +26,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, d, m = planes
     n = n_values // 32
     at = first // 32 + tl.arange(0, VALUES // 32)

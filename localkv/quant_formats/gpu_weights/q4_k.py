@@ -29,9 +29,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, lows, highs, d, dmin = planes
     n = n_values // 64
     at = first // 64 + tl.arange(0, VALUES // 64)
@@ -46,10 +44,8 @@ def read(
         a, b = unpack_nibbles(q, 0, PTX)
         scale = d * six_bits(low, high, 2 * group).to(tl.float32)
         minimum = -dmin * six_bits(low, high, 2 * group + 1).to(tl.float32)
-        parts = parts + ((a, scale, minimum), (b, scale, minimum))  # noqa: RUF005
+        parts = parts + ((a, scale, minimum), (b, scale, minimum))
     return parts
 
 
-LAYOUT = WeightLayout(
-    64, read, planes, bound=lambda p: 63 * (15 * largest(p[3]) + largest(p[4]))
-)
+LAYOUT = WeightLayout(64, read, planes, bound=lambda p: 63 * (15 * largest(p[3]) + largest(p[4])))

@@ -26,9 +26,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, qh, d = planes
     n = tl.cdiv(n_values, 128)
     at = first // 128 + tl.arange(0, VALUES // 128)
@@ -38,7 +36,7 @@ def read(
     for part in tl.static_range(0, 8, 2):
         low, high = two_parts(qs, above, row, n, at, ok, part, 16, EVEN, PTX)
         scale = load_items(d, row, 4 * n, 4 * at + part // 2, ok, EVEN).to(tl.float32)
-        parts = parts + ((low, scale, None), (high, scale, None))  # noqa: RUF005
+        parts = parts + ((low, scale, None), (high, scale, None))
     return parts
 
 

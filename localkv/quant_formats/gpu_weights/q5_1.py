@@ -27,9 +27,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, qh, d, m = planes
     n = tl.cdiv(n_values, 128)
     at = first // 128 + tl.arange(0, VALUES // 128)
@@ -40,7 +38,7 @@ def read(
         low, high = two_parts(qs, above, row, n, at, ok, part, 0, EVEN, PTX)
         scale = load_items(d, row, 4 * n, 4 * at + part // 2, ok, EVEN).to(tl.float32)
         minimum = load_items(m, row, 4 * n, 4 * at + part // 2, ok, EVEN).to(tl.float32)
-        parts = parts + ((low, scale, minimum), (high, scale, minimum))  # noqa: RUF005
+        parts = parts + ((low, scale, minimum), (high, scale, minimum))
     return parts
 
 

@@ -31,9 +31,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, qh, lows, highs, d, dmin = planes
     n = n_values // 128
     at = first // 128 + tl.arange(0, VALUES // 128)
@@ -48,10 +46,8 @@ def read(
         a, b = two_parts(qs, above, row, n, at, ok, 2 * group, 0, EVEN, PTX)
         scale = d * six_bits(low, high, 2 * group).to(tl.float32)
         minimum = -dmin * six_bits(low, high, 2 * group + 1).to(tl.float32)
-        parts = parts + ((a, scale, minimum), (b, scale, minimum))  # noqa: RUF005
+        parts = parts + ((a, scale, minimum), (b, scale, minimum))
     return parts
 
 
-LAYOUT = WeightLayout(
-    128, read, planes, bound=lambda p: 63 * (31 * largest(p[4]) + largest(p[5]))
-)
+LAYOUT = WeightLayout(128, read, planes, bound=lambda p: 63 * (31 * largest(p[4]) + largest(p[5])))

@@ -28,9 +28,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     ql, qh, scales, d = planes
     n = n_values // 64
     at = first // 64 + tl.arange(0, VALUES // 64)
@@ -42,10 +40,9 @@ def read(
     for group in tl.static_range(2):
         q = load_runs(ql, row, 2 * n, 2 * at + group, ok, EVEN)
         for half in tl.static_range(2):
-            part: tl.constexpr = 2 * group + half
-            codes = unpack_bit_field(q, above, 4 * half, 4, 2 * part, 2, 32, PTX)
-            scale = (word << (24 - 8 * part)) >> 24
-            parts = parts + ((codes, d * scale.to(tl.float32), None),)  # noqa: RUF005
+            codes = unpack_bit_field(q, above, 4 * half, 4, 4 * group + 2 * half, 2, 32, PTX)
+            scale = (word << (24 - 16 * group - 8 * half)) >> 24
+            parts = parts + ((codes, d * scale.to(tl.float32), None),)
     return parts
 
 

@@ -16,9 +16,7 @@ from localkv.triton_primitives.unpack import unpack_signed_bytes
 
 
 @triton.jit
-def read(
-    planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr
-):
+def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, d = planes
     n = n_values // 32
     at = first // 32 + tl.arange(0, VALUES // 32)

@@ -1,0 +1,91 @@
+"""Machine code of the product kernels, for every generation of GPUs.
+
+Limits are what was compiled when they were set, and a little more: a change that makes the code
+worse fails. They say nothing about speed, which has to be measured.
+"""
+
+from __future__ import annotations
+
+import pytest
+from aot_report import ARCHS
+from product_builds import Build, experts_down_build, gate_up_build, linear_build
+
+from localkv.quant_formats import WEIGHT_FORMATS
+
+NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
+ONE, FEW, MANY = 1, 8, 128
+"""Numbers of tokens: without tensor cores; as few as they take; a prompt."""
+
+INSTRUCTIONS = {
+    "f32": (3.6, 31.0, 31.0),
+    "f16": (3.3, 2.0, 5.1),
+    "bf16": (4.0, 5.6, 8.7),
+    "q8_0": (4.3, 4.6, 7.2),
+    "q5_1": (5.7, 4.8, 8.0),
+    "q5_0": (5.1, 4.7, 7.9),
+    "q4_1": (4.5, 4.4, 7.1),
+    "q4_0": (4.1, 4.3, 7.0),
+    "iq4_nl": (6.0, 6.2, 9.1),
+    "q2_K": (5.6, 5.3, 5.0),
+    "q3_K": (5.5, 5.2, 7.8),
+    "q4_K": (5.7, 5.1, 4.8),
+    "q5_K": (6.2, 5.2, 7.9),
+    "q6_K": (5.2, 5.4, 5.1),
+    "iq4_xs": (6.4, 6.2, 8.8),
+}
+"""Thread instructions of the main loop for each weight, for ONE, FEW and MANY tokens."""
+
+REGISTERS = {ONE: 168, FEW: 128, MANY: 255}
+SHARED_BYTES = 99 * 1024
+"""What a program can have on the GPUs that have least."""
+
+
+def check(build: Build, n_tokens: int, *, products: int = 1) -> None:
+    """No spilled registers, wide loads, no more registers and shared memory than allowed."""
+    report = build.report
+    assert report.n_loop > 0
+    assert report.n_local == 0
+    assert report.stack_bytes <= 16, "ptxas leaves a register or two outside the loop"
+    assert report.registers <= REGISTERS[n_tokens]
+    assert report.shared_bytes <= SHARED_BYTES
+    assert build.run_bytes
+    assert set(build.run_bytes) == {16}, "codes are loaded 16 bytes at a time"
+    assert report.loads["128"] >= 0.95 * build.code_bytes * products
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_each_type(arch: int, name: str, n_tokens: int) -> None:
+    build = linear_build(arch, (name,), n_tokens)
+    check(build, n_tokens)
+    budget = INSTRUCTIONS[name][(ONE, FEW, MANY).index(n_tokens)]
+    assert build.instructions_per_weight <= budget
+    units = {op.split(".")[0] for op in build.report.matrix_ops}
+    if n_tokens == ONE or name == "f32":
+        assert not units, "fp32 throughout"
+    elif n_tokens == MANY and arch in (90, 100):
+        assert units == {"HGMMA" if arch == 90 else "UTCHMMA"}
+    else:
+        assert units == {"HMMA"}
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, MANY])
+@pytest.mark.parametrize("names", [("q4_K", "q4_K", "q6_K"), ("q4_0", "q4_0", "q4_0")])
+@pytest.mark.parametrize("arch", [86, 90])
+def test_q_k_and_v_in_one_launch(arch: int, names: tuple[str, ...], n_tokens: int) -> None:
+    """The main loop is the longest of the three."""
+    check(linear_build(arch, names, n_tokens), n_tokens, products=0)
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
+@pytest.mark.parametrize("routed", [False, True])
+@pytest.mark.parametrize("arch", [86, 90, 100])
+def test_gate_and_up(arch: int, routed: bool, n_tokens: int) -> None:
+    check(gate_up_build(arch, "q4_K", n_tokens, routed=routed), n_tokens)
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
+@pytest.mark.parametrize("arch", [86, 90, 100])
+def test_down(arch: int, n_tokens: int) -> None:
+    check(experts_down_build(arch, "q6_K", n_tokens), n_tokens)

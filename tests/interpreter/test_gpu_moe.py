@@ -1,0 +1,121 @@
+"""Routed experts on packed stacks, against the plain reference in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_gpu_products import CPU, EXACT, error, prepared
+from test_kernels import random_packed
+
+from localkv.config import MoeConfig
+from localkv.kernels.gpu import moe as gpu_moe
+from localkv.kernels.gpu.moe_route import expert_tiles, route
+from localkv.kernels.gpu.plane_tensor import prepare
+from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
+from localkv.kernels.moe import moe_mlp
+from localkv.kernels.moe import route as plain_route
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+N_EMBD, N_FF, N_EXPERTS = 256, 256, 5
+
+
+def unprepared(layer: MoeWeights) -> MoeWeights:
+    """For the reference, which reads the file's rows."""
+
+    def plain(weight: PackedTensor) -> PackedTensor:
+        return PackedTensor(weight.format, weight.rows, weight.shape, weight.halves_activations)
+
+    def plain_linear(linear: Linear) -> Linear:
+        return replace(linear, weight=plain(linear.weight))
+
+    shared = layer.shared and MlpWeights(
+        plain_linear(layer.shared.ffn_gate),
+        plain_linear(layer.shared.ffn_up),
+        plain_linear(layer.shared.ffn_down),
+    )
+    return MoeWeights(
+        plain_linear(layer.ffn_gate_inp),
+        plain(layer.ffn_gate_exps),
+        plain(layer.ffn_up_exps),
+        plain(layer.ffn_down_exps),
+        shared,
+        None if layer.ffn_gate_inp_shexp is None else layer.ffn_gate_inp_shexp.double(),
+    )
+
+
+def experts_of(name: str, down: str, *, shared: bool = False, gated: bool = False) -> MoeWeights:
+    router = random_packed("f32", N_EXPERTS, N_EMBD, seed=1)
+    router.decode()[4] = -100.0  # nobody wants the last expert
+    block = [Linear(prepared("q8_0", 96, N_EMBD, seed=5)), Linear(prepared("q8_0", 96, N_EMBD)),
+             Linear(prepared("q8_0", N_EMBD, 96, seed=6))]  # fmt: skip
+    return MoeWeights(
+        Linear(prepare(router, CPU)),
+        prepared(name, N_EXPERTS, N_FF, N_EMBD, seed=2),
+        prepared(name, N_EXPERTS, N_FF, N_EMBD, seed=3),
+        prepared(down, N_EXPERTS, N_EMBD, N_FF, seed=4),
+        MlpWeights(*block) if shared else None,
+        torch.randn(N_EMBD) * 0.1 if gated else None,
+    )
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(("n_experts", "n_used"), [(6, 2), (64, 8), (60, 4), (3, 3), (4, 1)])
+def test_routing(n_experts: int, n_used: int, renormalise: bool) -> None:
+    moe = MoeConfig(n_experts, n_used, n_ff=8, renormalise=renormalise)
+    logits = torch.randn(7, n_experts) * 4
+    logits[3] = 0.0
+    logits[3, : n_used + 1] += torch.arange(n_used + 1)[:n_experts] * 0.5
+    experts, weights = route(logits, moe)
+    want_experts, want_weights = plain_route(logits, moe)
+    assert torch.equal(experts.long(), want_experts)
+    torch.testing.assert_close(weights, want_weights)
+
+
+def test_routing_where_all_weights_vanish() -> None:
+    """The sum is never taken as less than 2 ** -14."""
+    logits = torch.zeros(1, 300)
+    logits[0, 7] = 200.0
+    moe = MoeConfig(300, 2, n_ff=8)
+    torch.testing.assert_close(route(logits, moe)[1], plain_route(logits, moe)[1])
+
+
+@pytest.mark.parametrize("tile", [1, 4, 16])
+def test_tiles_hold_each_pair_once(tile: int) -> None:
+    experts = torch.randint(0, 6, (13, 2), dtype=torch.int32)
+    experts[experts == 2] = 3  # nobody's
+    tiles = expert_tiles(experts, 6, tile)
+    seen = []
+    for expert, first, end in zip(tiles.expert, tiles.first, tiles.end, strict=True):
+        if expert < 6:
+            pairs = tiles.order[first:end]
+            assert 0 < len(pairs) <= tile
+            assert (experts.flatten()[pairs.long()] == expert).all()
+            seen += pairs.tolist()
+    assert sorted(seen) == list(range(26))
+
+
+@pytest.mark.parametrize(("name", "down"), [("q4_K", "q6_K"), ("q8_0", "q8_0"), ("f32", "f32"),
+                                            ("f16", "f16")])  # fmt: skip
+@pytest.mark.parametrize("n_tokens", [1, 4, 19])
+def test_experts(name: str, down: str, n_tokens: int) -> None:
+    """One pair at a time, and in tiles; an expert without tokens."""
+    layer = experts_of(name, down)
+    x = torch.rand(n_tokens, N_EMBD)
+    moe = MoeConfig(N_EXPERTS, 2, n_ff=N_FF)
+    few = n_tokens * 2 <= gpu_moe.FEW_PAIRS * N_EXPERTS
+    want = moe_mlp(x.double(), unprepared(layer), moe)
+    assert error(gpu_moe.moe_mlp(x, layer, moe), want) < (EXACT if few or name == "f32" else 2e-3)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("n_tokens", [1, 3])
+def test_shared_expert_and_residual(gated: bool, n_tokens: int) -> None:
+    layer = experts_of("q4_0", "q5_1", shared=True, gated=gated)
+    x, residual = torch.rand(n_tokens, N_EMBD), torch.randn(n_tokens, N_EMBD)
+    moe = MoeConfig(N_EXPERTS, 3, n_ff=N_FF, n_ff_shared=96, renormalise=False)
+    want = moe_mlp(x.double(), unprepared(layer), moe)
+    assert error(gpu_moe.moe_mlp(x, layer, moe), want) < 2e-3
+    got = gpu_moe.moe_mlp(x, layer, moe, residual=residual)
+    assert error(got - residual, want) < 2e-3

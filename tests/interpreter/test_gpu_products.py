@@ -1,0 +1,196 @@
+"""Weights in a GPU's layout and products with them, against plain decode and float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_kernels import random_packed
+from torch import Tensor
+
+from localkv.errors import ModelFileError
+from localkv.kernels.gpu import products
+from localkv.kernels.gpu.activations import pack_rows
+from localkv.kernels.gpu.embedding import embed
+from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.plane_tensor import PlaneTensor, prepare
+from localkv.kernels.gpu.products import gate_up, linear, linears, normed
+from localkv.kernels.gpu.rms_norm import rms_norm, rms_norm_packed
+from localkv.kernels.layer_weights import Linear
+from localkv.kernels.rms_norm import rms_norm as plain_rms_norm
+from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
+
+NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
+CPU = torch.device("cpu")
+EXACT = 1e-6
+FP16 = 1.2e-3
+"""Both operands are rounded to 11 bits, and a scale, too."""
+
+
+def prepared(name: str, *shape: int, seed: int = 0) -> PlaneTensor:
+    return prepare(random_packed(name, *shape, seed=seed), CPU)
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    assert got.dtype == torch.float32
+    assert got.shape == want.shape
+    return float((got.double() - want).norm() / want.norm())
+
+
+def product(x: Tensor, weight: PlaneTensor) -> Tensor:
+    """float64, of what is in the file."""
+    return x.double() @ weight.decode(torch.float64).T
+
+
+def limit(name: str, n_tokens: int) -> float:
+    return EXACT if n_tokens == 1 or name == "f32" else FP16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_planes_hold_what_the_file_does(name: str) -> None:
+    """Every row reads back as it decodes, in as many bytes, also where a tile is not full."""
+    for n_in in (256, 1280):
+        weight = random_packed(name, 7, n_in)
+        planes = prepare(weight, CPU)
+        assert planes.device_bytes == weight.n_bytes
+        ids = torch.tensor([6, 0, 3, 3, 1])
+        torch.testing.assert_close(embed(ids, planes), weight.decode()[ids], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["q5_0", "q5_1"])
+def test_rows_are_padded_to_units(name: str) -> None:
+    weight = random_packed(name, 5, 160)
+    planes = prepare(weight, CPU)
+    assert planes.device_bytes == weight.n_bytes * 256 // 160
+    ids = torch.arange(5)
+    torch.testing.assert_close(embed(ids, planes), weight.decode(), rtol=1e-6, atol=1e-7)
+
+
+def test_rows_that_no_kernel_reads() -> None:
+    with pytest.raises(ModelFileError, match="12 columns"):
+        prepare(random_packed("f16", 3, 12), CPU)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n_tokens", [1, 3, 9, 17])
+def test_products(name: str, n_tokens: int) -> None:
+    """Odd n_out; n_in of which tiles are a divisor, and not."""
+    block = FORMATS[name].block_size
+    for n_in in (512, 3 * max(block, 32)):
+        weight = prepared(name, 39, n_in)
+        bias = torch.randn(39)
+        x = torch.randn(n_tokens, n_in)
+        got = linear(x, Linear(weight, bias))
+        assert error(got, product(x, weight) + bias) < limit(name, n_tokens)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q6_K", "q5_K", "f16"])
+@pytest.mark.parametrize("n_tokens", [64, 130])
+def test_products_of_many_tokens(name: str, n_tokens: int) -> None:
+    weight = prepared(name, 130, 256)
+    x = torch.randn(n_tokens, 256)
+    assert error(linear(x, Linear(weight)), product(x, weight)) < FP16
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5])
+def test_rows_that_several_programs_share(n_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bias and residual are added once."""
+    monkeypatch.setattr(products, "gpu_of", lambda device: GpuInfo(80, 64, ptx=False))
+    n_in = 8192
+    assert products.sizes_for(n_tokens, 40, [prepared("q8_0", 40, n_in)]).n_splits > 1
+    gate, up = (Linear(prepared("q8_0", 40, n_in, seed=i), torch.randn(40)) for i in (1, 2))
+    x, residual = torch.randn(n_tokens, n_in), torch.randn(n_tokens, 40)
+    y_gate, y_up = (product(x, layer.weight) + layer.bias for layer in (gate, up))
+    got = linears(x, (gate,), residual=residual)[0]
+    assert error(got, y_gate + residual) < limit("q8_0", n_tokens)
+    want = torch.nn.functional.silu(y_gate) * y_up
+    assert error(gate_up(x, gate, up), want) < 3 * limit("q8_0", n_tokens)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5])
+@pytest.mark.parametrize("names", [("q4_K", "q4_K", "q6_K"), ("q8_0", "q8_0", "q8_0"),
+                                   ("f16", "f32", "bf16")])  # fmt: skip
+def test_three_matrices_in_one_launch(names: tuple[str, ...], n_tokens: int) -> None:
+    """Of any types and heights, with a bias or without."""
+    layers = [
+        Linear(prepared(name, n_out, 256, seed=n_out), torch.randn(n_out) if i else None)
+        for i, (name, n_out) in enumerate(zip(names, (70, 17, 33), strict=True))
+    ]
+    x = torch.randn(n_tokens, 256)
+    for got, layer in zip(linears(x, layers), layers, strict=True):
+        want = product(x, layer.weight)
+        want = want if layer.bias is None else want + layer.bias
+        assert error(got, want) < FP16
+    pair = linears(x, layers[:2])
+    assert [len(part.T) for part in pair] == [70, 17]
+    assert error(pair[1], product(x, layers[1].weight) + layers[1].bias) < FP16
+
+
+@pytest.mark.parametrize("names", [("q4_0", "q4_0"), ("q4_K", "q5_0"), ("f32", "f32")])
+@pytest.mark.parametrize("n_tokens", [1, 4])
+def test_gate_and_up(names: tuple[str, str], n_tokens: int) -> None:
+    gate, up = (Linear(prepared(name, 50, 256, seed=i)) for i, name in enumerate(names))
+    x = torch.randn(n_tokens, 256)
+    want = torch.nn.functional.silu(product(x, gate.weight)) * product(x, up.weight)
+    assert error(gate_up(x, gate, up), want) < 3 * limit(names[0], n_tokens)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+@pytest.mark.parametrize("name", ["q4_K", "bf16", "q8_0"])
+def test_sizes_beyond_those_of_fp16(size: float, name: str) -> None:
+    """Huge activations don't overflow, tiny ones aren't lost, each token for itself."""
+    weight = prepared(name, 20, 256)
+    x = torch.randn(6, 256) * size
+    x[2] *= 1e6
+    x[3] = 0
+    got, want = linear(x, Linear(weight)), product(x, weight)
+    for row in (0, 2, 5):
+        assert error(got[row], want[row]) < 2 * FP16
+    assert not got[3].any()
+
+
+def test_weights_that_are_tiny() -> None:
+    """Scales that would be subnormal in fp16."""
+    weight = random_packed("bf16", 20, 256)
+    tiny = replace(weight, rows=(weight.decode() * 1e-6).bfloat16().view(torch.uint8))
+    planes = prepare(tiny, CPU)
+    x = torch.randn(6, 256)
+    assert error(linear(x, Linear(planes)), product(x, planes)) < FP16
+    zeros = prepare(replace(weight, rows=torch.zeros_like(weight.rows)), CPU)
+    assert not linear(x, Linear(zeros)).any()
+
+
+@pytest.mark.parametrize("n_tokens", [1, 6])
+def test_activations_that_are_halved(n_tokens: int) -> None:
+    """As ggml rounds them: clamped, and without a scale."""
+    weight = prepare(replace(random_packed("f16", 20, 256), halves_activations=True), CPU)
+    x = torch.randn(n_tokens, 256)
+    x[:, 7] = 1e6
+    want = product(x.clamp(-65504, 65504).half(), weight)
+    assert error(linear(x, Linear(weight)), want) < EXACT
+    norm = torch.rand(256)
+    h = plain_rms_norm(x, norm, 1e-5)
+    got = linears(normed(x, norm, 1e-5, (Linear(weight),)), (Linear(weight),))[0]
+    assert error(got, product(h.half(), weight)) < 1e-4
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (5, 576), (3, 7, 80), (2, 3000)])
+def test_rms_norm(shape: tuple[int, ...]) -> None:
+    x, weight = torch.randn(shape) * 3, torch.rand(shape[-1])
+    want = plain_rms_norm(x.double(), weight.double(), 1e-5)
+    assert error(rms_norm(x, weight, 1e-5), want) < EXACT
+    packed = rms_norm_packed(x.flatten(0, -2), weight, 1e-5)
+    restored = packed.values.float() * packed.restore[:, None]
+    assert error(restored, want.flatten(0, -2)) < 5e-4
+
+
+def test_packed_rows() -> None:
+    """The factor is a power of two, and the largest value is between 2 ** 14 and 2 ** 15."""
+    x = torch.randn(9, 100) * torch.logspace(-12, 12, 9)[:, None]
+    packed = pack_rows(x)
+    assert packed.values.dtype == torch.float16
+    top = packed.values.float().abs().amax(-1)
+    assert ((top >= 2**14) & (top <= 2**15)).all()
+    assert not torch.frexp(packed.restore).mantissa.sub(0.5).any()
+    assert error(packed.values.float() * packed.restore[:, None], x.double()) < 5e-4
