@@ -7,7 +7,7 @@ from typing import Any
 import triton
 from aot_report import compile_kernel
 
-from localkv.kernels.gpu.attention import attention_constants, padded, value_bytes
+from localkv.kernels.gpu.attention import attention_constants, padded, product_of
 from localkv.kernels.gpu.attention_config import TileConfig, decode_config, prefill_config
 from localkv.kernels.gpu.attention_decode import decode_kernel
 from localkv.kernels.gpu.attention_prefill import prefill_kernel
@@ -38,7 +38,7 @@ def build(
     """The compiled kernel, and its tiles."""
     format_k, format_v = KV_FORMATS[type_k], KV_FORMATS[type_v]
     choose = decode_config if kernel is decode_kernel else prefill_config
-    tiles = tiles or choose(arch, padded(head_dim), value_bytes(format_k, format_v))
+    tiles = tiles or choose(arch, padded(head_dim), product_of(format_k, format_v))
     constants = attention_constants(
         format_k,
         format_v,

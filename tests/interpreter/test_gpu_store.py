@@ -1,4 +1,4 @@
-"""What the GPU's kernels write into pages, in the interpreter, against the formats' own encoders."""
+"""What the GPU's kernels write into pages, in the interpreter, against the formats' encoders."""
 
 from __future__ import annotations
 
