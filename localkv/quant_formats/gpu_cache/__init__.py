@@ -29,5 +29,6 @@ from localkv.quant_formats.base import QuantFormat
 
 
 def gpu_codec(fmt: QuantFormat) -> ModuleType:
-    """The file of a cache type."""
-    return importlib.import_module(f"{__name__}.{fmt.name}")
+    """The file of a cache type: the namesake of the one that its own codec is in."""
+    name = getattr(fmt.codec, "__name__", fmt.name).rpartition(".")[2]
+    return importlib.import_module(f"{__name__}.{name}")
