@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 from aot_report import compile_kernel
 
@@ -11,7 +12,7 @@ from localkv.kernels.gpu.attention import attention_constants, padded, product_o
 from localkv.kernels.gpu.attention_config import TileConfig, decode_config, prefill_config
 from localkv.kernels.gpu.attention_decode import decode_kernel
 from localkv.kernels.gpu.attention_prefill import prefill_kernel
-from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS, QuantFormat
 
 NUMBERS = {
     "first_position": "i32",
@@ -20,6 +21,11 @@ NUMBERS = {
     "softcap": "fp32",
     "window": "i32",
 }
+
+
+def plane_types(fmt: QuantFormat) -> tuple[str, ...]:
+    """Of the planes that a type is encoded in."""
+    return ("*u8",) * len(fmt.codec.encode(torch.zeros(64)))
 
 
 def build(
@@ -54,8 +60,8 @@ def build(
     types = {
         **NUMBERS,
         "q_ptr": "*fp16",
-        "k_planes": ("*u8",) * len(format_k.planes),
-        "v_planes": ("*u8",) * len(format_v.planes),
+        "k_planes": plane_types(format_k),
+        "v_planes": plane_types(format_v),
         "page_table_ptr": "*i32",
         "lengths_ptr": "*i32",
         "starts_ptr": "*i32",

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from aot_report import ARCHS, compile_kernel, report
+from attention_builds import plane_types
 
 from localkv.kernels.gpu.store_kv import store_kernel
 from localkv.quant_formats import KV_FORMATS
@@ -25,7 +26,7 @@ def test_store(name: str) -> None:
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "q_out_ptr"), "*fp16"),
         **dict.fromkeys(FLOATS, "*fp32"),
         **dict.fromkeys(("tokens_ptr", "slots_ptr"), "*i64"),
-        **dict.fromkeys(("k_planes", "v_planes"), ("*u8",) * len(fmt.planes)),
+        **dict.fromkeys(("k_planes", "v_planes"), plane_types(fmt)),
         **dict.fromkeys(("n_tokens", "n_stored"), "i32"),
         "eps": "fp32",
     }
