@@ -19,9 +19,33 @@ SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """What a block may take, by compute capability."""
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token
-DECODE_BUDGET: dict[str, float] = {}
+DECODE_BUDGET = {
+    "f32": 152,
+    "f16": 24,
+    "bf16": 49,
+    "q8_0": 34,
+    "q5_1": 43,
+    "q5_0": 42,
+    "q4_1": 34,
+    "q4_0": 32,
+    "iq4_nl": 47.5,
+    "fp8_e4m3": 40,
+    "fp8_e5m2": 24,
+}
 # the same per key and block of queries
-PREFILL_BUDGET: dict[str, float] = {}
+PREFILL_BUDGET = {
+    "f32": 229,
+    "f16": 87,
+    "bf16": 143,
+    "q8_0": 103,
+    "q5_1": 115,
+    "q5_0": 112,
+    "q4_1": 104,
+    "q4_0": 102,
+    "iq4_nl": 121,
+    "fp8_e4m3": 105,
+    "fp8_e5m2": 89,
+}
 
 
 def code_bytes(names: tuple[str, str], head_dim: int, tiles: TileConfig) -> float:

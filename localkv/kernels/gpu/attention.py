@@ -72,7 +72,8 @@ def padded(head_dim: int) -> int:
     """
     if head_dim > MOST_CHANNELS:
         raise ValueError(f"heads of {head_dim} channels: kernels take {MOST_CHANNELS} at most")
-    return max(64, triton.next_power_of_2(head_dim))
+    width: int = triton.next_power_of_2(head_dim)
+    return max(64, width)
 
 
 def _side(fmt: QuantFormat, side: str) -> dict[str, object]:
@@ -116,13 +117,14 @@ def attention_constants(
 
 def product_of(*formats: QuantFormat) -> str:
     """The product, of those that the types need, that takes the most room."""
-    return max((gpu_codec(fmt).PRODUCT for fmt in formats), key=PRODUCTS.index)
+    products: list[str] = [gpu_codec(fmt).PRODUCT for fmt in formats]
+    return max(products, key=PRODUCTS.index)
 
 
 def n_splits(gpu: GpuInfo, sequences: int, n_kv_heads: int, capacity: int, keys: int) -> int:
     """Among how many programs a context is split, whatever its length, so that all are busy."""
     programs = sequences * n_kv_heads
-    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * gpu.n_processors, programs)
+    wanted = -(-PROGRAMS_PER_PROCESSOR * gpu.n_processors // programs)
     return max(1, min(wanted, MOST_SPLITS, capacity // keys))
 
 
