@@ -12,8 +12,9 @@ from localkv.kernels.gpu.attention_config import TileConfig
 from localkv.kernels.gpu.attention_decode import decode_kernel
 from localkv.kernels.gpu.attention_prefill import prefill_kernel
 from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats.gpu_cache import has_own_file
 
-NAMES = list(KV_FORMATS)
+NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
 OTHER_DIMS = (64, 96, 256)
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """What a block may take, by compute capability."""
@@ -30,7 +31,9 @@ DECODE_BUDGET = {
     "q4_0": 32,
     "iq4_nl": 47.5,
     "fp8_e4m3": 40,
+    "fp8_e4m3_token": 45,
     "fp8_e5m2": 24,
+    "fp8_e5m2_token": 29,
 }
 # the same per key and block of queries
 PREFILL_BUDGET = {
@@ -44,7 +47,9 @@ PREFILL_BUDGET = {
     "q4_0": 102,
     "iq4_nl": 121,
     "fp8_e4m3": 105,
+    "fp8_e4m3_token": 114,
     "fp8_e5m2": 89,
+    "fp8_e5m2_token": 98,
 }
 
 

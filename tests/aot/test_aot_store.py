@@ -10,9 +10,9 @@ from attention_builds import plane_types
 
 from localkv.kernels.gpu.store_kv import store_kernel
 from localkv.quant_formats import KV_FORMATS
-from localkv.quant_formats.gpu_cache import gpu_codec
+from localkv.quant_formats.gpu_cache import gpu_codec, has_own_file
 
-NAMES = list(KV_FORMATS)
+NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
 FLOATS = ("q_norm_ptr", "k_norm_ptr", "cos_ptr", "sin_ptr", "q_scale_ptr")
 
 

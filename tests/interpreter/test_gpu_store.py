@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_rows import has_own_file, poisoned_cache
+from paged_rows import poisoned_cache
 from torch import Tensor
 
 from localkv.cache_layout import PAGE_TOKENS, SegmentSpec
@@ -14,6 +14,7 @@ from localkv.kernels.rms_norm import rms_norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS, QuantFormat
+from localkv.quant_formats.gpu_cache import has_own_file
 
 by_format = pytest.mark.parametrize(
     "fmt",
