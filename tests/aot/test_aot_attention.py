@@ -53,15 +53,16 @@ PREFILL_BUDGET = {
 }
 
 
-def code_bytes(names: tuple[str, str], head_dim: int, tiles: TileConfig) -> float:
-    """Bytes of codes (not of scales, minima and fifth bits) that a thread has of a tile."""
-    per_key = sum(
-        head_dim // KV_FORMATS[name].block_size * plane.n_bytes
-        for name in names
-        for plane in KV_FORMATS[name].planes
-        if plane.name in ("qs", "values")
-    )
-    return per_key * tiles.keys / (32 * tiles.warps)
+def wide_bytes(names: tuple[str, str], head_dim: int, tiles: TileConfig) -> float:
+    """Bytes of codes that a thread loads of a tile, if its share is 16 at least."""
+    threads = 32 * tiles.warps
+    total = 0.0
+    for name in names:
+        (codes,) = (p for p in KV_FORMATS[name].planes if p.name in ("qs", "values"))
+        share = head_dim // KV_FORMATS[name].block_size * codes.n_bytes * tiles.keys / threads
+        n_loads = 1 if codes.n_bytes == 16 else 2  # halves of a row, unless nibbles are
+        total += share if share / n_loads >= 16 else 0
+    return total
 
 
 def checked(
@@ -73,7 +74,7 @@ def checked(
     assert got.n_local == 0, "registers are spilled in the main loop"
     assert got.stack_bytes <= 64, "registers are spilled outside of it"
     assert got.shared_bytes <= SHARED_KIB[arch] * 1024
-    assert got.loads["128"] >= 0.95 * code_bytes(names, head_dim, tiles), got.loads
+    assert got.loads["128"] >= 0.95 * wide_bytes(names, head_dim, tiles), got.loads
     assert got.matrix_ops
     return got, got.n_loop * tiles.warps / tiles.keys
 
