@@ -94,6 +94,7 @@ def odd_rows() -> Tensor:
         torch.tensor([4.0, -4.0] * 32),
         torch.tensor([-4.0, 4.0] * 32),
         torch.randint(-127, 128, (64,), generator=generator).float() / 2,
+        torch.tensor([127.0, 0.5 - 2**-25, 0.5, -0.5, 1.5, 2.5, 126.5, 3.0] * 8),
         torch.full((64,), 3.0),
         torch.full((64,), -3.0),
     ]
