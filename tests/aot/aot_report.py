@@ -133,10 +133,11 @@ def _is_matrix_op(op: str) -> bool:
 
 
 def _main_loop(sass: str) -> list[str]:
-    """What waits for a barrier stands behind the kernel's end and jumps back: that is no loop."""
     ops, labels, branches = opcodes(sass)
-    loops = [ops[labels[to] : at + 1] for at, to in branches if labels[to] < at]
-    loops = [loop for loop in loops if "EXIT" not in loop]
+    spans = [(labels[to], at + 1) for at, to in branches if labels[to] < at]
+    # waits for barriers stand behind the code, and jump back into the loops that they belong to
+    spans = [(a, b) for a, b in spans if not any(c < a < d < b for c, d in spans)]
+    loops = [ops[a:b] for a, b in spans]
     working = [loop for loop in loops if any(_is_load(op) or _is_matrix_op(op) for op in loop)]
     return max(working, key=len, default=[])
 

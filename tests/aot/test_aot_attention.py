@@ -1,0 +1,122 @@
+"""What attention's machine code does on six generations of GPUs, for every type on either side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aot_report import ARCHS, Report, report
+from attention_builds import build
+
+from localkv.kernels.gpu.attention_config import TileConfig
+from localkv.kernels.gpu.attention_decode import decode_kernel
+from localkv.kernels.gpu.attention_prefill import prefill_kernel
+from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats.gpu_cache import has_own_file
+
+NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
+OTHER_DIMS = (64, 96, 256)
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""What a block may take, by compute capability."""
+
+# warp instructions per key of a KV head with 128 channels, four query heads and one new token
+DECODE_BUDGET = {
+    "f32": 152,
+    "f16": 24,
+    "bf16": 49,
+    "q8_0": 34,
+    "q5_1": 43,
+    "q5_0": 42,
+    "q4_1": 34,
+    "q4_0": 32,
+    "iq4_nl": 47.5,
+    "fp8_e4m3": 40,
+    "fp8_e4m3_token": 45,
+    "fp8_e5m2": 24,
+    "fp8_e5m2_token": 29,
+}
+# the same per key and block of queries
+PREFILL_BUDGET = {
+    "f32": 229,
+    "f16": 87,
+    "bf16": 143,
+    "q8_0": 106,
+    "q5_1": 115,
+    "q5_0": 112,
+    "q4_1": 104,
+    "q4_0": 102,
+    "iq4_nl": 121,
+    "fp8_e4m3": 105,
+    "fp8_e4m3_token": 114,
+    "fp8_e5m2": 89,
+    "fp8_e5m2_token": 98,
+}
+
+
+def wide_bytes(names: tuple[str, str], head_dim: int, tiles: TileConfig) -> float:
+    """Bytes of codes that a thread loads of a tile, if its share is 16 at least."""
+    threads = 32 * tiles.warps
+    total = 0.0
+    for name in names:
+        (codes,) = (p for p in KV_FORMATS[name].planes if p.name in ("qs", "values"))
+        share = head_dim // KV_FORMATS[name].block_size * codes.n_bytes * tiles.keys / threads
+        n_loads = 1 if codes.n_bytes == 16 else 2  # halves of a row, unless nibbles are
+        total += share if share / n_loads >= 16 else 0
+    return total
+
+
+def checked(
+    kernel: Any, arch: int, names: tuple[str, str], head_dim: int, **options: Any
+) -> tuple[Report, float]:
+    """The report, and warp instructions per key."""
+    compiled, tiles = build(kernel, arch, *names, head_dim, **options)
+    got = report(compiled)
+    assert got.n_local == 0, "registers are spilled in the main loop"
+    assert got.stack_bytes <= 64, "registers are spilled outside of it"
+    assert got.shared_bytes <= SHARED_KIB[arch] * 1024
+    assert got.loads["128"] >= 0.95 * wide_bytes(names, head_dim, tiles), got.loads
+    assert got.matrix_ops
+    return got, got.n_loop * tiles.warps / tiles.keys
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_decode(arch: int, name: str) -> None:
+    _, per_key = checked(decode_kernel, arch, (name, name), 128)
+    assert per_key <= DECODE_BUDGET[name]
+
+
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [(arch, name) for arch in (86, 90) for name in NAMES]
+    + [
+        pytest.param(arch, name, marks=pytest.mark.slow)
+        for arch in (80, 89, 100, 120)
+        for name in ("f16", "q5_1", "q8_0")
+    ],
+)
+def test_prefill(arch: int, name: str) -> None:
+    got, per_key = checked(prefill_kernel, arch, (name, name), 128)
+    if arch != 100:
+        assert per_key <= PREFILL_BUDGET[name]
+    if arch == 90 and name not in ("f32", "bf16"):
+        assert all(op.startswith("HGMMA") for op in got.matrix_ops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", OTHER_DIMS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_other_head_sizes(arch: int, head_dim: int) -> None:
+    """With types that change from one to the next, so that many pairs turn up."""
+    at = ARCHS.index(arch) * len(OTHER_DIMS) + OTHER_DIMS.index(head_dim)
+    names = (NAMES[at % len(NAMES)], NAMES[(at * 2 + 5) % len(NAMES)])
+    checked(decode_kernel, arch, names, head_dim)
+    checked(prefill_kernel, arch, names[::-1], head_dim)
+
+
+@pytest.mark.parametrize("arch", [86, 90, 100])
+def test_options_cost_no_registers(arch: int) -> None:
+    """Softcap and window, many query heads, several new tokens."""
+    options = {"softcap": True, "window": True}
+    checked(decode_kernel, arch, ("q4_0", "q8_0"), 128, group=8, n_new=8, **options)
+    checked(prefill_kernel, arch, ("q4_0", "q8_0"), 128, group=5, **options)
