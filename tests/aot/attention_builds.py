@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 from aot_report import compile_kernel
 
-from localkv.kernels.gpu.attention import attention_constants, padded, value_bytes
+from localkv.kernels.gpu.attention import attention_constants, padded, product_of
 from localkv.kernels.gpu.attention_config import TileConfig, decode_config, prefill_config
 from localkv.kernels.gpu.attention_decode import decode_kernel
 from localkv.kernels.gpu.attention_prefill import prefill_kernel
-from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats import KV_FORMATS, QuantFormat
 
 NUMBERS = {
     "first_position": "i32",
@@ -20,6 +21,11 @@ NUMBERS = {
     "softcap": "fp32",
     "window": "i32",
 }
+
+
+def plane_types(fmt: QuantFormat) -> tuple[str, ...]:
+    """Of the planes that a type is encoded in."""
+    return ("*u8",) * len(fmt.codec.encode(torch.zeros(64)))
 
 
 def build(
@@ -38,7 +44,7 @@ def build(
     """The compiled kernel, and its tiles."""
     format_k, format_v = KV_FORMATS[type_k], KV_FORMATS[type_v]
     choose = decode_config if kernel is decode_kernel else prefill_config
-    tiles = tiles or choose(arch, padded(head_dim), value_bytes(format_k, format_v))
+    tiles = tiles or choose(arch, padded(head_dim), product_of(format_k, format_v))
     constants = attention_constants(
         format_k,
         format_v,
@@ -54,8 +60,8 @@ def build(
     types = {
         **NUMBERS,
         "q_ptr": "*fp16",
-        "k_planes": ("*u8",) * len(format_k.planes),
-        "v_planes": ("*u8",) * len(format_v.planes),
+        "k_planes": plane_types(format_k),
+        "v_planes": plane_types(format_v),
         "page_table_ptr": "*i32",
         "lengths_ptr": "*i32",
         "starts_ptr": "*i32",

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from paged_rows import paged_rows, plain_attention
+import torch
+from paged_rows import has_own_file, paged_rows, plain_attention
 from torch import Tensor
 
-from localkv.kernels.gpu.attention import device_batch, segment_attention
+from localkv.cache_layout import SegmentSpec
+from localkv.kernels.attention import attention, attention_reference
+from localkv.kernels.gpu.attention import PackedAttention, device_batch, segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
+from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS
 
+NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
 
 
@@ -49,13 +57,108 @@ def check(
         sinks=sinks,
     )
     want, want_lse = plain_attention(rows, scale, softcap=softcap, window=window, sinks=sinks)
-    # of fp16's relative error of 2 ** -11 in q, K, V and the weights
-    assert float((out - want).abs().max()) < 4e-3
-    assert float((out - want).norm() / want.norm()) < 1e-3
-    assert float((lse - want_lse).abs().max()) < 4e-3
+    # q, K, V and the weights are rounded to fp16, with a relative error of 2 ** -11 = 5e-4 each
+    assert float((out - want).norm() / want.norm()) < 1.5e-3
+    assert float((out - want).abs().max()) < 1e-2
+    assert float((lse - want_lse).abs().max()) < 1e-2
 
 
-@pytest.mark.parametrize("type_k", KV_FORMATS)
-@pytest.mark.parametrize("type_v", KV_FORMATS)
+@pytest.mark.parametrize("type_k", NAMES)
+@pytest.mark.parametrize("type_v", NAMES)
 def test_decode_every_pair(type_k: str, type_v: str) -> None:
     check([(70, 1)], type_k=type_k, type_v=type_v)
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_decode_shapes(head_dim: int, group: int) -> None:
+    type_k, type_v = ("f16", "bf16") if head_dim == 80 else ("q5_1", "q8_0")
+    check([(300, 1)], head_dim=head_dim, group=group, n_kv_heads=2, type_k=type_k, type_v=type_v)
+
+
+@pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_prefill_shapes(head_dim: int, group: int) -> None:
+    type_k, type_v = ("bf16", "f16") if head_dim == 80 else ("q4_1", "q5_0")
+    check([(70, 20)], head_dim=head_dim, group=group, n_kv_heads=2, type_k=type_k, type_v=type_v)
+
+
+@pytest.mark.parametrize("type_k", NAMES)
+def test_prefill_every_type(type_k: str) -> None:
+    """On either side, and more than a page of history."""
+    type_v = NAMES[(NAMES.index(type_k) * 3 + 1) % len(NAMES)]
+    check([(250, 30)], type_k=type_k, type_v=type_v, group=2)
+
+
+RAGGED = [
+    [(0, 1)],
+    [(0, 8)],
+    [(255, 1), (256, 1), (511, 1)],
+    [(700, 3), (0, 1), (63, 8), (64, 5)],
+    [(0, 9)],
+    [(0, 256), (250, 12)],
+    [(700, 3), (0, 130), (63, 1)],
+]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "softcap": {"softcap": 2.0},
+    "window": {"window": 50},
+    "narrow window": {"window": 1},
+    "window of pages": {"window": 300, "softcap": 5.0},
+}
+
+
+@pytest.mark.parametrize("lengths", RAGGED, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ragged_batches(lengths: list[tuple[int, int]], variant: str) -> None:
+    """Sequences of other lengths, in permuted pages; a few of them wholly outside a window."""
+    check(lengths, type_k="q8_0", type_v="q4_0", group=2, n_kv_heads=2, **VARIANTS[variant])
+
+
+@pytest.mark.parametrize("lengths", [[(300, 1), (0, 3)], [(40, 20), (0, 1)]], ids=str)
+def test_sinks(lengths: list[tuple[int, int]]) -> None:
+    check(lengths, group=2, n_kv_heads=2, sinks=torch.tensor([1.0, -50.0, 4.0, 30.0]))
+    check(lengths, group=2, sinks=torch.tensor([3.0, 0.0]), window=20, softcap=3.0)
+
+
+@pytest.mark.parametrize("n_processors", [1, 16, 200])
+def test_any_number_of_splits(n_processors: int) -> None:
+    """More than there are tiles, too: those without keys say so."""
+    gpu = GpuInfo(arch=90, n_processors=n_processors, ptx=False)
+    check([(600, 2), (0, 1)], type_k="q4_0", type_v="q4_1", gpu=gpu)
+
+
+def test_rows_that_see_nothing_of_a_segment() -> None:
+    """The tokens before a segment: 0, and a log-sum-exp of -inf."""
+    for n_new in (2, 12):
+        rows = paged_rows([(40, n_new)], group=2)
+        batch = replace(device_batch(rows.batch, rows.seg_batch), first_position=41)
+        out, lse = segment_attention(GPU, rows.q, rows.segment, batch, 0.125)
+        assert torch.equal(out[0], torch.zeros_like(out[0]))
+        assert bool((lse[0] == -torch.inf).all())
+        assert bool(lse[1:].isfinite().all())
+        moved = replace(rows, seg_batch=replace(rows.seg_batch, first_position=41))
+        want, _ = plain_attention(moved, 0.125)
+        assert float((out - want).abs().max()) < 4e-3
+
+
+@pytest.mark.parametrize("rotations", [(64, 64), (0, 64)])
+def test_through_the_cache(rotations: tuple[int, int]) -> None:
+    """Several segments, rotated and merged, as a backend calls it; stored by its own kernel."""
+    cache = KVCache(
+        n_layers=1,
+        n_kv_heads=1,
+        head_dim=64,
+        segments=[SegmentSpec("f16", "f16", 0), SegmentSpec("q8_0", "q5_1", 30, *rotations)],
+        n_ctx=400,
+    )
+    generator = torch.Generator().manual_seed(0)
+    sequence, ours = cache.new_sequence(), PackedAttention(GPU)
+    for n_new in (100, 1, 1, 20):
+        q, k, v = (torch.randn(n_new, n, 64, generator=generator) for n in (2, 1, 1))
+        batch = cache.batch([(sequence, [0] * n_new)])
+        rope_store(q, k, v, QueryKeySteps(), cache.layers[0], batch.segments)
+        sequence.length += n_new
+        got = attention(ours, q, cache.layers[0], batch, 0.125)
+        want = attention(attention_reference, q.double(), cache.layers[0], batch, 0.125)
+        assert float((got - want).norm() / want.norm()) < 1e-3

@@ -1,10 +1,10 @@
-"""What the GPU's kernels write into pages, in the interpreter, against the formats' own encoders."""
+"""What the GPU's kernels write into pages, in the interpreter, against the formats' encoders."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from paged_rows import poisoned_cache
+from paged_rows import has_own_file, poisoned_cache
 from torch import Tensor
 
 from localkv.cache_layout import PAGE_TOKENS, SegmentSpec
@@ -15,7 +15,11 @@ from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS, QuantFormat
 
-by_format = pytest.mark.parametrize("fmt", KV_FORMATS.values(), ids=lambda fmt: fmt.name)
+by_format = pytest.mark.parametrize(
+    "fmt",
+    [fmt for fmt in KV_FORMATS.values() if has_own_file(fmt)],
+    ids=lambda fmt: fmt.name,
+)
 
 
 def stored(planes: tuple[Tensor, ...], slots: Tensor) -> list[Tensor]:
@@ -23,24 +27,32 @@ def stored(planes: tuple[Tensor, ...], slots: Tensor) -> list[Tensor]:
     return [plane[slots // PAGE_TOKENS, :, slots % PAGE_TOKENS] for plane in planes]
 
 
-FLOATS = {"d": torch.float16, "m": torch.float16}
 VALUES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def numbers(fmt: QuantFormat, plane: Tensor) -> Tensor:
+    """A plane as the floats that it holds (f32, f16, bf16, scales and minima), or as bytes."""
+    halves = torch.float16 if plane.shape[-1] == 2 else torch.uint8
+    return plane.contiguous().view(VALUES.get(fmt.name, halves))
 
 
 def assert_encoded(fmt: QuantFormat, got: list[Tensor], x: Tensor) -> None:
     """Byte for byte what `encode` makes of x, save for the bits of a NaN and a minimum's -0."""
-    for plane, ours, want in zip(fmt.planes, got, fmt.codec.encode(x), strict=True):
-        ours, want = ours.contiguous(), want.contiguous()
+    for i, (ours, want) in enumerate(zip(got, fmt.codec.encode(x), strict=True)):
         assert ours.shape == want.shape
-        dtype = VALUES.get(fmt.name) if plane.name == "values" else FLOATS.get(plane.name)
-        if dtype is not None:
-            is_nan = want.view(dtype).isnan()
-            assert torch.equal(ours.view(dtype).isnan(), is_nan), plane.name
-            ours, want = (plane.view(dtype).masked_fill(is_nan, 0) for plane in (ours, want))
-            if plane.name == "m":
+        ours, want = numbers(fmt, ours), numbers(fmt, want)
+        if want.dtype == torch.uint8:
+            if fmt.name.startswith("fp8"):
+                ours, want = (
+                    plane.masked_fill((plane & 0x7F) == 0x7F, 0x7F) for plane in (ours, want)
+                )
+        else:
+            assert torch.equal(ours.isnan(), want.isnan())
+            ours, want = (plane.masked_fill(plane.isnan(), 0) for plane in (ours, want))
+            if i == 1:
                 ours, want = ours + 0, want + 0
             ours, want = ours.view(torch.uint8), want.view(torch.uint8)
-        assert torch.equal(ours, want), plane.name
+        assert torch.equal(ours, want), f"plane {i}"
 
 
 def store_all(fmt: QuantFormat, x: Tensor) -> list[Tensor]:
@@ -107,9 +119,9 @@ def test_odd_rows(fmt: QuantFormat) -> None:
 def test_many_rows(fmt: QuantFormat) -> None:
     """Codes and scales near every boundary turn up in so many."""
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(512, 1, 256, generator=generator)
+    x = torch.randn(120, 4, 128, generator=generator)
     x[::3] = (x[::3] * 8).round() / 2
-    x[1::3] *= torch.exp2(torch.randint(-40, 17, (171, 1, 1), generator=generator).float())
+    x[1::3] *= torch.exp2(torch.randint(-40, 17, (40, 4, 1), generator=generator).float())
     assert_encoded(fmt, store_all(fmt, x), x)
 
 

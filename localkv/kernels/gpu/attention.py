@@ -8,7 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.kernels.gpu.attention_config import TileConfig, decode_config, prefill_config
+from localkv.kernels.gpu.attention_config import (
+    PRODUCTS,
+    TileConfig,
+    decode_config,
+    prefill_config,
+)
 from localkv.kernels.gpu.attention_decode import decode_kernel
 from localkv.kernels.gpu.attention_merge import merge_kernel
 from localkv.kernels.gpu.attention_prefill import prefill_kernel
@@ -20,8 +25,8 @@ from localkv.quant_formats.gpu_cache import gpu_codec
 FEW_TOKENS = 8
 """New tokens of a sequence up to which its context is split among programs."""
 MOST_SPLITS = 64
+MOST_CHANNELS = 256
 PROGRAMS_PER_PROCESSOR = 2
-VALUE_BYTES = {"fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,15 @@ def device_batch(batch: Batch, seg_batch: SegmentBatch) -> DeviceBatch:
     )
 
 
-def padded(n: int) -> int:
-    """The power of two that a head's channels are padded to."""
-    return max(64, triton.next_power_of_2(n))
+def padded(head_dim: int) -> int:
+    """The power of two that a head's channels are padded to.
+
+    Raises:
+        ValueError: a head has more channels than tiles are made for.
+    """
+    if head_dim > MOST_CHANNELS:
+        raise ValueError(f"heads of {head_dim} channels: kernels take {MOST_CHANNELS} at most")
+    return max(64, triton.next_power_of_2(head_dim))
 
 
 def _side(fmt: QuantFormat, side: str) -> dict[str, object]:
@@ -69,8 +80,7 @@ def _side(fmt: QuantFormat, side: str) -> dict[str, object]:
     return {
         f"READ_{side}": codec.read_tile,
         f"COLUMNS_{side}": codec.columns,
-        f"TYPE_{side}": codec.TILE_TYPE,
-        f"PRECISION_{side}": codec.PRECISION,
+        f"PRODUCT_{side}": codec.PRODUCT,
     }
 
 
@@ -104,9 +114,9 @@ def attention_constants(
     }
 
 
-def value_bytes(*formats: QuantFormat) -> int:
-    """Bytes of a decoded value, the most of several types."""
-    return max(VALUE_BYTES[gpu_codec(fmt).TILE_TYPE] for fmt in formats)
+def product_of(*formats: QuantFormat) -> str:
+    """The product, of those that the types need, that takes the most room."""
+    return max((gpu_codec(fmt).PRODUCT for fmt in formats), key=PRODUCTS.index)
 
 
 def n_splits(gpu: GpuInfo, sequences: int, n_kv_heads: int, capacity: int, keys: int) -> int:
@@ -147,7 +157,7 @@ def segment_attention(
     width = padded(head_dim)
     decode = batch.most_new <= FEW_TOKENS
     choose = decode_config if decode else prefill_config
-    tiles = choose(gpu.arch, width, value_bytes(segment.format_k, segment.format_v))
+    tiles = choose(gpu.arch, width, product_of(segment.format_k, segment.format_v))
     queries = tiles.queries or max(
         gpu.least_queries, triton.next_power_of_2(batch.most_new * group)
     )

@@ -6,7 +6,7 @@ generation has, few instructions per key. None of them has been timed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class TileConfig:
     """How a kernel is launched.
 
     Attributes:
-        queries: rows of Q of a program, a power of two; 0 where the kernel has as many as there are.
+        queries: rows of Q of a program, a power of two; 0: as many as there are.
         keys: rows of K and V of a tile; divides a page.
         warps: of a program.
         stages: tiles on their way from memory at the same time, plus one.
@@ -26,23 +26,51 @@ class TileConfig:
     stages: int
 
 
-BLACKWELL_SERVER = 100
-"""Compute capability 10: Triton 3.6 and 3.7 can't pipeline prefill, and take its matrix unit, which
-has costs of its own, for tiles of 64 keys."""
+PRODUCTS = ("fp16", "tf32", "tf32x3")
+"""How tiles are multiplied (see `quant_formats.gpu_cache`), by the room that it takes."""
+
+DECODE_KEYS = {
+    "fp16": {64: 128, 128: 64, 256: 64},
+    "tf32": {64: 64, 128: 64, 256: 32},
+    "tf32x3": {64: 64, 128: 32, 256: 16},
+}
+PREFILL = {
+    "fp16": {
+        64: TileConfig(128, 128, 8, 2),
+        128: TileConfig(128, 64, 8, 2),
+        256: TileConfig(64, 32, 8, 2),
+    },
+    "tf32": {
+        64: TileConfig(64, 64, 4, 2),
+        128: TileConfig(64, 32, 4, 2),
+        256: TileConfig(32, 32, 8, 1),
+    },
+    "tf32x3": {
+        64: TileConfig(64, 32, 4, 2),
+        128: TileConfig(32, 32, 4, 2),
+        256: TileConfig(16, 16, 4, 1),
+    },
+}
+"""By channels of a head, as a power of two; within the 99 KiB of shared memory of 8.6."""
 
 
-def decode_config(arch: int, width: int, value_bytes: int) -> TileConfig:
+def decode_config(arch: int, width: int, product: str) -> TileConfig:
     """For `attention_decode`.
 
     Args:
         arch: compute capability, 86 for 8.6.
         width: channels of a head, as a power of two.
-        value_bytes: of a decoded value, the wider of K's and V's.
+        product: of `PRODUCTS`, the later of K's and V's.
     """
-    keys = 64
-    return TileConfig(0, keys, 4, 2)
+    return TileConfig(0, DECODE_KEYS[product][width], 4, 2)
 
 
-def prefill_config(arch: int, width: int, value_bytes: int) -> TileConfig:
+def prefill_config(arch: int, width: int, product: str) -> TileConfig:
     """For `attention_prefill`; arguments as of `decode_config`."""
-    return TileConfig(128, 64, 8, 1 if arch == BLACKWELL_SERVER else 2)
+    if arch == 90 and width == 256 and product == "fp16":
+        return TileConfig(128, 64, 8, 2)  # wgmma reads from more shared memory
+    tiles = PREFILL[product][width]
+    if arch // 10 == 10:
+        # the pipeliner of Triton 3.6 and 3.7 fails on its tensor memory and the fence
+        return replace(tiles, stages=1)
+    return tiles

@@ -14,6 +14,7 @@ from localkv.kernels.gpu.online_softmax import (
     LN_2,
     LOG2_E,
     LOWEST,
+    dot,
     rounded_to,
     scaled_logits,
     sees,
@@ -41,12 +42,10 @@ def prefill_kernel(
     window,
     READ_K: tl.constexpr,
     COLUMNS_K: tl.constexpr,
-    TYPE_K: tl.constexpr,
-    PRECISION_K: tl.constexpr,
+    PRODUCT_K: tl.constexpr,
     READ_V: tl.constexpr,
     COLUMNS_V: tl.constexpr,
-    TYPE_V: tl.constexpr,
-    PRECISION_V: tl.constexpr,
+    PRODUCT_V: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -94,8 +93,8 @@ def prefill_kernel(
     q_high = tl.load(
         q_row + k_high[None, :], mask=is_query[:, None] & (k_high < HEAD_DIM)[None, :], other=0.0
     )
-    q_low = rounded_to(q_low, TYPE_K)
-    q_high = rounded_to(q_high, TYPE_K)
+    q_low = rounded_to(q_low, PRODUCT_K)
+    q_high = rounded_to(q_high, PRODUCT_K)
 
     largest = tl.full((QUERIES,), LOWEST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
@@ -110,8 +109,8 @@ def prefill_kernel(
         key = at + tl.arange(0, KEYS)
         valid = key < end
         low, high = READ_K(k_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
-        products = tl.dot(q_low, tl.trans(low), input_precision=PRECISION_K)
-        products = tl.dot(q_high, tl.trans(high), products, input_precision=PRECISION_K)
+        products = dot(q_low, tl.trans(low), None, PRODUCT_K)
+        products = dot(q_high, tl.trans(high), products, PRODUCT_K)
         logits = scaled_logits(products, scale, softcap, SOFTCAP)
         seen = valid[None, :] & sees(key[None, :], position[:, None], window, WINDOW)
         logits = tl.where(seen, logits, -float("inf"))
@@ -121,9 +120,9 @@ def prefill_kernel(
         total = total * shrink + tl.sum(weights, 1)
         largest = larger
         low, high = READ_V(v_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
-        weights = rounded_to(weights, TYPE_V)
-        out_low = tl.dot(weights, low, out_low * shrink[:, None], input_precision=PRECISION_V)
-        out_high = tl.dot(weights, high, out_high * shrink[:, None], input_precision=PRECISION_V)
+        weights = rounded_to(weights, PRODUCT_V)
+        out_low = dot(weights, low, out_low * shrink[:, None], PRODUCT_V)
+        out_high = dot(weights, high, out_high * shrink[:, None], PRODUCT_V)
 
     if SINKS:
         sink = LOG2_E * tl.load(sinks_ptr + head * GROUP + i % GROUP)

@@ -8,16 +8,25 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-1e30)
-"""Where a running maximum starts: finite, so that a row which sees nothing yields zeros, not NaN."""
+"""Where a running maximum starts: finite, so that a row which sees nothing gets 0, not NaN."""
 
 
 @triton.jit
-def rounded_to(x, TYPE: tl.constexpr):
-    """`x` as "fp16" or "fp32"."""
-    if TYPE == "fp16":
+def rounded_to(x, PRODUCT: tl.constexpr):
+    """`x` as the operand of such a product."""
+    if PRODUCT == "fp16":
         return x.to(tl.float16)
     else:
         return x.to(tl.float32)
+
+
+@triton.jit
+def dot(a, b, sums, PRODUCT: tl.constexpr):
+    """The matrix product, "fp16", "tf32" or "tf32x3", added to `sums` unless that is None."""
+    if PRODUCT == "fp16":
+        return tl.dot(a, b, sums)
+    else:
+        return tl.dot(a, b, sums, input_precision=PRODUCT)
 
 
 @triton.jit

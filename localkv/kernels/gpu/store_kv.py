@@ -101,7 +101,7 @@ def store_kernel(
     """Grid (blocks of ROWS tokens, N_HEADS + 2 N_KV_HEADS): heads of q, of k, of v.
 
     Args:
-        q_ptr, k_ptr, v_ptr: [n_tokens, heads, HEAD_DIM], as projected; q isn't read if N_HEADS is 0.
+        q_ptr, k_ptr, v_ptr: [n_tokens, heads, HEAD_DIM], as projected; without q N_HEADS is 0.
         q_norm_ptr, k_norm_ptr: fp32 [HEAD_DIM], if NORM.
         cos_ptr, sin_ptr: fp32 [n_tokens, ROPE_DIMS / 2]; see `RopeTable`.
         q_scale_ptr: fp32 [n_tokens], factors on q, if SCALE_Q.

@@ -1,11 +1,11 @@
 """How a GPU reads and writes each cache type: Triton functions that kernels take as constants.
 
-Pages have the pool's own layout: a plane is uint8 [pages, KV heads, 256, blocks, bytes], so the rows
-of a page and head are one piece of memory, and a *row* is numbered as if all were one list of rows:
+Pages have the pool's own layout: a plane is uint8 [pages, KV heads, 256, blocks, bytes]. So the
+rows of a page and head are one piece of memory, and a *row* is numbered as if all were one list:
 (page * n_kv_heads + head) * 256 + offset. A file `<type>.py` holds
 
-    TILE_TYPE      what a tile is multiplied as: "fp16", or "fp32" where fp16's range is too small
-    PRECISION      of products of fp32 tiles: "tf32" is exact for bf16, "tf32x3" nearly so for f32
+    PRODUCT        how a tile is multiplied: "fp16", or as fp32, where fp16's range is too small:
+                   "tf32", which is exact for bf16, or "tf32x3", in three products
     columns(WIDTH) -> the channels that the two halves of a tile hold, int32 [WIDTH / 2] each
     read_tile(planes, first_row, valid, HEAD_DIM, WIDTH, PTX) -> two halves [rows, WIDTH / 2]
     write_rows(planes, rows, valid, x, HEAD_DIM, WIDTH)
@@ -29,5 +29,6 @@ from localkv.quant_formats.base import QuantFormat
 
 
 def gpu_codec(fmt: QuantFormat) -> ModuleType:
-    """The file of a cache type."""
-    return importlib.import_module(f"{__name__}.{fmt.name}")
+    """The file of a cache type: the namesake of the one that its own codec is in."""
+    name = getattr(fmt.codec, "__name__", fmt.name).rpartition(".")[2]
+    return importlib.import_module(f"{__name__}.{name}")

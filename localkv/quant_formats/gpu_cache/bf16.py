@@ -9,8 +9,7 @@ from localkv.quant_formats.gpu_cache.planes import halves, load_valid_rows, stor
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import decode_bf16, encode_bf16
 
-TILE_TYPE = "fp32"
-PRECISION = "tf32"
+PRODUCT = "tf32"
 columns = halves
 
 

@@ -7,8 +7,7 @@ import triton.language as tl
 
 from localkv.quant_formats.gpu_cache.planes import as_f16, halves, load_valid_rows, store_rows
 
-TILE_TYPE = "fp16"
-PRECISION = "tf32"
+PRODUCT = "fp16"
 columns = halves
 
 

@@ -8,8 +8,7 @@ import triton.language as tl
 from localkv.quant_formats.gpu_cache.planes import halves, load_valid_rows, store_rows
 from localkv.triton_primitives.fence import fence
 
-TILE_TYPE = "fp32"
-PRECISION = "tf32x3"
+PRODUCT = "tf32x3"
 columns = halves
 
 

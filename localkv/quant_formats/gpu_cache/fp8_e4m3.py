@@ -9,8 +9,7 @@ from localkv.quant_formats.gpu_cache.planes import halves, load_valid_rows, stor
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import decode_e4m3, encode_e4m3
 
-TILE_TYPE = "fp16"
-PRECISION = "tf32"
+PRODUCT = "fp16"
 columns = halves
 
 

@@ -55,6 +55,24 @@ def as_f16(plane):
 
 
 @triton.jit
+def load_scales(plane, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """A fp16 number per block of 32, 0 in rows that aren't `valid`: [rows, WIDTH / 32].
+
+    A row of 2 or 4 of them is loaded as one word: with more threads than pairs of numbers each
+    would load 2 bytes, for which there is no copy to shared memory in the background.
+    """
+    blocks: tl.constexpr = WIDTH // 32
+    if HEAD_DIM == WIDTH and blocks <= 4:
+        n = tl.arange(0, valid.shape[0])
+        words = plane.to(tl.pointer_type(tl.int32 if blocks == 2 else tl.int64))
+        word = tl.load(words + (first_row + n), mask=valid, other=0)
+        bits = word[:, None] >> (16 * tl.arange(0, blocks)).to(word.dtype)[None, :]
+        return bits.to(tl.uint16).to(tl.float16, bitcast=True)
+    else:
+        return load_valid_rows(as_f16(plane), first_row, valid, 0, blocks, HEAD_DIM // 32)
+
+
+@triton.jit
 def as_i32(plane):
     """A plane of words."""
     return plane.to(tl.pointer_type(tl.int32))

@@ -8,7 +8,7 @@ import triton.language as tl
 from localkv.quant_formats.gpu_cache.planes import (
     as_f16,
     load_rows,
-    load_valid_rows,
+    load_scales,
     nibble_columns,
     repeat,
     store_rows,
@@ -17,8 +17,7 @@ from localkv.quant_formats.gpu_cache.rounding import in_blocks, pack_nibbles, sy
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.unpack import unpack_nibbles
 
-TILE_TYPE = "fp16"
-PRECISION = "tf32"
+PRODUCT = "fp16"
 columns = nibble_columns
 
 
@@ -27,7 +26,7 @@ def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     qs = load_rows(planes[1], first_row, valid.shape[0], 0, WIDTH // 2, HEAD_DIM // 2)
-    d = load_valid_rows(as_f16(planes[0]), first_row, valid, 0, WIDTH // 32, HEAD_DIM // 32)
+    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH)
     low, high = unpack_nibbles(qs, 8, PTX)
     d = repeat(d, 16)
     return fence(low * d, PTX), fence(high * d, PTX)

@@ -9,7 +9,7 @@ from localkv.quant_formats.gpu_cache.five_bits import load_five_bits
 from localkv.quant_formats.gpu_cache.planes import (
     as_f16,
     as_i32,
-    load_valid_rows,
+    load_scales,
     nibble_columns,
     repeat,
     store_rows,
@@ -22,8 +22,7 @@ from localkv.quant_formats.gpu_cache.rounding import (
 )
 from localkv.triton_primitives.fence import fence
 
-TILE_TYPE = "fp16"
-PRECISION = "tf32"
+PRODUCT = "fp16"
 columns = nibble_columns
 
 
@@ -34,8 +33,8 @@ def read_tile(
     low, high = load_five_bits(
         planes[3], planes[2], first_row, valid.shape[0], HEAD_DIM, WIDTH, 0, PTX
     )
-    d = load_valid_rows(as_f16(planes[0]), first_row, valid, 0, WIDTH // 32, HEAD_DIM // 32)
-    m = load_valid_rows(as_f16(planes[1]), first_row, valid, 0, WIDTH // 32, HEAD_DIM // 32)
+    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH)
+    m = load_scales(planes[1], first_row, valid, HEAD_DIM, WIDTH)
     d, m = repeat(d, 16), repeat(m, 16)
     return fence(low * d + m, PTX), fence(high * d + m, PTX)
 

@@ -10,7 +10,7 @@ from localkv.quant_formats.gpu_cache.planes import (
     cut,
     halves,
     load_rows,
-    load_valid_rows,
+    load_scales,
     repeat,
     store_rows,
 )
@@ -18,8 +18,7 @@ from localkv.quant_formats.gpu_cache.rounding import in_blocks, scale_and_invers
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.unpack import unpack_signed_bytes
 
-TILE_TYPE = "fp16"
-PRECISION = "tf32"
+PRODUCT = "fp16"
 columns = halves
 
 BELOW_HALF = tl.constexpr(0.5 - 2**-25)
@@ -33,7 +32,7 @@ def read_tile(
     rows: tl.constexpr = valid.shape[0]
     a = load_rows(planes[1], first_row, rows, 0, half, HEAD_DIM)
     b = load_rows(planes[1], first_row, rows, half, half, HEAD_DIM)
-    d = load_valid_rows(as_f16(planes[0]), first_row, valid, 0, WIDTH // 32, HEAD_DIM // 32)
+    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH)
     d_a, d_b = cut(d)
     a = unpack_signed_bytes(a, PTX) * repeat(d_a, 32)
     b = unpack_signed_bytes(b, PTX) * repeat(d_b, 32)

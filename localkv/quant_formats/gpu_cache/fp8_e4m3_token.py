@@ -1,0 +1,36 @@
+"""fp8_e4m3 with a scale per row; planes values, d."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.quant_formats.gpu_cache.planes import halves, load_valid_rows, store_rows
+from localkv.quant_formats.gpu_cache.row_scale import (
+    load_row_scales,
+    scale_rows,
+    store_row_scales,
+)
+from localkv.triton_primitives.fence import fence
+from localkv.triton_primitives.float_bits import decode_e4m3, encode_e4m3
+
+PRODUCT = "fp16"
+columns = halves
+
+
+@triton.jit
+def read_tile(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    half: tl.constexpr = WIDTH // 2
+    a = load_valid_rows(planes[0], first_row, valid, 0, half, HEAD_DIM)
+    b = load_valid_rows(planes[0], first_row, valid, half, half, HEAD_DIM)
+    d = load_row_scales(planes[1], first_row, valid)
+    return fence(decode_e4m3(a, PTX) * d, PTX), fence(decode_e4m3(b, PTX) * d, PTX)
+
+
+@triton.jit
+def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    d, scaled = scale_rows(x, 448.0)
+    store_rows(planes[0], rows, valid, encode_e4m3(scaled), HEAD_DIM)
+    store_row_scales(planes[1], rows, valid, d)

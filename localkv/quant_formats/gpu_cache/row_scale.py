@@ -1,0 +1,43 @@
+"""One fp16 scale for a whole row of fp8 numbers, in a plane of its own: `x = d * value`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.quant_formats.gpu_cache.planes import as_f16
+from localkv.quant_formats.gpu_cache.rounding import NAN
+
+SMALLEST = tl.constexpr(2.0**-24)
+LARGEST = tl.constexpr(65504.0)
+
+
+@triton.jit
+def load_row_scales(plane, first_row, valid):
+    """fp16 [rows, 1]; 0 for rows that aren't `valid`."""
+    n = tl.arange(0, valid.shape[0])
+    return tl.load(as_f16(plane) + (first_row + n), mask=valid, other=0.0)[:, None]
+
+
+@triton.jit
+def scale_rows(x, LARGEST_CODE: tl.constexpr):
+    """fp16 scales [rows], absmax / LARGEST_CODE rounded up, and x [rows, n] divided by them.
+
+    The scale of a row with a NaN is NaN.
+    """
+    is_nan = x != x
+    has_nan = tl.max(is_nan.to(tl.int32), 1) > 0
+    exact = tl.div_rn(tl.max(tl.where(is_nan, 0.0, tl.abs(x)), 1), LARGEST_CODE)
+    exact = tl.minimum(tl.maximum(exact, SMALLEST), LARGEST)
+    nearest = exact.to(tl.float16)
+    # of positive numbers the next larger one has the next larger bits
+    too_small = (nearest.to(tl.float32) < exact).to(tl.int16)
+    d = (nearest.to(tl.int16, bitcast=True) + too_small).to(tl.float16, bitcast=True)
+    d = tl.where(has_nan, NAN, d.to(tl.float32))
+    return d.to(tl.float16), tl.div_rn(x, tl.broadcast_to(d[:, None], x.shape))
+
+
+@triton.jit
+def store_row_scales(plane, rows, valid, d):
+    """Of d [rows], those that are `valid`."""
+    tl.store(as_f16(plane) + rows, d, mask=valid)

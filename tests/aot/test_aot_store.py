@@ -1,0 +1,55 @@
+"""What the kernel that stores rows compiles to, for every type."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from aot_report import ARCHS, compile_kernel, report
+from attention_builds import plane_types
+
+from localkv.kernels.gpu.store_kv import store_kernel
+from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats.gpu_cache import gpu_codec
+
+NAMES = list(KV_FORMATS)
+FLOATS = ("q_norm_ptr", "k_norm_ptr", "cos_ptr", "sin_ptr", "q_scale_ptr")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_store(name: str) -> None:
+    """Each type on one GPU or another, as K and as V: no spills, and ggml's two roundings."""
+    arch = ARCHS[NAMES.index(name) % len(ARCHS)]
+    fmt = KV_FORMATS[name]
+    codec = gpu_codec(fmt)
+    types: dict[str, str | tuple[str, ...]] = {
+        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "q_out_ptr"), "*fp16"),
+        **dict.fromkeys(FLOATS, "*fp32"),
+        **dict.fromkeys(("tokens_ptr", "slots_ptr"), "*i64"),
+        **dict.fromkeys(("k_planes", "v_planes"), plane_types(fmt)),
+        **dict.fromkeys(("n_tokens", "n_stored"), "i32"),
+        "eps": "fp32",
+    }
+    constants = {
+        "WRITE_K": codec.write_rows,
+        "WRITE_V": codec.write_rows,
+        "N_HEADS": 32,
+        "N_KV_HEADS": 8,
+        "HEAD_DIM": 128,
+        "WIDTH": 128,
+        "ROWS": 1,
+        "NORM": False,
+        "ROPE_DIMS": 128,
+        "INTERLEAVED": False,
+        "SCALE_Q": False,
+        "ROTATION_K": 128,
+        "ROTATION_V": 64,
+    }
+    compiled = compile_kernel(
+        store_kernel, arch, types, constants, num_warps=1, enable_fp_fusion=False
+    )
+    got = report(compiled)
+    assert got.stack_bytes == 0
+    assert got.stores
+    # division has fused steps of its own, but is a function or a macro of PTX
+    assert not re.search(r"\bfma\.rn\.f32\b", compiled.asm["ptx"])
