@@ -27,7 +27,7 @@ TYPES = {
 
 
 def check(kernel: Any, arch: int, constants: dict[str, Any], n_warps: int, **types: Any) -> None:
-    arguments = {name: "*fp32" for name in kernel.arg_names} | TYPES | types
+    arguments = dict.fromkeys(kernel.arg_names, "*fp32") | TYPES | types
     compiled = compile_kernel(
         kernel,
         arch,
