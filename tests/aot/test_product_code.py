@@ -73,13 +73,20 @@ def test_each_type(arch: int, name: str, n_tokens: int) -> None:
         assert units == {"HMMA"}
 
 
+@pytest.mark.parametrize("n_tokens", [16, 32, 64])
+@pytest.mark.parametrize("name", ["q4_K", "q5_K"])
+@pytest.mark.parametrize("arch", [86, 100])
+def test_numbers_of_tokens_between(arch: int, name: str, n_tokens: int) -> None:
+    check(linear_build(arch, (name,), n_tokens), MANY)
+
+
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q5_0", "f16"])
 @pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
 @pytest.mark.parametrize("arch", [86, 90])
 def test_small_matrices_of_odd_widths(arch: int, n_tokens: int, name: str) -> None:
     """Few rows for a program, and a last step that is not full."""
-    build = linear_build(arch, (name,), n_tokens, n_out=512, n_in=576)
-    assert 576 % build.sizes.values
+    build = linear_build(arch, (name,), n_tokens, n_out=512, n_in=608)
+    assert 608 % build.sizes.values
     check(build, n_tokens)
 
 
