@@ -140,18 +140,27 @@ def linear_build(
     n_out: int = N_OUT,
     n_in: int = N_IN,
     wide: bool = False,
+    epilogue: bool = False,
 ) -> Build:
-    """`linear_kernel` for one to three matrices in formats `names`."""
+    """`linear_kernel` for one to three matrices in formats `names`.
+
+    Args:
+        epilogue: with biases and a residual, and with activations that are halved.
+    """
     layouts, sizes = _sizes(names, n_tokens, n_out, n_in)
-    constants = {**_common(arch, layouts, sizes), "residual_ptr": None, "WIDE": wide}
+    constants = {**_common(arch, layouts, sizes), "WIDE": wide, "HALVES": epilogue}
+    constants |= {} if epilogue else {"residual_ptr": None}
     constants["EVEN"] = n_in % sizes.values == 0
     types: dict[str, Any] = {
         **_x_types(constants),
         **dict.fromkeys(("n_tokens", "n_in", "split_stride"), "i32"),
-        "out_ptr": "*fp32",
+        **dict.fromkeys(("out_ptr", "residual_ptr"), "*fp32"),
     }
     for i, key in enumerate("abc"):
-        constants[f"{key}_bias_ptr"] = None
+        if epilogue and i < len(names):
+            types[f"{key}_bias_ptr"] = "*fp32"
+        else:
+            constants[f"{key}_bias_ptr"] = None
         constants[key.upper()] = layouts[i].read if i < len(names) else None
         constants[f"{key.upper()}_UNIT"] = layouts[i].unit if i < len(names) else None
         if i < len(names):
@@ -163,7 +172,9 @@ def linear_build(
 
 
 @cache
-def gate_up_build(arch: int, name: str, n_tokens: int, *, routed: bool) -> Build:
+def gate_up_build(
+    arch: int, name: str, n_tokens: int, *, routed: bool, split: bool = False
+) -> Build:
     """`gate_up_kernel`, or the one for routed experts, sorted where there are many tokens."""
     layouts, sizes = _sizes((name, name), n_tokens)
     constants = {
@@ -184,7 +195,7 @@ def gate_up_build(arch: int, name: str, n_tokens: int, *, routed: bool) -> Build
         constants["N_USED"] = 8
         types |= _pair_types(constants, n_tokens)
         return _built(experts_gate_up_kernel, arch, types, constants, sizes, (name,))
-    constants |= {"gate_bias_ptr": None, "up_bias_ptr": None, "SPLIT": False}
+    constants |= {"gate_bias_ptr": None, "up_bias_ptr": None, "SPLIT": split}
     return _built(gate_up_kernel, arch, types, constants, sizes, (name,))
 
 

@@ -100,6 +100,14 @@ def test_small_matrices(arch: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [ONE, MANY])
+def test_what_comes_with_a_product(n_tokens: int) -> None:
+    """Bias, residual, activations that are halved; rows that several programs share."""
+    check(linear_build(86, ("f16",), n_tokens, epilogue=True), n_tokens)
+    check(linear_build(86, ("f16", "f16"), n_tokens, epilogue=True), n_tokens)
+    check(gate_up_build(86, "q8_0", n_tokens, routed=False, split=True), n_tokens)
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, MANY])
 @pytest.mark.parametrize("names", [("q4_K", "q4_K", "q6_K"), ("q5_K", "q5_K", "q5_K")])
 @pytest.mark.parametrize("arch", [86, 100])
 def test_q_k_and_v_in_one_launch(arch: int, names: tuple[str, ...], n_tokens: int) -> None:
