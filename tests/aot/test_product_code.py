@@ -45,7 +45,7 @@ def check(build: Build, n_tokens: int, *, products: int = 1) -> None:
     report = build.report
     assert report.n_loop > 0
     assert report.n_local == 0
-    assert report.stack_bytes <= 16, "ptxas leaves a register or two outside the loop"
+    assert report.stack_bytes <= 32, "ptxas leaves some registers outside the loop"
     assert report.registers <= REGISTERS[n_tokens]
     assert report.shared_bytes <= SHARED_BYTES
     assert build.run_bytes
