@@ -19,6 +19,7 @@ from localkv.quant_formats import FORMATS
 from localkv.quant_formats.gpu_weights.weight_layout import WeightLayout, weight_layout
 
 N_IN = N_OUT = 4096
+N_PROCESSORS = 100
 ALIGNED = ("n_in", "n_rows", "a_rows", "b_rows", "c_rows", "split_stride")
 TYPES = {
     torch.uint8: "*u8",
@@ -65,7 +66,7 @@ def _planes(name: str) -> tuple[torch.Tensor, ...]:
 
 
 def _code_bytes(name: str, sizes: TileSizes) -> float:
-    """Code planes are those of bytes in whole runs, or the only one."""
+    """That a thread loads in a step. Code planes hold bytes in runs of 16, or are the only one."""
     planes = _planes(name)
     codes = [p for p in planes if len(planes) == 1 or p.nbytes >= N_IN // 8]
     a_row = sum(p.nbytes for p in codes if p.dtype == torch.uint8 or len(planes) == 1)
@@ -98,15 +99,19 @@ def _built(kernel: Any, arch: int, types: dict[str, Any], constants: dict[str, A
     )
 
 
-def _sizes(names: Sequence[str], n_tokens: int) -> tuple[list[WeightLayout], TileSizes]:
+def _sizes(
+    names: Sequence[str], n_tokens: int, n_out: int = N_OUT, n_in: int = N_IN
+) -> tuple[list[WeightLayout], TileSizes]:
     layouts = [weight_layout(FORMATS[name]) for name in names]
     exact = any(layout.is_exact for layout in layouts)
     unit = max(layout.unit for layout in layouts)
-    return layouts, tile_sizes(n_tokens, N_OUT, N_IN, unit, 100, exact=exact)
+    return layouts, tile_sizes(
+        n_tokens, n_out, n_in, unit, N_PROCESSORS, exact=exact, alone=len(names) == 1
+    )
 
 
 def _common(arch: int, layouts: Sequence[WeightLayout], sizes: TileSizes) -> dict[str, Any]:
-    gpu = GpuInfo(arch, 100)
+    gpu = GpuInfo(arch, N_PROCESSORS)
     reads_float32 = sizes.tokens == 1 or any(layout.is_exact for layout in layouts)
     return {
         **({"restore_ptr": None} if reads_float32 else {}),
@@ -128,17 +133,34 @@ def _x_types(constants: dict[str, Any]) -> dict[str, str]:
 
 
 @cache
-def linear_build(arch: int, names: tuple[str, ...], n_tokens: int) -> Build:
-    """`linear_kernel` for one to three matrices in formats `names`."""
-    layouts, sizes = _sizes(names, n_tokens)
-    constants = {**_common(arch, layouts, sizes), "residual_ptr": None}
+def linear_build(
+    arch: int,
+    names: tuple[str, ...],
+    n_tokens: int,
+    n_out: int = N_OUT,
+    n_in: int = N_IN,
+    wide: bool = False,
+    epilogue: bool = False,
+) -> Build:
+    """`linear_kernel` for one to three matrices in formats `names`.
+
+    Args:
+        epilogue: with biases and a residual, and with activations that are halved.
+    """
+    layouts, sizes = _sizes(names, n_tokens, n_out, n_in)
+    constants = {**_common(arch, layouts, sizes), "WIDE": wide, "HALVES": epilogue}
+    constants |= {} if epilogue else {"residual_ptr": None}
+    constants["EVEN"] = n_in % sizes.values == 0
     types: dict[str, Any] = {
         **_x_types(constants),
         **dict.fromkeys(("n_tokens", "n_in", "split_stride"), "i32"),
-        "out_ptr": "*fp32",
+        **dict.fromkeys(("out_ptr", "residual_ptr"), "*fp32"),
     }
     for i, key in enumerate("abc"):
-        constants[f"{key}_bias_ptr"] = None
+        if epilogue and i < len(names):
+            types[f"{key}_bias_ptr"] = "*fp32"
+        else:
+            constants[f"{key}_bias_ptr"] = None
         constants[key.upper()] = layouts[i].read if i < len(names) else None
         constants[f"{key.upper()}_UNIT"] = layouts[i].unit if i < len(names) else None
         if i < len(names):
@@ -150,9 +172,11 @@ def linear_build(arch: int, names: tuple[str, ...], n_tokens: int) -> Build:
 
 
 @cache
-def gate_up_build(arch: int, name: str, n_tokens: int, *, routed: bool) -> Build:
+def gate_up_build(
+    arch: int, name: str, n_tokens: int, *, routed: bool, split: bool = False
+) -> Build:
     """`gate_up_kernel`, or the one for routed experts, sorted where there are many tokens."""
-    layouts, sizes = _sizes((name,), n_tokens)
+    layouts, sizes = _sizes((name, name), n_tokens)
     constants = {
         **_common(arch, layouts, sizes),
         "GATE": layouts[0].read,
@@ -171,7 +195,7 @@ def gate_up_build(arch: int, name: str, n_tokens: int, *, routed: bool) -> Build
         constants["N_USED"] = 8
         types |= _pair_types(constants, n_tokens)
         return _built(experts_gate_up_kernel, arch, types, constants, sizes, (name,))
-    constants |= {"gate_bias_ptr": None, "up_bias_ptr": None, "SPLIT": False}
+    constants |= {"gate_bias_ptr": None, "up_bias_ptr": None, "SPLIT": split}
     return _built(gate_up_kernel, arch, types, constants, sizes, (name,))
 
 

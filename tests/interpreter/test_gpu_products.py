@@ -97,7 +97,7 @@ def test_products_of_many_tokens(name: str, n_tokens: int) -> None:
 def test_rows_that_several_programs_share(n_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bias and residual are added once."""
     monkeypatch.setattr(products, "gpu_of", lambda device: GpuInfo(80, 64, ptx=False))
-    n_in = 8192
+    n_in = 4096
     assert products.sizes_for(n_tokens, 40, [prepared("q8_0", 40, n_in)]).n_splits > 1
     gate, up = (Linear(prepared("q8_0", 40, n_in, seed=i), torch.randn(40)) for i in (1, 2))
     x, residual = torch.randn(n_tokens, n_in), torch.randn(n_tokens, 40)

@@ -58,7 +58,7 @@ def backend() -> Backend:
     [
         ("llama-tied", GGMLType.Q8_0),
         ("llama-fused-qkv", GGMLType.Q4_0),
-        ("llama-biases", GGMLType.Q5_1),
+        ("llama-biases", GGMLType.Q4_1),
         ("qwen3", GGMLType.F16),
         ("qwen2moe", GGMLType.Q8_0),
         ("qwen3moe", GGMLType.F32),

@@ -39,7 +39,7 @@ def scale_to_fp16(x):
     return (x * factor[:, None]).to(tl.float16), 1.0 / factor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def pack_rows_kernel(
     x_ptr, values_ptr, restore_ptr, n_rows, n,
     ROWS: tl.constexpr, N: tl.constexpr, HALVES: tl.constexpr,

@@ -43,6 +43,7 @@ def _sizes(n_pairs: int, weights: list[PlaneTensor]) -> TileSizes:
         max(weight.layout.unit for weight in weights),
         gpu_of(weights[0].planes[0].device).n_processors,
         exact=any(weight.layout.is_exact for weight in weights),
+        alone=len(weights) == 1,
     )
 
 

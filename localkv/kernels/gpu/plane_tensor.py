@@ -90,4 +90,4 @@ def _fp16_scale(layout: WeightLayout, planes: tuple[Tensor, ...]) -> float:
     bound = float(layout.bound(planes))
     if bound == 0 or not math.isfinite(bound):
         return 1.0
-    return 2.0 ** (LARGEST_F16 - math.frexp(bound)[1])
+    return 2.0 ** min(LARGEST_F16 - math.frexp(bound)[1], 100)

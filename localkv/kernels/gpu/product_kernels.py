@@ -54,7 +54,7 @@ def _one_linear(
     tl.store(out_ptr + at, y, mask=ok)
 
 
-@triton.jit(do_not_specialize=["n_tokens"])
+@triton.jit(do_not_specialize=["n_tokens", "split_stride"])
 def linear_kernel(
     x_ptr, restore_ptr, out_ptr, residual_ptr, n_tokens, n_in, split_stride,
     a_planes, a_scale, a_bias_ptr, a_rows,
@@ -110,7 +110,7 @@ def silu(x):
     return x / (1.0 + tl.exp(-x))
 
 
-@triton.jit(do_not_specialize=["n_tokens"])
+@triton.jit(do_not_specialize=["n_tokens", "split_stride"])
 def gate_up_kernel(
     x_ptr, restore_ptr, out_ptr, n_tokens, n_in, n_rows, split_stride,
     gate_planes, gate_scale, gate_bias_ptr, up_planes, up_scale, up_bias_ptr,

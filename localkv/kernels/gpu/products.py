@@ -69,6 +69,7 @@ def sizes_for(n_tokens: int, n_out: int, weights: Sequence[PlaneTensor]) -> Tile
         max(weight.layout.unit for weight in weights),
         gpu_of(weights[0].planes[0].device).n_processors,
         exact=any(weight.layout.is_exact for weight in weights),
+        alone=len(weights) == 1,
     )
 
 

@@ -13,7 +13,7 @@ TILE = 2048
 """Values that a program takes at least."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def rms_norm_kernel(
     x_ptr, weight_ptr, out_ptr, restore_ptr, n_rows, n, eps,
     ROWS: tl.constexpr, N: tl.constexpr,

@@ -27,10 +27,10 @@ def gpu_of(device: torch.device) -> GpuInfo:
 def wants_fence(gpu: GpuInfo) -> bool:
     """Whether decoded tiles need it (`triton_primitives.fence`).
 
-    Generation 10 keeps operands in a memory of its own, and Triton up to 3.7 can't pipeline a loop
-    that has a fence there.
+    Generations 10 and 11 keep operands in a memory of their own, and Triton up to 3.7 can't
+    pipeline a loop that has a fence there.
     """
-    return gpu.ptx and gpu.arch // 10 != 10
+    return gpu.ptx and gpu.arch // 10 not in (10, 11)
 
 
 @dataclass(frozen=True)
@@ -53,24 +53,25 @@ class TileSizes:
 
 
 def single_token_sizes(n_out: int, n_in: int, unit: int, n_processors: int) -> TileSizes:
-    """For one token: a warp loads 512 bytes of codes of four rows at a time, where it can."""
-    values = max(unit, min(2048 if unit > 64 else 1024, triton.next_power_of_2(n_in)))
+    """For one token: each thread loads a run of codes of some rows at a time."""
+    values = max(unit, min(2048 if unit > 64 else 1024, int(triton.next_power_of_2(n_in))))
     rows = 16 if unit > 8 else 8
     while rows > 4 and triton.cdiv(n_out, rows) < 2 * n_processors:
         rows //= 2
-    return TileSizes(
-        1, rows, values, 4, 1, _splits(triton.cdiv(n_out, rows), n_in, values, n_processors)
-    )
+    n_warps = max(1, min(4, rows * values // unit // 32))
+    n_splits = _splits(triton.cdiv(n_out, rows), n_in, values, n_processors)
+    return TileSizes(1, rows, values, n_warps, 1, n_splits)
 
 
 def tile_sizes(
-    n_tokens: int, n_out: int, n_in: int, unit: int, n_processors: int, *, exact: bool
+    n_tokens: int, n_out: int, n_in: int, unit: int, n_processors: int, *, exact: bool, alone: bool
 ) -> TileSizes:
     """For any number of tokens.
 
     Args:
         unit: the largest of the weights' (`WeightLayout.unit`).
         exact: activations are fp32.
+        alone: a kernel multiplies with one matrix. With several it needs more registers.
     """
     if n_tokens == 1:
         return single_token_sizes(n_out, n_in, unit, n_processors)
@@ -79,6 +80,10 @@ def tile_sizes(
     elif n_tokens <= 32:
         tokens = max(8, triton.next_power_of_2(n_tokens))
         sizes = TileSizes(tokens, 64, max(2 * unit, 128), 4, 2 if unit > 64 else 3)
+    elif not alone and unit > 64:
+        sizes = TileSizes(32, 128, 128, 4, 2)
+    elif not alone:
+        sizes = TileSizes(64, 128, max(2 * unit, 64), 8, 2)
     elif n_tokens <= 64 or unit > 32:
         sizes = TileSizes(64, 128, 128 if unit > 32 else 64, 4, 2 if unit > 32 else 3)
     else:

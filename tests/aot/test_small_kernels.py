@@ -1,0 +1,65 @@
+"""That Triton's compiler takes the kernels around the products, and that they spill nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aot_report import compile_kernel, report
+from product_builds import plane_types
+
+from localkv.kernels.gpu.activations import pack_rows_kernel, row_warps
+from localkv.kernels.gpu.embedding import WIDTH, embed_kernel
+from localkv.kernels.gpu.moe_kernels import combine_kernel
+from localkv.kernels.gpu.moe_route import route_kernel
+from localkv.kernels.gpu.rms_norm import rms_norm_kernel
+from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
+from localkv.quant_formats.gpu_weights.weight_layout import weight_layout
+
+N = 4096
+TYPES = {
+    "eps": "fp32",
+    "ids_ptr": "*i64",
+    "experts_ptr": "*i32",
+    "values_ptr": "*fp16",
+    **dict.fromkeys(("n", "n_rows", "n_experts"), "i32"),
+}
+
+
+def check(kernel: Any, arch: int, constants: dict[str, Any], n_warps: int, **types: Any) -> None:
+    arguments = dict.fromkeys(kernel.arg_names, "*fp32") | TYPES | types
+    compiled = compile_kernel(
+        kernel,
+        arch,
+        arguments,
+        constants,
+        num_warps=n_warps,
+        aligned=[n for n in ("n",) if n in kernel.arg_names],
+    )
+    assert report(compiled).stack_bytes == 0
+
+
+@pytest.mark.parametrize("arch", [80, 90, 120])
+def test_rows(arch: int) -> None:
+    """Norms of rows and of heads, and packing."""
+    warps = row_warps(N)
+    check(rms_norm_kernel, arch, {"ROWS": 1, "N": N, "restore_ptr": None}, warps)
+    check(rms_norm_kernel, arch, {"ROWS": 16, "N": 128, "restore_ptr": None}, row_warps(2048))
+    check(rms_norm_kernel, arch, {"ROWS": 1, "N": N}, warps, out_ptr="*fp16")
+    for halves in (False, True):
+        constants = {"ROWS": 1, "N": 4 * N, "HALVES": halves}
+        check(pack_rows_kernel, arch, constants, row_warps(4 * N))
+
+
+@pytest.mark.parametrize("name", [fmt.name for fmt in WEIGHT_FORMATS.values()])
+def test_embedding(name: str) -> None:
+    layout = weight_layout(FORMATS[name])
+    constants = {"READ": layout.read, "UNIT": layout.unit, "VALUES": WIDTH, "WIDE": False}
+    check(embed_kernel, 86, {**constants, "PTX": True}, 1, planes=plane_types(name))
+
+
+@pytest.mark.parametrize("arch", [80, 90, 120])
+def test_routing(arch: int) -> None:
+    constants = {"N": 128, "N_USED": 8, "USED": 8, "RENORMALISE": True}
+    check(route_kernel, arch, constants, 1)
+    check(combine_kernel, arch, {"N_USED": 8, "N": N}, row_warps(N))
