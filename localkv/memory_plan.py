@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localkv.cache_layout import cache_bytes, cache_segments
-from localkv.kernels.cpu_panel_bytes import PANEL_FORMATS, panels_bytes
+from localkv.kernels.cpu_panel_bytes import PANEL_FORMAT_NAMES, panels_bytes
 from localkv.quant_formats import KV_FORMATS
 from localkv.scratch_bytes import scratch_bytes
 
@@ -81,7 +81,7 @@ def plan_memory(
         n_batch=n_batch,
         n_threads=n_threads,
         backend=backend,
-        largest_matrix=max((math.prod(t.shape[-2:]) for t in tensors if len(t.shape) > 1)),
+        largest_matrix=max(math.prod(t.shape[-2:]) for t in tensors if len(t.shape) > 1),
     )
     return MemoryPlan(mapped, allocated, k, v, scratch)
 
@@ -103,7 +103,7 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
         elif (
             backend == "cpu"
             and len(tensor.shape) > 1
-            and name in PANEL_FORMATS
+            and name in PANEL_FORMAT_NAMES
             and not looked_up
         ):
             allocated += panels_bytes(tensor.format, tensor.shape)

@@ -5,6 +5,9 @@ attention's output) and those of one operation; the widest operation counts, wit
 torch holds at its peak. To these come the packed activations of a product, a decoded tile of a
 weight, the threads' scratch of attention, and the logits of one token with what sampling makes of
 them. Code, libraries and what Python itself takes are not counted.
+
+Tensors come and go in several sizes, and malloc keeps what was freed, so the process grows by more
+than is in use at once: by up to twice as much, measured with glibc. `ALLOCATOR` stands for that.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from localkv.kernels.cpu_attention_sizes import (
 from localkv.quant_formats.base import TILE_VALUES
 
 FLOAT = 4
+ALLOCATOR = 2.0
+"""Bytes that the process grows by for each byte of tensors in use at the peak."""
 ACTIVATION_BYTES = 4.125
 """Per value of a product's left side when it is packed: float32 and a sum per 32 values."""
 TILE_BYTES = 12
@@ -60,7 +65,7 @@ def scratch_bytes(
     else:
         attention = _cpu_attention_bytes(config, n_ctx, n_threads)
     logits = VOCABULARY_BYTES * config.n_vocab
-    return int(n_tokens * per_token) + tile + attention + logits
+    return int(ALLOCATOR * (n_tokens * per_token + tile)) + attention + logits
 
 
 def _ffn_width(config: ModelConfig) -> int:
@@ -98,7 +103,7 @@ def _cpu_attention_bytes(config: ModelConfig, n_ctx: int, n_threads: int) -> int
 
 
 def _reference_attention_bytes(config: ModelConfig, n_ctx: int, n_tokens: int) -> int:
-    """K and V of one layer, decoded in up to four steps, and four tensors as large as the logits."""
+    """K and V of one layer, one of them in three steps, and the logits, masked and as weights."""
     kv_values = n_ctx * config.n_kv_heads * config.head_dim
     logit_values = n_ctx * config.n_heads * n_tokens
-    return FLOAT * (2 * 4 * kv_values + 4 * logit_values)
+    return int(ALLOCATOR * FLOAT * (4 * kv_values + 3 * logit_values))

@@ -277,9 +277,8 @@ def _summary(llm: LLM) -> str:
     rotations = {"K": segment.rotation_k, "V": segment.rotation_v}
     rotated = "".join(f"{side} rotated by {n}, " for side, n in rotations.items() if n)
     kernels = "; ".join(f"{op}: {how}" for op, how in llm.backend.kernels.items())
-    return (
-        f"{llm.config.name}: {llm.config.architecture}, {rotated}on {llm.backend.name}"
-        + (f" ({kernels})" if kernels else "")
+    return f"{llm.config.name}: {llm.config.architecture}, {rotated}on {llm.backend.name}" + (
+        f" ({kernels})" if kernels else ""
     )
 
 

@@ -1,4 +1,4 @@
-"""How the CPU's attention cuts its work, and the scratch memory that it takes for that. No torch."""
+"""How the CPU's attention cuts its work, and what scratch memory that takes, without torch."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from localkv.kernels.cpu_linear_blocks import (
     PanelFormat,
     Record,
 )
-from localkv.kernels.cpu_linear_panels import LANES
+from localkv.kernels.cpu_panel_bytes import LANES
 from localkv.simd.compile_cache import CAN_CACHE
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.memory import call_address, get_i64, put_i64, take_next

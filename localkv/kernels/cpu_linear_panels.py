@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, prange
 
-from localkv.kernels.cpu_panel_bytes import LANES, PANEL_FORMATS, record_values
+from localkv.kernels.cpu_panel_bytes import LANES, PANEL_FORMAT_NAMES, record_values
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
 from localkv.simd.compile_cache import CAN_CACHE
@@ -138,7 +138,7 @@ LAYOUTS = {
 }
 """The formats that have panels."""
 
-assert tuple(LAYOUTS) == PANEL_FORMATS
+assert tuple(LAYOUTS) == PANEL_FORMAT_NAMES
 
 
 SIGN_BITS = np.int32(-0x7F7F7F80)  # 0x80808080

@@ -10,7 +10,7 @@ from localkv.quant_formats.base import QuantFormat
 LANES = 16
 """Rows of a panel."""
 
-PANEL_FORMATS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q4_K", "q5_K", "q6_K")
+PANEL_FORMAT_NAMES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q4_K", "q5_K", "q6_K")
 """The formats that are laid out in panels; all others are read as they are in the file."""
 
 
