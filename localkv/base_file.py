@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,24 +132,28 @@ class BaseFile:
                         " are rounded too much to compare cache types with",
                         hint="--save-base FILE writes one that is exact",
                     )
-            archive = np.load(path, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("a single array")
-            self._archive = archive
-            facts = json.loads(str(archive["facts"]))
+        except OSError as error:
+            raise UsageError(f"the base {printable(path)}: {error.strerror or error}") from None
+        try:
+            facts = json.loads(str(self._read("facts")))
             if facts["format"] != FORMAT:
                 raise ValueError("another version")
             self.facts = BaseFacts(**facts)
-            self.tokens: NDArray[np.int32] = archive["tokens"]
-        except OSError as error:
-            raise UsageError(f"the base {printable(path)}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        except (ValueError, KeyError, TypeError):
             raise self._damaged() from None
+        self.tokens: NDArray[np.int32] = self._read("tokens")
 
     def _damaged(self) -> LocalKVError:
         return LocalKVError(
             f"the base {printable(self.path)} is no complete file that --save-base wrote"
         )
+
+    def _read(self, name: str) -> NDArray[Any]:
+        try:
+            with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as file:
+                return np.lib.format.read_array(file, allow_pickle=False)
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            raise self._damaged() from None
 
     def check(self, n_ctx: int, n_vocab: int, vocabulary: str, chunks: Chunks) -> None:
         """Refuse a base that says nothing about these chunks.
@@ -183,8 +188,4 @@ class BaseFile:
 
     def logits(self, number: int) -> Logits:
         """Of a chunk: float32 [scored tokens, n_vocab]."""
-        try:
-            logits: Logits = self._archive[f"logits_{number}"]
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise self._damaged() from None
-        return logits
+        return self._read(f"logits_{number}")

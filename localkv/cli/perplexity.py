@@ -155,8 +155,8 @@ def _run(
         if as_json:
             facts = {"path": file, "n_tokens": len(ids), "n_chunks": len(pieces)}
             facts["n_scored"] = len(scores[0].nll)
-            report = to_json(llm, facts, base if compare else None, results, seconds)
-            report["prefill_exact"] = prefill_exact
+            compared = base if compare else None
+            report = to_json(llm, facts, compared, results, seconds, prefill_exact=prefill_exact)
             out.write(json.dumps(report, ensure_ascii=False))
         elif sweep is not None:
             out.write("\n".join(sweep_lines(results, llm.config)) + (mode and f"\n{mode}"))

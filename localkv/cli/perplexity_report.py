@@ -98,6 +98,8 @@ def to_json(
     base: CacheConfig | BaseFile | None,
     results: Sequence[CacheResult],
     seconds: float,
+    *,
+    prefill_exact: bool,
 ) -> dict[str, Any]:
     """What `--json` prints. Divergences are in nats; Δp and shares are fractions, not percent."""
     from localkv.quality import bits_per_value, context_bytes
@@ -124,6 +126,8 @@ def to_json(
         },
         "text": dict(text),
         "n_ctx": llm.cache.n_ctx,
+        "n_batch": llm.engine.n_batch,
+        "prefill_exact": prefill_exact,
         "base": _base_json(base),
         "results": found,
         "seconds": seconds,

@@ -188,6 +188,7 @@ def source_hash() -> str:
     for path in (
         here / "cpu_linear_blocks.py",
         here / "cpu_linear_panels.py",
+        here / "cpu_panel_bytes.py",
         *sorted((here.parent / "simd").glob("*.py")),
     ):
         digest.update(path.read_bytes())
