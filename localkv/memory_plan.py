@@ -67,6 +67,8 @@ def plan_memory(
     """
     tensors = list(tensors)
     mapped, allocated = weight_bytes(tensors, backend)
+    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
+    decoded = [math.prod(t.shape[-2:]) for t in matrices if not _in_panels(t, backend)]
     k, v = cache_bytes(
         cache_segments(cache, config.head_dim),
         n_layers=config.n_layers,
@@ -81,9 +83,15 @@ def plan_memory(
         n_batch=n_batch,
         n_threads=n_threads,
         backend=backend,
-        largest_matrix=max(math.prod(t.shape[-2:]) for t in tensors if len(t.shape) > 1),
+        packs_activations=any(_in_panels(tensor, backend) for tensor in matrices),
+        largest_decoded=max(decoded, default=0),
     )
     return MemoryPlan(mapped, allocated, k, v, scratch)
+
+
+def _in_panels(tensor: TensorInfo, backend: str) -> bool:
+    """Whether products with a matrix read panels, not the file's rows."""
+    return backend == "cpu" and tensor.format.name in PANEL_FORMAT_NAMES
 
 
 def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]:
@@ -96,16 +104,10 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
     tied = all(tensor.name != "output.weight" for tensor in tensors)
     mapped = allocated = 0
     for tensor in tensors:
-        name = tensor.format.name
         looked_up = tensor.name == "token_embd.weight" and not tied
-        if len(tensor.shape) == 1 and name != "f32":
+        if len(tensor.shape) == 1 and tensor.format.name != "f32":
             allocated += 4 * tensor.shape[0]
-        elif (
-            backend == "cpu"
-            and len(tensor.shape) > 1
-            and name in PANEL_FORMAT_NAMES
-            and not looked_up
-        ):
+        elif len(tensor.shape) > 1 and _in_panels(tensor, backend) and not looked_up:
             allocated += panels_bytes(tensor.format, tensor.shape)
         else:
             mapped += tensor.n_bytes

@@ -45,7 +45,8 @@ def scratch_bytes(
     n_batch: int,
     n_threads: int,
     backend: str,
-    largest_matrix: int,
+    packs_activations: bool,
+    largest_decoded: int,
 ) -> int:
     """Bytes that a batch takes at most.
 
@@ -54,12 +55,17 @@ def scratch_bytes(
         n_batch: most tokens evaluated at a time.
         n_threads: threads of the CPU's kernels.
         backend: its name; the reference decodes the whole cache of a layer.
-        largest_matrix: values of the largest matrix.
+        packs_activations: some matrix is multiplied with activations in 8 bits, or in blocks.
+        largest_decoded: values of the largest matrix that is decoded for a product, 0 without one.
     """
     n_tokens = min(n_batch, n_ctx)
-    widest_in = max(config.n_embd, config.n_heads * config.head_dim, _ffn_width(config))
-    per_token = FLOAT * activation_width(config) + ACTIVATION_BYTES * widest_in + INDEX_BYTES
-    tile = TILE_BYTES * min(TILE_VALUES, largest_matrix) + FLOAT * n_tokens * widest_in
+    widest = max(config.n_embd, config.n_heads * config.head_dim, _ffn_width(config))
+    per_token = FLOAT * activation_width(config) + INDEX_BYTES
+    if packs_activations:
+        per_token += ACTIVATION_BYTES * widest
+    if largest_decoded:
+        per_token += FLOAT * widest  # what a tile's product is before it is put in its place
+    tile = TILE_BYTES * min(TILE_VALUES, largest_decoded)
     if backend == "reference":
         attention = _reference_attention_bytes(config, n_ctx, n_tokens)
     else:

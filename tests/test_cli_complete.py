@@ -366,7 +366,7 @@ def test_the_end_of_the_context(program, tiny_model: Path) -> None:
     facts = json.loads(result.out)
     assert (result.code, facts["finish_reason"], facts["context_full"]) == (0, "length", True)
     assert facts["usage"]["total_tokens"] == 16
-    assert result.err.startswith("note: the context of 16 tokens is full")
+    assert result.err_lines[1].startswith("note: the context of 16 tokens is full")
 
 
 def test_a_prompt_longer_than_the_context(program, tiny_model: Path) -> None:
@@ -419,7 +419,7 @@ def test_chat_renders_the_template(program, tiny_model: Path, tmp_path: Path) ->
 
 def test_chat_without_a_template(program, tmp_path: Path) -> None:
     path = tiny.write_tiny_model(tmp_path / "m.gguf", template=False)
-    result = program("complete", "-m", path, "--chat", "-p", "x")
+    result = program("complete", "-q", "-m", path, "--chat", "-p", "x")
     assert result.code == 2
     assert result.err_lines[0] == "error: the model has no chat template"
 

@@ -358,7 +358,7 @@ def test_a_flag_that_would_change_the_result_is_refused(program, llm, model, fla
 
 
 def test_values_that_look_like_flags_stay_values(program, llm, model) -> None:
-    result = program("complete", "-qm", model, "-p", "-ngl 99", "-r", "--lora", "-r", "-fa")
+    result = program("complete", "-q", "-m", model, "-p", "-ngl 99", "-r", "--lora", "-r", "-fa")
     assert result.code == 0
     assert result.err == ""
     assert llm.asked["prompt"] == "-ngl 99"
