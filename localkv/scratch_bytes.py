@@ -60,7 +60,7 @@ def scratch_bytes(
     """
     n_tokens = min(n_batch, n_ctx)
     widest = max(config.n_embd, config.n_heads * config.head_dim, _ffn_width(config))
-    per_token = FLOAT * activation_width(config) + INDEX_BYTES
+    per_token: float = FLOAT * activation_width(config) + INDEX_BYTES
     if packs_activations:
         per_token += ACTIVATION_BYTES * widest
     if largest_decoded:
