@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich_click import RichArgument
 
+from localkv.cli.byte_size import byte_size
 from localkv.cli.command import Command
 from localkv.cli.messages import one_line
 from localkv.cli.options import TEXT, flag, json_option, model_option
@@ -163,7 +164,7 @@ def _file_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:
     parts = f" in {facts['n_parts']} parts" if facts["n_parts"] > 1 else ""
     return [
         ("file", facts["path"]),
-        ("size", f"{_size(facts['file_bytes'])}{parts}, GGUF version {facts['gguf_version']}"),
+        ("size", f"{byte_size(facts['file_bytes'])}{parts}, GGUF version {facts['gguf_version']}"),
         ("name", facts["name"] or "not given"),
         ("architecture", facts["architecture"] or "not given"),
         ("parameters", _count(facts["n_parameters"]) if facts["weights"] else "none"),
@@ -234,12 +235,12 @@ def _weights_table(shares: list[dict[str, Any]]) -> list[str]:
                 share["name"],
                 str(share["n_tensors"]),
                 _count(share["n_values"]),
-                _size(share["n_bytes"]),
+                byte_size(share["n_bytes"]),
                 f"{8 * share['n_bytes'] / share['n_values']:.4g}",
             )
         )
     total = sum(share["n_bytes"] for share in shares)
-    rows.append(("all", str(sum(s["n_tensors"] for s in shares)), "", _size(total), ""))
+    rows.append(("all", str(sum(s["n_tensors"] for s in shares)), "", byte_size(total), ""))
     return table(rows)
 
 
@@ -251,16 +252,9 @@ def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
         sizes = ("does not fit", "", "")
         if side is not None:
             per_token = row["bytes_per_token"]
-            sizes = (f"{side} B", f"{per_token} B", _size(row["bytes_full_context"]))
+            sizes = (f"{side} B", f"{per_token} B", byte_size(row["bytes_full_context"]))
         lines.append((row["type"], f"{row['bits_per_value']:g}", *sizes))
     return table(lines)
-
-
-def _size(n_bytes: int) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if n_bytes >= factor:
-            return f"{n_bytes / factor:.2f} {unit}"
-    return f"{n_bytes} B"
 
 
 def _count(n: int) -> str:
