@@ -18,6 +18,7 @@ from localkv.cache_layout import cache_bytes, cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.kv_cache import KVCache
+from localkv.kv_scales import check_scales
 from localkv.model import Transformer
 from localkv.sampling import Sampler
 
@@ -86,6 +87,9 @@ class Engine:
         model: weights on a backend.
         cache: types and context length.
         n_batch: most prompt tokens evaluated at a time.
+
+    Raises:
+        UsageError: a type's scales are missing or not this model's.
     """
 
     def __init__(self, model: Transformer, cache: CacheConfig, *, n_batch: int = 512) -> None:
@@ -93,6 +97,7 @@ class Engine:
         self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
         config = model.config
+        check_scales(cache, config)
         segments = cache_segments(cache, config.head_dim)
         sizes = {
             "n_layers": config.n_layers,
@@ -101,7 +106,12 @@ class Engine:
             "n_ctx": cache.n_ctx,
         }
         try:
-            self.cache = KVCache(**sizes, segments=segments, device=model.backend.device)
+            self.cache = KVCache(
+                **sizes,
+                segments=segments,
+                device=model.backend.device,
+                kv_scales=cache.kv_scales,
+            )
         except (RuntimeError, MemoryError) as error:
             gib = sum(cache_bytes(segments, **sizes)) / 2**30
             raise LocalKVError(

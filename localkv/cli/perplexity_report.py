@@ -77,7 +77,7 @@ def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str
         rows.append(
             (
                 f"{cache.type_k}/{cache.type_v}",
-                f"{bits_per_value(cache):g}",
+                f"{bits_per_value(cache, config.head_dim):g}",
                 f"{context_bytes(cache, config) / MIB:.3f}",
                 f"{result.ppl.value:.4f}",
                 f"{result.ppl.error:.4f}",
@@ -109,18 +109,14 @@ def to_json(
                 "type_k": cache.type_k,
                 "type_v": cache.type_v,
                 "kv_rotation": cache.kv_rotation,
-                "bits_per_value": bits_per_value(cache),
+                "bits_per_value": bits_per_value(cache, llm.config.head_dim),
                 "bytes": context_bytes(cache, llm.config),
                 "ppl": asdict(result.ppl),
                 "divergence": _divergence_json(result.divergence),
             }
         )
     return {
-        "model": {
-            "path": str(llm.gguf.path),
-            "name": llm.config.name,
-            "architecture": llm.config.architecture,
-        },
+        **identity(llm),
         "text": dict(text),
         "n_ctx": llm.cache.n_ctx,
         "base": None
@@ -130,6 +126,18 @@ def to_json(
         "seconds": seconds,
         "backend": llm.backend.name,
         "warnings": all_warnings(llm),
+    }
+
+
+def identity(llm: LLM) -> dict[str, Any]:
+    """Which model it is."""
+    config = llm.config
+    return {
+        "model": {
+            "path": str(llm.gguf.path),
+            "name": config.name,
+            "architecture": config.architecture,
+        }
     }
 
 
