@@ -44,7 +44,9 @@ def rounded(x: torch.Tensor, name: str) -> torch.Tensor:
 @pytest.mark.parametrize("name", KV_FORMATS)
 def test_rows_that_were_never_stored_are_conspicuous(name: str) -> None:
     """Tests fill caches with 0xFF: it decodes to NaN in every type."""
-    planes = [torch.full((3, p.n_bytes), 0xFF).byte() for p in KV_FORMATS[name].planes]
+    fmt = KV_FORMATS[name]
+    planes = [torch.full((3, p.n_bytes), 0xFF).byte() for p in fmt.planes]
+    planes += [torch.full((1, p.n_bytes), 0xFF).byte() for p in fmt.row_planes]
     assert KV_FORMATS[name].codec.decode(planes).isnan().all()
 
 
