@@ -7,8 +7,8 @@ serves every type: a scale is absmax / the type's largest finite value. No torch
 from __future__ import annotations
 
 import json
-import math
 import os
+import reprlib
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -79,6 +79,7 @@ def check_model(scales: KVScales, config: ModelConfig) -> None:
     for name in ("architecture", *_COUNTS):
         theirs, ours = getattr(scales, name), getattr(config, name)
         if theirs != ours:
+            theirs, ours = map(reprlib.repr, (theirs, ours))
             raise UsageError(
                 f"the KV scales are of another model: its {name} is {theirs}, this one's {ours}",
                 hint="measure them with this model (localkv perplexity --calibrate-kv FILE)",
@@ -130,7 +131,8 @@ def read_kv_scales(path: str | os.PathLike[str]) -> KVScales:
             hint="localkv perplexity -m MODEL -f TEXT --calibrate-kv FILE makes one",
         )
     if data.get("version") != VERSION:
-        raise UsageError(f"{what}: version {data.get('version')!r} is not supported, {VERSION} is")
+        version = reprlib.repr(data.get("version"))
+        raise UsageError(f"{what}: version {version} is not supported, {VERSION} is")
     for name in (*_COUNTS, *_ROTATIONS, "n_tokens"):
         if type(data.get(name)) is not int or data[name] < 0:
             raise UsageError(f"{what}: {name} is no count")
@@ -158,9 +160,9 @@ def _heads(data: dict[str, Any], name: str, what: str) -> tuple[tuple[float, ...
     for i, heads in enumerate(layers):
         for j, value in enumerate(heads):
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or not 0 <= value <= LARGEST:
+            if not number or not 0 <= value <= LARGEST:
                 raise UsageError(
-                    f"{what}: {name} of layer {i}, head {j} is {value!r}, "
+                    f"{what}: {name} of layer {i}, head {j} is {reprlib.repr(value)}, "
                     "not a finite number of 0 or more"
                 )
     return tuple(tuple(float(value) for value in heads) for heads in layers)
