@@ -96,9 +96,9 @@ class QuantFormat:
     def shares_scale(self) -> bool:
         """Whether an outlier costs the values beside it their precision, as a block's scale does.
 
-        Such a type gains by a rotation, which spreads outliers; a float type does not. Nor does
+        Such a type gains by a rotation, which spreads outliers; a float type hardly does. Nor does
         one whose rows of floats share a scale: that only moves the range of the exponents, and a
-        value keeps its precision until it is 2 ** 15 (e4m3) times smaller than the largest.
+        value keeps its precision until it is 2 ** 14 (e4m3) times smaller than the largest.
         """
         return self.block_size > 1
 
