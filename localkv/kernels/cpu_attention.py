@@ -141,16 +141,11 @@ class ScratchMemory(threading.local):
         return self.address
 
 
-def codes_plane(fmt: QuantFormat, planes: tuple[Tensor, ...]) -> Tensor:
-    """The plane of codes, which is the largest: the last of the block's."""
-    return planes[len(fmt.planes) - 1]
-
-
 def plane_table(fmt: QuantFormat, planes: tuple[Tensor, ...]) -> Table:
     """int64 [5, 2]: address and bytes of a region of up to four planes; the codes' plane again."""
     rows = [(plane.data_ptr(), plane.stride(1)) for plane in planes]
-    codes = codes_plane(fmt, planes)
-    return _table([*rows, *[(0, 0)] * (4 - len(rows)), (codes.data_ptr(), codes.stride(1))], 2)
+    codes = rows[len(fmt.planes) - 1]
+    return _table([*rows, *[(0, 0)] * (4 - len(rows)), codes], 2)
 
 
 @dataclass(frozen=True)
@@ -273,8 +268,8 @@ class PackedAttention:
         job[job_items.K_AFFINE] = cache_decoder(type_k).affine
         steps_k = 16 * head_dim // job[job_items.K_BLOCK]
         steps_v = 16 * head_dim // job[job_items.V_BLOCK]
-        bytes_k = codes_plane(segment.format_k, segment.k).stride(1)
-        bytes_v = codes_plane(segment.format_v, segment.v).stride(1)
+        bytes_k = segment.k[len(segment.format_k.planes) - 1].stride(1)
+        bytes_v = segment.v[len(segment.format_v.planes) - 1].stride(1)
         job[job_items.V_AHEAD] = -(-bytes_v // (64 * steps_k))
         job[job_items.K_AHEAD] = -(-bytes_k // (64 * steps_v))
         job[job_items.K_KERNEL] = score_kernel(type_k, tile)
