@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from localkv.cache_layout import SegmentSpec
+from localkv.config import AttentionParams
 from localkv.kernels.attention import (
     SegmentAttention,
     attention,
@@ -98,7 +99,7 @@ def check(
     store_rotated(store, new_k, new_v, layer, batch.segments)
     q = 3 * torch.randn(batch.starts[-1], n_kv_heads * group, head_dim, generator=generator)
     scale = 1 / math.sqrt(head_dim)
-    got = attention(run, q, layer, batch, scale)
+    got = attention(run, q, layer, batch, AttentionParams(scale))
     assert got.shape == q.shape
     ks = [rounded(k, type_k, rotations[0]) for k in ks]
     vs = [rounded(v, type_v, rotations[1]) for v in vs]
@@ -167,7 +168,7 @@ def test_segments_that_are_not_rotated_alike() -> None:
     q, k, v = (torch.randn(330, 1, head_dim, generator=generator) for _ in range(3))
     batch = cache.batch([(cache.new_sequence(), [0] * 330)])
     store_rotated(store_kv, k, v, cache.layers[0], batch.segments)
-    got = attention(attention_reference, 3 * q, cache.layers[0], batch, 0.125)
+    got = attention(attention_reference, 3 * q, cache.layers[0], batch, AttentionParams(0.125))
     want = plain(*(x[:, 0].double() for x in (3 * q, k, v)), 0, 0.125)
     assert float((got[:, 0] - want).abs().max()) < 1e-5
 

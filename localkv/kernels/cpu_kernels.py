@@ -56,7 +56,7 @@ def decode_k_kernel(type_k: str) -> int:
 
 @functools.cache
 def decode_v_kernel(type_v: str) -> int:
-    side = ("SIDE = decode_k", "SIDE = decode_v")
+    side = ("OF_V = False", "OF_V = True")
     return int(specialized("cpu_attention_tiles", _decoder(type_v), side).decode_tile.address)
 
 
