@@ -43,6 +43,7 @@ from localkv.simd.memory import (
     get_f32,
     get_i64,
     load_f32,
+    prefetch,
     put_f32,
     store_f32,
     take_next,
@@ -63,6 +64,16 @@ def sum_blocks(job: Any, q: Any, sums: Any) -> None:
         for c in range(0, job.k_block, LANES):
             total = add(total, load_f32(q, i * job.k_block + c))
         put_f32(sums, i, sum_lanes(total))
+
+
+@njit
+def fetch_scales(planes: Any, place: int) -> None:
+    """Ask for all planes of a page and KV head but the codes, which kernels fetch step by step."""
+    for plane in range(4):
+        n_bytes = get_i64(planes, plane * 2 + 1)
+        if get_i64(planes, plane * 2) != get_i64(planes, LARGEST * 2):
+            for at in range(0, n_bytes, 64):
+                prefetch(region(planes, plane, place), at)
 
 
 @njit
@@ -100,6 +111,7 @@ def attend_chunk(
         after = place + 1
         if page + 1 < end_page:
             after = get_i64(sequence.table, page + 1) * job.n_kv_heads + head
+        fetch_scales(job.v_planes, place)
         call_address(
             job.k_kernel,
             (
@@ -127,6 +139,7 @@ def attend_chunk(
                 references + row * 4,
                 totals + row * 64,
             )
+        fetch_scales(job.k_planes, after)
         call_address(
             job.v_kernel,
             (

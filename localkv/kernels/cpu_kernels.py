@@ -75,7 +75,7 @@ def _worker(template: str) -> int:
     return int(specialized(template).worker.address)
 
 
-def run(template: str, job: Sequence[int], threads: int) -> None:
+def run(template: str, job: Sequence[int] | array[int], threads: int) -> None:
     """Run the worker of a template on some threads; it returns when the job is done."""
-    items = array("q", job)
+    items = job if isinstance(job, array) else array("q", job)
     run_worker(_worker(template), items.buffer_info()[0], threads)
