@@ -63,6 +63,28 @@ class MoeConfig:
 
 
 @dataclass(frozen=True)
+class AttentionParams:
+    """What attention of one layer does besides softmax(q . k) v.
+
+    Attributes:
+        softmax_scale: what q . k is multiplied with to become a logit.
+        window: how many of the latest positions a token sees, itself included; 0 is all.
+        softcap: cap * tanh(logit / cap) takes the logit's place, as in Gemma 2; 0 is no cap.
+
+    Raises:
+        ValueError: `window` or `softcap` is negative.
+    """
+
+    softmax_scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or self.softcap < 0:
+            raise ValueError(f"neither window nor softcap can be negative: {self}")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes and constants of one model.
 

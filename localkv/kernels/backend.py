@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from localkv.config import ModelConfig, MoeConfig
+from localkv.config import AttentionParams, ModelConfig, MoeConfig
 from localkv.kernels.attention import SegmentAttention, attention, attention_reference
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
@@ -51,7 +51,7 @@ class Backend:
         norm_qkv_rope_store: (x, weights, config, inputs, cache, segments) -> q
             [tokens, n_heads, head_dim], never rotated; K and V of the tokens are in their pages
             afterwards, rotated where their segment says so.
-        attention: (q, cache, batch, softmax_scale) -> [tokens, n_heads * head_dim].
+        attention: (q, cache, batch, params) -> [tokens, n_heads * head_dim].
         out_residual: (x, attention output, attn_output) -> x.
         mlp_residual: (x, ffn_norm, weights, eps) -> x.
         moe_residual: (x, ffn_norm, weights, moe, eps) -> x.
@@ -77,7 +77,7 @@ class Backend:
         ],
         Tensor,
     ]
-    attention: Callable[[Tensor, LayerCache, Batch, float], Tensor]
+    attention: Callable[[Tensor, LayerCache, Batch, AttentionParams], Tensor]
     out_residual: Callable[[Tensor, Tensor, Linear], Tensor]
     mlp_residual: Callable[[Tensor, Tensor, MlpWeights, float], Tensor]
     moe_residual: Callable[[Tensor, Tensor, MoeWeights, MoeConfig, float], Tensor]
@@ -142,8 +142,10 @@ def compose(
         store_rotated(p.store_kv, k, v, cache, segments)
         return q
 
-    def run_attention(q: Tensor, cache: LayerCache, batch: Batch, softmax_scale: float) -> Tensor:
-        return attention(p.attention, q, cache, batch, softmax_scale).flatten(1)
+    def run_attention(
+        q: Tensor, cache: LayerCache, batch: Batch, params: AttentionParams
+    ) -> Tensor:
+        return attention(p.attention, q, cache, batch, params).flatten(1)
 
     def out_residual(x: Tensor, attn: Tensor, attn_output: Linear) -> Tensor:
         return x + p.linear(attn, attn_output)

@@ -64,7 +64,7 @@ def decode_k_kernel(type_k: str) -> int:
 
 @functools.cache
 def decode_v_kernel(type_v: str) -> int:
-    side = ("SIDE = decode_k", "SIDE = decode_v")
+    side = ("OF_V = False", "OF_V = True")
     return int(specialized("cpu_attention_tiles", *_decoder(type_v), side).decode_tile.address)
 
 
@@ -83,7 +83,7 @@ def _worker(template: str) -> int:
     return int(specialized(template).worker.address)
 
 
-def run(template: str, job: Sequence[int], threads: int) -> None:
+def run(template: str, job: Sequence[int] | array[int], threads: int) -> None:
     """Run the worker of a template on some threads; it returns when the job is done."""
-    items = array("q", job)
+    items = job if isinstance(job, array) else array("q", job)
     run_worker(_worker(template), items.buffer_info()[0], threads)

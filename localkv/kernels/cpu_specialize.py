@@ -26,6 +26,8 @@ _BUILT_ON = (
     "simd/*.py",
     "quant_formats/cpu_cache/*.py",
     "kernels/cpu_attention_job.py",
+    "kernels/cpu_attention_queries.py",
+    "kernels/cpu_attention_sizes.py",
     "kernels/cpu_softmax.py",
 )
 

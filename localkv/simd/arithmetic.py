@@ -17,6 +17,7 @@ from localkv.simd.vector import (
     call,
     constant,
     f32,
+    i16,
     i32,
     lanes_of,
     lanewise,
@@ -63,6 +64,14 @@ def _lanes_below(builder: Any, n: Any) -> Any:
     numbers = ir.Constant(lanes_of(i32), list(range(LANES)))
     return builder.icmp_signed("<", numbers, splat(builder, builder.trunc(n, i32)))
 
+
+def _any_above(builder: Any, x: Any, y: Any) -> Any:
+    bits = builder.bitcast(builder.fcmp_ordered(">", x, y), i16)
+    return builder.icmp_unsigned("!=", bits, ir.Constant(i16, 0))
+
+
+any_above = lanewise(_any_above, [_F, _F], types.boolean)
+"""Whether x > y in any lane."""
 
 lanes_below = lanewise(_lanes_below, [types.intp], _M)
 """The mask of lanes 0 to n - 1."""
