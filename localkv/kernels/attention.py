@@ -21,6 +21,9 @@ SegmentAttention = Callable[[Tensor, Segment, SegmentBatch, Batch, float], tuple
 """(q, segment, its batch, batch, softmax_scale) -> output [tokens, n_heads, head_dim] and
 log-sum-exp [tokens, n_heads]."""
 
+Rotate = Callable[[Tensor, int], Tensor]
+"""(x, channels that are rotated together or 0) -> x, rotated."""
+
 
 def read_pages(
     fmt: QuantFormat, planes: tuple[Tensor, ...], pages: Tensor, n_rows: int, dtype: torch.dtype
@@ -83,7 +86,12 @@ def merge_segments(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def attention(
-    run: SegmentAttention, q: Tensor, cache: LayerCache, batch: Batch, softmax_scale: float
+    run: SegmentAttention,
+    q: Tensor,
+    cache: LayerCache,
+    batch: Batch,
+    softmax_scale: float,
+    rotate: Rotate = hadamard_transform,
 ) -> Tensor:
     """Attention of a batch over all segments: q and result [tokens, n_heads, head_dim].
 
@@ -91,7 +99,7 @@ def attention(
     """
     parts = []
     for segment, seg_batch in zip(cache.segments, batch.segments, strict=True):
-        rotated = hadamard_transform(q, segment.rotation_k)
+        rotated = rotate(q, segment.rotation_k)
         out, lse = run(rotated, segment, seg_batch, batch, softmax_scale)
-        parts.append((hadamard_transform(out, segment.rotation_v), lse))
+        parts.append((rotate(out, segment.rotation_v), lse))
     return merge_segments(parts)

@@ -21,13 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, prange
 
+from localkv.kernels.cpu_linear_job import LANES
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
 from localkv.simd.compile_cache import CAN_CACHE
 from localkv.simd.memory import address, get_i32, get_u8, get_u16, put_i32, put_u8, put_u16
-
-LANES = 16
-"""Rows of a panel."""
 
 PLAIN, FLIP_SIGNS, SPREAD_BITS = 0, 1, 2
 """What happens to a unit on its way: nothing; the top bit of every byte is flipped (signed codes

@@ -27,6 +27,11 @@ _BUILT_ON = (
     "quant_formats/cpu_cache/*.py",
     "kernels/cpu_attention_job.py",
     "kernels/cpu_softmax.py",
+    "kernels/cpu_page_row.py",
+    "kernels/cpu_rotation.py",
+    "kernels/cpu_linear_*.py",
+    "quant_formats/__init__.py",
+    "quant_formats/bits.py",
 )
 
 
