@@ -54,7 +54,7 @@ def nearest(y: Any) -> int:
 
 @njit(error_model="numpy")
 def encode(x: Any, planes: Any, u: int) -> None:
-    extreme = within(largest_magnitude(x, 32 * u), LARGEST)
+    extreme = largest_magnitude(x, 32 * u, LARGEST)
     factor = inverse(scale(extreme, np.float32(-127)))
     products, squares = ZERO, ZERO
     for i in range(32):

@@ -89,13 +89,13 @@ def truncated(y: Any, smallest: Any, largest: Any) -> int:
 
 
 @njit
-def largest_magnitude(x: Any, start: int) -> Any:
-    """Of 32 floats the one furthest from 0, the first of several, or NaN."""
-    extreme = get_f32(x, start)
+def largest_magnitude(x: Any, start: int, limit: Any = np.float32(np.inf)) -> Any:
+    """Of 32 floats, clamped, the one furthest from 0, the first of several, or NaN."""
+    extreme = within(get_f32(x, start), limit)
     if extreme != extreme:
         return extreme
     for i in range(1, 32):
-        value = get_f32(x, start + i)
+        value = within(get_f32(x, start + i), limit)
         if value != value:
             return value
         if abs(value) > abs(extreme):
