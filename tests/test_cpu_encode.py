@@ -8,10 +8,15 @@ from torch import Tensor
 
 from localkv.cache_layout import SegmentSpec
 from localkv.kernels.cpu_rotate import rotate_cpu
-from localkv.kernels.cpu_store_kv import has_encoders, scatter_encoded, store_kv_cpu
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.cpu_chain import Chain, Scratch
-from localkv.kernels.cpu_store_kv import add_store, stored_rows
+from localkv.kernels.cpu_store_kv import (
+    add_store,
+    has_encoders,
+    scatter_encoded,
+    store_kv_cpu,
+    stored_rows,
+)
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS
 
@@ -93,9 +98,8 @@ def same(name: str, got: list[Tensor], want: list[Tensor]) -> None:
 @pytest.mark.parametrize("name", KV_FORMATS)
 def test_bytes(name: str) -> None:
     rows = odd_rows()
-    assert has_encoders(KVCache(
-        n_layers=1, n_kv_heads=1, head_dim=32, segments=[SegmentSpec(name, name)], n_ctx=1
-    ).layers[0])
+    sizes = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 32, "n_ctx": 1}
+    assert has_encoders(KVCache(**sizes, segments=[SegmentSpec(name, name)]).layers[0])
     same(name, stored(name, store_kv_cpu, rows), stored(name, scatter_encoded, rows))
 
 

@@ -68,7 +68,7 @@ class Chain:
         return place
 
     def add(self, worker: int, job: Sequence[Item], threads: int) -> None:
-        """Run a worker, by its address, on `threads` threads; the job's first item is its counter."""
+        """Run a worker, by its address, on some threads; a job's first item is its counter."""
         self.starts.append(len(self.items))
         for item in job:
             if isinstance(item, str):

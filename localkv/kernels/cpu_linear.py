@@ -47,7 +47,7 @@ LINEAR_KERNEL = (
 )
 
 CHUNK_PANELS, CHUNK_ROWS = 8, 64
-"""The most panels or rows that a thread takes at a time; they stay in its cache from tile to tile."""
+"""The most panels or rows that a thread takes at a time; its cache keeps them for all tokens."""
 
 CHUNKS_PER_THREAD = 8
 """How finely work is divided where there is little, so that threads end together."""

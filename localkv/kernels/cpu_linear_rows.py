@@ -62,7 +62,7 @@ def multiply_rows(
 ) -> Any:
     """A tile of rows times a tile of tokens; `rows`, `x` and `out` are addresses.
 
-    So is `addend`, of what is added to `out`, unless it is 0; a token's is `addend_stride` bytes on.
+    So is `addend`, of what is added, unless it is 0; from token to token `addend_stride` bytes.
 
     `kind`, `n_rows` and `n_tokens` are known when compiling; `n_in` is a multiple of 16.
     """

@@ -17,12 +17,13 @@ from localkv.simd.memory import get_f32, put_u16
 LIMIT = np.float32(65519.99609375)
 """The largest float32 that rounds to a finite half."""
 
-INFINITE = 0xFF << 23
+INFINITE_BITS = 0xFF << 23
+INFINITY = np.float32(np.inf)
 ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
 
 
 @njit
-def small_float(x: Any, mantissa: int, bias: int) -> int:
+def small_float(x: Any, mantissa: int, bias: int) -> Any:
     """Magnitude of a number with few bits, rounded to even; one too large has any exponent."""
     bits = float_bits(x) & 0x7FFFFFFF
     if bits < (128 - bias) << 23:
@@ -35,15 +36,15 @@ def small_float(x: Any, mantissa: int, bias: int) -> int:
 
 
 @njit
-def sign_bit(x: Any) -> int:
+def sign_bit(x: Any) -> Any:
     return float_bits(x) >> 31
 
 
 @njit
-def half_bits(x: Any) -> int:
+def half_bits(x: Any) -> Any:
     """As half precision, rounded to even, to infinity from 65520 on."""
     bits = float_bits(x) & 0x7FFFFFFF
-    magnitude = 0x7E00 if bits > INFINITE else min(small_float(x, 10, 15), 0x7C00)
+    magnitude = 0x7E00 if bits > INFINITE_BITS else min(small_float(x, 10, 15), 0x7C00)
     return magnitude | sign_bit(x) << 15
 
 
@@ -61,7 +62,7 @@ def within(x: Any, limit: Any) -> Any:
 
 
 @njit
-def float8_bits(x: Any, mantissa: int, bias: int, largest: Any) -> int:
+def float8_bits(x: Any, mantissa: int, bias: int, largest: Any) -> Any:
     """As an 8-bit float; what is larger than the largest becomes that, NaN becomes 0x7F."""
     magnitude = 0x7F if x != x else small_float(within(x, largest), mantissa, bias)
     return magnitude | sign_bit(x) << 7
@@ -81,7 +82,7 @@ def inverse(d: Any) -> Any:
 
 
 @njit
-def truncated(y: Any, smallest: Any, largest: Any) -> int:
+def truncated(y: Any, smallest: Any, largest: Any) -> Any:
     """Rounded towards zero and clamped; a NaN becomes 0."""
     if y != y:
         return 0
@@ -89,7 +90,7 @@ def truncated(y: Any, smallest: Any, largest: Any) -> int:
 
 
 @njit
-def largest_magnitude(x: Any, start: int, limit: Any = np.float32(np.inf)) -> Any:
+def largest_magnitude(x: Any, start: int, limit: Any = INFINITY) -> Any:
     """Of 32 floats, clamped, the one furthest from 0, the first of several, or NaN."""
     extreme = within(get_f32(x, start), limit)
     if extreme != extreme:
@@ -125,10 +126,10 @@ def affine_scale(x: Any, start: int, last: Any) -> Any:
 
 
 @njit
-def symmetric_code(value: Any, factor: Any, half: Any) -> int:
+def symmetric_code(value: Any, factor: Any, half: Any) -> Any:
     return truncated(value * factor + (half + HALF), ZERO, half + half - ONE)
 
 
 @njit
-def affine_code(value: Any, m: Any, factor: Any, last: Any) -> int:
+def affine_code(value: Any, m: Any, factor: Any, last: Any) -> Any:
     return truncated((value - m) * factor + HALF, ZERO, last)
