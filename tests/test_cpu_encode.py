@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from localkv.cache_layout import SegmentSpec
-from localkv.kernels.cpu_rotate import rotate_cpu
-from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.cpu_chain import Chain, Scratch
+from localkv.kernels.cpu_rotate import rotate_cpu
 from localkv.kernels.cpu_store_kv import (
     add_store,
     has_encoders,
@@ -17,6 +16,7 @@ from localkv.kernels.cpu_store_kv import (
     store_kv_cpu,
     stored_rows,
 )
+from localkv.kernels.hadamard import hadamard_transform
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS
 
