@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from localkv.kernels.cpu_chain import Chain, Item, Scratch
-from localkv.kernels.cpu_kernels import n_threads
+from localkv.kernels.cpu_kernels import n_threads, run
 from localkv.kernels.cpu_linear_job import (
     ACTIVATION_BLOCK_BYTES,
     BLOCK,
@@ -31,11 +31,9 @@ from localkv.kernels.cpu_linear_panels import (
     Bytes,
     PanelArena,
     PanelLayout,
-    fill_panels,
 )
 from localkv.kernels.cpu_linear_rows import MAX_TOKENS, ROW_FORMATS
 from localkv.kernels.cpu_specialize import specialized
-from localkv.kernels.cpu_threads import use_torch_threads
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile
 from localkv.kernels.linear import round_activations
@@ -262,16 +260,12 @@ class CpuProducts:
         facts = _panel_facts(layout, n_out, n_in)
         shape = (*stack, facts.n_panels, facts.panel_bytes)
         panels = self._arena.take(int(np.prod(shape))).reshape(shape)
-        use_torch_threads()
-        fill_panels(
-            weight.rows.flatten(0, -2).numpy(),
-            n_out,
-            layout.format.block_bytes,
-            layout.record_blocks,
-            layout.record_bytes,
-            layout.table,
-            panels.reshape(-1, shape[-1]),
-        )
+        rows = weight.rows.contiguous()
+        n_panels = panels.size // shape[-1]
+        job: list[int] = [0, n_panels, n_out, rows.shape[-1]]
+        job += (layout.format.block_bytes, layout.record_blocks, layout.record_bytes, shape[-1])
+        job += (len(layout.table), layout.table.ctypes.data, rows.data_ptr(), panels.ctypes.data)
+        run("cpu_linear_fill", job, n_threads())
         return PanelTensor(weight.format, weight.rows, weight.shape, panels=panels, facts=facts)
 
     def matmul(self, x: Tensor, weight: PackedTensor) -> Tensor:
