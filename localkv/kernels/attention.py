@@ -24,6 +24,9 @@ SegmentAttention = Callable[
 """(q, segment, its batch, batch, params) -> output [tokens, n_heads, head_dim] and log-sum-exp
 [tokens, n_heads]. Of a token that sees no row of the segment they are 0 and minus infinity."""
 
+Rotate = Callable[[Tensor, int], Tensor]
+"""(x, channels that are rotated together or 0) -> x, rotated."""
+
 
 def read_pages(
     fmt: QuantFormat, planes: tuple[Tensor, ...], pages: Tensor, n_rows: int, dtype: torch.dtype
@@ -99,7 +102,12 @@ def per_query_head(scale: Tensor, n_heads: int) -> Tensor:
 
 
 def attention(
-    run: SegmentAttention, q: Tensor, cache: LayerCache, batch: Batch, params: AttentionParams
+    run: SegmentAttention,
+    q: Tensor,
+    cache: LayerCache,
+    batch: Batch,
+    params: AttentionParams,
+    rotate: Rotate = hadamard_transform,
 ) -> Tensor:
     """Attention of a batch over all segments: q and result [tokens, n_heads, head_dim].
 
@@ -108,11 +116,11 @@ def attention(
     """
     parts = []
     for segment, seg_batch in zip(cache.segments, batch.segments, strict=True):
-        rotated = hadamard_transform(q, segment.rotation_k)
+        rotated = rotate(q, segment.rotation_k)
         if segment.scale_k is not None:
             rotated = rotated * per_query_head(segment.scale_k, q.shape[1])
         out, lse = run(rotated, segment, seg_batch, batch, params)
         if segment.scale_v is not None:
             out = out * per_query_head(segment.scale_v, q.shape[1])
-        parts.append((hadamard_transform(out, segment.rotation_v), lse))
+        parts.append((rotate(out, segment.rotation_v), lse))
     return merge_segments(parts)

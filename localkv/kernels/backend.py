@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from localkv.config import AttentionParams, ModelConfig, MoeConfig
-from localkv.kernels.attention import SegmentAttention, attention, attention_reference
+from localkv.kernels.attention import Rotate, SegmentAttention, attention, attention_reference
 from localkv.kernels.embedding import embed
+from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
 from localkv.kernels.linear import linear
 from localkv.kernels.moe import moe_mlp
@@ -103,6 +104,7 @@ class Primitives:
     apply_rope: Callable[[Tensor, RopeTable], Tensor] = apply_rope
     store_kv: StoreKV = store_kv
     attention: SegmentAttention = attention_reference
+    rotate: Rotate = hadamard_transform
     swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
     moe_mlp: Callable[[Tensor, MoeWeights, MoeConfig], Tensor] = moe_mlp
     prepare: Callable[[PackedTensor], PackedTensor] = as_in_file
@@ -145,7 +147,7 @@ def compose(
     def run_attention(
         q: Tensor, cache: LayerCache, batch: Batch, params: AttentionParams
     ) -> Tensor:
-        return attention(p.attention, q, cache, batch, params).flatten(1)
+        return attention(p.attention, q, cache, batch, params, p.rotate).flatten(1)
 
     def out_residual(x: Tensor, attn: Tensor, attn_output: Linear) -> Tensor:
         return x + p.linear(attn, attn_output)

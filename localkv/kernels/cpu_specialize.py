@@ -29,6 +29,12 @@ _BUILT_ON = (
     "kernels/cpu_attention_queries.py",
     "kernels/cpu_attention_sizes.py",
     "kernels/cpu_softmax.py",
+    "kernels/cpu_page_row.py",
+    "kernels/cpu_panel_bytes.py",
+    "kernels/cpu_rotation.py",
+    "kernels/cpu_linear_*.py",
+    "quant_formats/__init__.py",
+    "quant_formats/bits.py",
 )
 
 

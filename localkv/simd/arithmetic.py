@@ -19,6 +19,7 @@ from localkv.simd.vector import (
     f32,
     i16,
     i32,
+    i64,
     lanes_of,
     lanewise,
     multiply_add,
@@ -54,6 +55,10 @@ to_i32 = lanewise(lambda b, x: b.fptosi(x, lanes_of(i32)), [_F], _I)
 i32_as_f32 = lanewise(lambda b, x: b.bitcast(x, lanes_of(f32)), [_I], _F)
 """The same bits."""
 f32_as_i32 = lanewise(lambda b, x: b.bitcast(x, lanes_of(i32)), [_F], _I)
+
+float_bits = lanewise(lambda b, x: b.zext(b.bitcast(x, i32), i64), [types.float32], types.int64)
+"""The bits of one float, as an integer from 0 on."""
+bits_float = lanewise(lambda b, x: b.bitcast(b.trunc(x, i32), f32), [types.int64], types.float32)
 
 select = lanewise(lambda b, mask, x, y: b.select(mask, x, y), [_M, _F, _F], _F)
 """x where the mask is set, else y; the other's NaN does no harm."""
