@@ -207,6 +207,8 @@ def test_scales_of_heads_bring_rows_into_range() -> None:
     absmax = [tuple(x.abs().amax((0, 2)).tolist()) for x in (k, v)]
     scales = KVScales("llama", "", 1, 3, head_dim, 0, 0, 50, (absmax[0],), (absmax[1],))
 
+    params = AttentionParams(0.3)
+
     def error(name: str) -> float:
         cache = KVCache(
             n_layers=1,
@@ -218,11 +220,11 @@ def test_scales_of_heads_bring_rows_into_range() -> None:
         )
         batch = cache.batch([(cache.new_sequence(), [0] * 50)])
         store_rotated(store_kv, k, v, cache.layers[0], batch.segments)
-        got = attention(attention_reference, q, cache.layers[0], batch, 0.3)
+        got = attention(attention_reference, q, cache.layers[0], batch, params)
         worst = 0.0
         for head in range(3 * group):
             args = (q[:, head], k[:, head // group], v[:, head // group])
-            want = plain(*(x.double() for x in args), 0, 0.3)
+            want = plain(*(x.double() for x in args), 0, params)
             worst = max(worst, float((got[:, head] - want).norm() / want.norm()))
         return worst
 

@@ -95,7 +95,7 @@ def same(name: str, got: list[Tensor], want: list[Tensor]) -> None:
         assert torch.equal(a, b), field
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", [name for name, f in KV_FORMATS.items() if not f.row_planes])
 def test_bytes(name: str) -> None:
     rows = odd_rows()
     sizes = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 32, "n_ctx": 1}
