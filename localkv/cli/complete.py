@@ -20,6 +20,7 @@ from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.messages import note, say, warn
+from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import (
     Whole,
     escape_option,
@@ -150,6 +151,7 @@ def _run(
     **values: Any,
 ) -> int:
     """Complete one prompt; returns the exit code."""
+    check_model_is_named(values)
     chat = chat or system_prompt is not None or chat_template_file is not None
     if chat and parse_special:
         raise UsageError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def load_llm(values: Mapping[str, Any]) -> LLM:
     """Load the model; a file that is missing is an error before torch is imported."""
-    path = Path(values["model"])
+    path = model_file(values)
     if not path.is_file():
         from localkv.loader.gguf_file import open_gguf
 

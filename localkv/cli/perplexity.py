@@ -17,6 +17,7 @@ from localkv.cli.cache_pairs import fitting_pairs, parse_pairs
 from localkv.cli.command import Command
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.messages import warn
+from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import Whole, flag, json_option, loading_options, option
 from localkv.cli.perplexity_plot import check_plot, plot
 from localkv.cli.perplexity_report import CacheResult, divergence_lines, sweep_lines, to_json
@@ -85,6 +86,7 @@ def _run(
     as_json: bool,
     **values: Any,
 ) -> None:
+    check_model_is_named(values)
     _check(chunks, sweep, plot_file)
     if sweep is not None:
         values |= {"cache_type_k": "f16", "cache_type_v": "f16"}
