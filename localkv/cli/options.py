@@ -115,9 +115,9 @@ def model_options() -> list[click.Parameter]:
             "--hf-repo",
             panel="Model",
             llama_env="HF_REPO",
-            metavar="ORG/REPO[:QUANT]",
-            help="A model on Hugging Face, fetched if it is not in the cache; QUANT is Q4_K_M if "
-            "there is one, else Q8_0.",
+            metavar="NAME",
+            help="ORG/REPO[:QUANT] on Hugging Face, fetched if it is not in the cache; QUANT is "
+            "Q4_K_M if there is one, else Q8_0.",
         ),
         hf_file_option(),
         flag(

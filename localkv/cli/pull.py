@@ -26,14 +26,20 @@ def _run(*, reference: str, hf_file: str | None) -> None:
 pull = Command(
     "pull",
     params=[
-        RichArgument(["reference"], required=True, type=TEXT, metavar="ORG/REPO[:QUANT]"),
+        RichArgument(
+            ["reference"],
+            required=True,
+            type=TEXT,
+            metavar="ORG/REPO[:QUANT]",
+            help="Or ORG/REPO/FILE.gguf, or an address on huggingface.co.",
+        ),
         hf_file_option(),
     ],
     callback=_run,
     help="Fetch a model from Hugging Face, or bring it up to date.\n\n"
     "QUANT is a type of weights such as Q8_0, in any case; without it Q4_K_M is fetched, else "
-    "Q8_0, else the only model there is. Split files are fetched whole. What was interrupted goes on "
-    "where it was, and every file's checksum is compared.",
+    "Q8_0, else the only model there is. Split files are fetched whole. What was interrupted goes "
+    "on where it was, and every file's checksum is compared.",
     epilog="HF_HOME (the cache), HF_TOKEN (for private and gated models), HF_ENDPOINT and "
     "HF_HUB_OFFLINE mean what they mean to all of Hugging Face's tools.",
 )

@@ -55,7 +55,13 @@ def _asked(what: str) -> bool:
 rm = Command(
     "rm",
     params=[
-        RichArgument(["reference"], required=True, type=TEXT, metavar="ORG/REPO[:QUANT]"),
+        RichArgument(
+            ["reference"],
+            required=True,
+            type=TEXT,
+            metavar="ORG/REPO[:QUANT]",
+            help="Or ORG/REPO/FILE.gguf.",
+        ),
         hf_file_option(),
         flag("-y", "--yes", panel="Options", help="Do not ask."),
     ],

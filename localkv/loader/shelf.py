@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import localkv
 from localkv.loader.hub.repo_model import RepoFile, RepoModel, repo_models
 
 
 def shelves() -> list[Path]:
     """The shelves that exist, each once."""
-    checkout = Path(localkv.__file__).parents[1]
+    checkout = Path(__file__).parents[2]
     candidates = [Path("models")]
     if (checkout / "pyproject.toml").exists():  # an installed package has neighbours instead
         candidates.append(checkout / "models")

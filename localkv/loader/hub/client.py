@@ -6,6 +6,7 @@ when the first request is made.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,12 +63,19 @@ def list_files(reference: HubReference) -> Listing:
     from huggingface_hub import HfApi, constants
 
     with _one_line_errors(reference):
-        info = HfApi(library_name="localkv").model_info(
-            reference.repo,
-            revision=reference.revision,
-            files_metadata=True,
-            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-        )
+        try:
+            info = HfApi(library_name="localkv").model_info(
+                reference.repo,
+                revision=reference.revision,
+                files_metadata=True,
+                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+            )
+        except (
+            json.JSONDecodeError,
+            KeyError,
+            TypeError,
+        ) as error:  # no hub
+            raise _nonsense(str(error)) from error
         files = tuple(
             RepoFile(
                 _checked(sibling.rfilename, _is_plain_path),
@@ -97,7 +105,11 @@ def open_file(
         HubUnreachableError: no answer, or the connection is cut; also while the bytes are read.
     """
     from huggingface_hub import constants, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its names are lazy
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+    )
 
     url = hf_hub_url(reference.repo, file.path, revision=commit)
     headers = build_hf_headers(library_name="localkv")
@@ -121,8 +133,12 @@ def _is_plain_path(path: str) -> bool:
 def _checked(value: str, is_good: Callable[[str], object]) -> str:
     """A value that is to become part of a path on disk."""
     if not is_good(value):
-        raise HubError(f"{host()} gave an answer that makes no sense: {quoted(value)}")
+        raise _nonsense(value)
     return value
+
+
+def _nonsense(text: str) -> HubError:
+    return HubError(f"{host()} gave an answer that makes no sense: {quoted(text)}")
 
 
 @contextmanager
@@ -130,7 +146,7 @@ def _one_line_errors(reference: HubReference) -> Iterator[None]:
     from huggingface_hub import errors, get_token
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # its warnings would go between our lines
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # its warnings would go between our lines
     repo = reference.repo
     try:
         yield
@@ -142,21 +158,28 @@ def _one_line_errors(reference: HubReference) -> Iterator[None]:
             hint=f"accept them on https://{host()}/{repo}, and set HF_TOKEN to your access token",
         ) from error
     except errors.RepositoryNotFoundError as error:
-        hint = "if it is private, set HF_TOKEN to an access token that can read it"
-        if get_token() is not None:
-            hint = "check the spelling, and whether your access token can read it"
-        raise HubError(f"{repo} is not a repository on {host()}", hint=hint) from error
+        raise _not_found(repo, get_token()) from error
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{repo} has no revision {quoted(reference.revision)}") from error
     except errors.EntryNotFoundError as error:
         raise HubError(f"{repo} has no such file any more", hint="run the command again") from error
     except errors.HfHubHTTPError as error:
-        raise _status_error(error.response.status_code, repo) from error
+        status = error.response.status_code
+        if status == 401 and get_token() is None:  # so the hub hides what is private
+            raise _not_found(repo, None) from error
+        raise _status_error(status, repo) from error
     except errors.HFValidationError as error:
         raise HubError(f"{repo} is not a name that {host()} can have") from error
     except errors.HTTPError as error:  # type: ignore[attr-defined]  # the HTTP client's own
         reason = str(error) or type(error).__name__
         raise HubUnreachableError(f"{host()} can't be reached: {reason}") from error
+
+
+def _not_found(repo: str, token: str | None) -> HubError:
+    hint = "check the spelling, and whether your access token can read it"
+    if token is None:
+        hint = "if it is private, set HF_TOKEN to an access token that can read it"
+    return HubError(f"{repo} is not a repository on {host()}", hint=hint)
 
 
 def _status_error(status: int, repo: str) -> HubError:

@@ -37,7 +37,7 @@ MAX_TRIES = 6
 """Requests in a row that bring nothing before a download is given up."""
 
 FIRST_WAIT = 0.5
-"""Seconds before the second of them; each further one waits twice as long."""
+"""Seconds before the next request; twice as long after each that brings nothing."""
 
 _READ_BYTES = 1 << 22
 
@@ -100,7 +100,7 @@ def fetch(download: Download, advance: Advance) -> CachedModel:
         HubError: a server refuses, nothing arrives any more, the disk is full, or the bytes are not
             those that the repository announces, in which case they are deleted.
     """
-    from huggingface_hub.utils import WeakFileLock
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     repo, commit = download.reference.repo, download.commit
     with _disk_errors():
@@ -130,10 +130,10 @@ def _fetch_file(download: Download, file: RepoFile, advance: Advance) -> None:
             try:
                 _receive(download, file, partial, advance)
             except HubUnreachableError:
-                tries = 1 if partial.n_bytes > before else tries + 1
+                tries = 0 if partial.n_bytes > before else tries + 1
                 if tries == MAX_TRIES:
                     raise
-                time.sleep(FIRST_WAIT * 2 ** (tries - 1))
+                time.sleep(FIRST_WAIT * 2**tries)
         if not partial.is_right():
             path.unlink()
             raise HubError(
