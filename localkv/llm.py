@@ -20,7 +20,7 @@ from localkv.errors import UsageError
 from localkv.kernels.select import select_backend
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.hub import local_path
+from localkv.loader.hub.find import local_path
 from localkv.loader.model_config import model_config
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.loader.weights import load_model

@@ -13,8 +13,10 @@ import pytest
 from fake_hub import COMMIT, FakeHub
 
 from localkv.errors import HubError, LocalKVError
-from localkv.loader.hub import CachedModel, Download, download, fetch, find, local_path
-from localkv.loader.hub.cache import cached_models, plan_removal, remove
+from localkv.loader.hub import download
+from localkv.loader.hub.cache import CachedModel, cached_models, plan_removal, remove
+from localkv.loader.hub.download import Download, fetch
+from localkv.loader.hub.find import find, local_path
 from localkv.loader.hub.reference import parse_reference
 
 MIB = 1 << 20

@@ -11,8 +11,8 @@ from localkv.cli.messages import say
 from localkv.errors import binary_size
 
 if TYPE_CHECKING:
-    from localkv.loader.hub import CachedModel, Download
-    from localkv.loader.hub.download import Advance
+    from localkv.loader.hub.cache import CachedModel
+    from localkv.loader.hub.download import Advance, Download
 
 
 def fetched(found: CachedModel | Download) -> CachedModel:
@@ -21,9 +21,9 @@ def fetched(found: CachedModel | Download) -> CachedModel:
     Raises:
         HubError: it can't be fetched.
     """
-    from localkv.loader.hub import CachedModel, fetch
+    from localkv.loader.hub.download import Download, fetch
 
-    if isinstance(found, CachedModel):
+    if not isinstance(found, Download):
         return found
     if not found.missing:
         return fetch(found, lambda _: None)

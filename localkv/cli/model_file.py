@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from localkv.errors import ModelFileError, UsageError, printable
 
 if TYPE_CHECKING:
-    from localkv.loader.hub import HubReference
+    from localkv.loader.hub.reference import HubReference
 
 _STRENGTH = (
     ParameterSource.COMMANDLINE,
@@ -48,7 +48,7 @@ def model_file(values: Mapping[str, Any], argument: str | None = None) -> Path:
     if isinstance(found, Path):
         return found if found.exists() else _cached_or_missing(found)
     from localkv.cli.download import fetched
-    from localkv.loader.hub import find
+    from localkv.loader.hub.find import find
 
     return fetched(find(found, offline=values["offline"])).path
 
@@ -107,7 +107,7 @@ def _cached_or_missing(path: Path) -> Path:
         reference = parse_reference(name)
     except UsageError:
         return path  # who opens it says that there is no such file
-    from localkv.loader.hub import find_cached
+    from localkv.loader.hub.find import find_cached
 
     if found := find_cached(reference):
         return found.path

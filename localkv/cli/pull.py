@@ -12,7 +12,9 @@ from localkv.cli.text_output import TextOutput
 
 
 def _run(*, reference: str, hf_file: str | None) -> None:
-    from localkv.loader.hub import Download, find, parse_reference
+    from localkv.loader.hub.download import Download
+    from localkv.loader.hub.find import find
+    from localkv.loader.hub.reference import parse_reference
 
     found = find(parse_reference(reference, hf_file), update=True)
     is_new = isinstance(found, Download) and found.missing
