@@ -168,9 +168,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection |= end < len(data)
 
     def _write(self, request: Request, data: bytes) -> None:
+        request.sent += len(data)  # first: whoever has all of it may look at once
         try:
             self.wfile.write(data)
             self.wfile.flush()
-            request.sent += len(data)
         except OSError:  # whoever asked is gone
             self.close_connection = True
