@@ -29,33 +29,13 @@ N_VOCAB, N_EMBD, N_LAYERS, N_HEADS, N_KV_HEADS, N_FF = 32000, 2048, 16, 32, 8, 8
 PROMPT = 512
 
 
-def random_rows(name: str, n_out: int, n_in: int):
-    """Rows of random codes whose values have a variance of about 1 / n_in: uint8 [n_out, bytes]."""
-    import numpy as np
-
-    from localkv.quant_formats import FORMATS
-
-    # d times this is the standard deviation of a random code, q4_K's with dmin = 7.5 d
-    spread = {"q4_0": 4.6, "q8_0": 74, "q4_K": 210, "q6_K": 1370, "q5_0": 9.2, "q5_K": 420}[name]
-    fmt = FORMATS[name]
-    blocks = n_in // fmt.block_size
-    rng = np.random.default_rng(n_out)
-    some = min(n_out, 1024)  # enough of them to be random
-    data = np.frombuffer(rng.bytes(some * blocks * fmt.block_bytes), np.uint8).copy()
-    fields = data.reshape(some, blocks, fmt.block_bytes)
-    start = 0
-    for plane in fmt.planes:
-        if plane.name in ("d", "dmin"):
-            value = (7.5 if plane.name == "dmin" else 1.0) / (spread * n_in**0.5)
-            fields[..., start : start + 2] = np.array([value], np.float16).view(np.uint8)
-        start += plane.n_bytes
-    return np.resize(data.reshape(some, -1), (n_out, blocks * fmt.block_bytes))
-
-
 def write_model(path: Path, name: str) -> None:
     """A Llama of 1.1 billion weights in one type, but for an output matrix as llama-quantize's."""
     import gguf
     import numpy as np
+
+    from localkv.loader.synthetic import random_rows
+    from localkv.quant_formats import FORMATS
 
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(1 << 17)
@@ -70,7 +50,7 @@ def write_model(path: Path, name: str) -> None:
     writer.add_tokenizer_model("no_vocab")
 
     def matrix(tensor: str, kind: str, n_out: int, n_in: int) -> None:
-        rows = random_rows(kind, n_out, n_in)
+        rows = random_rows(FORMATS[kind], n_out, n_in).numpy()
         kinds = gguf.GGMLQuantizationType
         writer.add_tensor(f"{tensor}.weight", rows, raw_dtype=kinds[kind.upper()])
 

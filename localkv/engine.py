@@ -6,7 +6,7 @@ Knows nothing of text: stop strings, templates and detokenising are the layer's 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Literal
@@ -86,9 +86,17 @@ class Engine:
         model: weights on a backend.
         cache: types and context length.
         n_batch: most prompt tokens evaluated at a time.
+        make_cache: takes what `KVCache` takes; measurements make another one.
     """
 
-    def __init__(self, model: Transformer, cache: CacheConfig, *, n_batch: int = 512) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cache: CacheConfig,
+        *,
+        n_batch: int = 512,
+        make_cache: Callable[..., KVCache] = KVCache,
+    ) -> None:
         self.model = model
         self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
@@ -101,7 +109,7 @@ class Engine:
             "n_ctx": cache.n_ctx,
         }
         try:
-            self.cache = KVCache(**sizes, segments=segments, device=model.backend.device)
+            self.cache = make_cache(**sizes, segments=segments, device=model.backend.device)
         except (RuntimeError, MemoryError) as error:
             gib = sum(cache_bytes(segments, **sizes)) / 2**30
             raise LocalKVError(

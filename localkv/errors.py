@@ -66,7 +66,7 @@ def printable(path: str | os.PathLike[str]) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def binary_size(n_bytes: int) -> str:
+def byte_size(n_bytes: int) -> str:
     """A number of bytes as a person reads it: "7.95 GiB"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if n_bytes >= factor:

@@ -24,6 +24,7 @@ from localkv.loader.hub.find import local_path
 from localkv.loader.model_config import model_config
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.loader.weights import load_model
+from localkv.memory_plan import plan_memory
 from localkv.quant_formats import KV_FORMATS
 from localkv.sampling import Sampler
 from localkv.text_stream import Completion, TextStream
@@ -66,6 +67,7 @@ class LLM:
     Attributes:
         config: the model's sizes.
         cache: the cache's types and context length.
+        memory: bytes of weights, cache and scratch.
         warnings: one line each on what the user should know: unused tensors, a context longer
             than the model was trained for.
         load_seconds: time from the start to readiness.
@@ -114,6 +116,14 @@ class LLM:
         model, unused = load_model(self.gguf, backend)
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
+        self.memory = plan_memory(
+            [info for name, info in self.gguf.tensors.items() if name not in unused],
+            self.config,
+            self.cache,
+            backend=backend.name,
+            n_batch=n_batch,
+            n_threads=torch.get_num_threads(),
+        )
         self.engine = Engine(model, self.cache, n_batch=n_batch)
         if backend.compiles:
             self.engine.warm_up()

@@ -328,7 +328,7 @@ def test_every_flag_of_llama_completion_has_an_answer() -> None:
     ],
 )
 def test_a_flag_that_changes_nothing_is_noted(program, llm, model, flags: str) -> None:
-    result = program("complete", "-m", model, *flags.split(" "), "-p", "hello", "-n", "3")
+    result = program("complete", "-q", "-m", model, *flags.split(" "), "-p", "hello", "-n", "3")
     assert result.code == 0, result.err
     assert result.out == "one two\n"
     shown = flags.replace("=", " ").replace("n_gpu", "n-gpu").replace("gpu_l", "gpu-l")
@@ -368,7 +368,7 @@ def test_a_flag_that_would_change_the_result_is_refused(program, llm, model, fla
 
 
 def test_values_that_look_like_flags_stay_values(program, llm, model) -> None:
-    result = program("complete", "-m", model, "-p", "-ngl 99", "-r", "--lora", "-r", "-fa")
+    result = program("complete", "-q", "-m", model, "-p", "-ngl 99", "-r", "--lora", "-r", "-fa")
     assert result.code == 0
     assert result.err == ""
     assert llm.asked["prompt"] == "-ngl 99"

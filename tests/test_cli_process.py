@@ -44,7 +44,7 @@ def test_no_command_shows_the_help_and_is_exit_2() -> None:
 
 
 def test_a_pipe_from_end_to_end(tiny_model: Path) -> None:
-    argv = ("complete", "-m", tiny_model, "-n", "4", "--temp", "0", "-ngl", "99")
+    argv = ("complete", "-q", "-m", tiny_model, "-n", "4", "--temp", "0", "-ngl", "99")
     with localkv_process(*argv) as process:
         out, err = process.communicate(b"The fox\n", timeout=60)
     assert process.returncode == 0
@@ -89,7 +89,7 @@ def test_a_reader_that_goes_away_is_quiet(tiny_model: Path) -> None:
         err = process.stderr.read()
         process.wait(timeout=60)
     assert process.returncode == 141
-    assert err.count(b"\n") == 1  # the warning of the long context
+    assert err.count(b"\n") == 2  # the memory, and the warning of the long context
     assert b"warning: the context of 100000 tokens is longer" in err
 
 
@@ -126,10 +126,10 @@ def test_help_on_a_terminal_is_rich() -> None:
     assert b"detokenize" in shown
 
 
-def test_the_summary_shows_on_a_terminal(tiny_model: Path) -> None:
+def test_the_memory_shows_on_a_terminal_too(tiny_model: Path) -> None:
     code, shown = on_terminal("complete", "-m", tiny_model, "-p", "The fox", "-n", "1")
     assert code == 0
-    assert shown.startswith(b"tiny: llama, ")
+    assert shown.startswith(b"memory: weights ")
 
 
 def test_a_stdin_that_stays_silent_is_spoken_of(tiny_model: Path) -> None:

@@ -301,7 +301,8 @@ def test_the_final_estimate_is_all_of_stdout(program, tiny_model, text_file, mea
 def test_json(measured, tiny_model: Path, text_file: Path) -> None:
     report = measured("--chunks", 2)
     assert list(report) == [
-        *("model", "text", "n_ctx", "base", "results", "seconds", "backend", "warnings"),
+        *("model", "text", "n_ctx", "n_batch", "prefill_exact", "base", "results", "seconds"),
+        *("backend", "warnings"),
     ]
     assert report["model"] == {"path": str(tiny_model), "name": "tiny", "architecture": "llama"}
     assert report["text"] == {
@@ -312,6 +313,7 @@ def test_json(measured, tiny_model: Path, text_file: Path) -> None:
     }
     assert report["text"]["n_tokens"] > 2 * N_CTX
     assert (report["n_ctx"], report["base"], report["warnings"]) == (N_CTX, None, [])
+    assert (report["n_batch"], report["prefill_exact"]) == (512, False)
     (result,) = report["results"]
     assert (result["type_k"], result["type_v"]) == ("f16", "f16")
     assert result["bits_per_value"] == 16

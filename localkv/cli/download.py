@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from localkv.cli.messages import say
-from localkv.errors import binary_size
+from localkv.errors import byte_size
 
 if TYPE_CHECKING:
     from localkv.loader.hub.cache import CachedModel
@@ -28,10 +28,10 @@ def fetched(found: CachedModel | Download) -> CachedModel:
     if not found.missing:
         return fetch(found, lambda _: None)
     parts = f" in {len(found.model.files)} parts" if len(found.model.files) > 1 else ""
-    present = f", {binary_size(found.present_bytes)} of them here" if found.present_bytes else ""
+    present = f", {byte_size(found.present_bytes)} of them here" if found.present_bytes else ""
     say(
         f"fetching {found.reference.repo}/{found.model.path}{parts}: "
-        f"{binary_size(found.n_bytes)}{present}"
+        f"{byte_size(found.n_bytes)}{present}"
     )
     with _bar(found) as advance:
         return fetch(found, advance)

@@ -57,7 +57,7 @@ _ONE_DEVICE = "the whole model and its cache run on one device (--device)"
 _NO_CACHE_COPY = "attention always reads the packed cache as it is"
 _MAPPED = "the file is always memory-mapped"
 _THREADS = "-t sets the threads of prefill and decode; the system schedules them"
-_LOGS = "stderr is quiet unless -v or --stats is given"
+_LOGS = "-q leaves out the line about memory; nothing else is logged unless -v or --stats is given"
 _TEMPLATE = "--chat renders the model's own template; --chat-template-file FILE takes another"
 _NO_CONVERSATION = "`complete` answers once; --chat applies the chat template to the prompt"
 _NO_DRAFT = "there is no speculative decoding, which only changes the speed"
@@ -144,7 +144,7 @@ FOREIGN_FLAGS = (
     # perplexity
     _refused(
         "--kl-divergence-base --save-all-logits",
-        "--kl-divergence computes its base, an f16 cache, in the same run",
+        "--save-base FILE writes a base, of our own format, and --base FILE compares with it",
         1,
     ),
     _refused("--hellaswag --winogrande --multiple-choice", _NO_TASKS),

@@ -15,7 +15,7 @@ from localkv.cli.command import Command
 from localkv.cli.messages import one_line, warn
 from localkv.cli.options import flag, json_option
 from localkv.cli.table import table
-from localkv.errors import ModelFileError, binary_size
+from localkv.errors import ModelFileError, byte_size
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _row(entry: _Entry) -> tuple[str, ...]:
     shown = (facts["quant"], facts["architecture"], facts["context"])
     return (
         one_line(entry.name),
-        binary_size(entry.n_bytes),
+        byte_size(entry.n_bytes),
         *("-" if fact is None else one_line(str(fact)) for fact in shown),
         _age(time.time() - entry.modified),
     )

@@ -19,6 +19,7 @@ from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.messages import warn
 from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import Whole, flag, json_option, loading_options, option
+from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
 from localkv.cli.perplexity_plot import check_plot, plot
 from localkv.cli.perplexity_report import CacheResult, divergence_lines, sweep_lines, to_json
 from localkv.cli.prompt import read_file, without_final_newline
@@ -26,6 +27,7 @@ from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:
+    from localkv.base_file import BaseFile, BaseWriter
     from localkv.config import CacheConfig
     from localkv.llm import LLM
     from localkv.quality import TokenScores
@@ -59,6 +61,26 @@ _MEASURE_OPTIONS: list[click.Parameter] = [
         help="Compare with an f16 cache too, in the same run.",
     ),
     option(
+        "base_path",
+        "--base",
+        panel="Measure",
+        metavar="FILE",
+        help="Compare with what --save-base wrote, instead of an f16 cache.",
+    ),
+    option(
+        "--save-base",
+        panel="Measure",
+        metavar="FILE",
+        help="Write the logits of the f16 cache of --kl-divergence or --sweep; without these, of "
+        "the cache that is measured.",
+    ),
+    flag(
+        "--prefill-exact",
+        panel="Measure",
+        help="Let the tokens of a batch (-ub) see each other's K and V unpacked, and only earlier "
+        "batches through the cache: what packing costs after the prompt, which hides most of it.",
+    ),
+    option(
         "--sweep",
         panel="Measure",
         metavar="PAIRS",
@@ -81,13 +103,18 @@ def _run(
     file: str,
     chunks: int,
     kl_divergence: bool,
+    base_path: str | None,
+    save_base: str | None,
+    prefill_exact: bool,
     sweep: str | None,
     plot_file: str | None,
     as_json: bool,
     **values: Any,
 ) -> None:
     check_model_is_named(values)
+    compare = kl_divergence or base_path is not None or sweep is not None
     _check(chunks, sweep, plot_file)
+    check_base_options(base_path, save_base, compare=compare, prefill_exact=prefill_exact)
     if sweep is not None:
         values |= {"cache_type_k": "f16", "cache_type_v": "f16"}
     text = without_final_newline(read_file(file, "the text"))
@@ -110,28 +137,40 @@ def _run(
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         limit=chunks if chunks >= 0 else None,
     )
-    base = base_cache(llm.cache.n_ctx) if kl_divergence or sweep is not None else None
+    base: CacheConfig | BaseFile | None = None
+    if base_path is not None:
+        base = open_base(base_path, llm, pieces)
+    elif compare:
+        base = base_cache(llm.cache.n_ctx)
+    elif save_base is not None:
+        base = llm.cache
     started = time.perf_counter()
-    scores = _score(llm, pieces, caches, base)
+    with base_writer(save_base, llm, base, pieces) as writer:
+        scores = _score(llm, pieces, caches, base, writer, prefill_exact)
     seconds = time.perf_counter() - started
     results = [
-        CacheResult(cache, perplexity(s.nll), None if base is None else divergence(s))
+        CacheResult(cache, perplexity(s.nll), divergence(s) if compare else None)
         for cache, s in zip(caches, scores, strict=True)
     ]
+    mode = f"prefill exact in batches of {llm.engine.n_batch}" if prefill_exact else ""
     with TextOutput(None) as out:
         if as_json:
             facts = {"path": file, "n_tokens": len(ids), "n_chunks": len(pieces)}
             facts["n_scored"] = len(scores[0].nll)
-            out.write(json.dumps(to_json(llm, facts, base, results, seconds), ensure_ascii=False))
+            compared = base if compare else None
+            report = to_json(llm, facts, compared, results, seconds, prefill_exact=prefill_exact)
+            out.write(json.dumps(report, ensure_ascii=False))
         elif sweep is not None:
-            out.write("\n".join(sweep_lines(results, llm.config)))
+            out.write("\n".join(sweep_lines(results, llm.config)) + (mode and f"\n{mode}"))
         else:
             if results[0].divergence is not None:
                 out.write("\n".join([*divergence_lines(results[0]), "", ""]))
             ppl = results[0].ppl
             out.write(f"Final estimate: PPL = {ppl.value:.4f} +/- {ppl.error:.5f}")
+            out.write(mode and f", {mode}")
     if plot_file is not None:
-        plot(results, plot_file, title=f"{llm.config.name}, {llm.cache.n_ctx} tokens of context")
+        title = f"{llm.config.name}, {llm.cache.n_ctx} tokens of context"
+        plot(results, plot_file, title=title + (mode and f", {mode}"))
 
 
 def _check(chunks: int, sweep: str | None, plot_file: str | None) -> None:
@@ -151,15 +190,29 @@ def _check(chunks: int, sweep: str | None, plot_file: str | None) -> None:
 
 
 def _score(
-    llm: LLM, pieces: list[list[int]], caches: list[CacheConfig], base: CacheConfig | None
+    llm: LLM,
+    pieces: list[list[int]],
+    caches: list[CacheConfig],
+    base: CacheConfig | BaseFile | None,
+    save_base: BaseWriter | None,
+    prefill_exact: bool,
 ) -> list[TokenScores]:
     """The scores of the whole text with each cache."""
     from localkv.quality import joined, perplexity, score_chunks
 
     engine = llm.engine
     found: list[list[TokenScores]] = []
+    by_chunk = score_chunks(
+        engine.model,
+        pieces,
+        caches,
+        base=base,
+        save_base=save_base,
+        n_batch=engine.n_batch,
+        prefill_exact=prefill_exact,
+    )
     with _progress(len(pieces)) as progress:
-        for scores in score_chunks(engine.model, pieces, caches, base=base, n_batch=engine.n_batch):
+        for scores in by_chunk:
             found.append(scores)
             if progress.on_terminal:
                 nll = joined([chunk[0] for chunk in found]).nll

@@ -10,7 +10,7 @@ from rich_click import RichArgument
 from localkv.cli.command import Command
 from localkv.cli.messages import one_line, say
 from localkv.cli.options import TEXT, flag, hf_file_option
-from localkv.errors import UsageError, binary_size
+from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:
     from localkv.loader.hub.cache import Removal
@@ -28,7 +28,7 @@ def _run(*, reference: str, hf_file: str | None, yes: bool) -> int:
             hint="it deletes models that were fetched from Hugging Face",
         )
     removal = plan_removal(parse_reference(reference, hf_file))
-    what = f"{_described(removal)}, {binary_size(removal.n_bytes)}"
+    what = f"{_described(removal)}, {byte_size(removal.n_bytes)}"
     if not (yes or _asked(what)):
         say("nothing was deleted")
         return 1

@@ -15,7 +15,7 @@ from localkv.cli.messages import one_line
 from localkv.cli.model_file import model_file
 from localkv.cli.options import TEXT, flag, json_option, model_options
 from localkv.cli.table import table
-from localkv.errors import ModelFileError, binary_size
+from localkv.errors import ModelFileError, byte_size
 
 if TYPE_CHECKING:
     from localkv.config import ModelConfig
@@ -158,10 +158,7 @@ def _file_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:
     parts = f" in {facts['n_parts']} parts" if facts["n_parts"] > 1 else ""
     return [
         ("file", facts["path"]),
-        (
-            "size",
-            f"{binary_size(facts['file_bytes'])}{parts}, GGUF version {facts['gguf_version']}",
-        ),
+        ("size", f"{byte_size(facts['file_bytes'])}{parts}, GGUF version {facts['gguf_version']}"),
         ("name", facts["name"] or "not given"),
         ("architecture", facts["architecture"] or "not given"),
         ("parameters", _count(facts["n_parameters"]) if facts["weights"] else "none"),
@@ -232,12 +229,12 @@ def _weights_table(shares: list[dict[str, Any]]) -> list[str]:
                 share["name"],
                 str(share["n_tensors"]),
                 _count(share["n_values"]),
-                binary_size(share["n_bytes"]),
+                byte_size(share["n_bytes"]),
                 f"{8 * share['n_bytes'] / share['n_values']:.4g}",
             )
         )
     total = sum(share["n_bytes"] for share in shares)
-    rows.append(("all", str(sum(s["n_tensors"] for s in shares)), "", binary_size(total), ""))
+    rows.append(("all", str(sum(s["n_tensors"] for s in shares)), "", byte_size(total), ""))
     return table(rows)
 
 
@@ -249,7 +246,7 @@ def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
         sizes = ("does not fit", "", "")
         if side is not None:
             per_token = row["bytes_per_token"]
-            sizes = (f"{side} B", f"{per_token} B", binary_size(row["bytes_full_context"]))
+            sizes = (f"{side} B", f"{per_token} B", byte_size(row["bytes_full_context"]))
         lines.append((row["type"], f"{row['bits_per_value']:g}", *sizes))
     return table(lines)
 

@@ -18,8 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localkv.cache_layout import PAGE_TOKENS, pages_for
+from localkv.cache_layout import pages_for
 from localkv.kernels import cpu_attention_job as job_items
+from localkv.kernels.cpu_attention_sizes import (
+    BLOCK_ROWS,
+    FEW_ROWS,
+    PIECES_PER_THREAD,
+    block_scratch_floats,
+    partial_floats,
+    row_scratch_floats,
+)
 from localkv.kernels.cpu_kernels import (
     cache_decoder,
     decode_k_kernel,
@@ -34,11 +42,6 @@ from localkv.kv_cache import Batch, Segment, SegmentBatch
 
 Int64s = NDArray[np.int64]
 
-FEW_ROWS = 16
-"""Rows (new tokens * query heads of a KV head) up to which a sequence takes the decode kernels."""
-BLOCK_ROWS = 96
-TILE = 64
-PIECES_PER_THREAD = 16
 FEW_PRODUCTS = 1 << 19
 """Products of Q and K that one thread makes before a second one would have come to help."""
 MANY_PLANS, MANY_SEGMENTS = 8, 1024
@@ -250,9 +253,8 @@ class PackedAttention:
         n_items = len(plan.chunks) * n_kv_heads
         few = plan.few_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
         threads = 1 if few else min(n_threads(), n_items)
-        # q, sums of its blocks, logits, scaled weights; a cache line more against false sharing
-        scratch = n_rows * (head_dim + head_dim // 16 + PAGE_TOKENS) + tile * PAGE_TOKENS + 16
-        partial = n_items * n_rows * (head_dim + 2)
+        scratch = row_scratch_floats(n_rows, tile, head_dim)
+        partial = partial_floats(n_items, n_rows, head_dim)
         memory = self.scratch.take(threads * scratch + partial)
         done = array("q", bytes(8 * len(plan.sequences) * n_kv_heads))
         job[job_items.NEXT] = 0
@@ -279,8 +281,7 @@ class PackedAttention:
         n_kv_heads, head_dim = job[job_items.N_KV_HEADS], job[job_items.HEAD_DIM]
         n_items = len(plan.blocks) * n_kv_heads
         threads = min(n_threads(), n_items)
-        # q, out, tiles of K and V; logits, maxima, sums; scales; a cache line between threads
-        scratch = 2 * (BLOCK_ROWS + TILE) * head_dim + BLOCK_ROWS * (TILE + 2) + 32 + 16
+        scratch = block_scratch_floats(head_dim)
         job[job_items.NEXT] = 0
         job[job_items.N_ITEMS] = n_items
         job[job_items.SCRATCH_FLOATS] = scratch

@@ -25,7 +25,6 @@ from localkv.kernels.cpu_linear_kernels import (
     source_hash,
 )
 from localkv.kernels.cpu_linear_panels import (
-    LANES,
     LAYOUTS,
     Bytes,
     PanelArena,
@@ -38,6 +37,7 @@ from localkv.kernels.cpu_linear_rows import (
     rows_worker,
     run_rows_product,
 )
+from localkv.kernels.cpu_panel_bytes import LANES
 from localkv.kernels.cpu_threads import use_torch_threads
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile

@@ -18,7 +18,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from localkv.kernels.cpu_linear_panels import LANES, LAYOUTS, PanelLayout
+from localkv.kernels.cpu_linear_panels import LAYOUTS, PanelLayout
+from localkv.kernels.cpu_panel_bytes import LANES
 from localkv.quant_formats.bits import IQ4_CODEBOOK
 from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.memory import half_bits_to_float

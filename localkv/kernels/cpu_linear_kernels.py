@@ -33,7 +33,7 @@ from localkv.kernels.cpu_linear_blocks import (
     PanelFormat,
     Record,
 )
-from localkv.kernels.cpu_linear_panels import LANES
+from localkv.kernels.cpu_panel_bytes import LANES
 from localkv.simd.compile_cache import CAN_CACHE
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.memory import call_address, get_i64, put_i64, take_next
@@ -188,6 +188,7 @@ def source_hash() -> str:
     for path in (
         here / "cpu_linear_blocks.py",
         here / "cpu_linear_panels.py",
+        here / "cpu_panel_bytes.py",
         *sorted((here.parent / "simd").glob("*.py")),
     ):
         digest.update(path.read_bytes())

@@ -21,13 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, prange
 
+from localkv.kernels.cpu_panel_bytes import LANES, PANEL_FORMAT_NAMES, record_values
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
 from localkv.simd.compile_cache import CAN_CACHE
 from localkv.simd.memory import address, get_i32, get_u8, get_u16, put_i32, put_u8, put_u16
-
-LANES = 16
-"""Rows of a panel."""
 
 PLAIN, FLIP_SIGNS, SPREAD_BITS = 0, 1, 2
 """What happens to a unit on its way: nothing; the top bit of every byte is flipped (signed codes
@@ -64,8 +62,7 @@ class PanelLayout:
 
     @property
     def record_values(self) -> int:
-        """At least 64, so that a record is a whole number of cache lines."""
-        return max(64, self.format.block_size)
+        return record_values(self.format)
 
     @property
     def record_blocks(self) -> int:
@@ -140,6 +137,8 @@ LAYOUTS = {
     )
 }
 """The formats that have panels."""
+
+assert tuple(LAYOUTS) == PANEL_FORMAT_NAMES
 
 
 SIGN_BITS = np.int32(-0x7F7F7F80)  # 0x80808080

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file -> `ModelWeights`: names, shapes and what is optional.
+"""Named tensors -> `ModelWeights`: names, shapes and what is optional.
 
 Matrices are views of the mapped file until the backend has prepared them. Norms and biases, which
 are small, become float32.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,29 +32,30 @@ from localkv.model import ModelWeights, Transformer
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 
-@dataclass
-class TensorReader:
-    """Hands out a file's tensors by name, checks their shapes, and remembers which were taken.
+class TensorSource(Protocol):
+    """Where the tensors of a model come from."""
 
-    Attributes:
-        gguf: the file.
-        backend: prepares matrices; norms and biases are of its dtype.
-        halve_activations: what meets an F16 weight is rounded to f16, as ggml does. That is less
-            exact, but where experts are routed by the largest of nearly equal numbers, ggml's
-            rounding decides which, and without it a token's logits are another expert's.
-        taken: names of the tensors handed out.
-    """
+    def has(self, name: str) -> bool: ...
+
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
+        """A tensor of this shape, or a ModelFileError."""
+        ...
+
+    def release(self, name: str) -> None:
+        """The tensor's bytes are not needed any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileTensors:
+    """The tensors of a file, as views of its mapping."""
 
     gguf: GGUFFile
-    backend: Backend
-    halve_activations: bool = False
-    taken: set[str] = field(default_factory=set)
 
     def has(self, name: str) -> bool:
         return name in self.gguf.tensors
 
-    def packed(self, name: str, *shape: int) -> PackedTensor:
-        """A matrix, or a stack of them, as a view of the file."""
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
         info = self.gguf.tensors.get(name)
         if info is None:
             raise ModelFileError(f"missing tensor {name!r} in {self.gguf.path.name}")
@@ -61,20 +63,50 @@ class TensorReader:
             raise ModelFileError(
                 f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}"
             )
-        self.taken.add(name)
         with warnings.catch_warnings():
             # the mapping is read-only, and nobody writes to weights
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             rows = torch.from_numpy(self.gguf.data(name))
-        halves = self.halve_activations and info.format.name == "f16"
-        return PackedTensor(info.format, rows, info.shape, halves)
+        return PackedTensor(info.format, rows, info.shape)
+
+    def release(self, name: str) -> None:
+        self.gguf.release(name)
+
+
+@dataclass
+class TensorReader:
+    """Hands out a model's tensors by name and remembers which were taken.
+
+    Attributes:
+        source: the file, or what takes its place.
+        backend: prepares matrices; norms and biases are of its dtype.
+        halve_activations: what meets an F16 weight is rounded to f16, as ggml does. That is less
+            exact, but where experts are routed by the largest of nearly equal numbers, ggml's
+            rounding decides which, and without it a token's logits are another expert's.
+        taken: names of the tensors handed out.
+    """
+
+    source: TensorSource
+    backend: Backend
+    halve_activations: bool = False
+    taken: set[str] = field(default_factory=set)
+
+    def has(self, name: str) -> bool:
+        return self.source.has(name)
+
+    def packed(self, name: str, *shape: int) -> PackedTensor:
+        """A matrix, or a stack of them, as it is in the file."""
+        packed = self.source.packed(name, shape)
+        self.taken.add(name)
+        halves = self.halve_activations and packed.format.name == "f16"
+        return replace(packed, halves_activations=halves)
 
     def matrix(self, name: str, *shape: int) -> PackedTensor:
         """A matrix, or a stack of them, as the backend wants it."""
         packed = self.packed(name, *shape)
         prepared = self.backend.prepare(packed)
         if not prepared.reads_rows:
-            self.gguf.release(name)
+            self.source.release(name)
         return prepared
 
     def vector(self, name: str, size: int) -> Tensor:
@@ -118,13 +150,18 @@ def load_model(
     """
     gguf = path if isinstance(path, GGUFFile) else open_gguf(path)
     spec, config = arch_spec(gguf), model_config(gguf)
-    read = TensorReader(gguf, backend, halve_activations=config.moe is not None)
-    weights = _model_weights(read, config, spec)
+    read = TensorReader(FileTensors(gguf), backend, halve_activations=config.moe is not None)
+    weights = model_weights(read, config, spec)
     unused = [name for name in gguf.tensors if name not in read.taken]
     return Transformer(config, spec, weights, backend), unused
 
 
-def _model_weights(read: TensorReader, config: ModelConfig, spec: ArchSpec) -> ModelWeights:
+def model_weights(read: TensorReader, config: ModelConfig, spec: ArchSpec) -> ModelWeights:
+    """All tensors that a model of this architecture has.
+
+    Raises:
+        ModelFileError: one is missing, or of the wrong shape or type.
+    """
     n_vocab, n_embd = config.n_vocab, config.n_embd
     token_embd = read.packed("token_embd.weight", n_vocab, n_embd)
     if read.has("output.weight"):

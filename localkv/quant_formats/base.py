@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+TILE_VALUES = 1 << 20
+"""Values of a weight decoded at a time: 4 MiB of float32, which stays in the last-level cache."""
+
 
 class Codec(Protocol):
     """The functions that a format's file, `quant_formats/<name in lower case>.py`, holds."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localkv.errors import HubError, binary_size
+from localkv.errors import HubError, byte_size
 from localkv.loader.hub.reference import DEFAULT_REVISION, HubReference
 from localkv.loader.hub.repo_model import (
     RepoFile,
@@ -181,7 +181,7 @@ def plan_removal(reference: HubReference) -> Removal:
     found = [item for item in models if item.model in meant]
     if len(found) > 1 or (models and not found):
         problem = f"can mean {len(found)} models in" if found else "is not in"
-        listed = ", ".join(f"{i.name} ({binary_size(i.model.n_bytes)})" for i in found or models)
+        listed = ", ".join(f"{i.name} ({byte_size(i.model.n_bytes)})" for i in found or models)
         raise HubError(f"{reference} {problem} the cache", hint=f"there is {listed}")
     partial = 0
     if len(models) == len(found):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from localkv.errors import HubError, binary_size
+from localkv.errors import HubError, byte_size
 from localkv.loader.hub.cache import (
     CachedModel,
     blob_path,
@@ -86,8 +86,8 @@ def plan_download(reference: HubReference, commit: str, model: RepoModel) -> Dow
     free = shutil.disk_usage(_existing(cache_folder())).free
     if needed > free:
         raise HubError(
-            f"{model.path} needs {binary_size(needed)} more, {cache_folder()} has "
-            f"{binary_size(free)} free",
+            f"{model.path} needs {byte_size(needed)} more, {cache_folder()} has "
+            f"{byte_size(free)} free",
             hint="localkv rm makes room; HF_HOME=FOLDER takes another disk",
         )
     return download

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from localkv.errors import HubError, binary_size
+from localkv.errors import HubError, byte_size
 from localkv.loader.hub.reference import HubReference
 from localkv.loader.split_name import part_names, split_name
 
@@ -153,5 +153,5 @@ def choose(models: Sequence[RepoModel], reference: HubReference, where: str) -> 
     names = zip(model_names(reference.repo, models), models, strict=True)
     meant = [item for item in names if not found or item[1] in found]
     meant.sort(key=lambda item: item[1].n_bytes)
-    listed = ", ".join(f"{name} ({binary_size(model.n_bytes)})" for name, model in meant)
+    listed = ", ".join(f"{name} ({byte_size(model.n_bytes)})" for name, model in meant)
     raise HubError(problem, hint=f"there is {listed}")

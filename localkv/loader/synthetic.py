@@ -1,0 +1,149 @@
+"""Models of a well-known shape with random weights, made in memory: for benchmarks without a file.
+
+Values are random, with a variance that keeps activations near 1; codes are random bytes, so that
+products read what they would read of a real model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localkv.arch import ARCHS
+from localkv.config import ModelConfig, RopeConfig
+from localkv.errors import UsageError
+from localkv.kernels.backend import Backend
+from localkv.loader.weights import TensorReader, model_weights
+from localkv.model import Transformer
+from localkv.quant_formats import FORMATS, QuantFormat
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+RANDOM_ROWS = 1024
+"""So many rows are random; larger matrices repeat them."""
+MINIMA = ("m", "dmin")
+"""Fields that shift a block's values."""
+
+
+def _llama(
+    name: str, n_layers: int, n_embd: int, n_heads: int, n_ff: int, n_vocab: int = 128256
+) -> ModelConfig:
+    """A Llama 3 model: 8 KV heads, 128k tokens of context."""
+    head_dim = n_embd // n_heads
+    return ModelConfig(
+        architecture="llama",
+        name=name,
+        n_layers=n_layers,
+        n_embd=n_embd,
+        n_heads=n_heads,
+        n_kv_heads=8,
+        head_dim=head_dim,
+        n_ff=n_ff,
+        n_vocab=n_vocab,
+        n_ctx_train=1 << 17,
+        rms_eps=1e-5,
+        rope=RopeConfig(n_dims=head_dim, theta=500000.0),
+        softmax_scale=1.0 / math.sqrt(head_dim),
+    )
+
+
+SHAPES = {
+    config.name: config
+    for config in (
+        _llama("llama-tiny", 2, 512, 16, 1024, 512),
+        _llama("llama-1b", 16, 2048, 32, 8192),
+        _llama("llama-3b", 28, 3072, 24, 8192),
+        _llama("llama-8b", 32, 4096, 32, 14336),
+        _llama("llama-70b", 80, 8192, 64, 28672),
+    )
+}
+"""Sizes of Llama 3's models, and of a tiny one that takes no time."""
+
+
+def random_rows(
+    fmt: QuantFormat,
+    n_rows: int,
+    n_in: int,
+    *,
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Packed rows whose values have a variance of 1 / `n_in` around 0: uint8 [n_rows, bytes].
+
+    Float types hold normal values; others random codes, and scales chosen to fit.
+    """
+    some = min(n_rows, RANDOM_ROWS)
+    n_blocks = n_in // fmt.block_size
+    if fmt.block_size == 1:
+        values = torch.randn(some, n_in, device=device, generator=generator) / math.sqrt(n_in)
+        rows = torch.cat(fmt.codec.encode(values), -1).flatten(1)
+    else:
+        size = (some, n_blocks, fmt.block_bytes)
+        rows = torch.randint(256, size, dtype=torch.uint8, device=device, generator=generator)
+
+        def decoded(scale: float, minimum: float) -> Tensor:
+            start = 0
+            for plane in fmt.planes:
+                if plane.n_bytes == 2 and plane.name in ("d", *MINIMA):
+                    value = minimum if plane.name in MINIMA else scale
+                    half = torch.tensor([value], dtype=torch.float16, device=device)
+                    rows[..., start : start + 2] = half.view(torch.uint8)
+                start += plane.n_bytes
+            sample = rows[: min(some, 16)]
+            planes = torch.split(sample, [plane.n_bytes for plane in fmt.planes], -1)
+            return fmt.codec.decode(planes)
+
+        shift = decoded(0.0, 1.0).mean().item()
+        ratio = -decoded(1.0, 0.0).mean().item() / shift if shift else 0.0
+        scale = 1.0 / (decoded(1.0, ratio).std().item() * math.sqrt(n_in))
+        decoded(scale, ratio * scale)
+        rows = rows.flatten(1)
+    return rows.repeat(-(-n_rows // some), 1)[:n_rows].contiguous()
+
+
+@dataclass
+class RandomTensors:
+    """A `TensorSource` of random matrices in one type, and norms of ones.
+
+    Like llama-quantize, it keeps the output matrix in more bits: Q6_K, if `type_name` has fewer.
+    """
+
+    type_name: str
+    device: torch.device
+    generator: torch.Generator
+
+    def has(self, name: str) -> bool:
+        return name == "output.weight"
+
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
+        if len(shape) == 1:
+            ones = torch.ones(1, *shape, device=self.device)
+            return PackedTensor(FORMATS["f32"], ones.view(torch.uint8)[0], shape)
+        fmt = FORMATS[self.type_name]
+        if name == "output.weight" and fmt.bits_per_value < FORMATS["q6_K"].bits_per_value:
+            fmt = FORMATS["q6_K"]
+        n_rows = math.prod(shape[:-1])
+        rows = random_rows(fmt, n_rows, shape[-1], device=self.device, generator=self.generator)
+        return PackedTensor(fmt, rows.view(*shape[:-1], -1), shape)
+
+    def release(self, name: str) -> None:
+        pass
+
+
+def synthetic_model(name: str, type_name: str, backend: Backend, *, seed: int = 0) -> Transformer:
+    """A model of the shape `SHAPES[name]` with random weights of one type, on a backend.
+
+    Raises:
+        UsageError: there is no such shape, or no such type of weights.
+    """
+    if name not in SHAPES:
+        raise UsageError(f"unknown shape {name!r}", hint=f"shapes: {', '.join(SHAPES)}")
+    if type_name not in FORMATS or not FORMATS[type_name].is_weight:
+        types = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.is_weight)
+        raise UsageError(f"unknown type of weights {type_name!r}", hint=f"types: {types}")
+    config, spec = SHAPES[name], ARCHS[SHAPES[name].architecture]
+    generator = torch.Generator(backend.device).manual_seed(seed)
+    read = TensorReader(RandomTensors(type_name, backend.device, generator), backend)
+    return Transformer(config, spec, model_weights(read, config, spec), backend)

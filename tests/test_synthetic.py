@@ -1,0 +1,55 @@
+"""Random models of a known shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localkv.config import CacheConfig
+from localkv.engine import Engine
+from localkv.errors import UsageError
+from localkv.kernels.select import select_backend
+from localkv.loader.synthetic import RANDOM_ROWS, random_rows, synthetic_model
+from localkv.quant_formats import FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+WEIGHT_TYPES = [fmt.name for fmt in FORMATS.values() if fmt.is_weight]
+
+
+@pytest.mark.parametrize("name", WEIGHT_TYPES)
+def test_random_rows_have_the_variance_of_a_trained_matrix(name: str) -> None:
+    fmt, n_rows, n_in = FORMATS[name], RANDOM_ROWS + 5, 512
+    rows = random_rows(fmt, n_rows, n_in, generator=torch.Generator().manual_seed(1))
+    assert rows.shape == (n_rows, fmt.row_bytes(n_in))
+    values = PackedTensor(fmt, rows, (n_rows, n_in)).decode()
+    assert torch.isfinite(values).all()
+    assert values.var().item() * n_in == pytest.approx(1.0, rel=0.1)
+    assert abs(values.mean().item()) < 0.12 * values.std().item()  # q4_0's codes are -8 to 7
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_a_synthetic_model_runs(device: str) -> None:
+    model = synthetic_model("llama-tiny", "q4_0", select_backend(device))
+    assert model.weights.layers[0].ffn.ffn_gate.weight.format.name == "q4_0"
+    assert model.weights.output.weight.format.name == "q6_K"
+    logits = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=300)).logits([1, 2, 3, 4, 5])
+    assert logits.shape == (5, 512)
+    assert 0.3 < logits.std().item() < 3.0
+
+
+def test_two_of_the_same_seed_are_the_same() -> None:
+    a, b, c = (
+        synthetic_model("llama-tiny", "q8_0", select_backend("reference"), seed=seed)
+        for seed in (3, 3, 4)
+    )
+    rows = [model.weights.layers[1].attention.attn_k.weight.rows for model in (a, b, c)]
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize(("shape", "type_name"), [("llama-9b", "q4_0"), ("llama-8b", "q9_9")])
+def test_unknown_names_are_told_with_the_choices(shape: str, type_name: str) -> None:
+    with pytest.raises(UsageError) as error:
+        synthetic_model(shape, type_name, select_backend("reference"))
+    assert error.value.hint is not None
+    assert "llama-8b" in error.value.hint or "q4_0" in error.value.hint
