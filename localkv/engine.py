@@ -18,6 +18,7 @@ from localkv.cache_layout import cache_bytes, cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.kv_cache import KVCache
+from localkv.kv_scales import check_scales
 from localkv.model import Transformer
 from localkv.sampling import Sampler
 
@@ -87,6 +88,9 @@ class Engine:
         cache: types and context length.
         n_batch: most prompt tokens evaluated at a time.
         make_cache: takes what `KVCache` takes; measurements make another one.
+
+    Raises:
+        UsageError: a type's scales are missing or not this model's.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Engine:
         self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
         config = model.config
+        check_scales(cache, config)
         segments = cache_segments(cache, config.head_dim)
         sizes = {
             "n_layers": config.n_layers,
@@ -109,7 +114,12 @@ class Engine:
             "n_ctx": cache.n_ctx,
         }
         try:
-            self.cache = make_cache(**sizes, segments=segments, device=model.backend.device)
+            self.cache = make_cache(
+                **sizes,
+                segments=segments,
+                device=model.backend.device,
+                kv_scales=cache.kv_scales,
+            )
         except (RuntimeError, MemoryError) as error:
             gib = sum(cache_bytes(segments, **sizes)) / 2**30
             raise LocalKVError(

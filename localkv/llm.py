@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from localkv.cache_layout import cache_segments
-from localkv.config import CacheConfig, ModelConfig, SamplingParams
+from localkv.config import CacheConfig, KVScales, ModelConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import UsageError
 from localkv.kernels.select import select_backend
+from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import local_path
@@ -59,6 +60,8 @@ class LLM:
         n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it.
         cache_type_k, cache_type_v: how K and V are kept, names in `KV_FORMATS`.
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates what gains by it.
+        kv_scales: a file that `localkv perplexity --calibrate-kv` made, or what was in it; for
+            types that are scaled by head, and needed by them.
         device: "auto", "cpu" or "reference".
         n_threads: CPU threads; None leaves torch's choice.
         n_batch: most prompt tokens evaluated at a time.
@@ -86,6 +89,7 @@ class LLM:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         kv_rotation: str = "auto",
+        kv_scales: str | os.PathLike[str] | KVScales | None = None,
         device: str = "auto",
         n_threads: int | None = None,
         n_batch: int = 512,
@@ -101,10 +105,18 @@ class LLM:
         self.config: ModelConfig = model_config(self.gguf)
         check_cache_type("K", cache_type_k, self.config.head_dim)
         check_cache_type("V", cache_type_v, self.config.head_dim)
+        require_scales((cache_type_k, cache_type_v), kv_scales is not None)
+        if kv_scales is not None and not isinstance(kv_scales, KVScales):
+            kv_scales = read_kv_scales(kv_scales)
         self.cache = CacheConfig(
-            cache_type_k, cache_type_v, n_ctx=self._context(n_ctx), kv_rotation=kv_rotation
+            cache_type_k,
+            cache_type_v,
+            n_ctx=self._context(n_ctx),
+            kv_rotation=kv_rotation,
+            kv_scales=kv_scales,
         )
         cache_segments(self.cache, self.config.head_dim)  # refuses what the model can't have
+        check_scales(self.cache, self.config)
         if self.config.head_dim % backend.head_dim_multiple:
             raise UsageError(
                 f"head_dim {self.config.head_dim} is no multiple of {backend.head_dim_multiple}, "

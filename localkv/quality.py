@@ -343,10 +343,10 @@ def base_cache(n_ctx: int) -> CacheConfig:
     return CacheConfig("f16", "f16", n_ctx=n_ctx, kv_rotation="off")
 
 
-def bits_per_value(cache: CacheConfig) -> float:
+def bits_per_value(cache: CacheConfig, head_dim: int) -> float:
     """Bits that a value takes with its share of scales, averaged over K and V."""
     formats = (KV_FORMATS[cache.type_k], KV_FORMATS[cache.type_v])
-    return sum(fmt.bits_per_value for fmt in formats) / 2
+    return sum(fmt.bits_per_value(head_dim) for fmt in formats) / 2
 
 
 def context_bytes(cache: CacheConfig, config: ModelConfig) -> int:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from cache_types import BY_HEAD, BY_ROW, NAMES, PAIRS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from localkv.cache_layout import SegmentSpec
+from localkv.config import KVScales
 from localkv.kernels.attention import (
     SegmentAttention,
     attention,
@@ -48,11 +50,16 @@ def check(
 ) -> None:
     """Random rows for sequences of (past, new) tokens; error at most twice plain float32's.
 
-    What plain attention gets are the rows as the cache has to return them.
+    What plain attention gets are the rows as the cache has to return them. In types that are
+    scaled by head, each head has a scale of its own.
     """
     generator = torch.Generator().manual_seed(head_dim * 1000 + group)
     specs = [SegmentSpec(type_k, type_v, first, *rotations) for first in bounds]
     n_ctx = max(past + new for past, new in lengths)
+    absmax = tuple(30.0 * 3**head for head in range(n_kv_heads))
+    scales = KVScales(
+        "llama", "", 1, n_kv_heads, head_dim, *rotations, 1, (absmax,), (absmax[::-1],)
+    )
     cache = KVCache(
         n_layers=1,
         n_kv_heads=n_kv_heads,
@@ -60,6 +67,7 @@ def check(
         segments=specs,
         n_ctx=n_ctx,
         n_sequences=len(lengths),
+        kv_scales=scales,
     )
     layer = cache.layers[0]
     for segment, pool in zip(layer.segments, cache.pools, strict=True):
@@ -70,10 +78,13 @@ def check(
     def random_rows(n_tokens: int) -> Tensor:
         return torch.randn(n_tokens, n_kv_heads, head_dim, generator=generator)
 
-    def rounded(x: Tensor, name: str, rotation: int) -> Tensor:
-        codec = KV_FORMATS[name].codec
-        stored = codec.decode(codec.encode(hadamard_transform(x, rotation)))
-        return hadamard_transform(stored.double(), rotation)
+    def rounded(x: Tensor, name: str, rotation: int, absmax: tuple[float, ...]) -> Tensor:
+        fmt = KV_FORMATS[name]
+        scale = torch.ones(n_kv_heads, 1)
+        if fmt.scales_by_head:
+            scale = torch.tensor(absmax)[:, None] / fmt.largest
+        stored = fmt.codec.decode(fmt.codec.encode(hadamard_transform(x, rotation) / scale))
+        return hadamard_transform(stored.double() * scale.double(), rotation)
 
     sequences = [cache.new_sequence() for _ in lengths]
     ks = [random_rows(past + new) for past, new in lengths]
@@ -100,8 +111,8 @@ def check(
     scale = 1 / math.sqrt(head_dim)
     got = attention(run, q, layer, batch, scale)
     assert got.shape == q.shape
-    ks = [rounded(k, type_k, rotations[0]) for k in ks]
-    vs = [rounded(v, type_v, rotations[1]) for v in vs]
+    ks = [rounded(k, type_k, rotations[0], absmax) for k in ks]
+    vs = [rounded(v, type_v, rotations[1], absmax[::-1]) for v in vs]
     worst_ours = worst_plain = 0.0
     for i, (past, _) in enumerate(lengths):
         rows = slice(batch.starts[i], batch.starts[i + 1])
@@ -111,7 +122,8 @@ def check(
             narrow = plain(*(x.float() for x in args), past, scale)
             worst_ours = max(worst_ours, float((got[rows, head] - want).abs().max()))
             worst_plain = max(worst_plain, float((narrow - want).abs().max()))
-    times = 6 if any(rotations) else 2  # to rotate q and the output rounds them, too
+    # to rotate or scale q and the output, or a row's logit, rounds them, too
+    times = 6 if any(rotations) or {type_k, type_v} & {*BY_HEAD, *BY_ROW} else 2
     assert worst_ours <= times * worst_plain + 1e-6
 
 
@@ -123,13 +135,12 @@ def test_shapes(head_dim: int, group: int) -> None:
     )
 
 
-@pytest.mark.parametrize("type_k", KV_FORMATS)
-@pytest.mark.parametrize("type_v", KV_FORMATS)
-def test_every_pair_of_types(type_k: str, type_v: str) -> None:
+@pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
+def test_every_type(type_k: str, type_v: str) -> None:
     check(
         attention_reference,
         head_dim=64,
-        n_kv_heads=1,
+        n_kv_heads=2,
         group=2,
         lengths=[(300, 3)],
         type_k=type_k,
@@ -137,7 +148,7 @@ def test_every_pair_of_types(type_k: str, type_v: str) -> None:
     )
 
 
-@pytest.mark.parametrize("type_k", KV_FORMATS)
+@pytest.mark.parametrize("type_k", NAMES)
 def test_rotated(type_k: str) -> None:
     for rotations in ((128, 64), (128, 0), (0, 64)):
         check(
@@ -177,6 +188,43 @@ def test_lengths_around_pages_and_tiles(length: int) -> None:
     check(attention_reference, head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 1, 1)])
     if length > 40:
         check(attention_reference, head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 40, 40)])
+
+
+def test_scales_of_heads_bring_rows_into_range() -> None:
+    """Rows far beyond and far below the range of fp8 come out as ordinary ones do."""
+    head_dim, group = 32, 2
+    sizes_k, sizes_v = torch.tensor([1e5, 1e-6, 1.0]), torch.tensor([1e-7, 3.0, 1e6])
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(50, 3 * group, head_dim, generator=generator)
+    q = q / sizes_k.repeat_interleave(group)[:, None]
+    k, v = (torch.randn(50, 3, head_dim, generator=generator) for _ in range(2))
+    k, v = k * sizes_k[:, None], v * sizes_v[:, None]
+    absmax = [tuple(x.abs().amax((0, 2)).tolist()) for x in (k, v)]
+    scales = KVScales("llama", "", 1, 3, head_dim, 0, 0, 50, (absmax[0],), (absmax[1],))
+
+    def error(name: str) -> float:
+        cache = KVCache(
+            n_layers=1,
+            n_kv_heads=3,
+            head_dim=head_dim,
+            segments=[SegmentSpec(name, name)],
+            n_ctx=50,
+            kv_scales=scales,
+        )
+        batch = cache.batch([(cache.new_sequence(), [0] * 50)])
+        store_rotated(store_kv, k, v, cache.layers[0], batch.segments)
+        got = attention(attention_reference, q, cache.layers[0], batch, 0.3)
+        worst = 0.0
+        for head in range(3 * group):
+            args = (q[:, head], k[:, head // group], v[:, head // group])
+            want = plain(*(x.double() for x in args), 0, 0.3)
+            worst = max(worst, float((got[:, head] - want).norm() / want.norm()))
+        return worst
+
+    assert error("fp8_e4m3_head") < 0.06
+    assert error("fp8_e4m3_token") < 0.06
+    assert error("fp8_e5m2_head") < 0.12
+    assert error("fp8_e4m3") > 0.5
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)

@@ -340,11 +340,20 @@ def test_a_seed_repeats_the_text(program, tiny_model: Path) -> None:
     assert program(*run, "-s", "1").out != program(*run, "-s", "2").out
 
 
-def test_every_pair_of_cache_types_completes(program, tiny_model: Path) -> None:
+def test_every_cache_type_completes(program, tiny_model: Path, tmp_path: Path) -> None:
+    from cache_types import scales_of
+
+    from localkv.kv_scales import write_kv_scales
+    from localkv.loader.gguf_file import open_gguf
+    from localkv.loader.model_config import model_config
     from localkv.quant_formats import KV_FORMATS
 
-    for name in KV_FORMATS:
+    scales = tmp_path / "scales.json"
+    write_kv_scales(scales, scales_of(model_config(open_gguf(tiny_model)), 20.0, 20.0))
+    for name, fmt in KV_FORMATS.items():
         run = ("complete", "-m", tiny_model, "-p", "The fox", "-n", "2", "--json")
+        if fmt.scales_by_head:
+            run += ("--kv-scales", scales)
         facts = json.loads(program(*run, "-ctk", name, "-ctv", "f16").out)
         assert (facts["cache"]["type_k"], facts["cache"]["type_v"]) == (name, "f16")
 

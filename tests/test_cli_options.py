@@ -58,6 +58,7 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         "cache_type_k": "f16",
         "cache_type_v": "f16",
         "kv_rotation": "auto",
+        "kv_scales": None,
         "n_batch": 512,
         "n_threads": None,
         "device": "auto",

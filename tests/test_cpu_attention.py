@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cache_types import NAMES, NEW_PAIRS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import check as check_attention
@@ -24,7 +25,6 @@ from localkv.kernels.cpu_store_kv import store_kv_cpu
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS
 
-NAMES = list(KV_FORMATS)
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
 
 check = partial(check_attention, PackedAttention(), store=store_kv_cpu)
@@ -41,9 +41,16 @@ def test_shapes(head_dim: int, group: int) -> None:
 @pytest.mark.parametrize("n_new", [3, 37])
 def test_every_type(type_k: str, n_new: int) -> None:
     """K's and V's types do not meet in any kernel, so each is tested once on either side."""
-    type_v = NAMES[(NAMES.index(type_k) * 3 + 1) % len(NAMES)]
+    type_v = NAMES[(NAMES.index(type_k) + 4) % len(NAMES)]
     lengths = [(300, n_new), (0, n_new), (15, n_new)]
     check(head_dim=96, n_kv_heads=2, group=2, lengths=lengths, type_k=type_k, type_v=type_v)
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), NEW_PAIRS)
+def test_scales_of_rows_and_heads(type_k: str, type_v: str) -> None:
+    """With every type on the other side, decode and prefill in one batch."""
+    lengths = [(260, 1), (20, 19)]
+    check(head_dim=32, n_kv_heads=2, group=1, lengths=lengths, type_k=type_k, type_v=type_v)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1024, 1025, 5000])
@@ -97,7 +104,7 @@ def test_pages_hold_the_bytes_of_the_reference(name: str) -> None:
     sides = [("k", segment.k, 1.0), ("v", segment.v, 2.0)]
     for side, planes, factor in sides:
         wanted = fmt.codec.encode(rows * factor)
-        for fact, stored, want in zip(fmt.planes, planes, wanted, strict=True):
+        for fact, stored, want in zip(fmt.all_planes, planes, wanted, strict=True):
             restored = restore_plane(plane_order(fmt, fact, side), stored)
             got = restored[sequence.pages[0]].transpose(1, 2).flatten(0, 1)[:300]
             assert torch.equal(got, want), fact.name

@@ -73,7 +73,7 @@ def test_a_model_is_fetched_once(repo: FakeHub, tmp_path: Path) -> None:
     assert incomplete(tmp_path) == []
 
 
-def test_the_cache_is_huggingface_hubs_own(repo: FakeHub) -> None:
+def test_the_cache_is_huggingface_hubs_own(repo: FakeHub, tmp_path: Path) -> None:
     from huggingface_hub import hf_hub_download, scan_cache_dir, try_to_load_from_cache
 
     path = get("org/repo").path
@@ -81,7 +81,7 @@ def test_the_cache_is_huggingface_hubs_own(repo: FakeHub) -> None:
     assert found == str(path)
     offline = hf_hub_download("org/repo", "m-Q4_K_M.gguf", local_files_only=True)
     assert offline == str(path)
-    cache = scan_cache_dir()
+    cache = scan_cache_dir(tmp_path / "hub")
     assert cache.warnings == []
     (cached,) = cache.repos
     assert (cached.repo_id, cached.size_on_disk) == ("org/repo", MIB)

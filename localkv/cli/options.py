@@ -213,6 +213,14 @@ def loading_options(n_ctx: int | None = None) -> list[click.Parameter]:
             "multiple of 64, as llama.cpp does.",
         ),
         option(
+            "--kv-scales",
+            panel="KV cache",
+            metavar="FILE",
+            help="The scales of types that are scaled by head ("
+            f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
+            "): what localkv perplexity --calibrate-kv FILE measured.",
+        ),
+        option(
             "-b",
             "--batch-size",
             panel="Model",
@@ -265,6 +273,7 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "cache_type_k": values["cache_type_k"],
         "cache_type_v": values["cache_type_v"],
         "kv_rotation": values["kv_rotation"],
+        "kv_scales": values["kv_scales"],
         "n_batch": min(values["batch_size"], values["ubatch_size"]),
         "n_threads": threads if threads and threads > 0 else None,
         "device": values["device"],

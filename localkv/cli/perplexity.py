@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,14 +22,21 @@ from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import Whole, flag, json_option, loading_options, option
 from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
 from localkv.cli.perplexity_plot import check_plot, plot
-from localkv.cli.perplexity_report import CacheResult, divergence_lines, sweep_lines, to_json
+from localkv.cli.perplexity_report import (
+    CacheResult,
+    divergence_lines,
+    identity,
+    sweep_lines,
+    to_json,
+)
 from localkv.cli.prompt import read_file, without_final_newline
-from localkv.cli.text_output import TextOutput
+from localkv.cli.text_output import TextOutput, check_writable
 from localkv.errors import UsageError
+from localkv.kv_scales import check_scales, read_kv_scales, require_scales, write_kv_scales
 
 if TYPE_CHECKING:
     from localkv.base_file import BaseFile, BaseWriter
-    from localkv.config import CacheConfig
+    from localkv.config import CacheConfig, KVScales
     from localkv.llm import LLM
     from localkv.quality import TokenScores
 
@@ -88,6 +96,14 @@ _MEASURE_OPTIONS: list[click.Parameter] = [
         "f16/f16,bf16/f16, or pure (K as V), or all.",
     ),
     option(
+        "calibrate_file",
+        "--calibrate-kv",
+        panel="Measure",
+        metavar="FILE",
+        help="Instead, run the text through an f32 cache, and write down how large K and V get in "
+        "each head: the scales of --kv-scales.",
+    ),
+    option(
         "--plot",
         "plot_file",
         panel="Output",
@@ -108,15 +124,20 @@ def _run(
     prefill_exact: bool,
     sweep: str | None,
     plot_file: str | None,
+    calibrate_file: str | None,
     as_json: bool,
     **values: Any,
 ) -> None:
     check_model_is_named(values)
     compare = kl_divergence or base_path is not None or sweep is not None
-    _check(chunks, sweep, plot_file)
+    _check(chunks, sweep, plot_file, calibrate_file)
     check_base_options(base_path, save_base, compare=compare, prefill_exact=prefill_exact)
+    scales = None
     if sweep is not None:
-        values |= {"cache_type_k": "f16", "cache_type_v": "f16"}
+        scales = _sweep_scales(sweep, values["kv_scales"])
+        values |= {"cache_type_k": "f16", "cache_type_v": "f16", "kv_scales": None}
+    if calibrate_file is not None:
+        values |= {"cache_type_k": "f32", "cache_type_v": "f32"}
     text = without_final_newline(read_file(file, "the text"))
     llm = load_llm(values)
     from localkv.quality import base_cache, divergence, perplexity, text_chunks
@@ -127,9 +148,11 @@ def _run(
     caches = [llm.cache]
     if sweep is not None:
         caches = [
-            replace(llm.cache, type_k=type_k, type_v=type_v)
-            for type_k, type_v in fitting_pairs(sweep, llm.config)
+            replace(llm.cache, type_k=type_k, type_v=type_v, kv_scales=scales)
+            for type_k, type_v in fitting_pairs(sweep, llm.config, scales is not None)
         ]
+        for cache in caches:
+            check_scales(cache, llm.config)
     ids = llm.tokenize(text)
     pieces = text_chunks(
         ids,
@@ -137,6 +160,10 @@ def _run(
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         limit=chunks if chunks >= 0 else None,
     )
+    if calibrate_file is not None:
+        facts = {"path": file, "n_tokens": len(ids), "n_chunks": len(pieces)}
+        _calibrate(llm, pieces, calibrate_file, facts if as_json else None)
+        return
     base: CacheConfig | BaseFile | None = None
     if base_path is not None:
         base = open_base(base_path, llm, pieces)
@@ -170,23 +197,89 @@ def _run(
             out.write(mode and f", {mode}")
     if plot_file is not None:
         title = f"{llm.config.name}, {llm.cache.n_ctx} tokens of context"
-        plot(results, plot_file, title=title + (mode and f", {mode}"))
+        plot(
+            results,
+            plot_file,
+            title=title + (mode and f", {mode}"),
+            head_dim=llm.config.head_dim,
+        )
 
 
-def _check(chunks: int, sweep: str | None, plot_file: str | None) -> None:
+def _check(
+    chunks: int, sweep: str | None, plot_file: str | None, calibrate_file: str | None
+) -> None:
     """Refuse what can't work before anything is loaded."""
     if chunks == 0:
         raise UsageError("--chunks 0 leaves nothing to measure", hint="-1 takes the whole text")
     if sweep is not None:
         parse_pairs(sweep)
-        ctx = click.get_current_context()
-        for name in ("cache_type_k", "cache_type_v"):
-            if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE:
-                raise UsageError("--sweep names the cache types", hint="leave out -ctk and -ctv")
+        if _on_command_line("cache_type_k", "cache_type_v"):
+            raise UsageError("--sweep names the cache types", hint="leave out -ctk and -ctv")
+    if calibrate_file is not None:
+        if _on_command_line("cache_type_k", "cache_type_v", "kv_scales"):
+            raise UsageError(
+                "--calibrate-kv measures with an f32 cache",
+                hint="leave out -ctk, -ctv and --kv-scales",
+            )
+        if sweep is not None or _on_command_line(
+            "kl_divergence", "base_path", "save_base", "prefill_exact"
+        ):
+            raise UsageError(
+                "--calibrate-kv measures nothing else",
+                hint="leave out --sweep and --kl-divergence",
+            )
+        check_writable(Path(calibrate_file))
     if plot_file is not None:
         if sweep is None:
             raise UsageError("--plot draws what --sweep measures", hint="add --sweep pure")
         check_plot(plot_file)
+
+
+def _on_command_line(*names: str) -> bool:
+    ctx = click.get_current_context()
+    return any(ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE for name in names)
+
+
+def _sweep_scales(sweep: str, path: str | None) -> KVScales | None:
+    """The scales that a sweep's types share."""
+    types = [name for pair in parse_pairs(sweep) for name in pair]
+    if path is not None or sweep.lower() not in ("all", "pure"):
+        require_scales(types, path is not None)
+    return None if path is None else read_kv_scales(path)
+
+
+def _calibrate(
+    llm: LLM, pieces: list[list[int]], path: str, text_facts: dict[str, Any] | None
+) -> None:
+    """Measure and write the scales; `text_facts` are for JSON, None for a line of text."""
+    from localkv.calibration import calibrate
+
+    scales = None
+    with _progress(len(pieces)) as progress:
+        found = calibrate(
+            llm.engine.model,
+            pieces,
+            n_ctx=llm.cache.n_ctx,
+            kv_rotation=llm.cache.kv_rotation,
+            n_batch=llm.engine.n_batch,
+        )
+        for n_done, scales_so_far in enumerate(found, start=1):
+            scales = scales_so_far
+            if progress.on_terminal:
+                progress.show(n_done, "K and V of every head")
+    assert scales is not None  # a text has a chunk
+    write_kv_scales(path, scales)
+    with TextOutput(None) as out:
+        if text_facts is not None:
+            facts = {**identity(llm), "text": text_facts, "n_ctx": llm.cache.n_ctx}
+            facts["kv_scales"] = {"path": path, **asdict(scales)}
+            out.write(json.dumps(facts, ensure_ascii=False))
+        else:
+            out.write(
+                f"{path}: K up to {max(map(max, scales.absmax_k)):.4g}, "
+                f"V up to {max(map(max, scales.absmax_v)):.4g}, in {scales.n_layers} layers of "
+                f"{scales.n_kv_heads} KV heads, over {scales.n_tokens} tokens"
+            )
 
 
 def _score(

@@ -78,7 +78,7 @@ def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str
         rows.append(
             (
                 f"{cache.type_k}/{cache.type_v}",
-                f"{bits_per_value(cache):g}",
+                f"{bits_per_value(cache, config.head_dim):g}",
                 f"{context_bytes(cache, config) / MIB:.3f}",
                 f"{result.ppl.value:.4f}",
                 f"{result.ppl.error:.4f}",
@@ -112,18 +112,14 @@ def to_json(
                 "type_k": cache.type_k,
                 "type_v": cache.type_v,
                 "kv_rotation": cache.kv_rotation,
-                "bits_per_value": bits_per_value(cache),
+                "bits_per_value": bits_per_value(cache, llm.config.head_dim),
                 "bytes": context_bytes(cache, llm.config),
                 "ppl": asdict(result.ppl),
                 "divergence": _divergence_json(result.divergence),
             }
         )
     return {
-        "model": {
-            "path": str(llm.gguf.path),
-            "name": llm.config.name,
-            "architecture": llm.config.architecture,
-        },
+        **identity(llm),
         "text": dict(text),
         "n_ctx": llm.cache.n_ctx,
         "n_batch": llm.engine.n_batch,
@@ -144,6 +140,18 @@ def _base_json(base: CacheConfig | BaseFile | None) -> dict[str, str] | None:
     cache, file = (base.facts, {"file": base.path}) if isinstance(base, BaseFile) else (base, {})
     types = {"type_k": cache.type_k, "type_v": cache.type_v, "kv_rotation": cache.kv_rotation}
     return {**types, **file}
+
+
+def identity(llm: LLM) -> dict[str, Any]:
+    """Which model it is."""
+    config = llm.config
+    return {
+        "model": {
+            "path": str(llm.gguf.path),
+            "name": config.name,
+            "architecture": config.architecture,
+        }
+    }
 
 
 def _divergence_json(divergence: Divergence | None) -> dict[str, Any] | None:

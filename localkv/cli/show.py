@@ -95,7 +95,7 @@ def _kv_cache(config: ModelConfig) -> list[dict[str, Any]]:
         rows.append(
             {
                 "type": name,
-                "bits_per_value": fmt.bits_per_value,
+                "bits_per_value": fmt.bits_per_value(config.head_dim),
                 "bytes_per_token_k_or_v": side,
                 "bytes_per_token": None if side is None else 2 * side,
                 "bytes_full_context": None if side is None else 2 * side * config.n_ctx_train,

@@ -82,16 +82,26 @@ def merge_segments(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     return (torch.stack([out for out, _ in parts]) * weights[..., None]).sum(0)
 
 
+def per_query_head(scale: Tensor, n_heads: int) -> Tensor:
+    """What each query head has of its KV head's: [n_kv_heads] -> [n_heads, 1]."""
+    return scale.repeat_interleave(n_heads // scale.numel())[:, None]
+
+
 def attention(
     run: SegmentAttention, q: Tensor, cache: LayerCache, batch: Batch, softmax_scale: float
 ) -> Tensor:
     """Attention of a batch over all segments: q and result [tokens, n_heads, head_dim].
 
-    Queries meet the rotated keys of a segment rotated, and its output is rotated back.
+    Queries meet the rotated keys of a segment rotated, and its output is rotated back. Scales of
+    heads are applied to queries and outputs, so that no kernel knows of them.
     """
     parts = []
     for segment, seg_batch in zip(cache.segments, batch.segments, strict=True):
         rotated = hadamard_transform(q, segment.rotation_k)
+        if segment.scale_k is not None:
+            rotated = rotated * per_query_head(segment.scale_k, q.shape[1])
         out, lse = run(rotated, segment, seg_batch, batch, softmax_scale)
+        if segment.scale_v is not None:
+            out = out * per_query_head(segment.scale_v, q.shape[1])
         parts.append((hadamard_transform(out, segment.rotation_v), lse))
     return merge_segments(parts)

@@ -39,6 +39,7 @@ from localkv.kernels.cpu_kernels import (
     weigh_kernel,
 )
 from localkv.kv_cache import Batch, Segment, SegmentBatch
+from localkv.quant_formats.base import QuantFormat
 
 Int64s = NDArray[np.int64]
 
@@ -143,10 +144,11 @@ class ScratchMemory(threading.local):
         return self.address
 
 
-def plane_table(planes: tuple[Tensor, ...]) -> Table:
-    """int64 [5, 2]: address and bytes of a region of up to four planes; the last plane again."""
+def plane_table(fmt: QuantFormat, planes: tuple[Tensor, ...]) -> Table:
+    """int64 [5, 2]: address and bytes of a region of up to four planes; the codes' plane again."""
     rows = [(plane.data_ptr(), plane.stride(1)) for plane in planes]
-    return _table([*rows, *[(0, 0)] * (4 - len(rows)), rows[-1]], 2)
+    codes = rows[len(fmt.planes) - 1]
+    return _table([*rows, *[(0, 0)] * (4 - len(rows)), codes], 2)
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,10 @@ def make_tables(segment: Segment, head_dim: int) -> SegmentTables:
                 f"head_dim {head_dim} is no multiple of {blocks[-1]}, as {fmt.name} needs here"
             )
     return SegmentTables(
-        weakref.ref(segment), plane_table(segment.k), plane_table(segment.v), *blocks
+        weakref.ref(segment),
+        plane_table(segment.format_k, segment.k),
+        plane_table(segment.format_v, segment.v),
+        *blocks,
     )
 
 
@@ -265,8 +270,10 @@ class PackedAttention:
         job[job_items.K_AFFINE] = cache_decoder(type_k).affine
         steps_k = 16 * head_dim // job[job_items.K_BLOCK]
         steps_v = 16 * head_dim // job[job_items.V_BLOCK]
-        job[job_items.V_AHEAD] = -(-segment.v[-1].stride(1) // (64 * steps_k))
-        job[job_items.K_AHEAD] = -(-segment.k[-1].stride(1) // (64 * steps_v))
+        bytes_k = segment.k[len(segment.format_k.planes) - 1].stride(1)
+        bytes_v = segment.v[len(segment.format_v.planes) - 1].stride(1)
+        job[job_items.V_AHEAD] = -(-bytes_v // (64 * steps_k))
+        job[job_items.K_AHEAD] = -(-bytes_k // (64 * steps_v))
         job[job_items.K_KERNEL] = score_kernel(type_k, tile)
         job[job_items.V_KERNEL] = weigh_kernel(type_v, tile)
         job[job_items.PIECES] = plan.chunks.address

@@ -19,6 +19,9 @@ from localkv.simd.vector_tuple import mul_add_all, store_tuple
 CACHE = False
 TILE = 64
 """Tokens of a tile."""
+ROW_SCALES = 0
+"""The plane of the scales of whole rows, or 0 for none."""
+HAS_SCALE = SCALED or ROW_SCALES > 0
 ONE = np.float32(1)
 SIGNATURE = "void(" + ", ".join(["int64"] * 8) + ")"
 
@@ -41,11 +44,13 @@ def decode_k(
             scale, minimum = f32x16(ONE), zero_f32()
             if SCALED:
                 scale = load_f16(plane0, unit)
+            if ROW_SCALES:
+                scale = load_f16(planes[ROW_SCALES], (first_group + group) * 16)
             if AFFINE:
                 minimum = load_f16(plane1, unit)
             for i in range(16):
                 values = decode(planes, unit + i)
-                if SCALED:
+                if HAS_SCALE:
                     values = mul_add_all(values, scale, minimum)
                 store_tuple(out, (block * BLOCK + i) * TILE + group * 16, 16 * TILE, values)
 
@@ -68,16 +73,18 @@ def decode_v(
             scale, minimum = f32x16(ONE), zero_f32()
             if SCALED:
                 store_f32(scratch, 0, load_f16(plane0, unit))
+            if ROW_SCALES:
+                store_f32(scratch, 0, load_f16(planes[ROW_SCALES], (first_group + group) * 16))
             if AFFINE:
                 store_f32(scratch, 16, load_f16(plane1, unit))
             for i in range(16):
                 token = group * 16 + i
                 values = decode(planes, (first_group * 16 + token) * n_blocks + block)
-                if SCALED:
+                if HAS_SCALE:
                     scale = broadcast_f32(scratch, i)
                 if AFFINE:
                     minimum = broadcast_f32(scratch, 16 + i)
-                if SCALED:
+                if HAS_SCALE:
                     values = mul_add_all(values, scale, minimum)
                 store_tuple(out, (token * n_blocks + block) * BLOCK, 16, values)
 

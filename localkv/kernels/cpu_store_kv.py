@@ -20,7 +20,7 @@ FEW_ROWS = 16
 
 @functools.cache
 def _orders(fmt: QuantFormat, side: Side) -> tuple[tuple[int, int], ...]:
-    orders = [plane_order(fmt, plane, side) for plane in fmt.planes]
+    orders = [plane_order(fmt, plane, side) for plane in fmt.all_planes]
     return tuple((order.item_bits, int(order.halves)) for order in orders)
 
 
