@@ -21,6 +21,7 @@ from localkv.kernels.select import select_backend
 from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
 from localkv.loader.gguf_file import open_gguf
+from localkv.loader.hub.find import local_path
 from localkv.loader.model_config import model_config
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.loader.weights import load_model
@@ -54,7 +55,8 @@ class LLM:
     """A model ready to complete text.
 
     Args:
-        path: a GGUF file (any part of a split one).
+        path: a GGUF file (any part of a split one), or a model on Hugging Face: "hf.co/org/repo" or
+            "hf.co/org/repo:Q8_0", fetched if it is not in the cache.
         n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it.
         cache_type_k, cache_type_v: how K and V are kept, names in `KV_FORMATS`.
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates what gains by it.
@@ -75,6 +77,7 @@ class LLM:
 
     Raises:
         ModelFileError: the file can't be used.
+        HubError: there is no such model on Hugging Face, or it can't be fetched.
         UsageError: an option can't be used with this model.
     """
 
@@ -98,7 +101,7 @@ class LLM:
         for option, value in (("n_batch", n_batch), ("n_threads", n_threads)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
-        self.gguf = open_gguf(path)
+        self.gguf = open_gguf(local_path(path))
         self.config: ModelConfig = model_config(self.gguf)
         check_cache_type("K", cache_type_k, self.config.head_dim)
         check_cache_type("V", cache_type_v, self.config.head_dim)

@@ -9,6 +9,7 @@ import pytest
 from fake_llm import FakeLLM
 from program import Program
 
+from localkv.cli import COMMANDS
 from localkv.cli.arguments import check_arguments
 from localkv.cli.complete import complete
 from localkv.cli.foreign_flags import BY_NAME, FOREIGN_FLAGS
@@ -218,7 +219,11 @@ def test_a_wrong_option_is_one_line_and_exit_2(
 @pytest.mark.parametrize(
     ("argv", "line", "hint"),
     [
-        (["complete", "-p", "x"], "-m/--model is missing (or set LOCALKV_MODEL)", None),
+        (
+            ["complete", "-p", "x"],
+            "-m/--model is missing (or set LOCALKV_MODEL)",
+            "-hf ORG/REPO takes a model from Hugging Face",
+        ),
         (["complete", "-m", "x", "hello"], "unexpected argument 'hello'", "text goes after -p"),
         (
             ["complete", "-m", "x", "-p", "x", "--samplers", "top_z"],
@@ -233,14 +238,18 @@ def test_a_wrong_option_is_one_line_and_exit_2(
         (
             ["complet"],
             "no such command 'complet'; did you mean complete?",
-            "commands: complete, perplexity, show, tokenize, detokenize",
+            f"commands: {', '.join(COMMANDS)}",
         ),
         (
             ["-m", "x", "-p", "x"],
             "no such option -m",
             "options follow a command, as in: localkv complete -m FILE -p TEXT",
         ),
-        (["show"], "there is no model: localkv show FILE, or set LOCALKV_MODEL", None),
+        (
+            ["show"],
+            "-m/--model is missing (or set LOCALKV_MODEL)",
+            "-hf ORG/REPO takes a model from Hugging Face",
+        ),
     ],
 )
 def test_wrong_usage_is_exit_2(
@@ -340,7 +349,8 @@ def test_a_flag_that_changes_nothing_is_noted(program, llm, model, flags: str) -
         "--lora a.gguf",
         "--mirostat 2",
         "--rope-freq-base 10000",
-        "-hf user/model",
+        "-mu https://example.com/model.gguf",
+        "-hft hf_token",
         "-cnv",
         "-i",
         "--chat-template chatml",

@@ -5,33 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from program import clean_env, localkv_process
+from program import clean_env, loaded_by, localkv_process, on_terminal
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
-
-HEAVY = ("torch", "huggingface_hub", "tokenizers", "jinja2", "numpy", "rich.console", "textual")
-LOADED = f"""
-import sys
-from localkv.cli import run
-code = run(sys.argv[1:])
-print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
-sys.exit(code)
-"""
-
-
-def loaded_by(*argv: object) -> list[str]:
-    """Which heavy modules a command imports."""
-    command = [sys.executable, "-c", LOADED, *map(str, argv)]
-    done = subprocess.run(
-        command, env=clean_env(), capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stderr
-    return [name for name in HEAVY if repr(name) in done.stderr]
 
 
 @pytest.mark.parametrize(
@@ -128,27 +108,6 @@ def test_a_locale_that_can_not_show_the_text(tiny_model: Path) -> None:
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, b"")
     assert out.isascii()
-
-
-def on_terminal(*argv: object) -> tuple[int, bytes]:
-    """Run on a terminal of its own: the exit code and all that was shown."""
-    import pty
-
-    ours, theirs = pty.openpty()
-    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    shown = b""
-    with localkv_process(*argv, **streams, env=clean_env(TERM="xterm", COLUMNS="100")) as process:
-        os.close(theirs)
-        while True:
-            try:
-                part = os.read(ours, 4096)
-            except OSError:  # Linux's way to say that the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-    os.close(ours)
-    return process.returncode, shown
 
 
 def test_a_terminal_without_a_prompt_is_not_waited_for(tiny_model: Path) -> None:

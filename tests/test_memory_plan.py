@@ -18,7 +18,7 @@ from random_model import MOE, RandomModel, variant
 
 from localkv import LLM
 from localkv.cache_layout import SegmentSpec, cache_bytes
-from localkv.cli.byte_size import byte_size
+from localkv.errors import byte_size
 from localkv.kernels.cpu_attention_sizes import FEW_ROWS
 from localkv.kernels.cpu_kernels import MAX_ROWS
 from localkv.kv_cache import KVCache

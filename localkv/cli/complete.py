@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from localkv.cli.byte_size import byte_size
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.memory_report import memory_bytes, memory_json, memory_line
 from localkv.cli.messages import note, say, warn
+from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import (
     Whole,
     escape_option,
@@ -32,7 +32,7 @@ from localkv.cli.options import (
 from localkv.cli.prompt import read_file, read_stdin, without_final_newline
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.text_output import TextOutput
-from localkv.errors import UsageError
+from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -156,6 +156,7 @@ def _run(
     **values: Any,
 ) -> int:
     """Complete one prompt; returns the exit code."""
+    check_model_is_named(values)
     chat = chat or system_prompt is not None or chat_template_file is not None
     if chat and parse_special:
         raise UsageError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
 from localkv.kv_scales import read_kv_scales, require_scales
 
@@ -22,7 +22,7 @@ def load_llm(values: Mapping[str, Any]) -> LLM:
     require_scales(
         (values["cache_type_k"], values["cache_type_v"]), values["kv_scales"] is not None
     )
-    path = Path(values["model"])
+    path = model_file(values)
     if not path.is_file():
         from localkv.loader.gguf_file import open_gguf
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from localkv.cli.byte_size import byte_size
+from localkv.errors import byte_size
 
 if TYPE_CHECKING:
     from localkv.llm import LLM

@@ -98,15 +98,45 @@ def version_option() -> click.Option:
     )
 
 
-def model_option(*, required: bool = True) -> RichOption:
+def model_options() -> list[click.Parameter]:
+    """The options that name a model; `model_file` reads them."""
+    return [
+        option(
+            "-m",
+            "--model",
+            panel="Model",
+            llama_env="MODEL",
+            metavar="FILE",
+            help="GGUF file (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
+        ),
+        option(
+            "-hf",
+            "-hfr",
+            "--hf-repo",
+            panel="Model",
+            llama_env="HF_REPO",
+            metavar="NAME",
+            help="ORG/REPO[:QUANT] on Hugging Face, fetched if it is not in the cache; QUANT is "
+            "Q4_K_M if there is one, else Q8_0.",
+        ),
+        hf_file_option(),
+        flag(
+            "--offline",
+            panel="Model",
+            llama_env="OFFLINE",
+            help="Take models from the cache only, make no request.",
+        ),
+    ]
+
+
+def hf_file_option() -> RichOption:
     return option(
-        "-m",
-        "--model",
+        "-hff",
+        "--hf-file",
         panel="Model",
-        llama_env="MODEL",
-        required=required,
+        llama_env="HF_FILE",
         metavar="FILE",
-        help="GGUF file; any part of a split one.",
+        help="This file of the repository, whatever its type.",
     )
 
 
@@ -155,7 +185,7 @@ def loading_options(n_ctx: int | None = None) -> list[click.Parameter]:
         n_ctx: the context where the user names none; None is `LLM`'s choice.
     """
     return [
-        model_option(),
+        *model_options(),
         option(
             "n_ctx",
             "-c",

@@ -18,6 +18,7 @@ from localkv.cli.cache_pairs import fitting_pairs, parse_pairs
 from localkv.cli.command import Command
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.messages import warn
+from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import Whole, flag, json_option, loading_options, option
 from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
 from localkv.cli.perplexity_plot import check_plot, plot
@@ -127,6 +128,7 @@ def _run(
     as_json: bool,
     **values: Any,
 ) -> None:
+    check_model_is_named(values)
     compare = kl_divergence or base_path is not None or sweep is not None
     _check(chunks, sweep, plot_file, calibrate_file)
     check_base_options(base_path, save_base, compare=compare, prefill_exact=prefill_exact)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich_click import RichArgument
 
-from localkv.cli.byte_size import byte_size
 from localkv.cli.command import Command
 from localkv.cli.messages import one_line
-from localkv.cli.options import TEXT, flag, json_option, model_option
+from localkv.cli.model_file import model_file
+from localkv.cli.options import TEXT, flag, json_option, model_options
 from localkv.cli.table import table
-from localkv.errors import ModelFileError, UsageError
+from localkv.errors import ModelFileError, byte_size
 
 if TYPE_CHECKING:
     from localkv.config import ModelConfig
@@ -26,16 +26,10 @@ _SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask
 _TEMPLATE = "tokenizer.chat_template"
 
 
-def _run(file: str | None, model: str | None, template: bool, as_json: bool) -> None:
+def _run(*, file: str | None, template: bool, as_json: bool, **values: Any) -> None:
     from localkv.loader.gguf_file import open_gguf
 
-    ctx = click.get_current_context()
-    on_command_line = ctx.get_parameter_source("model") == click.core.ParameterSource.COMMANDLINE
-    if file is not None and model is not None and on_command_line and file != model:
-        raise UsageError("two models: give FILE or -m FILE")
-    path = file if file is not None else model
-    if path is None:
-        raise UsageError("there is no model: localkv show FILE, or set LOCALKV_MODEL")
+    path = model_file(values, argument=file)
     gguf = open_gguf(path)
     if template:
         _show_template(gguf.metadata, str(path))
@@ -268,7 +262,7 @@ show = Command(
     "show",
     params=[
         RichArgument(["file"], required=False, type=TEXT, metavar="[FILE]"),
-        model_option(required=False),
+        *model_options(),
         flag("--template", panel="Output", help="Print the chat template as it is, nothing else."),
         json_option(),
     ],
