@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from localkv.cache_layout import SegmentSpec
+from localkv.config import AttentionParams
 from localkv.kernels.attention import attention_reference
 from localkv.kernels.cpu_attention import PackedAttention
 from localkv.kernels.cpu_store_kv import store_kv_cpu
@@ -61,7 +62,7 @@ def packed_call(
 ) -> Callable[[int], object]:
     def call(layer: int) -> object:
         segment = cache.layers[layer].segments[0]
-        return run(q, segment, batch.segments[0], batch, 0.125)
+        return run(q, segment, batch.segments[0], batch, AttentionParams(0.125))
 
     return call
 

@@ -63,6 +63,28 @@ class MoeConfig:
 
 
 @dataclass(frozen=True)
+class AttentionParams:
+    """What attention of one layer does besides softmax(q . k) v.
+
+    Attributes:
+        softmax_scale: what q . k is multiplied with to become a logit.
+        window: how many of the latest positions a token sees, itself included; 0 is all.
+        softcap: cap * tanh(logit / cap) takes the logit's place, as in Gemma 2; 0 is no cap.
+
+    Raises:
+        ValueError: `window` or `softcap` is negative.
+    """
+
+    softmax_scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or self.softcap < 0:
+            raise ValueError(f"neither window nor softcap can be negative: {self}")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes and constants of one model.
 
@@ -100,6 +122,30 @@ KV_ROTATIONS = ("auto", "on", "off")
 
 
 @dataclass(frozen=True)
+class KVScales:
+    """How large K and V of a model get, by layer and KV head; `kv_scales.py` keeps it in a file.
+
+    Attributes:
+        architecture, name, n_layers, n_kv_heads, head_dim: the model's.
+        rotation_k, rotation_v: channels that were rotated together, or 0 (see `SegmentSpec`).
+        n_tokens: of the text that it was measured with.
+        absmax_k, absmax_v: [n_layers][n_kv_heads], the largest magnitude in the rows as they are
+            to be packed: K after RoPE, both after rotation.
+    """
+
+    architecture: str
+    name: str
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    rotation_k: int
+    rotation_v: int
+    n_tokens: int
+    absmax_k: tuple[tuple[float, ...], ...]
+    absmax_v: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
 class CacheConfig:
     """What the KV cache is made of.
 
@@ -109,6 +155,7 @@ class CacheConfig:
         n_sequences: sequences that are held at the same time.
         kv_rotation: whether K and V are stored rotated (`kernels/hadamard.py`): "on", "off", or
             "auto", which rotates what gains by it.
+        kv_scales: for types that are scaled by head.
 
     Raises:
         UsageError: `kv_rotation` is none of these.
@@ -119,6 +166,7 @@ class CacheConfig:
     n_ctx: int = 4096
     n_sequences: int = 1
     kv_rotation: str = "auto"
+    kv_scales: KVScales | None = None
 
     def __post_init__(self) -> None:
         if self.kv_rotation not in KV_ROTATIONS:

@@ -6,7 +6,7 @@ Knows nothing of text: stop strings, templates and detokenising are the layer's 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Literal
@@ -19,6 +19,7 @@ from localkv.config import CacheConfig
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.decode_loop import DecodeLoop
 from localkv.kv_cache import KVCache
+from localkv.kv_scales import check_scales
 from localkv.model import Transformer
 from localkv.sampling import Sampler
 from localkv.sampling.device_draw import NO_TOKEN, device_draw
@@ -94,13 +95,25 @@ class Engine:
         model: weights on a backend.
         cache: types and context length.
         n_batch: most prompt tokens evaluated at a time.
+        make_cache: takes what `KVCache` takes; measurements make another one.
+
+    Raises:
+        UsageError: a type's scales are missing or not this model's.
     """
 
-    def __init__(self, model: Transformer, cache: CacheConfig, *, n_batch: int = 512) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cache: CacheConfig,
+        *,
+        n_batch: int = 512,
+        make_cache: Callable[..., KVCache] = KVCache,
+    ) -> None:
         self.model = model
         self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
         config = model.config
+        check_scales(cache, config)
         segments = cache_segments(cache, config.head_dim)
         sizes = {
             "n_layers": config.n_layers,
@@ -109,7 +122,12 @@ class Engine:
             "n_ctx": cache.n_ctx,
         }
         try:
-            self.cache = KVCache(**sizes, segments=segments, device=model.backend.device)
+            self.cache = make_cache(
+                **sizes,
+                segments=segments,
+                device=model.backend.device,
+                kv_scales=cache.kv_scales,
+            )
         except (RuntimeError, MemoryError) as error:
             gib = sum(cache_bytes(segments, **sizes)) / 2**30
             raise LocalKVError(

@@ -43,6 +43,10 @@ class ModelFileError(LocalKVError):
     """A model file is missing, malformed, or holds something that is not supported."""
 
 
+class HubError(LocalKVError):
+    """A model can't be had from Hugging Face, or is not in its cache on this machine."""
+
+
 class ContextOverflowError(LocalKVError):
     """A prompt does not fit the context; raised before any compute."""
 
@@ -60,3 +64,11 @@ def printable(path: str | os.PathLike[str]) -> str:
     """A path as the user wrote it, unless that would break the line."""
     text = os.fspath(path)
     return text if text.isprintable() else repr(text)
+
+
+def byte_size(n_bytes: int) -> str:
+    """A number of bytes as a person reads it: "7.95 GiB"."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n_bytes >= factor:
+            return f"{n_bytes / factor:.2f} {unit}"
+    return f"{n_bytes} B"

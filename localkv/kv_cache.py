@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from localkv.cache_layout import PAGE_TOKENS, SegmentSpec, pages_for, segment_bounds
+from localkv.config import KVScales
 from localkv.errors import LocalKVError
+from localkv.kv_scales import head_scales
 from localkv.quant_formats import KV_FORMATS
 from localkv.quant_formats.base import QuantFormat
 
@@ -28,7 +30,9 @@ class Segment:
         format_k, format_v: how a row of `head_dim` values is packed.
         rotation_k, rotation_v: channels that are rotated together before a row is packed, or 0.
         k, v: one tensor per plane, uint8 [n_pages, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
-            Rows that were never stored hold arbitrary bytes.
+            Rows that were never stored hold arbitrary bytes. A field of a whole row has 1 block.
+        scale_k, scale_v: float32 [n_kv_heads], by which rows of each head were divided before they
+            were packed; None for types that are not scaled by head.
     """
 
     format_k: QuantFormat
@@ -37,6 +41,8 @@ class Segment:
     rotation_v: int
     k: tuple[Tensor, ...]
     v: tuple[Tensor, ...]
+    scale_k: Tensor | None = None
+    scale_v: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,8 @@ class KVCache:
         n_ctx: tokens that one sequence can hold.
         n_sequences: sequences that fit at the same time.
         device: where the pages live.
+        kv_scales: for types that are scaled by head; without it their scales are 1. Their bytes
+            are not counted.
     """
 
     def __init__(
@@ -141,6 +149,7 @@ class KVCache:
         n_ctx: int,
         n_sequences: int = 1,
         device: torch.device | str = "cpu",
+        kv_scales: KVScales | None = None,
     ) -> None:
         self.segments = tuple(segments)
         self.bounds = segment_bounds(segments, n_ctx)
@@ -151,11 +160,23 @@ class KVCache:
         def planes(name: str, n_pages: int) -> tuple[Tensor, ...]:
             fmt = KV_FORMATS[name]
             fmt.row_bytes(head_dim)  # a row must be a whole number of blocks
-            rows = (n_pages, n_kv_heads, PAGE_TOKENS, head_dim // fmt.block_size)
+            n_blocks = head_dim // fmt.block_size
+            fields = [(n_blocks, plane.n_bytes) for plane in fmt.planes]
+            fields += [(1, plane.n_bytes) for plane in fmt.row_planes]
+            rows = (n_pages, n_kv_heads, PAGE_TOKENS)
             return tuple(
-                torch.empty(*rows, plane.n_bytes, dtype=torch.uint8, device=self.device)
-                for plane in fmt.planes
+                torch.empty(*rows, *field, dtype=torch.uint8, device=self.device)
+                for field in fields
             )
+
+        def scales(name: str, absmax: Seq[Seq[float]], layer: int) -> Tensor | None:
+            if not KV_FORMATS[name].scales_by_head:
+                return None
+            values = head_scales(absmax[layer], name) if absmax else [1.0] * n_kv_heads
+            return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+        absmax_k = kv_scales.absmax_k if kv_scales else ()
+        absmax_v = kv_scales.absmax_v if kv_scales else ()
 
         self.layers = [
             LayerCache(
@@ -167,11 +188,13 @@ class KVCache:
                         spec.rotation_v,
                         planes(spec.type_k, pool.n_pages),
                         planes(spec.type_v, pool.n_pages),
+                        scales(spec.type_k, absmax_k, layer),
+                        scales(spec.type_v, absmax_v, layer),
                     )
                     for spec, pool in zip(self.segments, self.pools, strict=True)
                 )
             )
-            for _ in range(n_layers)
+            for layer in range(n_layers)
         ]
 
     def n_bytes(self, side: Literal["k", "v"]) -> int:

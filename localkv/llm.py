@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from localkv.cache_layout import cache_segments
-from localkv.config import CacheConfig, ModelConfig, SamplingParams
+from localkv.config import CacheConfig, KVScales, ModelConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import UsageError
 from localkv.kernels.select import select_backend
+from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
 from localkv.loader.gguf_file import open_gguf
+from localkv.loader.hub.find import local_path
 from localkv.loader.model_config import model_config
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.loader.weights import load_model
+from localkv.memory_plan import plan_memory
 from localkv.quant_formats import KV_FORMATS
 from localkv.sampling import Sampler
 from localkv.text_stream import Completion, TextStream
@@ -52,10 +55,13 @@ class LLM:
     """A model ready to complete text.
 
     Args:
-        path: a GGUF file (any part of a split one).
+        path: a GGUF file (any part of a split one), or a model on Hugging Face: "hf.co/org/repo" or
+            "hf.co/org/repo:Q8_0", fetched if it is not in the cache.
         n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it.
         cache_type_k, cache_type_v: how K and V are kept, names in `KV_FORMATS`.
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates what gains by it.
+        kv_scales: a file that `localkv perplexity --calibrate-kv` made, or what was in it; for
+            types that are scaled by head, and needed by them.
         device: "auto", "cpu" or "reference".
         n_threads: CPU threads; None leaves torch's choice.
         n_batch: most prompt tokens evaluated at a time.
@@ -64,12 +70,14 @@ class LLM:
     Attributes:
         config: the model's sizes.
         cache: the cache's types and context length.
+        memory: bytes of weights, cache and scratch.
         warnings: one line each on what the user should know: unused tensors, a context longer
             than the model was trained for.
         load_seconds: time from the start to readiness.
 
     Raises:
         ModelFileError: the file can't be used.
+        HubError: there is no such model on Hugging Face, or it can't be fetched.
         UsageError: an option can't be used with this model.
     """
 
@@ -81,6 +89,7 @@ class LLM:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         kv_rotation: str = "auto",
+        kv_scales: str | os.PathLike[str] | KVScales | None = None,
         device: str = "auto",
         n_threads: int | None = None,
         n_batch: int = 512,
@@ -92,14 +101,22 @@ class LLM:
         for option, value in (("n_batch", n_batch), ("n_threads", n_threads)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
-        self.gguf = open_gguf(path)
+        self.gguf = open_gguf(local_path(path))
         self.config: ModelConfig = model_config(self.gguf)
         check_cache_type("K", cache_type_k, self.config.head_dim)
         check_cache_type("V", cache_type_v, self.config.head_dim)
+        require_scales((cache_type_k, cache_type_v), kv_scales is not None)
+        if kv_scales is not None and not isinstance(kv_scales, KVScales):
+            kv_scales = read_kv_scales(kv_scales)
         self.cache = CacheConfig(
-            cache_type_k, cache_type_v, n_ctx=self._context(n_ctx), kv_rotation=kv_rotation
+            cache_type_k,
+            cache_type_v,
+            n_ctx=self._context(n_ctx),
+            kv_rotation=kv_rotation,
+            kv_scales=kv_scales,
         )
         cache_segments(self.cache, self.config.head_dim)  # refuses what the model can't have
+        check_scales(self.cache, self.config)
         if self.config.head_dim % backend.head_dim_multiple:
             raise UsageError(
                 f"head_dim {self.config.head_dim} is no multiple of {backend.head_dim_multiple}, "
@@ -111,6 +128,14 @@ class LLM:
         model, unused = load_model(self.gguf, backend)
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
+        self.memory = plan_memory(
+            [info for name, info in self.gguf.tensors.items() if name not in unused],
+            self.config,
+            self.cache,
+            backend=backend.name,
+            n_batch=n_batch,
+            n_threads=torch.get_num_threads(),
+        )
         self.engine = Engine(model, self.cache, n_batch=n_batch)
         if backend.compiles:
             self.engine.warm_up()

@@ -1,6 +1,7 @@
-"""Bytes of weights and of the KV cache, from a file's header and the formats' block sizes.
+"""Bytes of weights, of the KV cache and of scratch, from a file's header and the settings.
 
-Arithmetic only: nothing is loaded and torch is not imported.
+Arithmetic only: nothing is loaded and torch is not imported, so a plan can be made, and refused,
+before anything is allocated.
 """
 
 from __future__ import annotations
@@ -10,11 +11,107 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from localkv.cache_layout import cache_bytes, cache_segments
+from localkv.kernels.cpu_panel_bytes import PANEL_FORMAT_NAMES, panels_bytes
 from localkv.quant_formats import KV_FORMATS
+from localkv.scratch_bytes import scratch_bytes
 
 if TYPE_CHECKING:
-    from localkv.config import ModelConfig
+    from localkv.config import CacheConfig, ModelConfig
     from localkv.loader.gguf_header import TensorInfo
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes that a model with one cache takes on one backend.
+
+    Attributes:
+        weights_mapped: tensors that are read as they lie in the mapped file. The system keeps them
+            in memory as long as there is room, and reads them again from the file.
+        weights_allocated: tensors that were copied when they were loaded: laid out anew, or vectors
+            of another type than float32.
+        cache_k, cache_v: what `KVCache` allocates for K and for V.
+        scratch: upper bound of what a batch takes besides (`scratch_bytes`).
+    """
+
+    weights_mapped: int
+    weights_allocated: int
+    cache_k: int
+    cache_v: int
+    scratch: int
+
+    @property
+    def weights(self) -> int:
+        return self.weights_mapped + self.weights_allocated
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache_k + self.cache_v + self.scratch
+
+
+def plan_memory(
+    tensors: Iterable[TensorInfo],
+    config: ModelConfig,
+    cache: CacheConfig,
+    *,
+    backend: str,
+    n_batch: int,
+    n_threads: int,
+) -> MemoryPlan:
+    """What a model takes that is made of `tensors` (those that it uses, or all of a file).
+
+    Args:
+        backend: the name of the backend, not "auto".
+        n_batch: most tokens evaluated at a time.
+        n_threads: threads of the CPU's kernels.
+    """
+    tensors = list(tensors)
+    mapped, allocated = weight_bytes(tensors, backend)
+    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
+    decoded = [math.prod(t.shape[-2:]) for t in matrices if not _in_panels(t, backend)]
+    k, v = cache_bytes(
+        cache_segments(cache, config.head_dim),
+        n_layers=config.n_layers,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        n_ctx=cache.n_ctx,
+        n_sequences=cache.n_sequences,
+    )
+    scratch = scratch_bytes(
+        config,
+        n_ctx=cache.n_ctx,
+        n_batch=n_batch,
+        n_threads=n_threads,
+        backend=backend,
+        packs_activations=any(_in_panels(tensor, backend) for tensor in matrices),
+        largest_decoded=max(decoded, default=0),
+    )
+    return MemoryPlan(mapped, allocated, k, v, scratch)
+
+
+def _in_panels(tensor: TensorInfo, backend: str) -> bool:
+    """Whether products with a matrix read panels, not the file's rows."""
+    return backend == "cpu" and tensor.format.name in PANEL_FORMAT_NAMES
+
+
+def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]:
+    """Bytes of tensors that stay in the file, and of those that are copied.
+
+    Each counts once, also an embedding that is the output matrix as well and so is read in the file
+    (single rows) and from panels.
+    """
+    tensors = list(tensors)
+    tied = all(tensor.name != "output.weight" for tensor in tensors)
+    mapped = allocated = 0
+    for tensor in tensors:
+        looked_up = tensor.name == "token_embd.weight" and not tied
+        if len(tensor.shape) == 1 and tensor.format.name != "f32":
+            allocated += 4 * tensor.shape[0]
+        elif len(tensor.shape) > 1 and _in_panels(tensor, backend) and not looked_up:
+            allocated += panels_bytes(tensor.format, tensor.shape)
+        else:
+            mapped += tensor.n_bytes
+    return mapped, allocated
 
 
 @dataclass(frozen=True)

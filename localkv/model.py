@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from localkv.arch import ArchSpec
-from localkv.config import ModelConfig
+from localkv.config import AttentionParams, ModelConfig
 from localkv.kernels.backend import Backend, TokenInputs
 from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights
 from localkv.kernels.rope import rope_frequencies, rope_table
@@ -41,6 +41,7 @@ class Transformer:
         self.spec = spec
         self.weights = weights
         self.backend = backend
+        self.attention_params = AttentionParams(config.softmax_scale)
         self.freqs = rope_frequencies(config.rope, weights.rope_freqs).to(backend.device)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
@@ -59,7 +60,7 @@ class Transformer:
             q = backend.norm_qkv_rope_store(
                 x, layer.attention, config, inputs, layer_cache, batch.segments
             )
-            attn = backend.attention(q, layer_cache, batch, config.softmax_scale)
+            attn = backend.attention(q, layer_cache, batch, self.attention_params)
             if index == config.n_layers - 1:  # only the wanted rows go on
                 x, attn = x[batch.logit_rows], attn[batch.logit_rows]
             x = backend.out_residual(x, attn, layer.attention.attn_output)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from localkv.base_file import BaseFile, BaseWriter
 from localkv.config import CacheConfig, ModelConfig
 from localkv.engine import Engine
 from localkv.errors import LocalKVError, UsageError
+from localkv.exact_prefill import ExactPrefillCache
 from localkv.memory_plan import kv_bytes_per_token
 from localkv.model import Transformer
 from localkv.quant_formats import KV_FORMATS
@@ -143,11 +146,13 @@ def n_scored(n_ctx: int) -> int:
 
 def score_chunks(
     model: Transformer,
-    chunks: Iterable[Sequence[int]],
+    chunks: Sequence[Sequence[int]],
     caches: Sequence[CacheConfig],
     *,
-    base: CacheConfig | None = None,
+    base: CacheConfig | BaseFile | None = None,
+    save_base: BaseWriter | None = None,
     n_batch: int = 512,
+    prefill_exact: bool = False,
 ) -> Iterator[list[TokenScores]]:
     """The scores of each chunk with each cache. The weights are shared, and caches come and go.
 
@@ -155,12 +160,17 @@ def score_chunks(
         model: weights on a backend.
         chunks: token ids; each is a sequence of its own.
         caches: the caches to measure.
-        base: the cache to compare them with, evaluated once per chunk.
+        base: the cache to compare them with, evaluated once per chunk, or its logits in a file.
+        save_base: takes the base's logits.
         n_batch: most tokens evaluated at a time.
+        prefill_exact: the tokens of a batch see each other's K and V unrounded, and only those of
+            earlier batches through the cache, as if it were packed afterwards. Not the base's.
     """
-    for chunk in chunks:
+    for number, chunk in enumerate(chunks):
         base_logits = None
-        if base is not None:
+        if isinstance(base, BaseFile):
+            base_logits = torch.from_numpy(base.logits(number)).to(model.backend.device)
+        elif base is not None:
             base_logits = torch.empty(
                 n_scored(len(chunk)), model.config.n_vocab, device=model.backend.device
             )
@@ -168,29 +178,52 @@ def score_chunks(
             for part in _logits(model, chunk, base, n_batch):
                 base_logits[at : at + len(part)] = part
                 at += len(part)
-        yield [_score(model, chunk, cache, base_logits, n_batch) for cache in caches]
+        if save_base is not None and base_logits is not None:
+            save_base.write(base_logits.cpu().numpy())
+        scores = []
+        for cache in caches:
+            batches: Iterable[Tensor]
+            if base_logits is not None and cache == base and not prefill_exact:
+                batches = [base_logits]
+            else:
+                batches = _logits(model, chunk, cache, n_batch, prefill_exact)
+            scores.append(_score(model, chunk, batches, base_logits))
+        yield scores
 
 
 def _logits(
-    model: Transformer, chunk: Sequence[int], cache: CacheConfig, n_batch: int
+    model: Transformer,
+    chunk: Sequence[int],
+    cache: CacheConfig,
+    n_batch: int,
+    prefill_exact: bool = False,
 ) -> Iterator[Tensor]:
     """Logits that predict the scored tokens, batch by batch: float32 [<= n_batch, n_vocab]."""
-    engine = Engine(model, cache, n_batch=n_batch)
-    # the last token is not evaluated: there is nothing behind it to predict
-    return engine.logit_batches(chunk[:-1], first=first_scored(len(chunk)))
+    ids = chunk[:-1]  # the last token is not evaluated: there is nothing behind it to predict
+    first = first_scored(len(chunk))
+    if not prefill_exact:
+        yield from Engine(model, cache, n_batch=n_batch).logit_batches(ids, first=first)
+        return
+    # here a batch's bounds matter, so it is as long as it is when a prompt is evaluated
+    make_cache = partial(ExactPrefillCache, n_batch=n_batch)
+    engine = Engine(model, cache, n_batch=n_batch, make_cache=make_cache)
+    at = 0
+    for batch in engine.logit_batches(ids):
+        if at + len(batch) > first:
+            yield batch[max(0, first - at) :]
+        at += len(batch)
 
 
 def _score(
     model: Transformer,
     chunk: Sequence[int],
-    cache: CacheConfig,
+    batches: Iterable[Tensor],
     base_logits: Tensor | None,
-    n_batch: int,
 ) -> TokenScores:
     targets = torch.tensor(chunk[first_scored(len(chunk)) + 1 :])
     n_rows = max(1, _BLOCK_VALUES // model.config.n_vocab)
     parts, at = [], 0
-    for batch in _logits(model, chunk, cache, n_batch):
+    for batch in batches:
         for logits in torch.split(batch, n_rows):
             rows = slice(at, at + len(logits))
             base = None if base_logits is None else base_logits[rows]
@@ -310,10 +343,10 @@ def base_cache(n_ctx: int) -> CacheConfig:
     return CacheConfig("f16", "f16", n_ctx=n_ctx, kv_rotation="off")
 
 
-def bits_per_value(cache: CacheConfig) -> float:
+def bits_per_value(cache: CacheConfig, head_dim: int) -> float:
     """Bits that a value takes with its share of scales, averaged over K and V."""
     formats = (KV_FORMATS[cache.type_k], KV_FORMATS[cache.type_v])
-    return sum(fmt.bits_per_value for fmt in formats) / 2
+    return sum(fmt.bits_per_value(head_dim) for fmt in formats) / 2
 
 
 def context_bytes(cache: CacheConfig, config: ModelConfig) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from fake_hub import FakeHub
     from program import Program
 
 Summary = Callable[[str, Mapping[str, float]], None]
@@ -47,6 +48,28 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     from program import Program
 
     return Program(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    """Hugging Face on loopback, with an empty cache in `tmp_path`; retries do not wait."""
+    from fake_hub import FakeHub
+    from huggingface_hub import close_session, constants
+
+    from localkv.loader.hub import download
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    with FakeHub().running() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(download, "FIRST_WAIT", 0.0)
+        yield server
+        close_session()
 
 
 @pytest.fixture

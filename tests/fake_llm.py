@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from localkv.cache_layout import SegmentSpec
+from localkv.memory_plan import MemoryPlan
 from localkv.text_stream import Completion, Timings, Usage
 
 
@@ -52,8 +53,9 @@ class FakeLLM:
             type_k=arguments["cache_type_k"], type_v=arguments["cache_type_v"], n_ctx=64
         )
         segment = SegmentSpec(self.cache.type_k, self.cache.type_v, 0, 64, 0)
-        cache = SimpleNamespace(n_bytes=lambda side: 1 << 19, segments=[segment])
+        cache = SimpleNamespace(segments=[segment])
         self.engine = SimpleNamespace(cache=cache)
+        self.memory = MemoryPlan(1 << 20, 1 << 10, 1 << 19, 1 << 19, 3 << 20)
 
     def stream(self, prompt: str, **options: Any) -> FakeStream:
         type(self).asked = {"prompt": prompt, **options}

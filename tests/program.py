@@ -85,3 +85,53 @@ def localkv_process(*argv: object, **popen: object) -> subprocess.Popen[bytes]:
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-m", "localkv", *map(str, argv)]
     return subprocess.Popen(command, **{**streams, "env": clean_env(), **popen})
+
+
+def on_terminal(*argv: object) -> tuple[int, bytes]:
+    """Run on a terminal of its own: the exit code and all that was shown."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    shown = b""
+    with localkv_process(*argv, **streams, env=clean_env(TERM="xterm", COLUMNS="100")) as process:
+        os.close(theirs)
+        while True:
+            try:
+                part = os.read(ours, 4096)
+            except OSError:  # Linux's way to say that the other end is closed
+                break
+            if not part:
+                break
+            shown += part
+    os.close(ours)
+    return process.returncode, shown
+
+
+HEAVY = (
+    "torch",
+    "huggingface_hub",
+    "hf_xet",
+    "tokenizers",
+    "jinja2",
+    "numpy",
+    "rich.console",
+    "textual",
+)
+LOADED = f"""
+import sys
+from localkv.cli import run
+code = run(sys.argv[1:])
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def loaded_by(*argv: object) -> list[str]:
+    """Which heavy modules a command imports."""
+    command = [sys.executable, "-c", LOADED, *map(str, argv)]
+    done = subprocess.run(
+        command, env=clean_env(), capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    return [name for name in HEAVY if repr(name) in done.stderr]

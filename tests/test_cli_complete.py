@@ -22,6 +22,12 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     return Script
 
 
+MEMORY = (
+    "memory: weights 1.00 MiB (1.00 MiB mapped), K f16 512.00 KiB, V f16 512.00 KiB, "
+    "scratch 3.00 MiB (context 64)\n"
+)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
@@ -172,10 +178,10 @@ def test_stdout_is_the_text_and_a_line_break_if_it_has_none(
 ) -> None:
     llm.pieces = pieces
     result = program("complete", "-m", model, "-p", "x", *how)
-    assert (result.code, result.out, result.err) == (0, out, "")
+    assert (result.code, result.out, result.err) == (0, out, MEMORY)
     path = tmp_path / "out.txt"
     path.write_text("before")
-    result = program("complete", "-m", model, "-p", "x", "-o", path, *how)
+    result = program("complete", "-m", model, "-p", "x", "-o", path, "-q", *how)
     assert (result.code, result.out, result.err) == (0, "", "")
     assert path.read_bytes() == out.encode()
 
@@ -195,7 +201,7 @@ def test_a_run_that_fails_leaves_the_output_alone(program, llm, model, tmp_path:
     llm.stream = stream
     path = tmp_path / "out.txt"
     path.write_text("before")
-    result = program("complete", "-m", model, "-p", "x", "-o", path)
+    result = program("complete", "-m", model, "-p", "x", "-o", path, "-q")
     assert result.code == 1
     assert result.err_lines[0] == "error: the prompt has 70 tokens, but the context holds 64"
     assert result.err_lines[1] == "hint: use -c"
@@ -211,7 +217,7 @@ def test_an_error_half_way_keeps_the_text_and_ends_its_line(program, llm, model)
         return pieces()
 
     llm.stream = stream
-    result = program("complete", "-m", model, "-p", "x")
+    result = program("complete", "-m", model, "-p", "x", "-q")
     assert (result.code, result.out) == (1, "half\n")
     assert result.err_lines[0] == "error: RuntimeError: a bug of two lines"
     assert "LOCALKV_DEBUG=1" in result.err_lines[1]
@@ -223,7 +229,7 @@ def test_an_error_half_way_keeps_the_text_and_ends_its_line(program, llm, model)
 def test_cancelled_is_exit_130_and_keeps_the_text(program, llm, model) -> None:
     llm.finish_reason = "cancelled"
     result = program("complete", "-m", model, "-p", "x")
-    assert (result.code, result.out, result.err) == (130, "one two\n", "")
+    assert (result.code, result.out, result.err) == (130, "one two\n", MEMORY)
     result = program("complete", "-m", model, "-p", "x", "--json")
     assert result.code == 130
     assert json.loads(result.out)["finish_reason"] == "cancelled"
@@ -234,7 +240,7 @@ def test_a_full_context_is_a_note(program, llm, model) -> None:
     result = program("complete", "-m", model, "-p", "x")
     assert (result.code, result.out) == (0, "one two\n")
     assert result.err == (
-        "note: the context of 64 tokens is full; a larger one (-c) makes more room\n"
+        f"{MEMORY}note: the context of 64 tokens is full; a larger one (-c) makes more room\n"
     )
 
 
@@ -242,7 +248,7 @@ def test_warnings_are_lines_on_stderr(program, llm, model) -> None:
     llm.warnings = ["first", "second\nthing"]
     result = program("complete", "-m", model, "-p", "x")
     assert result.out == "one two\n"
-    assert result.err == "warning: first\nwarning: second thing\n"
+    assert result.err == f"{MEMORY}warning: first\nwarning: second thing\n"
 
 
 def test_json(program, llm, model) -> None:
@@ -270,6 +276,14 @@ def test_json(program, llm, model) -> None:
         "seed": 42,
         "model": {"path": str(model), "name": "fake", "architecture": "llama"},
         "cache": {"type_k": "f32", "type_v": "f16", "n_ctx": 64, "bytes": 1 << 20},
+        "memory": {
+            "weights_mapped": 1 << 20,
+            "weights_allocated": 1 << 10,
+            "cache_k": 1 << 19,
+            "cache_v": 1 << 19,
+            "scratch": 3 << 20,
+            "total": (1 << 20) + (1 << 10) + (1 << 20) + (3 << 20),
+        },
         "backend": "cpu",
         "warnings": ["first"],
     }
@@ -279,13 +293,14 @@ def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
     result = program("complete", "-m", model, "-p", "x", "--stats", "-v", "-ctv", "bf16")
     assert result.out == "one two\n"
     assert result.err_lines == [
-        "fake: llama, weights 1.0 MiB, context 64, K cache f16 rotated by 64 0.5 MiB, "
-        "V cache bf16 0.5 MiB, on cpu "
-        "(linear: fake)",
+        "memory: weights 1.00 MiB (1.00 MiB mapped), K f16 512.00 KiB, V bf16 512.00 KiB, "
+        "scratch 3.00 MiB (context 64)",
+        "fake: llama, K rotated by 64, on cpu (linear: fake)",
         "load:         0.12 s",
         "prompt eval:  3 tokens in 0.50 s, 6.00 tokens/s",
         "eval:         2 tokens in 0.25 s, 4.00 tokens/s",
-        "cache:        K f16, V bf16, 5 of 64 tokens, 1.0 MiB",
+        "cache:        K f16, V bf16, 5 of 64 tokens, 1.00 MiB",
+        "memory:       weights 1049600 (1048576 mapped), K 524288, V 524288, scratch 3145728 bytes",
         "finished:     stop, seed 42",
     ]
 
@@ -305,7 +320,7 @@ def test_greedy_text_is_the_api_s(program, tiny_model: Path) -> None:
     expected = LLM(tiny_model).complete("The fox", max_tokens=12, temperature=0).text
     run = ("complete", "-m", tiny_model, "-p", "The fox", "-n", "12", "--temp", "0")
     result = program(*run)
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, len(result.err_lines)) == (0, 1)
     assert result.out == expected + "\n"
     assert program(*run, "-ub", "2").out == expected + "\n"
     assert program(*run, "--device", "reference").out == expected + "\n"
@@ -325,11 +340,20 @@ def test_a_seed_repeats_the_text(program, tiny_model: Path) -> None:
     assert program(*run, "-s", "1").out != program(*run, "-s", "2").out
 
 
-def test_every_pair_of_cache_types_completes(program, tiny_model: Path) -> None:
+def test_every_cache_type_completes(program, tiny_model: Path, tmp_path: Path) -> None:
+    from cache_types import scales_of
+
+    from localkv.kv_scales import write_kv_scales
+    from localkv.loader.gguf_file import open_gguf
+    from localkv.loader.model_config import model_config
     from localkv.quant_formats import KV_FORMATS
 
-    for name in KV_FORMATS:
+    scales = tmp_path / "scales.json"
+    write_kv_scales(scales, scales_of(model_config(open_gguf(tiny_model)), 20.0, 20.0))
+    for name, fmt in KV_FORMATS.items():
         run = ("complete", "-m", tiny_model, "-p", "The fox", "-n", "2", "--json")
+        if fmt.scales_by_head:
+            run += ("--kv-scales", scales)
         facts = json.loads(program(*run, "-ctk", name, "-ctv", "f16").out)
         assert (facts["cache"]["type_k"], facts["cache"]["type_v"]) == (name, "f16")
 
@@ -351,11 +375,13 @@ def test_the_end_of_the_context(program, tiny_model: Path) -> None:
     facts = json.loads(result.out)
     assert (result.code, facts["finish_reason"], facts["context_full"]) == (0, "length", True)
     assert facts["usage"]["total_tokens"] == 16
-    assert result.err.startswith("note: the context of 16 tokens is full")
+    assert result.err_lines[1].startswith("note: the context of 16 tokens is full")
 
 
 def test_a_prompt_longer_than_the_context(program, tiny_model: Path) -> None:
-    result = program("complete", "-m", tiny_model, "-c", "4", "-p", "The fox said hello to the owl")
+    result = program(
+        "complete", "-m", tiny_model, "-q", "-c", "4", "-p", "The fox said hello to the owl"
+    )
     assert (result.code, result.out) == (1, "")
     assert "the context holds 4" in result.err_lines[0]
     assert result.err_lines[1].startswith("hint: ")
@@ -364,7 +390,7 @@ def test_a_prompt_longer_than_the_context(program, tiny_model: Path) -> None:
 def test_a_context_longer_than_trained_is_warned_of(program, tiny_model: Path) -> None:
     result = program("complete", "-m", tiny_model, "-c", "300", "-p", "x", "-n", "1")
     assert result.code == 0
-    assert result.err_lines[0].startswith("warning: the context of 300 tokens is longer than the")
+    assert result.err_lines[1].startswith("warning: the context of 300 tokens is longer than the")
 
 
 def test_an_empty_prompt_starts_from_bos(program, tiny_model: Path) -> None:
@@ -373,7 +399,7 @@ def test_an_empty_prompt_starts_from_bos(program, tiny_model: Path) -> None:
 
 
 def test_nothing_to_generate(program, tiny_model: Path) -> None:
-    result = program("complete", "-m", tiny_model, "-p", "x", "-n", "0")
+    result = program("complete", "-q", "-m", tiny_model, "-p", "x", "-n", "0")
     assert (result.code, result.out, result.err) == (0, "\n", "")
 
 
@@ -402,7 +428,7 @@ def test_chat_renders_the_template(program, tiny_model: Path, tmp_path: Path) ->
 
 def test_chat_without_a_template(program, tmp_path: Path) -> None:
     path = tiny.write_tiny_model(tmp_path / "m.gguf", template=False)
-    result = program("complete", "-m", path, "--chat", "-p", "x")
+    result = program("complete", "-q", "-m", path, "--chat", "-p", "x")
     assert result.code == 2
     assert result.err_lines[0] == "error: the model has no chat template"
 
@@ -411,7 +437,7 @@ def test_text_needs_a_tokenizer(program, tmp_path: Path) -> None:
     path = tiny.write_tiny_model(tmp_path / "m.gguf", tokenizer=False)
     result = program("complete", "-m", path, "-p", "x")
     assert (result.code, result.out) == (1, "")
-    assert result.err == "error: this file holds no tokenizer\n"
+    assert result.err_lines[1:] == ["error: this file holds no tokenizer"]
 
 
 def test_a_vocabulary_can_not_complete(program, tmp_path: Path) -> None:

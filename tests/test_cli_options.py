@@ -9,6 +9,7 @@ import pytest
 from fake_llm import FakeLLM
 from program import Program
 
+from localkv.cli import COMMANDS
 from localkv.cli.arguments import check_arguments
 from localkv.cli.complete import complete
 from localkv.cli.foreign_flags import BY_NAME, FOREIGN_FLAGS
@@ -57,6 +58,7 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         "cache_type_k": "f16",
         "cache_type_v": "f16",
         "kv_rotation": "auto",
+        "kv_scales": None,
         "n_batch": 512,
         "n_threads": None,
         "device": "auto",
@@ -210,7 +212,11 @@ def test_a_wrong_option_is_one_line_and_exit_2(
 @pytest.mark.parametrize(
     ("argv", "line", "hint"),
     [
-        (["complete", "-p", "x"], "-m/--model is missing (or set LOCALKV_MODEL)", None),
+        (
+            ["complete", "-p", "x"],
+            "-m/--model is missing (or set LOCALKV_MODEL)",
+            "-hf ORG/REPO takes a model from Hugging Face",
+        ),
         (["complete", "-m", "x", "hello"], "unexpected argument 'hello'", "text goes after -p"),
         (
             ["complete", "-m", "x", "-p", "x", "--samplers", "top_z"],
@@ -225,14 +231,18 @@ def test_a_wrong_option_is_one_line_and_exit_2(
         (
             ["complet"],
             "no such command 'complet'; did you mean complete?",
-            "commands: complete, perplexity, show, tokenize, detokenize",
+            f"commands: {', '.join(COMMANDS)}",
         ),
         (
             ["-m", "x", "-p", "x"],
             "no such option -m",
             "options follow a command, as in: localkv complete -m FILE -p TEXT",
         ),
-        (["show"], "there is no model: localkv show FILE, or set LOCALKV_MODEL", None),
+        (
+            ["show"],
+            "-m/--model is missing (or set LOCALKV_MODEL)",
+            "-hf ORG/REPO takes a model from Hugging Face",
+        ),
     ],
 )
 def test_wrong_usage_is_exit_2(
@@ -312,7 +322,7 @@ def test_every_flag_of_llama_completion_has_an_answer() -> None:
     ],
 )
 def test_a_flag_that_changes_nothing_is_noted(program, llm, model, flags: str) -> None:
-    result = program("complete", "-m", model, *flags.split(" "), "-p", "hello", "-n", "3")
+    result = program("complete", "-q", "-m", model, *flags.split(" "), "-p", "hello", "-n", "3")
     assert result.code == 0, result.err
     assert result.out == "one two\n"
     shown = flags.replace("=", " ").replace("n_gpu", "n-gpu").replace("gpu_l", "gpu-l")
@@ -332,7 +342,8 @@ def test_a_flag_that_changes_nothing_is_noted(program, llm, model, flags: str) -
         "--lora a.gguf",
         "--mirostat 2",
         "--rope-freq-base 10000",
-        "-hf user/model",
+        "-mu https://example.com/model.gguf",
+        "-hft hf_token",
         "-cnv",
         "-i",
         "--chat-template chatml",
@@ -351,7 +362,7 @@ def test_a_flag_that_would_change_the_result_is_refused(program, llm, model, fla
 
 
 def test_values_that_look_like_flags_stay_values(program, llm, model) -> None:
-    result = program("complete", "-m", model, "-p", "-ngl 99", "-r", "--lora", "-r", "-fa")
+    result = program("complete", "-q", "-m", model, "-p", "-ngl 99", "-r", "--lora", "-r", "-fa")
     assert result.code == 0
     assert result.err == ""
     assert llm.asked["prompt"] == "-ngl 99"

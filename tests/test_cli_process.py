@@ -5,33 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from program import clean_env, localkv_process
+from program import clean_env, loaded_by, localkv_process, on_terminal
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
-
-HEAVY = ("torch", "huggingface_hub", "tokenizers", "jinja2", "numpy", "rich.console", "textual")
-LOADED = f"""
-import sys
-from localkv.cli import run
-code = run(sys.argv[1:])
-print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
-sys.exit(code)
-"""
-
-
-def loaded_by(*argv: object) -> list[str]:
-    """Which heavy modules a command imports."""
-    command = [sys.executable, "-c", LOADED, *map(str, argv)]
-    done = subprocess.run(
-        command, env=clean_env(), capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stderr
-    return [name for name in HEAVY if repr(name) in done.stderr]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +44,7 @@ def test_no_command_shows_the_help_and_is_exit_2() -> None:
 
 
 def test_a_pipe_from_end_to_end(tiny_model: Path) -> None:
-    argv = ("complete", "-m", tiny_model, "-n", "4", "--temp", "0", "-ngl", "99")
+    argv = ("complete", "-q", "-m", tiny_model, "-n", "4", "--temp", "0", "-ngl", "99")
     with localkv_process(*argv) as process:
         out, err = process.communicate(b"The fox\n", timeout=60)
     assert process.returncode == 0
@@ -109,7 +89,7 @@ def test_a_reader_that_goes_away_is_quiet(tiny_model: Path) -> None:
         err = process.stderr.read()
         process.wait(timeout=60)
     assert process.returncode == 141
-    assert err.count(b"\n") == 1  # the warning of the long context
+    assert err.count(b"\n") == 2  # the memory, and the warning of the long context
     assert b"warning: the context of 100000 tokens is longer" in err
 
 
@@ -130,27 +110,6 @@ def test_a_locale_that_can_not_show_the_text(tiny_model: Path) -> None:
     assert out.isascii()
 
 
-def on_terminal(*argv: object) -> tuple[int, bytes]:
-    """Run on a terminal of its own: the exit code and all that was shown."""
-    import pty
-
-    ours, theirs = pty.openpty()
-    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    shown = b""
-    with localkv_process(*argv, **streams, env=clean_env(TERM="xterm", COLUMNS="100")) as process:
-        os.close(theirs)
-        while True:
-            try:
-                part = os.read(ours, 4096)
-            except OSError:  # Linux's way to say that the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-    os.close(ours)
-    return process.returncode, shown
-
-
 def test_a_terminal_without_a_prompt_is_not_waited_for(tiny_model: Path) -> None:
     code, shown = on_terminal("complete", "-m", tiny_model)
     assert code == 2
@@ -167,10 +126,10 @@ def test_help_on_a_terminal_is_rich() -> None:
     assert b"detokenize" in shown
 
 
-def test_the_summary_shows_on_a_terminal(tiny_model: Path) -> None:
+def test_the_memory_shows_on_a_terminal_too(tiny_model: Path) -> None:
     code, shown = on_terminal("complete", "-m", tiny_model, "-p", "The fox", "-n", "1")
     assert code == 0
-    assert shown.startswith(b"tiny: llama, ")
+    assert shown.startswith(b"memory: weights ")
 
 
 def test_a_stdin_that_stays_silent_is_spoken_of(tiny_model: Path) -> None:

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from cache_types import NAMES, NEW_PAIRS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import check as check_attention
+from test_attention import check_rows_without_keys, check_windows
 
 from localkv.cache_layout import SegmentSpec
+from localkv.config import AttentionParams
 from localkv.kernels import cpu_kernels, cpu_specialize
 from localkv.kernels.cpu_attention import PackedAttention
 from localkv.kernels.cpu_page_layout import Side, plane_order, restore_plane
@@ -24,7 +27,6 @@ from localkv.kernels.cpu_store_kv import store_kv_cpu
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS
 
-NAMES = list(KV_FORMATS)
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
 
 check = partial(check_attention, PackedAttention(), store=store_kv_cpu)
@@ -41,9 +43,16 @@ def test_shapes(head_dim: int, group: int) -> None:
 @pytest.mark.parametrize("n_new", [3, 37])
 def test_every_type(type_k: str, n_new: int) -> None:
     """K's and V's types do not meet in any kernel, so each is tested once on either side."""
-    type_v = NAMES[(NAMES.index(type_k) * 3 + 1) % len(NAMES)]
+    type_v = NAMES[(NAMES.index(type_k) + 4) % len(NAMES)]
     lengths = [(300, n_new), (0, n_new), (15, n_new)]
     check(head_dim=96, n_kv_heads=2, group=2, lengths=lengths, type_k=type_k, type_v=type_v)
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), NEW_PAIRS)
+def test_scales_of_rows_and_heads(type_k: str, type_v: str) -> None:
+    """With every type on the other side, decode and prefill in one batch."""
+    lengths = [(260, 1), (20, 19)]
+    check(head_dim=32, n_kv_heads=2, group=1, lengths=lengths, type_k=type_k, type_v=type_v)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1024, 1025, 5000])
@@ -51,6 +60,65 @@ def test_lengths_around_groups_tiles_and_pages(length: int) -> None:
     check(head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 1, 1)], type_v="f16")
     if length > 40:
         check(head_dim=32, n_kv_heads=1, group=1, lengths=[(length - 40, 40)], type_v="f16")
+
+
+@pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 256, 300, 5000])
+def test_window(window: int) -> None:
+    check_windows(PackedAttention(), window=window, softcap=0.0, store=store_kv_cpu)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+def test_softcap(softcap: float) -> None:
+    check_windows(PackedAttention(), window=0, softcap=softcap, store=store_kv_cpu)
+    check_windows(PackedAttention(), window=100, softcap=softcap, store=store_kv_cpu)
+
+
+def test_rows_without_keys() -> None:
+    check_rows_without_keys(PackedAttention(), store_kv_cpu)
+
+
+@settings(max_examples=30, derandomize=True, deadline=None)
+@given(
+    head_dim=st.sampled_from([32, 80, 128, 256]),
+    group=st.integers(1, 16),
+    past=st.integers(0, 900),
+    n_new=st.integers(1, 50),
+    window=st.integers(1, 700),
+    softcap=st.sampled_from([0.0, 3.0]),
+)
+def test_windows_of_any_shape(
+    head_dim: int, group: int, past: int, n_new: int, window: int, softcap: float
+) -> None:
+    check(
+        head_dim=head_dim,
+        n_kv_heads=1,
+        group=group,
+        lengths=[(past, n_new), (past // 2, 1)],
+        type_k="f16",
+        type_v="f16",
+        window=window,
+        softcap=softcap,
+    )
+
+
+def test_pages_outside_the_window_are_not_read() -> None:
+    """They may hold anything, NaN too."""
+    cache = KVCache(
+        n_layers=1, n_kv_heads=1, head_dim=32, segments=[SegmentSpec("f32", "f32")], n_ctx=1024
+    )
+    layer, sequence = cache.layers[0], cache.new_sequence()
+    for n_new in (900, 1, 40):
+        batch = cache.batch([(sequence, [0] * n_new)])
+        rows = torch.randn(n_new, 1, 32)
+        store_kv_cpu(rows, rows, layer, batch.segments)
+        sequence.length += n_new
+        if n_new == 900:
+            for plane in (*layer.segments[0].k, *layer.segments[0].v):
+                plane[sequence.pages[0][:2]] = 0xFF
+        else:
+            args = layer.segments[0], batch.segments[0], batch
+            out, _ = PackedAttention()(rows, *args, AttentionParams(1.0, window=300))
+            assert out.isfinite().all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -97,7 +165,7 @@ def test_pages_hold_the_bytes_of_the_reference(name: str) -> None:
     sides = [("k", segment.k, 1.0), ("v", segment.v, 2.0)]
     for side, planes, factor in sides:
         wanted = fmt.codec.encode(rows * factor)
-        for fact, stored, want in zip(fmt.planes, planes, wanted, strict=True):
+        for fact, stored, want in zip(fmt.all_planes, planes, wanted, strict=True):
             restored = restore_plane(plane_order(fmt, fact, side), stored)
             got = restored[sequence.pages[0]].transpose(1, 2).flatten(0, 1)[:300]
             assert torch.equal(got, want), fact.name
@@ -157,8 +225,10 @@ def test_without_avx512(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     check(head_dim=64, n_kv_heads=1, group=3, lengths=[(300, 1), (0, 20)], type_k="f16")
+    check(head_dim=80, n_kv_heads=1, group=2, lengths=[(90, 20)], type_k="f16", type_v="f16")
     for name in NAMES:
         test_every_type(name, 2)
+    check_windows(PackedAttention(), window=70, softcap=5.0, store=store_kv_cpu)
     for module in list(sys.modules.values()):
         for compiled in ("worker", "score", "weigh", "decode_tile"):
             if module.__name__.startswith("localkv_cpu_") and hasattr(module, compiled):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from localkv.quant_formats.base import join_planes, split_blocks
 LIKE_GGUF_PY = [FORMATS[name] for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")]
 PACKED = [*LIKE_GGUF_PY, FORMATS["iq4_nl"]]
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+TOKEN = {f"{name}_token": dtype for name, dtype in FP8.items()}
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 FLOAT_MAX = float(np.finfo(np.float32).max)
 
@@ -277,15 +279,15 @@ def test_more_bits_are_more_exact() -> None:
             "q4_1": 8.1,
             "q4_0": 8.7,
             "iq4_nl": 7.9,
-            "fp8_e4m3": 2.6,
-            "fp8_e5m2": 5.3,
+            **dict.fromkeys(("fp8_e4m3", "fp8_e4m3_head", "fp8_e4m3_token"), 2.6),
+            **dict.fromkeys(("fp8_e5m2", "fp8_e5m2_head", "fp8_e5m2_token"), 5.3),
         },
         rel=0.06,
     )
 
 
 def test_cache_types() -> None:
-    bits = {name: fmt.bits_per_value for name, fmt in KV_FORMATS.items()}
+    bits = {name: fmt.bits_per_value(64) for name, fmt in KV_FORMATS.items()}
     assert bits == {
         "f32": 32,
         "f16": 16,
@@ -297,10 +299,23 @@ def test_cache_types() -> None:
         "q4_0": 4.5,
         "iq4_nl": 4.5,
         "fp8_e4m3": 8,
+        "fp8_e4m3_head": 8,
+        "fp8_e4m3_token": 8.25,
         "fp8_e5m2": 8,
+        "fp8_e5m2_head": 8,
+        "fp8_e5m2_token": 8.25,
     }
+    for name, fmt in KV_FORMATS.items():
+        assert fmt.bits_per_value(128) == (8.125 if name in TOKEN else bits[name])
+        for row_values in (64, 96, 128):
+            assert 8 * fmt.row_bytes(row_values) == fmt.bits_per_value(row_values) * row_values
     assert None not in WEIGHT_FORMATS
-    assert not {"fp8_e4m3", "fp8_e5m2"} & {fmt.name for fmt in WEIGHT_FORMATS.values()}
+    assert not any(fmt.name.startswith("fp8") for fmt in WEIGHT_FORMATS.values())
+    by_head = {name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head}
+    assert by_head == {"fp8_e4m3_head", "fp8_e5m2_head"}
+    for name, fmt in KV_FORMATS.items():
+        dtype = {fp8: dtype for fp8, dtype in FP8.items() if name.startswith(fp8)}
+        assert [fmt.largest] == ([torch.finfo(d).max for d in dtype.values()] or [0.0])
     packed = {fmt.name for fmt in KV_FORMATS.values() if fmt.shares_scale}
     assert packed == {fmt.name for fmt in PACKED}
 
@@ -358,3 +373,80 @@ def test_fp8_is_the_nearest(name: str) -> None:
     want = code + 128 * np.signbit(x)
     (plane,) = FORMATS[name].codec.encode(torch.from_numpy(x))
     np.testing.assert_array_equal(plane.flatten().numpy(), want)
+
+
+HALVES = np.arange(1, 0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
+"""All positive finite fp16 numbers."""
+
+
+def check_token(name: str, x: torch.Tensor) -> None:
+    """Rows without NaN: the smallest scale that fits, codes as torch casts, a bounded error."""
+    fmt = KV_FORMATS[name]
+    values, d = fmt.codec.encode(x)
+    assert (values.shape, d.shape) == ((*x.shape, 1), (*x.shape[:-1], 1, 2))
+    scale = d.view(torch.float16).flatten(-2).double()
+    absmax = x.abs().amax(-1, keepdim=True).double()
+    place = np.searchsorted(HALVES, (absmax.float() / fmt.largest).double().numpy())
+    assert np.array_equal(scale.numpy(), HALVES[np.minimum(place, len(HALVES) - 1)])
+    fits = absmax <= 65504 * fmt.largest
+    # nothing is beyond the largest, but for the last bit of a float32
+    assert (absmax[fits] / scale[fits] <= fmt.largest * (1 + 2**-23)).all()
+
+    scaled = (x / scale.float()).clamp(-fmt.largest, fmt.largest)
+    assert torch.equal(values[..., 0], scaled.to(TOKEN[name]).view(torch.uint8))
+    decoded = fmt.codec.decode([values, d]).double()
+    assert torch.equal(decoded, values[..., 0].view(TOKEN[name]).double() * scale)
+    within = x.double().clamp(-65504 * fmt.largest, 65504 * fmt.largest)
+    relative, smallest = (2**-4, 2**-9) if name.startswith("fp8_e4m3") else (2**-3, 2**-16)
+    assert ((decoded - within).abs() <= 1.001 * (relative * within.abs() + smallest * scale)).all()
+
+
+@pytest.mark.parametrize("name", TOKEN)
+def test_fp8_rows_of_any_size(name: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(4000, 48, generator=generator)
+    powers = torch.randint(-149, 127, (4000, 1), generator=generator)
+    x[1::2] *= torch.exp2(powers[1::2].float())
+    check_token(name, x)
+    # rows whose scale is an fp16 number, and the floats beside them
+    exact = torch.from_numpy(HALVES.astype(np.float32)) * KV_FORMATS[name].largest
+    for absmax in (exact, exact.nextafter(exact + 1), exact.nextafter(exact - 1)):
+        rows = torch.stack([absmax, -absmax / 3, absmax / 1000, torch.zeros_like(absmax)], -1)
+        check_token(name, rows)
+        check_token(name, -rows)
+
+
+@pytest.mark.parametrize("name", TOKEN)
+@settings(max_examples=150)
+@given(rows=st.lists(BLOCKS, min_size=1, max_size=3))
+def test_any_fp8_rows(name: str, rows: list[list[float]]) -> None:
+    check_token(name, torch.tensor(rows))
+
+
+@pytest.mark.parametrize("name", TOKEN)
+@pytest.mark.filterwarnings("error")
+def test_fp8_rows_that_are_no_ordinary_numbers(name: str) -> None:
+    """Zeros stay, infinities are as the largest float, and a NaN shows in its own row only."""
+    codec = KV_FORMATS[name].codec
+    x = torch.zeros(6, 32)
+    x[0, 1] = -0.0
+    x[1] = 1e-45
+    x[2, :2] = torch.tensor([math.inf, -math.inf])
+    x[3, :2] = torch.tensor([FLOAT_MAX, -FLOAT_MAX])
+    x[4, :3] = torch.tensor([math.nan, math.inf, 1.0])
+    x[5] = torch.linspace(-2, 2, 32)
+    values, d = codec.encode(x)
+    decoded = codec.decode([values, d])
+    assert not decoded[:2].any()
+    assert decoded[0].signbit().nonzero().flatten().tolist() == [1]
+    assert torch.equal(decoded[2], decoded[3])
+    limit = 65504 * KV_FORMATS[name].largest
+    assert decoded[2, :3].tolist() == [limit, -limit, 0]
+    assert decoded[4].isnan().all()
+    assert d[4].view(torch.float16).isnan().all()
+    assert torch.equal(decoded[5], codec.decode(codec.encode(x[5])))
+
+
+def test_fp8_by_head_has_the_codes_of_fp8() -> None:
+    for name in FP8:
+        assert KV_FORMATS[f"{name}_head"].codec is KV_FORMATS[name].codec

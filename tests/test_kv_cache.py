@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.cache_layout import PAGE_TOKENS, SegmentSpec, cache_bytes
+from localkv.config import KVScales
 from localkv.errors import LocalKVError
 from localkv.kernels.attention import read_pages
 from localkv.kernels.store_kv import store_kv
@@ -17,7 +20,7 @@ from localkv.quant_formats import KV_FORMATS
 SIZES = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 32}
 
 
-def new_cache(*segments: SegmentSpec, **changes: int) -> KVCache:
+def new_cache(*segments: SegmentSpec, **changes: Any) -> KVCache:
     segments = segments or (SegmentSpec("f16", "f16"),)
     return KVCache(**{**SIZES, "n_ctx": 600, **changes}, segments=segments)
 
@@ -44,7 +47,9 @@ def rounded(x: torch.Tensor, name: str) -> torch.Tensor:
 @pytest.mark.parametrize("name", KV_FORMATS)
 def test_rows_that_were_never_stored_are_conspicuous(name: str) -> None:
     """Tests fill caches with 0xFF: it decodes to NaN in every type."""
-    planes = [torch.full((3, p.n_bytes), 0xFF).byte() for p in KV_FORMATS[name].planes]
+    fmt = KV_FORMATS[name]
+    planes = [torch.full((3, p.n_bytes), 0xFF).byte() for p in fmt.planes]
+    planes += [torch.full((1, p.n_bytes), 0xFF).byte() for p in fmt.row_planes]
     assert KV_FORMATS[name].codec.decode(planes).isnan().all()
 
 
@@ -85,6 +90,24 @@ def test_stored_rows_come_back(name: str) -> None:
             assert torch.equal(v, rounded(-rows, segment.format_v.name))
     written = sum(int((s.k[0] != 0xFF).any(-1).any(-1)[:, 0].sum()) for s in layer.segments)
     assert written == used
+
+
+def test_scales_of_heads_are_those_of_layer_side_and_type() -> None:
+    scales = KVScales(
+        *("llama", "m", 2, 2, 32, 0, 0, 1),
+        absmax_k=((1.0, 2.0), (448.0, 0.0)),
+        absmax_v=((1e-44, 5.0), (6.0, 7.0)),
+    )
+    specs = [SegmentSpec("fp8_e4m3_head", "fp8_e5m2_head"), SegmentSpec("fp8_e4m3", "f16", 300)]
+    for layer, absmax_k, absmax_v in zip(
+        new_cache(*specs, kv_scales=scales).layers, scales.absmax_k, scales.absmax_v, strict=True
+    ):
+        first, second = layer.segments
+        want_k = [x / 448 if x else 1 for x in absmax_k]
+        want_v = [x / 57344 if x > 1e-40 else 1 for x in absmax_v]
+        assert torch.equal(first.scale_k, torch.tensor(want_k))
+        assert torch.equal(first.scale_v, torch.tensor(want_v))
+        assert (second.scale_k, second.scale_v) == (None, None)
 
 
 def test_context_and_pages_run_out() -> None:

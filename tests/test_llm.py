@@ -9,12 +9,16 @@ from threading import Event
 import gguf
 import pytest
 import torch
+from cache_types import PAIRS
 from random_model import RandomModel
 from tiny_model import CONTEXT, write_tiny_model
+from torch import Tensor
 
 import localkv
 from localkv import LLM, LocalKVError, SamplingParams
+from localkv.calibration import calibrate
 from localkv.errors import ContextOverflowError, ModelFileError, UsageError
+from localkv.kv_scales import wants_scales
 from localkv.quant_formats import KV_FORMATS
 
 PROMPT = "Once upon a time there was a fox"
@@ -204,18 +208,24 @@ def test_no_such_file(tmp_path: Path) -> None:
         LLM(tmp_path / "none.gguf")
 
 
-@pytest.mark.parametrize("type_k", KV_FORMATS)
-@pytest.mark.parametrize("type_v", KV_FORMATS)
-def test_every_pair_of_cache_types(path: Path, type_k: str, type_v: str) -> None:
+@pytest.fixture(scope="module")
+def exact(path: Path) -> Tensor:
+    """Logits of the prompt with nothing rounded."""
+    llm = LLM(path, n_ctx=200, cache_type_k="f32", cache_type_v="f32")
+    return llm.logits(llm.tokenize(PROMPT))
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
+def test_every_type_in_pairs(path: Path, llm: LLM, exact: Tensor, type_k: str, type_v: str) -> None:
     """Both types are used, and the cache takes the bytes they say."""
-    llm = LLM(path, n_ctx=200, cache_type_k=type_k, cache_type_v=type_v)
+    scales = None
+    if wants_scales((type_k, type_v)):
+        (scales,) = calibrate(llm.engine.model, [llm.tokenize(PROMPT)], n_ctx=200)
+    llm = LLM(path, n_ctx=200, cache_type_k=type_k, cache_type_v=type_v, kv_scales=scales)
     rows = 256 * llm.config.n_layers * llm.config.n_kv_heads
     for side, name in (("k", type_k), ("v", type_v)):
         assert llm.engine.cache.n_bytes(side) == rows * KV_FORMATS[name].row_bytes(64)
-    exact = LLM(path, n_ctx=200, cache_type_k="f32", cache_type_v="f32")
-    ids = llm.tokenize(PROMPT)
-    got, want = llm.logits(ids), exact.logits(ids)
-    error = float((got - want).norm() / want.norm())
+    error = float((llm.logits(llm.tokenize(PROMPT)) - exact).norm() / exact.norm())
     assert error < 0.2
     if (type_k, type_v) == ("f32", "f32"):
         assert error == 0

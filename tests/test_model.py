@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as GGMLType
 from random_model import MOE, VARIANTS, RandomModel, variant
 
 from localkv.cache_layout import SegmentSpec
+from localkv.config import KVScales
 from localkv.errors import ModelFileError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu_backend import cpu_backend
@@ -34,7 +35,12 @@ def nmse(got: np.ndarray, want: np.ndarray) -> float:
     return float(((got - want) ** 2).sum() / (want**2).sum())
 
 
-def new_cache(model: Transformer, *segments: SegmentSpec, n_ctx: int = 1024) -> KVCache:
+def new_cache(
+    model: Transformer,
+    *segments: SegmentSpec,
+    n_ctx: int = 1024,
+    kv_scales: KVScales | None = None,
+) -> KVCache:
     """A cache full of bytes that decode to NaN, with its pages in no order."""
     config = model.config
     cache = KVCache(
@@ -43,6 +49,7 @@ def new_cache(model: Transformer, *segments: SegmentSpec, n_ctx: int = 1024) -> 
         head_dim=config.head_dim,
         segments=segments,
         n_ctx=n_ctx,
+        kv_scales=kv_scales,
     )
     for layer in cache.layers:
         for segment in layer.segments:

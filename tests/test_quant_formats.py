@@ -60,7 +60,7 @@ def test_facts_are_those_of_ggml(fmt: QuantFormat) -> None:
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[GGMLType(fmt.ggml_type)]
     assert (fmt.block_size, fmt.block_bytes) == (block_size, block_bytes)
     assert fmt.name.lower() == GGMLType(fmt.ggml_type).name.lower()
-    assert fmt.bits_per_value == 8 * block_bytes / block_size
+    assert fmt.bits_per_value(3 * block_size) == 8 * block_bytes / block_size
     assert fmt.row_bytes(3 * block_size) == 3 * block_bytes
     if block_size > 1:
         with pytest.raises(ValueError, match="no multiple"):
@@ -224,13 +224,17 @@ def test_packed_vector() -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
 def test_a_format_is_a_module_of_its_name(fmt: QuantFormat) -> None:
-    assert fmt.codec is importlib.import_module(f"localkv.quant_formats.{fmt.name.lower()}")
-    assert fmt.codec.__doc__.startswith(f"{fmt.name}: ")
+    module = fmt.name.lower().removesuffix("_head")  # whose scales are applied outside
+    assert fmt.codec is importlib.import_module(f"localkv.quant_formats.{module}")
+    assert fmt.codec.__doc__.startswith(f"{fmt.name.removesuffix('_head')}: ")
 
 
 def test_every_cache_format_encodes() -> None:
     for fmt in KV_FORMATS.values():
         x = torch.randn(3, 2 * fmt.block_size, generator=torch.Generator().manual_seed(0))
         planes = fmt.codec.encode(x)
-        assert [plane.shape[-1] for plane in planes] == [plane.n_bytes for plane in fmt.planes]
+        shapes = [(2, plane.n_bytes) for plane in fmt.planes]
+        shapes += [(1, plane.n_bytes) for plane in fmt.row_planes]
+        assert [tuple(plane.shape[1:]) for plane in planes] == shapes
+        assert sum(n * n_bytes for n, n_bytes in shapes) == fmt.row_bytes(x.shape[-1])
         assert fmt.codec.decode(planes).shape == x.shape

@@ -13,6 +13,7 @@ from numba import njit
 
 from localkv.simd.arithmetic import (
     absolute,
+    any_above,
     exp,
     f32x16,
     lanes_below,
@@ -23,8 +24,10 @@ from localkv.simd.arithmetic import (
     zero_i32,
 )
 from localkv.simd.cpu_features import HAS_AVX512
+from localkv.simd.exponential import exp2, tanh
 from localkv.simd.integer import dot_u8_i8, load_nibbles_from_table
 from localkv.simd.memory import (
+    get_i64s,
     load_bf16,
     load_e4m3,
     load_e5m2,
@@ -85,6 +88,57 @@ def check_exp() -> None:
     low = np.full(16, -1e30, np.float32)
     exponentials(low, low)
     assert low.max() < 1e-37
+
+
+@njit
+def powers(kind: int, x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(0, x.size, 16):
+        if kind == 0:
+            store_f32(out, i, exp2(load_f32(x, i)))
+        else:
+            store_f32(out, i, tanh(load_f32(x, i)))
+
+
+def check_powers() -> None:
+    x = np.linspace(-126, 127.5, 1 << 16, dtype=np.float32)
+    got = np.zeros_like(x)
+    powers(0, x, got)
+    assert np.abs(got / np.exp2(x.astype(np.float64)) - 1).max() < 2e-7
+    low = np.array([-126.6, -127, -128, -1e30] * 4, np.float32)
+    powers(0, low, low)
+    assert (low == 0).all()
+
+
+def check_tanh() -> None:
+    small = np.geomspace(1e-30, 100, 1 << 15, dtype=np.float32)
+    x = np.concatenate((-small, small))
+    got = np.zeros_like(x)
+    powers(1, x, got)
+    assert np.abs(got / np.tanh(x.astype(np.float64)) - 1).max() < 5e-7
+
+
+@njit
+def above(x: np.ndarray, limit: float) -> bool:
+    return any_above(load_f32(x, 0), f32x16(np.float32(limit)))
+
+
+def check_any_above() -> None:
+    for lane in range(16):
+        x = np.full(16, -1, np.float32)
+        assert not above(x, -1.0)
+        x[lane] = 2
+        assert above(x, 1.5)
+        assert not above(x, 2.0)
+
+
+@njit
+def sum_of_three(x: np.ndarray) -> int:
+    first, second, third = get_i64s(x, 3)
+    return first + 10 * second + 100 * third
+
+
+def check_integers_as_a_tuple() -> None:
+    assert sum_of_three(np.array([1, 2, -3, 4])) == -279
 
 
 @njit
@@ -162,7 +216,17 @@ def check_products() -> None:
     np.testing.assert_allclose(total, x.sum() * (x[0] + x[1]), rtol=1e-4)
 
 
-CHECKS = [check_conversions, check_exp, check_integers, check_masks, check_products]
+CHECKS = [
+    check_conversions,
+    check_exp,
+    check_powers,
+    check_tanh,
+    check_any_above,
+    check_integers_as_a_tuple,
+    check_integers,
+    check_masks,
+    check_products,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -182,5 +246,5 @@ if __name__ == "__main__":
     for each in CHECKS:
         each()
     assert not HAS_AVX512
-    for compiled in (convert, exponentials, dots, nibbles, masked, product, reduced):
+    for compiled in (convert, exponentials, powers, above, dots, nibbles, masked, product, reduced):
         assert "zmm" not in "".join(compiled.inspect_asm().values())

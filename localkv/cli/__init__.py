@@ -23,8 +23,11 @@ COMMANDS = {
     "show": ("localkv.cli.show", "Show what is in a model file."),
     "tokenize": ("localkv.cli.tokenize", "Turn text into token ids."),
     "detokenize": ("localkv.cli.tokenize", "Turn token ids into text."),
+    "pull": ("localkv.cli.pull", "Fetch a model from Hugging Face."),
+    "list": ("localkv.cli.list_models:list_models", "List the models on this machine."),
+    "rm": ("localkv.cli.rm", "Delete a fetched model."),
 }
-"""Command -> the module that holds it under the same name, and what it does."""
+"""Command -> the module that holds it under the same name, or MODULE:NAME, and what it does."""
 
 cli = Group(
     "localkv",

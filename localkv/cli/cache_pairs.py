@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from localkv.cli.messages import did_you_mean
 from localkv.errors import UsageError
+from localkv.kv_scales import wants_scales
 from localkv.memory_plan import fits_head
 from localkv.quant_formats import KV_FORMATS
 
@@ -47,14 +48,18 @@ def _parse_pair(item: str) -> Pair:
     return type_k, type_v
 
 
-def fitting_pairs(text: str, config: ModelConfig) -> list[Pair]:
+def fitting_pairs(text: str, config: ModelConfig, has_scales: bool) -> list[Pair]:
     """`parse_pairs`, of "all" and "pure" only those that a model's heads can be kept in.
+
+    Types that want scales by head are left out of these unless there are some.
 
     Raises:
         UsageError: a pair that was named does not fit.
     """
     pairs = parse_pairs(text)
     if text.lower() in ("all", "pure"):
+        if not has_scales:
+            pairs = [pair for pair in pairs if not wants_scales(pair)]
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
     from localkv.llm import check_cache_type
 

@@ -47,7 +47,8 @@ class Group(RichGroup):
     """Commands that are imported when they are asked for.
 
     Args:
-        commands_at: command -> the module that holds it under the same name, and its short help.
+        commands_at: command -> the module that holds it under the same name, or MODULE:NAME, and
+            its short help.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class Group(RichGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands_at:
             return None
-        module, short_help = self.commands_at[cmd_name]
-        command = getattr(importlib.import_module(module), cmd_name)
+        place, short_help = self.commands_at[cmd_name]
+        module, _, name = place.partition(":")
+        command = getattr(importlib.import_module(module), name or cmd_name)
         assert isinstance(command, click.Command)
         command.short_help = short_help
         return command

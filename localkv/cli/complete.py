@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from threading import Event, current_thread, main_thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -19,7 +18,9 @@ from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.loading import all_warnings, load_llm
+from localkv.cli.memory_report import memory_bytes, memory_json, memory_line
 from localkv.cli.messages import note, say, warn
+from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import (
     Whole,
     escape_option,
@@ -31,13 +32,11 @@ from localkv.cli.options import (
 from localkv.cli.prompt import read_file, read_stdin, without_final_newline
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.text_output import TextOutput
-from localkv.errors import UsageError
+from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
     from localkv.text_stream import Completion, TextStream
-
-MIB = 1 << 20
 
 _PROMPT_OPTIONS: list[click.Parameter] = [
     option(
@@ -125,7 +124,13 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
         "-v",
         "--verbose",
         panel="Output",
-        help="Say what is loaded on stderr, also when that is no terminal.",
+        help="Say on stderr which model is loaded and what it runs on.",
+    ),
+    flag(
+        "-q",
+        "--quiet",
+        panel="Output",
+        help="Leave out the line on stderr that says how much memory is taken.",
     ),
 ]
 
@@ -147,9 +152,11 @@ def _run(
     stream: bool,
     stats: bool,
     verbose: bool,
+    quiet: bool,
     **values: Any,
 ) -> int:
     """Complete one prompt; returns the exit code."""
+    check_model_is_named(values)
     chat = chat or system_prompt is not None or chat_template_file is not None
     if chat and parse_special:
         raise UsageError(
@@ -166,7 +173,9 @@ def _run(
     text = _prompt_text(prompt, file, escape)
     with TextOutput(output) as out:
         llm = load_llm(values)
-        if verbose or (sys.stderr is not None and sys.stderr.isatty()):
+        if not quiet:
+            say(memory_line(llm))
+        if verbose:
             say(_summary(llm))
         cancel = Event()
         options: dict[str, Any] = {
@@ -264,30 +273,14 @@ def _interruptible(cancel: Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _cache_bytes(llm: LLM) -> int:
-    return llm.engine.cache.n_bytes("k") + llm.engine.cache.n_bytes("v")
-
-
 def _summary(llm: LLM) -> str:
+    (segment,) = llm.engine.cache.segments
+    rotations = {"K": segment.rotation_k, "V": segment.rotation_v}
+    rotated = "".join(f"{side} rotated by {n}, " for side, n in rotations.items() if n)
     kernels = "; ".join(f"{op}: {how}" for op, how in llm.backend.kernels.items())
-    return (
-        f"{llm.config.name}: {llm.config.architecture}, weights {llm.gguf.n_bytes / MIB:.1f} MiB, "
-        f"context {llm.cache.n_ctx}, {_side(llm, 'k')}, {_side(llm, 'v')}, on {llm.backend.name}"
-        + (f" ({kernels})" if kernels else "")
+    return f"{llm.config.name}: {llm.config.architecture}, {rotated}on {llm.backend.name}" + (
+        f" ({kernels})" if kernels else ""
     )
-
-
-def _side(llm: LLM, side: Literal["k", "v"]) -> str:
-    """K or V of the cache: its type, whether it is rotated, what it takes."""
-    segment = llm.engine.cache.segments[0]
-    name, rotation = (
-        (segment.type_k, segment.rotation_k)
-        if side == "k"
-        else (segment.type_v, segment.rotation_v)
-    )
-    rotated = f" rotated by {rotation}" if rotation else ""
-    size = llm.engine.cache.n_bytes(side) / MIB
-    return f"{side.upper()} cache {name}{rotated} {size:.1f} MiB"
 
 
 def _report(llm: LLM, completion: Completion) -> dict[str, Any]:
@@ -305,8 +298,9 @@ def _report(llm: LLM, completion: Completion) -> dict[str, Any]:
             "type_k": llm.cache.type_k,
             "type_v": llm.cache.type_v,
             "n_ctx": llm.cache.n_ctx,
-            "bytes": _cache_bytes(llm),
+            "bytes": llm.memory.cache_k + llm.memory.cache_v,
         },
+        "memory": memory_json(llm.memory),
         "backend": llm.backend.name,
         "warnings": all_warnings(llm),
     }
@@ -322,7 +316,9 @@ def _stats(llm: LLM, completion: Completion) -> list[str]:
         f"eval:         {usage.completion_tokens} tokens in {timings.decode_seconds:.2f} s, "
         f"{timings.decode_per_second:.2f} tokens/s",
         f"cache:        K {llm.cache.type_k}, V {llm.cache.type_v}, "
-        f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, {_cache_bytes(llm) / MIB:.1f} MiB",
+        f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, "
+        f"{byte_size(llm.memory.cache_k + llm.memory.cache_v)}",
+        f"memory:       {memory_bytes(llm.memory)}",
         f"finished:     {completion.finish_reason}, seed {completion.seed}",
     ]
 

@@ -57,14 +57,14 @@ _ONE_DEVICE = "the whole model and its cache run on one device (--device)"
 _NO_CACHE_COPY = "attention always reads the packed cache as it is"
 _MAPPED = "the file is always memory-mapped"
 _THREADS = "-t sets the threads of prefill and decode; the system schedules them"
-_LOGS = "stderr is quiet unless -v or --stats is given"
+_LOGS = "-q leaves out the line about memory; nothing else is logged unless -v or --stats is given"
 _TEMPLATE = "--chat renders the model's own template; --chat-template-file FILE takes another"
 _NO_CONVERSATION = "`complete` answers once; --chat applies the chat template to the prompt"
 _NO_DRAFT = "there is no speculative decoding, which only changes the speed"
 _NO_GRAMMAR = "output can't be constrained by a grammar or a schema"
 _NO_TASKS = "`perplexity` scores plain text only, with no choice of how"
 _ROPE = "RoPE is scaled as the model file says; its settings can't be overridden"
-_NO_DOWNLOAD = "download the GGUF file and give its path with -m"
+_HF_ONLY = "-hf ORG/REPO takes a model from Hugging Face; download any other and give its path"
 _NO_ADAPTER = "adapters can't be applied at load; merge them into the model file first"
 
 FOREIGN_FLAGS = (
@@ -99,9 +99,8 @@ FOREIGN_FLAGS = (
     _skipped("--repack -nr --no-repack", "weights are read as they lie in the file"),
     _skipped("--check-tensors", "the header is always checked, the weights never"),
     _skipped("--warmup --no-warmup", "there is no warm-up run"),
-    _skipped("--offline", "nothing is downloaded"),
-    _refused("-hf -hfr --hf-repo -hff --hf-file -mu --model-url", _NO_DOWNLOAD, 1),
-    _refused("-dr --docker-repo -hft --hf-token", _NO_DOWNLOAD, 1),
+    _refused("-mu --model-url -dr --docker-repo", _HF_ONLY, 1),
+    _refused("-hft --hf-token", "set HF_TOKEN, which other users can't see in the process list", 1),
     _refused("--list-devices", "localkv complete --help lists the devices"),
     # threads
     _skipped("-tb --threads-batch --prio --prio-batch --poll --poll-batch --numa", _THREADS, 1),
@@ -145,7 +144,7 @@ FOREIGN_FLAGS = (
     # perplexity
     _refused(
         "--kl-divergence-base --save-all-logits",
-        "--kl-divergence computes its base, an f16 cache, in the same run",
+        "--save-base FILE writes a base, of our own format, and --base FILE compares with it",
         1,
     ),
     _refused("--hellaswag --winogrande --multiple-choice", _NO_TASKS),

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
+from localkv.kv_scales import read_kv_scales, require_scales
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
 
 
 def load_llm(values: Mapping[str, Any]) -> LLM:
-    """Load the model; a file that is missing is an error before torch is imported."""
-    path = Path(values["model"])
+    """Load the model; a file that is missing is an error before torch is imported.
+
+    So are scales of the cache that are missing or can't be read.
+    """
+    require_scales(
+        (values["cache_type_k"], values["cache_type_v"]), values["kv_scales"] is not None
+    )
+    path = model_file(values)
     if not path.is_file():
         from localkv.loader.gguf_file import open_gguf
 
         open_gguf(path)  # says what is wrong, seconds before torch would be imported
+    arguments = loading_arguments(values)
+    if arguments["kv_scales"] is not None:
+        arguments["kv_scales"] = read_kv_scales(arguments["kv_scales"])
     # Threads that spin while they wait starve each other as soon as another process wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from localkv.llm import LLM
 
-    return LLM(path, **loading_arguments(values))
+    return LLM(path, **arguments)
 
 
 def all_warnings(llm: LLM) -> list[str]:

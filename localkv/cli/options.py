@@ -98,15 +98,45 @@ def version_option() -> click.Option:
     )
 
 
-def model_option(*, required: bool = True) -> RichOption:
+def model_options() -> list[click.Parameter]:
+    """The options that name a model; `model_file` reads them."""
+    return [
+        option(
+            "-m",
+            "--model",
+            panel="Model",
+            llama_env="MODEL",
+            metavar="FILE",
+            help="GGUF file (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
+        ),
+        option(
+            "-hf",
+            "-hfr",
+            "--hf-repo",
+            panel="Model",
+            llama_env="HF_REPO",
+            metavar="NAME",
+            help="ORG/REPO[:QUANT] on Hugging Face, fetched if it is not in the cache; QUANT is "
+            "Q4_K_M if there is one, else Q8_0.",
+        ),
+        hf_file_option(),
+        flag(
+            "--offline",
+            panel="Model",
+            llama_env="OFFLINE",
+            help="Take models from the cache only, make no request.",
+        ),
+    ]
+
+
+def hf_file_option() -> RichOption:
     return option(
-        "-m",
-        "--model",
+        "-hff",
+        "--hf-file",
         panel="Model",
-        llama_env="MODEL",
-        required=required,
+        llama_env="HF_FILE",
         metavar="FILE",
-        help="GGUF file; any part of a split one.",
+        help="This file of the repository, whatever its type.",
     )
 
 
@@ -155,7 +185,7 @@ def loading_options(n_ctx: int | None = None) -> list[click.Parameter]:
         n_ctx: the context where the user names none; None is `LLM`'s choice.
     """
     return [
-        model_option(),
+        *model_options(),
         option(
             "n_ctx",
             "-c",
@@ -181,6 +211,14 @@ def loading_options(n_ctx: int | None = None) -> list[click.Parameter]:
             help="Rotate K and V before they are packed, which spreads outliers over a block: "
             f"{', '.join(KV_ROTATIONS)}. auto does so for q8_0 to iq4_nl if the head size is a "
             "multiple of 64, as llama.cpp does.",
+        ),
+        option(
+            "--kv-scales",
+            panel="KV cache",
+            metavar="FILE",
+            help="The scales of types that are scaled by head ("
+            f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
+            "): what localkv perplexity --calibrate-kv FILE measured.",
         ),
         option(
             "-b",
@@ -236,6 +274,7 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "cache_type_k": values["cache_type_k"],
         "cache_type_v": values["cache_type_v"],
         "kv_rotation": values["kv_rotation"],
+        "kv_scales": values["kv_scales"],
         "n_batch": min(values["batch_size"], values["ubatch_size"]),
         "n_threads": threads if threads and threads > 0 else None,
         "device": values["device"],

@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,15 +18,25 @@ from localkv.cli.cache_pairs import fitting_pairs, parse_pairs
 from localkv.cli.command import Command
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.messages import warn
+from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import Whole, flag, json_option, loading_options, option
+from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
 from localkv.cli.perplexity_plot import check_plot, plot
-from localkv.cli.perplexity_report import CacheResult, divergence_lines, sweep_lines, to_json
+from localkv.cli.perplexity_report import (
+    CacheResult,
+    divergence_lines,
+    identity,
+    sweep_lines,
+    to_json,
+)
 from localkv.cli.prompt import read_file, without_final_newline
-from localkv.cli.text_output import TextOutput
+from localkv.cli.text_output import TextOutput, check_writable
 from localkv.errors import UsageError
+from localkv.kv_scales import check_scales, read_kv_scales, require_scales, write_kv_scales
 
 if TYPE_CHECKING:
-    from localkv.config import CacheConfig
+    from localkv.base_file import BaseFile, BaseWriter
+    from localkv.config import CacheConfig, KVScales
     from localkv.llm import LLM
     from localkv.quality import TokenScores
 
@@ -58,11 +69,39 @@ _MEASURE_OPTIONS: list[click.Parameter] = [
         help="Compare with an f16 cache too, in the same run.",
     ),
     option(
+        "base_path",
+        "--base",
+        panel="Measure",
+        metavar="FILE",
+        help="Compare with what --save-base wrote, instead of an f16 cache.",
+    ),
+    option(
+        "--save-base",
+        panel="Measure",
+        metavar="FILE",
+        help="Write the logits of the f16 cache of --kl-divergence or --sweep; without these, of "
+        "the cache that is measured.",
+    ),
+    flag(
+        "--prefill-exact",
+        panel="Measure",
+        help="Let the tokens of a batch (-ub) see each other's K and V unpacked, and only earlier "
+        "batches through the cache: what packing costs after the prompt, which hides most of it.",
+    ),
+    option(
         "--sweep",
         panel="Measure",
         metavar="PAIRS",
         help="Measure these caches and compare each with an f16 one: K/V,K/V,... such as "
         "f16/f16,bf16/f16, or pure (K as V), or all.",
+    ),
+    option(
+        "calibrate_file",
+        "--calibrate-kv",
+        panel="Measure",
+        metavar="FILE",
+        help="Instead, run the text through an f32 cache, and write down how large K and V get in "
+        "each head: the scales of --kv-scales.",
     ),
     option(
         "--plot",
@@ -80,14 +119,25 @@ def _run(
     file: str,
     chunks: int,
     kl_divergence: bool,
+    base_path: str | None,
+    save_base: str | None,
+    prefill_exact: bool,
     sweep: str | None,
     plot_file: str | None,
+    calibrate_file: str | None,
     as_json: bool,
     **values: Any,
 ) -> None:
-    _check(chunks, sweep, plot_file)
+    check_model_is_named(values)
+    compare = kl_divergence or base_path is not None or sweep is not None
+    _check(chunks, sweep, plot_file, calibrate_file)
+    check_base_options(base_path, save_base, compare=compare, prefill_exact=prefill_exact)
+    scales = None
     if sweep is not None:
-        values |= {"cache_type_k": "f16", "cache_type_v": "f16"}
+        scales = _sweep_scales(sweep, values["kv_scales"])
+        values |= {"cache_type_k": "f16", "cache_type_v": "f16", "kv_scales": None}
+    if calibrate_file is not None:
+        values |= {"cache_type_k": "f32", "cache_type_v": "f32"}
     text = without_final_newline(read_file(file, "the text"))
     llm = load_llm(values)
     from localkv.quality import base_cache, divergence, perplexity, text_chunks
@@ -98,9 +148,11 @@ def _run(
     caches = [llm.cache]
     if sweep is not None:
         caches = [
-            replace(llm.cache, type_k=type_k, type_v=type_v)
-            for type_k, type_v in fitting_pairs(sweep, llm.config)
+            replace(llm.cache, type_k=type_k, type_v=type_v, kv_scales=scales)
+            for type_k, type_v in fitting_pairs(sweep, llm.config, scales is not None)
         ]
+        for cache in caches:
+            check_scales(cache, llm.config)
     ids = llm.tokenize(text)
     pieces = text_chunks(
         ids,
@@ -108,56 +160,152 @@ def _run(
         bos_id=tokenizer.bos_id if tokenizer.add_bos else None,
         limit=chunks if chunks >= 0 else None,
     )
-    base = base_cache(llm.cache.n_ctx) if kl_divergence or sweep is not None else None
+    if calibrate_file is not None:
+        facts = {"path": file, "n_tokens": len(ids), "n_chunks": len(pieces)}
+        _calibrate(llm, pieces, calibrate_file, facts if as_json else None)
+        return
+    base: CacheConfig | BaseFile | None = None
+    if base_path is not None:
+        base = open_base(base_path, llm, pieces)
+    elif compare:
+        base = base_cache(llm.cache.n_ctx)
+    elif save_base is not None:
+        base = llm.cache
     started = time.perf_counter()
-    scores = _score(llm, pieces, caches, base)
+    with base_writer(save_base, llm, base, pieces) as writer:
+        scores = _score(llm, pieces, caches, base, writer, prefill_exact)
     seconds = time.perf_counter() - started
     results = [
-        CacheResult(cache, perplexity(s.nll), None if base is None else divergence(s))
+        CacheResult(cache, perplexity(s.nll), divergence(s) if compare else None)
         for cache, s in zip(caches, scores, strict=True)
     ]
+    mode = f"prefill exact in batches of {llm.engine.n_batch}" if prefill_exact else ""
     with TextOutput(None) as out:
         if as_json:
             facts = {"path": file, "n_tokens": len(ids), "n_chunks": len(pieces)}
             facts["n_scored"] = len(scores[0].nll)
-            out.write(json.dumps(to_json(llm, facts, base, results, seconds), ensure_ascii=False))
+            compared = base if compare else None
+            report = to_json(llm, facts, compared, results, seconds, prefill_exact=prefill_exact)
+            out.write(json.dumps(report, ensure_ascii=False))
         elif sweep is not None:
-            out.write("\n".join(sweep_lines(results, llm.config)))
+            out.write("\n".join(sweep_lines(results, llm.config)) + (mode and f"\n{mode}"))
         else:
             if results[0].divergence is not None:
                 out.write("\n".join([*divergence_lines(results[0]), "", ""]))
             ppl = results[0].ppl
             out.write(f"Final estimate: PPL = {ppl.value:.4f} +/- {ppl.error:.5f}")
+            out.write(mode and f", {mode}")
     if plot_file is not None:
-        plot(results, plot_file, title=f"{llm.config.name}, {llm.cache.n_ctx} tokens of context")
+        title = f"{llm.config.name}, {llm.cache.n_ctx} tokens of context"
+        plot(
+            results,
+            plot_file,
+            title=title + (mode and f", {mode}"),
+            head_dim=llm.config.head_dim,
+        )
 
 
-def _check(chunks: int, sweep: str | None, plot_file: str | None) -> None:
+def _check(
+    chunks: int, sweep: str | None, plot_file: str | None, calibrate_file: str | None
+) -> None:
     """Refuse what can't work before anything is loaded."""
     if chunks == 0:
         raise UsageError("--chunks 0 leaves nothing to measure", hint="-1 takes the whole text")
     if sweep is not None:
         parse_pairs(sweep)
-        ctx = click.get_current_context()
-        for name in ("cache_type_k", "cache_type_v"):
-            if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE:
-                raise UsageError("--sweep names the cache types", hint="leave out -ctk and -ctv")
+        if _on_command_line("cache_type_k", "cache_type_v"):
+            raise UsageError("--sweep names the cache types", hint="leave out -ctk and -ctv")
+    if calibrate_file is not None:
+        if _on_command_line("cache_type_k", "cache_type_v", "kv_scales"):
+            raise UsageError(
+                "--calibrate-kv measures with an f32 cache",
+                hint="leave out -ctk, -ctv and --kv-scales",
+            )
+        if sweep is not None or _on_command_line(
+            "kl_divergence", "base_path", "save_base", "prefill_exact"
+        ):
+            raise UsageError(
+                "--calibrate-kv measures nothing else",
+                hint="leave out --sweep and --kl-divergence",
+            )
+        check_writable(Path(calibrate_file))
     if plot_file is not None:
         if sweep is None:
             raise UsageError("--plot draws what --sweep measures", hint="add --sweep pure")
         check_plot(plot_file)
 
 
+def _on_command_line(*names: str) -> bool:
+    ctx = click.get_current_context()
+    return any(ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE for name in names)
+
+
+def _sweep_scales(sweep: str, path: str | None) -> KVScales | None:
+    """The scales that a sweep's types share."""
+    types = [name for pair in parse_pairs(sweep) for name in pair]
+    if path is not None or sweep.lower() not in ("all", "pure"):
+        require_scales(types, path is not None)
+    return None if path is None else read_kv_scales(path)
+
+
+def _calibrate(
+    llm: LLM, pieces: list[list[int]], path: str, text_facts: dict[str, Any] | None
+) -> None:
+    """Measure and write the scales; `text_facts` are for JSON, None for a line of text."""
+    from localkv.calibration import calibrate
+
+    scales = None
+    with _progress(len(pieces)) as progress:
+        found = calibrate(
+            llm.engine.model,
+            pieces,
+            n_ctx=llm.cache.n_ctx,
+            kv_rotation=llm.cache.kv_rotation,
+            n_batch=llm.engine.n_batch,
+        )
+        for n_done, scales_so_far in enumerate(found, start=1):
+            scales = scales_so_far
+            if progress.on_terminal:
+                progress.show(n_done, "K and V of every head")
+    assert scales is not None  # a text has a chunk
+    write_kv_scales(path, scales)
+    with TextOutput(None) as out:
+        if text_facts is not None:
+            facts = {**identity(llm), "text": text_facts, "n_ctx": llm.cache.n_ctx}
+            facts["kv_scales"] = {"path": path, **asdict(scales)}
+            out.write(json.dumps(facts, ensure_ascii=False))
+        else:
+            out.write(
+                f"{path}: K up to {max(map(max, scales.absmax_k)):.4g}, "
+                f"V up to {max(map(max, scales.absmax_v)):.4g}, in {scales.n_layers} layers of "
+                f"{scales.n_kv_heads} KV heads, over {scales.n_tokens} tokens"
+            )
+
+
 def _score(
-    llm: LLM, pieces: list[list[int]], caches: list[CacheConfig], base: CacheConfig | None
+    llm: LLM,
+    pieces: list[list[int]],
+    caches: list[CacheConfig],
+    base: CacheConfig | BaseFile | None,
+    save_base: BaseWriter | None,
+    prefill_exact: bool,
 ) -> list[TokenScores]:
     """The scores of the whole text with each cache."""
     from localkv.quality import joined, perplexity, score_chunks
 
     engine = llm.engine
     found: list[list[TokenScores]] = []
+    by_chunk = score_chunks(
+        engine.model,
+        pieces,
+        caches,
+        base=base,
+        save_base=save_base,
+        n_batch=engine.n_batch,
+        prefill_exact=prefill_exact,
+    )
     with _progress(len(pieces)) as progress:
-        for scores in score_chunks(engine.model, pieces, caches, base=base, n_batch=engine.n_batch):
+        for scores in by_chunk:
             found.append(scores)
             if progress.on_terminal:
                 nll = joined([chunk[0] for chunk in found]).nll

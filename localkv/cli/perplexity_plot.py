@@ -29,7 +29,7 @@ def check_plot(path: str) -> None:
         raise UsageError("--plot needs matplotlib", hint="pip install 'localkv[plot]'")
 
 
-def plot(results: Sequence[CacheResult], path: str, *, title: str) -> None:
+def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int) -> None:
     """Draw mean KLD against bits per value, on log scales, where a divergence of 0 has no place.
 
     A pair is labelled K/V, and with one name where both are the same.
@@ -45,7 +45,8 @@ def plot(results: Sequence[CacheResult], path: str, *, title: str) -> None:
         if result.cache.type_v != name:
             name += f"/{result.cache.type_v}"
         if result.divergence.kld.value > 0:
-            points.append((bits_per_value(result.cache), result.divergence.kld.value, name))
+            bits = bits_per_value(result.cache, head_dim)
+            points.append((bits, result.divergence.kld.value, name))
         else:
             note(f"{name} is not in the picture: its divergence is 0")
     figure = Figure(figsize=(8, 5), layout="constrained")

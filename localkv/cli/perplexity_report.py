@@ -10,6 +10,7 @@ from localkv.cli.loading import all_warnings
 from localkv.cli.table import table
 
 if TYPE_CHECKING:
+    from localkv.base_file import BaseFile
     from localkv.config import CacheConfig, ModelConfig
     from localkv.llm import LLM
     from localkv.quality import Divergence, Estimate
@@ -77,7 +78,7 @@ def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str
         rows.append(
             (
                 f"{cache.type_k}/{cache.type_v}",
-                f"{bits_per_value(cache):g}",
+                f"{bits_per_value(cache, config.head_dim):g}",
                 f"{context_bytes(cache, config) / MIB:.3f}",
                 f"{result.ppl.value:.4f}",
                 f"{result.ppl.error:.4f}",
@@ -94,9 +95,11 @@ def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str
 def to_json(
     llm: LLM,
     text: Mapping[str, Any],
-    base: CacheConfig | None,
+    base: CacheConfig | BaseFile | None,
     results: Sequence[CacheResult],
     seconds: float,
+    *,
+    prefill_exact: bool,
 ) -> dict[str, Any]:
     """What `--json` prints. Divergences are in nats; Δp and shares are fractions, not percent."""
     from localkv.quality import bits_per_value, context_bytes
@@ -109,27 +112,45 @@ def to_json(
                 "type_k": cache.type_k,
                 "type_v": cache.type_v,
                 "kv_rotation": cache.kv_rotation,
-                "bits_per_value": bits_per_value(cache),
+                "bits_per_value": bits_per_value(cache, llm.config.head_dim),
                 "bytes": context_bytes(cache, llm.config),
                 "ppl": asdict(result.ppl),
                 "divergence": _divergence_json(result.divergence),
             }
         )
     return {
-        "model": {
-            "path": str(llm.gguf.path),
-            "name": llm.config.name,
-            "architecture": llm.config.architecture,
-        },
+        **identity(llm),
         "text": dict(text),
         "n_ctx": llm.cache.n_ctx,
-        "base": None
-        if base is None
-        else {"type_k": base.type_k, "type_v": base.type_v, "kv_rotation": base.kv_rotation},
+        "n_batch": llm.engine.n_batch,
+        "prefill_exact": prefill_exact,
+        "base": _base_json(base),
         "results": found,
         "seconds": seconds,
         "backend": llm.backend.name,
         "warnings": all_warnings(llm),
+    }
+
+
+def _base_json(base: CacheConfig | BaseFile | None) -> dict[str, str] | None:
+    from localkv.base_file import BaseFile
+
+    if base is None:
+        return None
+    cache, file = (base.facts, {"file": base.path}) if isinstance(base, BaseFile) else (base, {})
+    types = {"type_k": cache.type_k, "type_v": cache.type_v, "kv_rotation": cache.kv_rotation}
+    return {**types, **file}
+
+
+def identity(llm: LLM) -> dict[str, Any]:
+    """Which model it is."""
+    config = llm.config
+    return {
+        "model": {
+            "path": str(llm.gguf.path),
+            "name": config.name,
+            "architecture": config.architecture,
+        }
     }
 
 

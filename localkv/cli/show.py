@@ -12,9 +12,10 @@ from rich_click import RichArgument
 
 from localkv.cli.command import Command
 from localkv.cli.messages import one_line
-from localkv.cli.options import TEXT, flag, json_option, model_option
+from localkv.cli.model_file import model_file
+from localkv.cli.options import TEXT, flag, json_option, model_options
 from localkv.cli.table import table
-from localkv.errors import ModelFileError, UsageError
+from localkv.errors import ModelFileError, byte_size
 
 if TYPE_CHECKING:
     from localkv.config import ModelConfig
@@ -25,16 +26,10 @@ _SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask
 _TEMPLATE = "tokenizer.chat_template"
 
 
-def _run(file: str | None, model: str | None, template: bool, as_json: bool) -> None:
+def _run(*, file: str | None, template: bool, as_json: bool, **values: Any) -> None:
     from localkv.loader.gguf_file import open_gguf
 
-    ctx = click.get_current_context()
-    on_command_line = ctx.get_parameter_source("model") == click.core.ParameterSource.COMMANDLINE
-    if file is not None and model is not None and on_command_line and file != model:
-        raise UsageError("two models: give FILE or -m FILE")
-    path = file if file is not None else model
-    if path is None:
-        raise UsageError("there is no model: localkv show FILE, or set LOCALKV_MODEL")
+    path = model_file(values, argument=file)
     gguf = open_gguf(path)
     if template:
         _show_template(gguf.metadata, str(path))
@@ -100,7 +95,7 @@ def _kv_cache(config: ModelConfig) -> list[dict[str, Any]]:
         rows.append(
             {
                 "type": name,
-                "bits_per_value": fmt.bits_per_value,
+                "bits_per_value": fmt.bits_per_value(config.head_dim),
                 "bytes_per_token_k_or_v": side,
                 "bytes_per_token": None if side is None else 2 * side,
                 "bytes_full_context": None if side is None else 2 * side * config.n_ctx_train,
@@ -163,7 +158,7 @@ def _file_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:
     parts = f" in {facts['n_parts']} parts" if facts["n_parts"] > 1 else ""
     return [
         ("file", facts["path"]),
-        ("size", f"{_size(facts['file_bytes'])}{parts}, GGUF version {facts['gguf_version']}"),
+        ("size", f"{byte_size(facts['file_bytes'])}{parts}, GGUF version {facts['gguf_version']}"),
         ("name", facts["name"] or "not given"),
         ("architecture", facts["architecture"] or "not given"),
         ("parameters", _count(facts["n_parameters"]) if facts["weights"] else "none"),
@@ -234,12 +229,12 @@ def _weights_table(shares: list[dict[str, Any]]) -> list[str]:
                 share["name"],
                 str(share["n_tensors"]),
                 _count(share["n_values"]),
-                _size(share["n_bytes"]),
+                byte_size(share["n_bytes"]),
                 f"{8 * share['n_bytes'] / share['n_values']:.4g}",
             )
         )
     total = sum(share["n_bytes"] for share in shares)
-    rows.append(("all", str(sum(s["n_tensors"] for s in shares)), "", _size(total), ""))
+    rows.append(("all", str(sum(s["n_tensors"] for s in shares)), "", byte_size(total), ""))
     return table(rows)
 
 
@@ -251,16 +246,9 @@ def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
         sizes = ("does not fit", "", "")
         if side is not None:
             per_token = row["bytes_per_token"]
-            sizes = (f"{side} B", f"{per_token} B", _size(row["bytes_full_context"]))
+            sizes = (f"{side} B", f"{per_token} B", byte_size(row["bytes_full_context"]))
         lines.append((row["type"], f"{row['bits_per_value']:g}", *sizes))
     return table(lines)
-
-
-def _size(n_bytes: int) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if n_bytes >= factor:
-            return f"{n_bytes / factor:.2f} {unit}"
-    return f"{n_bytes} B"
 
 
 def _count(n: int) -> str:
@@ -274,7 +262,7 @@ show = Command(
     "show",
     params=[
         RichArgument(["file"], required=False, type=TEXT, metavar="[FILE]"),
-        model_option(required=False),
+        *model_options(),
         flag("--template", panel="Output", help="Print the chat template as it is, nothing else."),
         json_option(),
     ],

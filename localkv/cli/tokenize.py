@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich_click import RichArgument
 
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.messages import escaped, warn
+from localkv.cli.model_file import check_model_is_named, model_file
 from localkv.cli.options import (
     TEXT,
     escape_option,
     flag,
     json_option,
-    model_option,
+    model_options,
     option,
     override_pre_option,
 )
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
     from localkv.loader.tokenizer import Tokenizer
 
 
-def _load(model: str, override_pre: str | None) -> Tokenizer:
+def _load(values: Mapping[str, Any]) -> Tokenizer:
     from localkv.loader.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(model, override_pre=override_pre)
+    tokenizer = load_tokenizer(model_file(values), override_pre=values["override_pre"])
     for line in tokenizer.warnings:
         warn(line)
     return tokenizer
@@ -39,8 +41,6 @@ def _load(model: str, override_pre: str | None) -> Tokenizer:
 
 def _tokenize(
     *,
-    model: str,
-    override_pre: str | None,
     prompt: str | None,
     file: str | None,
     stdin: bool,
@@ -50,7 +50,9 @@ def _tokenize(
     ids: bool,
     show_count: bool,
     as_json: bool,
+    **values: Any,
 ) -> None:
+    check_model_is_named(values)
     if sum((prompt is not None, file is not None, stdin)) > 1:
         raise UsageError("give one of -p TEXT, -f FILE and --stdin")
     if prompt is not None:
@@ -60,7 +62,7 @@ def _tokenize(
         if piped is None:
             raise UsageError("there is no text: give -p TEXT, -f FILE, or text on stdin")
         text = piped
-    tokenizer = _load(model, override_pre)
+    tokenizer = _load(values)
     tokens = tokenizer.encode(text, parse_special=parse_special)
     if no_bos and tokenizer.add_bos:
         tokens = tokens[1:]
@@ -86,14 +88,13 @@ def _piece(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.token_bytes(token, special=True).decode("utf-8", errors="backslashreplace")
 
 
-def _detokenize(
-    *, model: str, override_pre: str | None, ids: tuple[str, ...], as_json: bool
-) -> None:
+def _detokenize(*, ids: tuple[str, ...], as_json: bool, **values: Any) -> None:
+    check_model_is_named(values)
     text = " ".join(ids) if ids else read_stdin()
     if text is None:
         raise UsageError("there are no token ids: localkv detokenize -m FILE 1 2 3, or on stdin")
     tokens = _parse_ids(text)
-    tokenizer = _load(model, override_pre)
+    tokenizer = _load(values)
     result = tokenizer.decode(tokens)
     if as_json:
         result = json.dumps({"text": result, "ids": tokens}, ensure_ascii=False)
@@ -115,7 +116,7 @@ def _parse_ids(text: str) -> list[int]:
 tokenize = Command(
     "tokenize",
     params=[
-        model_option(),
+        *model_options(),
         override_pre_option(),
         option("-p", "--prompt", panel="Text", metavar="TEXT", help="The text."),
         option("-f", "--file", panel="Text", metavar="FILE", help="Read it from a UTF-8 file."),
@@ -143,7 +144,7 @@ detokenize = Command(
     "detokenize",
     params=[
         RichArgument(["ids"], nargs=-1, type=TEXT, metavar="[IDS]..."),
-        model_option(),
+        *model_options(),
         override_pre_option(),
         json_option(),
     ],

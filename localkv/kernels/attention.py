@@ -13,13 +13,19 @@ import torch
 from torch import Tensor
 
 from localkv.cache_layout import PAGE_TOKENS
+from localkv.config import AttentionParams
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kv_cache import Batch, LayerCache, Segment, SegmentBatch
 from localkv.quant_formats.base import QuantFormat
 
-SegmentAttention = Callable[[Tensor, Segment, SegmentBatch, Batch, float], tuple[Tensor, Tensor]]
-"""(q, segment, its batch, batch, softmax_scale) -> output [tokens, n_heads, head_dim] and
-log-sum-exp [tokens, n_heads]."""
+SegmentAttention = Callable[
+    [Tensor, Segment, SegmentBatch, Batch, AttentionParams], tuple[Tensor, Tensor]
+]
+"""(q, segment, its batch, batch, params) -> output [tokens, n_heads, head_dim] and log-sum-exp
+[tokens, n_heads]. Of a token that sees no row of the segment they are 0 and minus infinity."""
+
+Rotate = Callable[[Tensor, int], Tensor]
+"""(x, channels that are rotated together or 0) -> x, rotated."""
 
 
 def read_pages(
@@ -44,14 +50,17 @@ def ungroup(x: Tensor, tokens: int) -> Tensor:
     return grouped.movedim(2, 0).flatten(1, 2)
 
 
-def visible(positions: Tensor, first_key: int, n_keys: int, group: int) -> Tensor:
-    """Causal mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ..."""
+def visible(positions: Tensor, window: int, first_key: int, n_keys: int, group: int) -> Tensor:
+    """Causal mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ..., of which
+    only the latest `window` are seen unless that is 0."""
     keys = torch.arange(first_key, first_key + n_keys, device=positions.device)
-    return (keys <= positions[:, None]).repeat(group, 1)
+    age = positions[:, None] - keys
+    mask = (age >= 0) & (age < window) if window else age >= 0
+    return mask.repeat(group, 1)
 
 
 def attention_reference(
-    q: Tensor, segment: Segment, seg_batch: SegmentBatch, batch: Batch, softmax_scale: float
+    q: Tensor, segment: Segment, seg_batch: SegmentBatch, batch: Batch, params: AttentionParams
 ) -> tuple[Tensor, Tensor]:
     """Decode all of K and V, then plain softmax. See `SegmentAttention` for shapes."""
     n_kv_heads = segment.k[0].shape[1]
@@ -65,11 +74,16 @@ def attention_reference(
         pages = seg_batch.page_table[i, : -(-length // PAGE_TOKENS)]
         k = read_pages(segment.format_k, segment.k, pages, length, q.dtype)
         v = read_pages(segment.format_v, segment.v, pages, length, q.dtype)
-        logits = group_queries(q[rows], n_kv_heads) @ k.mT * softmax_scale
-        mask = visible(batch.positions[rows], seg_batch.first_position, length, group)
+        logits = group_queries(q[rows], n_kv_heads) @ k.mT * params.softmax_scale
+        if params.softcap:
+            logits = params.softcap * torch.tanh(logits / params.softcap)
+        mask = visible(
+            batch.positions[rows], params.window, seg_batch.first_position, length, group
+        )
         logits = logits.masked_fill(~mask, -torch.inf)
         tokens = rows.stop - rows.start
-        out[rows] = ungroup(logits.softmax(-1).nan_to_num() @ v, tokens)
+        weights = logits.softmax(-1).masked_fill(~mask, 0.0)  # NaN where nothing is visible
+        out[rows] = ungroup(weights @ v, tokens)
         lse[rows] = ungroup(logits.logsumexp(-1), tokens)
     return out, lse
 
@@ -82,16 +96,31 @@ def merge_segments(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     return (torch.stack([out for out, _ in parts]) * weights[..., None]).sum(0)
 
 
+def per_query_head(scale: Tensor, n_heads: int) -> Tensor:
+    """What each query head has of its KV head's: [n_kv_heads] -> [n_heads, 1]."""
+    return scale.repeat_interleave(n_heads // scale.numel())[:, None]
+
+
 def attention(
-    run: SegmentAttention, q: Tensor, cache: LayerCache, batch: Batch, softmax_scale: float
+    run: SegmentAttention,
+    q: Tensor,
+    cache: LayerCache,
+    batch: Batch,
+    params: AttentionParams,
+    rotate: Rotate = hadamard_transform,
 ) -> Tensor:
     """Attention of a batch over all segments: q and result [tokens, n_heads, head_dim].
 
-    Queries meet the rotated keys of a segment rotated, and its output is rotated back.
+    Queries meet the rotated keys of a segment rotated, and its output is rotated back. Scales of
+    heads are applied to queries and outputs, so that no kernel knows of them.
     """
     parts = []
     for segment, seg_batch in zip(cache.segments, batch.segments, strict=True):
-        rotated = hadamard_transform(q, segment.rotation_k)
-        out, lse = run(rotated, segment, seg_batch, batch, softmax_scale)
-        parts.append((hadamard_transform(out, segment.rotation_v), lse))
+        rotated = rotate(q, segment.rotation_k)
+        if segment.scale_k is not None:
+            rotated = rotated * per_query_head(segment.scale_k, q.shape[1])
+        out, lse = run(rotated, segment, seg_batch, batch, params)
+        if segment.scale_v is not None:
+            out = out * per_query_head(segment.scale_v, q.shape[1])
+        parts.append((rotate(out, segment.rotation_v), lse))
     return merge_segments(parts)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from localkv.config import ModelConfig, MoeConfig
-from localkv.kernels.attention import SegmentAttention, attention, attention_reference
+from localkv.config import AttentionParams, ModelConfig, MoeConfig
+from localkv.kernels.attention import Rotate, SegmentAttention, attention, attention_reference
 from localkv.kernels.embedding import embed
+from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
 from localkv.kernels.linear import linear
 from localkv.kernels.moe import moe_mlp
@@ -56,7 +57,7 @@ class Backend:
         norm_qkv_rope_store: (x, weights, config, inputs, cache, segments) -> q
             [tokens, n_heads, head_dim], never rotated; K and V of the tokens are in their pages
             afterwards, rotated where their segment says so.
-        attention: (q, cache, batch, softmax_scale) -> [tokens, n_heads * head_dim].
+        attention: (q, cache, batch, params) -> [tokens, n_heads * head_dim].
         out_residual: (x, attention output, attn_output) -> x.
         mlp_residual: (x, ffn_norm, weights, eps) -> x.
         moe_residual: (x, ffn_norm, weights, moe, eps) -> x.
@@ -86,7 +87,7 @@ class Backend:
         ],
         Tensor,
     ]
-    attention: Callable[[Tensor, LayerCache, Batch, float], Tensor]
+    attention: Callable[[Tensor, LayerCache, Batch, AttentionParams], Tensor]
     out_residual: Callable[[Tensor, Tensor, Linear], Tensor]
     mlp_residual: Callable[[Tensor, Tensor, MlpWeights, float], Tensor]
     moe_residual: Callable[[Tensor, Tensor, MoeWeights, MoeConfig, float], Tensor]
@@ -109,6 +110,7 @@ class Primitives:
     apply_rope: Callable[[Tensor, RopeTable], Tensor] = apply_rope
     store_kv: StoreKV = store_kv
     attention: SegmentAttention = attention_reference
+    rotate: Rotate = hadamard_transform
     swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
     moe_mlp: Callable[[Tensor, MoeWeights, MoeConfig], Tensor] = moe_mlp
     prepare: Callable[[PackedTensor], PackedTensor] = as_in_file
@@ -148,8 +150,10 @@ def compose(
         store_rotated(p.store_kv, k, v, cache, segments)
         return q
 
-    def run_attention(q: Tensor, cache: LayerCache, batch: Batch, softmax_scale: float) -> Tensor:
-        return attention(p.attention, q, cache, batch, softmax_scale).flatten(1)
+    def run_attention(
+        q: Tensor, cache: LayerCache, batch: Batch, params: AttentionParams
+    ) -> Tensor:
+        return attention(p.attention, q, cache, batch, params, p.rotate).flatten(1)
 
     def out_residual(x: Tensor, attn: Tensor, attn_output: Linear) -> Tensor:
         return x + p.linear(attn, attn_output)

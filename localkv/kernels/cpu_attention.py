@@ -10,16 +10,20 @@ import struct
 import threading
 import weakref
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from localkv.cache_layout import PAGE_TOKENS, pages_for
-from localkv.kernels import cpu_attention_job as job_items
+from localkv.config import AttentionParams
+from localkv.kernels.cpu_attention_job import TILE_ROWS, Job
+from localkv.kernels.cpu_attention_plan import Launch, Plan, Table, make_plan, table_of
+from localkv.kernels.cpu_attention_sizes import (
+    block_scratch_floats,
+    partial_floats,
+    row_scratch_floats,
+)
 from localkv.kernels.cpu_kernels import (
     cache_decoder,
     decode_k_kernel,
@@ -31,98 +35,17 @@ from localkv.kernels.cpu_kernels import (
     weigh_kernel,
 )
 from localkv.kv_cache import Batch, Segment, SegmentBatch
+from localkv.quant_formats.base import QuantFormat
+from localkv.simd.vector import LANES
 
-Int64s = NDArray[np.int64]
-
-FEW_ROWS = 16
-"""Rows (new tokens * query heads of a KV head) up to which a sequence takes the decode kernels."""
-BLOCK_ROWS = 96
-TILE = 64
-PIECES_PER_THREAD = 16
 FEW_PRODUCTS = 1 << 19
 """Products of Q and K that one thread makes before a second one would have come to help."""
-MANY_PLANS, MANY_SEGMENTS = 8, 1024
+MANY_PLANS, MANY_SEGMENTS = 16, 1024
 """So many are remembered."""
-
-
-class Table:
-    """An array of int64 and its address, which NumPy takes a microsecond to tell."""
-
-    def __init__(self, items: Int64s) -> None:
-        self.items = np.ascontiguousarray(items)
-        self.address = int(self.items.ctypes.data)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The pieces of work of a batch in one segment, the same for all layers.
-
-    Attributes:
-        batch: the batch's share of the segment, for which this is.
-        group: query heads of a KV head, which the split into pieces depends on.
-        visible: int64 [tokens], the rows of the segment that each token sees.
-        sequences, chunks: tables of the decode kernels (see `cpu_attention_job`).
-        blocks: table of the prefill kernels.
-        n_rows, few_tokens: rows of the decode kernels, and rows of K they read.
-        complete: every token is part of a piece.
-    """
-
-    batch: SegmentBatch
-    group: int
-    visible: Table
-    sequences: Table
-    chunks: Table
-    blocks: Table
-    n_rows: int
-    few_tokens: int
-    complete: bool
-
-
-def _table(rows: Sequence[Sequence[int]], n_columns: int) -> Table:
-    return Table(np.array(rows, dtype=np.int64).reshape(-1, n_columns))
-
-
-def make_plan(seg_batch: SegmentBatch, batch: Batch, group: int, n_kv_heads: int) -> Plan:
-    """Cut a batch into pieces, enough of them for all threads to be busy to the end."""
-    positions = batch.positions.numpy()
-    visible = positions + 1 - seg_batch.first_position
-    table, width = seg_batch.page_table.data_ptr(), seg_batch.page_table.shape[1] * 8
-    few, blocks = list[tuple[int, int, int, int]](), list[tuple[int, int, int, int]]()
-    complete = True
-    for i, length in enumerate(seg_batch.lengths):
-        first, n_new = batch.starts[i], batch.starts[i + 1] - batch.starts[i]
-        visible[first : first + n_new].clip(0, length, out=visible[first : first + n_new])
-        pages = table + i * width
-        if length == 0:
-            complete = False
-        elif n_new == 1 or n_new * group <= FEW_ROWS:
-            few.append((first, n_new, pages, length))
-        else:
-            step = max(1, BLOCK_ROWS // group)
-            # the last blocks see most, so they come first
-            for at in reversed(range(0, n_new, step)):
-                blocks.append((first + at, min(step, n_new - at), pages, length))
-    n_pages = sum(pages_for(length) for *_, length in few)
-    chunk_pages = max(1, n_pages * n_kv_heads // (PIECES_PER_THREAD * n_threads()))
-    sequences, chunks = list[tuple[int, ...]](), list[tuple[int, int, int]]()
-    for i, (first, n_new, pages, length) in enumerate(few):
-        starts = range(0, pages_for(length), chunk_pages)
-        sequences.append((first, n_new, pages, length, len(chunks), len(starts)))
-        chunks += [(i, at, min(chunk_pages, pages_for(length) - at)) for at in starts]
-    return Plan(
-        batch=seg_batch,
-        group=group,
-        visible=Table(visible),
-        sequences=_table(sequences, job_items.SEQ_COLUMNS),
-        chunks=_table(chunks, job_items.CHUNK_COLUMNS),
-        blocks=_table(blocks, job_items.BLOCK_COLUMNS),
-        n_rows=max((n_new * group for _, n_new, _, _ in few), default=0),
-        few_tokens=sum(length for *_, length in few),
-        complete=complete,
-    )
+Q, OUT, LSE, K_PLANES, V_PLANES, SCRATCH, PARTIAL, DONE = (
+    Job._fields.index(name)
+    for name in ("q", "out", "lse", "k_planes", "v_planes", "scratch", "partial", "done")
+)
 
 
 class ScratchMemory(threading.local):
@@ -140,10 +63,16 @@ class ScratchMemory(threading.local):
         return self.address
 
 
-def plane_table(planes: tuple[Tensor, ...]) -> Table:
-    """int64 [5, 2]: address and bytes of a region of up to four planes; the last plane again."""
+def plane_table(fmt: QuantFormat, planes: tuple[Tensor, ...]) -> Table:
+    """int64 [5, 2]: address and bytes of a region of up to four planes; the codes' plane again."""
     rows = [(plane.data_ptr(), plane.stride(1)) for plane in planes]
-    return _table([*rows, *[(0, 0)] * (4 - len(rows)), rows[-1]], 2)
+    codes = rows[len(fmt.planes) - 1]
+    return table_of([*rows, *[(0, 0)] * (4 - len(rows)), codes], 2)
+
+
+def code_bytes(fmt: QuantFormat, planes: tuple[Tensor, ...]) -> int:
+    """Bytes of codes of a page and KV head."""
+    return planes[len(fmt.planes) - 1].stride(1)
 
 
 @dataclass(frozen=True)
@@ -172,8 +101,87 @@ def make_tables(segment: Segment, head_dim: int) -> SegmentTables:
                 f"head_dim {head_dim} is no multiple of {blocks[-1]}, as {fmt.name} needs here"
             )
     return SegmentTables(
-        weakref.ref(segment), plane_table(segment.k), plane_table(segment.v), *blocks
+        weakref.ref(segment),
+        plane_table(segment.format_k, segment.k),
+        plane_table(segment.format_v, segment.v),
+        *blocks,
     )
+
+
+def float_bits(x: float) -> int:
+    """The bits of a float32, as a job carries them."""
+    return int.from_bytes(struct.pack("<f", x), "little")
+
+
+def prepare(
+    plan: Plan, tables: SegmentTables, segment: Segment, head_dim: int, params: AttentionParams
+) -> tuple[Launch, ...]:
+    """The calls of a plan for one layer and those that are like it."""
+    job = Job(*[0] * len(Job._fields))._replace(
+        softmax_scale=float_bits(params.softmax_scale),
+        softcap=float_bits(params.softcap),
+        n_kv_heads=segment.k[0].shape[1],
+        group=plan.group,
+        head_dim=head_dim,
+        k_block=tables.k_block,
+        v_block=tables.v_block,
+        visible=plan.visible.address,
+    )
+    launches = list[Launch]()
+    if len(plan.chunks):
+        launches.append(prepare_rows(plan, segment, job))
+    if len(plan.blocks):
+        launches.append(prepare_blocks(plan, segment, job))
+    return tuple(launches)
+
+
+def prepare_rows(plan: Plan, segment: Segment, job: Job) -> Launch:
+    """The sequences with few new rows."""
+    n_kv_heads, head_dim = job.n_kv_heads, job.head_dim
+    type_k, type_v = segment.format_k.name, segment.format_v.name
+    tile = rows_per_tile(plan.n_rows)
+    n_rows = -(-plan.n_rows // tile) * tile
+    n_pieces = len(plan.chunks) * n_kv_heads
+    few = plan.few_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
+    threads = 1 if few else min(n_threads(), n_pieces)
+    scratch = row_scratch_floats(n_rows, tile, head_dim)
+    steps_k, steps_v = LANES * head_dim // job.k_block, LANES * head_dim // job.v_block
+    job = job._replace(
+        n_pieces=n_pieces,
+        scratch_floats=scratch,
+        n_rows=n_rows,
+        n_tiles=n_rows // tile,
+        k_affine=int(cache_decoder(type_k).affine),
+        v_ahead=-(-code_bytes(segment.format_v, segment.v) // (64 * steps_k)),
+        k_ahead=-(-code_bytes(segment.format_k, segment.k) // (64 * steps_v)),
+        k_kernel=score_kernel(type_k, tile),
+        v_kernel=weigh_kernel(type_v, tile),
+        pieces=plan.chunks.address,
+        sequences=plan.sequences.address,
+    )
+    return Launch(
+        "cpu_attention_rows",
+        array("q", job),
+        threads,
+        scratch_floats=threads * scratch,
+        partial_floats=partial_floats(n_pieces, n_rows, head_dim),
+        done_items=len(plan.sequences) * n_kv_heads,
+    )
+
+
+def prepare_blocks(plan: Plan, segment: Segment, job: Job) -> Launch:
+    """The sequences with many new rows."""
+    n_pieces = len(plan.blocks) * job.n_kv_heads
+    threads = min(n_threads(), n_pieces)
+    scratch = block_scratch_floats(job.head_dim, TILE_ROWS)
+    job = job._replace(
+        n_pieces=n_pieces,
+        scratch_floats=scratch,
+        k_kernel=decode_k_kernel(segment.format_k.name),
+        v_kernel=decode_v_kernel(segment.format_v.name),
+        pieces=plan.blocks.address,
+    )
+    return Launch("cpu_attention_blocks", array("q", job), threads, threads * scratch)
 
 
 class PackedAttention:
@@ -181,17 +189,20 @@ class PackedAttention:
 
     def __init__(self) -> None:
         self.scratch = ScratchMemory()
-        self.plans: dict[int, Plan] = {}
+        self.plans: dict[tuple[int, int], Plan] = {}
         self.tables: dict[int, SegmentTables] = {}
 
-    def plan(self, seg_batch: SegmentBatch, batch: Batch, group: int, n_kv_heads: int) -> Plan:
-        """The plan of a batch, which is made for its first layer."""
-        plan = self.plans.get(id(seg_batch))
+    def plan(
+        self, seg_batch: SegmentBatch, batch: Batch, window: int, group: int, n_kv_heads: int
+    ) -> Plan:
+        """The plan of a batch, which is made for its first layer of that window."""
+        key = id(seg_batch), window
+        plan = self.plans.get(key)
         if plan is None or plan.batch is not seg_batch or plan.group != group:
             if len(self.plans) >= MANY_PLANS:
                 self.plans.clear()
-            plan = make_plan(seg_batch, batch, group, n_kv_heads)
-            self.plans[id(seg_batch)] = plan
+            plan = make_plan(seg_batch, batch, window, group, n_kv_heads)
+            self.plans[key] = plan
         return plan
 
     def segment_tables(self, segment: Segment, head_dim: int) -> SegmentTables:
@@ -210,82 +221,30 @@ class PackedAttention:
         segment: Segment,
         seg_batch: SegmentBatch,
         batch: Batch,
-        softmax_scale: float,
+        params: AttentionParams,
     ) -> tuple[Tensor, Tensor]:
         """See `SegmentAttention` for shapes."""
         q = q.contiguous()
         _, n_heads, head_dim = q.shape
         n_kv_heads = segment.k[0].shape[1]
-        plan = self.plan(seg_batch, batch, n_heads // n_kv_heads, n_kv_heads)
+        plan = self.plan(seg_batch, batch, params.window, n_heads // n_kv_heads, n_kv_heads)
         tables = self.segment_tables(segment, head_dim)
+        key = segment.format_k.name, segment.format_v.name, head_dim, params
+        launches = plan.launches.get(key)
+        if launches is None:
+            launches = prepare(plan, tables, segment, head_dim, params)
+            plan.launches[key] = launches
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
         if not plan.complete:
             out.zero_()
             lse.fill_(-torch.inf)
-        job = [0] * job_items.JOB_ITEMS
-        job[job_items.SCALE] = struct.unpack("<i", struct.pack("<f", softmax_scale))[0]
-        job[job_items.N_KV_HEADS] = n_kv_heads
-        job[job_items.GROUP] = plan.group
-        job[job_items.HEAD_DIM] = head_dim
-        job[job_items.K_BLOCK] = tables.k_block
-        job[job_items.V_BLOCK] = tables.v_block
-        job[job_items.Q] = q.data_ptr()
-        job[job_items.OUT] = out.data_ptr()
-        job[job_items.LSE] = lse.data_ptr()
-        job[job_items.VISIBLE] = plan.visible.address
-        job[job_items.K_PLANES] = tables.k_planes.address
-        job[job_items.V_PLANES] = tables.v_planes.address
-        if len(plan.chunks):
-            self.run_rows(plan, segment, job)
-        if len(plan.blocks):
-            self.run_blocks(plan, segment, job)
+        for launch in launches:
+            memory = self.scratch.take(launch.scratch_floats + launch.partial_floats)
+            done = array("q", bytes(8 * launch.done_items))
+            job = launch.job[:]
+            job[Q], job[OUT], job[LSE] = q.data_ptr(), out.data_ptr(), lse.data_ptr()
+            job[K_PLANES], job[V_PLANES] = tables.k_planes.address, tables.v_planes.address
+            job[SCRATCH], job[PARTIAL] = memory, memory + launch.scratch_floats * 4
+            job[DONE] = done.buffer_info()[0]
+            run(launch.template, job, launch.threads)
         return out, lse
-
-    def run_rows(self, plan: Plan, segment: Segment, job: list[int]) -> None:
-        """The sequences with few new rows."""
-        n_kv_heads, head_dim = job[job_items.N_KV_HEADS], job[job_items.HEAD_DIM]
-        type_k, type_v = segment.format_k.name, segment.format_v.name
-        tile = rows_per_tile(plan.n_rows)
-        n_rows = -(-plan.n_rows // tile) * tile
-        n_items = len(plan.chunks) * n_kv_heads
-        few = plan.few_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
-        threads = 1 if few else min(n_threads(), n_items)
-        # q, sums of its blocks, logits, scaled weights; a cache line more against false sharing
-        scratch = n_rows * (head_dim + head_dim // 16 + PAGE_TOKENS) + tile * PAGE_TOKENS + 16
-        partial = n_items * n_rows * (head_dim + 2)
-        memory = self.scratch.take(threads * scratch + partial)
-        done = array("q", bytes(8 * len(plan.sequences) * n_kv_heads))
-        job[job_items.NEXT] = 0
-        job[job_items.N_ITEMS] = n_items
-        job[job_items.SCRATCH_FLOATS] = scratch
-        job[job_items.N_ROWS] = n_rows
-        job[job_items.N_TILES] = n_rows // tile
-        job[job_items.K_AFFINE] = cache_decoder(type_k).affine
-        steps_k = 16 * head_dim // job[job_items.K_BLOCK]
-        steps_v = 16 * head_dim // job[job_items.V_BLOCK]
-        job[job_items.V_AHEAD] = -(-segment.v[-1].stride(1) // (64 * steps_k))
-        job[job_items.K_AHEAD] = -(-segment.k[-1].stride(1) // (64 * steps_v))
-        job[job_items.K_KERNEL] = score_kernel(type_k, tile)
-        job[job_items.V_KERNEL] = weigh_kernel(type_v, tile)
-        job[job_items.PIECES] = plan.chunks.address
-        job[job_items.SEQUENCES] = plan.sequences.address
-        job[job_items.SCRATCH] = memory
-        job[job_items.PARTIAL] = memory + threads * scratch * 4
-        job[job_items.DONE] = done.buffer_info()[0]
-        run("cpu_attention_rows", job, threads)
-
-    def run_blocks(self, plan: Plan, segment: Segment, job: list[int]) -> None:
-        """The sequences with many new rows."""
-        n_kv_heads, head_dim = job[job_items.N_KV_HEADS], job[job_items.HEAD_DIM]
-        n_items = len(plan.blocks) * n_kv_heads
-        threads = min(n_threads(), n_items)
-        # q, out, tiles of K and V; logits, maxima, sums; scales; a cache line between threads
-        scratch = 2 * (BLOCK_ROWS + TILE) * head_dim + BLOCK_ROWS * (TILE + 2) + 32 + 16
-        job[job_items.NEXT] = 0
-        job[job_items.N_ITEMS] = n_items
-        job[job_items.SCRATCH_FLOATS] = scratch
-        job[job_items.K_KERNEL] = decode_k_kernel(segment.format_k.name)
-        job[job_items.V_KERNEL] = decode_v_kernel(segment.format_v.name)
-        job[job_items.PIECES] = plan.blocks.address
-        job[job_items.SCRATCH] = self.scratch.take(threads * scratch)
-        run("cpu_attention_blocks", job, threads)

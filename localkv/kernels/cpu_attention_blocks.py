@@ -1,56 +1,35 @@
 """Prefill attention: blocks of query rows over tiles of K and V that are decoded to float32.
 
-A worker (see `cpu_parallel`) takes a block of new tokens of one sequence, for one KV head, at a
-time: at most `BLOCK_ROWS` rows (token, query head). It decodes 64 tokens of K and V at a time into
-its cache and folds them in by online softmax (Milakov & Gimelshein 2018). The decoders are
-functions of K's and V's type, called by address; this file is compiled once for all.
+A worker (see `cpu_thread_pool`) takes a block of new tokens of one sequence, for one KV head, at a
+time: at most `BLOCK_ROWS` rows (token, query head). It decodes `TILE` tokens of K and V at a time
+into its cache and folds them in by online softmax. The decoders are functions of K's and V's type,
+called by address; this file is compiled once for all.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu_attention_job import (
-    BLOCK_COLUMNS,
-    BLOCK_LENGTH,
-    BLOCK_TABLE,
-    BLOCK_TOKEN,
-    BLOCK_TOKENS,
-    GROUP,
-    HEAD_DIM,
-    K_BLOCK,
-    K_KERNEL,
-    K_PLANES,
-    LSE,
-    N_ITEMS,
-    N_KV_HEADS,
-    OUT,
-    PIECES,
-    SCALE,
-    SCRATCH,
-    SCRATCH_FLOATS,
-    V_BLOCK,
-    V_KERNEL,
-    V_PLANES,
-    VISIBLE,
-    Q,
-    region,
+    TILE_ROWS,
+    TILE_VECTORS,
+    end_visible,
+    first_visible,
+    read_block,
+    read_job,
+    regions,
 )
-from localkv.kernels.cpu_softmax import LOWEST, ONE, ZERO, fade, soften
-from localkv.simd.arithmetic import f32x16, mul, zero_f32
-from localkv.simd.cpu_features import HAS_AVX512
-from localkv.simd.memory import (
-    call_address,
-    get_f32,
-    get_i64,
-    load_f32,
-    put_f32,
-    store_f32,
-    take_next,
+from localkv.kernels.cpu_attention_queries import (
+    gather_queries,
+    put_output,
+    row_index,
+    softcap_of,
 )
+from localkv.kernels.cpu_attention_sizes import BLOCK_ROWS, TILE
+from localkv.kernels.cpu_softmax import ZERO, cap_logits, clear_row, row_sum, soften
+from localkv.simd.memory import call_address, get_f32, get_i64, take_next
 from localkv.simd.vector import LANES
 from localkv.simd.vector_tuple import (
     fma_grid,
@@ -63,143 +42,108 @@ from localkv.simd.vector_tuple import (
 
 CACHE = False
 PAGE = 256
-TILE = 64
-"""Tokens of K and V decoded at a time; divides a page."""
-BLOCK_ROWS = 96
-ROWS = 8 if HAS_AVX512 else 2
-"""Rows whose sums are in registers at once, two vectors each; divides BLOCK_ROWS."""
-SUMS = 2 * ROWS
+STEP = TILE_VECTORS * LANES
+SUMS = TILE_VECTORS * TILE_ROWS
 
 
 @njit
-def multiply_q_k(logits: Any, q: Any, k: Any, head_dim: int) -> None:
-    """logits [ROWS, TILE] = q [ROWS, head_dim] k [head_dim, TILE]."""
-    for t in range(0, TILE, 2 * LANES):
+def multiply_q_k(logits: Any, q: Any, k: Any, first: int, end: int, head_dim: int) -> None:
+    """logits [TILE_ROWS, TILE] = q [TILE_ROWS, head_dim] k [head_dim, TILE].
+
+    At least columns `first` to `end` - 1 are written.
+    """
+    for t in range(first // STEP * STEP, end, STEP):
         sums = zeros_f32(SUMS)
         for c in range(head_dim):
-            at = c * TILE + t
-            keys = (load_f32(k, at), load_f32(k, at + LANES))
+            keys = load_tuple(k, c * TILE + t, LANES, TILE_VECTORS)
             sums = fma_grid(sums, keys, q, c, 0, head_dim)
-        store_grid(logits, t, LANES, TILE, 2, sums)
+        store_grid(logits, t, LANES, TILE, TILE_VECTORS, sums)
 
 
 @njit
-def add_p_v(out: Any, p: Any, v: Any, n_tokens: int, head_dim: int) -> None:
-    """out [ROWS, head_dim] += p [ROWS, TILE] v [TILE, head_dim], the first `n_tokens` of it."""
-    pairs = head_dim // (2 * LANES) * (2 * LANES)
-    for c in range(0, pairs, 2 * LANES):
-        sums = load_grid(out, c, LANES, head_dim, 2, ROWS)
-        for t in range(n_tokens):
-            at = t * head_dim + c
-            sums = fma_grid(sums, (load_f32(v, at), load_f32(v, at + LANES)), p, t, 0, TILE)
-        store_grid(out, c, LANES, head_dim, 2, sums)
-    if pairs < head_dim:
-        last = load_tuple(out, pairs, head_dim, ROWS)
-        for t in range(n_tokens):
-            last = fma_grid(last, (load_f32(v, t * head_dim + pairs),), p, t, 0, TILE)
-        store_tuple(out, pairs, head_dim, last)
+def add_p_v(out: Any, p: Any, v: Any, first: int, end: int, head_dim: int) -> None:
+    """out [TILE_ROWS, head_dim] += p [TILE_ROWS, TILE] v [TILE, head_dim], of tokens `first` to
+    `end` - 1."""
+    whole = head_dim // STEP * STEP
+    for c in range(0, whole, STEP):
+        sums = load_grid(out, c, LANES, head_dim, TILE_VECTORS, TILE_ROWS)
+        for t in range(first, end):
+            values = load_tuple(v, t * head_dim + c, LANES, TILE_VECTORS)
+            sums = fma_grid(sums, values, p, t, 0, TILE)
+        store_grid(out, c, LANES, head_dim, TILE_VECTORS, sums)
+    for c in range(whole, head_dim, LANES):
+        last = load_tuple(out, c, head_dim, TILE_ROWS)
+        for t in range(first, end):
+            last = fma_grid(last, load_tuple(v, t * head_dim + c, LANES, 1), p, t, 0, TILE)
+        store_tuple(out, c, head_dim, last)
 
 
 @njit
-def attend_block(job: Any, entry: Any, head: int, scratch: Any) -> None:
+def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) -> None:
     """One block of new tokens and one KV head."""
-    head_dim, group = get_i64(job, HEAD_DIM), get_i64(job, GROUP)
-    n_kv_heads = get_i64(job, N_KV_HEADS)
-    token, length = get_i64(entry, BLOCK_TOKEN), get_i64(entry, BLOCK_LENGTH)
-    n_rows = get_i64(entry, BLOCK_TOKENS) * group
-    padded = (n_rows + ROWS - 1) // ROWS * ROWS
-    table = get_i64(entry, BLOCK_TABLE)
-    visible = get_i64(job, VISIBLE) + token * 8
-    k_planes, v_planes = get_i64(job, K_PLANES), get_i64(job, V_PLANES)
-    k_blocks, v_blocks = head_dim // get_i64(job, K_BLOCK), head_dim // get_i64(job, V_BLOCK)
+    block = read_block(job.pieces, piece)
+    head_dim, group, token = job.head_dim, job.group, block.token
+    n_rows = block.n_new * group
+    n_padded = (n_rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+    k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
+    softcap = softcap_of(address)
 
     q = scratch
     out = q + BLOCK_ROWS * head_dim * 4
     k = out + BLOCK_ROWS * head_dim * 4
     v = k + TILE * head_dim * 4
     logits = v + TILE * head_dim * 4
-    tops = logits + BLOCK_ROWS * TILE * 4
-    totals = tops + BLOCK_ROWS * 4
-    scales = totals + BLOCK_ROWS * 4
+    totals = logits + TILE_ROWS * TILE * 4
+    scales = totals + BLOCK_ROWS * LANES * 4
+    references = scales + 2 * LANES * 4
 
-    scale = f32x16(get_f32(job, SCALE * 2))
-    end = 0  # tokens that any row sees
-    for row in range(padded):
-        source = ((token + row // group) * n_kv_heads + head) * group + row % group
-        for c in range(0, head_dim, LANES):
-            x = zero_f32()
-            if row < n_rows:
-                x = mul(load_f32(get_i64(job, Q), source * head_dim + c), scale)
-            store_f32(q, row * head_dim + c, x)
-            store_f32(out, row * head_dim + c, zero_f32())
-        put_f32(tops, row, LOWEST)
-        put_f32(totals, row, ZERO)
-        if row < n_rows:
-            end = max(end, get_i64(visible, row // group))
+    gather_queries(address, job, q, token, head, n_rows, n_padded)
+    for row in range(n_padded):
+        clear_row(out + row * head_dim * 4, head_dim, references + row * 4, totals + row * 64)
 
-    for t0 in range(0, end, TILE):
-        place = get_i64(table, t0 // PAGE) * n_kv_heads + head
-        first_group = t0 % PAGE // LANES
-        call_address(
-            get_i64(job, K_KERNEL),
-            (
-                k,
-                scales,
-                region(k_planes, 0, place),
-                region(k_planes, 1, place),
-                region(k_planes, 2, place),
-                region(k_planes, 3, place),
-                k_blocks,
-                first_group,
-            ),
-        )
-        call_address(
-            get_i64(job, V_KERNEL),
-            (
-                v,
-                scales,
-                region(v_planes, 0, place),
-                region(v_planes, 1, place),
-                region(v_planes, 2, place),
-                region(v_planes, 3, place),
-                v_blocks,
-                first_group,
-            ),
-        )
-        n_tokens = min(TILE, length - t0)
-        for first in range(0, padded, ROWS):
-            tile_out, tile_logits = out + first * head_dim * 4, logits + first * TILE * 4
-            multiply_q_k(tile_logits, q + first * head_dim * 4, k, head_dim)
-            for row in range(first, first + ROWS):
-                n_visible = 0
-                if row < n_rows:
-                    n_visible = get_i64(visible, row // group) - t0
-                top = get_f32(tops, row)
-                top, factor, total = soften(logits + row * TILE * 4, TILE, n_visible, top)
-                fade(out + row * head_dim * 4, head_dim, factor)
-                put_f32(tops, row, top)
-                put_f32(totals, row, get_f32(totals, row) * factor + total)
-            add_p_v(tile_out, tile_logits, v, n_tokens, head_dim)
+    # what a token sees begins and ends no earlier than what the one before sees
+    begin = first_visible(job, token) // TILE * TILE
+    for t0 in range(begin, end_visible(job, token + block.n_new - 1), TILE):
+        place = get_i64(block.table, t0 // PAGE) * job.n_kv_heads + head
+        where = (k_blocks, t0 % PAGE // LANES)
+        call_address(job.k_kernel, (k, scales, *regions(job.k_planes, place), *where))
+        where = (v_blocks, t0 % PAGE // LANES)
+        call_address(job.v_kernel, (v, scales, *regions(job.v_planes, place), *where))
+        for first_row in range(0, n_padded, TILE_ROWS):
+            end_row = min(first_row + TILE_ROWS, n_rows)
+            first = max(0, first_visible(job, token + first_row // group) - t0)
+            end = min(TILE, end_visible(job, token + (end_row - 1) // group) - t0)
+            if first >= end:
+                continue
+            rows_out = out + first_row * head_dim * 4
+            multiply_q_k(logits, q + first_row * head_dim * 4, k, first, end, head_dim)
+            if softcap > ZERO:
+                cap_logits(logits, TILE_ROWS * TILE, softcap)
+            for row in range(first_row, end_row):
+                soften(
+                    logits + (row - first_row) * TILE * 4,
+                    TILE,
+                    first_visible(job, token + row // group) - t0,
+                    end_visible(job, token + row // group) - t0,
+                    out + row * head_dim * 4,
+                    head_dim,
+                    references + row * 4,
+                    totals + row * 64,
+                )
+            add_p_v(rows_out, logits, v, first, end, head_dim)
 
     for row in range(n_rows):
-        at = ((token + row // group) * n_kv_heads + head) * group + row % group
-        total = get_f32(totals, row)
-        factor, log_sum = ZERO, np.float32(-np.inf)
-        if total > ZERO:
-            factor, log_sum = ONE / total, get_f32(tops, row) + np.log(total)
-        put_f32(get_i64(job, LSE), at, log_sum)
-        for c in range(0, head_dim, LANES):
-            x = mul(load_f32(out, row * head_dim + c), f32x16(factor))
-            store_f32(get_i64(job, OUT), at * head_dim + c, x)
+        at = row_index(job, token, head, row)
+        total = row_sum(totals + row * 64)
+        put_output(job, at, out + row * head_dim * 4, get_f32(references, row), total)
 
 
 @cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
-def worker(job: Any, thread: Any) -> None:
-    scratch = get_i64(job, SCRATCH) + thread * get_i64(job, SCRATCH_FLOATS) * 4
-    n_kv_heads = get_i64(job, N_KV_HEADS)
+def worker(address: Any, thread: Any) -> None:
+    job = read_job(address)
+    scratch = job.scratch + thread * job.scratch_floats * 4
     while True:
-        item = take_next(job)
-        if item >= get_i64(job, N_ITEMS):
+        piece = take_next(address)
+        if piece >= job.n_pieces:
             break
-        entry = get_i64(job, PIECES) + item // n_kv_heads * BLOCK_COLUMNS * 8
-        attend_block(job, entry, item % n_kv_heads, scratch)
+        attend_block(address, job, piece // job.n_kv_heads, piece % job.n_kv_heads, scratch)

@@ -1,6 +1,6 @@
 """Decode attention: few rows of queries over long contexts, split along the context.
 
-A worker (see `cpu_parallel`) takes one *chunk*, some pages of one sequence, of one KV head at a
+A worker (see `cpu_thread_pool`) takes one *chunk*, some pages of one sequence, of one KV head at a
 time, and leaves an unnormalised output with its maximum and sum of exponentials. Whoever finishes
 the last chunk of a sequence and KV head merges them (split softmax: Rabe & Staats 2021; Dao et al.,
 Flash-Decoding, 2023). The products are functions of K's and V's type, called by address.
@@ -14,52 +14,36 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu_attention_job import (
-    CHUNK_COLUMNS,
-    CHUNK_PAGE,
-    CHUNK_PAGES,
-    CHUNK_SEQ,
-    DONE,
-    GROUP,
-    HEAD_DIM,
-    K_AFFINE,
-    K_AHEAD,
-    K_BLOCK,
-    K_KERNEL,
-    K_PLANES,
-    LSE,
-    N_ITEMS,
-    N_KV_HEADS,
-    N_ROWS,
-    N_TILES,
-    OUT,
-    PARTIAL,
-    PIECES,
-    SCALE,
-    SCRATCH,
-    SCRATCH_FLOATS,
-    SEQ_CHUNKS,
-    SEQ_COLUMNS,
-    SEQ_FIRST_CHUNK,
-    SEQ_LENGTH,
-    SEQ_NEW,
-    SEQ_TABLE,
-    SEQ_TOKEN,
-    SEQUENCES,
-    V_AHEAD,
-    V_BLOCK,
-    V_KERNEL,
-    V_PLANES,
-    VISIBLE,
-    Q,
+    end_visible,
+    first_visible,
+    read_chunk,
+    read_job,
+    read_sequence,
     region,
+    regions,
 )
-from localkv.kernels.cpu_softmax import LOWEST, ONE, ZERO, fade, soften
+from localkv.kernels.cpu_attention_queries import (
+    gather_queries,
+    put_output,
+    row_index,
+    softcap_of,
+)
+from localkv.kernels.cpu_softmax import (
+    START,
+    ZERO,
+    cap_logits,
+    clear_row,
+    fade,
+    row_sum,
+    soften,
+)
 from localkv.simd.arithmetic import add, f32x16, mul, sum_lanes, zero_f32
 from localkv.simd.memory import (
     call_address,
     get_f32,
     get_i64,
     load_f32,
+    prefetch,
     put_f32,
     store_f32,
     take_next,
@@ -73,159 +57,146 @@ LARGEST = 4
 
 
 @njit
-def gather_queries(job: Any, q: Any, sums: Any, token: int, n_new: int, head: int) -> None:
-    """Scaled rows (new token, head of the group), zeros behind them; sums of K's blocks."""
-    group, head_dim = get_i64(job, GROUP), get_i64(job, HEAD_DIM)
-    scale = f32x16(get_f32(job, SCALE * 2))
-    heads = get_i64(job, N_KV_HEADS) * group
-    n_rows = n_new * group
-    source = get_i64(job, Q)
-    for row in range(get_i64(job, N_ROWS)):
-        at = ((token + row // group) * heads + head * group + row % group) * head_dim
-        for c in range(0, head_dim, LANES):
-            x = zero_f32()
-            if row < n_rows:
-                x = mul(load_f32(source, at + c), scale)
-            store_f32(q, row * head_dim + c, x)
-    if get_i64(job, K_AFFINE):
-        block = get_i64(job, K_BLOCK)
-        for i in range(get_i64(job, N_ROWS) * head_dim // block):
-            total = zero_f32()
-            for c in range(0, block, LANES):
-                total = add(total, load_f32(q, i * block + c))
-            put_f32(sums, i, sum_lanes(total))
+def sum_blocks(job: Any, q: Any, sums: Any) -> None:
+    """The sum of each block of K's of each row of q, which K's minima are multiplied with."""
+    for i in range(job.n_rows * job.head_dim // job.k_block):
+        total = zero_f32()
+        for c in range(0, job.k_block, LANES):
+            total = add(total, load_f32(q, i * job.k_block + c))
+        put_f32(sums, i, sum_lanes(total))
 
 
 @njit
-def attend_chunk(job: Any, chunk: int, head: int, partial: Any, scratch: Any) -> None:
-    """One chunk and KV head; `partial`: rows of `head_dim` floats, then maxima, then sums."""
-    head_dim, n_rows = get_i64(job, HEAD_DIM), get_i64(job, N_ROWS)
-    n_kv_heads, group, n_tiles = (
-        get_i64(job, N_KV_HEADS),
-        get_i64(job, GROUP),
-        get_i64(job, N_TILES),
-    )
-    entry = get_i64(job, PIECES) + chunk * CHUNK_COLUMNS * 8
-    sequence = get_i64(job, SEQUENCES) + get_i64(entry, CHUNK_SEQ) * SEQ_COLUMNS * 8
-    token, n_new = get_i64(sequence, SEQ_TOKEN), get_i64(sequence, SEQ_NEW)
-    length = get_i64(sequence, SEQ_LENGTH)
-    table = get_i64(sequence, SEQ_TABLE)
-    visible = get_i64(job, VISIBLE) + token * 8
-    k_planes, v_planes = get_i64(job, K_PLANES), get_i64(job, V_PLANES)
-    k_blocks, v_blocks = head_dim // get_i64(job, K_BLOCK), head_dim // get_i64(job, V_BLOCK)
+def fetch_scales(planes: Any, place: int) -> None:
+    """Ask for all planes of a page and KV head but the codes, which kernels fetch step by step."""
+    for plane in range(4):
+        n_bytes = get_i64(planes, plane * 2 + 1)
+        if get_i64(planes, plane * 2) != get_i64(planes, LARGEST * 2):
+            for at in range(0, n_bytes, 64):
+                prefetch(region(planes, plane, place), at)
+
+
+@njit
+def attend_chunk(
+    address: Any, job: Any, chunk: Any, sequence: Any, head: int, partial: Any, scratch: Any
+) -> None:
+    """One chunk and KV head.
+
+    `partial` is left: outputs [n_rows, head_dim], references [n_rows], sums [n_rows].
+    """
+    head_dim, group, n_rows, token = job.head_dim, job.group, job.n_rows, sequence.token
+    k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
+    softcap = softcap_of(address)
 
     q = scratch
     sums = q + n_rows * head_dim * 4
     logits = sums + n_rows * (head_dim // LANES) * 4
-    scaled = logits + n_rows * PAGE * 4
+    totals = logits + n_rows * PAGE * 4
+    scaled = totals + n_rows * LANES * 4
+    references = partial + n_rows * head_dim * 4
 
-    gather_queries(job, q, sums, token, n_new, head)
-    tops = partial + n_rows * head_dim * 4
-    totals = tops + n_rows * 4
-    for i in range(0, n_rows * head_dim, LANES):
-        store_f32(partial, i, zero_f32())
+    n_used = sequence.n_new * group
+    gather_queries(address, job, q, token, head, n_used, n_rows)
+    if job.k_affine:
+        sum_blocks(job, q, sums)
     for row in range(n_rows):
-        put_f32(tops, row, LOWEST)
-        put_f32(totals, row, ZERO)
+        clear_row(partial + row * head_dim * 4, head_dim, references + row * 4, totals + row * 64)
 
-    first_page = get_i64(entry, CHUNK_PAGE)
-    end_page = first_page + get_i64(entry, CHUNK_PAGES)
-    for page in range(first_page, end_page):
-        n_tokens = min(PAGE, length - page * PAGE)
-        place = get_i64(table, page) * n_kv_heads + head
+    end_page = chunk.first_page + chunk.n_pages
+    for page in range(chunk.first_page, end_page):
+        n_tokens = min(PAGE, sequence.length - page * PAGE)
+        n_padded = (n_tokens + LANES - 1) // LANES * LANES
+        place = get_i64(sequence.table, page) * job.n_kv_heads + head
         # what is read after this page: the next one's K, or that of the next KV head
         after = place + 1
         if page + 1 < end_page:
-            after = get_i64(table, page + 1) * n_kv_heads + head
+            after = get_i64(sequence.table, page + 1) * job.n_kv_heads + head
+        fetch_scales(job.v_planes, place)
         call_address(
-            get_i64(job, K_KERNEL),
+            job.k_kernel,
             (
                 logits,
                 q,
                 sums,
-                region(k_planes, 0, place),
-                region(k_planes, 1, place),
-                region(k_planes, 2, place),
-                region(k_planes, 3, place),
+                *regions(job.k_planes, place),
                 k_blocks,
                 n_tokens,
-                n_tiles,
-                region(v_planes, LARGEST, place),
-                get_i64(job, V_AHEAD),
+                job.n_tiles,
+                region(job.v_planes, LARGEST, place),
+                job.v_ahead,
             ),
         )
-        for row in range(n_new * group):
-            n_visible = get_i64(visible, row // group) - page * PAGE
-            top = get_f32(tops, row)
-            top, factor, total = soften(logits + row * PAGE * 4, n_tokens, n_visible, top)
-            fade(partial + row * head_dim * 4, head_dim, factor)
-            put_f32(tops, row, top)
-            put_f32(totals, row, get_f32(totals, row) * factor + total)
+        if softcap > ZERO:
+            cap_logits(logits, n_used * PAGE, softcap)
+        for row in range(n_used):
+            soften(
+                logits + row * PAGE * 4,
+                n_padded,
+                first_visible(job, token + row // group) - page * PAGE,
+                min(n_tokens, end_visible(job, token + row // group) - page * PAGE),
+                partial + row * head_dim * 4,
+                head_dim,
+                references + row * 4,
+                totals + row * 64,
+            )
+        fetch_scales(job.k_planes, after)
         call_address(
-            get_i64(job, V_KERNEL),
+            job.v_kernel,
             (
                 partial,
                 logits,
                 scaled,
-                region(v_planes, 0, place),
-                region(v_planes, 1, place),
-                region(v_planes, 2, place),
-                region(v_planes, 3, place),
+                *regions(job.v_planes, place),
                 v_blocks,
                 n_tokens,
-                n_tiles,
-                region(k_planes, LARGEST, after),
-                get_i64(job, K_AHEAD),
+                job.n_tiles,
+                region(job.k_planes, LARGEST, after),
+                job.k_ahead,
             ),
         )
+    for row in range(n_rows):
+        put_f32(references, n_rows + row, row_sum(totals + row * 64))
 
 
 @njit
 def merge_chunks(job: Any, sequence: Any, head: int, item_floats: int) -> None:
     """The output and log-sum-exp of a sequence and KV head from its chunks."""
-    head_dim, n_rows = get_i64(job, HEAD_DIM), get_i64(job, N_ROWS)
-    n_kv_heads, group = get_i64(job, N_KV_HEADS), get_i64(job, GROUP)
-    out, lse = get_i64(job, OUT), get_i64(job, LSE)
-    first_chunk, n_chunks = get_i64(sequence, SEQ_FIRST_CHUNK), get_i64(sequence, SEQ_CHUNKS)
-    first = get_i64(job, PARTIAL) + (first_chunk * n_kv_heads + head) * item_floats * 4
-    stride = n_kv_heads * item_floats  # from chunk to chunk, in floats
-    tops, totals = n_rows * head_dim, n_rows * head_dim + n_rows
-    for row in range(get_i64(sequence, SEQ_NEW) * group):
-        token = get_i64(sequence, SEQ_TOKEN) + row // group
-        at = token * n_kv_heads * group + head * group + row % group
-        top = LOWEST
+    head_dim, n_rows, n_chunks = job.head_dim, job.n_rows, sequence.n_chunks
+    first = job.partial + (sequence.first_chunk * job.n_kv_heads + head) * item_floats * 4
+    stride = job.n_kv_heads * item_floats  # from chunk to chunk, in floats
+    references, totals = n_rows * head_dim, n_rows * head_dim + n_rows
+    for row in range(sequence.n_new * job.group):
+        top = START
         for i in range(n_chunks):
-            top = max(top, get_f32(first, i * stride + tops + row))
+            top = max(top, get_f32(first, i * stride + references + row))
+        merged = first + row * head_dim * 4
         total = ZERO
-        for c in range(0, head_dim, LANES):
-            store_f32(out, at * head_dim + c, zero_f32())
         for i in range(n_chunks):
-            weight = np.exp(get_f32(first, i * stride + tops + row) - top)
+            weight = np.exp2(get_f32(first, i * stride + references + row) - top)
             total += weight * get_f32(first, i * stride + totals + row)
+            if i == 0:
+                fade(merged, head_dim, weight)
+                continue
             for c in range(0, head_dim, LANES):
-                part = mul(load_f32(first, i * stride + row * head_dim + c), f32x16(weight))
-                store_f32(out, at * head_dim + c, add(load_f32(out, at * head_dim + c), part))
-        if total > ZERO:
-            fade(out + at * head_dim * 4, head_dim, ONE / total)
-            put_f32(lse, at, top + np.log(total))
-        else:
-            put_f32(lse, at, np.float32(-np.inf))
+                part = mul(load_f32(merged, i * stride + c), f32x16(weight))
+                store_f32(merged, c, add(load_f32(merged, c), part))
+        put_output(job, row_index(job, sequence.token, head, row), merged, top, total)
 
 
 @cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
-def worker(job: Any, thread: Any) -> None:
-    scratch = get_i64(job, SCRATCH) + thread * get_i64(job, SCRATCH_FLOATS) * 4
-    n_kv_heads = get_i64(job, N_KV_HEADS)
-    item_floats = get_i64(job, N_ROWS) * (get_i64(job, HEAD_DIM) + 2)
+def worker(address: Any, thread: Any) -> None:
+    job = read_job(address)
+    scratch = job.scratch + thread * job.scratch_floats * 4
+    item_floats = job.n_rows * (job.head_dim + 2)
     while True:
-        item = take_next(job)
-        if item >= get_i64(job, N_ITEMS):
+        piece = take_next(address)
+        if piece >= job.n_pieces:
             break
-        chunk, head = item // n_kv_heads, item % n_kv_heads
-        partial = get_i64(job, PARTIAL) + item * item_floats * 4
-        attend_chunk(job, chunk, head, partial, scratch)
-        index = get_i64(get_i64(job, PIECES) + chunk * CHUNK_COLUMNS * 8, CHUNK_SEQ)
-        sequence = get_i64(job, SEQUENCES) + index * SEQ_COLUMNS * 8
-        done = take_next(get_i64(job, DONE) + (index * n_kv_heads + head) * 8)
-        if done + 1 == get_i64(sequence, SEQ_CHUNKS):
+        head = piece % job.n_kv_heads
+        chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
+        sequence = read_sequence(job.sequences, chunk.sequence)
+        partial = job.partial + piece * item_floats * 4
+        attend_chunk(address, job, chunk, sequence, head, partial, scratch)
+        done = take_next(job.done + (chunk.sequence * job.n_kv_heads + head) * 8)
+        if done + 1 == sequence.n_chunks:
             merge_chunks(job, sequence, head, item_floats)

@@ -25,6 +25,8 @@ from localkv.simd.vector_tuple import (
 CACHE = False
 ROWS = 4
 """Rows of queries (query heads of a KV head, new tokens) whose sums are in registers at once."""
+ROW_SCALES = 0
+"""The plane of the scales of whole rows, or 0 for none."""
 PAGE = 256
 SUMS = BLOCK // 16 * ROWS
 
@@ -78,4 +80,7 @@ def score(
                     minimum = load_f16(plane1, unit)
                     first = tile * ROWS * n_blocks + block
                     total = fma_broadcast(total, minimum, q_sums, first, n_blocks)
+            if ROW_SCALES:
+                scales = load_f16(planes[ROW_SCALES], group * 16)
+                total = fma_each(zeros_f32(ROWS), total, scales)
             store_tuple(logits, tile * ROWS * PAGE + group * 16, PAGE, total)

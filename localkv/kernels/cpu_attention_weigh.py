@@ -19,6 +19,8 @@ from localkv.simd.vector_tuple import fma_grid, load_grid, store_grid
 CACHE = False
 ROWS = 4
 """Rows of weights (query heads of a KV head, new tokens) whose sums are in registers at once."""
+ROW_SCALES = 0
+"""The plane of the scales of whole rows, or 0 for none."""
 PAGE = 256
 VECTORS = BLOCK // 16
 
@@ -44,7 +46,7 @@ def weigh(
 
     Args:
         out: float32 [n_tiles * ROWS, n_blocks * BLOCK].
-        p: float32 [n_tiles * ROWS, PAGE].
+        p: float32 [n_tiles * ROWS, PAGE]; overwritten where rows have scales.
         scaled_p: float32 [ROWS, PAGE], scratch.
         plane0..3: the region of one page and KV head in each plane of V.
         ahead: what is read next, of which `ahead_lines` cache lines are fetched per block and
@@ -58,6 +60,12 @@ def weigh(
             tile_p = p + tile * ROWS * PAGE * 4
             weights = tile_p
             at = tile * ROWS * head_dim + block * BLOCK
+            if ROW_SCALES and block == 0:
+                for group in range(n_groups):
+                    row_scale = load_f16(planes[ROW_SCALES], group * 16)
+                    for row in range(ROWS):
+                        i = row * PAGE + group * 16
+                        store_f32(tile_p, i, mul(load_f32(tile_p, i), row_scale))
             if SCALED:
                 weights = scaled_p
                 for group in range(n_groups):

@@ -6,13 +6,17 @@ own (`cpu_page_layout`), so a cache is written and read by this backend only.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from localkv.kernels.backend import Backend, Primitives, compose
 from localkv.kernels.cpu_attention import PackedAttention
+from localkv.kernels.cpu_chain import Scratch
+from localkv.kernels.cpu_layer import CpuLayer
 from localkv.kernels.cpu_linear import LINEAR_KERNEL, CpuProducts
+from localkv.kernels.cpu_rotate import rotate_cpu
 from localkv.kernels.cpu_store_kv import store_kv_cpu
 from localkv.kernels.moe import moe_mlp
 from localkv.simd.cpu_features import vector_width
@@ -21,11 +25,13 @@ from localkv.simd.vector import LANES
 
 def cpu_backend() -> Backend:
     """The backend of machines without a supported GPU."""
-    products = CpuProducts()
-    return compose(
+    scratch = Scratch()
+    products = CpuProducts(scratch)
+    composed = compose(
         "cpu",
         Primitives(
             attention=PackedAttention(),
+            rotate=rotate_cpu,
             store_kv=store_kv_cpu,
             linear=products.linear,
             moe_mlp=partial(moe_mlp, matmul=products.matmul, linear=products.linear),
@@ -39,3 +45,4 @@ def cpu_backend() -> Backend:
         head_dim_multiple=LANES,
         compiles=True,
     )
+    return replace(composed, **CpuLayer(composed, scratch).operations())

@@ -80,6 +80,22 @@ def run_helped(state: Any, worker: Any, job: Any, n_helpers: Any) -> None:
             yield_cpu()
 
 
+@njit("void(int64, int64, int64)", nogil=True, cache=CACHE)
+def run_steps(state: Any, steps: Any, n_steps: Any) -> None:
+    """Run workers one after the other: int64 [n_steps, 3] at `steps`, worker, job, helpers.
+
+    The first item of a job is its counter, which starts at 0. Without a `state` nobody helps.
+    """
+    for i in range(n_steps):
+        worker, job = get_i64(steps, 3 * i), get_i64(steps, 3 * i + 1)
+        n_helpers = get_i64(steps, 3 * i + 2)
+        put_i64(job, 0, 0)
+        if state == 0 or n_helpers == 0:
+            call_address(worker, (job, 0))
+        else:
+            run_helped(state, worker, job, n_helpers)
+
+
 @njit("void(int64)", nogil=True, cache=CACHE)
 def stop_helpers(state: Any) -> None:
     atomic_exchange(state, STOP, 1)

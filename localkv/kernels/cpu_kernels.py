@@ -13,6 +13,7 @@ import torch
 
 from localkv.kernels.cpu_specialize import specialized
 from localkv.kernels.cpu_thread_pool import run_worker
+from localkv.quant_formats import KV_FORMATS
 from localkv.simd.cpu_features import HAS_AVX512
 
 MAX_ROWS = 8 if HAS_AVX512 else 4
@@ -21,7 +22,7 @@ MAX_ROWS = 8 if HAS_AVX512 else 4
 
 @dataclass(frozen=True)
 class CacheDecoder:
-    """What `quant_formats/cpu_cache/<name>.py` says of a type."""
+    """What `quant_formats/cpu_cache/<codec_name>.py` says of a type."""
 
     block: int
     affine: bool
@@ -29,35 +30,42 @@ class CacheDecoder:
 
 @functools.cache
 def cache_decoder(name: str) -> CacheDecoder:
-    module = importlib.import_module(f"localkv.quant_formats.cpu_cache.{name}")
+    codec = KV_FORMATS[name].codec_name
+    module = importlib.import_module(f"localkv.quant_formats.cpu_cache.{codec}")
     return CacheDecoder(module.BLOCK, module.AFFINE)
 
 
-def _decoder(name: str) -> tuple[str, str]:
-    return "cpu_cache.q8_0", f"cpu_cache.{name}"
+def _decoder(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """What makes a template that of one type: its decoder, and the plane of its rows' scales."""
+    fmt = KV_FORMATS[name]
+    row_scales = len(fmt.planes) if fmt.row_planes else 0
+    return (
+        ("cpu_cache.q8_0", f"cpu_cache.{fmt.codec_name}"),
+        ("ROW_SCALES = 0", f"ROW_SCALES = {row_scales}"),
+    )
 
 
 @functools.cache
 def score_kernel(type_k: str, rows: int) -> int:
-    module = specialized("cpu_attention_score", _decoder(type_k), ("ROWS = 4", f"ROWS = {rows}"))
+    module = specialized("cpu_attention_score", *_decoder(type_k), ("ROWS = 4", f"ROWS = {rows}"))
     return int(module.score.address)
 
 
 @functools.cache
 def weigh_kernel(type_v: str, rows: int) -> int:
-    module = specialized("cpu_attention_weigh", _decoder(type_v), ("ROWS = 4", f"ROWS = {rows}"))
+    module = specialized("cpu_attention_weigh", *_decoder(type_v), ("ROWS = 4", f"ROWS = {rows}"))
     return int(module.weigh.address)
 
 
 @functools.cache
 def decode_k_kernel(type_k: str) -> int:
-    return int(specialized("cpu_attention_tiles", _decoder(type_k)).decode_tile.address)
+    return int(specialized("cpu_attention_tiles", *_decoder(type_k)).decode_tile.address)
 
 
 @functools.cache
 def decode_v_kernel(type_v: str) -> int:
-    side = ("SIDE = decode_k", "SIDE = decode_v")
-    return int(specialized("cpu_attention_tiles", _decoder(type_v), side).decode_tile.address)
+    side = ("OF_V = False", "OF_V = True")
+    return int(specialized("cpu_attention_tiles", *_decoder(type_v), side).decode_tile.address)
 
 
 def rows_per_tile(n_rows: int) -> int:
@@ -75,7 +83,7 @@ def _worker(template: str) -> int:
     return int(specialized(template).worker.address)
 
 
-def run(template: str, job: Sequence[int], threads: int) -> None:
+def run(template: str, job: Sequence[int] | array[int], threads: int) -> None:
     """Run the worker of a template on some threads; it returns when the job is done."""
-    items = array("q", job)
+    items = job if isinstance(job, array) else array("q", job)
     run_worker(_worker(template), items.buffer_info()[0], threads)

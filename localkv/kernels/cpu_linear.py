@@ -8,37 +8,27 @@ tokens, are decoded tile by tile, as in `linear.py`.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from threading import get_ident
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.kernels.cpu_linear_blocks import BLOCK
-from localkv.kernels.cpu_linear_kernels import (
-    ACTIVATION_BLOCK_BYTES,
-    JOB_SIZE,
-    panel_workers,
-    run_product,
-    source_hash,
-)
+from localkv.kernels.cpu_chain import Chain, Item, Scratch
+from localkv.kernels.cpu_kernels import n_threads, run
+from localkv.kernels.cpu_linear_job import ACTIVATION_BLOCK_BYTES, BLOCK, NEXT, PART_BLOCKS
 from localkv.kernels.cpu_linear_panels import (
-    LANES,
     LAYOUTS,
     Bytes,
     PanelArena,
     PanelLayout,
-    fill_panels,
 )
-from localkv.kernels.cpu_linear_rows import (
-    MAX_TOKENS,
-    ROW_FORMATS,
-    rows_worker,
-    run_rows_product,
-)
-from localkv.kernels.cpu_threads import use_torch_threads
+from localkv.kernels.cpu_linear_rows import MAX_TOKENS, ROW_FORMATS
+from localkv.kernels.cpu_panel_bytes import LANES
+from localkv.kernels.cpu_specialize import specialized
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile
 from localkv.kernels.linear import round_activations
@@ -49,56 +39,66 @@ LINEAR_KERNEL = (
     "packed panels, activations in 8 bits (AVX512-VNNI)" if HAS_VNNI else "packed panels, float32"
 )
 
-CHUNK_PANELS = 8
-"""The most panels that a thread takes at a time; they stay in its cache from tile to tile."""
+CHUNK_PANELS, CHUNK_ROWS = 8, 64
+"""The most panels or rows that a thread takes at a time; its cache keeps them for all tokens."""
 
 CHUNKS_PER_THREAD = 8
 """How finely work is divided where there is little, so that threads end together."""
 
+FEW_PARTS = 4
+"""Up to so many pieces of activations are packed sooner by one thread than others start."""
+
 
 @dataclass(frozen=True)
-class ProductFacts:
-    """What a product with a matrix of some format and shape needs to know.
-
-    Attributes:
-        pack, multiply: addresses of the compiled workers.
-        n_blocks: blocks of a token's packed activations, of `token_bytes` together.
-    """
+class Kernel:
+    """Addresses of a format's compiled workers; `pack` is 0 where activations stay as they are."""
 
     pack: int
     multiply: int
-    n_out: int
+
+
+@functools.cache
+def panel_kernel(name: str) -> Kernel:
+    """The workers of a format with panels; compiles them, or loads them from Numba's cache."""
+    module = specialized("cpu_linear_product", ('KIND = "q4_0"', f'KIND = "{name}"'))
+    return Kernel(int(module.pack.address), int(module.multiply.address))
+
+
+@functools.cache
+def row_kernel(name: str) -> Kernel:
+    """The worker of a format whose rows are read as they are."""
+    module = specialized("cpu_linear_row_product", ('KIND = "f16"', f'KIND = "{name}"'))
+    return Kernel(0, int(module.multiply.address))
+
+
+@dataclass(frozen=True)
+class PanelFacts:
+    """What a product with a matrix of some format and shape needs to know.
+
+    Attributes:
+        n_blocks: blocks of a token's packed activations, of `token_bytes` together.
+    """
+
+    kernel: Kernel
     n_panels: int
     panel_bytes: int
     n_records: int
     n_blocks: int
-    token_bytes: int
+
+    @property
+    def token_bytes(self) -> int:
+        return self.n_blocks * ACTIVATION_BLOCK_BYTES
 
 
-def _product_facts(layout: PanelLayout, n_out: int, n_in: int) -> ProductFacts:
-    """Compiles the workers, or loads them from Numba's cache."""
-    pack, multiply = panel_workers(layout.format.name)
+def _panel_facts(layout: PanelLayout, n_out: int, n_in: int) -> PanelFacts:
     n_records = layout.n_records(n_in)
-    n_blocks = n_records * layout.record_values // BLOCK
-    return ProductFacts(
-        pack=pack,
-        multiply=multiply,
-        n_out=n_out,
+    return PanelFacts(
+        kernel=panel_kernel(layout.format.name),
         n_panels=-(-n_out // LANES),
         panel_bytes=layout.panel_bytes(n_in),
         n_records=n_records,
-        n_blocks=n_blocks,
-        token_bytes=n_blocks * ACTIVATION_BLOCK_BYTES,
+        n_blocks=n_records * layout.record_values // BLOCK,
     )
-
-
-class _Memory:
-    """Bytes that kernels use, at an address that is asked for once."""
-
-    def __init__(self, n_bytes: int) -> None:
-        self.data = np.zeros(n_bytes, np.uint8)
-        self.address: int = self.data.ctypes.data
-        self.nbytes = n_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class PanelTensor(PackedTensor):
     """
 
     panels: Bytes
-    facts: ProductFacts
+    facts: PanelFacts
 
     @property
     def reads_rows(self) -> bool:
@@ -138,13 +138,9 @@ class PanelTensor(PackedTensor):
 
 @dataclass(frozen=True, kw_only=True)
 class RowTensor(PackedTensor):
-    """A matrix, or a stack of them, whose rows a kernel reads as they are.
+    """A matrix, or a stack of them, whose rows a kernel reads as they are."""
 
-    Attributes:
-        worker: address of the kernel.
-    """
-
-    worker: int
+    kernel: Kernel
 
     def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
         """A matrix of a stack is one, too."""
@@ -152,19 +148,91 @@ class RowTensor(PackedTensor):
         if len(part.shape) < 2 or len(part.shape) == len(self.shape):
             return part
         return RowTensor(
-            part.format, part.rows, part.shape, part.halves_activations, worker=self.worker
+            part.format, part.rows, part.shape, part.halves_activations, kernel=self.kernel
         )
+
+
+def has_kernel(weight: PackedTensor, n_tokens: int) -> bool:
+    """Whether products of so many tokens can be part of a chain."""
+    return isinstance(weight, PanelTensor) or (
+        isinstance(weight, RowTensor) and n_tokens <= MAX_TOKENS
+    )
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix of `add_products`.
+
+    Attributes:
+        weight: [n_out, n_in], for which there is a kernel.
+        out: float32 [n_tokens, n_out].
+        addend: what is added, float32 like `out`, or 0.
+        addend_stride: bytes from token to token in the addend; 0 for a bias.
+    """
+
+    weight: PackedTensor
+    out: Item
+    addend: Item = 0
+    addend_stride: int = 0
+
+
+def with_bias(layer: Linear, out: Item) -> Product:
+    """A product and its bias; whoever runs the chain keeps the layer."""
+    if layer.bias is None:
+        return Product(layer.weight, out)
+    return Product(layer.weight, out, layer.bias.data_ptr())
+
+
+def _add_group(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]) -> None:
+    """Products with matrices of one format, in one step."""
+    threads = n_threads()
+    first = products[0].weight
+    n_in = first.shape[-1]
+    matrices = list[Item]()
+    n_items = 0
+    for product in products:
+        weight = product.weight
+        if isinstance(weight, PanelTensor):
+            facts = weight.facts
+            data, item_bytes, items = weight.address, facts.panel_bytes, facts.n_panels
+        else:
+            data, item_bytes = weight.rows.data_ptr(), weight.rows.shape[1]
+            items = weight.shape[0]
+        n_items += items
+        matrices += (data, item_bytes, items, weight.shape[0])
+        matrices += (product.out, product.addend, product.addend_stride)
+    if isinstance(first, PanelTensor):
+        facts = first.facts
+        kernel, n_records, token_bytes = facts.kernel, facts.n_records, facts.token_bytes
+        packed = chain.take(n_tokens * token_bytes)
+        n_parts = -(-facts.n_blocks // PART_BLOCKS)
+        pack = (NEXT, n_tokens, n_in, facts.n_blocks, n_parts, x, packed)
+        chain.add(kernel.pack, pack, threads if n_tokens * n_parts >= FEW_PARTS else 1)
+        activations: Item = packed
+        most = CHUNK_PANELS
+    else:
+        assert isinstance(first, RowTensor)
+        kernel, n_records, token_bytes, activations, most = first.kernel, 0, 0, x, CHUNK_ROWS
+    chunk = max(1, min(most, n_items // (threads * CHUNKS_PER_THREAD)))
+    head = (NEXT, n_tokens, n_in, n_records, token_bytes, activations, chunk, len(products))
+    chain.add(kernel.multiply, (*head, *matrices), threads)
+
+
+def add_products(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]) -> None:
+    """Products of float32 x [n_tokens, n_in] with some matrices, in as few steps as they need."""
+    groups = dict[str, list[Product]]()
+    for product in products:
+        groups.setdefault(product.weight.format.name, []).append(product)
+    for group in groups.values():
+        _add_group(chain, x, n_tokens, group)
 
 
 class CpuProducts:
     """Products of one backend: memory for panels, and scratch, which one thread uses at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Scratch | None = None) -> None:
         self._arena = PanelArena()
-        self._scratch = _Memory(0)
-        self._job = _Memory(8 * JOB_SIZE)
-        self._asked = (0, 0)
-        self._n_threads = 1
+        self._scratch = scratch or Scratch()
 
     def prepare(self, weight: PackedTensor) -> PackedTensor:
         """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in], as `matmul` wants it.
@@ -173,89 +241,41 @@ class CpuProducts:
         """
         name = weight.format.name
         if name in ROW_FORMATS and weight.shape[-1] % LANES == 0 and weight.rows.is_contiguous():
-            worker = rows_worker(name, source_hash())
             return RowTensor(
-                weight.format, weight.rows, weight.shape, weight.halves_activations, worker=worker
+                weight.format,
+                weight.rows,
+                weight.shape,
+                weight.halves_activations,
+                kernel=row_kernel(name),
             )
         layout = LAYOUTS.get(name)
         if layout is None:
             return weight
         *stack, n_out, n_in = weight.shape
-        facts = _product_facts(layout, n_out, n_in)
+        facts = _panel_facts(layout, n_out, n_in)
         shape = (*stack, facts.n_panels, facts.panel_bytes)
         panels = self._arena.take(int(np.prod(shape))).reshape(shape)
-        use_torch_threads()
-        fill_panels(
-            weight.rows.flatten(0, -2).numpy(),
-            n_out,
-            layout.format.block_bytes,
-            layout.record_blocks,
-            layout.record_bytes,
-            layout.table,
-            panels.reshape(-1, shape[-1]),
-        )
+        rows = weight.rows.contiguous()
+        n_panels = panels.size // shape[-1]
+        job: list[int] = [0, n_panels, n_out, rows.shape[-1]]
+        job += (layout.format.block_bytes, layout.record_blocks, layout.record_bytes, shape[-1])
+        job += (len(layout.table), layout.table.ctypes.data, rows.data_ptr(), panels.ctypes.data)
+        run("cpu_linear_fill", job, n_threads())
         return PanelTensor(weight.format, weight.rows, weight.shape, panels=panels, facts=facts)
 
     def matmul(self, x: Tensor, weight: PackedTensor) -> Tensor:
         """x float32 [tokens, n_in] @ weight [n_out, n_in].T -> float32 [tokens, n_out]."""
-        if isinstance(weight, RowTensor) and x.shape[0] <= MAX_TOKENS:
-            return self._multiply_rows(x, weight)
-        if not isinstance(weight, PanelTensor):
-            return matmul_by_tile(x, weight)
-        x = x.contiguous()
-        n_tokens, n_in = x.shape
-        facts = weight.facts
-        n_threads = self._threads()
-        if n_tokens * facts.token_bytes > self._scratch.nbytes:
-            self._scratch = _Memory(n_tokens * facts.token_bytes)
-        out = torch.empty(n_tokens, facts.n_out)
-        run_product(
-            facts.pack,
-            facts.multiply,
-            self._job.address,
-            n_threads,
-            x.data_ptr(),
-            n_tokens,
-            n_in,
-            facts.n_blocks,
-            self._scratch.address,
-            weight.address,
-            facts.panel_bytes,
-            facts.n_records,
-            facts.n_out,
-            max(1, min(CHUNK_PANELS, facts.n_panels // (n_threads * CHUNKS_PER_THREAD))),
-            out.data_ptr(),
-        )
-        return out
-
-    def _multiply_rows(self, x: Tensor, weight: RowTensor) -> Tensor:
-        x = round_activations(x, weight).contiguous()
-        n_tokens, n_in = x.shape
-        n_out = weight.shape[0]
-        out = torch.empty(n_tokens, n_out)
-        run_rows_product(
-            weight.worker,
-            self._job.address,
-            self._threads(),
-            x.data_ptr(),
-            n_tokens,
-            n_in,
-            weight.rows.data_ptr(),
-            weight.rows.shape[1],
-            n_out,
-            out.data_ptr(),
-        )
-        return out
-
-    def _threads(self) -> int:
-        """Numba counts threads for each calling thread apart; asking it takes microseconds."""
-        wanted = torch.get_num_threads(), get_ident()
-        if wanted != self._asked:
-            self._n_threads = use_torch_threads()
-            self._asked = wanted
-        return self._n_threads
+        return self.linear(x, Linear(weight))
 
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         """x [tokens, n_in] -> [tokens, n_out]."""
-        y = self.matmul(x, layer.weight)
-        return y if layer.bias is None else y.add_(layer.bias)
+        weight = layer.weight
+        if not has_kernel(weight, x.shape[0]):
+            y = matmul_by_tile(x, weight)
+            return y if layer.bias is None else y.add_(layer.bias)
+        x = round_activations(x, weight).contiguous()
+        out = torch.empty(x.shape[0], weight.shape[0])
+        chain = Chain(self._scratch)
+        add_products(chain, x.data_ptr(), x.shape[0], [with_bias(layer, out.data_ptr())])
+        chain.run()
+        return out

@@ -18,14 +18,13 @@ from typing import Any
 
 from llvmlite import ir
 
-from localkv.kernels.cpu_linear_panels import LANES, LAYOUTS, PanelLayout
+from localkv.kernels.cpu_linear_job import BLOCK
+from localkv.kernels.cpu_linear_panels import LAYOUTS, PanelLayout
+from localkv.kernels.cpu_panel_bytes import LANES
 from localkv.quant_formats.bits import IQ4_CODEBOOK
 from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.memory import half_bits_to_float
 from localkv.simd.vector import call, constant, f32, i8, i16, i32, i64, lanes_of
-
-BLOCK = 32
-"""Columns that are multiplied before scales are applied, whatever the format's own blocks are."""
 
 BLOCK_VECTORS = BLOCK // 4
 """Vectors of codes for them: 4 columns each."""

@@ -15,19 +15,13 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, prange
 
+from localkv.kernels.cpu_panel_bytes import LANES, PANEL_FORMAT_NAMES, record_values
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.base import QuantFormat
-from localkv.simd.compile_cache import CAN_CACHE
-from localkv.simd.memory import address, get_i32, get_u8, get_u16, put_i32, put_u8, put_u16
-
-LANES = 16
-"""Rows of a panel."""
 
 PLAIN, FLIP_SIGNS, SPREAD_BITS = 0, 1, 2
 """What happens to a unit on its way: nothing; the top bit of every byte is flipped (signed codes
@@ -64,8 +58,7 @@ class PanelLayout:
 
     @property
     def record_values(self) -> int:
-        """At least 64, so that a record is a whole number of cache lines."""
-        return max(64, self.format.block_size)
+        return record_values(self.format)
 
     @property
     def record_blocks(self) -> int:
@@ -93,7 +86,7 @@ class PanelLayout:
 
     @cached_property
     def table(self) -> npt.NDArray[np.int64]:
-        """For `fill_panels`: [planes, 5] start in the block, units, unit bytes, start, change."""
+        """[planes, 5] start in the block, units, unit bytes, start in the record, change."""
         starts, end = {}, 0
         for field in self.format.planes:
             starts[field.name] = end, field.n_bytes
@@ -141,75 +134,7 @@ LAYOUTS = {
 }
 """The formats that have panels."""
 
-
-SIGN_BITS = np.int32(-0x7F7F7F80)  # 0x80808080
-
-
-@njit
-def spread_bits(word: Any) -> Any:
-    """Bit 4 j + b moves to 8 b + j."""
-    bits = np.uint32(word)
-    out = np.uint32(0)
-    for byte in range(4):
-        for j in range(8):
-            bit = (bits >> np.uint32(4 * j + byte)) & np.uint32(1)
-            out |= bit << np.uint32(8 * byte + j)
-    return np.int32(out)
-
-
-@njit(parallel=True, nogil=True, cache=CAN_CACHE)
-def fill_panels(
-    rows: Bytes,
-    n_out: int,
-    block_bytes: int,
-    record_blocks: int,
-    record_bytes: int,
-    table: npt.NDArray[np.int64],
-    panels: Bytes,
-) -> None:
-    """Transpose the blocks of a matrix, or of a stack of them, into panels.
-
-    Args:
-        rows: [matrices * n_out, bytes of a row].
-        table: `PanelLayout.table`.
-        panels: [matrices * panels of one, bytes of a panel]; rows and blocks that complete a panel
-            become zero.
-    """
-    row_blocks = rows.shape[1] // block_bytes
-    matrix_panels = (n_out + LANES - 1) // LANES
-    n_records = panels.shape[1] // record_bytes
-    for panel in prange(panels.shape[0]):
-        matrix, in_matrix = panel // matrix_panels, panel % matrix_panels
-        first = matrix * n_out + in_matrix * LANES
-        n_lanes = min(LANES, n_out - in_matrix * LANES)
-        out = panels[panel]
-        if n_lanes < LANES:
-            out[:] = 0
-        elif row_blocks < n_records * record_blocks:
-            out[(n_records - 1) * record_bytes :] = 0
-        for block in range(row_blocks):
-            record = block // record_blocks * record_bytes
-            in_record = block % record_blocks
-            for plane in range(table.shape[0]):
-                start = block * block_bytes + table[plane, 0]
-                n_units, unit, change = table[plane, 1], table[plane, 2], table[plane, 4]
-                to = record + table[plane, 3] + in_record * n_units * unit * LANES
-                for lane in range(n_lanes):
-                    row = address(rows) + (first + lane) * rows.shape[1] + start
-                    goal = address(out) + to + lane * unit
-                    if unit == 1:
-                        for i in range(n_units):
-                            put_u8(goal + i * LANES, 0, get_u8(row, i))
-                    elif unit == 2:
-                        put_u16(goal, 0, get_u16(row, 0))
-                    elif change == SPREAD_BITS:
-                        put_i32(goal, 0, spread_bits(get_i32(row, 0)))
-                    elif change == FLIP_SIGNS:
-                        for i in range(n_units):
-                            put_i32(goal + 4 * LANES * i, 0, get_i32(row, i) ^ SIGN_BITS)
-                    else:
-                        for i in range(n_units):
-                            put_i32(goal + 4 * LANES * i, 0, get_i32(row, i))
+assert tuple(LAYOUTS) == PANEL_FORMAT_NAMES
 
 
 class PanelArena:

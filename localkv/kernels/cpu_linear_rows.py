@@ -6,17 +6,13 @@ in registers, and all arithmetic is float32. Many tokens are torch's business (`
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from llvmlite import ir
-from numba import cfunc, njit, prange
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.simd.compile_cache import CAN_CACHE
-from localkv.simd.cpu_features import HAS_AVX512
-from localkv.simd.memory import call_address, get_i64, half_bits_to_float, put_i64, take_next
+from localkv.simd.memory import half_bits_to_float
 from localkv.simd.vector import (
     LANES,
     constant,
@@ -33,10 +29,6 @@ ROW_FORMATS = ("f32", "f16", "bf16")
 
 MAX_TOKENS = 32
 """With more tokens it is faster to decode a tile and leave the product to torch."""
-
-TILE_ROWS = 4 if HAS_AVX512 else 2
-TILE_TOKENS = 4 if HAS_AVX512 else 2
-"""As many sums as there are registers for."""
 
 CHUNK_ROWS = 64
 """Rows that a thread takes at a time."""
@@ -65,17 +57,21 @@ def multiply_rows(
     n_in: Any,
     out: Any,
     n_out: Any,
+    addend: Any,
+    addend_stride: Any,
 ) -> Any:
     """A tile of rows times a tile of tokens; `rows`, `x` and `out` are addresses.
 
+    So is `addend`, of what is added, unless it is 0; from token to token `addend_stride` bytes.
+
     `kind`, `n_rows` and `n_tokens` are known when compiling; `n_in` is a multiple of 16.
     """
-    name = kind.literal_value.split()[0]
+    name = kind.literal_value
     height, width = n_rows.literal_value, n_tokens.literal_value
     value_bytes = 4 if name == "f32" else 2
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        rows, row_bytes, x, n_in, out, n_out = args[3:]
+        rows, row_bytes, x, n_in, out, n_out, addend, addend_stride = args[3:]
         byte, word = i8.as_pointer(), ir.Constant(i64, 4)
         rows, x, out = (b.inttoptr(address, byte) for address in (rows, x, out))
         index = [ir.Constant(i64, i) for i in range(max(height, width))]
@@ -108,87 +104,13 @@ def multiply_rows(
                     [zero, lanes],
                     fastmath=("reassoc",),
                 )
+                slot = cgutils.alloca_once_value(b, total)
+                with b.if_then(b.icmp_signed("!=", addend, ir.Constant(i64, 0))):
+                    where = b.add(addend, b.mul(index[t], addend_stride))
+                    where = b.inttoptr(b.add(where, b.mul(index[r], word)), f32.as_pointer())
+                    b.store(b.fadd(total, b.load(where, align=4)), slot)
                 offset = b.mul(b.add(b.mul(index[t], n_out), index[r]), word)
-                b.store(total, b.bitcast(b.gep(out, [offset]), f32.as_pointer()), align=4)
+                b.store(b.load(slot), b.bitcast(b.gep(out, [offset]), f32.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(kind, n_rows, n_tokens, *[types.intp] * 6), generate
-
-
-# What the worker reads from a job, an array of int64.
-NEXT_CHUNK, X, N_TOKENS, N_IN, ROWS, ROW_BYTES, N_OUT, OUT = range(8)
-JOB_SIZE = 8
-
-
-def _multiplier(kind: str) -> Any:
-    """The worker of a format. Numba's cache tells closures apart by `kind`."""
-
-    @cfunc(types.void(types.int64, types.int64), cache=CAN_CACHE)
-    def multiply(job: Any, thread: Any) -> None:
-        n_tokens, n_in, n_out = get_i64(job, N_TOKENS), get_i64(job, N_IN), get_i64(job, N_OUT)
-        row_bytes = get_i64(job, ROW_BYTES)
-        while True:
-            first = take_next(job + 8 * NEXT_CHUNK) * CHUNK_ROWS
-            if first >= n_out:
-                break
-            last = min(first + CHUNK_ROWS, n_out)
-            row = first
-            while row < last:
-                height = TILE_ROWS if row + TILE_ROWS <= last else 1
-                rows = get_i64(job, ROWS) + row * row_bytes
-                token = 0
-                while token < n_tokens:
-                    width = TILE_TOKENS if token + TILE_TOKENS <= n_tokens else 1
-                    x = get_i64(job, X) + 4 * token * n_in
-                    out = get_i64(job, OUT) + 4 * (token * n_out + row)
-                    if height == 1:
-                        width = 1
-                        multiply_rows(kind, 1, 1, rows, row_bytes, x, n_in, out, n_out)
-                    elif width == 1:
-                        multiply_rows(kind, TILE_ROWS, 1, rows, row_bytes, x, n_in, out, n_out)
-                    else:
-                        multiply_rows(
-                            kind, TILE_ROWS, TILE_TOKENS, rows, row_bytes, x, n_in, out, n_out
-                        )
-                    token += width
-                row += height
-
-    return multiply
-
-
-@njit(types.void(*[types.int64] * 10), parallel=True, nogil=True, cache=CAN_CACHE)
-def run_rows_product(
-    multiply: Any,
-    job: Any,
-    n_threads: Any,
-    x: Any,
-    n_tokens: Any,
-    n_in: Any,
-    rows: Any,
-    row_bytes: Any,
-    n_out: Any,
-    out: Any,
-) -> None:
-    """Fill in a job, for which `job` is memory, and run the worker `multiply`."""
-    put_i64(job, NEXT_CHUNK, 0)
-    put_i64(job, X, x)
-    put_i64(job, N_TOKENS, n_tokens)
-    put_i64(job, N_IN, n_in)
-    put_i64(job, ROWS, rows)
-    put_i64(job, ROW_BYTES, row_bytes)
-    put_i64(job, N_OUT, n_out)
-    put_i64(job, OUT, out)
-    for i in prange(n_threads):
-        call_address(multiply, (job, i))
-
-
-@lru_cache
-def rows_worker(name: str, source: str) -> int:
-    """Address of a format's worker; compiles it, or loads it from the cache of `source`."""
-    worker = _multiplier(f"{name} {source}")
-    _COMPILED.append(worker)
-    address: int = worker.address
-    return address
-
-
-_COMPILED: list[Any] = []
+    return types.void(kind, n_rows, n_tokens, *[types.intp] * 8), generate

@@ -1,6 +1,7 @@
 """In which order the CPU keeps the bytes of a page: so that vectors are read in one piece.
 
-The pool gives each plane uint8 [n_pages, n_kv_heads, PAGE_TOKENS, n_blocks, plane bytes]. Of these
+The pool gives each plane uint8 [n_pages, n_kv_heads, PAGE_TOKENS, n_blocks, plane bytes], a row's
+plane with 1 for n_blocks. Of these
 the CPU uses each *region* (page and KV head) in an order of its own, by the plane's role:
 
     rows    as in the pool, row by row; codes and high bits of V: lanes are channels

@@ -1,10 +1,13 @@
 """Online softmax (Milakov & Gimelshein 2018) of one row, for the CPU's attention workers.
 
-A window or a soft cap on the logits would go into `soften`, where the logits are masked.
+exp(logit) is computed as 2^(log2(e) logit - reference), with one rounding in the exponent. What was
+summed before is rescaled only when a logit exceeds the row's reference by so much that it has to be
+(FlashAttention-4's rule); any reference gives the same quotient.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,51 +15,109 @@ from numba import njit
 
 from localkv.simd.arithmetic import (
     add,
-    exp,
+    any_above,
     f32x16,
+    fma,
     lanes_below,
     max_lanes,
     maximum,
     mul,
     select,
-    sub,
     sum_lanes,
     zero_f32,
 )
-from localkv.simd.memory import load_f32, store_f32
+from localkv.simd.exponential import exp2, tanh
+from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32
 from localkv.simd.vector import LANES
 
-LOWEST = np.float32(-1e30)
-"""Stands for minus infinity, which would make NaN of differences."""
+HIDDEN = np.float32(-1e30)
+"""The logit of a token that a row doesn't see; minus infinity would make NaN of differences."""
+START = np.float32(-1e20)
+"""The reference of a row that saw nothing: above HIDDEN, below all logits."""
+HEADROOM = np.float32(8)
+"""Powers of two by which a logit may exceed the reference."""
 ZERO, ONE = np.float32(0), np.float32(1)
+LOG2_E, LN_2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
 
 
 @njit
-def soften(logits: Any, n_tokens: int, n_visible: int, top: Any) -> Any:
-    """Replace a row's logits by exp(logit - new top), by 0 from `n_visible` on.
+def query_factor(softmax_scale: Any, softcap: Any) -> Any:
+    """What queries are multiplied with: q . k is then the logit, or what `cap_logits` takes."""
+    if softcap > ZERO:
+        return softmax_scale / softcap
+    return softmax_scale
 
-    Logits that are not visible may be NaN. `top` is the largest logit before.
 
-    Returns:
-        the new top, the factor by which what was summed before is to be faded, and the row's sum.
-    """
-    largest = f32x16(top)
-    for t in range(0, n_tokens, LANES):
-        x = select(lanes_below(n_visible - t), load_f32(logits, t), f32x16(LOWEST))
-        largest = maximum(x, largest)
-    new_top = max_lanes(largest)
-    total = zero_f32()
-    for t in range(0, n_tokens, LANES):
-        p = exp(sub(load_f32(logits, t), f32x16(new_top)))
-        p = select(lanes_below(n_visible - t), p, zero_f32())
-        store_f32(logits, t, p)
-        total = add(total, p)
-    return new_top, np.exp(top - new_top), sum_lanes(total)
+@njit
+def cap_logits(logits: Any, n: int, softcap: Any) -> None:
+    """x -> cap tanh(x)."""
+    for t in range(0, n, LANES):
+        store_f32(logits, t, mul(tanh(load_f32(logits, t)), f32x16(softcap)))
+
+
+@njit
+def hide(logits: Any, n: int, first: int, end: int) -> None:
+    """Hide all but tokens `first` to `end` - 1; what is hidden may be NaN."""
+    for t in range(0, n, LANES):
+        x = select(lanes_below(end - t), load_f32(logits, t), f32x16(HIDDEN))
+        x = select(lanes_below(first - t), f32x16(HIDDEN), x)
+        store_f32(logits, t, x)
 
 
 @njit
 def fade(row: Any, n: int, factor: Any) -> None:
     """Multiply `n` floats."""
-    if factor != ONE:
-        for i in range(0, n, LANES):
-            store_f32(row, i, mul(load_f32(row, i), f32x16(factor)))
+    for i in range(0, n, LANES):
+        store_f32(row, i, mul(load_f32(row, i), f32x16(factor)))
+
+
+@njit
+def clear_row(out: Any, head_dim: int, reference: Any, total: Any) -> None:
+    """The state of a row before its first token: output, reference, sums in 16 lanes."""
+    for c in range(0, head_dim, LANES):
+        store_f32(out, c, zero_f32())
+    put_f32(reference, 0, START)
+    store_f32(total, 0, zero_f32())
+
+
+@njit
+def soften(
+    logits: Any, n: int, first: int, end: int, out: Any, head_dim: int, reference: Any, total: Any
+) -> None:
+    """Replace a row's `n` logits (a multiple of 16) by exp(logit) / 2^reference.
+
+    Those of all but tokens `first` to `end` - 1 become 0. `out`, `reference` and `total` are the
+    addresses of the row's state, see `clear_row`.
+    """
+    if first > 0 or end < n:
+        hide(logits, n, first, end)
+    largest = load_f32(logits, 0)
+    for t in range(LANES, n, LANES):
+        largest = maximum(load_f32(logits, t), largest)
+    old = get_f32(reference, 0)
+    if any_above(largest, f32x16((old + HEADROOM) * LN_2)):
+        new = max_lanes(largest) * LOG2_E
+        factor = np.exp2(old - new)
+        fade(out, head_dim, factor)
+        fade(total, LANES, factor)
+        put_f32(reference, 0, new)
+    shift = f32x16(-get_f32(reference, 0))
+    sums = load_f32(total, 0)
+    for t in range(0, n, LANES):
+        p = exp2(fma(load_f32(logits, t), f32x16(LOG2_E), shift))
+        store_f32(logits, t, p)
+        sums = add(sums, p)
+    store_f32(total, 0, sums)
+
+
+@njit
+def row_sum(total: Any) -> Any:
+    return sum_lanes(load_f32(total, 0))
+
+
+@njit
+def log_sum_exp(reference: Any, total: Any) -> Any:
+    """The natural logarithm of the sum of exp(logit); minus infinity of none."""
+    if total > ZERO:
+        return (reference + np.log2(total)) * LN_2
+    return np.float32(-np.inf)

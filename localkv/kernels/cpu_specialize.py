@@ -26,7 +26,15 @@ _BUILT_ON = (
     "simd/*.py",
     "quant_formats/cpu_cache/*.py",
     "kernels/cpu_attention_job.py",
+    "kernels/cpu_attention_queries.py",
+    "kernels/cpu_attention_sizes.py",
     "kernels/cpu_softmax.py",
+    "kernels/cpu_page_row.py",
+    "kernels/cpu_panel_bytes.py",
+    "kernels/cpu_rotation.py",
+    "kernels/cpu_linear_*.py",
+    "quant_formats/__init__.py",
+    "quant_formats/bits.py",
 )
 
 

@@ -11,7 +11,9 @@ one core, that takes several milliseconds (a time slice), many times as long as 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import threading
+from array import array
 
 import numpy as np
 
@@ -48,6 +50,18 @@ class ThreadPool:
         else:
             run_alone(worker, job)
 
+    def run_steps(self, steps: int, n_steps: int, n_threads: int) -> None:
+        """Run workers one after the other with one call (see `cpu_helpers.run_steps`)."""
+        code = specialized("cpu_helpers")
+        if n_threads > 1 and self.lock.acquire(blocking=False):
+            try:
+                self._start(n_threads - 1)
+                code.run_steps(self.state, steps, n_steps)
+            finally:
+                self.lock.release()
+        else:
+            code.run_steps(0, steps, n_steps)
+
     def _start(self, n_helpers: int) -> None:
         code = specialized("cpu_helpers")
         if self.memory is None:
@@ -76,7 +90,30 @@ def run_worker(worker: int, job: int, n_threads: int) -> None:
     elif HAS_FUTEX:
         _POOL.run(worker, job, n_threads)
     else:
-        import numba
+        _run_in_loop(worker, job, n_threads)
 
-        numba.set_num_threads(n_threads)
-        specialized("cpu_parallel_loop").run_workers(worker, job, n_threads)
+
+def _run_in_loop(worker: int, job: int, n_threads: int) -> None:
+    import numba
+
+    numba.set_num_threads(n_threads)
+    specialized("cpu_parallel_loop").run_workers(worker, job, n_threads)
+
+
+def run_steps(steps: array[int]) -> None:
+    """Run workers one after the other: worker, job and how many threads help, for each step.
+
+    The first item of a job is its counter, which becomes 0.
+    """
+    n_steps = len(steps) // 3
+    n_threads = 1 + max(steps[2::3])
+    if HAS_FUTEX or n_threads == 1:
+        _POOL.run_steps(steps.buffer_info()[0], n_steps, n_threads)
+        return
+    for i in range(n_steps):
+        one = steps[3 * i : 3 * i + 2] + array("q", [0])
+        if steps[3 * i + 2] == 0:
+            _POOL.run_steps(one.buffer_info()[0], 1, 1)
+        else:
+            ctypes.c_int64.from_address(one[1]).value = 0
+            _run_in_loop(one[0], one[1], 1 + steps[3 * i + 2])

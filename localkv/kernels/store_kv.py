@@ -33,9 +33,13 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatc
 def store_rotated(
     store: StoreKV, k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
 ) -> None:
-    """Let `store` pack a batch's rows, rotated as each segment wants them."""
+    """Let `store` pack a batch's rows, rotated and scaled by head as each segment wants them."""
     for segment, batch in zip(cache.segments, batches, strict=True):
         if len(batch.tokens):
             rotated_k = hadamard_transform(k, segment.rotation_k)
             rotated_v = hadamard_transform(v, segment.rotation_v)
+            if segment.scale_k is not None:
+                rotated_k = rotated_k / segment.scale_k[:, None]
+            if segment.scale_v is not None:
+                rotated_v = rotated_v / segment.scale_v[:, None]
             store(rotated_k, rotated_v, LayerCache((segment,)), (batch,))

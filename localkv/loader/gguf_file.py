@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,9 +20,9 @@ import numpy.typing as npt
 from localkv.errors import ModelFileError, printable, quoted
 from localkv.loader.gguf_header import MAX_KEYS, MAX_TENSORS, HeaderReader, TensorInfo
 from localkv.loader.metadata import Metadata
+from localkv.loader.split_name import part_names, split_name
 
 _DEFAULT_ALIGNMENT = 32
-_SPLIT_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -153,14 +152,13 @@ def _join(parts: list[_Part], path: Path) -> GGUFFile:
 def _split_paths(opened: _Part, n_parts: int) -> list[Path]:
     """The files of all parts, which lie next to the one opened and must exist."""
     path = opened.path
-    match = _SPLIT_NAME.fullmatch(path.name)
-    if match is None or int(match["count"]) != n_parts:
+    named = split_name(path.name)
+    if named is None or named[2] != n_parts:
         raise opened.error(
             f"one of {n_parts} parts of a split model, which its name does not show",
             hint=f"its name should end in -00001-of-{n_parts:05}.gguf",
         )
-    names = [f"{match['prefix']}-{i:05}-of-{n_parts:05}.gguf" for i in range(1, n_parts + 1)]
-    paths = [path.with_name(name) for name in names]
+    paths = [path.with_name(name) for name in part_names(named[0], n_parts)]
     missing = [part.name for part in paths if not part.exists()]
     if missing:
         shown = ", ".join(map(printable, missing[:3])) + (", ..." if len(missing) > 3 else "")
@@ -189,9 +187,19 @@ def _map_file(path: Path) -> mmap.mmap:
         raise ModelFileError(f"{name}: cannot be read: {error}") from None
 
 
-def _open_part(path: Path) -> _Part:
-    data = _map_file(path)
-    header = HeaderReader(data, path)
+def read_metadata(path: str | os.PathLike[str]) -> Metadata:
+    """The keys and values of one file alone, whatever its tensors are and its other parts.
+
+    Raises:
+        ModelFileError: the file is missing, or its keys are malformed.
+    """
+    path = Path(path)
+    header = HeaderReader(_map_file(path), path)
+    return _read_keys(header, path)[2]
+
+
+def _read_keys(header: HeaderReader, path: Path) -> tuple[int, int, Metadata]:
+    """The version, the number of tensors, and all keys; the tensor table comes next."""
     version = header.read_version()
     n_tensors = header.read_count("tensors", item_bytes=32, limit=MAX_TENSORS)
     n_keys = header.read_count("keys", item_bytes=13, limit=MAX_KEYS)
@@ -201,7 +209,13 @@ def _open_part(path: Path) -> _Part:
         if key in values:
             raise header.error(f"key {quoted(key)} is there twice")
         values[key] = header.read_value(f"key {quoted(key)}")
-    metadata = Metadata(values, printable(path))
+    return version, n_tensors, Metadata(values, printable(path))
+
+
+def _open_part(path: Path) -> _Part:
+    data = _map_file(path)
+    header = HeaderReader(data, path)
+    version, n_tensors, metadata = _read_keys(header, path)
     alignment = metadata.integer("general.alignment", _DEFAULT_ALIGNMENT)
     if alignment <= 0 or alignment & (alignment - 1):
         raise header.error(f"general.alignment is {alignment}, expected a power of two")

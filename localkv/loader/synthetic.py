@@ -122,7 +122,7 @@ class RandomTensors:
             ones = torch.ones(1, *shape, device=self.device)
             return PackedTensor(FORMATS["f32"], ones.view(torch.uint8)[0], shape)
         fmt = FORMATS[self.type_name]
-        if name == "output.weight" and fmt.bits_per_value < FORMATS["q6_K"].bits_per_value:
+        if name == "output.weight" and fmt.row_bytes(256) < FORMATS["q6_K"].row_bytes(256):
             fmt = FORMATS["q6_K"]
         n_rows = math.prod(shape[:-1])
         rows = random_rows(fmt, n_rows, shape[-1], device=self.device, generator=self.generator)

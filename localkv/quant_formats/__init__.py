@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from localkv.quant_formats.base import Plane, QuantFormat
 
+E4M3_LARGEST, E5M2_LARGEST = 448.0, 57344.0
+
 
 def _format(
     name: str,
@@ -31,6 +33,26 @@ def _format(
     )
 
 
+def _fp8(
+    name: str, largest: float, *, row: tuple[Plane, ...] = (), by_head_of: str = ""
+) -> QuantFormat:
+    """An 8-bit float for caches: `by_head_of` names the type whose codes it scales by head."""
+    return QuantFormat(
+        name,
+        None,
+        1,
+        (Plane("values", 1),),
+        is_weight=False,
+        is_cache=True,
+        row_planes=row,
+        scales_by_head=bool(by_head_of),
+        largest=largest,
+        shared_codec=by_head_of,
+    )
+
+
+_SCALE = (Plane("d", 2),)
+
 _ALL = (
     _format("f32", 0, 1, {"values": 4}, is_cache=True),
     _format("f16", 1, 1, {"values": 2}, is_cache=True),
@@ -41,8 +63,12 @@ _ALL = (
     _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}, is_cache=True),
     _format("q4_0", 2, 32, {"d": 2, "qs": 16}, is_cache=True),
     _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}, is_cache=True),
-    _format("fp8_e4m3", None, 1, {"values": 1}, is_weight=False, is_cache=True),
-    _format("fp8_e5m2", None, 1, {"values": 1}, is_weight=False, is_cache=True),
+    _fp8("fp8_e4m3", E4M3_LARGEST),
+    _fp8("fp8_e4m3_head", E4M3_LARGEST, by_head_of="fp8_e4m3"),
+    _fp8("fp8_e4m3_token", E4M3_LARGEST, row=_SCALE),
+    _fp8("fp8_e5m2", E5M2_LARGEST),
+    _fp8("fp8_e5m2_head", E5M2_LARGEST, by_head_of="fp8_e5m2"),
+    _fp8("fp8_e5m2_token", E5M2_LARGEST, row=_SCALE),
     _format("q2_K", 10, 256, {"scales": 16, "qs": 64, "d": 2, "dmin": 2}),
     _format("q3_K", 11, 256, {"hmask": 32, "qs": 64, "scales": 12, "d": 2}),
     _format("q4_K", 12, 256, {"d": 2, "dmin": 2, "scales": 12, "qs": 128}),

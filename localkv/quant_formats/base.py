@@ -6,7 +6,8 @@ them; the file that encodes and decodes is imported on first use (`QuantFormat.c
 
 A ggml *block* holds `block_size` values in `block_bytes` bytes, its fields one after the other.
 Kernels want each field in a *plane* of its own (structure of arrays), so a format lists its planes
-as byte ranges of the block: splitting and joining are generic and lossless.
+as byte ranges of the block: splitting and joining are generic and lossless. A cache type may have
+fields that occur once per row, too: its planes are those of the block, then those of the row.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+TILE_VALUES = 1 << 20
+"""Values of a weight decoded at a time: 4 MiB of float32, which stays in the last-level cache."""
+
 
 class Codec(Protocol):
-    """The functions that a format's file, `quant_formats/<name in lower case>.py`, holds."""
+    """The functions that a format's file, `quant_formats/<codec_name>.py`, holds."""
 
     @staticmethod
     def decode(planes: Sequence[Tensor]) -> Tensor:
-        """Decode planes (uint8 [..., n_blocks, plane bytes]) to float32 [..., n_blocks * size]."""
+        """Decode planes (uint8 [..., n_blocks, plane bytes]) to float32 [..., n_blocks * size].
+
+        Planes of the row are uint8 [..., 1, plane bytes].
+        """
         ...
 
     @staticmethod
@@ -37,7 +44,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class Plane:
-    """One field of a block: its name (ggml's) and bytes per block."""
+    """One field of a block or row: its name (ggml's, where it has one) and bytes in each."""
 
     name: str
     n_bytes: int
@@ -54,6 +61,12 @@ class QuantFormat:
         planes: the block's fields in ggml's order; their sizes add up to `block_bytes`.
         is_weight, is_cache: where it can be used.
         group_tokens: cache rows that are written together.
+        row_planes: fields that occur once per row (of head_dim values). Cache types only.
+        scales_by_head: rows are divided by a scale of their layer and KV head before they are
+            encoded, and multiplied by it once they are decoded. The scale is absmax / `largest`.
+            Codecs and kernels know nothing of it: `store_rotated` and `attention` apply it.
+        largest: the largest finite value, of types that have a use for it, else 0.
+        shared_codec: the name of the format whose file encodes and decodes, if not its own.
     """
 
     name: str
@@ -63,20 +76,32 @@ class QuantFormat:
     is_weight: bool = True
     is_cache: bool = False
     group_tokens: int = 1
+    row_planes: tuple[Plane, ...] = ()
+    scales_by_head: bool = False
+    largest: float = 0.0
+    shared_codec: str = ""
+
+    @property
+    def all_planes(self) -> tuple[Plane, ...]:
+        """The planes of a block, then those of a row: in this order `encode` gives them."""
+        return (*self.planes, *self.row_planes)
 
     @property
     def block_bytes(self) -> int:
         return sum(plane.n_bytes for plane in self.planes)
 
-    @property
-    def bits_per_value(self) -> float:
-        return 8 * self.block_bytes / self.block_size
+    def bits_per_value(self, row_values: int) -> float:
+        """Bits that a value takes with its share of scales, in rows of so many (head_dim)."""
+        row_bits = 8 * sum(plane.n_bytes for plane in self.row_planes)
+        return 8 * self.block_bytes / self.block_size + row_bits / row_values
 
     @property
     def shares_scale(self) -> bool:
         """Whether an outlier costs the values beside it their precision, as a block's scale does.
 
-        Such a type gains by a rotation, which spreads outliers; a float type does not.
+        Such a type gains by a rotation, which spreads outliers; a float type hardly does. Nor does
+        one whose rows of floats share a scale: that only moves the range of the exponents, and a
+        value keeps its precision until it is 2 ** 14 (e4m3) times smaller than the largest.
         """
         return self.block_size > 1
 
@@ -84,12 +109,18 @@ class QuantFormat:
         """Bytes of a row of `n_values`; a row must be a whole number of blocks."""
         if n_values % self.block_size:
             raise ValueError(f"{self.name}: {n_values} is no multiple of {self.block_size}")
-        return n_values // self.block_size * self.block_bytes
+        row_fields = sum(plane.n_bytes for plane in self.row_planes)
+        return n_values // self.block_size * self.block_bytes + row_fields
+
+    @property
+    def codec_name(self) -> str:
+        """The name of the files that encode and decode this format."""
+        return (self.shared_codec or self.name).lower()
 
     @property
     def codec(self) -> Codec:
         """The module of this format; the first use imports it, and torch with it."""
-        module = importlib.import_module(f"localkv.quant_formats.{self.name.lower()}")
+        module = importlib.import_module(f"localkv.quant_formats.{self.codec_name}")
         return cast(Codec, module)
 
 

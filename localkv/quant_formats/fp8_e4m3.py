@@ -1,4 +1,4 @@
-"""fp8_e4m3: 4 bits of exponent, 3 of mantissa, no infinities; no scale (OCP's OFP8 E4M3)."""
+"""fp8_e4m3: 4 bits of exponent, 3 of mantissa, no infinities (OCP's OFP8 E4M3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from localkv.quant_formats.bits import as_bytes, reinterpret
 
-LARGEST = 448.0
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
 def decode(planes: Sequence[Tensor]) -> Tensor:

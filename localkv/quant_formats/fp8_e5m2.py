@@ -1,4 +1,4 @@
-"""fp8_e5m2: 5 bits of exponent, 2 of mantissa; no scale (OCP's OFP8 E5M2)."""
+"""fp8_e5m2: 5 bits of exponent, 2 of mantissa (OCP's OFP8 E5M2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from localkv.quant_formats.bits import as_bytes, reinterpret
 
-LARGEST = 57344.0
+LARGEST = torch.finfo(torch.float8_e5m2).max
 
 
 def decode(planes: Sequence[Tensor]) -> Tensor:

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localkv.quant_formats.base import QuantFormat, split_blocks
-
-TILE_VALUES = 1 << 20
-"""Values decoded at a time: 4 MiB of float32, which stays in the last-level cache."""
+from localkv.quant_formats.base import TILE_VALUES, QuantFormat, split_blocks
 
 
 @dataclass(frozen=True)

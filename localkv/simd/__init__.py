@@ -8,6 +8,7 @@ splits it where registers are narrower (two ymm without AVX-512).
     cpu_features.py the CPU that Numba compiles for
     memory.py       loads that convert, stores, prefetch, scalars at an address, an atomic counter
     arithmetic.py   lane-wise arithmetic, comparisons and selection, exp, sums over lanes
+    exponential.py  powers of two, tanh
     integer.py      nibbles, table look-up, 8-bit dot products
     atomic.py       atomics, pauses and the futex, for threads in compiled code
     vector_tuple.py tuples of vectors that stay in registers: accumulators of small matrix products

@@ -17,7 +17,9 @@ from localkv.simd.vector import (
     call,
     constant,
     f32,
+    i16,
     i32,
+    i64,
     lanes_of,
     lanewise,
     multiply_add,
@@ -54,6 +56,10 @@ i32_as_f32 = lanewise(lambda b, x: b.bitcast(x, lanes_of(f32)), [_I], _F)
 """The same bits."""
 f32_as_i32 = lanewise(lambda b, x: b.bitcast(x, lanes_of(i32)), [_F], _I)
 
+float_bits = lanewise(lambda b, x: b.zext(b.bitcast(x, i32), i64), [types.float32], types.int64)
+"""The bits of one float, as an integer from 0 on."""
+bits_float = lanewise(lambda b, x: b.bitcast(b.trunc(x, i32), f32), [types.int64], types.float32)
+
 select = lanewise(lambda b, mask, x, y: b.select(mask, x, y), [_M, _F, _F], _F)
 """x where the mask is set, else y; the other's NaN does no harm."""
 select_i32 = lanewise(lambda b, mask, x, y: b.select(mask, x, y), [_M, _I, _I], _I)
@@ -63,6 +69,14 @@ def _lanes_below(builder: Any, n: Any) -> Any:
     numbers = ir.Constant(lanes_of(i32), list(range(LANES)))
     return builder.icmp_signed("<", numbers, splat(builder, builder.trunc(n, i32)))
 
+
+def _any_above(builder: Any, x: Any, y: Any) -> Any:
+    bits = builder.bitcast(builder.fcmp_ordered(">", x, y), i16)
+    return builder.icmp_unsigned("!=", bits, ir.Constant(i16, 0))
+
+
+any_above = lanewise(_any_above, [_F, _F], types.boolean)
+"""Whether x > y in any lane."""
 
 lanes_below = lanewise(_lanes_below, [types.intp], _M)
 """The mask of lanes 0 to n - 1."""

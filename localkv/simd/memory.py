@@ -7,6 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
+from numba.core.errors import RequireLiteralValue
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
@@ -242,3 +243,22 @@ def take_next(typing: Any, counter: Any) -> Any:
         return builder.atomic_rmw("add", where, ir.Constant(i64, 1), "acq_rel")
 
     return types.int64(counter), generate
+
+
+@intrinsic(prefer_literal=True)
+def get_i64s(typing: Any, base: Any, n: Any) -> Any:
+    """The first `n` int64 at a base, as a tuple; `n` is known when compiling."""
+    check_base(base)
+    if not isinstance(n, types.IntegerLiteral):
+        raise RequireLiteralValue("the length of a tuple must be known when compiling")
+    length = int(n.literal_value)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out = ir.Constant(ir.ArrayType(i64, length), ir.Undefined)
+        for i in range(length):
+            index = ir.Constant(i64, i)
+            where = pointer(context, builder, signature.args[0], args[0], index, i64)
+            out = builder.insert_value(out, builder.load(where, align=1), i)
+        return out
+
+    return UniTuple(types.int64, length)(base, n), generate

@@ -1,4 +1,4 @@
-"""How the CPU's attention reads each cache type: one Numba decoder a file, for K and V alike.
+"""How the CPU reads and writes each cache type: a Numba decoder and an encoder a file.
 
 A *unit* is what one decoder call yields: one vector of 16 values (types without blocks) or two
 (types with blocks of 32: values i and i + 16 of 16 tokens for K; values 0 to 15 and 16 to 31 of
@@ -9,6 +9,8 @@ consecutive on either side. A file holds
     SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1
     decode(planes, u)    the codes of unit u as a tuple of BLOCK / 16 F32x16; `planes` are the
                          addresses of four planes, in the format's order; unused ones are 0
+    encode(x, planes, u) BLOCK floats at x + BLOCK u -> block u of a row; `planes` are the addresses
+                         of a row's fields in the format's order, as the pool has them
 
 Scale and minimum are applied by the kernel: once per block and token, not per value. These files
 know nothing of torch; the format's own file is the reference.

@@ -6,7 +6,8 @@ from typing import Any
 
 from numba import njit
 
-from localkv.simd.memory import load_f16
+from localkv.quant_formats.cpu_cache.rounding import put_half
+from localkv.simd.memory import get_f32, load_f16
 
 BLOCK = 16
 SCALED = False
@@ -16,3 +17,9 @@ AFFINE = False
 @njit
 def decode(planes: Any, u: int) -> Any:
     return (load_f16(planes[0], u * 16),)
+
+
+@njit
+def encode(x: Any, planes: Any, u: int) -> None:
+    for i in range(16 * u, 16 * u + 16):
+        put_half(planes[0], i, get_f32(x, i))

@@ -7,9 +7,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.quant_formats.cpu_cache.rounding import (
+    inverse,
+    largest_magnitude,
+    put_half,
+    scale,
+    symmetric_code,
+)
 from localkv.simd.arithmetic import i32x16, to_f32
 from localkv.simd.integer import high_nibble, low_nibble, sub_i32
-from localkv.simd.memory import load_u8
+from localkv.simd.memory import get_f32, load_u8, put_u8
 
 BLOCK = 32
 SCALED = True
@@ -22,3 +29,15 @@ def decode(planes: Any, u: int) -> Any:
     eight = i32x16(np.int32(8))
     low, high = low_nibble(packed), high_nibble(packed)
     return to_f32(sub_i32(low, eight)), to_f32(sub_i32(high, eight))
+
+
+@njit
+def encode(x: Any, planes: Any, u: int) -> None:
+    half = np.float32(8)
+    d = scale(largest_magnitude(x, 32 * u), -half)
+    factor = inverse(d)
+    put_half(planes[0], u, d)
+    for i in range(16):
+        low = symmetric_code(get_f32(x, 32 * u + i), factor, half)
+        high = symmetric_code(get_f32(x, 32 * u + 16 + i), factor, half)
+        put_u8(planes[1], 16 * u + i, low | high << 4)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
+from localkv.quant_formats.cpu_cache.rounding import affine_code, affine_scale, inverse, put_half
 from localkv.simd.arithmetic import to_f32
 from localkv.simd.integer import high_nibble, low_nibble
-from localkv.simd.memory import load_u8
+from localkv.simd.memory import get_f32, load_u8, put_u8
 
 BLOCK = 32
 SCALED = True
@@ -19,3 +21,16 @@ AFFINE = True
 def decode(planes: Any, u: int) -> Any:
     packed = load_u8(planes[2], u * 16)
     return to_f32(low_nibble(packed)), to_f32(high_nibble(packed))
+
+
+@njit
+def encode(x: Any, planes: Any, u: int) -> None:
+    last = np.float32(15)
+    d, m = affine_scale(x, 32 * u, last)
+    factor = inverse(d)
+    put_half(planes[0], u, d)
+    put_half(planes[1], u, m)
+    for i in range(16):
+        low = affine_code(get_f32(x, 32 * u + i), m, factor, last)
+        high = affine_code(get_f32(x, 32 * u + 16 + i), m, factor, last)
+        put_u8(planes[2], 16 * u + i, low | high << 4)

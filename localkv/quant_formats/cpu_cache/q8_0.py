@@ -4,15 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
-from localkv.simd.memory import load_i8_as_f32
+from localkv.quant_formats.cpu_cache.rounding import (
+    ZERO,
+    inverse,
+    largest_magnitude,
+    put_half,
+    scale,
+    truncated,
+)
+from localkv.simd.memory import get_f32, load_i8_as_f32, put_u8
 
 BLOCK = 32
 SCALED = True
 AFFINE = False
 
+BELOW_HALF = np.float32(0.5 - 2**-25)
+
 
 @njit
 def decode(planes: Any, u: int) -> Any:
     return load_i8_as_f32(planes[1], u * 32), load_i8_as_f32(planes[1], u * 32 + 16)
+
+
+@njit
+def encode(x: Any, planes: Any, u: int) -> None:
+    d = scale(abs(largest_magnitude(x, 32 * u)), np.float32(127))
+    factor = inverse(d)
+    put_half(planes[0], u, d)
+    for i in range(32 * u, 32 * u + 32):
+        y = get_f32(x, i) * factor
+        # C's roundf: what is added is less than a half, lest the float below 0.5 be rounded up
+        y += BELOW_HALF if y >= ZERO else -BELOW_HALF
+        put_u8(planes[1], i, truncated(y, np.float32(-127), np.float32(127)) & 255)

@@ -1,0 +1,108 @@
+"""`localkv list`: the models on this machine, from the headers of their files."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from localkv.cli.command import Command
+from localkv.cli.messages import one_line, warn
+from localkv.cli.options import flag, json_option
+from localkv.cli.table import table
+from localkv.errors import ModelFileError, byte_size
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A model: what to call it, where it is, its size and age."""
+
+    name: str
+    path: Path
+    n_bytes: int
+    modified: float
+
+
+def _run(*, quiet: bool, as_json: bool) -> None:
+    entries = _entries()
+    if as_json:
+        lines = [json.dumps({"models": [_facts(entry) for entry in entries]})]
+    elif quiet:
+        lines = [one_line(entry.name) for entry in entries]
+    else:
+        rows = [("NAME", "SIZE", "QUANT", "ARCH", "CONTEXT", "MODIFIED")]
+        lines = table([*rows, *map(_row, entries)])
+    for line in lines:
+        click.echo(line)
+
+
+def _entries() -> list[_Entry]:
+    """What the shelves hold, then what the cache holds, each by name."""
+    from localkv.loader.hub.cache import cached_models
+    from localkv.loader.shelf import models_on, shelves
+
+    found = []
+    for shelf in shelves():
+        for model in models_on(shelf):
+            path = shelf / model.path
+            found.append(_Entry(str(path), path, model.n_bytes, path.stat().st_mtime))
+    for item in cached_models():
+        if not item.model.is_sidecar:
+            found.append(_Entry(item.name, item.path, item.model.n_bytes, item.modified))
+    return found
+
+
+def _facts(entry: _Entry) -> dict[str, Any]:
+    """A model as JSON; what its header does not say is null."""
+    from localkv.loader.model_summary import ModelSummary, model_summary
+
+    summary = ModelSummary(None, None, None)
+    try:
+        summary = model_summary(entry.path)
+    except ModelFileError as error:
+        warn(error.message)
+    return {
+        "name": entry.name,
+        "path": str(entry.path),
+        "bytes": entry.n_bytes,
+        "quant": summary.quant,
+        "architecture": summary.architecture,
+        "context": summary.n_ctx_train,
+        "modified": datetime.fromtimestamp(int(entry.modified), UTC).isoformat(),
+    }
+
+
+def _row(entry: _Entry) -> tuple[str, ...]:
+    facts = _facts(entry)
+    shown = (facts["quant"], facts["architecture"], facts["context"])
+    return (
+        one_line(entry.name),
+        byte_size(entry.n_bytes),
+        *("-" if fact is None else one_line(str(fact)) for fact in shown),
+        _age(time.time() - entry.modified),
+    )
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+list_models = Command(
+    "list",
+    params=[
+        flag("-q", "--quiet", panel="Output", help="Print the names only."),
+        json_option(),
+    ],
+    callback=_run,
+    help="List the models on this machine: those in models/ here, and those in Hugging Face's "
+    "cache. -m takes every name as it is shown.",
+)

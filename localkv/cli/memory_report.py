@@ -1,0 +1,41 @@
+"""What a loaded model takes in memory, as a line for people and byte by byte for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from localkv.errors import byte_size
+
+if TYPE_CHECKING:
+    from localkv.llm import LLM
+    from localkv.memory_plan import MemoryPlan
+
+
+def memory_line(llm: LLM) -> str:
+    """One line: weights (mapped from the file, allocated, or both), K, V and scratch."""
+    plan, cache = llm.memory, llm.cache
+    if plan.weights_mapped == 0:
+        weights = f"{byte_size(plan.weights)} allocated"
+    elif plan.weights_allocated == 0:
+        weights = f"{byte_size(plan.weights)} mapped"
+    else:
+        weights = f"{byte_size(plan.weights)} ({byte_size(plan.weights_mapped)} mapped)"
+    return (
+        f"memory: weights {weights}, K {cache.type_k} {byte_size(plan.cache_k)}, "
+        f"V {cache.type_v} {byte_size(plan.cache_v)}, scratch {byte_size(plan.scratch)} "
+        f"(context {cache.n_ctx})"
+    )
+
+
+def memory_bytes(plan: MemoryPlan) -> str:
+    """The same to the byte."""
+    return (
+        f"weights {plan.weights} ({plan.weights_mapped} mapped), K {plan.cache_k}, "
+        f"V {plan.cache_v}, scratch {plan.scratch} bytes"
+    )
+
+
+def memory_json(plan: MemoryPlan) -> dict[str, int]:
+    """What `--json` has of it."""
+    return {**asdict(plan), "total": plan.total}

@@ -1,0 +1,117 @@
+"""From `-m`, `-hf`, `-hff` and `--offline` to a file on this machine, which may have to be fetched.
+
+One syntax for all commands. A path that exists is a path; the rest is Hugging Face's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from localkv.errors import ModelFileError, UsageError, printable
+
+if TYPE_CHECKING:
+    from localkv.loader.hub.reference import HubReference
+
+_STRENGTH = (
+    ParameterSource.COMMANDLINE,
+    ParameterSource.ENVIRONMENT,
+    ParameterSource.DEFAULT_MAP,
+)
+
+
+def check_model_is_named(values: Mapping[str, Any]) -> None:
+    """Find out before anything is read or loaded.
+
+    Raises:
+        UsageError: no model is named, or more than one.
+    """
+    _named(values, None)
+
+
+def model_file(values: Mapping[str, Any], argument: str | None = None) -> Path:
+    """The file that the values of `model_options` name.
+
+    Args:
+        argument: what was given without an option, which counts as `-m`.
+
+    Raises:
+        UsageError: no model is named, or more than one.
+        HubError: the model can't be had from Hugging Face.
+        ModelFileError: there is no such file, but such a name on Hugging Face is possible.
+    """
+    found = _named(values, argument)
+    if isinstance(found, Path):
+        return found if found.exists() else _cached_or_missing(found)
+    from localkv.cli.download import fetched
+    from localkv.loader.hub.find import find
+
+    return fetched(find(found, offline=values["offline"])).path
+
+
+def _named(values: Mapping[str, Any], argument: str | None) -> Path | HubReference:
+    given = {
+        "-m": (argument or values["model"], _rank("model") if argument is None else 0),
+        "-hf": (values["hf_repo"], _rank("hf_repo")),
+    }
+    if argument is not None and values["model"] not in (None, argument) and _rank("model") == 0:
+        raise UsageError("two models: give FILE or -m FILE")
+    named = {option: item for option, item in given.items() if item[0] is not None}
+    if not named:
+        raise UsageError(
+            "-m/--model is missing (or set LOCALKV_MODEL)",
+            hint="-hf ORG/REPO takes a model from Hugging Face",
+        )
+    strongest = min(rank for _, rank in named.values())
+    named = {option: item for option, item in named.items() if item[1] == strongest}
+    if len(named) > 1:
+        raise UsageError("-m and -hf both name a model, give one")
+    option, (text, _) = next(iter(named.items()))
+    # A file that is named farther away belongs to another model.
+    hf_file = values["hf_file"] if _rank("hf_file") <= strongest else None
+    return _read(option, text, hf_file)
+
+
+def _read(option: str, text: str, hf_file: str | None) -> Path | HubReference:
+    from localkv.loader.hub.reference import names_the_hub, parse_reference
+
+    if option == "-hf" or (names_the_hub(text) and not Path(text).exists()):
+        return parse_reference(text, hf_file)
+    if hf_file is not None:
+        raise UsageError(
+            "-hff names a file of a repository, and there is none",
+            hint="-hf ORG/REPO names one",
+        )
+    return Path(text)
+
+
+def _rank(name: str) -> int:
+    """How near to the user a value comes from: 0 for the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return _STRENGTH.index(source) if source in _STRENGTH else len(_STRENGTH)
+
+
+def _cached_or_missing(path: Path) -> Path:
+    """The model in the cache that has this name, as `localkv list` shows it.
+
+    Nothing is fetched: a mistyped path should not become a request.
+    """
+    from localkv.loader.hub.reference import parse_reference
+
+    name = path.as_posix()
+    try:
+        reference = parse_reference(name)
+    except UsageError:
+        return path  # who opens it says that there is no such file
+    from localkv.loader.hub.find import find_cached
+
+    if found := find_cached(reference):
+        return found.path
+    if name.lower().endswith(".gguf"):
+        return path
+    hint = f"-hf {name} takes the model of this name from Hugging Face"
+    raise ModelFileError(f"{printable(path)}: no such file", hint=hint)

@@ -1,0 +1,47 @@
+"""`localkv pull`: fetch a model from Hugging Face. stdout gets the path of the file."""
+
+from __future__ import annotations
+
+from rich_click import RichArgument
+
+from localkv.cli.command import Command
+from localkv.cli.download import fetched
+from localkv.cli.messages import note
+from localkv.cli.options import TEXT, hf_file_option
+from localkv.cli.text_output import TextOutput
+
+
+def _run(*, reference: str, hf_file: str | None) -> None:
+    from localkv.loader.hub.download import Download
+    from localkv.loader.hub.find import find
+    from localkv.loader.hub.reference import parse_reference
+
+    found = find(parse_reference(reference, hf_file), update=True)
+    is_new = isinstance(found, Download) and found.missing
+    model = fetched(found)
+    if not is_new:
+        note(f"{model.name} is up to date")
+    with TextOutput(None) as out:
+        out.write(str(model.path))
+
+
+pull = Command(
+    "pull",
+    params=[
+        RichArgument(
+            ["reference"],
+            required=True,
+            type=TEXT,
+            metavar="ORG/REPO[:QUANT]",
+            help="Or ORG/REPO/FILE.gguf, or an address on huggingface.co.",
+        ),
+        hf_file_option(),
+    ],
+    callback=_run,
+    help="Fetch a model from Hugging Face, or bring it up to date.\n\n"
+    "QUANT is a type of weights such as Q8_0, in any case; without it Q4_K_M is fetched, else "
+    "Q8_0, else the only model there is. Split files are fetched whole. What was interrupted goes "
+    "on where it was, and every file's checksum is compared.",
+    epilog="HF_HOME (the cache), HF_TOKEN (for private and gated models), HF_ENDPOINT and "
+    "HF_HUB_OFFLINE mean what they mean to all of Hugging Face's tools.",
+)

@@ -1,0 +1,157 @@
+"""From a repository's files to its models, and to the one that a reference means.
+
+Used for what a repository has on Hugging Face and for what the cache has of it alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from localkv.errors import HubError, byte_size
+from localkv.loader.hub.reference import HubReference
+from localkv.loader.split_name import part_names, split_name
+
+DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
+"""What a name without a type means, as in llama.cpp; the first that is there."""
+
+# Files beside models that are none: image encoders, calibration data, drafts.
+_SIDECARS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+_LABEL = re.compile(
+    r"(?<![A-Z0-9])(?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4)"
+    r"(?![A-Z0-9_])",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class RepoFile:
+    """One file of a repository.
+
+    Attributes:
+        path: in the repository, with "/" between folders.
+        n_bytes: its size.
+        digest: what the cache names its bytes by, in hexadecimal: the sha256 of a file in large
+            file storage, git's sha1 of any other; None where only the cache was looked at.
+    """
+
+    path: str
+    n_bytes: int
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class RepoModel:
+    """A model: one file, or all parts of a split one in order."""
+
+    files: tuple[RepoFile, ...]
+
+    @property
+    def path(self) -> str:
+        """The path of the file to open."""
+        return self.files[0].path
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(file.n_bytes for file in self.files)
+
+    @property
+    def quant(self) -> str | None:
+        """The type of the weights that the path tells, in capitals: "Q4_K_M"."""
+        labels = _LABEL.findall(self.path)
+        return labels[-1].upper() if labels else None
+
+    @property
+    def is_sidecar(self) -> bool:
+        name = self.path.rsplit("/", 1)[-1].lower()
+        return any(word in name for word in _SIDECARS)
+
+
+def repo_models(files: Iterable[RepoFile]) -> list[RepoModel]:
+    """The GGUF files, by path; a split model is there if all its parts are."""
+    by_path = {file.path: file for file in files if file.path.lower().endswith(".gguf")}
+    models = []
+    for path, file in sorted(by_path.items()):
+        split = split_name(path)
+        if split is None:
+            models.append(RepoModel((file,)))
+            continue
+        prefix, number, n_parts = split
+        if number == 1:
+            parts = [by_path.get(name) for name in part_names(prefix, n_parts)]
+            whole = tuple(part for part in parts if part is not None)
+            if len(whole) == n_parts:
+                models.append(RepoModel(whole))
+    return models
+
+
+def model_names(repo: str, models: Sequence[RepoModel]) -> list[str]:
+    """References that each mean one of these models, the short kind where it is enough."""
+    quants = [model.quant for model in models if not model.is_sidecar]
+    return [
+        f"{repo}:{model.quant}"
+        if model.quant and quants.count(model.quant) == 1 and not model.is_sidecar
+        else f"{repo}/{model.path}"
+        for model in models
+    ]
+
+
+def matching(
+    models: Sequence[RepoModel],
+    reference: HubReference,
+    default_quants: Sequence[str] = DEFAULT_QUANTS,
+) -> list[RepoModel]:
+    """The models that a reference can mean; one of them if it is clear.
+
+    Without a type it means the first of `default_quants` that is there, else any model. Case does
+    not matter.
+    """
+    if reference.file is not None:
+        wanted = reference.file.lower()
+        return [m for m in models if any(file.path.lower() == wanted for file in m.files)]
+    usable = [model for model in models if not model.is_sidecar]
+    if reference.quant is not None:
+        return _of_quant(usable, reference.quant)
+    for quant in default_quants:
+        if found := _of_quant(usable, quant):
+            return found
+    return usable
+
+
+def _of_quant(models: Sequence[RepoModel], quant: str) -> list[RepoModel]:
+    exact = [model for model in models if model.quant == quant.upper()]
+    if exact:
+        return exact
+    pattern = re.compile(rf"(?<![A-Z0-9_]){re.escape(quant)}(?=[./-])", re.IGNORECASE)
+    return [model for model in models if pattern.search(model.path)]
+
+
+def choose(models: Sequence[RepoModel], reference: HubReference, where: str) -> RepoModel:
+    """The model that a reference means.
+
+    Args:
+        where: what was looked through, for the message: "huggingface.co", "the cache".
+
+    Raises:
+        HubError: there is none, or several; the hint lists what there is, with sizes.
+    """
+    found = matching(models, reference)
+    if len(found) == 1:
+        return found[0]
+    if not models:
+        raise HubError(
+            f"{reference.repo} has no GGUF file in {where}",
+            hint="repositories with files in this format often have names that end in -GGUF",
+        )
+    if not found and reference.file is not None:
+        problem = f"{reference.repo} has no file {reference.file} in {where}"
+    elif not found:
+        problem = f"{reference} is not in {where}"
+    else:
+        problem = f"{reference} can mean {len(found)} models in {where}"
+    names = zip(model_names(reference.repo, models), models, strict=True)
+    meant = [item for item in names if not found or item[1] in found]
+    meant.sort(key=lambda item: item[1].n_bytes)
+    listed = ", ".join(f"{name} ({byte_size(model.n_bytes)})" for name, model in meant)
+    raise HubError(problem, hint=f"there is {listed}")

@@ -1,0 +1,26 @@
+"""Model shelves: the folders `models/` of the working directory and of a checkout of localkv."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from localkv.loader.hub.repo_model import RepoFile, RepoModel, repo_models
+
+
+def shelves() -> list[Path]:
+    """The shelves that exist, each once."""
+    checkout = Path(__file__).parents[2]
+    candidates = [Path("models")]
+    if (checkout / "pyproject.toml").exists():  # an installed package has neighbours instead
+        candidates.append(checkout / "models")
+    found: dict[Path, Path] = {}
+    for folder in candidates:
+        if folder.is_dir():
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def models_on(shelf: Path) -> list[RepoModel]:
+    """The models of a shelf, with paths relative to it."""
+    files = [RepoFile(path.name, path.stat().st_size) for path in shelf.iterdir() if path.is_file()]
+    return [model for model in repo_models(files) if not model.is_sidecar]

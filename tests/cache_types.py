@@ -1,0 +1,43 @@
+"""Cache types for tests: pairs that are few but leave no type out, and scales by head."""
+
+from __future__ import annotations
+
+from localkv.config import KVScales, ModelConfig
+from localkv.quant_formats import KV_FORMATS
+
+NAMES = list(KV_FORMATS)
+BY_HEAD = [name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head]
+BY_ROW = [name for name, fmt in KV_FORMATS.items() if fmt.row_planes]
+
+
+def partners(name: str) -> list[str]:
+    """Types to go with one: itself and two others, of which every type is one for two types."""
+    return [NAMES[(NAMES.index(name) + step) % len(NAMES)] for step in (0, 1, 4)]
+
+
+PAIRS = [(name, other) for name in NAMES for other in partners(name)]
+"""K and V: every type is thrice on each side."""
+
+NEW_PAIRS = [
+    pair
+    for name in (*BY_HEAD, *BY_ROW)
+    for other in NAMES
+    for pair in dict.fromkeys(((name, other), (other, name)))
+]
+"""Types with scales of rows and heads, with all others on the other side."""
+
+
+def scales_of(config: ModelConfig, absmax_k: float = 448.0, absmax_v: float = 448.0) -> KVScales:
+    """Scales of a model whose heads are all as large."""
+    return KVScales(
+        config.architecture,
+        config.name,
+        config.n_layers,
+        config.n_kv_heads,
+        config.head_dim,
+        rotation_k=0,
+        rotation_v=0,
+        n_tokens=1,
+        absmax_k=((absmax_k,) * config.n_kv_heads,) * config.n_layers,
+        absmax_v=((absmax_v,) * config.n_kv_heads,) * config.n_layers,
+    )
