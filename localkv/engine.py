@@ -16,8 +16,8 @@ from torch import Tensor
 
 from localkv.cache_layout import cache_bytes, cache_segments
 from localkv.config import CacheConfig
-from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.decode_loop import DecodeLoop
+from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.kv_cache import KVCache
 from localkv.kv_scales import check_scales
 from localkv.model import Transformer

@@ -219,7 +219,7 @@ def test_recorded_steps_give_the_same_tokens(reference: Transformer, penalty: fl
     for engine in (new_engine(reference), recording_engine(reference)):
         engine.warm_up()
         ids: list[int] = []
-        for prompt in (PROMPT, PROMPT + [1, 2, 3], PROMPT[:30]):
+        for prompt in (PROMPT, [*PROMPT, 1, 2, 3], PROMPT[:30]):
             sampler = greedy(repeat_penalty=penalty)
             generation = engine.generate(prompt, sampler=sampler, max_tokens=10)
             ids += generation

@@ -38,7 +38,7 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("old_gpu")
 def test_an_old_gpu_is_not_taken() -> None:
     assert select_backend("auto").name == "cpu"
-    with pytest.raises(UsageError, match="Tesla T4 has compute capability 7.5; 8.0 is needed"):
+    with pytest.raises(UsageError, match=r"Tesla T4 has compute capability 7\.5; 8\.0 is needed"):
         select_backend("cuda")
 
 

@@ -61,7 +61,7 @@ def build(
         "q_ptr": "*fp16",
         "k_planes": plane_types(format_k),
         "v_planes": plane_types(format_v),
-        "page_table_ptr": "*i32",
+        "page_table_ptr": "*i64",
         "lengths_ptr": "*i32",
         "starts_ptr": "*i32",
         "positions_ptr": "*i64",

@@ -13,10 +13,13 @@ from paged_rows import paged_rows, plain_attention
 from torch import Tensor
 
 from localkv.cache_layout import SegmentSpec
+from localkv.config import AttentionParams
 from localkv.kernels.attention import attention, attention_reference
-from localkv.kernels.gpu.attention import PackedAttention, device_batch, segment_attention
+from localkv.kernels.gpu.attention import PackedAttention, segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
+from localkv.kernels.gpu.rotate import rotate_gpu
+from localkv.kernels.hadamard import hadamard_transform
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS
 from localkv.quant_formats.gpu_cache import has_own_file
@@ -51,10 +54,9 @@ def check(
         gpu,
         rows.q,
         rows.segment,
-        device_batch(rows.batch, rows.seg_batch),
-        scale,
-        softcap=softcap,
-        window=window,
+        rows.seg_batch,
+        rows.batch,
+        AttentionParams(scale, window, softcap),
         sinks=sinks,
     )
     want, want_lse = plain_attention(rows, scale, softcap=softcap, window=window, sinks=sinks)
@@ -133,14 +135,22 @@ def test_rows_that_see_nothing_of_a_segment() -> None:
     """The tokens before a segment: 0, and a log-sum-exp of -inf."""
     for n_new in (2, 12):
         rows = paged_rows([(40, n_new)], group=2)
-        batch = replace(device_batch(rows.batch, rows.seg_batch), first_position=41)
-        out, lse = segment_attention(GPU, rows.q, rows.segment, batch, 0.125)
+        params = AttentionParams(0.125)
+        late = replace(rows.seg_batch, first_position=41)
+        out, lse = segment_attention(GPU, rows.q, rows.segment, late, rows.batch, params)
         assert torch.equal(out[0], torch.zeros_like(out[0]))
         assert bool((lse[0] == -torch.inf).all())
         assert bool(lse[1:].isfinite().all())
-        moved = replace(rows, seg_batch=replace(rows.seg_batch, first_position=41))
+        moved = replace(rows, seg_batch=late)
         want, _ = plain_attention(moved, 0.125)
         assert float((out - want).abs().max()) < 4e-3
+
+
+@pytest.mark.parametrize(("head_dim", "block"), [(64, 64), (96, 32), (192, 64), (128, 128)])
+def test_rotation(head_dim: int, block: int) -> None:
+    x = torch.randn(5, 3, head_dim, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rotate_gpu(x, block), hadamard_transform(x, block))
+    assert rotate_gpu(x, 0) is x
 
 
 @pytest.mark.parametrize("rotations", [(64, 64), (0, 64)])
@@ -160,6 +170,7 @@ def test_through_the_cache(rotations: tuple[int, int]) -> None:
         batch = cache.batch([(sequence, [0] * n_new)])
         rope_store(q, k, v, QueryKeySteps(), cache.layers[0], batch.segments)
         sequence.length += n_new
-        got = attention(ours, q, cache.layers[0], batch, 0.125)
-        want = attention(attention_reference, q.double(), cache.layers[0], batch, 0.125)
+        params = AttentionParams(0.125)
+        got = attention(ours, q, cache.layers[0], batch, params, rotate_gpu)
+        want = attention(attention_reference, q.double(), cache.layers[0], batch, params)
         assert float((got - want).norm() / want.norm()) < 1e-3

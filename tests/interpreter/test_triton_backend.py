@@ -6,51 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from cache_types import scales_of
 from gguf import GGMLQuantizationType as GGMLType
 from random_model import variant
 from test_model import logits, nmse
 
-from localkv.config import ModelConfig
-from localkv.kernels.attention import attention
-from localkv.kernels.backend import Backend, TokenInputs
-from localkv.kernels.gpu.attention import PackedAttention
-from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
-from localkv.kernels.gpu.tile_sizes import INTERPRETER
+from localkv.config import CacheConfig, SamplingParams
+from localkv.engine import Engine
 from localkv.kernels.gpu.triton_backend import triton_backend
-from localkv.kernels.layer_weights import AttentionWeights
 from localkv.kernels.reference_backend import reference_backend
-from localkv.kv_cache import Batch, LayerCache, SegmentBatch
 from localkv.loader.weights import load_model
+from localkv.sampling import Sampler
 
 IDS = [(i * 37 + 11) % 96 for i in range(12)]
-
-
-def store_heads(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    weights: AttentionWeights,
-    config: ModelConfig,
-    inputs: TokenInputs,
-    cache: LayerCache,
-    segments: tuple[SegmentBatch, ...],
-) -> torch.Tensor:
-    steps = QueryKeySteps(
-        weights.attn_q_norm, weights.attn_k_norm, config.rms_eps, inputs.rope, inputs.q_scale
-    )
-    return rope_store(q, k, v, steps, cache, segments)
-
-
-def backend() -> Backend:
-    """Every kernel, in the interpreter."""
-    packed = PackedAttention(INTERPRETER)
-
-    def run_attention(
-        q: torch.Tensor, cache: LayerCache, batch: Batch, softmax_scale: float
-    ) -> torch.Tensor:
-        return attention(packed, q, cache, batch, softmax_scale).flatten(1)
-
-    return triton_backend(store_heads, run_attention, device=torch.device("cpu"), kernels={})
 
 
 @pytest.mark.parametrize(
@@ -69,12 +37,31 @@ def test_models(name: str, weight_type: GGMLType, tmp_path: Path) -> None:
     path = variant(name).write(tmp_path / "model.gguf", weight_type)
     want = logits(path, reference_backend(torch.float64), IDS, "f32")
     exact = weight_type == GGMLType.F32
-    assert nmse(logits(path, backend(), IDS, "f32"), want) < (1e-9 if exact else 1e-5)
-    assert nmse(logits(path, backend(), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
+    assert nmse(logits(path, triton_backend("cpu"), IDS, "f32"), want) < (1e-9 if exact else 1e-5)
+    assert nmse(logits(path, triton_backend("cpu"), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
 
 
 def test_a_tied_embedding_is_held_once(tmp_path: Path) -> None:
     path = variant("llama-tied").write(tmp_path / "model.gguf", GGMLType.Q8_0)
-    model, _ = load_model(path, backend())
+    model, _ = load_model(path, triton_backend("cpu"))
     assert model.weights.output.weight is model.weights.token_embd
     assert not model.weights.token_embd.reads_rows
+
+
+@pytest.mark.parametrize(
+    ("type_k", "type_v"),
+    [("q8_0", "q4_0"), ("q4_1", "bf16"), ("fp8_e4m3_token", "iq4_nl"), ("f16", "fp8_e5m2_head")],
+)
+def test_generation_through_a_packed_cache(type_k: str, type_v: str, tmp_path: Path) -> None:
+    """Prompts in chunks, recorded steps and draws, across a page: the reference's tokens."""
+    path = variant("llama-tied").write(tmp_path / "model.gguf", GGMLType.F32)
+    texts = []
+    for backend in (reference_backend(), triton_backend("cpu")):
+        model, _ = load_model(path, backend)
+        scales = scales_of(model.config, 3.0, 5.0) if "fp8_e5m2_head" in (type_k, type_v) else None
+        config = CacheConfig(type_k, type_v, n_ctx=300, kv_scales=scales)
+        engine = Engine(model, config, n_batch=200)
+        greedy = Sampler(SamplingParams(temperature=0.0), n_vocab=model.config.n_vocab)
+        prompt = [(i * 31 + 7) % 96 for i in range(253)]
+        texts.append(list(engine.generate(prompt, sampler=greedy, max_tokens=6)))
+    assert texts[0] == texts[1]

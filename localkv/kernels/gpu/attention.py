@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
 
 import torch
 import triton
 from torch import Tensor
 
+from localkv.config import AttentionParams
 from localkv.kernels.gpu.attention_config import (
     PRODUCTS,
     TileConfig,
@@ -29,41 +30,6 @@ MOST_CHANNELS = 256
 LEAST_QUERIES = 8
 """Columns that a matrix product needs."""
 PROGRAMS_PER_PROCESSOR = 2
-
-
-@dataclass(frozen=True)
-class DeviceBatch:
-    """A batch's share of a segment, as kernels read it.
-
-    Attributes:
-        page_table, lengths, starts: int32, as in `SegmentBatch` and `Batch`, on the device.
-        positions: int64 [tokens].
-        first_position: position of the segment's row 0.
-        most_new: new tokens of a sequence, at most.
-    """
-
-    page_table: Tensor
-    lengths: Tensor
-    starts: Tensor
-    positions: Tensor
-    first_position: int
-    most_new: int
-
-
-def device_batch(batch: Batch, seg_batch: SegmentBatch) -> DeviceBatch:
-    """Copy what kernels need to the device of the page table."""
-
-    def int32(values: tuple[int, ...]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=batch.positions.device)
-
-    return DeviceBatch(
-        seg_batch.page_table.to(torch.int32),
-        int32(seg_batch.lengths),
-        int32(batch.starts),
-        batch.positions,
-        seg_batch.first_position,
-        max(end - at for at, end in zip(batch.starts, batch.starts[1:], strict=False)),
-    )
 
 
 def padded(head_dim: int) -> int:
@@ -149,19 +115,17 @@ def segment_attention(
     gpu: GpuInfo,
     q: Tensor,
     segment: Segment,
-    batch: DeviceBatch,
-    softmax_scale: float,
+    seg_batch: SegmentBatch,
+    batch: Batch,
+    params: AttentionParams,
     *,
-    softcap: float = 0.0,
-    window: int = 0,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of a batch's queries to the rows of a segment.
 
     Args:
         q: [tokens, n_heads, head_dim], contiguous.
-        softcap: logits x become softcap * tanh(x / softcap), unless it is 0.
-        window: keys that a token sees, itself included; 0 for all before it.
+        seg_batch, batch: of what changes from token to token, only tensors are read.
         sinks: fp32 [n_heads], logit of a key that has no value; of several segments' calls, at most
             one may have it.
 
@@ -172,16 +136,17 @@ def segment_attention(
     tokens, n_heads, head_dim = q.shape
     n_kv_heads = segment.k[0].shape[1]
     group = n_heads // n_kv_heads
-    sequences = len(batch.lengths)
+    sequences = len(batch.starts) - 1
+    most_new = max(end - at for at, end in itertools.pairwise(batch.starts))
     width = padded(head_dim)
-    decode = batch.most_new <= FEW_TOKENS
+    decode = most_new <= FEW_TOKENS
     tiles = tiles_of(
         gpu.arch,
         head_dim,
         segment.format_k,
         segment.format_v,
         group,
-        batch.most_new if decode else 0,
+        most_new if decode else 0,
     )
     constants = attention_constants(
         segment.format_k,
@@ -190,17 +155,19 @@ def segment_attention(
         group=group,
         head_dim=head_dim,
         tiles=tiles,
-        softcap=softcap != 0,
-        window=window != 0,
+        softcap=params.softcap != 0,
+        window=params.window != 0,
         ptx=gpu.ptx,
     )
-    tables = (batch.page_table, batch.lengths, batch.starts, batch.positions)
-    numbers = (batch.first_position, batch.page_table.shape[1], softmax_scale, softcap, window)
+    table = seg_batch.page_table
+    tables = (table, seg_batch.length_table, batch.start_table, batch.positions)
+    numbers = (seg_batch.first_position, table.shape[1])
+    numbers += (params.softmax_scale, params.softcap, params.window)
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     out = torch.empty_like(q)
     lse = torch.empty(tokens, n_heads, dtype=torch.float32, device=q.device)
     if not decode:
-        blocks = triton.cdiv(batch.most_new * group, tiles.queries)
+        blocks = triton.cdiv(most_new * group, tiles.queries)
         prefill_kernel[(blocks, n_kv_heads, sequences)](
             q,
             segment.k,
@@ -215,7 +182,7 @@ def segment_attention(
             **options,
         )
         return out, lse
-    capacity = batch.page_table.shape[1] * segment.k[0].shape[2]
+    capacity = table.shape[1] * segment.k[0].shape[2]
     splits = n_splits(gpu, sequences, n_kv_heads, capacity, tiles.keys)
     parts = torch.empty(tokens, n_heads, splits, head_dim, dtype=torch.float32, device=q.device)
     part_lse = torch.empty(tokens, n_heads, splits, dtype=torch.float32, device=q.device)
@@ -239,11 +206,10 @@ def segment_attention(
 
 
 class PackedAttention:
-    """`SegmentAttention` on a GPU: brings what kernels need of a batch to the device once."""
+    """`SegmentAttention` on a GPU."""
 
     def __init__(self, gpu: GpuInfo) -> None:
         self.gpu = gpu
-        self._recent: list[tuple[SegmentBatch, DeviceBatch]] = []
 
     def __call__(
         self,
@@ -251,17 +217,6 @@ class PackedAttention:
         segment: Segment,
         seg_batch: SegmentBatch,
         batch: Batch,
-        softmax_scale: float,
+        params: AttentionParams,
     ) -> tuple[Tensor, Tensor]:
-        return segment_attention(
-            self.gpu, q, segment, self._on_device(batch, seg_batch), softmax_scale
-        )
-
-    def _on_device(self, batch: Batch, seg_batch: SegmentBatch) -> DeviceBatch:
-        for known, on_device in self._recent:
-            if known is seg_batch:
-                return on_device
-        if len(self._recent) > len(batch.segments):
-            self._recent.clear()
-        self._recent.append((seg_batch, device_batch(batch, seg_batch)))
-        return self._recent[-1][1]
+        return segment_attention(self.gpu, q, segment, seg_batch, batch, params)

@@ -61,7 +61,7 @@ def decode_kernel(
     Args:
         q_ptr: [tokens, N_KV_HEADS * GROUP, HEAD_DIM].
         k_planes, v_planes: tuples of uint8 pointers.
-        page_table_ptr: int32 [sequences, table_width].
+        page_table_ptr: int64 [sequences, table_width].
         lengths_ptr: int32 [sequences], rows in this segment.
         starts_ptr: int32 [sequences + 1], offsets of the sequences' tokens in q.
         positions_ptr: int64 [tokens].

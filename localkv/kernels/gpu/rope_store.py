@@ -49,6 +49,8 @@ def _store(
     batch: SegmentBatch,
     rotations: tuple[int, int],
     q_out: Tensor | None,
+    *,
+    scaled: bool,
 ) -> None:
     n_tokens, n_kv_heads, head_dim = k.shape
     n_heads = 0 if q is None else q.shape[1]
@@ -72,6 +74,8 @@ def _store(
         q_out,
         segment.k,
         segment.v,
+        segment.scale_k if scaled else None,
+        segment.scale_v if scaled else None,
         n_tokens,
         n_stored,
         steps.eps,
@@ -88,6 +92,8 @@ def _store(
         SCALE_Q=steps.q_scale is not None,
         ROTATION_K=rotations[0],
         ROTATION_V=rotations[1],
+        SCALED_K=scaled and segment.scale_k is not None,
+        SCALED_V=scaled and segment.scale_v is not None,
         num_warps=1 if rows == 1 else 4,
         enable_fp_fusion=False,
     )
@@ -101,7 +107,9 @@ def rope_store(
     cache: LayerCache,
     batches: tuple[SegmentBatch, ...],
 ) -> Tensor:
-    """Norm and turn q and k, and store the rows of k and v in each segment's types, rotated.
+    """Norm and turn q and k, and store the rows of k and v in each segment's types.
+
+    They are rotated and scaled by head as each segment wants them.
 
     Args:
         q: [tokens, n_heads, head_dim], contiguous.
@@ -113,7 +121,8 @@ def rope_store(
     out = torch.empty_like(q)
     for i, (segment, batch) in enumerate(zip(cache.segments, batches, strict=True)):
         rotations = (segment.rotation_k, segment.rotation_v)
-        _store(q if i == 0 else None, k, v, steps, segment, batch, rotations, out)
+        first_q = q if i == 0 else None
+        _store(first_q, k, v, steps, segment, batch, rotations, out, scaled=True)
     return out
 
 
@@ -122,4 +131,4 @@ def store_kv_gpu(
 ) -> None:
     """Store a batch's rows as they are: k, v [tokens, n_kv_heads, head_dim], contiguous."""
     for segment, batch in zip(cache.segments, batches, strict=True):
-        _store(None, k, v, PLAIN, segment, batch, (0, 0), None)
+        _store(None, k, v, PLAIN, segment, batch, (0, 0), None, scaled=False)

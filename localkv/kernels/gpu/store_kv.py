@@ -81,6 +81,8 @@ def store_kernel(
     q_out_ptr,
     k_planes,
     v_planes,
+    k_scale_ptr,
+    v_scale_ptr,
     n_tokens,
     n_stored,
     eps,
@@ -97,6 +99,8 @@ def store_kernel(
     SCALE_Q: tl.constexpr,
     ROTATION_K: tl.constexpr,
     ROTATION_V: tl.constexpr,
+    SCALED_K: tl.constexpr,
+    SCALED_V: tl.constexpr,
 ):
     """Grid (blocks of ROWS tokens, N_HEADS + 2 N_KV_HEADS): heads of q, of k, of v.
 
@@ -108,6 +112,7 @@ def store_kernel(
         tokens_ptr, slots_ptr: int64 [n_stored], tokens whose rows are stored, and where.
         q_out_ptr: [n_tokens, N_HEADS, HEAD_DIM].
         k_planes, v_planes: tuples of uint8 pointers.
+        k_scale_ptr, v_scale_ptr: fp32 [N_KV_HEADS], rows are divided by it, if SCALED_K, SCALED_V.
         ROTATION_K, ROTATION_V: channels that are rotated together, or 0.
     """
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -159,8 +164,14 @@ def store_kernel(
                 ROPE_DIMS,
                 INTERLEAVED,
             )
-            WRITE_K(k_planes, stored, valid, hadamard(k, ROTATION_K), HEAD_DIM, WIDTH)
+            k = hadamard(k, ROTATION_K)
+            if SCALED_K:
+                k = tl.div_rn(k, tl.load(k_scale_ptr + kv_head))
+            WRITE_K(k_planes, stored, valid, k, HEAD_DIM, WIDTH)
         else:
             mask = valid[:, None] & (j < HEAD_DIM)[None, :]
             v = load_head(v_ptr, row, mask, j, HEAD_DIM)
-            WRITE_V(v_planes, stored, valid, hadamard(v, ROTATION_V), HEAD_DIM, WIDTH)
+            v = hadamard(v, ROTATION_V)
+            if SCALED_V:
+                v = tl.div_rn(v, tl.load(v_scale_ptr + kv_head))
+            WRITE_V(v_planes, stored, valid, v, HEAD_DIM, WIDTH)

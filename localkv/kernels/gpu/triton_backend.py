@@ -1,45 +1,25 @@
-"""TRITON: float32 activations, packed weights, a packed cache, and kernels that fuse.
-
-Everything but attention and what happens to q, k and v between their projection and it, which
-`triton_backend` is given.
-"""
+"""TRITON: float32 activations, packed weights, a packed cache, and kernels that fuse."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from localkv.config import ModelConfig, MoeConfig
+from localkv.config import AttentionParams, ModelConfig, MoeConfig
+from localkv.kernels.attention import attention
 from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.gpu.attention import PackedAttention
+from localkv.kernels.gpu.driver import start_triton
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.moe import moe_mlp
 from localkv.kernels.gpu.plane_tensor import prepare
 from localkv.kernels.gpu.products import gate_up, linears, normed
 from localkv.kernels.gpu.rms_norm import rms_norm
+from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
+from localkv.kernels.gpu.rotate import rotate_gpu
+from localkv.kernels.gpu.tile_sizes import gpu_of
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
 from localkv.kv_cache import Batch, LayerCache, SegmentBatch
-
-StoreHeads = Callable[
-    [
-        Tensor,
-        Tensor,
-        Tensor,
-        AttentionWeights,
-        ModelConfig,
-        TokenInputs,
-        LayerCache,
-        tuple[SegmentBatch, ...],
-    ],
-    Tensor,
-]
-"""(q, k, v, weights, config, inputs, cache, segments) -> q after its norm, RoPE and scaling.
-
-q, k and v are float32 [tokens, heads, head_dim], as projected, contiguous. K and V of the tokens
-are in their pages afterwards.
-"""
-Attention = Callable[[Tensor, LayerCache, Batch, float], Tensor]
 
 
 def norm_qkv(
@@ -75,30 +55,37 @@ def logits(x: Tensor, output_norm: Tensor, output: Linear, eps: float) -> Tensor
     return linears(normed(x, output_norm, eps, (output,)), (output,))[0]
 
 
-def triton_backend(
-    store_heads: StoreHeads,
-    attention: Attention,
-    *,
-    device: torch.device,
-    kernels: Mapping[str, str],
-    head_dim_multiple: int = 1,
-) -> Backend:
-    """The backend on `device`, with the attention given.
+def norm_qkv_rope_store(
+    x: Tensor,
+    weights: AttentionWeights,
+    config: ModelConfig,
+    inputs: TokenInputs,
+    cache: LayerCache,
+    segments: tuple[SegmentBatch, ...],
+) -> Tensor:
+    """q after RoPE, float32; three launches for one segment."""
+    q, k, v = norm_qkv(x, weights, config)
+    steps = QueryKeySteps(
+        weights.attn_q_norm, weights.attn_k_norm, config.rms_eps, inputs.rope, inputs.q_scale
+    )
+    return rope_store(q, k, v, steps, cache, segments)
 
-    Args:
-        kernels: what implements attention, for the start summary.
+
+def triton_backend(device: torch.device | str = "cuda") -> Backend:
+    """The backend of NVIDIA GPUs; of the CPU only in Triton's interpreter, for tests.
+
+    Raises:
+        LocalKVError: Triton can't build what it needs.
     """
+    device = torch.device(device)
+    if device.type == "cuda":
+        start_triton()
+    packed = PackedAttention(gpu_of(device))
 
-    def norm_qkv_rope_store(
-        x: Tensor,
-        weights: AttentionWeights,
-        config: ModelConfig,
-        inputs: TokenInputs,
-        cache: LayerCache,
-        segments: tuple[SegmentBatch, ...],
+    def run_attention(
+        q: Tensor, cache: LayerCache, batch: Batch, params: AttentionParams
     ) -> Tensor:
-        q, k, v = norm_qkv(x, weights, config)
-        return store_heads(q, k, v, weights, config, inputs, cache, segments)
+        return attention(packed, q, cache, batch, params, rotate_gpu).flatten(1)
 
     return Backend(
         name="cuda",
@@ -106,14 +93,17 @@ def triton_backend(
         dtype=torch.float32,
         embed=embed,
         norm_qkv_rope_store=norm_qkv_rope_store,
-        attention=attention,
+        attention=run_attention,
         out_residual=out_residual,
         mlp_residual=mlp_residual,
         moe_residual=moe_residual,
         logits=logits,
         prepare=lambda weight: prepare(weight, device),
         prepare_embedding=lambda weight: prepare(weight, device),
-        kernels={**kernels, "linear": "packed weights, Triton; float32 or fp16 tensor cores"},
-        head_dim_multiple=head_dim_multiple,
+        kernels={
+            "attention": "packed K and V, Triton; fp16 tensor cores, float32 sums",
+            "linear": "packed weights, Triton; float32 or fp16 tensor cores",
+        },
         compiles=True,
+        records=True,
     )
