@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("Triton is loaded without its interpreter: run tests/interpreter alone")
 os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton")
+if find_spec("triton") is None:  # there is none for this platform
+    collect_ignore_glob = ["test_*.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
