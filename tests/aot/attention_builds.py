@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from aot_report import compile_kernel
 
-from localkv.kernels.gpu.attention import attention_constants, padded, product_of
-from localkv.kernels.gpu.attention_config import TileConfig, decode_config, prefill_config
+from localkv.kernels.gpu.attention import attention_constants, tiles_of
+from localkv.kernels.gpu.attention_config import TileConfig
 from localkv.kernels.gpu.attention_decode import decode_kernel
 from localkv.kernels.gpu.attention_prefill import prefill_kernel
 from localkv.quant_formats import KV_FORMATS, QuantFormat
@@ -43,15 +42,15 @@ def build(
 ) -> tuple[Any, TileConfig]:
     """The compiled kernel, and its tiles."""
     format_k, format_v = KV_FORMATS[type_k], KV_FORMATS[type_v]
-    choose = decode_config if kernel is decode_kernel else prefill_config
-    tiles = tiles or choose(arch, padded(head_dim), product_of(format_k, format_v))
+    tiles = tiles or tiles_of(
+        arch, head_dim, format_k, format_v, group, n_new if kernel is decode_kernel else 0
+    )
     constants = attention_constants(
         format_k,
         format_v,
         n_kv_heads=8,
         group=group,
         head_dim=head_dim,
-        queries=tiles.queries or max(8, triton.next_power_of_2(group * n_new)),
         tiles=tiles,
         softcap=softcap,
         window=window,

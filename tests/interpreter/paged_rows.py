@@ -13,13 +13,6 @@ from localkv.cache_layout import SegmentSpec
 from localkv.kernels.attention import read_pages
 from localkv.kernels.store_kv import store_kv
 from localkv.kv_cache import Batch, KVCache, Segment, SegmentBatch
-from localkv.quant_formats.base import QuantFormat
-from localkv.quant_formats.gpu_cache import gpu_codec
-
-
-def has_own_file(fmt: QuantFormat) -> bool:
-    """Whether a type is read and written otherwise than another one."""
-    return gpu_codec(fmt).__name__.endswith("." + fmt.name)
 
 
 @dataclass(frozen=True)

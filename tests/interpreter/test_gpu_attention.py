@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from paged_rows import has_own_file, paged_rows, plain_attention
+from paged_rows import paged_rows, plain_attention
 from torch import Tensor
 
 from localkv.cache_layout import SegmentSpec
@@ -19,6 +19,7 @@ from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats.gpu_cache import has_own_file
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)

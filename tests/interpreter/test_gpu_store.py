@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_rows import has_own_file, poisoned_cache
+from paged_rows import poisoned_cache
 from torch import Tensor
 
 from localkv.cache_layout import PAGE_TOKENS, SegmentSpec
@@ -14,6 +14,7 @@ from localkv.kernels.rms_norm import rms_norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS, QuantFormat
+from localkv.quant_formats.gpu_cache import has_own_file
 
 by_format = pytest.mark.parametrize(
     "fmt",
@@ -93,6 +94,7 @@ def odd_rows() -> Tensor:
         torch.tensor([4.0, -4.0] * 32),
         torch.tensor([-4.0, 4.0] * 32),
         torch.randint(-127, 128, (64,), generator=generator).float() / 2,
+        torch.tensor([127.0, 0.5 - 2**-25, 0.5, -0.5, 1.5, 2.5, 126.5, 3.0] * 8),
         torch.full((64,), 3.0),
         torch.full((64,), -3.0),
     ]

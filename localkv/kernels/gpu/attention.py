@@ -26,6 +26,8 @@ FEW_TOKENS = 8
 """New tokens of a sequence up to which its context is split among programs."""
 MOST_SPLITS = 64
 MOST_CHANNELS = 256
+LEAST_QUERIES = 8
+"""Columns that a matrix product needs."""
 PROGRAMS_PER_PROCESSOR = 2
 
 
@@ -72,7 +74,8 @@ def padded(head_dim: int) -> int:
     """
     if head_dim > MOST_CHANNELS:
         raise ValueError(f"heads of {head_dim} channels: kernels take {MOST_CHANNELS} at most")
-    return max(64, triton.next_power_of_2(head_dim))
+    width: int = triton.next_power_of_2(head_dim)
+    return max(64, width)
 
 
 def _side(fmt: QuantFormat, side: str) -> dict[str, object]:
@@ -91,7 +94,6 @@ def attention_constants(
     n_kv_heads: int,
     group: int,
     head_dim: int,
-    queries: int,
     tiles: TileConfig,
     softcap: bool,
     window: bool,
@@ -103,7 +105,7 @@ def attention_constants(
         **_side(format_v, "V"),
         "N_KV_HEADS": n_kv_heads,
         "GROUP": group,
-        "QUERIES": queries,
+        "QUERIES": tiles.queries,
         "HEAD_DIM": head_dim,
         "WIDTH": padded(head_dim),
         "KEYS": tiles.keys,
@@ -116,13 +118,30 @@ def attention_constants(
 
 def product_of(*formats: QuantFormat) -> str:
     """The product, of those that the types need, that takes the most room."""
-    return max((gpu_codec(fmt).PRODUCT for fmt in formats), key=PRODUCTS.index)
+    products: list[str] = [gpu_codec(fmt).PRODUCT for fmt in formats]
+    return max(products, key=PRODUCTS.index)
+
+
+def tiles_of(
+    arch: int,
+    head_dim: int,
+    format_k: QuantFormat,
+    format_v: QuantFormat,
+    group: int,
+    few_tokens: int,
+) -> TileConfig:
+    """Tiles of `decode_kernel` for so many new tokens of a sequence, or, with 0, of prefill."""
+    width, product = padded(head_dim), product_of(format_k, format_v)
+    if few_tokens == 0:
+        return prefill_config(arch, width, product)
+    queries: int = triton.next_power_of_2(few_tokens * group)
+    return decode_config(arch, width, product, max(LEAST_QUERIES, queries))
 
 
 def n_splits(gpu: GpuInfo, sequences: int, n_kv_heads: int, capacity: int, keys: int) -> int:
     """Among how many programs a context is split, whatever its length, so that all are busy."""
     programs = sequences * n_kv_heads
-    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * gpu.n_processors, programs)
+    wanted = -(-PROGRAMS_PER_PROCESSOR * gpu.n_processors // programs)
     return max(1, min(wanted, MOST_SPLITS, capacity // keys))
 
 
@@ -156,10 +175,13 @@ def segment_attention(
     sequences = len(batch.lengths)
     width = padded(head_dim)
     decode = batch.most_new <= FEW_TOKENS
-    choose = decode_config if decode else prefill_config
-    tiles = choose(gpu.arch, width, product_of(segment.format_k, segment.format_v))
-    queries = tiles.queries or max(
-        gpu.least_queries, triton.next_power_of_2(batch.most_new * group)
+    tiles = tiles_of(
+        gpu.arch,
+        head_dim,
+        segment.format_k,
+        segment.format_v,
+        group,
+        batch.most_new if decode else 0,
     )
     constants = attention_constants(
         segment.format_k,
@@ -167,7 +189,6 @@ def segment_attention(
         n_kv_heads=n_kv_heads,
         group=group,
         head_dim=head_dim,
-        queries=queries,
         tiles=tiles,
         softcap=softcap != 0,
         window=window != 0,
@@ -179,7 +200,7 @@ def segment_attention(
     out = torch.empty_like(q)
     lse = torch.empty(tokens, n_heads, dtype=torch.float32, device=q.device)
     if not decode:
-        blocks = triton.cdiv(batch.most_new * group, queries)
+        blocks = triton.cdiv(batch.most_new * group, tiles.queries)
         prefill_kernel[(blocks, n_kv_heads, sequences)](
             q,
             segment.k,

@@ -14,7 +14,7 @@ class TileConfig:
     """How a kernel is launched.
 
     Attributes:
-        queries: rows of Q of a program, a power of two; 0: as many as there are.
+        queries: rows of Q of a program, a power of two.
         keys: rows of K and V of a tile; divides a page.
         warps: of a program.
         stages: tiles on their way from memory at the same time, plus one.
@@ -29,6 +29,9 @@ class TileConfig:
 PRODUCTS = ("fp16", "tf32", "tf32x3")
 """How tiles are multiplied (see `quant_formats.gpu_cache`), by the room that it takes."""
 
+SERVER_BLACKWELL = 10
+"""Compute capability 10.x: its matrix unit has a memory of its own."""
+
 DECODE_KEYS = {
     "fp16": {64: 128, 128: 64, 256: 64},
     "tf32": {64: 64, 128: 64, 256: 32},
@@ -38,7 +41,7 @@ PREFILL = {
     "fp16": {
         64: TileConfig(128, 128, 8, 2),
         128: TileConfig(128, 64, 8, 2),
-        256: TileConfig(64, 32, 8, 2),
+        256: TileConfig(32, 64, 4, 2),
     },
     "tf32": {
         64: TileConfig(64, 64, 4, 2),
@@ -54,15 +57,20 @@ PREFILL = {
 """By channels of a head, as a power of two; within the 99 KiB of shared memory of 8.6."""
 
 
-def decode_config(arch: int, width: int, product: str) -> TileConfig:
+def decode_config(arch: int, width: int, product: str, queries: int) -> TileConfig:
     """For `attention_decode`.
 
     Args:
         arch: compute capability, 86 for 8.6.
         width: channels of a head, as a power of two.
         product: of `PRODUCTS`, the later of K's and V's.
+        queries: rows of Q, as a power of two.
     """
-    return TileConfig(0, DECODE_KEYS[product][width], 4, 2)
+    keys = DECODE_KEYS[product][width]
+    if arch // 10 == SERVER_BLACKWELL:
+        # fewer than its matrix unit takes, which is made for large products
+        keys = min(keys, 64 if queries <= 8 else 32)
+    return TileConfig(queries, keys, 4, 2)
 
 
 def prefill_config(arch: int, width: int, product: str) -> TileConfig:
@@ -70,7 +78,7 @@ def prefill_config(arch: int, width: int, product: str) -> TileConfig:
     if arch == 90 and width == 256 and product == "fp16":
         return TileConfig(128, 64, 8, 2)  # wgmma reads from more shared memory
     tiles = PREFILL[product][width]
-    if arch // 10 == 10:
+    if arch // 10 == SERVER_BLACKWELL:
         # the pipeliner of Triton 3.6 and 3.7 fails on its tensor memory and the fence
         return replace(tiles, stages=1)
     return tiles

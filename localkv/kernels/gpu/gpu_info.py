@@ -15,13 +15,11 @@ class GpuInfo:
         arch: compute capability, 86 for 8.6.
         n_processors: streaming multiprocessors.
         ptx: whether inline PTX works: not in Triton's interpreter.
-        least_queries: rows of Q that a matrix product needs.
     """
 
     arch: int
     n_processors: int
     ptx: bool = True
-    least_queries: int = 8
 
 
 def gpu_info(device: torch.device) -> GpuInfo:

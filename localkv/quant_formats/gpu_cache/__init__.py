@@ -24,11 +24,20 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import cast
 
 from localkv.quant_formats.base import QuantFormat
 
 
 def gpu_codec(fmt: QuantFormat) -> ModuleType:
     """The file of a cache type: the namesake of the one that its own codec is in."""
-    name = getattr(fmt.codec, "__name__", fmt.name).rpartition(".")[2]
-    return importlib.import_module(f"{__name__}.{name}")
+    return importlib.import_module(f"{__name__}.{_file_name(fmt)}")
+
+
+def has_own_file(fmt: QuantFormat) -> bool:
+    """Whether rows of a cache type are read and written otherwise than another one's."""
+    return _file_name(fmt) == fmt.name
+
+
+def _file_name(fmt: QuantFormat) -> str:
+    return cast(ModuleType, fmt.codec).__name__.rpartition(".")[2]

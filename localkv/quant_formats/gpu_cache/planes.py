@@ -58,16 +58,19 @@ def as_f16(plane):
 def load_scales(plane, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     """A fp16 number per block of 32, 0 in rows that aren't `valid`: [rows, WIDTH / 32].
 
-    A row of 2 or 4 of them is loaded as one word: with more threads than pairs of numbers each
-    would load 2 bytes, for which there is no copy to shared memory in the background.
+    Loaded as words of 2 or 4 of them where a row has whole words: with more threads than numbers
+    each would load 2 bytes, and so little isn't copied to shared memory in the background.
     """
     blocks: tl.constexpr = WIDTH // 32
-    if HEAD_DIM == WIDTH and blocks <= 4:
-        n = tl.arange(0, valid.shape[0])
+    if HEAD_DIM == WIDTH:
+        rows: tl.constexpr = valid.shape[0]
+        per_word: tl.constexpr = 2 if blocks == 2 else 4
         words = plane.to(tl.pointer_type(tl.int32 if blocks == 2 else tl.int64))
-        word = tl.load(words + (first_row + n), mask=valid, other=0)
-        bits = word[:, None] >> (16 * tl.arange(0, blocks)).to(word.dtype)[None, :]
-        return bits.to(tl.uint16).to(tl.float16, bitcast=True)
+        length: tl.constexpr = blocks // per_word
+        word = load_valid_rows(words, first_row, valid, 0, length, length)
+        shifts = (16 * tl.arange(0, per_word)).to(word.dtype)
+        bits = (word[:, :, None] >> shifts[None, None, :]).to(tl.uint16)
+        return tl.reshape(bits.to(tl.float16, bitcast=True), (rows, blocks))
     else:
         return load_valid_rows(as_f16(plane), first_row, valid, 0, blocks, HEAD_DIM // 32)
 
