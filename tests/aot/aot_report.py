@@ -133,11 +133,12 @@ def _is_matrix_op(op: str) -> bool:
 
 
 def _main_loop(sass: str) -> list[str]:
+    """Waits for barriers stand behind the kernel's end and jump back to where they belong, in a
+    loop or not: those are no loops."""
     ops, labels, branches = opcodes(sass)
     spans = [(labels[to], at + 1) for at, to in branches if labels[to] < at]
-    # waits for barriers stand behind the code, and jump back into the loops that they belong to
     spans = [(a, b) for a, b in spans if not any(c < a < d < b for c, d in spans)]
-    loops = [ops[a:b] for a, b in spans]
+    loops = [ops[a:b] for a, b in spans if "EXIT" not in ops[a:b]]
     working = [loop for loop in loops if any(_is_load(op) or _is_matrix_op(op) for op in loop)]
     return max(working, key=len, default=[])
 
