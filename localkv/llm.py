@@ -17,7 +17,7 @@ from localkv.cache_layout import cache_segments
 from localkv.config import CacheConfig, KVScales, ModelConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import UsageError
-from localkv.kernels.select import select_backend
+from localkv.kernels.select import select_backend, unused_gpu
 from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
 from localkv.loader.gguf_file import open_gguf
@@ -98,6 +98,8 @@ class LLM:
         started = time.perf_counter()
         self.warnings: list[str] = []
         backend = select_backend(device)
+        if device == "auto" and (reason := unused_gpu()):
+            self.warnings.append(f"the GPU is not used: {reason}")
         for option, value in (("n_batch", n_batch), ("n_threads", n_threads)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")

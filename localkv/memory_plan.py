@@ -68,7 +68,8 @@ def plan_memory(
     tensors = list(tensors)
     mapped, allocated = weight_bytes(tensors, backend)
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
-    decoded = [math.prod(t.shape[-2:]) for t in matrices if not _in_panels(t, backend)]
+    by_tile = [t for t in matrices if backend != "cuda" and not _in_panels(t, backend)]
+    decoded = [math.prod(tensor.shape[-2:]) for tensor in by_tile]
     k, v = cache_bytes(
         cache_segments(cache, config.head_dim),
         n_layers=config.n_layers,
@@ -105,8 +106,10 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
     mapped = allocated = 0
     for tensor in tensors:
         looked_up = tensor.name == "token_embd.weight" and not tied
-        if len(tensor.shape) == 1 and tensor.format.name != "f32":
+        if len(tensor.shape) == 1 and (tensor.format.name != "f32" or backend == "cuda"):
             allocated += 4 * tensor.shape[0]
+        elif backend == "cuda":
+            allocated += tensor.n_bytes
         elif len(tensor.shape) > 1 and _in_panels(tensor, backend) and not looked_up:
             allocated += panels_bytes(tensor.format, tensor.shape)
         else:

@@ -32,6 +32,8 @@ TILE_BYTES = 12
 """Per value of a tile: codes, float32, and one step between."""
 MAX_TILE_ROWS = 8
 """Rows of attention that decode kernels hold in registers at once, where there are most."""
+GPU_FEW_TOKENS, GPU_MOST_SPLITS = 8, 64
+"""New tokens of a sequence up to which a GPU splits the context, and the most pieces."""
 VOCABULARY_BYTES = 64
 """Per token of the vocabulary: logits, and the sampler's ids, keys and probabilities."""
 INDEX_BYTES = 64
@@ -68,6 +70,8 @@ def scratch_bytes(
     tile = TILE_BYTES * min(TILE_VALUES, largest_decoded)
     if backend == "reference":
         attention = _reference_attention_bytes(config, n_ctx, n_tokens)
+    elif backend == "cuda":
+        attention = _gpu_attention_bytes(config)
     else:
         attention = _cpu_attention_bytes(config, n_ctx, n_threads)
     logits = VOCABULARY_BYTES * config.n_vocab
@@ -95,6 +99,11 @@ def activation_width(config: ModelConfig) -> int:
     if config.moe is not None:
         feed_forward += 3 * x  # the experts' sum, the rows of one expert, its weighted output
     return rope + max(store, turn, attend, feed_forward)
+
+
+def _gpu_attention_bytes(config: ModelConfig) -> int:
+    """Outputs and sums that the splits of a context leave to be merged."""
+    return FLOAT * GPU_FEW_TOKENS * config.n_heads * GPU_MOST_SPLITS * (config.head_dim + 1)
 
 
 def _cpu_attention_bytes(config: ModelConfig, n_ctx: int, n_threads: int) -> int:

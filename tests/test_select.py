@@ -10,7 +10,7 @@ import torch
 
 from localkv.errors import LocalKVError, UsageError
 from localkv.kernels.gpu.driver import start_triton
-from localkv.kernels.select import select_backend, why_no_gpu
+from localkv.kernels.select import select_backend, unused_gpu, why_no_gpu
 
 
 @pytest.fixture
@@ -23,6 +23,7 @@ def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_is_the_cpu_where_no_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert select_backend("auto").name == "cpu"
+    assert unused_gpu() == ""
     assert select_backend("cpu").name == "cpu"
     assert select_backend("reference").name == "reference"
 
@@ -38,6 +39,7 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("old_gpu")
 def test_an_old_gpu_is_not_taken() -> None:
     assert select_backend("auto").name == "cpu"
+    assert "Tesla T4" in unused_gpu()
     with pytest.raises(UsageError, match=r"Tesla T4 has compute capability 7\.5; 8\.0 is needed"):
         select_backend("cuda")
 

@@ -37,6 +37,11 @@ def why_no_gpu() -> tuple[str, str]:
     return "", ""
 
 
+def unused_gpu() -> str:
+    """Why "auto" leaves a GPU that is there alone; empty if it doesn't, or there is none."""
+    return why_no_gpu()[0] if torch.cuda.is_available() else ""
+
+
 def select_backend(device: str = "auto") -> Backend:
     """The backend that runs on `device`; "auto" is the GPU if there is one that it supports.
 
