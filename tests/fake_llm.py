@@ -55,6 +55,11 @@ class FakeLLM:
         cache = SimpleNamespace(n_bytes=lambda side: 1 << 19, segments=[segment])
         self.engine = SimpleNamespace(cache=cache)
 
+    def chat_template_from(self, source: str) -> object:
+        from localkv.llm import LLM
+
+        return LLM.chat_template_from(self, source)  # type: ignore[arg-type]
+
     def stream(self, prompt: str, **options: Any) -> FakeStream:
         type(self).asked = {"prompt": prompt, **options}
         return FakeStream(self.pieces, self.finish_reason, self.context_full)

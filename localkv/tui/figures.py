@@ -1,0 +1,51 @@
+"""Figures as the screen shows them."""
+
+from __future__ import annotations
+
+import time
+
+from textual.content import Content
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def size(n_bytes: float) -> str:
+    """Bytes in a unit that leaves few digits."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if n_bytes >= factor:
+            value = n_bytes / factor
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{n_bytes / 1024:.1f} KiB"
+
+
+def bar(share: float, width: int, style: str) -> Content:
+    """A bar of which a share is filled, to an eighth of a cell."""
+    share = min(max(share, 0.0), 1.0)
+    whole, eighth = divmod(round(share * width * 8), 8)
+    filled = "█" * whole + (EIGHTHS[eighth] if eighth else "")
+    rest = "░" * (width - len(filled))
+    return Content.assemble((filled, style), (rest, "$foreground 20%"))
+
+
+def ago(then: float) -> str:
+    """How long ago a time of `time.time` was, roughly."""
+    seconds = max(0.0, time.time() - then)
+    if seconds < 90:
+        return "just now"
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            n = int(seconds // length)
+            return f"{n} {unit}{'s' if n > 1 else ''} ago"
+    raise AssertionError
+
+
+def printable_text(text: str) -> str:
+    """A text without what could steer a terminal: control characters as their pictures."""
+    return "".join(
+        chr(0x2400 + ord(c))
+        if c < " " and c not in "\n\t"
+        else "\N{SYMBOL FOR DELETE}"
+        if c == "\x7f"
+        else c
+        for c in text
+    )
