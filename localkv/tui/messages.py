@@ -20,9 +20,6 @@ class EngineMessage(Message):
 
     driver: EngineDriver
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
 
 @dataclass
 class EngineLoading(EngineMessage):
@@ -86,9 +83,6 @@ class PromptSubmitted(Message):
 
     text: str
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
 
 @dataclass
 class SettingChanged(Message):
@@ -97,18 +91,12 @@ class SettingChanged(Message):
     name: str
     text: str
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
 
 @dataclass
 class SystemPromptChanged(Message):
     """The user wrote another system prompt."""
 
     text: str
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
 
 @dataclass
@@ -118,9 +106,6 @@ class BranchWanted(Message):
     message_id: int
     step: int
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
 
 @dataclass
 class EditWanted(Message):
@@ -128,15 +113,9 @@ class EditWanted(Message):
 
     message_id: int
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
 
 @dataclass
 class RetryWanted(Message):
     """The user wants another answer beside this one."""
 
     message_id: int
-
-    def __post_init__(self) -> None:
-        super().__init__()
