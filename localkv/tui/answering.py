@@ -133,14 +133,13 @@ class Answering(Screen[None]):
             return
         self.wants_answer = False
         if self.meter.facts is None or isinstance(event.error, EngineStoppedError):
-            await self._lose_engine(event.error)
+            self._lose_engine(event.error)
         else:
             await self.transcript.note(str(event.error), error=True)
 
-    async def _lose_engine(self, error: LocalKVError) -> None:
+    def _lose_engine(self, error: LocalKVError) -> None:
         self.meter = replace(self.meter, facts=None)
         self.query_one(LoadStrip).fail(error)
-        await self.transcript.note(str(error), error=True)
 
     def count_tokens(self) -> None:
         """Find out how full the context is, where no answer has told."""
@@ -242,7 +241,7 @@ class Answering(Screen[None]):
             return
         await self._fail_answer(event.error)
         if isinstance(event.error, EngineStoppedError):
-            await self._lose_engine(event.error)
+            self._lose_engine(event.error)
         elif isinstance(event.error, ContextOverflowError):
             self.ask_about_full_context(
                 f"{event.error.message[:1].upper()}{event.error.message[1:]}."

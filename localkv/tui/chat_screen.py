@@ -34,7 +34,7 @@ from localkv.tui.messages import (
 )
 from localkv.tui.sessions_screen import SessionsScreen
 from localkv.tui.slash_commands import COMMANDS, change_setting, run_command
-from localkv.tui.widgets.cache_meter import StatusLine
+from localkv.tui.widgets.cache_meter import CacheMeter, StatusLine
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.message_view import MessageView
 from localkv.tui.widgets.prompt import CommandHints, Prompt
@@ -43,6 +43,7 @@ from localkv.tui.widgets.side_panel import SidePanel
 from localkv.tui.widgets.transcript import Transcript
 
 _COMMAND = re.compile(r"/[a-z]+(\s|$)")
+_MUTED = "$foreground 60%"
 _USAGES = [(command.usage, command.description) for command in COMMANDS]
 
 
@@ -83,6 +84,10 @@ class ChatScreen(Answering):
 
     async def on_mount(self) -> None:
         self.query_one(CommandHints).display = False
+        name = Path(self.options.model).name
+        self.query_one("#welcome", Static).update(
+            Content.assemble((name, "bold"), "\n", ("loading; you can write already", _MUTED))
+        )
         self.show_settings()
         await self.show_conversation()
         self.show_meter()
@@ -106,7 +111,7 @@ class ChatScreen(Answering):
         self.query_one(Settings).show(self.session)
 
     def show_meter(self) -> None:
-        self.query_one("#meter").show(self.meter)  # type: ignore[attr-defined]
+        self.query_one(CacheMeter).show(self.meter)
         self.query_one(StatusLine).show(self.meter)
 
     def show_model(self) -> None:
@@ -117,24 +122,21 @@ class ChatScreen(Answering):
             return
         self.query_one(SidePanel).show_model(facts)
         figures = cache_figures(facts)
-        muted = "$foreground 60%"
         self.query_one("#welcome", Static).update(
             Content.assemble(
                 (facts.name, "bold"),
                 "\n",
-                (f"{facts.n_ctx:,} tokens of context in {size(figures.n_bytes)}: ", muted),
+                (f"{facts.n_ctx:,} tokens of context in {size(figures.n_bytes)}", _MUTED),
+                "\n",
                 ("K ", "bold $primary"),
-                f"{figures.type_k}  ",
+                f"{figures.type_k}   ",
                 ("V ", "bold $accent"),
                 figures.type_v,
-                (f"  (f16 would take {size(2 * figures.f16_bytes)})", muted),
+                (f"   f16 would take {size(2 * figures.f16_bytes)}", _MUTED),
                 "\n\n",
-                ("/ for commands, F1 for keys, Ctrl+O for earlier sessions", muted),
+                ("/ lists commands, F1 keys, Ctrl+O sessions", _MUTED),
             )
         )
-
-    async def on_resize(self) -> None:
-        self.call_after_refresh(self.show_meter)
 
     # what the user does
 
@@ -292,7 +294,6 @@ class ChatScreen(Answering):
 
     def action_panel(self) -> None:
         self.toggle_class("-toggled")
-        self.call_after_refresh(self.show_meter)
 
     def action_help(self) -> None:
         self.app.push_screen(HelpScreen())

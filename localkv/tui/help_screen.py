@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Markdown
+from textual.widgets import Static
 
 from localkv.tui.slash_commands import COMMANDS
 
@@ -38,22 +40,25 @@ MESSAGE_KEYS = (
     ("Space", "fold or unfold its reasoning"),
 )
 
-
-def _table(title: str, rows: tuple[tuple[str, str], ...]) -> str:
-    lines = [f"| {title} | |", "|---|---|"]
-    return "\n".join(lines + [f"| {left} | {right} |" for left, right in rows])
+DESCRIPTION_WIDTH = 46
+"""Columns, so that the page fits a terminal of 80."""
 
 
-def help_text() -> str:
-    """The page in Markdown."""
-    commands = tuple((f"`{c.usage}`", c.description) for c in COMMANDS)
-    return "\n\n".join(
-        [
-            _table("Keys", KEYS),
-            _table("On a message", MESSAGE_KEYS),
-            _table("Commands", commands),
-        ]
-    )
+def help_text() -> Content:
+    """The page."""
+    sections = [
+        ("Keys", KEYS),
+        ("On a message", MESSAGE_KEYS),
+        ("Commands", tuple((command.usage, command.description) for command in COMMANDS)),
+    ]
+    lines: list[Content] = []
+    for title, rows in sections:
+        lines += [Content(""), Content.styled(title, "bold")]
+        for left, right in rows:
+            first, *more = wrap(right, DESCRIPTION_WIDTH)
+            lines.append(Content.assemble((f"{left:<21}", "$primary"), first))
+            lines += [Content(" " * 21 + part) for part in more]
+    return Content("\n").join(lines[1:])
 
 
 class HelpScreen(ModalScreen[None]):
@@ -62,5 +67,5 @@ class HelpScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Back")]
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="dialog -help"):
-            yield Markdown(help_text())
+        with VerticalScroll(classes="dialog"):
+            yield Static(help_text())

@@ -44,7 +44,7 @@ class SessionsScreen(ModalScreen[int | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Input(placeholder="Search in titles and messages")
+            yield Input(placeholder="Search in titles and messages", compact=True)
             yield OptionList()
             yield Label(_KEYS, classes="keys")
 

@@ -36,14 +36,29 @@ def _fill_style(share: float) -> str:
     return "$error" if share >= 1 else "$warning" if share >= NEARLY_FULL else "$primary"
 
 
-class CacheMeter(Static):
-    """The meter in a panel."""
+class _Meter(Static):
+    """Shows a state, laid out anew where there is more or less room."""
+
+    state = MeterState()
 
     def show(self, state: MeterState) -> None:
+        self.state = state
+        self.draw(state)
+
+    def on_resize(self) -> None:
+        self.draw(self.state)
+
+    def draw(self, state: MeterState) -> None:
+        raise NotImplementedError
+
+
+class CacheMeter(_Meter):
+    """The meter in a panel."""
+
+    def draw(self, state: MeterState) -> None:
         if state.facts is None:
             self.update(Content.styled("no model yet", "$foreground 50%"))
             return
-        # laid out for the panel's width less its padding, also before the first layout
         width = self.content_size.width or 32
         self.update(
             Content("\n").join(
@@ -114,30 +129,31 @@ def _cache_lines(figures: CacheFigures, width: int) -> list[Content]:
     return lines
 
 
-class StatusLine(Static):
+class StatusLine(_Meter):
     """The meter in one line, for screens without room for the panel."""
 
-    def show(self, state: MeterState) -> None:
+    def draw(self, state: MeterState) -> None:
         if state.facts is None:
             self.update("")
             return
         facts, figures = state.facts, cache_figures(state.facts)
-        muted = "$foreground 60%"
         used = state.n_tokens
         share = (used or 0) / facts.n_ctx
-        parts = [
-            bar(share, 10, _fill_style(share)),
-            Content(f"{'…' if used is None else f'{used:,}'} of {facts.n_ctx:,}"),
-            Content.assemble(
-                ("K ", "bold $primary"),
-                figures.type_k,
-                ("  V ", "bold $accent"),
-                figures.type_v,
-            ),
-            Content.assemble(
-                size(figures.n_bytes), (f" (f16 {size(2 * figures.f16_bytes)})", muted)
-            ),
-        ]
-        if state.tokens_per_second:
-            parts.append(Content(f"{state.tokens_per_second:,.0f} tok/s"))
-        self.update(Content("   ").join(parts))
+        line = Content.assemble(
+            bar(share, 8, _fill_style(share)),
+            f" {'…' if used is None else f'{used:,}'} of {facts.n_ctx:,}",
+        )
+        types = Content.assemble(
+            ("K ", "bold $primary"), figures.type_k, ("  V ", "bold $accent"), figures.type_v
+        )
+        rate = state.tokens_per_second
+        width = self.content_size.width or 76
+        for part in (
+            types,
+            Content(size(figures.n_bytes)),
+            Content(f"{rate:,.0f} tok/s" if rate else ""),
+            Content.styled(f"f16: {size(2 * figures.f16_bytes)}", "$foreground 60%"),
+        ):
+            if part and line.cell_length + 3 + part.cell_length <= width:
+                line = Content.assemble(line, "   ", part)
+        self.update(line)

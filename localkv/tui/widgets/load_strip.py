@@ -44,7 +44,8 @@ class LoadStrip(Static):
         self._timer.pause()
         self.add_class("-error")
         self.display = True
-        self.update(Content(f"✗ {error.message} — F5 starts the engine again"))
+        hint = f" ({error.hint})" if error.hint else ""
+        self.update(Content(f"✗ {error.message}{hint}\n  F5 starts the engine again"))
 
     def _draw(self) -> None:
         if self._progress is None:
@@ -63,5 +64,6 @@ class LoadStrip(Static):
                     parts[-1] += Content.styled(counted, "$foreground 60%")
             else:
                 parts.append(Content.styled(f"· {stage}", "$foreground 35%"))
-        parts.append(Content.styled(f"{elapsed:.0f} s", "$foreground 50%"))
+        once = ", compiled for this CPU, once" if at == len(LOAD_STAGES) - 1 and elapsed > 5 else ""
+        parts.append(Content.styled(f"{elapsed:.0f} s{once}", "$foreground 50%"))
         self.update(Content("   ").join(parts))

@@ -25,7 +25,7 @@ class Settings(Vertical):
             with Horizontal(classes="setting"):
                 yield Label(name.replace("_", " "))
                 yield Input(id=f"set-{name}", compact=True, select_on_focus=True)
-        yield Label("System prompt", classes="heading")
+        yield Label("System prompt", id="system-heading", classes="heading")
         yield TextArea(id="system-prompt", compact=True, placeholder="none")
 
     def show(self, session: ChatSession) -> None:

@@ -17,6 +17,14 @@ class Note(Static):
 class Transcript(VerticalScroll, can_focus=False):
     """Messages from top to bottom. It follows its end until the user scrolls away from it."""
 
+    def on_mount(self) -> None:
+        self.watch(self, "show_vertical_scrollbar", self.follow)
+
+    def follow(self) -> None:
+        """Keep the end in sight, from where there is more than fits."""
+        # an anchored widget with less than that would show it at the bottom
+        self.anchor(self.show_vertical_scrollbar)
+
     def views(self) -> list[MessageView]:
         return list(self.query(MessageView))
 
@@ -43,9 +51,9 @@ class Transcript(VerticalScroll, can_focus=False):
                 told=view.message.id in told,
             )
         if added:
-            self.anchor()
+            self.follow()
 
     async def note(self, text: str | Content, *, error: bool = False) -> None:
         """Say something at the end."""
         await self.mount(Note(text, markup=False, classes="-error" if error else ""))
-        self.anchor()
+        self.follow()
