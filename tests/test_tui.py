@@ -395,18 +395,17 @@ async def test_the_meter_shows_what_the_cache_really_takes() -> None:
         # 16 layers of 8 heads of 64, 1,024 tokens: blocks of 32 values in 18 and in 34 bytes
         assert "8 of 1,024" in meter
         assert "1,016 tokens left" in meter
-        assert "K q4_0     4.50 MiB" in meter
-        assert "V q8_0     8.50 MiB" in meter
+        assert "K q4_0      4.50 MiB" in meter
+        assert "V q8_0      8.50 MiB" in meter
         assert "41% of f16's 32.0 MiB" in meter
         assert "prompt reused" in meter
-        await me.until(lambda: "47.1 tokens/s" not in meter)
 
 
 async def test_reused_tokens_are_shown() -> None:
     async with user(FakeEngine(["a"], ["b"])) as me:
         await me.ask("one")
         await me.ask("two")
-        assert "6 of 9" in me.rendered("#meter")
+        assert "3 of 9" in me.rendered("#meter")
 
 
 async def test_settings_in_the_panel() -> None:
@@ -607,7 +606,7 @@ async def test_wide_characters_emoji_and_control_characters() -> None:
         assert "<b>bold</b>" in shown
         assert "\x1b" not in shown
         assert "␛[2J" in shown
-        assert "\n  next line" in shown.replace("▌", " ")
+        assert "\n   next line" in shown.replace("▌", " ")
         assert me.texts[1] == answer
 
 

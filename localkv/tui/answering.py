@@ -204,7 +204,7 @@ class Answering(Screen[None]):
         save = now - self._saved >= SAVE_SECONDS
         self._saved = now if save else self._saved
         self.session.extend(self.answer, event.delta.text, save=save)
-        await self._view().grow()
+        self._view().grow()
         speed = self.query_one(Speed)
         speed.add(event.delta)
         self.meter = replace(

@@ -39,13 +39,9 @@ def ago(then: float) -> str:
     raise AssertionError
 
 
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+
+
 def printable_text(text: str) -> str:
     """A text without what could steer a terminal: control characters as their pictures."""
-    return "".join(
-        chr(0x2400 + ord(c))
-        if c < " " and c not in "\n\t"
-        else "\N{SYMBOL FOR DELETE}"
-        if c == "\x7f"
-        else c
-        for c in text
-    )
+    return text.translate(_PICTURES)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.timer import Timer
 from textual.widgets import Collapsible, Markdown, Static
-from textual.widgets.markdown import MarkdownFence, MarkdownStream
+from textual.widgets.markdown import MarkdownBlock, MarkdownFence, MarkdownStream
 
 from localkv.chat.conversation import Message
 from localkv.chat.reasoning import Reasoned, split_reasoning
 from localkv.tui.figures import printable_text
 from localkv.tui.messages import BranchWanted, EditWanted, RetryWanted
 from localkv.tui.widgets.markdown_parser import markdown_parser
+
+DRAW_SECONDS = 0.05
+DRAW_SECONDS_PER_BLOCK = 0.002
+"""Text is drawn so often, and the rarer the more paragraphs have to be laid out with it."""
 
 _ENDINGS = {
     "cancelled": "stopped",
@@ -51,6 +57,8 @@ class MessageView(Vertical, can_focus=True):
         self.author = author
         self._shown = ""
         self._stream: MarkdownStream | None = None
+        self._growth: Timer | None = None
+        self._grown_at = 0.0
         self._marks = ""
 
     def compose(self) -> ComposeResult:
@@ -83,8 +91,15 @@ class MessageView(Vertical, can_focus=True):
         self.add_class("-writing")
         self.query_one(".figures", Static).update("reading the prompt …")
 
-    async def grow(self) -> None:
-        """Show what has been added to the message."""
+    def grow(self) -> None:
+        """Show soon what has been added to the message."""
+        if self._growth is None:
+            pause = DRAW_SECONDS + DRAW_SECONDS_PER_BLOCK * len(self.query(MarkdownBlock))
+            due = self._grown_at + pause - time.monotonic()
+            self._growth = self.set_timer(max(0.001, due), self._show_growth)
+
+    async def _show_growth(self) -> None:
+        self._growth, self._grown_at = None, time.monotonic()
         parts = self._parts()
         if parts.reasoning or parts.open:
             self._show_reasoning(parts)
@@ -96,13 +111,13 @@ class MessageView(Vertical, can_focus=True):
 
     async def end(self) -> None:
         """The answer has come to its end."""
+        if self._growth is not None:
+            self._growth.stop()
+        await self._show_growth()
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.stop()
         self.remove_class("-writing")
-        parts = self._parts()
-        if parts.reasoning:
-            self._show_reasoning(parts)
         self.show_figures()
 
     def _show_reasoning(self, parts: Reasoned) -> None:
