@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from localkv.chat.engine import ChatEngine, ChatRequest
+from localkv.chat.engine import ChatEngine
 from localkv.chat.local_engine import LocalEngine
 from localkv.chat.wire import Cancel, CountTokens, TokenCount, decode, encode, failure
 from localkv.errors import LocalKVError
@@ -20,7 +20,7 @@ from localkv.errors import LocalKVError
 
 def serve(source: BinaryIO, out: BinaryIO) -> None:
     """Answer requests until `source` ends; then the process ends, whatever it is doing."""
-    requests: SimpleQueue[Any] = SimpleQueue()
+    answers: SimpleQueue[Iterator[object]] = SimpleQueue()
     engine: ChatEngine = LocalEngine(decode(source.readline()))
 
     def listen() -> None:
@@ -28,8 +28,10 @@ def serve(source: BinaryIO, out: BinaryIO) -> None:
             request = decode(line)
             if isinstance(request, Cancel):
                 engine.cancel()
+            elif isinstance(request, CountTokens):
+                answers.put(_count(engine, request))
             else:
-                requests.put(request)
+                answers.put(engine.answer(request))  # begun here, so that a Cancel comes after
         os._exit(0)
 
     def send(value: object) -> None:
@@ -43,18 +45,15 @@ def serve(source: BinaryIO, out: BinaryIO) -> None:
         send(failure(error))
         return
     while True:
-        for answer in _answers(engine, requests.get()):
-            send(answer)
+        try:
+            for answer in answers.get():
+                send(answer)
+        except LocalKVError as error:
+            send(failure(error))
 
 
-def _answers(engine: ChatEngine, request: ChatRequest | CountTokens) -> Iterator[object]:
-    try:
-        if isinstance(request, CountTokens):
-            yield TokenCount(engine.count_tokens(request.messages))
-        else:
-            yield from engine.answer(request)
-    except LocalKVError as error:
-        yield failure(error)
+def _count(engine: ChatEngine, request: CountTokens) -> Iterator[TokenCount]:
+    yield TokenCount(engine.count_tokens(request.messages))
 
 
 def main() -> None:

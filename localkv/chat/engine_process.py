@@ -25,6 +25,7 @@ from localkv.chat.engine import (
     TextDelta,
 )
 from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode
+from localkv.errors import LocalKVError
 
 STOP_SECONDS = 2.0
 """How long `close` lets the child end by itself."""
@@ -87,19 +88,19 @@ class EngineProcess:
     def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
         with self._asking:
             self._send(request)
-            finished = False
-            try:
-                while not finished:
-                    news = self._receive()
-                    finished = isinstance(news, Finished)
+            news = None
+            while not isinstance(news, Finished):
+                news = self._receive()
+                try:
                     yield news
-            finally:
-                if not finished and sys.exc_info()[0] is GeneratorExit:
-                    self._abandon()
+                except GeneratorExit:
+                    if not isinstance(news, Finished):
+                        self._abandon()
+                    raise
 
     def _abandon(self) -> None:
         """Let the answer end that nobody listens to any more."""
-        with suppress(EngineStoppedError):
+        with suppress(LocalKVError):
             self.cancel()
             while not isinstance(self._receive(), Finished):
                 pass

@@ -86,8 +86,11 @@ class LocalEngine:
         return encode_chat(llm.tokenizer, template, messages)
 
     def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+        self._cancel.clear()  # now, not when somebody iterates: what comes later counts
+        return self._answer(request)
+
+    def _answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
         llm, template = self._ready()
-        self._cancel.clear()
         stream = llm.stream(
             self._prompt(request.messages),
             max_tokens=request.max_tokens,

@@ -24,8 +24,8 @@ def split_reasoning(text: str) -> Reasoned:
     """
     start = text.lstrip()
     if not start.startswith(OPEN):
-        waiting = bool(start) and OPEN.startswith(start)
-        return Reasoned("", "" if waiting else text, open=waiting)
+        waiting = OPEN.startswith(start)
+        return Reasoned("", "" if waiting else text, open=waiting and bool(start))
     inside = start.removeprefix(OPEN)
     reasoning, close, answer = inside.partition(CLOSE)
     if close:

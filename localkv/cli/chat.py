@@ -39,7 +39,7 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         metavar="FILE",
         help="A Jinja template instead of the model's.",
     ),
-    flag("--continue", panel="Chat", help="Go on with the newest session."),
+    flag("--continue", panel="Chat", help="Go on with the newest session, and its settings."),
     option(
         "--sessions",
         panel="Chat",
@@ -95,7 +95,8 @@ def _run(
     stop: tuple[str, ...],
     ignore_eos: bool,
     **values: Any,
-) -> None:
+) -> int:
+    """Run the chat; returns the exit code."""
     if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
         raise UsageError(
             "chat needs a terminal", hint="localkv complete --chat answers one prompt in a pipe"
@@ -130,8 +131,10 @@ def _run(
     if values["continue"] and (found := store.sessions()):
         session = session.resumed(found[0].id)
     options = EngineOptions(values["model"], arguments, template)
-    ChatApp(session, options, EngineProcess).run()
+    app = ChatApp(session, options, EngineProcess)
+    app.run()
     store.close()
+    return app.return_code or 0
 
 
 def _is_terminal(stream: Any) -> bool:

@@ -1,175 +1,41 @@
-"""`Answering`: what an engine and an answer go through, on whatever screen shows them."""
+"""`Answering`: what an answer goes through, on whatever screen shows it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from textual import on
-from textual.screen import Screen
 
-from localkv.chat.cache_figures import CacheFigures, cache_figures, larger_cache
+from localkv.chat.cache_figures import CacheFigures, larger_cache
 from localkv.chat.conversation import Message
-from localkv.chat.engine import ChatEngine, EngineFacts, EngineOptions, EngineStoppedError
+from localkv.chat.engine import EngineOptions, EngineStoppedError
 from localkv.chat.session import ChatSession
 from localkv.errors import ContextOverflowError, LocalKVError
-from localkv.tui.choice_screen import ChoiceScreen
-from localkv.tui.engine_driver import EngineDriver
-from localkv.tui.figures import size
-from localkv.tui.messages import (
-    AnswerEnded,
-    AnswerFailed,
-    AnswerGrew,
-    EngineFailed,
-    EngineLoading,
-    EngineReady,
-    TokensCounted,
-    TurnsDropped,
-)
-from localkv.tui.widgets.cache_meter import MeterState
+from localkv.tui.engine_screen import EngineFactory, EngineScreen
+from localkv.tui.full_context_screen import FullContextScreen
+from localkv.tui.messages import AnswerEnded, AnswerFailed, AnswerGrew, TurnsDropped
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.message_view import MessageView
 from localkv.tui.widgets.speed import Speed
-from localkv.tui.widgets.transcript import Transcript
 
 SAVE_SECONDS = 1.0
 """An answer is saved so often while it is written."""
 
-EngineFactory = Callable[[EngineOptions], ChatEngine]
 
-
-class Answering(Screen[None]):
-    """Owns the engine and the session; subclasses draw.
-
-    Args:
-        session: the conversation.
-        options: what to load.
-        new_engine: makes an engine that is not loaded yet.
+class Answering(EngineScreen):
+    """Has messages answered, and asks what to do when the context is full.
 
     Attributes:
-        meter: what is known of the context.
-        answer: the message that is being written, or None.
-        wants_answer: an answer begins once the model is loaded.
         editing: the message that is said differently, or None.
     """
 
     def __init__(
         self, session: ChatSession, options: EngineOptions, new_engine: EngineFactory
     ) -> None:
-        super().__init__()
-        self.session = session
-        self.options = options
-        self.new_engine = new_engine
-        self.driver: EngineDriver | None = None
-        self.meter = MeterState()
-        self.answer: Message | None = None
-        self.wants_answer = False
+        super().__init__(session, options, new_engine)
         self.editing: Message | None = None
         self._saved = 0.0
-
-    # for subclasses to fill in
-
-    async def show_conversation(self) -> None:
-        raise NotImplementedError
-
-    def show_meter(self) -> None:
-        raise NotImplementedError
-
-    def show_model(self) -> None:
-        raise NotImplementedError
-
-    def show_settings(self) -> None:
-        raise NotImplementedError
-
-    @property
-    def transcript(self) -> Transcript:
-        raise NotImplementedError
-
-    # the engine
-
-    def start_engine(self) -> None:
-        """Begin to load; the engine before is given up."""
-        if self.driver is not None:
-            self.driver.close()
-        self.meter = replace(self.meter, facts=None)
-        self.query_one(LoadStrip).start()
-        self.driver = EngineDriver(self.new_engine(self.options), self.post_message)
-        self.driver.load()
-
-    async def restart_engine(self) -> None:
-        """End what goes on, and load anew."""
-        if self.answer is not None:
-            await self._fail_answer(LocalKVError("the engine was restarted"))
-        self.start_engine()
-        self.show_meter()
-
-    @on(EngineLoading)
-    def _loading(self, event: EngineLoading) -> None:
-        if event.driver is self.driver:
-            self.query_one(LoadStrip).show_progress(event.progress)
-
-    @on(EngineReady)
-    async def _ready(self, event: EngineReady) -> None:
-        if event.driver is not self.driver:
-            return
-        facts = event.facts
-        self.meter = replace(self.meter, facts=facts, n_tokens=None)
-        self.session.model, self.session.model_name = self.options.model, facts.name
-        self.session.save()
-        self.query_one(LoadStrip).done()
-        self.show_model()
-        self.show_meter()
-        for line in facts.warnings:
-            self.notify(line, severity="warning", timeout=10)
-        if self.wants_answer:
-            await self.begin_answer()
-        else:
-            self.count_tokens()
-
-    @on(EngineFailed)
-    async def _failed(self, event: EngineFailed) -> None:
-        if event.driver is not self.driver:
-            return
-        self.wants_answer = False
-        if self.meter.facts is None or isinstance(event.error, EngineStoppedError):
-            self._lose_engine(event.error)
-        else:
-            await self.transcript.note(str(event.error), error=True)
-
-    def _lose_engine(self, error: LocalKVError) -> None:
-        self.meter = replace(self.meter, facts=None)
-        self.query_one(LoadStrip).fail(error)
-
-    def count_tokens(self) -> None:
-        """Find out how full the context is, where no answer has told."""
-        if self.driver is None or self.meter.facts is None or self.answer is not None:
-            return
-        messages = self.session.request().messages
-        if messages:
-            self.driver.count_tokens(messages)
-        else:
-            self.meter = replace(self.meter, n_tokens=0)
-            self.show_meter()
-
-    @on(TokensCounted)
-    def _counted(self, event: TokensCounted) -> None:
-        if event.driver is self.driver and self.answer is None:
-            self.meter = replace(self.meter, n_tokens=event.n_tokens)
-            self.show_meter()
-
-    # the answer
-
-    @property
-    def busy(self) -> bool:
-        """Whether an answer is being written, or waits for the model."""
-        return self.answer is not None or self.wants_answer
-
-    def refuse_while_busy(self) -> bool:
-        """Say so if an answer is being written."""
-        if self.busy:
-            self.notify("First Esc, to stop the answer", severity="warning")
-        return self.busy
 
     async def begin_answer(self) -> None:
         """Have the message at the end answered, as soon as there is a model."""
@@ -239,9 +105,9 @@ class Answering(Screen[None]):
     async def _answer_failed(self, event: AnswerFailed) -> None:
         if event.driver is not self.driver or self.answer is None:
             return
-        await self._fail_answer(event.error)
+        await self.fail_answer(event.error)
         if isinstance(event.error, EngineStoppedError):
-            self._lose_engine(event.error)
+            self.lose_engine(event.error)
         elif isinstance(event.error, ContextOverflowError):
             self.ask_about_full_context(
                 f"{event.error.message[:1].upper()}{event.error.message[1:]}."
@@ -249,7 +115,7 @@ class Answering(Screen[None]):
         else:
             await self.transcript.note(str(event.error), error=True)
 
-    async def _fail_answer(self, error: LocalKVError) -> None:
+    async def fail_answer(self, error: LocalKVError) -> None:
         """End the answer with what there is of it."""
         assert self.answer is not None
         answer, self.answer = self.answer, None
@@ -271,15 +137,6 @@ class Answering(Screen[None]):
         facts = self.meter.facts
         assert facts is not None
         larger = larger_cache(facts)
-        choices = [
-            (
-                "drop",
-                "Drop the oldest turns",
-                "The model is not told them any more; you still see them",
-            ),
-            _larger_choice(facts, larger),
-            ("new", "New chat", "This one is kept"),
-        ]
 
         async def decide(choice: str | None) -> None:
             if choice == "drop" and self.driver is not None:
@@ -289,7 +146,7 @@ class Answering(Screen[None]):
             elif choice == "new":
                 await self.show_session(self.session.new())
 
-        self.app.push_screen(ChoiceScreen(what, choices), decide)
+        self.app.push_screen(FullContextScreen(what, facts, larger), decide)
 
     async def _take_larger_cache(self, larger: CacheFigures) -> None:
         arguments = {
@@ -335,19 +192,3 @@ class Answering(Screen[None]):
             self.session.extend(self.answer, "", save=True)
         if self.driver is not None:
             self.driver.close()
-
-
-def _larger_choice(facts: EngineFacts, larger: CacheFigures | None) -> tuple[str, str, str]:
-    if larger is None:
-        return (
-            "",
-            "A larger context",
-            f"Not with this model, which was trained for {facts.n_ctx_train:,} tokens",
-        )
-    now = cache_figures(facts)
-    return (
-        "larger",
-        f"{larger.n_ctx:,} tokens, with K {larger.type_k} and V {larger.type_v}",
-        f"The cache takes {size(larger.n_bytes)} instead of {size(now.n_bytes)}; the engine "
-        "starts again",
-    )

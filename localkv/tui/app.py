@@ -11,8 +11,8 @@ from textual.screen import Screen
 
 from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
-from localkv.tui.answering import EngineFactory
 from localkv.tui.chat_screen import ChatScreen
+from localkv.tui.engine_screen import EngineFactory
 from localkv.tui.themes import DARK, LIGHT
 
 

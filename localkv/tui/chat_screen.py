@@ -17,12 +17,10 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Footer, Static, TextArea
 
-from localkv.chat.cache_figures import cache_figures
 from localkv.chat.conversation import Message
 from localkv.chat.reasoning import split_reasoning
 from localkv.errors import LocalKVError
 from localkv.tui.answering import Answering
-from localkv.tui.figures import size
 from localkv.tui.help_screen import HelpScreen
 from localkv.tui.messages import (
     BranchWanted,
@@ -41,9 +39,9 @@ from localkv.tui.widgets.prompt import CommandHints, Prompt
 from localkv.tui.widgets.settings import Settings, setting_text
 from localkv.tui.widgets.side_panel import SidePanel
 from localkv.tui.widgets.transcript import Transcript
+from localkv.tui.widgets.welcome import Welcome
 
 _COMMAND = re.compile(r"/[a-z]+(\s|$)")
-_MUTED = "$foreground 60%"
 _USAGES = [(command.usage, command.description) for command in COMMANDS]
 
 
@@ -72,7 +70,7 @@ class ChatScreen(Answering):
             yield Static("", id="model-name", markup=False)
         with Horizontal(id="body"):
             with Vertical(id="conversation"):
-                yield Static("", id="welcome")
+                yield Welcome("", id="welcome")
                 yield Transcript(id="transcript")
                 yield LoadStrip("", id="load-strip")
                 yield CommandHints("", id="hints")
@@ -84,10 +82,7 @@ class ChatScreen(Answering):
 
     async def on_mount(self) -> None:
         self.query_one(CommandHints).display = False
-        name = Path(self.options.model).name
-        self.query_one("#welcome", Static).update(
-            Content.assemble((name, "bold"), "\n", ("loading; you can write already", _MUTED))
-        )
+        self.query_one(Welcome).show_loading(Path(self.options.model).name)
         self.show_settings()
         await self.show_conversation()
         self.show_meter()
@@ -99,7 +94,7 @@ class ChatScreen(Answering):
         """Bring the screen in line with the session."""
         conversation = self.session.conversation
         self.show_title()
-        self.query_one("#welcome").display = not conversation.path()
+        self.query_one(Welcome).display = not conversation.path()
         await self.transcript.show(conversation, self.session.model_name or "Assistant")
 
     def show_title(self) -> None:
@@ -121,22 +116,7 @@ class ChatScreen(Answering):
         if facts is None:
             return
         self.query_one(SidePanel).show_model(facts)
-        figures = cache_figures(facts)
-        self.query_one("#welcome", Static).update(
-            Content.assemble(
-                (facts.name, "bold"),
-                "\n",
-                (f"{facts.n_ctx:,} tokens of context in {size(figures.n_bytes)}", _MUTED),
-                "\n",
-                ("K ", "bold $primary"),
-                f"{figures.type_k}   ",
-                ("V ", "bold $accent"),
-                figures.type_v,
-                (f"   f16 would take {size(2 * figures.f16_bytes)}", _MUTED),
-                "\n\n",
-                ("/ lists commands, F1 keys, Ctrl+O sessions", _MUTED),
-            )
-        )
+        self.query_one(Welcome).show_model(facts)
 
     # what the user does
 

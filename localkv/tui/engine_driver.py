@@ -36,6 +36,7 @@ class EngineDriver:
     def __init__(self, engine: ChatEngine, post: Callable[[Message], object]) -> None:
         self.engine = engine
         self._post = post
+        self._cancelled = False
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # Textual finds the running app in a context variable
         context = contextvars.copy_context()
@@ -79,9 +80,13 @@ class EngineDriver:
     def answer(self, request: ChatRequest) -> None:
         """Ends with AnswerEnded or AnswerFailed."""
 
+        self._cancelled = False
+
         def job() -> None:
             try:
                 for news in self.engine.answer(request):
+                    if self._cancelled:  # perhaps before the engine had begun
+                        self.engine.cancel()
                     if isinstance(news, Finished):
                         self._tell(AnswerEnded(self, news))
                     else:
@@ -93,6 +98,7 @@ class EngineDriver:
 
     def cancel(self) -> None:
         """End the answer after its next token."""
+        self._cancelled = True
         self.engine.cancel()
 
     def close(self) -> None:
