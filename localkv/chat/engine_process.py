@@ -112,16 +112,21 @@ class EngineProcess:
     def close(self) -> None:
         self._closed = True
         process = self._process
-        if process is None or process.poll() is not None:
+        if process is None:
             return
+        assert process.stdin is not None
+        assert process.stdout is not None
         with suppress(OSError):
-            assert process.stdin is not None
             process.stdin.close()  # which ends it
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self._asking.acquire(timeout=STOP_SECONDS):  # whoever waited has seen the end by now
+            process.stdout.close()
+            self._stderr.close()
+            self._asking.release()
 
     def _send(self, value: object) -> None:
         if self._process is None or self._closed:
