@@ -178,6 +178,7 @@ def test_the_last_words_of_a_child_are_told() -> None:
         engine.load(lambda progress: None)
     assert raised.value.message == "the engine stopped (exit code 1)"
     assert raised.value.hint == "out of luck"
+    engine.close()
 
 
 def test_closing_ends_whoever_waits() -> None:
