@@ -14,6 +14,7 @@ from localkv.chat.store import Store
 from localkv.config import SamplingParams
 from localkv.errors import LocalKVError, ModelFileError
 from localkv.tui.choice_screen import ChoiceScreen
+from localkv.tui.figures import columns
 from localkv.tui.help_screen import HelpScreen
 from localkv.tui.sessions_screen import SessionsScreen
 from localkv.tui.widgets.load_strip import LoadStrip
@@ -621,3 +622,11 @@ async def test_quitting_while_it_answers_keeps_what_there_is() -> None:
     assert [m.content for m in store.session(session.id).conversation.path()] == ["Speak", "Half"]
     async with user(FakeEngine(), store=store, session_id=session.id) as me:
         assert "interrupted" in str(me.chat.query(".figures").last(Static).render())
+
+
+def test_columns_rise_from_zero() -> None:
+    assert columns([], 3, 2) == ["   ", "   "]
+    assert columns([0.0, 0.0], 3, 1) == [" ▁▁"]
+    assert columns([5.0], 2, 2) == [" █", " █"]
+    assert columns([1.0, 2.0, 3.0, 4.0], 4, 2) == ["  ▄█", "▄███"]
+    assert columns(range(1, 100), 2, 1) == ["██"]

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from textual import on
+from textual.timer import Timer
 
 from localkv.chat.cache_figures import CacheFigures, larger_cache
 from localkv.chat.conversation import Message
@@ -18,6 +19,10 @@ from localkv.tui.messages import AnswerEnded, AnswerFailed, AnswerGrew, TurnsDro
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.message_view import MessageView
 from localkv.tui.widgets.speed import Speed
+
+DRAW_SECONDS = 0.1
+DRAW_SECONDS_PER_BLOCK = 0.002
+"""An answer is drawn so often, and the rarer the more paragraphs have to be laid out with it."""
 
 SAVE_SECONDS = 1.0
 """An answer is saved so often while it is written."""
@@ -35,7 +40,8 @@ class Answering(EngineScreen):
     ) -> None:
         super().__init__(session, options, new_engine)
         self.editing: Message | None = None
-        self._saved = 0.0
+        self._saved = self._drawn = 0.0
+        self._growth: Timer | None = None
 
     async def begin_answer(self) -> None:
         """Have the message at the end answered, as soon as there is a model."""
@@ -70,14 +76,21 @@ class Answering(EngineScreen):
         save = now - self._saved >= SAVE_SECONDS
         self._saved = now if save else self._saved
         self.session.extend(self.answer, event.delta.text, save=save)
-        self._view().grow()
+        self.query_one(Speed).add(event.delta)
+        self.meter = replace(self.meter, n_tokens=event.delta.n_tokens or self.meter.n_tokens)
+        if self._growth is None:
+            pause = DRAW_SECONDS + DRAW_SECONDS_PER_BLOCK * self._view().n_blocks
+            self._growth = self.set_timer(max(0.001, self._drawn + pause - now), self._draw_growth)
+
+    async def _draw_growth(self) -> None:
+        """Draw what has come since the last time, all at once."""
+        self._growth, self._drawn = None, time.monotonic()
+        if self.answer is None:
+            return
+        await self._view().grow()
         speed = self.query_one(Speed)
-        speed.add(event.delta)
-        self.meter = replace(
-            self.meter,
-            n_tokens=event.delta.n_tokens or self.meter.n_tokens,
-            tokens_per_second=speed.tokens_per_second,
-        )
+        speed.draw()
+        self.meter = replace(self.meter, tokens_per_second=speed.tokens_per_second)
         self.show_meter()
 
     @on(AnswerEnded)
@@ -97,6 +110,7 @@ class Answering(EngineScreen):
             await self._view().end()
         else:
             await self._discard(answer)
+        self.query_one(Speed).draw()
         self.show_meter()
         if stats.context_full:
             self.ask_about_full_context("The context is full, and the answer was cut.")

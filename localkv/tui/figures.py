@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from textual.content import Content
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+RISING = " ▁▂▃▄▅▆▇█"
 
 
 def size(n_bytes: float) -> str:
@@ -25,6 +27,25 @@ def bar(share: float, width: int, style: str) -> Content:
     filled = "█" * whole + (EIGHTHS[eighth] if eighth else "")
     rest = "░" * (width - len(filled))
     return Content.assemble((filled, style), (rest, "$foreground 20%"))
+
+
+def spread(left: Content | str, right: Content | str, width: int) -> Content:
+    """Two texts at both ends of a line."""
+    left, right = Content.from_text(left, markup=False), Content.from_text(right, markup=False)
+    gap = max(1, width - left.cell_length - right.cell_length)
+    return Content.assemble(left, " " * gap, right)
+
+
+def columns(values: Iterable[float], width: int, height: int) -> list[str]:
+    """The last values as columns from zero to the largest, the newest at the right, in rows."""
+    shown = list(values)[-width:]
+    largest = max(shown, default=0.0)
+    levels = [max(1, round(8 * height * value / largest)) if largest else 1 for value in shown]
+    blank = " " * (width - len(shown))
+    return [
+        blank + "".join(RISING[min(max(level - 8 * row, 0), 8)] for level in levels)
+        for row in reversed(range(height))
+    ]
 
 
 def ago(then: float) -> str:

@@ -40,7 +40,7 @@ MESSAGE_KEYS = (
     ("Space", "fold or unfold its reasoning"),
 )
 
-DESCRIPTION_WIDTH = 46
+DESCRIPTION_WIDTH = 44
 """Columns, so that the page fits a terminal of 80."""
 
 

@@ -9,7 +9,7 @@ from textual.widgets import Static
 
 from localkv.chat.cache_figures import CacheFigures, cache_figures
 from localkv.chat.engine import EngineFacts, Finished
-from localkv.tui.figures import bar, size
+from localkv.tui.figures import bar, size, spread
 
 NEARLY_FULL = 0.85
 """Above this share of the context the meter warns."""
@@ -71,19 +71,12 @@ class CacheMeter(_Meter):
         )
 
 
-def _spread(left: Content | str, right: Content | str, width: int) -> Content:
-    """Two texts at both ends of a line."""
-    left, right = Content.from_text(left, markup=False), Content.from_text(right, markup=False)
-    gap = max(1, width - left.cell_length - right.cell_length)
-    return Content.assemble(left, " " * gap, right)
-
-
 def _context_lines(
     facts: EngineFacts, n_tokens: int | None, last: Finished | None, width: int
 ) -> list[Content]:
     if n_tokens is None:
         return [
-            _spread(Content.styled("Context", "bold"), f"{facts.n_ctx:,} tokens", width),
+            spread(Content.styled("Context", "bold"), f"{facts.n_ctx:,} tokens", width),
             bar(0, width, "$primary"),
             Content.styled("counting …", "$foreground 60%"),
             Content(""),
@@ -93,20 +86,20 @@ def _context_lines(
     reused = f"{last.cached_tokens:,} of {last.prompt_tokens:,}" if last else "—"
     muted = "$foreground 60%"
     return [
-        _spread(Content.styled("Context", "bold"), f"{n_tokens:,} of {facts.n_ctx:,}", width),
+        spread(Content.styled("Context", "bold"), f"{n_tokens:,} of {facts.n_ctx:,}", width),
         bar(share, width, _fill_style(share)),
-        _spread(
+        spread(
             Content.styled(f"{left:,} tokens left", _fill_style(share) if left < 1 else muted),
             Content.styled(f"{share:.0%}", muted),
             width,
         ),
-        _spread(Content.styled("prompt reused", muted), Content.styled(reused, muted), width),
+        spread(Content.styled("prompt reused", muted), Content.styled(reused, muted), width),
     ]
 
 
 def _cache_lines(figures: CacheFigures, width: int) -> list[Content]:
     muted = "$foreground 60%"
-    lines = [_spread(Content.styled("KV cache", "bold"), size(figures.n_bytes), width)]
+    lines = [spread(Content.styled("KV cache", "bold"), size(figures.n_bytes), width)]
     for side, name, n_bytes, style in (
         ("K", figures.type_k, figures.bytes_k, "$primary"),
         ("V", figures.type_v, figures.bytes_v, "$accent"),

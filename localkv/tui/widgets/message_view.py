@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.timer import Timer
 from textual.widgets import Collapsible, Markdown, Static
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence, MarkdownStream
 
@@ -18,10 +16,6 @@ from localkv.chat.reasoning import Reasoned, split_reasoning
 from localkv.tui.figures import printable_text
 from localkv.tui.messages import BranchWanted, EditWanted, RetryWanted
 from localkv.tui.widgets.markdown_parser import markdown_parser
-
-DRAW_SECONDS = 0.05
-DRAW_SECONDS_PER_BLOCK = 0.002
-"""Text is drawn so often, and the rarer the more paragraphs have to be laid out with it."""
 
 _ENDINGS = {
     "cancelled": "stopped",
@@ -57,8 +51,6 @@ class MessageView(Vertical, can_focus=True):
         self.author = author
         self._shown = ""
         self._stream: MarkdownStream | None = None
-        self._growth: Timer | None = None
-        self._grown_at = 0.0
         self._marks = ""
 
     def compose(self) -> ComposeResult:
@@ -91,15 +83,13 @@ class MessageView(Vertical, can_focus=True):
         self.add_class("-writing")
         self.query_one(".figures", Static).update("reading the prompt …")
 
-    def grow(self) -> None:
-        """Show soon what has been added to the message."""
-        if self._growth is None:
-            pause = DRAW_SECONDS + DRAW_SECONDS_PER_BLOCK * len(self.query(MarkdownBlock))
-            due = self._grown_at + pause - time.monotonic()
-            self._growth = self.set_timer(max(0.001, due), self._show_growth)
+    @property
+    def n_blocks(self) -> int:
+        """Paragraphs and the like that have to be laid out."""
+        return len(self.query(MarkdownBlock))
 
-    async def _show_growth(self) -> None:
-        self._growth, self._grown_at = None, time.monotonic()
+    async def grow(self) -> None:
+        """Show what has been added to the message."""
         parts = self._parts()
         if parts.reasoning or parts.open:
             self._show_reasoning(parts)
@@ -111,9 +101,7 @@ class MessageView(Vertical, can_focus=True):
 
     async def end(self) -> None:
         """The answer has come to its end."""
-        if self._growth is not None:
-            self._growth.stop()
-        await self._show_growth()
+        await self.grow()
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.stop()
@@ -145,7 +133,8 @@ class MessageView(Vertical, can_focus=True):
         if self.message.error:
             facts = [self.message.error]
         if stats is not None:
-            facts.append(f"{stats.completion_tokens:,} tokens")
+            n_tokens = stats.completion_tokens
+            facts.append(f"{n_tokens:,} token{'s' if n_tokens != 1 else ''}")
             if stats.decode_per_second:
                 facts.append(f"{stats.decode_per_second:,.1f} tokens/s")
             facts.append(f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens reused")
