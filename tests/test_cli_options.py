@@ -232,7 +232,7 @@ def test_a_wrong_option_is_one_line_and_exit_2(
         (
             ["complet"],
             "no such command 'complet'; did you mean complete?",
-            "commands: complete, perplexity, show, tokenize, detokenize",
+            "commands: chat, complete, perplexity, show, tokenize, detokenize",
         ),
         (
             ["-m", "x", "-p", "x"],

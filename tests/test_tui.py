@@ -10,6 +10,7 @@ from fake_engine import FACTS, FakeEngine, Wait
 from textual.widgets import Collapsible, Input, OptionList, Static
 
 from localkv.chat.engine import EngineStoppedError
+from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
 from localkv.config import SamplingParams
 from localkv.errors import LocalKVError, ModelFileError
@@ -609,6 +610,48 @@ async def test_wide_characters_emoji_and_control_characters() -> None:
         assert "␛[2J" in shown
         assert "\n   next line" in shown.replace("▌", " ")
         assert me.texts[1] == answer
+
+
+async def test_a_long_session_opens_at_its_end() -> None:
+    store = Store(":memory:")
+    session = ChatSession(store, model="m.gguf", params=SamplingParams())
+    for number in range(40):
+        session.say(f"question {number}")
+        session.extend(session.begin_answer(), f"answer {number}", save=True)
+    async with user(FakeEngine(["More."]), store=store, session_id=session.id) as me:
+        assert me.texts[0] == "question 25"
+        assert me.texts[-1] == "answer 39"
+        assert "50 earlier messages" in me.rendered("#earlier")
+        await me.ask("And now?")
+        assert me.texts[0] == "question 25"
+        me.chat.transcript.views()[0].focus()
+        await me.press("alt+up")
+        assert me.texts[0] == "question 10"
+        assert me.chat.focused.message.content == "answer 24"
+        me.chat.transcript.views()[0].focus()
+        await me.press("up")
+        assert me.texts[:2] == ["question 0", "answer 0"]
+        assert not me.chat.query_one("#earlier").display
+
+
+async def test_a_store_that_fails_does_not_end_the_chat(monkeypatch) -> None:
+    pause = Wait()
+
+    def fail(*args: object, **named: object) -> None:
+        raise LocalKVError("the disk is full")
+
+    async with user(FakeEngine(["Half", pause, " whole"])) as me:
+        await me.send("Speak")
+        await me.until(lambda: me.texts == ["Speak", "Half"])
+        for name in ("update_message", "update_session", "add_message"):
+            monkeypatch.setattr(me.app.store, name, fail)
+        pause.over.set()
+        await me.ready()
+        assert me.texts == ["Speak", "Half whole"]
+        assert "the disk is full" in me.notes
+        await me.send("Again")
+        assert me.prompt.text == "Again"
+        assert me.texts == ["Speak", "Half whole"]
 
 
 async def test_quitting_while_it_answers_keeps_what_there_is() -> None:

@@ -5,7 +5,8 @@ It holds what a screen shows and what an engine is asked; it draws nothing and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -32,6 +33,8 @@ class ChatSession:
 
     Attributes:
         model_name: the model's own name, once it is known.
+        on_problem: told what kept something from being written; None raises it instead. A new
+            message that can't be stored is an error in any case.
         id: in the store; None as long as nothing was said.
     """
 
@@ -57,6 +60,17 @@ class ChatSession:
         self.title = NEW_TITLE
         self.id: int | None = None
         self.conversation = Conversation()
+        self.on_problem: Callable[[LocalKVError], None] | None = None
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Around a write that the conversation can do without: `on_problem` is told, if set."""
+        try:
+            yield
+        except LocalKVError as error:
+            if self.on_problem is None:
+                raise
+            self.on_problem(error)
 
     def new(self) -> ChatSession:
         """An empty session with the same settings."""
@@ -70,6 +84,7 @@ class ChatSession:
             ignore_eos=self.ignore_eos,
         )
         session.model_name = self.model_name
+        session.on_problem = self.on_problem
         return session
 
     def resumed(self, session_id: int) -> ChatSession:
@@ -93,15 +108,16 @@ class ChatSession:
         """Write everything but the messages, if there is a session to write."""
         if self.id is None:
             return
-        self.store.update_session(
-            self.id,
-            title=self.title,
-            model=self.model,
-            system_prompt=self.system_prompt,
-            settings=self._settings(),
-            leaf_id=self.conversation.leaf_id,
-            dropped_id=self.conversation.dropped_id,
-        )
+        with self._written():
+            self.store.update_session(
+                self.id,
+                title=self.title,
+                model=self.model,
+                system_prompt=self.system_prompt,
+                settings=self._settings(),
+                leaf_id=self.conversation.leaf_id,
+                dropped_id=self.conversation.dropped_id,
+            )
 
     def rename(self, title: str) -> None:
         self.title = title.strip() or self.title
@@ -139,25 +155,30 @@ class ChatSession:
         """More of an answer."""
         message.content += text
         if save:
-            self.store.update_message(message)
+            self._update(message)
 
     def finish(self, message: Message, stats: Finished) -> None:
         """The end of an answer."""
         message.finish_reason, message.stats = stats.finish_reason, stats
-        self.store.update_message(message)
+        self._update(message)
         self.save()
 
     def fail(self, message: Message, error: str) -> None:
         """The end of an answer that something went wrong with."""
         message.finish_reason, message.error = "error", error
-        self.store.update_message(message)
+        self._update(message)
+
+    def _update(self, message: Message) -> None:
+        with self._written():
+            self.store.update_message(message)
 
     def discard(self, message: Message) -> None:
         """Take back an answer of which there is nothing."""
         del self.conversation.messages[message.id]
         self.conversation.leaf_id = message.parent_id
-        self.store.delete_message(message.id)
         self.save()
+        with self._written():
+            self.store.delete_message(message.id)
 
     def show_branch(self, message: Message) -> None:
         self.conversation.show_branch(message)

@@ -51,7 +51,11 @@ class Answering(EngineScreen):
                 self.wants_answer = False
                 await self.transcript.note("there is no engine: F5 starts it again", error=True)
             return
-        self.answer = self.session.begin_answer()
+        try:
+            self.answer = self.session.begin_answer()
+        except LocalKVError as error:
+            await self.transcript.note(str(error), error=True)
+            return
         self._saved = time.monotonic()
         await self.show_conversation()
         self._view().begin()

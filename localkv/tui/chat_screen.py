@@ -133,11 +133,15 @@ class ChatScreen(Answering):
         if self.busy:
             self.notify("The answer is still being written; Esc stops it", severity="warning")
             return
-        if self.editing is not None:
-            self.session.edit(self.editing, event.text)
-            self._set_editing(None)
-        else:
-            self.session.say(event.text)
+        try:
+            if self.editing is not None:
+                self.session.edit(self.editing, event.text)
+            else:
+                self.session.say(event.text)
+        except LocalKVError as error:
+            await self.transcript.note(str(error), error=True)
+            return
+        self._set_editing(None)
         prompt.accept()
         await self.show_conversation()
         await self.begin_answer()
@@ -255,8 +259,10 @@ class ChatScreen(Answering):
         if not self.refuse_while_busy():
             await self.show_session(self.session.resumed(session_id))
 
-    def action_select_message(self, step: int) -> None:
+    async def action_select_message(self, step: int) -> None:
         """Move the focus over the messages; past the last one to the prompt."""
+        if step < 0 and self.focused in self.transcript.views()[:1]:
+            await self.transcript.show_earlier(self.session.model_name or "Assistant")
         views = self.transcript.views()
         at = views.index(self.focused) if isinstance(self.focused, MessageView) else len(views)
         at = max(0, at + step)

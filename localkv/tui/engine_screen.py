@@ -40,6 +40,7 @@ class EngineScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.session = session
+        session.on_problem = lambda error: self.notify(str(error), severity="error")
         self.options = options
         self.new_engine = new_engine
         self.driver: EngineDriver | None = None
