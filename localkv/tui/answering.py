@@ -92,6 +92,9 @@ class Answering(EngineScreen):
         if self.answer is None:
             return
         await self._view().grow()
+        self._draw_speed()
+
+    def _draw_speed(self) -> None:
         speed = self.query_one(Speed)
         speed.draw()
         self.meter = replace(self.meter, tokens_per_second=speed.tokens_per_second)
@@ -137,6 +140,7 @@ class Answering(EngineScreen):
         """End the answer with what there is of it."""
         assert self.answer is not None
         answer, self.answer = self.answer, None
+        self._draw_speed()
         if answer.content:
             self.session.fail(answer, error.message)
             await self._view().end()
