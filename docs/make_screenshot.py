@@ -19,7 +19,7 @@ from localkv.tui.app import ChatApp
 from localkv.tui.messages import PromptSubmitted
 
 PICTURE = Path(__file__).with_name("chat.svg")
-MODEL = "models/tales-4M-F16.gguf"
+MODEL = str(PICTURE.parents[1] / "models" / "tales-4M-F16.gguf")
 SIZE = (116, 36)
 CONVERSATION = (
     "Remember this: The code of the owl is 735. Mia likes honey.",

@@ -619,18 +619,17 @@ async def test_a_long_session_opens_at_its_end() -> None:
         session.say(f"question {number}")
         session.extend(session.begin_answer(), f"answer {number}", save=True)
     async with user(FakeEngine(["More."]), store=store, session_id=session.id) as me:
-        assert me.texts[0] == "question 25"
+        assert me.texts[0] == "question 30"
         assert me.texts[-1] == "answer 39"
-        assert "50 earlier messages" in me.rendered("#earlier")
+        assert "60 earlier messages" in me.rendered("#earlier")
         await me.ask("And now?")
-        assert me.texts[0] == "question 25"
-        me.chat.transcript.views()[0].focus()
-        await me.press("alt+up")
-        assert me.texts[0] == "question 10"
-        assert me.chat.focused.message.content == "answer 24"
-        me.chat.transcript.views()[0].focus()
-        await me.press("up")
-        assert me.texts[:2] == ["question 0", "answer 0"]
+        assert me.texts[0] == "question 30"
+        for first in (20, 10, 0):
+            me.chat.transcript.views()[0].focus()
+            await me.press("alt+up")
+            assert me.texts[0] == f"question {first}"
+            assert me.chat.focused.message.content == f"answer {first + 9}"
+        assert me.texts[-2:] == ["And now?", "More."]
         assert not me.chat.query_one("#earlier").display
 
 
