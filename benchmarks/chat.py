@@ -37,11 +37,12 @@ def alone(engine: EngineProcess, request: ChatRequest) -> Finished:
 async def in_chat(app: ChatApp) -> Finished:
     """One answer in a new session of the running chat."""
     screen = app.chat
-    await screen.action_new_chat()
+    await screen.new_chat()
     before = screen.meter.last
     screen.post_message(PromptSubmitted(QUESTION))
     while screen.meter.last is before or screen.busy:
         await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)  # the rest of the drawing
     assert screen.meter.last is not None
     return screen.meter.last
 

@@ -225,7 +225,7 @@ async def test_sessions_are_resumed_searched_and_deleted() -> None:
     async with user(FakeEngine(["A fox."], ["An owl."], ["More."]), store=store) as me:
         await me.ask("Tell of a fox")
         await me.press("ctrl+n")
-        assert me.texts == []
+        await me.until(lambda: me.texts == [])
         assert me.rendered("#title") == "New chat"
         await me.ask("Tell of an owl")
         await me.press("ctrl+o")
@@ -245,7 +245,7 @@ async def test_sessions_are_resumed_searched_and_deleted() -> None:
         assert [s.title for s in store.sessions()] == ["Tell of a fox"]
         await me.press("ctrl+d", "ctrl+d", "escape")
         assert store.sessions() == []
-        assert me.texts == []  # the one that was open is gone
+        await me.until(lambda: me.texts == [])  # the one that was open is gone
 
 
 async def test_a_session_is_resumed_with_its_settings() -> None:
@@ -333,7 +333,7 @@ async def test_a_full_context_can_be_left_for_a_new_chat() -> None:
     async with user(FakeEngine(words("It goes on"), facts=FULL, context_full=True)) as me:
         await me.send("Go")
         await choose(me, "new")
-        assert me.texts == []
+        await me.until(lambda: me.texts == [])
         assert len(me.app.store.sessions()) == 1
 
 

@@ -160,13 +160,14 @@ class Answering(EngineScreen):
         assert facts is not None
         larger = larger_cache(facts)
 
-        async def decide(choice: str | None) -> None:
+        def decide(choice: str | None) -> None:
             if choice == "drop" and self.driver is not None:
+                self.wants_answer = self._waits_for_answer()
                 self.driver.drop_oldest_turns(self.session, facts.n_ctx)
             elif choice == "larger" and larger is not None:
-                await self._take_larger_cache(larger)
+                self.call_later(self._take_larger_cache, larger)
             elif choice == "new":
-                await self.show_session(self.session.new())
+                self.call_later(self.show_session, self.session.new())
 
         self.app.push_screen(FullContextScreen(what, facts, larger), decide)
 
@@ -178,9 +179,12 @@ class Answering(EngineScreen):
             "cache_type_v": larger.type_v,
         }
         self.options = replace(self.options, arguments=arguments)
-        path = self.session.conversation.path()
-        self.wants_answer = bool(path) and path[-1].role == "user"
+        self.wants_answer = self._waits_for_answer()
         await self.restart_engine()
+
+    def _waits_for_answer(self) -> bool:
+        path = self.session.conversation.path()
+        return bool(path) and path[-1].role == "user"
 
     @on(TurnsDropped)
     async def _dropped(self, event: TurnsDropped) -> None:
@@ -190,8 +194,7 @@ class Answering(EngineScreen):
         await self.show_conversation()
         plural = "s are" if event.n_turns != 1 else " is"
         await self.transcript.note(f"{event.n_turns} turn{plural} not told to the model any more")
-        path = self.session.conversation.path()
-        if path and path[-1].role == "user":
+        if self.wants_answer:
             await self.begin_answer()
         else:
             self.count_tokens()

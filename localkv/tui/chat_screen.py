@@ -6,7 +6,6 @@ What an answer goes through is in `answering.py`.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -207,10 +206,12 @@ class ChatScreen(Answering):
     async def _retry_wanted(self, event: RetryWanted) -> None:
         await self.retry(self.session.conversation.messages[event.message_id])
 
-    async def action_retry(self) -> None:
+    # Actions run in the app's turn; what changes the conversation waits for the screen's own.
+
+    def action_retry(self) -> None:
         path = self.session.conversation.path()
         if path:
-            await self.retry(path[-1])
+            self.call_later(self.retry, path[-1])
 
     async def retry(self, message: Message) -> None:
         """Answer once more: beside an answer, or after a message that has none."""
@@ -237,7 +238,11 @@ class ChatScreen(Answering):
             self.query_one(Prompt).fill("")
         self.query_one(Prompt).focus()
 
-    async def action_new_chat(self) -> None:
+    def action_new_chat(self) -> None:
+        self.call_later(self.new_chat)
+
+    async def new_chat(self) -> None:
+        """Begin an empty conversation."""
         if not self.refuse_while_busy():
             await self.show_session(self.session.new())
 
@@ -246,11 +251,11 @@ class ChatScreen(Answering):
             return
         screen = SessionsScreen(self.session.store, self.session.id)
 
-        async def close(chosen: int | None) -> None:
+        def close(chosen: int | None) -> None:
             if chosen is not None:
-                await self.open_session(chosen)
+                self.call_later(self.open_session, chosen)
             elif self.session.id in screen.deleted:
-                await self.show_session(self.session.new())
+                self.call_later(self.new_chat)
 
         self.app.push_screen(screen, close)
 
@@ -285,13 +290,7 @@ class ChatScreen(Answering):
         self.app.push_screen(HelpScreen())
 
     def action_restart_engine(self) -> None:
-        self.run_worker(self.restart_engine(), exclusive=True, group="engine")
-
-    def load_model(self, path: str) -> None:
-        """Load another model for this session."""
-        if not self.refuse_while_busy():
-            self.options = replace(self.options, model=str(Path(path).expanduser()))
-            self.action_restart_engine()
+        self.call_later(self.restart_engine)
 
     @property
     def transcript(self) -> Transcript:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from textual import on
 from textual.screen import Screen
@@ -87,6 +88,12 @@ class EngineScreen(Screen[None]):
             await self.fail_answer(LocalKVError("the engine was restarted"))
         self.start_engine()
         self.show_meter()
+
+    def load_model(self, path: str) -> None:
+        """Load another model for this session."""
+        if not self.refuse_while_busy():
+            self.options = replace(self.options, model=str(Path(path).expanduser()))
+            self.call_later(self.restart_engine)
 
     @on(EngineLoading)
     def _loading(self, event: EngineLoading) -> None:

@@ -96,7 +96,7 @@ async def _system(screen: ChatScreen, argument: str) -> None:
 
 
 async def _clear(screen: ChatScreen, argument: str) -> None:
-    await screen.action_new_chat()
+    await screen.new_chat()
 
 
 async def _save(screen: ChatScreen, argument: str) -> None:

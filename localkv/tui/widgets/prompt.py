@@ -32,12 +32,18 @@ class Prompt(TextArea):
         self._draft = ""
 
     async def _on_key(self, event: events.Key) -> None:
-        if event.key == "enter":  # which TextArea would insert before any binding
-            event.stop()
-            event.prevent_default()
-            self.action_submit()
-        else:
+        # Here, and not only as bindings: those would run behind keys that were pressed after them.
+        action = {
+            "enter": self.action_submit,
+            "shift+enter": self.action_newline,
+            "ctrl+j": self.action_newline,
+        }.get(event.key)
+        if action is None:
             await super()._on_key(event)
+            return
+        event.stop()
+        event.prevent_default()
+        action()
 
     def action_submit(self) -> None:
         if self.text.strip():
