@@ -20,7 +20,7 @@ from localkv.tui.messages import PromptSubmitted
 
 PICTURE = Path(__file__).with_name("chat.svg")
 MODEL = str(PICTURE.parents[1] / "models" / "tales-4M-F16.gguf")
-SIZE = (116, 36)
+SIZE = (116, 40)
 CONVERSATION = (
     "Remember this: The code of the owl is 735. Mia likes honey.",
     "Tell me a story about a fox named Mia.",

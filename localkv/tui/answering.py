@@ -59,7 +59,6 @@ class Answering(EngineScreen):
         self._saved = time.monotonic()
         await self.show_conversation()
         self._view().begin()
-        self.query_one(Speed).clear()
         self.driver.answer(self.session.request())
 
     def _view(self) -> MessageView:

@@ -64,7 +64,7 @@ class Speed(Vertical):
         return len(self._rates) / sum(1 / r for r in self._rates) if self._rates else 0.0
 
     def clear(self) -> None:
-        """An answer begins."""
+        """A conversation begins."""
         self._rates.clear()
         self._latencies.clear()
         self.draw()
