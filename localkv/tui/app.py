@@ -49,7 +49,9 @@ class ChatApp(App[None]):
         self.push_screen(self.chat)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        yield from super().get_system_commands(screen)
+        for command in super().get_system_commands(screen):
+            if command.title in ("Theme", "Quit", "Screenshot"):
+                yield command
         if screen is not self.chat:
             return
         chat = self.chat
