@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Event
@@ -66,6 +66,8 @@ class LLM:
         n_threads: CPU threads; None leaves torch's choice.
         n_batch: most prompt tokens evaluated at a time.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
+        on_progress: called while it loads with "weights" and the layers read, of how many, and
+            with "kernels" before they are compiled and run for the first time.
 
     Attributes:
         config: the model's sizes.
@@ -94,6 +96,7 @@ class LLM:
         n_threads: int | None = None,
         n_batch: int = 512,
         override_pre: str | None = None,
+        on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
         started = time.perf_counter()
         self.warnings: list[str] = []
@@ -127,7 +130,9 @@ class LLM:
             )
         if n_threads is not None:
             torch.set_num_threads(n_threads)
-        model, unused = load_model(self.gguf, backend)
+        model, unused = load_model(
+            self.gguf, backend, on_layer=lambda done, total: on_progress("weights", done, total)
+        )
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
         self.memory = plan_memory(
@@ -140,6 +145,7 @@ class LLM:
         )
         self.engine = Engine(model, self.cache, n_batch=n_batch)
         if backend.compiles:
+            on_progress("kernels", 0, 0)
             self.engine.warm_up()
         self.backend = backend
         self._override_pre = override_pre
@@ -171,6 +177,14 @@ class LLM:
     def chat_template(self) -> ChatTemplate | None:
         """The file's chat template, or None."""
         return chat_template_from_metadata(self.gguf.metadata)
+
+    def chat_template_from(self, source: str) -> ChatTemplate:
+        """A Jinja template with this model's BOS and EOS, to use instead of the file's own."""
+        bos, eos = (
+            "" if token is None else self.tokenizer.id_to_token(token)
+            for token in (self.tokenizer.bos_id, self.tokenizer.eos_id)
+        )
+        return ChatTemplate(source, bos_token=bos, eos_token=eos)
 
     def tokenize(
         self, text: str, add_special: bool = True, parse_special: bool = False

@@ -45,9 +45,7 @@ class FakeLLM:
         self.load_seconds = 0.125
         self.config = SimpleNamespace(name="fake", architecture="llama")
         self.gguf = SimpleNamespace(path=path, n_bytes=1 << 20)
-        self.tokenizer = SimpleNamespace(
-            warnings=(), bos_id=1, eos_id=None, id_to_token=lambda token: f"<{token}>"
-        )
+        self.tokenizer = SimpleNamespace(warnings=())
         self.backend = SimpleNamespace(name="cpu", kernels={"linear": "fake"})
         self.cache = SimpleNamespace(
             type_k=arguments["cache_type_k"], type_v=arguments["cache_type_v"], n_ctx=64
@@ -56,6 +54,9 @@ class FakeLLM:
         cache = SimpleNamespace(segments=[segment])
         self.engine = SimpleNamespace(cache=cache)
         self.memory = MemoryPlan(1 << 20, 1 << 10, 1 << 19, 1 << 19, 3 << 20)
+
+    def chat_template_from(self, source: str) -> str:
+        return f"template {source}"
 
     def stream(self, prompt: str, **options: Any) -> FakeStream:
         type(self).asked = {"prompt": prompt, **options}

@@ -23,10 +23,28 @@ def test_commands_page_is_current() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/architecture.md", "docs/quality.md", "models/README.md"]
+    "page",
+    [
+        "README.md",
+        "docs/architecture.md",
+        "docs/chat.md",
+        "docs/quality.md",
+        "models/README.md",
+    ],
 )
 def test_links_and_paths_exist(page: str) -> None:
     path = ROOT / page
     targets = re.findall(r"\]\(([^)#:]+)\)", path.read_text())
     missing = [target for target in targets if not (path.parent / target).exists()]
     assert missing == []
+
+
+def test_chat_page_has_every_key_and_command() -> None:
+    from localkv.tui.help_screen import KEYS, MESSAGE_KEYS
+    from localkv.tui.slash_commands import COMMANDS
+
+    page = (ROOT / "docs" / "chat.md").read_text()
+    for key, _ in (*KEYS, *MESSAGE_KEYS):
+        assert f"| {key} |" in page
+    for command in COMMANDS:
+        assert f"| `{command.usage}` | {command.description} |" in page

@@ -146,6 +146,14 @@ def test_chat(llm: LLM) -> None:
     assert again.completion.usage.cached_tokens > 10
 
 
+def test_a_template_of_ones_own(llm: LLM) -> None:
+    template = llm.chat_template_from("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+    bos, eos = (
+        llm.tokenizer.id_to_token(token) for token in (llm.tokenizer.bos_id, llm.tokenizer.eos_id)
+    )
+    assert template.render([{"content": "Hi"}]) == f"{bos}Hi{eos}"
+
+
 def test_model_without_template_or_tokenizer(tmp_path: Path) -> None:
     bare = LLM(write_tiny_model(tmp_path / "bare.gguf", tokenizer=False), n_ctx=8)
     assert bare.logits([1, 2, 3]).shape[0] == 3

@@ -18,6 +18,7 @@ __all__ = ["cli", "main", "run"]
 COMPLETION_VARIABLE = "_LOCALKV_COMPLETE"
 
 COMMANDS = {
+    "chat": ("localkv.cli.chat", "Talk with a model."),
     "complete": ("localkv.cli.complete", "Continue a prompt, or answer it."),
     "perplexity": ("localkv.cli.perplexity", "Measure how well a cache type predicts a text."),
     "show": ("localkv.cli.show", "Show what is in a model file."),

@@ -236,14 +236,7 @@ def _chat(
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
     if template is not None:
-        from localkv.loader.chat_template import ChatTemplate
-
-        tokenizer = llm.tokenizer
-        bos, eos = (
-            "" if token is None else tokenizer.id_to_token(token)
-            for token in (tokenizer.bos_id, tokenizer.eos_id)
-        )
-        options["template"] = ChatTemplate(template, bos_token=bos, eos_token=eos)
+        options["template"] = llm.chat_template_from(template)
     return llm.chat(messages, **options)
 
 

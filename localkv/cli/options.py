@@ -178,11 +178,14 @@ def _cache_type_option(side: str, short: str) -> RichOption:
     )
 
 
-def loading_options(n_ctx: int | None = None) -> list[click.Parameter]:
+def loading_options(
+    n_ctx: int | None = None, *, default_threads: str = "one per core"
+) -> list[click.Parameter]:
     """The options that say how a model is loaded; `loading_arguments` reads them.
 
     Args:
         n_ctx: the context where the user names none; None is `LLM`'s choice.
+        default_threads: how many threads there are where the user names no number.
     """
     return [
         *model_options(),
@@ -249,7 +252,7 @@ def loading_options(n_ctx: int | None = None) -> list[click.Parameter]:
             llama_env="THREADS",
             type=Whole(-1, MAX_THREADS),
             metavar="N",
-            help="CPU threads. [default: one per core]",
+            help=f"CPU threads. [default: {default_threads}]",
         ),
         option(
             "-dev",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Protocol
@@ -144,9 +145,17 @@ class TensorReader:
 
 
 def load_model(
-    path: str | os.PathLike[str] | GGUFFile, backend: Backend
+    path: str | os.PathLike[str] | GGUFFile,
+    backend: Backend,
+    *,
+    on_layer: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Transformer, list[str]]:
     """The model in a GGUF file, on a backend.
+
+    Args:
+        path: the file.
+        backend: prepares the weights as it wants them.
+        on_layer: called with the layers that are loaded, of how many.
 
     Returns:
         the model, and the names of tensors that it does not use.
@@ -158,13 +167,21 @@ def load_model(
     gguf = path if isinstance(path, GGUFFile) else open_gguf(path)
     spec, config = arch_spec(gguf), model_config(gguf)
     read = TensorReader(FileTensors(gguf), backend, halve_activations=config.moe is not None)
-    weights = model_weights(read, config, spec)
+    weights = model_weights(read, config, spec, on_layer)
     unused = [name for name in gguf.tensors if name not in read.taken]
     return Transformer(config, spec, weights, backend), unused
 
 
-def model_weights(read: TensorReader, config: ModelConfig, spec: ArchSpec) -> ModelWeights:
+def model_weights(
+    read: TensorReader,
+    config: ModelConfig,
+    spec: ArchSpec,
+    on_layer: Callable[[int, int], None] = lambda done, of: None,
+) -> ModelWeights:
     """All tensors that a model of this architecture has.
+
+    Args:
+        on_layer: told how many layers are read, of how many.
 
     Raises:
         ModelFileError: one is missing, or of the wrong shape or type.
@@ -180,9 +197,14 @@ def model_weights(read: TensorReader, config: ModelConfig, spec: ArchSpec) -> Mo
     rope_freqs = None
     if spec.rope_freqs and read.has("rope_freqs.weight"):
         rope_freqs = read.vector("rope_freqs.weight", config.rope.n_dims // 2)
+    layers = []
+    for i in range(config.n_layers):
+        on_layer(i, config.n_layers)
+        layers.append(_layer(read, config, spec, f"blk.{i}"))
+    on_layer(config.n_layers, config.n_layers)
     return ModelWeights(
         token_embd=token_embd,
-        layers=tuple(_layer(read, config, spec, f"blk.{i}") for i in range(config.n_layers)),
+        layers=tuple(layers),
         output_norm=read.vector("output_norm.weight", n_embd),
         output=output,
         rope_freqs=rope_freqs,

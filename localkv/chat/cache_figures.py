@@ -1,0 +1,95 @@
+"""How full the context is and what the KV cache takes: the figures of the cache meter. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localkv.cache_layout import cache_bytes, cache_segments
+from localkv.chat.engine import EngineFacts
+from localkv.config import CacheConfig
+from localkv.quant_formats import KV_FORMATS
+
+SMALLER_PAIRS = (
+    ("q8_0", "q8_0"),
+    ("q8_0", "q5_1"),
+    ("q8_0", "q4_0"),
+    ("q5_1", "q5_1"),
+    ("q5_0", "q4_0"),
+    ("q4_0", "q4_0"),
+)
+"""Pairs of K and V that a larger context may use, the most exact first."""
+
+
+@dataclass(frozen=True)
+class CacheFigures:
+    """Bytes that the KV cache of a whole context takes.
+
+    Attributes:
+        type_k, type_v: names of the types.
+        n_ctx: tokens of context.
+        bytes_k, bytes_v: of K and of V, as allocated.
+        f16_bytes: what K, or V, would take as f16.
+    """
+
+    type_k: str
+    type_v: str
+    n_ctx: int
+    bytes_k: int
+    bytes_v: int
+    f16_bytes: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.bytes_k + self.bytes_v
+
+    @property
+    def share_of_f16(self) -> float:
+        """This cache's bytes in relation to an f16 one's."""
+        return self.n_bytes / (2 * self.f16_bytes)
+
+
+def cache_figures(
+    facts: EngineFacts,
+    *,
+    type_k: str | None = None,
+    type_v: str | None = None,
+    n_ctx: int | None = None,
+) -> CacheFigures:
+    """The figures of a model's cache, or of one with other types or another context."""
+    cache = CacheConfig(
+        type_k or facts.type_k,
+        type_v or facts.type_v,
+        n_ctx=n_ctx or facts.n_ctx,
+        kv_rotation=facts.kv_rotation,
+    )
+    sizes = {
+        "n_layers": facts.n_layers,
+        "n_kv_heads": facts.n_kv_heads,
+        "head_dim": facts.head_dim,
+        "n_ctx": cache.n_ctx,
+    }
+    bytes_k, bytes_v = cache_bytes(cache_segments(cache, facts.head_dim), **sizes)
+    f16 = cache_segments(CacheConfig("f16", "f16", n_ctx=cache.n_ctx), facts.head_dim)
+    return CacheFigures(
+        cache.type_k, cache.type_v, cache.n_ctx, bytes_k, bytes_v, cache_bytes(f16, **sizes)[0]
+    )
+
+
+def larger_cache(facts: EngineFacts) -> CacheFigures | None:
+    """A cache with a larger context: in the present types or smaller ones, in as many bytes if any.
+
+    The context is doubled, up to what the model was trained for; None if it has that already. Of
+    the pairs of types that need no more bytes than now the most exact one is taken, or else the
+    smallest.
+    """
+    n_ctx = min(2 * facts.n_ctx, facts.n_ctx_train)
+    if n_ctx <= facts.n_ctx:
+        return None
+    now = cache_figures(facts)
+    offers = [
+        cache_figures(facts, type_k=k, type_v=v, n_ctx=n_ctx)
+        for k, v in ((facts.type_k, facts.type_v), *SMALLER_PAIRS)
+        if all(facts.head_dim % KV_FORMATS[name].block_size == 0 for name in (k, v))
+    ]
+    within = [offer for offer in offers if offer.n_bytes <= now.n_bytes]
+    return within[0] if within else min(offers, key=lambda offer: offer.n_bytes)

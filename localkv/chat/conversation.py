@@ -1,0 +1,113 @@
+"""A conversation as a tree: every edit and every new attempt at an answer is a branch.
+
+It knows nothing of engines, files or screens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from localkv.chat.engine import Finished
+from localkv.chat.reasoning import spoken
+
+Role = Literal["user", "assistant"]
+
+
+@dataclass
+class Message:
+    """One turn.
+
+    Attributes:
+        id, parent_id: its own, and the one it follows; None for the first.
+        role: who says it.
+        content: what; of an assistant with its reasoning.
+        finish_reason: of an answer: "stop", "length", "cancelled" or "error"; None while it is
+            being written, or if the program ended then.
+        stats: of an answer that was finished.
+        error: why it ended with "error".
+    """
+
+    id: int
+    parent_id: int | None
+    role: Role
+    content: str
+    finish_reason: str | None = None
+    stats: Finished | None = None
+    error: str | None = None
+
+
+@dataclass
+class Conversation:
+    """The messages of a session and the way through them that is shown.
+
+    Attributes:
+        messages: all of them by id, in order of their making.
+        leaf_id: the last message of the branch that is shown; None shows nothing.
+        dropped_id: the model is not told this message and those before it, to save room.
+    """
+
+    messages: dict[int, Message] = field(default_factory=dict)
+    leaf_id: int | None = None
+    dropped_id: int | None = None
+
+    def add(self, message: Message) -> None:
+        """Add a message after its parent, and show it."""
+        self.messages[message.id] = message
+        self.leaf_id = message.id
+
+    def path(self) -> list[Message]:
+        """The branch that is shown, from its first message on."""
+        path = []
+        at = self.leaf_id
+        while at is not None:
+            path.append(self.messages[at])
+            at = self.messages[at].parent_id
+        return path[::-1]
+
+    def kept(self) -> list[Message]:
+        """The part of the branch that the model is told."""
+        path = self.path()
+        ids = [message.id for message in path]
+        return path[ids.index(self.dropped_id) + 1 :] if self.dropped_id in ids else path
+
+    def branches(self, message: Message) -> list[Message]:
+        """A message and its alternatives, the oldest first."""
+        return [
+            other
+            for other in self.messages.values()
+            if other.parent_id == message.parent_id and other.role == message.role
+        ]
+
+    def show_branch(self, message: Message) -> None:
+        """Show a message, and after it the newest of what follows at each turn."""
+        self.leaf_id = message.id
+        while children := [m for m in self.messages.values() if m.parent_id == self.leaf_id]:
+            self.leaf_id = children[-1].id
+
+    def prompt(self, system_prompt: str) -> list[dict[str, str]]:
+        """What the model is told: without reasoning, and without an answer that is yet empty."""
+        told = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
+        for message in self.kept():
+            content = message.content if message.role == "user" else spoken(message.content)
+            if message.role == "user" or content:
+                told.append({"role": message.role, "content": content})
+        return told
+
+    def turns(self) -> list[list[Message]]:
+        """What the model is told, cut before each message of the user."""
+        turns: list[list[Message]] = []
+        for message in self.kept():
+            if message.role == "user" or not turns:
+                turns.append([])
+            turns[-1].append(message)
+        return turns
+
+
+def conversation_of(messages: Iterable[Message], leaf_id: int | None) -> Conversation:
+    """A conversation from what was stored of it."""
+    by_id = {message.id: message for message in messages}
+    if leaf_id is None and by_id:
+        leaf_id = max(by_id)
+    return Conversation(by_id, leaf_id if leaf_id in by_id else None)

@@ -1,0 +1,154 @@
+"""What a conversation asks of an engine, and what an engine reports: plain values, no torch.
+
+`LocalEngine` answers in this process, `EngineProcess` in a child. Whoever uses one can't tell which
+it is, except that a child can die.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from localkv.config import SamplingParams
+from localkv.errors import LocalKVError
+
+LOAD_STAGES = ("header", "runtime", "weights", "kernels")
+"""What loading goes through: the file's header, torch, the weights, compiling and a first run."""
+
+
+class EngineStoppedError(LocalKVError):
+    """The engine is gone, by itself or because somebody ended it; a new one can be started."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What to load.
+
+    Attributes:
+        model: path of a GGUF file.
+        arguments: keyword arguments of `LLM`; values of JSON.
+        chat_template: a Jinja template instead of the model's own.
+    """
+
+    model: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadProgress:
+    """Loading has come to `stage`, one of `LOAD_STAGES`: `done` of `total` parts, if counted."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What is known of a loaded model and its cache. Sizes are counts; `*_bytes` are bytes."""
+
+    name: str
+    architecture: str
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    n_ctx_train: int
+    n_ctx: int
+    type_k: str
+    type_v: str
+    kv_rotation: str
+    weight_bytes: int
+    backend: str
+    n_threads: int
+    load_seconds: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One answer that is wanted.
+
+    Attributes:
+        messages: {"role": "system" | "user" | "assistant", "content": text}, in order.
+        params: how tokens are drawn.
+        max_tokens: most tokens of the answer; None goes on to the end of the context.
+        stop: strings that end it.
+        ignore_eos: never draw a token that ends it.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """More of an answer.
+
+    Attributes:
+        text: may be empty while a character or a stop string is incomplete.
+        seconds: one value per token since the last delta: how long it took after the one before.
+            The first token of an answer took the prompt as well, and is not among them.
+        n_tokens: tokens in the context so far, prompt and answer.
+    """
+
+    text: str
+    seconds: tuple[float, ...] = ()
+    n_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of an answer; field by field what `Completion` has."""
+
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    prompt_seconds: float
+    decode_seconds: float
+    decode_per_second: float
+    seed: int
+    context_full: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class ChatEngine(Protocol):
+    """Loads one model and answers one request at a time.
+
+    `load`, `answer` and `count_tokens` block and belong in a thread; `cancel` and `close` return at
+    once and may be called from any thread.
+    """
+
+    def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
+        """Load, and tell how far it is. Raises LocalKVError."""
+        ...
+
+    def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+        """Answer; `Finished` comes last.
+
+        Raises:
+            ContextOverflowError: the conversation does not fit the context.
+            EngineStoppedError: the engine is gone.
+            LocalKVError: anything else a user can do something about.
+        """
+        ...
+
+    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+        """Tokens that a conversation takes as a prompt. Raises what `answer` raises."""
+        ...
+
+    def cancel(self) -> None:
+        """End the answer that is being written after its next token."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; whatever still blocks ends with EngineStoppedError."""
+        ...

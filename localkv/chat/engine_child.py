@@ -1,0 +1,67 @@
+"""The child of `EngineProcess`: `python -m localkv.chat.engine_child`, lines of JSON in and out.
+
+It ends when its stdin does, so it never outlives its parent, however that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Thread
+from typing import BinaryIO
+
+from localkv.chat.engine import ChatEngine
+from localkv.chat.local_engine import LocalEngine
+from localkv.chat.wire import Cancel, CountTokens, TokenCount, decode, encode, failure
+from localkv.errors import LocalKVError
+
+
+def serve(source: BinaryIO, out: BinaryIO) -> None:
+    """Answer requests until `source` ends; then the process ends, whatever it is doing."""
+    answers: SimpleQueue[Iterator[object]] = SimpleQueue()
+    engine: ChatEngine = LocalEngine(decode(source.readline()))
+
+    def listen() -> None:
+        for line in source:
+            request = decode(line)
+            if isinstance(request, Cancel):
+                engine.cancel()
+            elif isinstance(request, CountTokens):
+                answers.put(_count(engine, request))
+            else:
+                answers.put(engine.answer(request))  # begun here, so that a Cancel comes after
+        os._exit(0)
+
+    def send(value: object) -> None:
+        out.write(encode(value))
+        out.flush()
+
+    Thread(target=listen, daemon=True).start()
+    try:
+        send(engine.load(send))
+    except LocalKVError as error:
+        send(failure(error))
+        return
+    while True:
+        try:
+            for answer in answers.get():
+                send(answer)
+        except LocalKVError as error:
+            send(failure(error))
+
+
+def _count(engine: ChatEngine, request: CountTokens) -> Iterator[TokenCount]:
+    yield TokenCount(engine.count_tokens(request.messages))
+
+
+def main() -> None:
+    """Keep stdout for the protocol: what libraries print goes to stderr."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""`EngineProcess`: a `ChatEngine` whose model lives in a child process.
+
+So the one who draws the screen never waits for Python's lock, imports no torch, and survives
+whatever happens to the engine.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from localkv.chat.engine import (
+    ChatRequest,
+    EngineFacts,
+    EngineOptions,
+    EngineStoppedError,
+    Finished,
+    LoadProgress,
+    TextDelta,
+)
+from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode
+from localkv.errors import LocalKVError
+
+STOP_SECONDS = 2.0
+"""How long `close` lets the child end by itself."""
+
+
+class EngineProcess:
+    """Starts its process when it is told to load.
+
+    Args:
+        options: what to load.
+        command: the program that serves; for tests.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        *,
+        command: Sequence[str] = (sys.executable, "-m", "localkv.chat.engine_child"),
+    ) -> None:
+        self.options = options
+        self.command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._writing = Lock()
+        self._asking = Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None before it is started."""
+        return None if self._process is None else self._process.pid
+
+    def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
+        with self._asking:
+            if self._closed or self._process is not None:
+                raise EngineStoppedError("this engine was used before; start a new one")
+            # a file, since nobody would empty a pipe, and a full one would block the child
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,  # Ctrl+C on the terminal is not meant for it
+            )
+            if self._closed:  # meanwhile
+                self._process.kill()
+            self._send(self.options)
+            while isinstance(news := self._receive(), LoadProgress):
+                on_progress(news)
+            assert isinstance(news, EngineFacts)
+            return news
+
+    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+        with self._asking:
+            self._send(CountTokens(tuple(messages)))
+            answer = self._receive()
+            assert isinstance(answer, TokenCount)
+            return answer.n_tokens
+
+    def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+        with self._asking:
+            self._send(request)
+            news = None
+            while not isinstance(news, Finished):
+                news = self._receive()
+                try:
+                    yield news
+                except GeneratorExit:
+                    if not isinstance(news, Finished):
+                        self._abandon()
+                    raise
+
+    def _abandon(self) -> None:
+        """Let the answer end that nobody listens to any more."""
+        with suppress(LocalKVError):
+            self.cancel()
+            while not isinstance(self._receive(), Finished):
+                pass
+
+    def cancel(self) -> None:
+        with suppress(EngineStoppedError):
+            self._send(Cancel())
+
+    def close(self) -> None:
+        self._closed = True
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError):
+            process.stdin.close()  # which ends it
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self._asking.acquire(timeout=STOP_SECONDS):  # whoever waited has seen the end by now
+            process.stdout.close()
+            self._stderr.close()
+            self._asking.release()
+
+    def _send(self, value: object) -> None:
+        if self._process is None or self._closed:
+            raise EngineStoppedError("the engine is not running")
+        assert self._process.stdin is not None
+        try:
+            with self._writing:
+                self._process.stdin.write(encode(value))
+                self._process.stdin.flush()
+        except (OSError, ValueError):
+            raise self._stopped() from None
+
+    def _receive(self) -> Any:
+        """The next line's value; an error that it holds is raised."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise self._stopped()
+        news = decode(line)
+        if isinstance(news, Failure):
+            raise news.error()
+        return news
+
+    def _stopped(self) -> EngineStoppedError:
+        """Why the child is gone, with the last it had to say."""
+        assert self._process is not None
+        if self._closed:
+            return EngineStoppedError("the engine was stopped")
+        try:
+            code = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        how = f"exit code {code}"
+        if code < 0:
+            with suppress(ValueError):
+                how = signal.Signals(-code).name
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return EngineStoppedError(f"the engine stopped ({how})", lines[-1] if lines else None)

@@ -1,0 +1,176 @@
+"""`LocalEngine`: a `ChatEngine` in this process, on top of `LLM`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Event
+from typing import TYPE_CHECKING
+
+from localkv.chat.engine import (
+    ChatRequest,
+    EngineFacts,
+    EngineOptions,
+    EngineStoppedError,
+    Finished,
+    LoadProgress,
+    TextDelta,
+)
+from localkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from localkv.llm import LLM
+    from localkv.loader.chat_template import ChatTemplate
+    from localkv.text_stream import Completion, TextStream
+
+DELTA_SECONDS = 0.05
+"""Deltas come at most so often: a screen that is drawn 20 times a second needs no more."""
+
+
+class LocalEngine:
+    """Answers through the model's chat template.
+
+    Args:
+        options: what to load.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        self._cancel = Event()
+        self._closed = False
+        self._loaded: tuple[LLM, ChatTemplate] | None = None
+
+    def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
+        started = time.perf_counter()
+        on_progress(LoadProgress("header"))
+        from localkv.loader.gguf_file import open_gguf
+
+        open_gguf(self.options.model)  # says what is wrong before torch is imported
+        on_progress(LoadProgress("runtime"))
+        # Threads that spin while they wait starve each other once another process wants a core.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from localkv.llm import LLM
+
+        llm = LLM(
+            self.options.model,
+            **self.options.arguments,
+            on_progress=lambda stage, done, total: on_progress(LoadProgress(stage, done, total)),
+        )
+        self._loaded = llm, self._template(llm)
+        return _facts(llm, time.perf_counter() - started)
+
+    def _template(self, llm: LLM) -> ChatTemplate:
+        source = self.options.chat_template
+        template = llm.chat_template if source is None else llm.chat_template_from(source)
+        if template is None:
+            raise UsageError(
+                "the model has no chat template",
+                hint="give one with --chat-template-file, or continue plain text with: "
+                "localkv complete",
+            )
+        return template
+
+    def _ready(self) -> tuple[LLM, ChatTemplate]:
+        if self._closed or self._loaded is None:
+            raise EngineStoppedError("the engine is not running")
+        return self._loaded
+
+    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+        return len(self._prompt(messages))
+
+    def _prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        from localkv.loader.chat_template import encode_chat
+
+        llm, template = self._ready()
+        return encode_chat(llm.tokenizer, template, messages)
+
+    def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+        self._cancel.clear()  # now, not when somebody iterates: what comes later counts
+        return self._answer(request)
+
+    def _answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+        llm, template = self._ready()
+        stream = llm.stream(
+            self._prompt(request.messages),
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            ignore_eos=request.ignore_eos,
+            params=request.params,
+            cancel=self._cancel,
+        )
+        if opened := opened_reasoning(template.render(request.messages)):
+            yield TextDelta(opened)
+        yield from _deltas(stream)
+        yield _finished(stream.completion)
+
+    def cancel(self) -> None:
+        self._cancel.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self.cancel()
+
+
+def opened_reasoning(prompt: str) -> str:
+    """The "<think>" that a prompt ends with, so that an answer shows that it begins in thought."""
+    end = prompt.rstrip()
+    return "<think>\n" if end.endswith("<think>") else ""
+
+
+def _deltas(stream: TextStream) -> Iterator[TextDelta]:
+    """Pieces of a stream, those of `DELTA_SECONDS` together."""
+    stats = stream.stats
+    texts: list[str] = []
+    seconds: list[float] = []
+    told, decoded, n_timed = time.perf_counter(), 0.0, 1
+    for piece in stream:
+        texts.append(piece)
+        if (n_new := stats.n_generated - n_timed) > 0:
+            # tokens without text of their own (half a character) share the time of the next
+            seconds += [(stats.decode_seconds - decoded) / n_new] * n_new
+            decoded, n_timed = stats.decode_seconds, stats.n_generated
+        now = time.perf_counter()
+        if now - told >= DELTA_SECONDS:
+            yield TextDelta("".join(texts), tuple(seconds), stats.n_prompt + stats.n_generated)
+            texts, seconds, told = [], [], now
+    if texts:
+        yield TextDelta("".join(texts), tuple(seconds), stats.n_prompt + stats.n_generated)
+
+
+def _finished(completion: Completion) -> Finished:
+    usage, timings = completion.usage, completion.timings
+    return Finished(
+        finish_reason=completion.finish_reason,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        prompt_seconds=timings.prompt_seconds,
+        decode_seconds=timings.decode_seconds,
+        decode_per_second=timings.decode_per_second,
+        seed=completion.seed,
+        context_full=completion.context_full,
+    )
+
+
+def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
+    import torch
+
+    config, cache = llm.config, llm.cache
+    return EngineFacts(
+        name=config.name,
+        architecture=config.architecture,
+        n_layers=config.n_layers,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        n_ctx_train=config.n_ctx_train,
+        n_ctx=cache.n_ctx,
+        type_k=cache.type_k,
+        type_v=cache.type_v,
+        kv_rotation=cache.kv_rotation,
+        weight_bytes=llm.gguf.n_bytes,
+        backend=llm.backend.name,
+        n_threads=torch.get_num_threads(),
+        load_seconds=load_seconds,
+        warnings=tuple(dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings))),
+    )

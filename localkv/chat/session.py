@@ -1,0 +1,252 @@
+"""`ChatSession`: a conversation with its settings, written through to the store.
+
+It holds what a screen shows and what an engine is asked; it draws nothing and computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from localkv.chat.conversation import Conversation, Message
+from localkv.chat.engine import ChatRequest, Finished
+from localkv.chat.store import Store
+from localkv.chat.wire import sampling_params_from_json
+from localkv.config import SamplingParams
+from localkv.errors import ContextOverflowError, LocalKVError
+
+NEW_TITLE = "New chat"
+TITLE_LENGTH = 60
+
+
+class ChatSession:
+    """One conversation. It is stored from its first message on.
+
+    Args:
+        store: where.
+        model: the file that answers.
+        params: how tokens are drawn.
+        system_prompt: told before everything else; blank for none.
+        max_tokens, stop, ignore_eos: as in `ChatRequest`.
+
+    Attributes:
+        model_name: the model's own name, once it is known.
+        on_problem: told what kept something from being written; None raises it instead. A new
+            message that can't be stored is an error in any case.
+        id: in the store; None as long as nothing was said.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        model: str,
+        params: SamplingParams,
+        system_prompt: str = "",
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> None:
+        self.store = store
+        self.model = model
+        self.model_name = ""
+        self.params = params
+        self.system_prompt = system_prompt
+        self.max_tokens = max_tokens
+        self.stop = tuple(stop)
+        self.ignore_eos = ignore_eos
+        self.title = NEW_TITLE
+        self.id: int | None = None
+        self.conversation = Conversation()
+        self.on_problem: Callable[[LocalKVError], None] | None = None
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Around a write that the conversation can do without: `on_problem` is told, if set."""
+        try:
+            yield
+        except LocalKVError as error:
+            if self.on_problem is None:
+                raise
+            self.on_problem(error)
+
+    def new(self) -> ChatSession:
+        """An empty session with the same settings."""
+        session = ChatSession(
+            self.store,
+            model=self.model,
+            params=self.params,
+            system_prompt=self.system_prompt,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+        )
+        session.model_name = self.model_name
+        session.on_problem = self.on_problem
+        return session
+
+    def resumed(self, session_id: int) -> ChatSession:
+        """A stored session, with its own settings and the model that is loaded now."""
+        stored = self.store.session(session_id)
+        session = self.new()
+        session.id, session.title = stored.id, stored.title
+        session.system_prompt = stored.system_prompt
+        session.conversation = stored.conversation
+        settings = dict(stored.settings)
+        session.max_tokens = settings.pop("max_tokens", None)
+        session.params = sampling_params_from_json({**asdict(SamplingParams()), **settings})
+        return session
+
+    def _settings(self) -> Mapping[str, Any]:
+        defaults = asdict(SamplingParams())
+        chosen = {k: v for k, v in asdict(self.params).items() if v != defaults[k]}
+        return {**chosen, "max_tokens": self.max_tokens}
+
+    def save(self) -> None:
+        """Write everything but the messages, if there is a session to write."""
+        if self.id is None:
+            return
+        with self._written():
+            self.store.update_session(
+                self.id,
+                title=self.title,
+                model=self.model,
+                system_prompt=self.system_prompt,
+                settings=self._settings(),
+                leaf_id=self.conversation.leaf_id,
+                dropped_id=self.conversation.dropped_id,
+            )
+
+    def rename(self, title: str) -> None:
+        self.title = title.strip() or self.title
+        self.save()
+
+    def _add(self, parent_id: int | None, role: Any, content: str) -> Message:
+        if self.id is None:
+            settings = self._settings()
+            self.id = self.store.add_session(self.title, self.model, self.system_prompt, settings)
+        message = self.store.add_message(self.id, parent_id, role, content)
+        self.conversation.add(message)
+        self.save()
+        return message
+
+    def say(self, text: str) -> Message:
+        """What the user says next, after the branch that is shown."""
+        if self.title == NEW_TITLE:
+            first = next((line for line in text.splitlines() if line.strip()), text)
+            self.title = " ".join(first.split())[:TITLE_LENGTH] or NEW_TITLE
+        return self._add(self.conversation.leaf_id, "user", text)
+
+    def edit(self, message: Message, text: str) -> Message:
+        """Say it differently: a new branch beside `message`."""
+        return self._add(message.parent_id, "user", text)
+
+    def begin_answer(self) -> Message:
+        """An empty answer to the user's message at the end of the branch."""
+        return self._add(self.conversation.leaf_id, "assistant", "")
+
+    def retry(self, message: Message) -> None:
+        """Go back to before an answer, for another one beside it."""
+        self.conversation.leaf_id = message.parent_id
+
+    def extend(self, message: Message, text: str, *, save: bool) -> None:
+        """More of an answer."""
+        message.content += text
+        if save:
+            self._update(message)
+
+    def finish(self, message: Message, stats: Finished) -> None:
+        """The end of an answer."""
+        message.finish_reason, message.stats = stats.finish_reason, stats
+        self._update(message)
+        self.save()
+
+    def fail(self, message: Message, error: str) -> None:
+        """The end of an answer that something went wrong with."""
+        message.finish_reason, message.error = "error", error
+        self._update(message)
+
+    def _update(self, message: Message) -> None:
+        with self._written():
+            self.store.update_message(message)
+
+    def discard(self, message: Message) -> None:
+        """Take back an answer of which there is nothing."""
+        del self.conversation.messages[message.id]
+        self.conversation.leaf_id = message.parent_id
+        self.save()
+        with self._written():
+            self.store.delete_message(message.id)
+
+    def show_branch(self, message: Message) -> None:
+        self.conversation.show_branch(message)
+        self.save()
+
+    def set_param(self, name: str, value: Any) -> None:
+        """Change one field of `SamplingParams`. Raises UsageError."""
+        self.params = replace(self.params, **{name: value})
+        self.save()
+
+    def request(self) -> ChatRequest:
+        """What to ask the engine for an answer."""
+        return ChatRequest(
+            messages=self.conversation.prompt(self.system_prompt),
+            params=self.params,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+        )
+
+    def drop_oldest_turns(
+        self, n_ctx: int, count_tokens: Callable[[Sequence[Mapping[str, str]]], int]
+    ) -> int:
+        """Stop telling the model the oldest turns, until a quarter of the context is free.
+
+        They stay in the session and in what is shown. Nothing is saved, so that this may run in a
+        thread of its own.
+
+        Args:
+            n_ctx: tokens of context.
+            count_tokens: an engine's.
+
+        Returns:
+            how many turns were dropped.
+
+        Raises:
+            ContextOverflowError: the last turn alone is too long; nothing was dropped.
+        """
+        before = self.conversation.dropped_id
+        n_dropped = 0
+        while (n_tokens := count_tokens(self.request().messages)) > n_ctx * 3 // 4:
+            turns = self.conversation.turns()
+            if len(turns) < 2:
+                if n_tokens < n_ctx and n_dropped:
+                    break
+                self.conversation.dropped_id = before
+                raise ContextOverflowError(
+                    f"the last message alone takes {n_tokens} of {n_ctx} tokens",
+                    hint="shorten it (edit), or take a larger context",
+                )
+            self.conversation.dropped_id = turns[0][-1].id
+            n_dropped += 1
+        return n_dropped
+
+
+def sampling_value(name: str, text: str) -> Any:
+    """A number for a field of `SamplingParams`, from what a user typed.
+
+    Raises:
+        LocalKVError: there is no such field with a number, or it is none.
+    """
+    default = getattr(SamplingParams(), name, None)
+    if name == "seed":
+        default = -1
+    if not isinstance(default, int | float) or isinstance(default, bool):
+        raise LocalKVError(f"no such setting {name!r}")
+    try:
+        return type(default)(text)
+    except ValueError:
+        kind = "whole number" if isinstance(default, int) else "number"
+        raise LocalKVError(f"{name}: {text!r} is no {kind}") from None

@@ -1,0 +1,165 @@
+"""`localkv chat`: a conversation on the whole terminal. The model is loaded in a child process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from localkv.cli.command import Command
+from localkv.cli.escapes import unescape
+from localkv.cli.model_file import model_file
+from localkv.cli.options import (
+    Whole,
+    escape_option,
+    flag,
+    loading_arguments,
+    loading_options,
+    option,
+)
+from localkv.cli.prompt import read_file
+from localkv.cli.sampling_options import sampling_options, sampling_params
+from localkv.errors import UsageError
+from localkv.kv_scales import read_kv_scales, require_scales
+
+_CHAT_OPTIONS: list[click.Parameter] = [
+    option(
+        "-sys",
+        "--system-prompt",
+        panel="Chat",
+        metavar="TEXT",
+        help="What the model is told before the conversation.",
+    ),
+    escape_option("Chat", "-sys, -r and --dry-sequence-breaker"),
+    option(
+        "--chat-template-file",
+        panel="Chat",
+        llama_env="CHAT_TEMPLATE_FILE",
+        metavar="FILE",
+        help="A Jinja template instead of the model's.",
+    ),
+    flag("--continue", panel="Chat", help="Go on with the newest session, and its settings."),
+    option(
+        "--sessions",
+        panel="Chat",
+        metavar="FILE",
+        help="Where sessions are kept. [default: chats.sqlite3 in the platform's data folder]",
+    ),
+]
+
+_LENGTH_OPTIONS: list[click.Parameter] = [
+    option(
+        "n_predict",
+        "-n",
+        "--predict",
+        "--n-predict",
+        panel="Length",
+        llama_env="N_PREDICT",
+        type=Whole(-2),
+        default=-1,
+        show_default=True,
+        metavar="N",
+        help="Most tokens of an answer; -1 and -2 go on to the end of the context.",
+    ),
+    option(
+        "stop",
+        "-r",
+        "--reverse-prompt",
+        "--stop",
+        panel="Length",
+        multiple=True,
+        metavar="TEXT",
+        help="End an answer before this text; may be given again.",
+    ),
+    flag("--ignore-eos", panel="Length", help="Never draw a token that ends the generation."),
+]
+
+
+def default_threads() -> int:
+    """One fewer than this process may use: the screen needs one."""
+    try:
+        n_cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        n_cores = os.cpu_count() or 1
+    return max(1, n_cores - 1)
+
+
+def _run(
+    *,
+    system_prompt: str | None,
+    escape: bool,
+    chat_template_file: str | None,
+    sessions: str | None,
+    n_predict: int,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+    **values: Any,
+) -> int:
+    """Run the chat; returns the exit code."""
+    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
+        raise UsageError(
+            "chat needs a terminal", hint="localkv complete --chat answers one prompt in a pipe"
+        )
+    params = sampling_params(values, escape=escape)
+    template = None
+    if chat_template_file is not None:
+        template = read_file(chat_template_file, "the chat template")
+    types = (values["cache_type_k"], values["cache_type_v"])
+    require_scales(types, values["kv_scales"] is not None)
+    if values["kv_scales"] is not None:
+        read_kv_scales(values["kv_scales"])
+    # what is wrong is said, and what is missing is fetched, before the screen opens
+    model = str(model_file(values))
+    if not Path(model).is_file():
+        from localkv.loader.gguf_file import open_gguf
+
+        open_gguf(model)
+    from localkv.chat.engine import EngineOptions
+    from localkv.chat.engine_process import EngineProcess
+    from localkv.chat.session import ChatSession
+    from localkv.chat.store import Store, default_path
+    from localkv.tui.app import ChatApp
+
+    arguments = loading_arguments(values)
+    if arguments["n_threads"] is None:
+        arguments["n_threads"] = default_threads()
+    store = Store(sessions or default_path())
+    session = ChatSession(
+        store,
+        model=model,
+        params=params,
+        system_prompt=unescape(system_prompt or "") if escape else system_prompt or "",
+        max_tokens=n_predict if n_predict >= 0 else None,
+        stop=tuple(map(unescape, stop)) if escape else stop,
+        ignore_eos=ignore_eos,
+    )
+    if values["continue"] and (found := store.sessions()):
+        session = session.resumed(found[0].id)
+    options = EngineOptions(model, arguments, template)
+    app = ChatApp(session, options, EngineProcess)
+    app.run()
+    store.close()
+    return app.return_code or 0
+
+
+def _is_terminal(stream: Any) -> bool:
+    return stream is not None and stream.isatty()
+
+
+chat = Command(
+    "chat",
+    params=[
+        *_CHAT_OPTIONS,
+        *loading_options(default_threads="one fewer than cores"),
+        *_LENGTH_OPTIONS,
+        *sampling_options(),
+    ],
+    callback=_run,
+    help="Talk with a model, on the whole terminal.\n\n"
+    "Sessions are kept and can be resumed. F1 shows all keys, / lists commands.",
+    epilog="Every option can also be set as LOCALKV_<NAME> (LOCALKV_CTX_SIZE), where llama.cpp has "
+    "a variable for it as LLAMA_ARG_<NAME>, or in the [chat] table of config.toml.",
+)

@@ -1,0 +1,297 @@
+"""`ChatScreen`: the conversation, the prompt under it, the panel beside it.
+
+What an answer goes through is in `answering.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.widgets import Footer, Static, TextArea
+
+from localkv.chat.conversation import Message
+from localkv.chat.reasoning import split_reasoning
+from localkv.errors import LocalKVError
+from localkv.tui.answering import Answering
+from localkv.tui.help_screen import HelpScreen
+from localkv.tui.messages import (
+    BranchWanted,
+    EditWanted,
+    PromptSubmitted,
+    RetryWanted,
+    SettingChanged,
+    SystemPromptChanged,
+)
+from localkv.tui.sessions_screen import SessionsScreen
+from localkv.tui.slash_commands import COMMANDS, change_setting, run_command
+from localkv.tui.widgets.cache_meter import CacheMeter, StatusLine
+from localkv.tui.widgets.load_strip import LoadStrip
+from localkv.tui.widgets.message_view import MessageView
+from localkv.tui.widgets.prompt import CommandHints, Prompt
+from localkv.tui.widgets.settings import Settings, setting_text
+from localkv.tui.widgets.side_panel import SidePanel
+from localkv.tui.widgets.transcript import Transcript
+from localkv.tui.widgets.welcome import Welcome
+
+_COMMAND = re.compile(r"/[a-z]+(\s|$)")
+_USAGES = [(command.usage, command.description) for command in COMMANDS]
+
+
+class ChatScreen(Answering):
+    """The main screen."""
+
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (104, "-wide")]  # noqa: RUF012
+    AUTO_FOCUS = "Prompt"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop", priority=False),
+        Binding("ctrl+n", "new_chat", "New"),
+        Binding("ctrl+o", "sessions", "Sessions"),
+        Binding("ctrl+r", "retry", "Retry"),
+        Binding("ctrl+t", "reasoning", "Reasoning", show=False),
+        Binding("f2", "panel", "Panel"),
+        Binding("f5", "restart_engine", "Restart engine", show=False),
+        Binding("alt+up", "select_message(-1)", "Messages", show=False),
+        Binding("alt+down", "select_message(1)", "Next message", show=False),
+        Binding("tab", "complete", "Complete", show=False),
+        Binding("f1", "help", "Help"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="title-bar"):
+            yield Static("", id="title", markup=False)
+            yield Static("", id="model-name", markup=False)
+        with Horizontal(id="body"):
+            with Vertical(id="conversation"):
+                yield Welcome("", id="welcome")
+                yield Transcript(id="transcript")
+                yield LoadStrip("", id="load-strip")
+                yield CommandHints("", id="hints")
+                yield Static("", id="editing")
+                yield Prompt(self.session.store.prompts())
+                yield StatusLine("", id="status")
+            yield SidePanel(id="panel")
+        yield Footer(show_command_palette=True)
+
+    async def on_mount(self) -> None:
+        self.query_one(CommandHints).display = False
+        self.query_one(Welcome).show_loading(Path(self.options.model).name)
+        self.show_settings()
+        await self.show_conversation()
+        self.show_meter()
+        self.start_engine()
+
+    # what is shown
+
+    async def show_conversation(self) -> None:
+        """Bring the screen in line with the session."""
+        conversation = self.session.conversation
+        self.show_title()
+        self.query_one(Welcome).display = not conversation.path()
+        await self.transcript.show(conversation, self.session.model_name or "Assistant")
+
+    def show_title(self) -> None:
+        self.query_one("#title", Static).update(Content(self.session.title))
+        self.query_one("#model-name", Static).update(Content(self.session.model_name))
+        self.sub_title = self.session.title
+
+    def show_settings(self) -> None:
+        self.query_one(Settings).show(self.session)
+
+    def show_meter(self) -> None:
+        self.query_one(CacheMeter).show(self.meter)
+        self.query_one(StatusLine).show(self.meter)
+
+    def show_model(self) -> None:
+        """Say what was loaded, in the panel and on an empty screen."""
+        facts = self.meter.facts
+        self.show_title()
+        if facts is None:
+            return
+        self.query_one(SidePanel).show_model(facts)
+        self.query_one(Welcome).show_model(facts)
+
+    # what the user does
+
+    @on(PromptSubmitted)
+    async def _submitted(self, event: PromptSubmitted) -> None:
+        prompt = self.query_one(Prompt)
+        if _COMMAND.match(event.text):
+            prompt.accept()
+            try:
+                await run_command(self, event.text)
+            except LocalKVError as error:
+                await self.transcript.note(str(error), error=True)
+            return
+        if self.busy:
+            self.notify("The answer is still being written; Esc stops it", severity="warning")
+            return
+        try:
+            if self.editing is not None:
+                self.session.edit(self.editing, event.text)
+            else:
+                self.session.say(event.text)
+        except LocalKVError as error:
+            await self.transcript.note(str(error), error=True)
+            return
+        self._set_editing(None)
+        prompt.accept()
+        await self.show_conversation()
+        await self.begin_answer()
+
+    @on(TextArea.Changed, "Prompt")
+    def _typed(self, event: TextArea.Changed) -> None:
+        self.query_one(CommandHints).show_matching(event.text_area.text, _USAGES)
+
+    def action_complete(self) -> None:
+        """Complete a slash command, or move on to the next field."""
+        prompt = self.query_one(Prompt)
+        word = prompt.text
+        names = [command.name for command in COMMANDS if command.name.startswith(word)]
+        if prompt.has_focus and word.startswith("/") and names:
+            prompt.fill(names[0] + " ")
+        else:
+            self.focus_next()
+
+    @on(SettingChanged)
+    async def _setting_changed(self, event: SettingChanged) -> None:
+        if event.text == setting_text(self.session, event.name):
+            return
+        try:
+            change_setting(self, event.name, event.text)
+        except LocalKVError as error:
+            self.query_one(Settings).refuse(event.name)
+            self.notify(str(error), severity="error")
+
+    @on(SystemPromptChanged)
+    def _system_prompt_changed(self, event: SystemPromptChanged) -> None:
+        if event.text != self.session.system_prompt:
+            self.session.system_prompt = event.text
+            self.session.save()
+
+    @on(BranchWanted)
+    async def _branch_wanted(self, event: BranchWanted) -> None:
+        if self.refuse_while_busy():
+            return
+        conversation = self.session.conversation
+        message = conversation.messages[event.message_id]
+        branches = conversation.branches(message)
+        at = branches.index(message) + event.step
+        if not 0 <= at < len(branches):
+            return
+        self.session.show_branch(branches[at])
+        await self.show_conversation()
+        for view in self.transcript.views():
+            if view.message is branches[at]:
+                view.focus()
+        self.count_tokens()
+
+    @on(EditWanted)
+    def _edit_wanted(self, event: EditWanted) -> None:
+        if self.refuse_while_busy():
+            return
+        self._set_editing(self.session.conversation.messages[event.message_id])
+        prompt = self.query_one(Prompt)
+        assert self.editing is not None
+        prompt.fill(self.editing.content)
+        prompt.focus()
+
+    @on(RetryWanted)
+    async def _retry_wanted(self, event: RetryWanted) -> None:
+        await self.retry(self.session.conversation.messages[event.message_id])
+
+    # Actions run in the app's turn; what changes the conversation waits for the screen's own.
+
+    def action_retry(self) -> None:
+        path = self.session.conversation.path()
+        if path:
+            self.call_later(self.retry, path[-1])
+
+    async def retry(self, message: Message) -> None:
+        """Answer once more: beside an answer, or after a message that has none."""
+        if self.refuse_while_busy():
+            return
+        if message.role == "assistant":
+            self.session.retry(message)
+        self.query_one(Prompt).focus()
+        await self.show_conversation()
+        await self.begin_answer()
+
+    def _set_editing(self, message: Message | None) -> None:
+        self.editing = message
+        banner = self.query_one("#editing", Static)
+        banner.display = message is not None
+        banner.update("Editing — Enter begins a new branch, Esc keeps the old")
+
+    async def action_stop(self) -> None:
+        """Stop what goes on, else leave what is begun, else go back to the prompt."""
+        if self.busy:
+            await self.stop_answer()
+        elif self.editing is not None:
+            self._set_editing(None)
+            self.query_one(Prompt).fill("")
+        self.query_one(Prompt).focus()
+
+    def action_new_chat(self) -> None:
+        self.call_later(self.new_chat)
+
+    async def new_chat(self) -> None:
+        """Begin an empty conversation."""
+        if not self.refuse_while_busy():
+            await self.show_session(self.session.new())
+
+    def action_sessions(self) -> None:
+        if self.refuse_while_busy():
+            return
+        screen = SessionsScreen(self.session.store, self.session.id)
+
+        def close(chosen: int | None) -> None:
+            if chosen is not None:
+                self.call_later(self.open_session, chosen)
+            elif self.session.id in screen.deleted:
+                self.call_later(self.new_chat)
+
+        self.app.push_screen(screen, close)
+
+    async def open_session(self, session_id: int) -> None:
+        """Resume a stored session."""
+        if not self.refuse_while_busy():
+            await self.show_session(self.session.resumed(session_id))
+
+    async def action_select_message(self, step: int) -> None:
+        """Move the focus over the messages; past the last one to the prompt."""
+        if step < 0 and self.focused in self.transcript.views()[:1]:
+            await self.transcript.show_earlier(self.session.model_name or "Assistant")
+        views = self.transcript.views()
+        at = views.index(self.focused) if isinstance(self.focused, MessageView) else len(views)
+        at = max(0, at + step)
+        if at < len(views):
+            views[at].focus()
+        else:
+            self.query_one(Prompt).focus()
+
+    def action_reasoning(self) -> None:
+        """Fold all reasoning if some is unfolded, else unfold the last."""
+        views = [v for v in self.transcript.views() if split_reasoning(v.message.content).reasoning]
+        unfolded = [view for view in views if view.reasoning_unfolded]
+        for view in unfolded or views[-1:]:
+            view.toggle_reasoning()
+
+    def action_panel(self) -> None:
+        self.toggle_class("-toggled")
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen())
+
+    def action_restart_engine(self) -> None:
+        self.call_later(self.restart_engine)
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)

@@ -1,0 +1,107 @@
+"""`EngineDriver`: runs a blocking engine in a thread and tells a widget what comes of it."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Thread
+
+from textual.message import Message
+
+from localkv.chat.engine import ChatEngine, ChatRequest, Finished
+from localkv.chat.session import ChatSession
+from localkv.errors import LocalKVError
+from localkv.tui.messages import (
+    AnswerEnded,
+    AnswerFailed,
+    AnswerGrew,
+    EngineFailed,
+    EngineLoading,
+    EngineReady,
+    TokensCounted,
+    TurnsDropped,
+)
+
+
+class EngineDriver:
+    """One thread that asks an engine one thing after the other.
+
+    Args:
+        engine: not used by anybody else.
+        post: a widget's `post_message`.
+    """
+
+    def __init__(self, engine: ChatEngine, post: Callable[[Message], object]) -> None:
+        self.engine = engine
+        self._post = post
+        self._cancelled = False
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Textual finds the running app in a context variable
+        context = contextvars.copy_context()
+        Thread(target=context.run, args=(self._work,), daemon=True).start()
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            job()
+
+    def _tell(self, message: Message) -> None:
+        with suppress(RuntimeError):  # the app has ended meanwhile
+            self._post(message)
+
+    def _ask(self, job: Callable[[], Message]) -> None:
+        def ask() -> None:
+            try:
+                self._tell(job())
+            except LocalKVError as error:
+                self._tell(EngineFailed(self, error))
+
+        self._jobs.put(ask)
+
+    def load(self) -> None:
+        """Ends with EngineReady or EngineFailed."""
+
+        def job() -> Message:
+            facts = self.engine.load(lambda progress: self._tell(EngineLoading(self, progress)))
+            return EngineReady(self, facts)
+
+        self._ask(job)
+
+    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> None:
+        """Ends with TokensCounted or EngineFailed."""
+        self._ask(lambda: TokensCounted(self, self.engine.count_tokens(messages)))
+
+    def drop_oldest_turns(self, session: ChatSession, n_ctx: int) -> None:
+        """Ends with TurnsDropped or EngineFailed."""
+        count = self.engine.count_tokens
+        self._ask(lambda: TurnsDropped(self, session.drop_oldest_turns(n_ctx, count)))
+
+    def answer(self, request: ChatRequest) -> None:
+        """Ends with AnswerEnded or AnswerFailed."""
+
+        self._cancelled = False
+
+        def job() -> None:
+            try:
+                for news in self.engine.answer(request):
+                    if self._cancelled:  # perhaps before the engine had begun
+                        self.engine.cancel()
+                    if isinstance(news, Finished):
+                        self._tell(AnswerEnded(self, news))
+                    else:
+                        self._tell(AnswerGrew(self, news))
+            except LocalKVError as error:
+                self._tell(AnswerFailed(self, error))
+
+        self._jobs.put(job)
+
+    def cancel(self) -> None:
+        """End the answer after its next token."""
+        self._cancelled = True
+        self.engine.cancel()
+
+    def close(self) -> None:
+        """Stop the engine and the thread; does not wait for them."""
+        self._jobs.put(None)
+        Thread(target=self.engine.close, daemon=True).start()

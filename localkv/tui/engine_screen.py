@@ -1,0 +1,162 @@
+"""`EngineScreen`: the life of an engine, on whatever screen shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from textual import on
+from textual.screen import Screen
+
+from localkv.chat.conversation import Message
+from localkv.chat.engine import ChatEngine, EngineOptions, EngineStoppedError
+from localkv.chat.session import ChatSession
+from localkv.errors import LocalKVError
+from localkv.tui.engine_driver import EngineDriver
+from localkv.tui.messages import EngineFailed, EngineLoading, EngineReady, TokensCounted
+from localkv.tui.widgets.cache_meter import MeterState
+from localkv.tui.widgets.load_strip import LoadStrip
+from localkv.tui.widgets.transcript import Transcript
+
+EngineFactory = Callable[[EngineOptions], ChatEngine]
+
+
+class EngineScreen(Screen[None]):
+    """Owns the engine and the session; subclasses draw.
+
+    Args:
+        session: the conversation.
+        options: what to load.
+        new_engine: makes an engine that is not loaded yet.
+
+    Attributes:
+        meter: what is known of the context.
+        answer: the message that is being written, or None.
+        wants_answer: an answer begins once the model is loaded.
+    """
+
+    def __init__(
+        self, session: ChatSession, options: EngineOptions, new_engine: EngineFactory
+    ) -> None:
+        super().__init__()
+        self.session = session
+        session.on_problem = lambda error: self.notify(str(error), severity="error")
+        self.options = options
+        self.new_engine = new_engine
+        self.driver: EngineDriver | None = None
+        self.meter = MeterState()
+        self.answer: Message | None = None
+        self.wants_answer = False
+
+    # for subclasses to fill in
+
+    async def show_conversation(self) -> None:
+        raise NotImplementedError
+
+    def show_meter(self) -> None:
+        raise NotImplementedError
+
+    def show_model(self) -> None:
+        raise NotImplementedError
+
+    def show_settings(self) -> None:
+        raise NotImplementedError
+
+    async def begin_answer(self) -> None:
+        raise NotImplementedError
+
+    async def fail_answer(self, error: LocalKVError) -> None:
+        raise NotImplementedError
+
+    @property
+    def transcript(self) -> Transcript:
+        raise NotImplementedError
+
+    def start_engine(self) -> None:
+        """Begin to load; the engine before is given up."""
+        if self.driver is not None:
+            self.driver.close()
+        self.meter = replace(self.meter, facts=None)
+        self.query_one(LoadStrip).start()
+        self.driver = EngineDriver(self.new_engine(self.options), self.post_message)
+        self.driver.load()
+
+    async def restart_engine(self) -> None:
+        """End what goes on, and load anew."""
+        if self.answer is not None:
+            await self.fail_answer(LocalKVError("the engine was restarted"))
+        self.start_engine()
+        self.show_meter()
+
+    def load_model(self, path: str) -> None:
+        """Load another model for this session."""
+        if not self.refuse_while_busy():
+            self.options = replace(self.options, model=str(Path(path).expanduser()))
+            self.call_later(self.restart_engine)
+
+    @on(EngineLoading)
+    def _loading(self, event: EngineLoading) -> None:
+        if event.driver is self.driver:
+            self.query_one(LoadStrip).show_progress(event.progress)
+
+    @on(EngineReady)
+    async def _ready(self, event: EngineReady) -> None:
+        if event.driver is not self.driver:
+            return
+        facts = event.facts
+        self.meter = replace(self.meter, facts=facts, n_tokens=None)
+        self.session.model, self.session.model_name = self.options.model, facts.name
+        self.session.save()
+        self.query_one(LoadStrip).done()
+        self.show_model()
+        self.show_meter()
+        for line in facts.warnings:
+            self.notify(line, severity="warning", timeout=10)
+        if self.wants_answer:
+            await self.begin_answer()
+        else:
+            self.count_tokens()
+
+    @on(EngineFailed)
+    async def _failed(self, event: EngineFailed) -> None:
+        if event.driver is not self.driver:
+            return
+        self.wants_answer = False
+        if self.meter.facts is None or isinstance(event.error, EngineStoppedError):
+            self.lose_engine(event.error)
+        else:
+            await self.transcript.note(str(event.error), error=True)
+
+    def lose_engine(self, error: LocalKVError) -> None:
+        """There is no engine any more."""
+        self.meter = replace(self.meter, facts=None)
+        self.query_one(LoadStrip).fail(error)
+
+    def count_tokens(self) -> None:
+        """Find out how full the context is, where no answer has told."""
+        if self.driver is None or self.meter.facts is None or self.answer is not None:
+            return
+        messages = self.session.request().messages
+        if messages:
+            self.driver.count_tokens(messages)
+        else:
+            self.meter = replace(self.meter, n_tokens=0)
+            self.show_meter()
+
+    @on(TokensCounted)
+    def _counted(self, event: TokensCounted) -> None:
+        if event.driver is self.driver and self.answer is None:
+            self.meter = replace(self.meter, n_tokens=event.n_tokens)
+            self.show_meter()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is being written, or waits for the model."""
+        return self.answer is not None or self.wants_answer
+
+    def refuse_while_busy(self) -> bool:
+        """Say so if an answer is being written."""
+        if self.busy:
+            self.notify("First Esc, to stop the answer", severity="warning")
+        return self.busy

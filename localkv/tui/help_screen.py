@@ -1,0 +1,71 @@
+"""`HelpScreen`: all keys and slash commands."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from localkv.tui.slash_commands import COMMANDS
+
+KEYS = (
+    ("Enter", "send the message"),
+    ("Shift+Enter, Ctrl+J", "break the line"),
+    ("Up, Down", "earlier and later prompts, at the prompt's first and last line"),
+    ("Tab", "complete a slash command"),
+    ("Esc", "stop after the next token; the text and the model stay"),
+    ("Ctrl+R", "answer again: a branch beside the last answer"),
+    ("Ctrl+N", "new chat; the old one is kept"),
+    ("Ctrl+O", "sessions: resume, search, delete"),
+    ("Ctrl+T", "fold or unfold reasoning"),
+    ("F2", "show or hide the panel"),
+    ("Alt+Up, Alt+Down", "go to a message; Esc comes back"),
+    ("F5", "start the engine again"),
+    ("Ctrl+P", "command palette, themes"),
+    ("F1", "this page"),
+    ("Ctrl+Q", "quit"),
+)
+MESSAGE_KEYS = (
+    ("c", "copy the message"),
+    ("b", "copy a block of code"),
+    ("e", "edit: say it differently, on a new branch"),
+    ("r", "answer again"),
+    ("Left, Right", "show another branch"),
+    ("Space", "fold or unfold its reasoning"),
+)
+
+DESCRIPTION_WIDTH = 44
+"""Columns, so that the page fits a terminal of 80."""
+
+
+def help_text() -> Content:
+    """The page."""
+    sections = [
+        ("Keys", KEYS),
+        ("On a message", MESSAGE_KEYS),
+        ("Commands", tuple((command.usage, command.description) for command in COMMANDS)),
+    ]
+    lines: list[Content] = []
+    for title, rows in sections:
+        lines += [Content(""), Content.styled(title, "bold")]
+        for left, right in rows:
+            first, *more = wrap(right, DESCRIPTION_WIDTH)
+            lines.append(Content.assemble((f"{left:<21}", "$primary"), first))
+            lines += [Content(" " * 21 + part) for part in more]
+    return Content("\n").join(lines[1:])
+
+
+class HelpScreen(ModalScreen[None]):
+    """Esc or F1 closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Back")]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog"):
+            yield Static(help_text())

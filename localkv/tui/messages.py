@@ -1,0 +1,121 @@
+"""What widgets and the engine's thread tell the screen, named after what has happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+from localkv.chat.engine import EngineFacts, Finished, LoadProgress, TextDelta
+from localkv.errors import LocalKVError
+
+if TYPE_CHECKING:
+    from localkv.tui.engine_driver import EngineDriver
+
+
+@dataclass
+class EngineMessage(Message):
+    """From an engine; one that was replaced may still send some."""
+
+    driver: EngineDriver
+
+
+@dataclass
+class EngineLoading(EngineMessage):
+    """Loading has come further."""
+
+    progress: LoadProgress
+
+
+@dataclass
+class EngineReady(EngineMessage):
+    """The model is loaded."""
+
+    facts: EngineFacts
+
+
+@dataclass
+class EngineFailed(EngineMessage):
+    """Loading failed, or something that was asked between answers did."""
+
+    error: LocalKVError
+
+
+@dataclass
+class AnswerGrew(EngineMessage):
+    """More of the answer is there."""
+
+    delta: TextDelta
+
+
+@dataclass
+class AnswerEnded(EngineMessage):
+    """The answer is complete."""
+
+    stats: Finished
+
+
+@dataclass
+class AnswerFailed(EngineMessage):
+    """The answer ended with an error."""
+
+    error: LocalKVError
+
+
+@dataclass
+class TokensCounted(EngineMessage):
+    """The conversation takes so many tokens."""
+
+    n_tokens: int
+
+
+@dataclass
+class TurnsDropped(EngineMessage):
+    """The model is not told the oldest turns any more."""
+
+    n_turns: int
+
+
+@dataclass
+class PromptSubmitted(Message):
+    """The user has sent a text."""
+
+    text: str
+
+
+@dataclass
+class SettingChanged(Message):
+    """The user gave a setting another value."""
+
+    name: str
+    text: str
+
+
+@dataclass
+class SystemPromptChanged(Message):
+    """The user wrote another system prompt."""
+
+    text: str
+
+
+@dataclass
+class BranchWanted(Message):
+    """The user wants to see the alternative `step` places further than a message's."""
+
+    message_id: int
+    step: int
+
+
+@dataclass
+class EditWanted(Message):
+    """The user wants to say a message differently."""
+
+    message_id: int
+
+
+@dataclass
+class RetryWanted(Message):
+    """The user wants another answer beside this one."""
+
+    message_id: int

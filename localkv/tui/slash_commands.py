@@ -1,0 +1,213 @@
+"""The slash commands: their names, what they take, and which of the screen's methods runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual.content import Content
+
+from localkv.chat.export import default_name, export
+from localkv.chat.session import sampling_value
+from localkv.config import SamplingParams
+from localkv.errors import UsageError
+from localkv.tui.figures import size
+from localkv.tui.widgets.settings import setting_text
+
+if TYPE_CHECKING:
+    from localkv.tui.chat_screen import ChatScreen
+
+ALIASES = {"temp": "temperature", "typical": "typ_p", "dynatemp_exp": "dynatemp_exponent"}
+"""llama.cpp's names of settings that are called otherwise here."""
+
+
+@dataclass(frozen=True)
+class SlashCommand:
+    """One command: how it is written, what it does, and what runs it with its argument."""
+
+    usage: str
+    description: str
+    run: Callable[[ChatScreen, str], Awaitable[None]]
+
+    @property
+    def name(self) -> str:
+        return self.usage.split(" ")[0]
+
+
+async def run_command(screen: ChatScreen, text: str) -> None:
+    """Run what a user typed.
+
+    Raises:
+        LocalKVError: there is no such command, or it can't be done.
+    """
+    name, _, argument = text.partition(" ")
+    for command in COMMANDS:
+        if command.name == name:
+            await command.run(screen, argument.strip())
+            return
+    raise UsageError(f"no such command {name}", hint="/help lists them")
+
+
+def _setting_names() -> list[str]:
+    """Settings that are one number."""
+    numbers = [f.name for f in fields(SamplingParams) if isinstance(f.default, int | float)]
+    return ["seed", "max_tokens", *numbers]
+
+
+def change_setting(screen: ChatScreen, name: str, text: str) -> None:
+    """Give a setting a value. Raises LocalKVError."""
+    session = screen.session
+    name = name.strip("-").replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name == "max_tokens":
+        try:
+            number = int(text)
+        except ValueError:
+            raise UsageError(f"max_tokens: {text!r} is no whole number") from None
+        session.max_tokens = number if number >= 0 else None
+        session.save()
+    else:
+        session.set_param(name, sampling_value(name, text))
+    screen.show_settings()
+
+
+async def _set(screen: ChatScreen, argument: str) -> None:
+    name, _, value = argument.partition(" ")
+    if not name:
+        rows = [f"{name:<20} {setting_text(screen.session, name)}" for name in _setting_names()]
+        await screen.transcript.note("\n".join(rows))
+        return
+    if not value.strip():
+        raise UsageError("a name and a value are wanted", hint="as in /set temperature 0.7")
+    change_setting(screen, name, value.strip())
+    await screen.transcript.note(f"{name} is {value.strip()}")
+
+
+async def _system(screen: ChatScreen, argument: str) -> None:
+    if argument:
+        screen.session.system_prompt = "" if argument == "none" else argument
+        screen.session.save()
+        screen.show_settings()
+        screen.count_tokens()
+    told = screen.session.system_prompt or "none"
+    await screen.transcript.note(f"system prompt: {told}")
+
+
+async def _clear(screen: ChatScreen, argument: str) -> None:
+    await screen.new_chat()
+
+
+async def _save(screen: ChatScreen, argument: str) -> None:
+    if screen.session.id is None:
+        raise UsageError("there is nothing to save yet: nothing was said")
+    screen.session.rename(argument)
+    screen.show_title()
+    await screen.transcript.note(f"kept as: {screen.session.title}")
+
+
+async def _load(screen: ChatScreen, argument: str) -> None:
+    if not argument:
+        screen.action_sessions()
+        return
+    found = screen.session.store.sessions(argument)
+    if not found:
+        raise UsageError(f"no session has {argument!r} in it", hint="Ctrl+O lists them")
+    exact = [s for s in found if s.title.lower() == argument.lower()]
+    await screen.open_session((exact or found)[0].id)
+
+
+async def _export(screen: ChatScreen, argument: str) -> None:
+    kind = argument if argument in ("md", "json") else "md"
+    named = argument if argument and argument != kind else default_name(screen.session.title, kind)
+    path = Path(named).expanduser()
+    export(screen.session, path)
+    await screen.transcript.note(f"written: {path.resolve()}")
+
+
+async def _stats(screen: ChatScreen, argument: str) -> None:
+    state = screen.meter
+    if state.facts is None:
+        raise UsageError("no model is loaded")
+    rows = [("loaded in", f"{state.facts.load_seconds:.1f} s")]
+    if state.last is not None:
+        last = state.last
+        n_evaluated = last.prompt_tokens - last.cached_tokens
+        rows += [
+            (
+                "prompt",
+                f"{last.prompt_tokens:,} tokens: {last.cached_tokens:,} reused, {n_evaluated:,} "
+                f"evaluated in {last.prompt_seconds:.2f} s",
+            ),
+            (
+                "answer",
+                f"{last.completion_tokens:,} tokens, {last.decode_per_second:,.1f} tokens/s",
+            ),
+            ("finished", f"{last.finish_reason}, seed {last.seed}"),
+        ]
+    await screen.transcript.note(_rows(rows))
+
+
+async def _model(screen: ChatScreen, argument: str) -> None:
+    if argument:
+        screen.load_model(argument)
+        return
+    facts = screen.meter.facts
+    if facts is None:
+        raise UsageError("no model is loaded")
+    rows = [
+        ("model", f"{facts.name}, {facts.architecture}, {size(facts.weight_bytes)}"),
+        ("file", screen.session.model),
+        ("context", f"{facts.n_ctx:,} tokens, trained for {facts.n_ctx_train:,}"),
+        ("cache", f"K {facts.type_k}, V {facts.type_v}"),
+        ("runs on", f"{facts.backend}, {facts.n_threads} threads"),
+        *(("warning", line) for line in facts.warnings),
+    ]
+    await screen.transcript.note(_rows(rows))
+
+
+async def _copy(screen: ChatScreen, argument: str) -> None:
+    views = [view for view in screen.transcript.views() if view.message.role == "assistant"]
+    if not views:
+        raise UsageError("there is no answer to copy")
+    if argument == "code":
+        if not views[-1].code_blocks():
+            raise UsageError("the last answer has no code")
+        views[-1].action_copy_code()
+    else:
+        views[-1].action_copy()
+
+
+async def _restart(screen: ChatScreen, argument: str) -> None:
+    screen.action_restart_engine()
+
+
+async def _help(screen: ChatScreen, argument: str) -> None:
+    screen.action_help()
+
+
+async def _quit(screen: ChatScreen, argument: str) -> None:
+    screen.app.exit()
+
+
+def _rows(rows: list[tuple[str, str]]) -> Content:
+    return Content("\n").join(
+        Content.assemble((f"{name:<10}", "$foreground 60%"), value) for name, value in rows
+    )
+
+
+COMMANDS = (
+    SlashCommand("/set NAME VALUE", "a sampling setting; alone, all of them", _set),
+    SlashCommand("/system TEXT", "the system prompt; none for none", _system),
+    SlashCommand("/clear", "new chat; the old one is kept", _clear),
+    SlashCommand("/save TITLE", "give the session a title", _save),
+    SlashCommand("/load WORDS", "resume a session; alone, list them", _load),
+    SlashCommand("/export FILE", "write .md or .json", _export),
+    SlashCommand("/copy", "copy the last answer; /copy code its code", _copy),
+    SlashCommand("/stats", "figures of the last answer", _stats),
+    SlashCommand("/model FILE", "load another model; alone, describe it", _model),
+    SlashCommand("/restart", "start the engine again", _restart),
+    SlashCommand("/help", "keys and commands", _help),
+    SlashCommand("/quit", "leave", _quit),
+)

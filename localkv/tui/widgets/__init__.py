@@ -1,0 +1,1 @@
+"""The parts of the screen. They show what they are given, and post what the user did."""

@@ -1,0 +1,152 @@
+"""The cache meter: how full the context is, and what K and V really take. In a panel or a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.content import Content
+from textual.widgets import Static
+
+from localkv.chat.cache_figures import CacheFigures, cache_figures
+from localkv.chat.engine import EngineFacts, Finished
+from localkv.tui.figures import bar, size, spread
+
+NEARLY_FULL = 0.85
+"""Above this share of the context the meter warns."""
+
+
+@dataclass(frozen=True)
+class MeterState:
+    """What the meter shows.
+
+    Attributes:
+        facts: of the loaded model; None before it is.
+        n_tokens: tokens in the context; None if they were not counted yet.
+        last: the last answer's figures.
+        tokens_per_second: of the answer that is written now, or of the last.
+    """
+
+    facts: EngineFacts | None = None
+    n_tokens: int | None = None
+    last: Finished | None = None
+    tokens_per_second: float = 0.0
+
+
+def _fill_style(share: float) -> str:
+    return "$error" if share >= 1 else "$warning" if share >= NEARLY_FULL else "$primary"
+
+
+class _Meter(Static):
+    """Shows a state, laid out anew where there is more or less room."""
+
+    state = MeterState()
+
+    def show(self, state: MeterState) -> None:
+        self.state = state
+        self.draw(state)
+
+    def on_resize(self) -> None:
+        self.draw(self.state)
+
+    def draw(self, state: MeterState) -> None:
+        raise NotImplementedError
+
+
+class CacheMeter(_Meter):
+    """The meter in a panel."""
+
+    def draw(self, state: MeterState) -> None:
+        if state.facts is None:
+            self.update(Content.styled("no model yet", "$foreground 50%"))
+            return
+        width = self.content_size.width or 32
+        self.update(
+            Content("\n").join(
+                [
+                    *_context_lines(state.facts, state.n_tokens, state.last, width),
+                    Content(""),
+                    *_cache_lines(cache_figures(state.facts), width),
+                ]
+            )
+        )
+
+
+def _context_lines(
+    facts: EngineFacts, n_tokens: int | None, last: Finished | None, width: int
+) -> list[Content]:
+    if n_tokens is None:
+        return [
+            spread(Content.styled("Context", "bold"), f"{facts.n_ctx:,} tokens", width),
+            bar(0, width, "$primary"),
+            Content.styled("counting …", "$foreground 60%"),
+            Content(""),
+        ]
+    share = n_tokens / facts.n_ctx
+    left = max(0, facts.n_ctx - n_tokens)
+    reused = f"{last.cached_tokens:,} of {last.prompt_tokens:,}" if last else "—"
+    muted = "$foreground 60%"
+    return [
+        spread(Content.styled("Context", "bold"), f"{n_tokens:,} of {facts.n_ctx:,}", width),
+        bar(share, width, _fill_style(share)),
+        spread(
+            Content.styled(f"{left:,} tokens left", _fill_style(share) if left < 1 else muted),
+            Content.styled(f"{share:.0%}", muted),
+            width,
+        ),
+        spread(Content.styled("prompt reused", muted), Content.styled(reused, muted), width),
+    ]
+
+
+def _cache_lines(figures: CacheFigures, width: int) -> list[Content]:
+    muted = "$foreground 60%"
+    lines = [spread(Content.styled("KV cache", "bold"), size(figures.n_bytes), width)]
+    for side, name, n_bytes, style in (
+        ("K", figures.type_k, figures.bytes_k, "$primary"),
+        ("V", figures.type_v, figures.bytes_v, "$accent"),
+    ):
+        label = f"{side} {name:<8} {size(n_bytes):>9}  "
+        lines.append(
+            Content.assemble(
+                (label[:1], f"bold {style}"),
+                label[1:],
+                bar(n_bytes / figures.f16_bytes, max(4, width - len(label)), style),
+            )
+        )
+    f16 = f"f16 {'':<6} {size(figures.f16_bytes):>9}  "
+    lines.append(
+        Content.assemble((f16, muted), bar(1, max(4, width - len(f16)), "$foreground 40%"))
+    )
+    lines.append(
+        Content.styled(f"{figures.share_of_f16:.0%} of f16's {size(2 * figures.f16_bytes)}", muted)
+    )
+    return lines
+
+
+class StatusLine(_Meter):
+    """The meter in one line, for screens without room for the panel."""
+
+    def draw(self, state: MeterState) -> None:
+        if state.facts is None:
+            self.update("")
+            return
+        facts, figures = state.facts, cache_figures(state.facts)
+        used = state.n_tokens
+        share = (used or 0) / facts.n_ctx
+        line = Content.assemble(
+            bar(share, 8, _fill_style(share)),
+            f" {'…' if used is None else f'{used:,}'} of {facts.n_ctx:,}",
+        )
+        types = Content.assemble(
+            ("K ", "bold $primary"), figures.type_k, ("  V ", "bold $accent"), figures.type_v
+        )
+        rate = state.tokens_per_second
+        width = self.content_size.width or 76
+        for part in (
+            types,
+            Content(size(figures.n_bytes)),
+            Content(f"{rate:,.0f} tok/s" if rate else ""),
+            Content.styled(f"f16: {size(2 * figures.f16_bytes)}", "$foreground 60%"),
+        ):
+            if part and line.cell_length + 3 + part.cell_length <= width:
+                line = Content.assemble(line, "   ", part)
+        self.update(line)

@@ -1,0 +1,202 @@
+"""`MessageView`: one message of the conversation, also while it is being written."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Collapsible, Markdown, Static
+from textual.widgets.markdown import MarkdownBlock, MarkdownFence, MarkdownStream
+
+from localkv.chat.conversation import Message
+from localkv.chat.reasoning import Reasoned, split_reasoning
+from localkv.tui.figures import printable_text
+from localkv.tui.messages import BranchWanted, EditWanted, RetryWanted
+from localkv.tui.widgets.markdown_parser import markdown_parser
+
+_ENDINGS = {
+    "cancelled": "stopped",
+    "length": "cut at the limit",
+    "error": "ended by an error",
+    None: "interrupted",
+}
+
+
+class MessageView(Vertical, can_focus=True):
+    """Shows a message; of an answer, reasoning apart and figures below.
+
+    Args:
+        message: what is shown; an answer may grow.
+        author: its title.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "copy", "Copy"),
+        Binding("b", "copy_code", "Copy code"),
+        Binding("e", "edit", "Edit"),
+        Binding("r", "retry", "Retry"),
+        Binding("left,left_square_bracket", "branch(-1)", "Other branch", key_display="←→"),
+        Binding("right,right_square_bracket", "branch(1)", "Next branch", show=False),
+        Binding("up,k", "screen.select_message(-1)", "Previous message", show=False),
+        Binding("down,j", "screen.select_message(1)", "Next message", show=False),
+        Binding("space", "toggle_reasoning", "Reasoning", show=False),
+    ]
+
+    def __init__(self, message: Message, author: str) -> None:
+        super().__init__(classes=f"-{message.role}")
+        self.message = message
+        self.author = author
+        self._shown = ""
+        self._stream: MarkdownStream | None = None
+        self._marks = ""
+
+    def compose(self) -> ComposeResult:
+        yield Static(self.author, classes="author")
+        if self.message.role == "user":
+            yield Static(printable_text(self.message.content), markup=False, classes="said")
+            return
+        parts = self._parts()
+        with Collapsible(title=_reasoning_title(parts), classes="reasoning") as reasoning:
+            reasoning.display = bool(parts.reasoning)
+            yield Static(parts.reasoning, markup=False, classes="thought")
+        self._shown = parts.answer
+        yield Markdown(parts.answer, parser_factory=markdown_parser)
+        yield Static("", classes="figures")
+
+    def on_mount(self) -> None:
+        self.show_figures()
+
+    def _parts(self) -> Reasoned:
+        return split_reasoning(printable_text(self.message.content))
+
+    @property
+    def writing(self) -> bool:
+        """Whether the answer is being written into this view."""
+        return self._stream is not None
+
+    def begin(self) -> None:
+        """The answer is about to be written."""
+        self._stream = Markdown.get_stream(self.query_one(Markdown))
+        self.add_class("-writing")
+        self.query_one(".figures", Static).update("reading the prompt …")
+
+    @property
+    def n_blocks(self) -> int:
+        """Paragraphs and the like that have to be laid out."""
+        return len(self.query(MarkdownBlock))
+
+    async def grow(self) -> None:
+        """Show what has been added to the message."""
+        parts = self._parts()
+        if parts.reasoning or parts.open:
+            self._show_reasoning(parts)
+        added = parts.answer[len(self._shown) :]
+        if added and self._stream is not None:
+            self._shown = parts.answer
+            await self._stream.write(added)
+        self.query_one(".figures", Static).update("")
+
+    async def end(self) -> None:
+        """The answer has come to its end."""
+        await self.grow()
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.stop()
+        self.remove_class("-writing")
+        self.show_figures()
+
+    def _show_reasoning(self, parts: Reasoned) -> None:
+        reasoning = self.query_one(".reasoning", Collapsible)
+        reasoning.display = bool(parts.reasoning)
+        reasoning.title = _reasoning_title(parts)
+        self.query_one(".thought", Static).update(Content(parts.reasoning))
+
+    def mark(self, *, branch: int, n_branches: int, told: bool) -> None:
+        """Show which of several branches this is, and whether the model is still told of it."""
+        marks = [f"‹ {branch} of {n_branches} ›"] if n_branches > 1 else []
+        marks += [] if told else ["not told any more"]
+        self.set_class(not told, "-dropped")
+        self._marks = "  ".join(marks)
+        self.query_one(".author", Static).update(
+            Content.assemble(self.author, (f"  {self._marks}", "$foreground 50%"))
+        )
+
+    def show_figures(self) -> None:
+        """Below an answer: how it ended, and at which speed."""
+        if self.message.role == "user" or self.writing:
+            return
+        reason, stats = self.message.finish_reason, self.message.stats
+        facts = [] if reason == "stop" else [_ENDINGS[reason]]
+        if self.message.error:
+            facts = [self.message.error]
+        if stats is not None:
+            n_tokens = stats.completion_tokens
+            facts.append(f"{n_tokens:,} token{'s' if n_tokens != 1 else ''}")
+            if stats.decode_per_second:
+                facts.append(f"{stats.decode_per_second:,.1f} tokens/s")
+            facts.append(f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens reused")
+        figures = self.query_one(".figures", Static)
+        figures.update(Content(" · ".join(facts)))
+        figures.display = bool(facts)
+        figures.set_class(reason == "error", "-error")
+
+    def code_blocks(self) -> list[str]:
+        """The code blocks of the answer, in order."""
+        return [fence.code.rstrip("\n") for fence in self.query(MarkdownFence)]
+
+    def plain_text(self) -> str:
+        """What is said, without reasoning."""
+        if self.message.role == "user":
+            return self.message.content
+        return split_reasoning(self.message.content).answer.strip()
+
+    @property
+    def reasoning_unfolded(self) -> bool:
+        return any(not reasoning.collapsed for reasoning in self.query(Collapsible))
+
+    def toggle_reasoning(self) -> None:
+        """Fold or unfold the reasoning."""
+        for reasoning in self.query(Collapsible):
+            reasoning.collapsed = not reasoning.collapsed
+
+    def action_toggle_reasoning(self) -> None:
+        self.toggle_reasoning()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer only what this message can do."""
+        if action == "edit":
+            return self.message.role == "user"
+        if action == "retry":
+            return self.message.role == "assistant"
+        if action == "copy_code":
+            return bool(self.code_blocks())
+        if action == "branch":
+            return "‹" in self._marks
+        return True
+
+    def action_copy(self) -> None:
+        text = self.plain_text()
+        self.app.copy_to_clipboard(text)
+        self.notify(f"Copied {len(text):,} characters")
+
+    def action_copy_code(self) -> None:
+        from localkv.tui.code_screen import copy_code
+
+        copy_code(self.app, self.code_blocks())
+
+    def action_edit(self) -> None:
+        self.post_message(EditWanted(self.message.id))
+
+    def action_retry(self) -> None:
+        self.post_message(RetryWanted(self.message.id))
+
+    def action_branch(self, step: int) -> None:
+        self.post_message(BranchWanted(self.message.id, step))
+
+
+def _reasoning_title(parts: Reasoned) -> str:
+    n_words = len(parts.reasoning.split())
+    return f"Thinking … {n_words} words" if parts.open else f"Thought for {n_words} words"

@@ -1,0 +1,86 @@
+"""Speed while an answer is written: tokens per second and the time between tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from localkv.chat.engine import TextDelta
+from localkv.tui.figures import columns, spread
+
+N_VALUES = 64
+"""Deltas that are looked back on."""
+HEIGHT = 2
+WIDTH = 32
+"""Cells of the panel before it is laid out."""
+
+
+class History(Static):
+    """A title with the newest value, and columns from zero to the largest of the last values.
+
+    Args:
+        title: what is measured.
+        style: the colour of the columns.
+    """
+
+    def __init__(self, title: str, style: str) -> None:
+        super().__init__("")
+        self.title = title
+        self.style = style
+        self._values: Sequence[float] = ()
+        self._newest = ""
+
+    def show(self, values: Sequence[float], newest: str) -> None:
+        self._values, self._newest = values, newest
+        self.on_resize()
+
+    def on_resize(self) -> None:
+        width = self.content_size.width or WIDTH
+        head = spread(Content.styled(self.title, "bold"), self._newest or "—", width)
+        rows = columns(self._values, width, HEIGHT)
+        self.update(Content("\n").join([head, *(Content.styled(row, self.style) for row in rows)]))
+
+
+class Speed(Vertical):
+    """Two histories, with a value per delta."""
+
+    def compose(self) -> ComposeResult:
+        yield History("Speed", "$primary")
+        yield History("Between tokens", "$accent")
+
+    def on_mount(self) -> None:
+        self._rates: deque[float] = deque(maxlen=N_VALUES)
+        self._latencies: deque[float] = deque(maxlen=N_VALUES)
+        self.draw()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over the deltas that are looked back on."""
+        return len(self._rates) / sum(1 / r for r in self._rates) if self._rates else 0.0
+
+    def clear(self) -> None:
+        """A conversation begins."""
+        self._rates.clear()
+        self._latencies.clear()
+        self.draw()
+
+    def add(self, delta: TextDelta) -> None:
+        """More tokens have come; `draw` shows them."""
+        total = sum(delta.seconds)
+        if total <= 0:
+            return
+        self._rates.append(len(delta.seconds) / total)
+        self._latencies.append(1000 * max(delta.seconds))
+
+    def draw(self) -> None:
+        """Show what was added."""
+        rates, latencies = self.query(History)
+        rate = f"{self.tokens_per_second:,.1f} tokens/s" if self._rates else ""
+        slowest = f"up to {self._latencies[-1]:,.1f} ms" if self._latencies else ""
+        rates.show(self._rates, rate)
+        latencies.show(self._latencies, slowest)

@@ -1,0 +1,133 @@
+"""A scripted `ChatEngine`: says and waits what a test tells it to, and counts words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Event
+
+from localkv.chat.engine import (
+    LOAD_STAGES,
+    ChatRequest,
+    EngineFacts,
+    Finished,
+    LoadProgress,
+    TextDelta,
+)
+from localkv.errors import ContextOverflowError
+
+FACTS = EngineFacts(
+    name="tiny-tales",
+    architecture="llama",
+    n_layers=16,
+    n_kv_heads=8,
+    head_dim=64,
+    n_ctx_train=4096,
+    n_ctx=1024,
+    type_k="q4_0",
+    type_v="q8_0",
+    kv_rotation="auto",
+    weight_bytes=770 << 20,
+    backend="cpu",
+    n_threads=3,
+    load_seconds=2.5,
+)
+TOKEN_SECONDS = 0.02
+
+
+class Wait:
+    """In a script: nothing more is said until the test lets it, or cancels."""
+
+    def __init__(self) -> None:
+        self.reached = Event()
+        self.over = Event()
+
+
+Script = Sequence[str | Wait | Exception]
+
+
+class FakeEngine:
+    """Answers from scripts, one per request; a word is a token, and a message takes two more.
+
+    Attributes:
+        requests: what was asked.
+        closed: whether somebody has closed it.
+    """
+
+    def __init__(
+        self,
+        *answers: Script,
+        facts: EngineFacts = FACTS,
+        loading: Script = (),
+        context_full: bool = False,
+    ) -> None:
+        self.answers = list(answers)
+        self.facts = facts
+        self.loading = loading
+        self.context_full = context_full
+        self.requests: list[ChatRequest] = []
+        self.closed = False
+        self._cancelled = Event()
+        self._told: list[str] = []
+
+    def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
+        for stage in LOAD_STAGES:
+            on_progress(LoadProgress(stage, 3, 16) if stage == "weights" else LoadProgress(stage))
+            if stage == "weights":
+                list(self._play(self.loading))
+        return self.facts
+
+    def _play(self, script: Script) -> Iterator[str]:
+        """The words of a script, up to where it is cancelled."""
+        for item in script:
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item, Wait):
+                item.reached.set()
+                while not (item.over.wait(0.01) or self._cancelled.is_set()):
+                    pass
+            elif not self._cancelled.is_set():
+                yield item
+            if self._cancelled.is_set():
+                return
+
+    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+        return sum(2 + len(message["content"].split()) for message in messages)
+
+    def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
+        self.requests.append(request)
+        self._cancelled.clear()
+        n_prompt = self.count_tokens(request.messages)
+        if n_prompt > self.facts.n_ctx:
+            raise ContextOverflowError(
+                f"the prompt has {n_prompt} tokens, but the context holds {self.facts.n_ctx}"
+            )
+        told = [message["content"] for message in request.messages]
+        n_same = 0
+        for ours, theirs in zip(self._told, told, strict=False):
+            n_same += ours == theirs
+        self._told = told
+        n_said = 0
+        for piece in self._play(self.answers.pop(0)):
+            n_said += 1
+            # steady, but for a hiccup every ninth token
+            seconds = TOKEN_SECONDS * (1.5 if n_said % 9 == 0 else 1)
+            yield TextDelta(piece, (seconds,), n_prompt + n_said)
+        cancelled = self._cancelled.is_set()
+        yield Finished(
+            finish_reason="cancelled" if cancelled else "length" if self.context_full else "stop",
+            prompt_tokens=n_prompt,
+            completion_tokens=n_said,
+            cached_tokens=self.count_tokens(request.messages[:n_same]),
+            prompt_seconds=0.25,
+            decode_seconds=TOKEN_SECONDS * n_said,
+            decode_per_second=1 / TOKEN_SECONDS,
+            seed=42,
+            context_full=self.context_full and not cancelled,
+        )
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._cancelled.set()
