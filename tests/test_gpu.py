@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from cache_types import BY_HEAD, NAMES, PAIRS
-from gguf import GGMLQuantizationType as GGMLType
 from paged_rows import PagedRows, paged_rows, plain_attention
-from random_model import variant
 
 from localkv.cache_layout import SegmentSpec
 from localkv.config import AttentionParams, CacheConfig, SamplingParams
@@ -25,8 +22,7 @@ from localkv.kernels.linear import linear as plain_linear
 from localkv.kernels.reference_backend import reference_backend
 from localkv.kernels.store_kv import StoreKV, store_kv
 from localkv.kv_cache import KVCache, Segment
-from localkv.loader.synthetic import random_rows
-from localkv.loader.weights import load_model
+from localkv.loader.synthetic import random_rows, synthetic_model
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling import Sampler
@@ -142,28 +138,31 @@ def test_products(name: str, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("type_k", "type_v"), [("f16", "f16"), ("q4_0", "q8_0"), ("q8_0", "q4_1")])
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3moe"])
-def test_generation(name: str, type_k: str, type_v: str, tmp_path: Path) -> None:
-    """Recorded steps across pages and buckets, and the logits behind every token."""
+@pytest.mark.parametrize(("shape", "weights"), [("llama-tiny", "f32"), ("moe-tiny", "q8_0")])
+def test_generation(shape: str, weights: str, type_k: str, type_v: str) -> None:
+    """Recorded steps across pages and buckets, drawn on the device, and the logits behind them."""
     from localkv.kernels.gpu.triton_backend import triton_backend
 
-    path = variant(name).write(tmp_path / "model.gguf", GGMLType.F32)
-    prompt = [(i * 31 + 7) % 96 for i in range(250)]
-    engines = [
-        Engine(load_model(path, backend)[0], CacheConfig(type_k, type_v, n_ctx=600), n_batch=200)
+    ours, plain = (
+        Engine(
+            synthetic_model(shape, weights, backend, drawn_on="cpu"),
+            CacheConfig(type_k, type_v, n_ctx=600),
+            n_batch=200,
+        )
         for backend in (triton_backend(DEVICE), reference_backend())
-    ]
-    engines[0].warm_up()
-    ours, plain = engines
+    )
+    ours.warm_up()
+    prompt = [(i * 31 + 7) % 512 for i in range(250)]
     for temperature in (0.0, 0.9):
-        sampler = Sampler(SamplingParams(seed=1, temperature=temperature), n_vocab=96)
+        sampler = Sampler(SamplingParams(seed=1, temperature=temperature), n_vocab=512)
         ids = list(ours.generate(prompt, sampler=sampler, max_tokens=20))
-        again = list(ours.generate(prompt, sampler=sampler, max_tokens=20))
-        assert ids == again
         assert len(ids) == 20
-        got, want = ours.logits(prompt + ids), plain.logits(prompt + ids)
-        assert float((got - want).norm() / want.norm()) < 1e-2
+        assert list(ours.generate(prompt, sampler=sampler, max_tokens=20)) == ids
+        want = plain.logits(prompt + ids)
+        got = ours.logits(prompt + ids)
+        assert float((got - want).norm() / want.norm()) < 2e-2
         if temperature == 0.0:
             # what was taken is the largest, or as good as that
             at = want[len(prompt) - 1 : -1]
-            assert float((at.max(-1).values - at[range(20), ids]).max()) < 0.05 * float(at.std())
+            short = at.max(-1).values - at[range(20), ids]
+            assert float(short.max()) < 0.05 * float(at.std())

@@ -28,9 +28,10 @@ def test_random_rows_have_the_variance_of_a_trained_matrix(name: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
-def test_a_synthetic_model_runs(device: str) -> None:
-    model = synthetic_model("llama-tiny", "q4_0", select_backend(device))
-    assert model.weights.layers[0].ffn.ffn_gate.weight.format.name == "q4_0"
+@pytest.mark.parametrize("shape", ["llama-tiny", "moe-tiny"])
+def test_a_synthetic_model_runs(shape: str, device: str) -> None:
+    model = synthetic_model(shape, "q4_0", select_backend(device))
+    assert model.weights.layers[0].attention.attn_q.weight.format.name == "q4_0"
     assert model.weights.output.weight.format.name == "q6_K"
     logits = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=300)).logits([1, 2, 3, 4, 5])
     assert logits.shape == (5, 512)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from localkv.arch import ARCHS
-from localkv.config import ModelConfig, RopeConfig
+from localkv.config import ModelConfig, MoeConfig, RopeConfig
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
 from localkv.loader.weights import TensorReader, model_weights
@@ -49,6 +49,28 @@ def _llama(
     )
 
 
+def _qwen3_moe(
+    name: str, n_layers: int, n_embd: int, n_heads: int, moe: MoeConfig, n_vocab: int = 151936
+) -> ModelConfig:
+    """A Qwen3 model with routed experts: 4 KV heads of 128."""
+    return ModelConfig(
+        architecture="qwen3moe",
+        name=name,
+        n_layers=n_layers,
+        n_embd=n_embd,
+        n_heads=n_heads,
+        n_kv_heads=4,
+        head_dim=128,
+        n_ff=0,
+        n_vocab=n_vocab,
+        n_ctx_train=40960,
+        rms_eps=1e-6,
+        rope=RopeConfig(n_dims=128, theta=1e6),
+        softmax_scale=1.0 / math.sqrt(128),
+        moe=moe,
+    )
+
+
 SHAPES = {
     config.name: config
     for config in (
@@ -57,9 +79,11 @@ SHAPES = {
         _llama("llama-3b", 28, 3072, 24, 8192),
         _llama("llama-8b", 32, 4096, 32, 14336),
         _llama("llama-70b", 80, 8192, 64, 28672),
+        _qwen3_moe("moe-tiny", 2, 256, 8, MoeConfig(8, 2, 256), 512),
+        _qwen3_moe("qwen3-30b-a3b", 48, 2048, 32, MoeConfig(128, 8, 768)),
     )
 }
-"""Sizes of Llama 3's models, and of a tiny one that takes no time."""
+"""Sizes of Llama 3's models and of one of Qwen3's, and of tiny ones that take no time."""
 
 
 def random_rows(
@@ -132,8 +156,19 @@ class RandomTensors:
         pass
 
 
-def synthetic_model(name: str, type_name: str, backend: Backend, *, seed: int = 0) -> Transformer:
+def synthetic_model(
+    name: str,
+    type_name: str,
+    backend: Backend,
+    *,
+    seed: int = 0,
+    drawn_on: torch.device | str | None = None,
+) -> Transformer:
     """A model of the shape `SHAPES[name]` with random weights of one type, on a backend.
+
+    Args:
+        drawn_on: the device whose random numbers they are; the backend's, which is fastest, if
+            None. The same numbers come from the same device only.
 
     Raises:
         UsageError: there is no such shape, or no such type of weights.
@@ -144,6 +179,7 @@ def synthetic_model(name: str, type_name: str, backend: Backend, *, seed: int = 
         types = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.is_weight)
         raise UsageError(f"unknown type of weights {type_name!r}", hint=f"types: {types}")
     config, spec = SHAPES[name], ARCHS[SHAPES[name].architecture]
-    generator = torch.Generator(backend.device).manual_seed(seed)
-    read = TensorReader(RandomTensors(type_name, backend.device, generator), backend)
+    device = torch.device(backend.device if drawn_on is None else drawn_on)
+    generator = torch.Generator(device).manual_seed(seed)
+    read = TensorReader(RandomTensors(type_name, device, generator), backend)
     return Transformer(config, spec, model_weights(read, config, spec), backend)
