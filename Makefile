@@ -2,6 +2,8 @@
 # make test       set up .venv and run all tests
 # make test-fast  the tests that take less than five minutes together
 # make lint       formatting, lint, types, import floors
+# make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
+#                 .venv-triton of its own; 3.6 needs NumPy below 2.4
 #
 # PYTHON       the interpreter of .venv; by default the newest of python3.11 to 3.14 that works
 # TORCH_INDEX  a wheel index for torch, for instance https://download.pytorch.org/whl/cpu for a
@@ -10,6 +12,7 @@
 PYTHON ?= $(shell for v in 3.14 3.13 3.12 3.11; do \
 	python$$v -c 'import ensurepip, venv' >/dev/null 2>&1 && { echo python$$v; break; }; done)
 TORCH_INDEX ?=
+TRITON ?= 3.6.0
 
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
@@ -17,7 +20,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 MODEL := models/tales-4M-F16.gguf
 PROMPT := Once upon a time
 
-.PHONY: run test test-fast lint clean
+.PHONY: run test test-fast test-triton lint clean
 
 run: .venv/.run
 	@echo '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 --stats'
@@ -31,6 +34,14 @@ test: .venv/.dev
 test-fast: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/interpreter
+
+test-triton:
+	$(PYTHON) -m venv .venv-triton
+	grep -vE '^(numpy|triton)==' constraints.txt > .venv-triton/constraints.txt
+	.venv-triton/bin/python -m pip install --quiet --constraint .venv-triton/constraints.txt \
+		--editable '.[dev]' 'triton==$(TRITON)' 'numpy<2.4'
+	.venv-triton/bin/python -m pytest -n 2 tests/aot
+	.venv-triton/bin/python -m pytest -n 2 tests/interpreter
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .
@@ -51,4 +62,4 @@ lint: .venv/.dev
 	touch $@ .venv/.run
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-triton .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
