@@ -23,9 +23,9 @@ PROMPT := Once upon a time
 .PHONY: run test test-fast test-triton lint clean
 
 run: .venv/.run
-	@echo '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 --stats'
+	@echo '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q --stats'
 	@printf '%s' '$(PROMPT)'
-	@$(BIN)/localkv complete -m $(MODEL) -p '$(PROMPT)' --temp 0.6 --seed 7 --stats </dev/null
+	@$(BIN)/localkv complete -m $(MODEL) -p '$(PROMPT)' --temp 0.6 --seed 7 -q --stats </dev/null
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2

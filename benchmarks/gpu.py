@@ -171,8 +171,15 @@ def stage_tests(run: Run) -> None:
         run.add("tests", result="not run: there is no pytest")
         return
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    # in the interpreter they would take minutes; without a GPU they are skipped
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [*command, "tests/test_gpu.py"], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, "tests/test_gpu.py"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing"]
     for line in lines[-40:] if done.returncode else lines[-1:]:
@@ -203,6 +210,7 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     import torch
 
     from localkv.cache_layout import SegmentSpec
+    from localkv.config import AttentionParams
     from localkv.kernels.gpu.triton_backend import triton_backend
     from localkv.kv_cache import KVCache
     from localkv.quant_formats import KV_FORMATS
@@ -225,9 +233,9 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     batch = cache.batch([(sequence, [0] * n_new)])
     backend = triton_backend(run.device)
     q = torch.randn(n_new, s.n_kv_heads * s.group, s.head_dim, device=run.device)
-    scale = s.head_dim**-0.5
+    params = AttentionParams(s.head_dim**-0.5)
     calls = [
-        lambda layer=layer: backend.attention(q, layer, batch, scale) for layer in cache.layers
+        lambda layer=layer: backend.attention(q, layer, batch, params) for layer in cache.layers
     ]
     return Attention(calls, n_bytes, q)
 

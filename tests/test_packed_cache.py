@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from cache_types import NAMES, partners
-from conftest import Summary
 from gguf import GGMLQuantizationType as GGMLType
 from random_model import RandomModel, variant
 from test_model import CONFORMANCE_IDS, IDS, new_cache, nmse, run
@@ -25,6 +25,9 @@ from localkv.kv_cache import KVCache
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quant_formats import KV_FORMATS
+
+if TYPE_CHECKING:
+    from conftest import Summary
 
 EXACT = reference_backend(torch.float64)
 BACKENDS = pytest.mark.parametrize(

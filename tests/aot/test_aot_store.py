@@ -15,6 +15,7 @@ from localkv.quant_formats.gpu_cache import gpu_codec, has_own_file
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
 FLOATS = ("q_norm_ptr", "k_norm_ptr", "cos_ptr", "sin_ptr", "q_scale_ptr")
+SCALES = ("k_scale_ptr", "v_scale_ptr")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -26,7 +27,7 @@ def test_store(name: str) -> None:
     codec = gpu_codec(fmt)
     types: dict[str, str | tuple[str, ...]] = {
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "q_out_ptr"), "*fp16"),
-        **dict.fromkeys(FLOATS, "*fp32"),
+        **dict.fromkeys((*FLOATS, *SCALES), "*fp32"),
         **dict.fromkeys(("tokens_ptr", "slots_ptr"), "*i64"),
         **dict.fromkeys(("k_planes", "v_planes"), plane_types(fmt)),
         **dict.fromkeys(("n_tokens", "n_stored"), "i32"),
@@ -46,6 +47,8 @@ def test_store(name: str) -> None:
         "SCALE_Q": False,
         "ROTATION_K": 128,
         "ROTATION_V": 64,
+        "SCALED_K": fmt.codec_name != name,
+        "SCALED_V": fmt.codec_name != name,
     }
     compiled = compile_kernel(
         store_kernel,
