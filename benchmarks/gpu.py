@@ -41,8 +41,6 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAIRS = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "q8_0/q4_0", "fp8_e4m3", "q5_1")
 WEIGHTS = ("f16", "q8_0", "q4_0", "q4_K", "q5_K", "q6_K")
-MODEL_WEIGHTS = ("q4_0", "q8_0", "q4_K")
-MODEL_PAIRS = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "fp8_e4m3")
 STAGES = ("tests", "copy", "decode", "linear", "prefill", "model")
 
 
@@ -63,6 +61,8 @@ class Sizes:
     model: str = "llama-8b"
     model_depths: tuple[int, ...] = (0, 4096, 32768)
     prompts: tuple[int, ...] = (512, 4096)
+    model_weights: tuple[str, ...] = ("q4_0", "q8_0", "q4_K")
+    model_pairs: tuple[str, ...] = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "fp8_e4m3")
     n_decode: int = 128
     repeats: int = 20
 
@@ -81,7 +81,9 @@ TINY = Sizes(
     model="llama-tiny",
     model_depths=(0, 200),
     prompts=(16,),
-    n_decode=3,
+    model_weights=("q4_0",),
+    model_pairs=("f16", "q4_0/q8_0"),
+    n_decode=2,
     repeats=1,
 )
 
@@ -362,10 +364,10 @@ def stage_model(run: Run) -> None:
         wait()
         result.append(time.perf_counter() - started)
 
-    for weights in MODEL_WEIGHTS:
+    for weights in s.model_weights:
         model = synthetic_model(s.model, weights, triton_backend(run.device))
         n_vocab, f16_slope = model.config.n_vocab, 0.0
-        for pair in MODEL_PAIRS if weights == MODEL_WEIGHTS[0] else MODEL_PAIRS[:1]:
+        for pair in s.model_pairs if weights == s.model_weights[0] else s.model_pairs[:1]:
             n_ctx = s.model_depths[-1] + max(*s.prompts, s.n_decode + 2)
             engine = Engine(model, CacheConfig(*sides(pair), n_ctx=n_ctx))
             fill_randomly(engine.cache)
