@@ -82,7 +82,7 @@ TINY = Sizes(
     model_depths=(0, 200),
     prompts=(16,),
     model_weights=("q4_0",),
-    model_pairs=("f16", "q4_0/q8_0"),
+    model_pairs=("q4_0/q8_0",),
     n_decode=2,
     repeats=1,
 )
