@@ -25,8 +25,8 @@ from torch import Tensor
 from localkv.cache_layout import SegmentSpec
 from localkv.config import AttentionParams
 from localkv.kernels.attention import attention_reference
-from localkv.kernels.cpu_attention import PackedAttention
-from localkv.kernels.cpu_store_kv import store_kv_cpu
+from localkv.kernels.cpu.attention import PackedAttention
+from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kernels.store_kv import store_kv
 from localkv.kv_cache import Batch, KVCache
 from localkv.quant_formats import KV_FORMATS

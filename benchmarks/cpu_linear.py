@@ -15,7 +15,7 @@ import time
 import numpy as np
 import torch
 
-from localkv.kernels.cpu_linear import CpuProducts
+from localkv.kernels.cpu.linear import CpuProducts
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 

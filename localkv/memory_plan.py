@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localkv.cache_layout import cache_bytes, cache_segments
-from localkv.kernels.cpu_panel_bytes import PANEL_FORMAT_NAMES, panels_bytes
+from localkv.kernels.cpu.panel_bytes import PANEL_FORMAT_NAMES, panels_bytes
 from localkv.quant_formats import KV_FORMATS
 from localkv.scratch_bytes import scratch_bytes
 

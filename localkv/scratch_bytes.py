@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from localkv.cache_layout import pages_for
 from localkv.config import ModelConfig
-from localkv.kernels.cpu_attention_sizes import (
+from localkv.kernels.cpu.attention_sizes import (
     FEW_ROWS,
     PIECES_PER_THREAD,
     block_scratch_floats,
@@ -107,7 +107,7 @@ def _gpu_attention_bytes(config: ModelConfig) -> int:
 
 
 def _cpu_attention_bytes(config: ModelConfig, n_ctx: int, n_threads: int) -> int:
-    """As `kernels/cpu_attention.py` takes scratch memory, for one sequence."""
+    """As `kernels/cpu/attention.py` takes scratch memory, for one sequence."""
     d, n_kv_heads = config.head_dim, config.n_kv_heads
     most = MAX_TILE_ROWS
     n_rows = -(-max(FEW_ROWS, config.n_heads // n_kv_heads) // most) * most

@@ -19,11 +19,11 @@ from test_attention import check_rows_without_keys, check_windows
 
 from localkv.cache_layout import SegmentSpec
 from localkv.config import AttentionParams
-from localkv.kernels import cpu_kernels, cpu_specialize
-from localkv.kernels.cpu_attention import PackedAttention
-from localkv.kernels.cpu_page_layout import Side, plane_order, restore_plane
-from localkv.kernels.cpu_specialize import specialized
-from localkv.kernels.cpu_store_kv import store_kv_cpu
+from localkv.kernels.cpu import attention_kernels, specialize
+from localkv.kernels.cpu.attention import PackedAttention
+from localkv.kernels.cpu.page_layout import Side, plane_order, restore_plane
+from localkv.kernels.cpu.specialize import specialized
+from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kv_cache import KVCache
 from localkv.quant_formats import KV_FORMATS
 
@@ -179,11 +179,11 @@ def test_head_dims_that_do_not_fit_are_refused() -> None:
 def test_compiled_kernels_are_found_again(tmp_path: Path) -> None:
     """A second process compiles nothing."""
     program = """
-from localkv.kernels.cpu_kernels import decode_v_kernel, score_kernel
-from localkv.kernels.cpu_specialize import specialized
+from localkv.kernels.cpu.attention_kernels import decode_v_kernel, score_kernel
+from localkv.kernels.cpu.specialize import specialized
 score_kernel("f16", 2), decode_v_kernel("f16")
-workers = [specialized(name).worker for name in ("cpu_scatter", "cpu_attention_rows")]
-hits = specialized("cpu_helpers").run_helped.stats.cache_hits
+workers = [specialized(name).worker for name in ("scatter", "attention_rows")]
+hits = specialized("helpers").run_helped.stats.cache_hits
 print(sum(worker.cache_hits for worker in workers), len(hits))
 """
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -199,20 +199,20 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(cpu_specialize, "cache_folder", lambda: tmp_path / "file" / "kernels")
-    cpu_specialize._writable_folder.cache_clear()
+    monkeypatch.setattr(specialize, "cache_folder", lambda: tmp_path / "file" / "kernels")
+    specialize._writable_folder.cache_clear()
     specialized.cache_clear()
-    cpu_kernels.score_kernel.cache_clear()
+    attention_kernels.score_kernel.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             check(head_dim=32, n_kv_heads=1, group=1, lengths=[(20, 1)])
         assert len(caplog.records) == 1
         assert "cannot write" in caplog.text
     finally:
-        cpu_specialize._writable_folder.cache_clear()
+        specialize._writable_folder.cache_clear()
         specialized.cache_clear()
         for kernel in ("score_kernel", "weigh_kernel", "decode_k_kernel", "decode_v_kernel"):
-            getattr(cpu_kernels, kernel).cache_clear()
+            getattr(attention_kernels, kernel).cache_clear()
 
 
 def test_without_avx512(tmp_path: Path) -> None:

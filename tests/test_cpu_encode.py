@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from localkv.cache_layout import SegmentSpec
-from localkv.kernels.cpu_chain import Chain, Scratch
-from localkv.kernels.cpu_rotate import rotate_cpu
-from localkv.kernels.cpu_store_kv import (
+from localkv.kernels.cpu.chain import Chain, Scratch
+from localkv.kernels.cpu.rotate import rotate_cpu
+from localkv.kernels.cpu.store_kv import (
     add_store,
     has_encoders,
     scatter_encoded,

@@ -13,9 +13,9 @@ import torch
 from test_kernels import random_packed
 
 from localkv.config import MoeConfig
-from localkv.kernels.cpu_linear import CpuProducts, PanelTensor
-from localkv.kernels.cpu_linear_panels import LAYOUTS
-from localkv.kernels.cpu_linear_rows import MAX_TOKENS, ROW_FORMATS
+from localkv.kernels.cpu.linear import CpuProducts, PanelTensor
+from localkv.kernels.cpu.linear_panels import LAYOUTS
+from localkv.kernels.cpu.linear_rows import MAX_TOKENS, ROW_FORMATS
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp

@@ -13,7 +13,7 @@ from random_model import RandomModel
 from localkv.config import CacheConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import ContextOverflowError, LocalKVError
-from localkv.kernels.cpu_backend import cpu_backend
+from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer

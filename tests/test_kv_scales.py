@@ -31,7 +31,7 @@ from localkv.engine import Engine
 from localkv.errors import LocalKVError, UsageError
 from localkv.kernels.attention import read_pages
 from localkv.kernels.backend import Backend
-from localkv.kernels.cpu_backend import cpu_backend
+from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.kv_scales import KIND, check_scales, read_kv_scales, write_kv_scales
 from localkv.loader.weights import load_model

@@ -19,8 +19,8 @@ from random_model import MOE, RandomModel, variant
 from localkv import LLM
 from localkv.cache_layout import SegmentSpec, cache_bytes
 from localkv.errors import byte_size
-from localkv.kernels.cpu_attention_sizes import FEW_ROWS
-from localkv.kernels.cpu_kernels import MAX_ROWS
+from localkv.kernels.cpu.attention_kernels import MAX_ROWS
+from localkv.kernels.cpu.attention_sizes import FEW_ROWS
 from localkv.kv_cache import KVCache
 from localkv.memory_plan import MemoryPlan
 from localkv.quant_formats import KV_FORMATS

@@ -16,7 +16,7 @@ from localkv.cache_layout import SegmentSpec
 from localkv.config import KVScales
 from localkv.errors import ModelFileError
 from localkv.kernels.backend import Backend
-from localkv.kernels.cpu_backend import cpu_backend
+from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.kv_cache import KVCache
 from localkv.loader.weights import load_model

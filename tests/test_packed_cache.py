@@ -19,7 +19,7 @@ from localkv.cache_layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
-from localkv.kernels.cpu_backend import cpu_backend
+from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.kv_cache import KVCache
 from localkv.loader.weights import load_model

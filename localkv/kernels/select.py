@@ -9,7 +9,7 @@ import torch
 from localkv.config import DEVICES
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
-from localkv.kernels.cpu_backend import cpu_backend
+from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 
 LEAST_CAPABILITY = (8, 0)

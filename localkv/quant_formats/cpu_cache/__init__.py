@@ -2,7 +2,7 @@
 
 A *unit* is what one decoder call yields: one vector of 16 values (types without blocks) or two
 (types with blocks of 32: values i and i + 16 of 16 tokens for K; values 0 to 15 and 16 to 31 of
-one token for V). `kernels/cpu_page_layout.py` orders a page's bytes so that a unit's bytes are
+one token for V). `kernels/cpu/page_layout.py` orders a page's bytes so that a unit's bytes are
 consecutive on either side. A file holds
 
     BLOCK                values per block: 16 or 32

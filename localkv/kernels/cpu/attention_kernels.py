@@ -1,0 +1,89 @@
+"""The compiled kernels of the CPU's attention by type, as addresses; each compiled on first use."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numba
+import torch
+
+from localkv.kernels.cpu.specialize import specialized
+from localkv.kernels.cpu.thread_pool import run_worker
+from localkv.quant_formats import KV_FORMATS
+from localkv.simd.cpu_features import HAS_AVX512
+
+MAX_ROWS = 8 if HAS_AVX512 else 4
+"""Rows that decode kernels hold in registers at once."""
+
+
+@dataclass(frozen=True)
+class CacheDecoder:
+    """What `quant_formats/cpu_cache/<codec_name>.py` says of a type."""
+
+    block: int
+    affine: bool
+
+
+@functools.cache
+def cache_decoder(name: str) -> CacheDecoder:
+    codec = KV_FORMATS[name].codec_name
+    module = importlib.import_module(f"localkv.quant_formats.cpu_cache.{codec}")
+    return CacheDecoder(module.BLOCK, module.AFFINE)
+
+
+def _decoder(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """What makes a template that of one type: its decoder, and the plane of its rows' scales."""
+    fmt = KV_FORMATS[name]
+    row_scales = len(fmt.planes) if fmt.row_planes else 0
+    return (
+        ("cpu_cache.q8_0", f"cpu_cache.{fmt.codec_name}"),
+        ("ROW_SCALES = 0", f"ROW_SCALES = {row_scales}"),
+    )
+
+
+@functools.cache
+def score_kernel(type_k: str, rows: int) -> int:
+    module = specialized("attention_score", *_decoder(type_k), ("ROWS = 4", f"ROWS = {rows}"))
+    return int(module.score.address)
+
+
+@functools.cache
+def weigh_kernel(type_v: str, rows: int) -> int:
+    module = specialized("attention_weigh", *_decoder(type_v), ("ROWS = 4", f"ROWS = {rows}"))
+    return int(module.weigh.address)
+
+
+@functools.cache
+def decode_k_kernel(type_k: str) -> int:
+    return int(specialized("attention_tiles", *_decoder(type_k)).decode_tile.address)
+
+
+@functools.cache
+def decode_v_kernel(type_v: str) -> int:
+    side = ("OF_V = False", "OF_V = True")
+    return int(specialized("attention_tiles", *_decoder(type_v), side).decode_tile.address)
+
+
+def rows_per_tile(n_rows: int) -> int:
+    """Rows in each of as few equal tiles as hold `n_rows`."""
+    return -(-n_rows // -(-n_rows // MAX_ROWS))
+
+
+def n_threads() -> int:
+    """Threads for kernels: as many as torch uses."""
+    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+
+
+@functools.cache
+def _worker(template: str) -> int:
+    return int(specialized(template).worker.address)
+
+
+def run(template: str, job: Sequence[int] | array[int], threads: int) -> None:
+    """Run the worker of a template on some threads; it returns when the job is done."""
+    items = job if isinstance(job, array) else array("q", job)
+    run_worker(_worker(template), items.buffer_info()[0], threads)

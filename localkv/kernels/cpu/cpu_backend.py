@@ -1,0 +1,48 @@
+"""CPU: float32 arithmetic on packed weights and a packed cache.
+
+Attention and the store that goes with it are compiled by Numba and keep pages in an order of their
+own (`page_layout`), so a cache is written and read by this backend only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from localkv.kernels.backend import Backend, Primitives, compose
+from localkv.kernels.cpu.attention import PackedAttention
+from localkv.kernels.cpu.chain import Scratch
+from localkv.kernels.cpu.layer import CpuLayer
+from localkv.kernels.cpu.linear import LINEAR_KERNEL, CpuProducts
+from localkv.kernels.cpu.rotate import rotate_cpu
+from localkv.kernels.cpu.store_kv import store_kv_cpu
+from localkv.kernels.moe import moe_mlp
+from localkv.simd.cpu_features import vector_width
+from localkv.simd.vector import LANES
+
+
+def cpu_backend() -> Backend:
+    """The backend of machines without a supported GPU."""
+    scratch = Scratch()
+    products = CpuProducts(scratch)
+    composed = compose(
+        "cpu",
+        Primitives(
+            attention=PackedAttention(),
+            rotate=rotate_cpu,
+            store_kv=store_kv_cpu,
+            linear=products.linear,
+            moe_mlp=partial(moe_mlp, matmul=products.matmul, linear=products.linear),
+            prepare=products.prepare,
+        ),
+        dtype=torch.float32,
+        kernels={
+            "attention": f"packed K and V, Numba float32, {vector_width()}",
+            "linear": LINEAR_KERNEL,
+        },
+        head_dim_multiple=LANES,
+        compiles=True,
+    )
+    return replace(composed, **CpuLayer(composed, scratch).operations())

@@ -1,0 +1,233 @@
+"""The operations of a layer on the CPU, each one chain of compiled workers.
+
+A chain is kept for each layer and operation, as decoding runs the same ones again and again. What
+has no kernel (formats that are decoded by tile, experts) is left to the composed operations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localkv.config import ModelConfig
+from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.cpu.attention_kernels import n_threads
+from localkv.kernels.cpu.chain import Chain, Item, Scratch
+from localkv.kernels.cpu.linear import Product, add_products, has_kernel, with_bias
+from localkv.kernels.cpu.specialize import specialized
+from localkv.kernels.cpu.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
+from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights
+from localkv.kernels.store_kv import store_rotated
+from localkv.kv_cache import LayerCache, SegmentBatch
+
+MANY_CHAINS = 4096
+"""So many are remembered."""
+
+
+@functools.cache
+def _worker(name: str) -> int:
+    return int(getattr(specialized("activations"), name).address)
+
+
+def _runs(layers: tuple[Linear, ...], n_tokens: int) -> bool:
+    return all(
+        has_kernel(layer.weight, n_tokens) and not layer.weight.halves_activations
+        for layer in layers
+    )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A chain, and the objects it was made for, which it keeps alive."""
+
+    made_for: tuple[object, ...]
+    facts: tuple[int, ...]
+    chain: Chain
+
+
+class CpuLayer:
+    """Fused operations, in place of those of `composed`.
+
+    Args:
+        scratch: shared with the products; one thread uses it at a time.
+    """
+
+    def __init__(self, composed: Backend, scratch: Scratch) -> None:
+        self.composed = composed
+        self.scratch = scratch
+        self.kept = dict[tuple[str, int], _Kept]()
+        self.eps = dict[float, Tensor]()
+
+    def _eps(self, value: float) -> int:
+        """The address of a float32."""
+        if value not in self.eps:
+            self.eps[value] = torch.tensor([value], dtype=torch.float32)
+        return self.eps[value].data_ptr()
+
+    def _chain(
+        self,
+        name: str,
+        made_for: tuple[object, ...],
+        n_tokens: int,
+        make: Callable[[Chain], None],
+        *facts: int,
+    ) -> Chain:
+        """The chain of an operation on some weights, made anew if anything else has changed."""
+        key = name, id(made_for[0])
+        facts = (n_tokens, torch.get_num_threads(), *facts)
+        kept = self.kept.get(key)
+        if (
+            kept is None
+            or kept.facts != facts
+            or any(a is not b for a, b in zip(kept.made_for, made_for, strict=True))
+        ):
+            if len(self.kept) >= MANY_CHAINS:
+                self.kept.clear()
+            kept = _Kept(made_for, facts, Chain(self.scratch))
+            make(kept.chain)
+            self.kept[key] = kept
+        return kept.chain
+
+    def _add_norm(self, chain: Chain, n_tokens: int, weight: Tensor, eps: float) -> Item:
+        """RMSNorm of the rows that are named "x"."""
+        n = weight.shape[0]
+        out = chain.take(4 * n_tokens * n)
+        job = (0, n_tokens, n, "x", weight.data_ptr(), self._eps(eps), out)
+        chain.add(_worker("norm"), job, min(n_threads(), n_tokens))
+        return out
+
+    def norm_qkv_rope_store(
+        self,
+        x: Tensor,
+        weights: AttentionWeights,
+        config: ModelConfig,
+        inputs: TokenInputs,
+        cache: LayerCache,
+        segments: tuple[SegmentBatch, ...],
+    ) -> Tensor:
+        n_tokens = x.shape[0]
+        layers = (weights.attn_q, weights.attn_k, weights.attn_v)
+        if not _runs(layers, n_tokens):
+            return self.composed.norm_qkv_rope_store(x, weights, config, inputs, cache, segments)
+        x = x.contiguous()
+        scaled = any(s.scale_k is not None or s.scale_v is not None for s in cache.segments)
+        fused_store = has_encoders(cache) and not scaled
+        pairs = 0 if inputs.rope is None else inputs.rope.cos.shape[-1]
+        chain = self._chain(
+            "qkv",
+            (weights, config, cache),
+            n_tokens,
+            lambda chain: self._add_qkv(
+                chain, n_tokens, weights, config, inputs, cache if fused_store else None
+            ),
+            pairs,
+        )
+        q = torch.empty(n_tokens, config.n_heads, config.head_dim)
+        k = torch.empty(n_tokens, config.n_kv_heads, config.head_dim)
+        v = torch.empty_like(k)
+        values = {"x": x.data_ptr(), "q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr()}
+        if inputs.rope is not None:
+            values |= {"cos": inputs.rope.cos.data_ptr(), "sin": inputs.rope.sin.data_ptr()}
+        if fused_store:
+            values |= stored_rows(segments)
+        chain.run(**values)
+        if not fused_store:
+            store_rotated(store_kv_cpu, k, v, cache, segments)
+        return q if inputs.q_scale is None else q.mul_(inputs.q_scale[:, None, None])
+
+    def _add_qkv(
+        self,
+        chain: Chain,
+        n_tokens: int,
+        weights: AttentionWeights,
+        config: ModelConfig,
+        inputs: TokenInputs,
+        cache: LayerCache | None,
+    ) -> None:
+        h = self._add_norm(chain, n_tokens, weights.attn_norm, config.rms_eps)
+        layers = {"q": weights.attn_q, "k": weights.attn_k, "v": weights.attn_v}
+        products = [with_bias(layer, name) for name, layer in layers.items()]
+        add_products(chain, h, n_tokens, products)
+        sides: tuple[tuple[str, int, Tensor | None], ...] = (
+            ("q", config.n_heads, weights.attn_q_norm),
+            ("k", config.n_kv_heads, weights.attn_k_norm),
+        )
+        for name, n_heads, norm in sides:
+            if norm is None and inputs.rope is None:
+                continue
+            weight = 0 if norm is None else norm.data_ptr()
+            job: list[Item] = [0, n_tokens, n_heads, config.head_dim, name]
+            job += (weight, self._eps(config.rms_eps))
+            if inputs.rope is None:
+                job += (0, 0, 0, 0)
+            else:
+                job += (inputs.rope.cos.shape[-1], int(inputs.rope.interleaved), "cos", "sin")
+            chain.add(_worker("rope"), job, min(n_threads(), n_tokens))
+        if cache is not None:
+            add_store(chain, "k", "v", n_tokens, cache)
+
+    def out_residual(self, x: Tensor, attn: Tensor, attn_output: Linear) -> Tensor:
+        n_tokens = x.shape[0]
+        if not _runs((attn_output,), n_tokens):
+            return self.composed.out_residual(x, attn, attn_output)
+        x = x if attn_output.bias is None else x + attn_output.bias
+        x, attn = x.contiguous(), attn.contiguous()
+
+        def make(chain: Chain) -> None:
+            product = Product(attn_output.weight, "out", "x", 4 * x.shape[1])
+            add_products(chain, "attn", n_tokens, [product])
+
+        chain = self._chain("out", (attn_output,), n_tokens, make)
+        out = torch.empty_like(x)
+        chain.run(x=x.data_ptr(), attn=attn.data_ptr(), out=out.data_ptr())
+        return out
+
+    def mlp_residual(self, x: Tensor, ffn_norm: Tensor, mlp: MlpWeights, eps: float) -> Tensor:
+        n_tokens, n_ff = x.shape[0], mlp.ffn_gate.weight.shape[0]
+        if not _runs((mlp.ffn_gate, mlp.ffn_up, mlp.ffn_down), n_tokens):
+            return self.composed.mlp_residual(x, ffn_norm, mlp, eps)
+        x = x.contiguous()
+        residual = x if mlp.ffn_down.bias is None else x + mlp.ffn_down.bias
+
+        def make(chain: Chain) -> None:
+            h = self._add_norm(chain, n_tokens, ffn_norm, eps)
+            gate, up = (chain.take(4 * n_tokens * n_ff) for _ in range(2))
+            products = [with_bias(mlp.ffn_gate, gate), with_bias(mlp.ffn_up, up)]
+            add_products(chain, h, n_tokens, products)
+            chain.add(_worker("swiglu"), (0, n_tokens * n_ff, gate, up), n_threads())
+            product = Product(mlp.ffn_down.weight, "out", "residual", 4 * x.shape[1])
+            add_products(chain, gate, n_tokens, [product])
+
+        chain = self._chain("mlp", (mlp, ffn_norm), n_tokens, make)
+        out = torch.empty_like(x)
+        chain.run(x=x.data_ptr(), residual=residual.data_ptr(), out=out.data_ptr())
+        return out
+
+    def logits(self, x: Tensor, output_norm: Tensor, output: Linear, eps: float) -> Tensor:
+        n_tokens = x.shape[0]
+        if not _runs((output,), n_tokens):
+            return self.composed.logits(x, output_norm, output, eps)
+        x = x.contiguous()
+
+        def make(chain: Chain) -> None:
+            h = self._add_norm(chain, n_tokens, output_norm, eps)
+            add_products(chain, h, n_tokens, [with_bias(output, "out")])
+
+        chain = self._chain("logits", (output, output_norm), n_tokens, make)
+        out = torch.empty(n_tokens, output.weight.shape[0])
+        chain.run(x=x.data_ptr(), out=out.data_ptr())
+        return out
+
+    def operations(self) -> dict[str, Any]:
+        """For `dataclasses.replace` of the composed backend."""
+        return {
+            "norm_qkv_rope_store": self.norm_qkv_rope_store,
+            "out_residual": self.out_residual,
+            "mlp_residual": self.mlp_residual,
+            "logits": self.logits,
+        }

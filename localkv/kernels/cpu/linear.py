@@ -1,0 +1,281 @@
+"""Products with packed matrices on the CPU.
+
+`CpuProducts.prepare` lays a matrix out anew when it is loaded (`linear_panels.py`), and its
+products read that layout as it is: no weight is ever decoded into memory. F32, F16 and BF16 rows
+are read as in the file (`linear_rows.py`). Formats without a kernel, and these three with many
+tokens, are decoded tile by tile, as in `linear.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localkv.kernels.cpu.attention_kernels import n_threads, run
+from localkv.kernels.cpu.chain import Chain, Item, Scratch
+from localkv.kernels.cpu.linear_job import ACTIVATION_BLOCK_BYTES, BLOCK, NEXT, PART_BLOCKS
+from localkv.kernels.cpu.linear_panels import (
+    LAYOUTS,
+    Bytes,
+    PanelArena,
+    PanelLayout,
+)
+from localkv.kernels.cpu.linear_rows import MAX_TOKENS, ROW_FORMATS
+from localkv.kernels.cpu.panel_bytes import LANES
+from localkv.kernels.cpu.specialize import specialized
+from localkv.kernels.layer_weights import Linear
+from localkv.kernels.linear import matmul as matmul_by_tile
+from localkv.kernels.linear import round_activations
+from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.simd.cpu_features import HAS_VNNI
+
+LINEAR_KERNEL = (
+    "packed panels, activations in 8 bits (AVX512-VNNI)" if HAS_VNNI else "packed panels, float32"
+)
+
+CHUNK_PANELS, CHUNK_ROWS = 8, 64
+"""The most panels or rows that a thread takes at a time; its cache keeps them for all tokens."""
+
+CHUNKS_PER_THREAD = 8
+"""How finely work is divided where there is little, so that threads end together."""
+
+FEW_PARTS = 4
+"""Up to so many pieces of activations are packed sooner by one thread than others start."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Addresses of a format's compiled workers; `pack` is 0 where activations stay as they are."""
+
+    pack: int
+    multiply: int
+
+
+@functools.cache
+def panel_kernel(name: str) -> Kernel:
+    """The workers of a format with panels; compiles them, or loads them from Numba's cache."""
+    module = specialized("linear_product", ('KIND = "q4_0"', f'KIND = "{name}"'))
+    return Kernel(int(module.pack.address), int(module.multiply.address))
+
+
+@functools.cache
+def row_kernel(name: str) -> Kernel:
+    """The worker of a format whose rows are read as they are."""
+    module = specialized("linear_row_product", ('KIND = "f16"', f'KIND = "{name}"'))
+    return Kernel(0, int(module.multiply.address))
+
+
+@dataclass(frozen=True)
+class PanelFacts:
+    """What a product with a matrix of some format and shape needs to know.
+
+    Attributes:
+        n_blocks: blocks of a token's packed activations, of `token_bytes` together.
+    """
+
+    kernel: Kernel
+    n_panels: int
+    panel_bytes: int
+    n_records: int
+    n_blocks: int
+
+    @property
+    def token_bytes(self) -> int:
+        return self.n_blocks * ACTIVATION_BLOCK_BYTES
+
+
+def _panel_facts(layout: PanelLayout, n_out: int, n_in: int) -> PanelFacts:
+    n_records = layout.n_records(n_in)
+    return PanelFacts(
+        kernel=panel_kernel(layout.format.name),
+        n_panels=-(-n_out // LANES),
+        panel_bytes=layout.panel_bytes(n_in),
+        n_records=n_records,
+        n_blocks=n_records * layout.record_values // BLOCK,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelTensor(PackedTensor):
+    """A matrix, or a stack of them, in panels.
+
+    `rows` are still the file's, so that single rows can be decoded (a tied output matrix is the
+    embedding, too); the products do not touch them, so that they need no memory.
+
+    Attributes:
+        panels: uint8 [..., panels of a matrix, bytes of a panel].
+        facts: of one matrix.
+    """
+
+    panels: Bytes
+    facts: PanelFacts
+
+    @property
+    def reads_rows(self) -> bool:
+        return False
+
+    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+        """A matrix of a stack keeps its panels; rows and parts of a matrix do not."""
+        part = super().__getitem__(index)
+        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
+            return part
+        assert isinstance(index, int)
+        return PanelTensor(
+            part.format, part.rows, part.shape, panels=self.panels[index], facts=self.facts
+        )
+
+    @cached_property
+    def address(self) -> int:
+        """Of the panels; NumPy takes a while to say."""
+        return self.panels.ctypes.data
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTensor(PackedTensor):
+    """A matrix, or a stack of them, whose rows a kernel reads as they are."""
+
+    kernel: Kernel
+
+    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+        """A matrix of a stack is one, too."""
+        part = super().__getitem__(index)
+        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
+            return part
+        return RowTensor(
+            part.format, part.rows, part.shape, part.halves_activations, kernel=self.kernel
+        )
+
+
+def has_kernel(weight: PackedTensor, n_tokens: int) -> bool:
+    """Whether products of so many tokens can be part of a chain."""
+    return isinstance(weight, PanelTensor) or (
+        isinstance(weight, RowTensor) and n_tokens <= MAX_TOKENS
+    )
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix of `add_products`.
+
+    Attributes:
+        weight: [n_out, n_in], for which there is a kernel.
+        out: float32 [n_tokens, n_out].
+        addend: what is added, float32 like `out`, or 0.
+        addend_stride: bytes from token to token in the addend; 0 for a bias.
+    """
+
+    weight: PackedTensor
+    out: Item
+    addend: Item = 0
+    addend_stride: int = 0
+
+
+def with_bias(layer: Linear, out: Item) -> Product:
+    """A product and its bias; whoever runs the chain keeps the layer."""
+    if layer.bias is None:
+        return Product(layer.weight, out)
+    return Product(layer.weight, out, layer.bias.data_ptr())
+
+
+def _add_group(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]) -> None:
+    """Products with matrices of one format, in one step."""
+    threads = n_threads()
+    first = products[0].weight
+    n_in = first.shape[-1]
+    matrices = list[Item]()
+    n_items = 0
+    for product in products:
+        weight = product.weight
+        if isinstance(weight, PanelTensor):
+            facts = weight.facts
+            data, item_bytes, items = weight.address, facts.panel_bytes, facts.n_panels
+        else:
+            data, item_bytes = weight.rows.data_ptr(), weight.rows.shape[1]
+            items = weight.shape[0]
+        n_items += items
+        matrices += (data, item_bytes, items, weight.shape[0])
+        matrices += (product.out, product.addend, product.addend_stride)
+    if isinstance(first, PanelTensor):
+        facts = first.facts
+        kernel, n_records, token_bytes = facts.kernel, facts.n_records, facts.token_bytes
+        packed = chain.take(n_tokens * token_bytes)
+        n_parts = -(-facts.n_blocks // PART_BLOCKS)
+        pack = (NEXT, n_tokens, n_in, facts.n_blocks, n_parts, x, packed)
+        chain.add(kernel.pack, pack, threads if n_tokens * n_parts >= FEW_PARTS else 1)
+        activations: Item = packed
+        most = CHUNK_PANELS
+    else:
+        assert isinstance(first, RowTensor)
+        kernel, n_records, token_bytes, activations, most = first.kernel, 0, 0, x, CHUNK_ROWS
+    chunk = max(1, min(most, n_items // (threads * CHUNKS_PER_THREAD)))
+    head = (NEXT, n_tokens, n_in, n_records, token_bytes, activations, chunk, len(products))
+    chain.add(kernel.multiply, (*head, *matrices), threads)
+
+
+def add_products(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]) -> None:
+    """Products of float32 x [n_tokens, n_in] with some matrices, in as few steps as they need."""
+    groups = dict[str, list[Product]]()
+    for product in products:
+        groups.setdefault(product.weight.format.name, []).append(product)
+    for group in groups.values():
+        _add_group(chain, x, n_tokens, group)
+
+
+class CpuProducts:
+    """Products of one backend: memory for panels, and scratch, which one thread uses at a time."""
+
+    def __init__(self, scratch: Scratch | None = None) -> None:
+        self._arena = PanelArena()
+        self._scratch = scratch or Scratch()
+
+    def prepare(self, weight: PackedTensor) -> PackedTensor:
+        """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in], as `matmul` wants it.
+
+        The result is `weight` itself where there is no kernel for its format.
+        """
+        name = weight.format.name
+        if name in ROW_FORMATS and weight.shape[-1] % LANES == 0 and weight.rows.is_contiguous():
+            return RowTensor(
+                weight.format,
+                weight.rows,
+                weight.shape,
+                weight.halves_activations,
+                kernel=row_kernel(name),
+            )
+        layout = LAYOUTS.get(name)
+        if layout is None:
+            return weight
+        *stack, n_out, n_in = weight.shape
+        facts = _panel_facts(layout, n_out, n_in)
+        shape = (*stack, facts.n_panels, facts.panel_bytes)
+        panels = self._arena.take(int(np.prod(shape))).reshape(shape)
+        rows = weight.rows.contiguous()
+        n_panels = panels.size // shape[-1]
+        job: list[int] = [0, n_panels, n_out, rows.shape[-1]]
+        job += (layout.format.block_bytes, layout.record_blocks, layout.record_bytes, shape[-1])
+        job += (len(layout.table), layout.table.ctypes.data, rows.data_ptr(), panels.ctypes.data)
+        run("linear_fill", job, n_threads())
+        return PanelTensor(weight.format, weight.rows, weight.shape, panels=panels, facts=facts)
+
+    def matmul(self, x: Tensor, weight: PackedTensor) -> Tensor:
+        """x float32 [tokens, n_in] @ weight [n_out, n_in].T -> float32 [tokens, n_out]."""
+        return self.linear(x, Linear(weight))
+
+    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+        """x [tokens, n_in] -> [tokens, n_out]."""
+        weight = layer.weight
+        if not has_kernel(weight, x.shape[0]):
+            y = matmul_by_tile(x, weight)
+            return y if layer.bias is None else y.add_(layer.bias)
+        x = round_activations(x, weight).contiguous()
+        out = torch.empty(x.shape[0], weight.shape[0])
+        chain = Chain(self._scratch)
+        add_products(chain, x.data_ptr(), x.shape[0], [with_bias(layer, out.data_ptr())])
+        chain.run()
+        return out

@@ -1,0 +1,100 @@
+"""The workers of products with panels of one format; `specialize` puts its name in.
+
+Chunks of panels go to threads; a thread multiplies its chunk with all tokens, tile by tile, while
+the panels are in its cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import cfunc
+
+from localkv.kernels.cpu.linear_job import (
+    ACTIVATION_BLOCK_BYTES,
+    ACTIVATIONS,
+    ADDEND,
+    ADDEND_STRIDE,
+    BLOCK,
+    DATA,
+    ITEM_BYTES,
+    MAX_TILE,
+    N_OUT,
+    N_RECORDS,
+    N_TOKENS,
+    OUT,
+    PACK_BLOCKS,
+    PACK_N_IN,
+    PACK_OUT,
+    PACK_PARTS,
+    PACK_TOKENS,
+    PACK_X,
+    PART_BLOCKS,
+    TOKEN_BYTES,
+    find_chunk,
+    tile_size,
+    tile_start,
+)
+from localkv.kernels.cpu.linear_packing import pack_row
+from localkv.kernels.cpu.linear_tiles import multiply_tile
+from localkv.kernels.cpu.panel_bytes import LANES
+from localkv.simd.memory import get_i64, take_next
+
+CACHE = False
+KIND = "q4_0"
+
+
+@cfunc("void(int64, int64)", cache=CACHE)
+def pack(job: Any, thread: Any) -> None:
+    """Pack float32 activations."""
+    n_tokens, n_in = get_i64(job, PACK_TOKENS), get_i64(job, PACK_N_IN)
+    n_blocks, n_parts = get_i64(job, PACK_BLOCKS), get_i64(job, PACK_PARTS)
+    while True:
+        piece = take_next(job)
+        if piece >= n_tokens * n_parts:
+            break
+        token, part = piece // n_parts, piece % n_parts
+        start = tile_start(token, n_tokens)
+        size = tile_size(start, n_tokens)
+        first = part * PART_BLOCKS
+        n = n_blocks - first if part == n_parts - 1 else PART_BLOCKS
+        x = get_i64(job, PACK_X) + 4 * (token * n_in + first * BLOCK)
+        to = get_i64(job, PACK_OUT) + (start * n_blocks + first * size) * ACTIVATION_BLOCK_BYTES
+        pack_row(KIND, x, n_in - first * BLOCK, n, to, size, token - start)
+
+
+@cfunc("void(int64, int64)", cache=CACHE)
+def multiply(job: Any, thread: Any) -> None:
+    """Multiply panels of some matrices with packed activations."""
+    n_tokens, n_records = get_i64(job, N_TOKENS), get_i64(job, N_RECORDS)
+    token_bytes, activations = get_i64(job, TOKEN_BYTES), get_i64(job, ACTIVATIONS)
+    while True:
+        matrix, first, last = find_chunk(job, take_next(job))
+        if matrix == 0:
+            break
+        n_out, panel_bytes = get_i64(matrix, N_OUT), get_i64(matrix, ITEM_BYTES)
+        stride, more, more_stride = 4 * n_out, get_i64(matrix, ADDEND), 0
+        if more != 0:
+            more_stride = get_i64(matrix, ADDEND_STRIDE)
+        start = 0
+        while start < n_tokens:
+            size = tile_size(start, n_tokens)
+            x = activations + start * token_bytes
+            for i in range(first, last):
+                panel = get_i64(matrix, DATA) + i * panel_bytes
+                to = get_i64(matrix, OUT) + start * stride + 4 * LANES * i
+                plus = 0
+                if more != 0:
+                    plus = more + start * more_stride + 4 * LANES * i
+                n = min(LANES, n_out - i * LANES)
+                if size == MAX_TILE:
+                    multiply_tile(
+                        KIND, MAX_TILE, panel, n_records, x, to, stride, n, plus, more_stride
+                    )
+                elif size == 4:
+                    multiply_tile(KIND, 4, panel, n_records, x, to, stride, n, plus, more_stride)
+                elif size == 2:
+                    multiply_tile(KIND, 2, panel, n_records, x, to, stride, n, plus, more_stride)
+                else:
+                    multiply_tile(KIND, 1, panel, n_records, x, to, stride, n, plus, more_stride)
+            start += size

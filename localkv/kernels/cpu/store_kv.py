@@ -1,0 +1,120 @@
+"""Packing new rows of K and V into pages in the CPU's order."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+from torch import Tensor
+
+from localkv.kernels.cpu.attention_kernels import n_threads, run
+from localkv.kernels.cpu.chain import Chain, Item, Scratch
+from localkv.kernels.cpu.page_layout import Side, plane_order
+from localkv.kernels.cpu.specialize import specialized
+from localkv.kv_cache import LayerCache, SegmentBatch
+from localkv.quant_formats.base import QuantFormat
+
+MANY_BYTES = 1 << 16
+"""From so many on, a second thread is worth its start."""
+MANY_ROWS = 16
+"""The same for rows that are encoded, too."""
+
+
+@functools.cache
+def _orders(fmt: QuantFormat, side: Side) -> tuple[tuple[int, int], ...]:
+    orders = [plane_order(fmt, plane, side) for plane in fmt.all_planes]
+    return tuple((order.item_bits, int(order.halves)) for order in orders)
+
+
+@functools.cache
+def _has_encoder(name: str) -> bool:
+    return hasattr(importlib.import_module(f"localkv.quant_formats.cpu_cache.{name}"), "encode")
+
+
+@functools.cache
+def _store_worker(name: str) -> int:
+    module = specialized("store_rows", ("cpu_cache.q8_0", f"cpu_cache.{name}"))
+    return int(module.worker.address)
+
+
+def has_encoders(cache: LayerCache) -> bool:
+    """Whether rows of all the cache's types are encoded by compiled code."""
+    return all(
+        not fmt.row_planes and _has_encoder(fmt.codec_name)
+        for segment in cache.segments
+        for fmt in (segment.format_k, segment.format_v)
+    )
+
+
+def add_store(
+    chain: Chain, k: Item, v: Item, n_tokens: int, cache: LayerCache, *, rotate: bool = True
+) -> None:
+    """Store k, v (float32 [tokens, n_kv_heads, head_dim]) in every segment of a cache.
+
+    When the chain runs, it is given `stored_rows`.
+    """
+    threads = n_threads() if n_tokens >= MANY_ROWS else 1
+    for i, segment in enumerate(cache.segments):
+        for side, x, fmt, planes, rotation in (
+            ("k", k, segment.format_k, segment.k, segment.rotation_k),
+            ("v", v, segment.format_v, segment.v, segment.rotation_v),
+        ):
+            _, n_kv_heads, _, n_blocks, _ = planes[0].shape
+            head_dim = n_blocks * fmt.block_size
+            head: list[Item] = [0, n_kv_heads, head_dim, rotation if rotate else 0, x]
+            head += (f"rows{i}", f"tokens{i}", f"slots{i}")
+            bytes_per_thread = 4 * head_dim + fmt.row_bytes(head_dim) + 64
+            head += (chain.take(threads * bytes_per_thread), bytes_per_thread, len(planes))
+            assert side == "k" or side == "v"
+            for plane, order in zip(planes, _orders(fmt, side), strict=True):
+                head += (plane.data_ptr(), plane.shape[3] * plane.shape[4], *order)
+            chain.add(_store_worker(fmt.codec_name), head, min(threads, n_kv_heads))
+
+
+def stored_rows(batches: tuple[SegmentBatch, ...]) -> dict[str, int]:
+    """What `Chain.run` has to know of a batch's rows."""
+    values = dict[str, int]()
+    for i, batch in enumerate(batches):
+        values[f"rows{i}"] = batch.slots.numel()
+        values[f"tokens{i}"] = batch.tokens.data_ptr()
+        values[f"slots{i}"] = batch.slots.data_ptr()
+    return values
+
+
+def store_kv_cpu(
+    k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
+) -> None:
+    """Store a batch's rows: k, v [tokens, n_kv_heads, head_dim], each in its segment's types."""
+    if not has_encoders(cache):
+        scatter_encoded(k, v, cache, batches)
+        return
+    k, v = k.float().contiguous(), v.float().contiguous()
+    chain = Chain(Scratch())
+    add_store(chain, k.data_ptr(), v.data_ptr(), k.shape[0], cache, rotate=False)
+    chain.run(**stored_rows(batches))
+
+
+def scatter_encoded(
+    k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
+) -> None:
+    """The same for types without a compiled encoder: torch encodes, what it yields is moved."""
+    for segment, batch in zip(cache.segments, batches, strict=True):
+        n_rows, n_kv_heads = batch.slots.numel(), k.shape[1]
+        if n_rows == 0:
+            continue
+        rows_k, rows_v = ((x if n_rows == x.shape[0] else x[batch.tokens]).float() for x in (k, v))
+        kept = list[Tensor]()  # the job holds addresses only
+        entries = list[int]()
+        for rows, fmt, planes, side in (
+            (rows_k, segment.format_k, segment.k, "k"),
+            (rows_v, segment.format_v, segment.v, "v"),
+        ):
+            assert side == "k" or side == "v"
+            encoded = fmt.codec.encode(rows)
+            for values, plane, order in zip(encoded, planes, _orders(fmt, side), strict=True):
+                kept.append(values.contiguous())
+                row_bytes = plane.shape[3] * plane.shape[4]
+                entries += (kept[-1].data_ptr(), plane.data_ptr(), row_bytes, *order)
+        header = (0, n_kv_heads, n_rows, batch.slots.data_ptr(), len(kept))
+        many = sum(values.numel() for values in kept) >= MANY_BYTES
+        run("scatter", (*header, *entries), min(n_threads(), n_kv_heads) if many else 1)

@@ -1,0 +1,119 @@
+"""Threads for the CPU's kernels, which nobody waits for if another program has their core.
+
+A *worker* is a C function of two int64: the address of a job, which is an array of int64 of the
+worker's own making, and the number of the thread, 0 to n - 1. Workers take pieces of the job one
+after the other from a counter in it (`simd.memory.take_next`), so any number of threads will do.
+
+OpenMP's threads all have to arrive at the end of a parallel region. Where another program runs on
+one core, that takes several milliseconds (a time slice), many times as long as the work itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+from array import array
+
+import numpy as np
+
+from localkv.kernels.cpu.specialize import specialized
+from localkv.simd.atomic import HAS_FUTEX
+
+
+def run_alone(worker: int, job: int) -> None:
+    """Run a worker on this thread only."""
+    specialized("helpers").run_alone(worker, job)
+
+
+class ThreadPool:
+    """Helpers that are started when they are first asked for, and stopped at exit."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.threads = list[threading.Thread]()
+        self.memory: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
+        self.state = 0
+
+    def run(self, worker: int, job: int, n_threads: int) -> None:
+        """Run a worker on this thread and on up to n_threads - 1 helpers, until the job is done.
+
+        While another thread uses the helpers, a job gets none.
+        """
+        code = specialized("helpers")
+        if n_threads > 1 and self.lock.acquire(blocking=False):
+            try:
+                self._start(n_threads - 1)
+                code.run_helped(self.state, worker, job, n_threads - 1)
+            finally:
+                self.lock.release()
+        else:
+            run_alone(worker, job)
+
+    def run_steps(self, steps: int, n_steps: int, n_threads: int) -> None:
+        """Run workers one after the other with one call (see `helpers.run_steps`)."""
+        code = specialized("helpers")
+        if n_threads > 1 and self.lock.acquire(blocking=False):
+            try:
+                self._start(n_threads - 1)
+                code.run_steps(self.state, steps, n_steps)
+            finally:
+                self.lock.release()
+        else:
+            code.run_steps(0, steps, n_steps)
+
+    def _start(self, n_helpers: int) -> None:
+        code = specialized("helpers")
+        if self.memory is None:
+            self.memory = np.zeros(code.STATE_WORDS + 8, np.int64)
+            self.state = (self.memory.ctypes.data + 63) // 64 * 64
+            atexit.register(self._stop)
+        while len(self.threads) < n_helpers:
+            args = (self.state, len(self.threads) + 1)
+            thread = threading.Thread(target=code.help_out, args=args, daemon=True)
+            thread.start()
+            self.threads.append(thread)
+
+    def _stop(self) -> None:
+        specialized("helpers").stop_helpers(self.state)
+        for thread in self.threads:
+            thread.join()
+
+
+_POOL = ThreadPool()
+
+
+def run_worker(worker: int, job: int, n_threads: int) -> None:
+    """Run a worker, known by its address, on some threads; it returns when the job is done."""
+    if n_threads == 1:
+        run_alone(worker, job)
+    elif HAS_FUTEX:
+        _POOL.run(worker, job, n_threads)
+    else:
+        _run_in_loop(worker, job, n_threads)
+
+
+def _run_in_loop(worker: int, job: int, n_threads: int) -> None:
+    import numba
+
+    numba.set_num_threads(n_threads)
+    specialized("parallel_loop").run_workers(worker, job, n_threads)
+
+
+def run_steps(steps: array[int]) -> None:
+    """Run workers one after the other: worker, job and how many threads help, for each step.
+
+    The first item of a job is its counter, which becomes 0.
+    """
+    n_steps = len(steps) // 3
+    n_threads = 1 + max(steps[2::3])
+    if HAS_FUTEX or n_threads == 1:
+        _POOL.run_steps(steps.buffer_info()[0], n_steps, n_threads)
+        return
+    for i in range(n_steps):
+        one = steps[3 * i : 3 * i + 2] + array("q", [0])
+        if steps[3 * i + 2] == 0:
+            _POOL.run_steps(one.buffer_info()[0], 1, 1)
+        else:
+            ctypes.c_int64.from_address(one[1]).value = 0
+            _run_in_loop(one[0], one[1], 1 + steps[3 * i + 2])
