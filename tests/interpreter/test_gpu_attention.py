@@ -124,6 +124,20 @@ def test_sinks(lengths: list[tuple[int, int]]) -> None:
     check(lengths, group=2, sinks=torch.tensor([3.0, 0.0]), window=20, softcap=3.0)
 
 
+@pytest.mark.parametrize("n_new", [1, 12])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("f32", "f16", "bf16")])
+def test_what_fp16_cannot_hold_saturates(name: str, n_new: int) -> None:
+    """A scale can be 65504, and times a code more; queries may be large, too."""
+    rows = paged_rows([(40, n_new)], type_k=name, type_v=name, head_dim=96, size=1e7)
+    out, lse = segment_attention(
+        GPU, 1e5 * rows.q, rows.segment, rows.seg_batch, rows.batch, AttentionParams(0.125)
+    )
+    assert bool(lse.isfinite().all())
+    largest = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}.get(name, 65504.0)
+    assert bool((out.abs() <= largest).all())
+    assert bool((out.abs().amax(-1) > 0.4 * largest).all())
+
+
 @pytest.mark.parametrize("n_processors", [1, 16, 200])
 def test_any_number_of_splits(n_processors: int) -> None:
     """More than there are tiles, too: those without keys say so."""

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 
 from localkv.triton_primitives.fence import fence
-
-F16_MAX = tl.constexpr(65504.0)
+from localkv.triton_primitives.saturate import F16_MAX
 
 
 @triton.jit

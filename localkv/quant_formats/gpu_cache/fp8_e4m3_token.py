@@ -25,7 +25,7 @@ def read_tile(
     half: tl.constexpr = WIDTH // 2
     a = load_valid_rows(planes[0], first_row, valid, 0, half, HEAD_DIM)
     b = load_valid_rows(planes[0], first_row, valid, half, half, HEAD_DIM)
-    d = load_row_scales(planes[1], first_row, valid)
+    d = load_row_scales(planes[1], first_row, valid, 448)
     return fence(decode_e4m3(a, PTX) * d, PTX), fence(decode_e4m3(b, PTX) * d, PTX)
 
 
