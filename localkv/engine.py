@@ -163,7 +163,9 @@ class Engine:
                 return "use a smaller context (-c), or smaller types of K and V (-ctk, -ctv)"
             return "use a smaller batch (-b) or a smaller context (-c)"
 
-        what = f"the scratch of a batch of {n_tokens} tokens" if n_tokens > 1 else "a step's scratch"
+        what = (
+            f"the scratch of a batch of {n_tokens} tokens" if n_tokens > 1 else "a step's scratch"
+        )
         return naming_what_fails(what, self.model.backend.device, hint)
 
     def _check(self, ids: Sequence[int]) -> None:

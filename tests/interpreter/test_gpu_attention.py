@@ -93,6 +93,13 @@ def test_prefill_every_type(type_k: str) -> None:
     check([(250, 30)], type_k=type_k, type_v=type_v, group=2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("type_k", NAMES)
+@pytest.mark.parametrize("type_v", NAMES)
+def test_prefill_every_pair(type_k: str, type_v: str) -> None:
+    check([(30, 10)], type_k=type_k, type_v=type_v)
+
+
 RAGGED = [
     [(0, 1)],
     [(0, 8)],
@@ -158,6 +165,31 @@ def test_rows_that_see_nothing_of_a_segment() -> None:
         moved = replace(rows, seg_batch=late)
         want, _ = plain_attention(moved, 0.125)
         assert float((out - want).abs().max()) < 4e-3
+
+
+@pytest.mark.parametrize("n_new", [1, 9])
+@pytest.mark.parametrize("name", ["fp8_e5m2", "q4_0"])
+def test_pages_beyond_two_gibibytes(name: str, n_new: int) -> None:
+    """Offsets of more than 31 bits: a page and its copy, the last of a pool whose other memory is
+    never touched, and so never taken."""
+    rows = paged_rows([(40, n_new)], type_k=name, type_v=name)
+    largest_plane = max(plane[0].numel() for plane in rows.segment.k)
+    n_pages = 2**31 // largest_plane + 2
+
+    def far(plane: Tensor) -> Tensor:
+        planes = torch.empty(n_pages, *plane.shape[1:], dtype=plane.dtype)
+        planes[-1] = plane[int(rows.seg_batch.page_table[0, 0])]
+        return planes
+
+    segment = replace(
+        rows.segment, k=tuple(map(far, rows.segment.k)), v=tuple(map(far, rows.segment.v))
+    )
+    table = torch.full_like(rows.seg_batch.page_table, n_pages - 1)
+    params = AttentionParams(0.125)
+    near = segment_attention(GPU, rows.q, rows.segment, rows.seg_batch, rows.batch, params)
+    seg_batch = replace(rows.seg_batch, page_table=table)
+    there = segment_attention(GPU, rows.q, segment, seg_batch, rows.batch, params)
+    assert all(torch.equal(a, b) for a, b in zip(near, there, strict=True))
 
 
 @pytest.mark.parametrize(("head_dim", "block"), [(64, 64), (96, 32), (192, 64), (128, 128)])

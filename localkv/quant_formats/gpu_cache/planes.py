@@ -51,6 +51,14 @@ def load_valid_rows(plane, first_row, valid, FIRST, N: tl.constexpr, LENGTH: tl.
 
 
 @triton.jit
+def load_halves(plane, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of HEAD_DIM items, zeros where not `valid`, as two halves: [rows, WIDTH / 2] each."""
+    half: tl.constexpr = WIDTH // 2
+    left = load_valid_rows(plane, first_row, valid, 0, half, HEAD_DIM)
+    return left, load_valid_rows(plane, first_row, valid, half, half, HEAD_DIM)
+
+
+@triton.jit
 def as_f16(plane):
     """A plane of fp16 numbers."""
     return plane.to(tl.pointer_type(tl.float16))
