@@ -10,18 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
+from localkv.cli.nearness import distance
 from localkv.errors import ModelFileError, UsageError, printable
 
 if TYPE_CHECKING:
     from localkv.loader.hub.reference import HubReference
-
-_STRENGTH = (
-    ParameterSource.COMMANDLINE,
-    ParameterSource.ENVIRONMENT,
-    ParameterSource.DEFAULT_MAP,
-)
 
 
 def check_model_is_named(values: Mapping[str, Any]) -> None:
@@ -90,9 +84,7 @@ def _read(option: str, text: str, hf_file: str | None) -> Path | HubReference:
 
 
 def _rank(name: str) -> int:
-    """How near to the user a value comes from: 0 for the command line."""
-    source = click.get_current_context().get_parameter_source(name)
-    return _STRENGTH.index(source) if source in _STRENGTH else len(_STRENGTH)
+    return distance(click.get_current_context(), name)
 
 
 def _cached_or_missing(path: Path) -> Path:

@@ -12,7 +12,9 @@ from typing import Any
 import click
 from rich_click import RichOption
 
+from localkv.cli.preset_choice import preset_or_given
 from localkv.config import DEVICES, KV_ROTATIONS
+from localkv.presets import PRESETS
 from localkv.quant_formats import KV_FORMATS
 
 DEFAULT_LOGICAL_BATCH = 2048
@@ -174,8 +176,52 @@ def _cache_type_option(side: str, short: str) -> RichOption:
         default="f16",
         show_default=True,
         metavar="TYPE",
+        callback=preset_or_given,
         help=f"How {side} is kept: {', '.join(KV_FORMATS)}.",
     )
+
+
+def preset_option() -> RichOption:
+    """`--preset`; it is eager, so that `preset_or_given` knows it."""
+    pairs = ", ".join(f"{name} ({p.type_k}/{p.type_v})" for name, p in PRESETS.items())
+    return option(
+        "--preset",
+        panel="KV cache",
+        type=click.Choice(tuple(PRESETS), case_sensitive=False),
+        is_eager=True,
+        metavar="NAME",
+        help=f"The types of K and V by what they are for: {pairs}. -ctk and -ctv win over it.",
+    )
+
+
+def length_options() -> list[click.Parameter]:
+    """The options that say where a generation ends."""
+    return [
+        option(
+            "n_predict",
+            "-n",
+            "--predict",
+            "--n-predict",
+            panel="Length",
+            llama_env="N_PREDICT",
+            type=Whole(-2),
+            default=-1,
+            show_default=True,
+            metavar="N",
+            help="Most tokens to generate; -1 and -2 go on to the end of the context.",
+        ),
+        option(
+            "stop",
+            "-r",
+            "--reverse-prompt",
+            "--stop",
+            panel="Length",
+            multiple=True,
+            metavar="TEXT",
+            help="End before this text; may be given again.",
+        ),
+        flag("--ignore-eos", panel="Length", help="Never draw a token that ends the generation."),
+    ]
 
 
 def loading_options(
@@ -204,6 +250,7 @@ def loading_options(
         ),
         _cache_type_option("K", "-ctk"),
         _cache_type_option("V", "-ctv"),
+        preset_option(),
         option(
             "--kv-rotation",
             panel="KV cache",
