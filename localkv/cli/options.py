@@ -13,7 +13,7 @@ import click
 from rich_click import RichOption
 
 from localkv.cli.preset_choice import preset_or_given
-from localkv.config import DEVICES, KV_ROTATIONS
+from localkv.config import DEVICES, FIT, KV_ROTATIONS
 from localkv.presets import PRESETS
 from localkv.quant_formats import KV_FORMATS
 
@@ -224,52 +224,26 @@ def length_options() -> list[click.Parameter]:
     ]
 
 
-def loading_options(
-    n_ctx: int | None = None, *, default_threads: str = "one per core"
-) -> list[click.Parameter]:
-    """The options that say how a model is loaded; `loading_arguments` reads them.
+def context_option(n_ctx: int | None) -> RichOption:
+    """`-c`; `n_ctx` is the default, None for `LLM`'s choice."""
+    return option(
+        "n_ctx",
+        "-c",
+        "--ctx-size",
+        panel="KV cache",
+        llama_env="CTX_SIZE",
+        type=Whole(0),
+        default=n_ctx,
+        show_default=True,
+        metavar="N",
+        help="Tokens of context, 0 for as many as the model was trained with."
+        + (" [default: as many, but at most 4096]" if n_ctx is None else ""),
+    )
 
-    Args:
-        n_ctx: the context where the user names none; None is `LLM`'s choice.
-        default_threads: how many threads there are where the user names no number.
-    """
+
+def compute_options(default_threads: str) -> list[click.Parameter]:
+    """The options that say where a model runs, and how many tokens at a time."""
     return [
-        *model_options(),
-        option(
-            "n_ctx",
-            "-c",
-            "--ctx-size",
-            panel="KV cache",
-            llama_env="CTX_SIZE",
-            type=Whole(0),
-            default=n_ctx,
-            show_default=True,
-            metavar="N",
-            help="Tokens of context, 0 for as many as the model was trained with."
-            + (" [default: as many, but at most 4096]" if n_ctx is None else ""),
-        ),
-        _cache_type_option("K", "-ctk"),
-        _cache_type_option("V", "-ctv"),
-        preset_option(),
-        option(
-            "--kv-rotation",
-            panel="KV cache",
-            type=click.Choice(KV_ROTATIONS, case_sensitive=False),
-            default="auto",
-            show_default=True,
-            metavar="WHEN",
-            help="Rotate K and V before they are packed, which spreads outliers over a block: "
-            f"{', '.join(KV_ROTATIONS)}. auto does so for q8_0 to iq4_nl if the head size is a "
-            "multiple of 64, as llama.cpp does.",
-        ),
-        option(
-            "--kv-scales",
-            panel="KV cache",
-            metavar="FILE",
-            help="The scales of types that are scaled by head ("
-            f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
-            "): what localkv perplexity --calibrate-kv FILE measured.",
-        ),
         option(
             "-b",
             "--batch-size",
@@ -312,6 +286,55 @@ def loading_options(
             help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison). auto: a GPU if there "
             "is one that is supported.",
         ),
+    ]
+
+
+def loading_options(
+    n_ctx: int | None = None, *, default_threads: str = "one per core"
+) -> list[click.Parameter]:
+    """The options that say how a model is loaded; `loading_arguments` reads them.
+
+    Args:
+        n_ctx: the context where the user names none; None is `LLM`'s choice.
+        default_threads: how many threads there are where the user names no number.
+    """
+    return [
+        *model_options(),
+        context_option(n_ctx),
+        _cache_type_option("K", "-ctk"),
+        _cache_type_option("V", "-ctv"),
+        preset_option(),
+        option(
+            "--kv-rotation",
+            panel="KV cache",
+            type=click.Choice(KV_ROTATIONS, case_sensitive=False),
+            default="auto",
+            show_default=True,
+            metavar="WHEN",
+            help="Rotate K and V before they are packed, which spreads outliers over a block: "
+            f"{', '.join(KV_ROTATIONS)}. auto does so for q8_0 to iq4_nl if the head size is a "
+            "multiple of 64, as llama.cpp does.",
+        ),
+        option(
+            "--kv-scales",
+            panel="KV cache",
+            metavar="FILE",
+            help="The scales of types that are scaled by head ("
+            f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
+            "): what localkv perplexity --calibrate-kv FILE measured.",
+        ),
+        *compute_options(default_threads),
+        option(
+            "-fit",
+            "--fit",
+            panel="Model",
+            llama_env="FIT",
+            type=click.Choice(FIT, case_sensitive=False),
+            default="on",
+            show_default=True,
+            metavar="WHEN",
+            help="on: refuse what does not fit in memory, before anything is allocated. off: try.",
+        ),
         override_pre_option(),
     ]
 
@@ -329,4 +352,5 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "n_threads": threads if threads and threads > 0 else None,
         "device": values["device"],
         "override_pre": values["override_pre"],
+        "fit": values["fit"],
     }

@@ -154,6 +154,7 @@ def _run(
         ]
         for cache in caches:
             check_scales(cache, llm.config)
+            llm.check_further_cache(cache)
     ids = llm.tokenize(text)
     pieces = text_chunks(
         ids,
