@@ -1,8 +1,8 @@
 """The same model's tensors in another type of weights, by arithmetic: what a file of it would take.
 
 As llama-quantize makes a file of one type (`--pure` but for the output matrix): matrices in that
-type, the output matrix in at least Q6_K, vectors and the routers of experts as they are. Files whose
-names end in _M keep some more matrices in more bits and are up to a tenth larger.
+type, the output matrix in at least Q6_K, vectors and the routers of experts as they are. Files
+whose names end in _M keep some more matrices in more bits and are up to a tenth larger.
 """
 
 from __future__ import annotations

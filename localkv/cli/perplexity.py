@@ -171,6 +171,7 @@ def _run(
         base = open_base(base_path, llm, pieces)
     elif compare:
         base = base_cache(llm.cache.n_ctx)
+        llm.check_further_cache(base)
     elif save_base is not None:
         base = llm.cache
     started = time.perf_counter()

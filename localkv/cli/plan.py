@@ -1,4 +1,4 @@
-"""`localkv plan`: what fits in memory, from a model's header alone. Loads no tensor and no torch."""
+"""`localkv plan`: what fits in memory, from a model's header alone. No tensor, no torch."""
 
 from __future__ import annotations
 
@@ -39,18 +39,16 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)(B?))?B?", re.IGNORECASE)
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
-class ByteSize(click.ParamType):
-    """A number of bytes: 24GiB, 24G (the same), 24GB (a power of ten), 512M, 1073741824."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = _SIZE.fullmatch(str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is no size; one is 24GiB, 24GB or 512MiB", param, ctx)
-        number, unit, binary, byte = match.groups()
-        base = 1000 if byte and not binary else 1024
-        return int(float(number) * (base ** _POWERS[unit.upper()] if unit else 1))
+def byte_size_of(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """The callback of a size: 24GiB, 24G (the same), 24GB (a power of ten), 512M, 1073741824."""
+    if value is None:
+        return None
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no size, as 24GiB, 24GB and 512MiB are", ctx, param)
+    number, unit, binary, byte = match.groups()
+    base = 1000 if byte and not binary else 1024
+    return int(float(number) * (base ** _POWERS[unit.upper()] if unit else 1))
 
 
 def _types_option(side: str, short: str) -> click.Parameter:
@@ -70,7 +68,7 @@ _PLAN_OPTIONS: list[click.Parameter] = [
     option(
         "--memory",
         panel="Plan",
-        type=ByteSize(),
+        callback=byte_size_of,
         metavar="SIZE",
         help="The memory to plan for, such as 24GiB. [default: what is free on the GPU, if "
         "nvidia-ml-py tells, else on this machine]",
