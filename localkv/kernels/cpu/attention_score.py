@@ -91,18 +91,19 @@ def score(
             for block in range(n_blocks):
                 unit = (group * n_blocks + block) * 16
                 unit_next = unit + n_blocks * 16
-                if tile == 0:
-                    for line in range(GROUPS * ahead_lines):
-                        prefetch(ahead, line * 64)
-                    ahead += GROUPS * ahead_lines * 64
                 at = tile * ROWS * head_dim + block * BLOCK
                 sums = zeros_f32(SUMS)
                 sums_next = zeros_f32(SUMS)
-                for i in range(16):
-                    sums = fma_grid(sums, decode(planes, unit + i), q, at + i, 16, head_dim)
-                    if GROUPS == 2:
-                        values = decode(planes, unit_next + i)
-                        sums_next = fma_grid(sums_next, values, q, at + i, 16, head_dim)
+                for part in range(0, 16, 16 // GROUPS):
+                    if tile == 0:
+                        for line in range(ahead_lines):
+                            prefetch(ahead, line * 64)
+                        ahead += ahead_lines * 64
+                    for i in range(part, part + 16 // GROUPS):
+                        sums = fma_grid(sums, decode(planes, unit + i), q, at + i, 16, head_dim)
+                        if GROUPS == 2:
+                            values = decode(planes, unit_next + i)
+                            sums_next = fma_grid(sums_next, values, q, at + i, 16, head_dim)
                 first = tile * ROWS * n_blocks + block
                 total = add_block(total, sums, planes, unit, q_sums, first, n_blocks)
                 if GROUPS == 2:
