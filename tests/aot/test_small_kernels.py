@@ -19,6 +19,9 @@ from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.gpu_weights.weight_layout import weight_layout
 
 N = 4096
+on_every_gpu = pytest.mark.parametrize(
+    "arch", [a if a in (86, 90) else pytest.param(a, marks=pytest.mark.slow) for a in ARCHS]
+)
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 TYPES = {
     "eps": "fp32",
@@ -42,7 +45,7 @@ def check(kernel: Any, arch: int, constants: dict[str, Any], n_warps: int, **typ
     assert report(compiled).stack_bytes == 0
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@on_every_gpu
 def test_rows(arch: int) -> None:
     """Norms of rows and of heads, and packing."""
     warps = row_warps(N)
@@ -63,14 +66,14 @@ def test_embedding(name: str) -> None:
     check(embed_kernel, arch, {**constants, "PTX": True}, 1, planes=plane_types(name))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@on_every_gpu
 def test_routing(arch: int) -> None:
     constants = {"N": 128, "N_USED": 8, "USED": 8, "RENORMALISE": True}
     check(route_kernel, arch, constants, 1)
     check(combine_kernel, arch, {"N_USED": 8, "N": N}, row_warps(N))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@on_every_gpu
 def test_around_attention(arch: int) -> None:
     """Adding up the splits of a context, rotating queries and outputs."""
     sizes = {"N_HEADS": 32, "N_SPLITS": 48, "SPLITS": 64, "HEAD_DIM": 128, "WIDTH": 128}

@@ -42,7 +42,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "triton_backend", lambda device: backend("cpu"))
 
 
-@pytest.fixture(scope="module", params=["dense", "experts"])
+@pytest.fixture(scope="module", params=["dense", pytest.param("experts", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / "model.gguf"
     return write_tiny_model(path, n_experts=4 if request.param == "experts" else 0)
