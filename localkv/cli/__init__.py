@@ -27,6 +27,7 @@ COMMANDS = {
     "pull": ("localkv.cli.pull", "Fetch a model from Hugging Face."),
     "list": ("localkv.cli.list_models:list_models", "List the models on this machine."),
     "rm": ("localkv.cli.rm", "Delete a fetched model."),
+    "doctor": ("localkv.cli.doctor", "Check what localkv needs of this machine."),
 }
 """Command -> the module that holds it under the same name, or MODULE:NAME, and what it does."""
 
