@@ -15,8 +15,6 @@ from localkv.cli.options import version_option
 
 __all__ = ["cli", "main", "run"]
 
-COMPLETION_VARIABLE = "_LOCALKV_COMPLETE"
-
 COMMANDS = {
     "chat": ("localkv.cli.chat", "Talk with a model."),
     "complete": ("localkv.cli.complete", "Continue a prompt, or answer it."),
@@ -71,8 +69,8 @@ def run(argv: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """The program `localkv`."""
-    if instruction := os.environ.get(COMPLETION_VARIABLE):
-        from click.shell_completion import shell_complete
+    if instruction := os.environ.get("_LOCALKV_COMPLETE"):
+        from localkv.cli.completion import answer_shell
 
-        sys.exit(shell_complete(cli, {}, "localkv", COMPLETION_VARIABLE, instruction))
+        sys.exit(answer_shell(cli, instruction))
     sys.exit(run(sys.argv[1:]))

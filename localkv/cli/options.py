@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich_click import RichOption
 
+from localkv.cli.completion import cached_values, file_values, model_values
 from localkv.config import DEVICES, KV_ROTATIONS
 from localkv.quant_formats import KV_FORMATS
 
@@ -70,6 +71,8 @@ def option(*names: str, panel: str, llama_env: str | None = None, **attributes: 
     if llama_env is not None:
         envvar.append(f"LLAMA_ARG_{llama_env}")
     attributes.setdefault("type", None if attributes.get("is_flag") else TEXT)
+    if attributes.get("metavar") == "FILE":
+        attributes.setdefault("shell_complete", file_values)
     return RichOption(names, panel=panel, envvar=envvar, **attributes)
 
 
@@ -107,6 +110,7 @@ def model_options() -> list[click.Parameter]:
             panel="Model",
             llama_env="MODEL",
             metavar="FILE",
+            shell_complete=model_values,
             help="GGUF file (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
         ),
         option(
@@ -116,6 +120,7 @@ def model_options() -> list[click.Parameter]:
             panel="Model",
             llama_env="HF_REPO",
             metavar="NAME",
+            shell_complete=cached_values,
             help="ORG/REPO[:QUANT] on Hugging Face, fetched if it is not in the cache; QUANT is "
             "Q4_K_M if there is one, else Q8_0.",
         ),
@@ -136,6 +141,7 @@ def hf_file_option() -> RichOption:
         panel="Model",
         llama_env="HF_FILE",
         metavar="FILE",
+        shell_complete=lambda ctx, param, incomplete: [],
         help="This file of the repository, whatever its type.",
     )
 
