@@ -59,6 +59,7 @@ class Answering(EngineScreen):
         self._saved = time.monotonic()
         await self.show_conversation()
         self._view().begin()
+        self.query_one(Speed).begin()
         self.driver.answer(self.session.request())
 
     def _view(self) -> MessageView:
@@ -116,7 +117,7 @@ class Answering(EngineScreen):
             await self._view().end()
         else:
             await self._discard(answer)
-        self.query_one(Speed).draw()
+        self.query_one(Speed).draw(stats.decode_per_second)
         self.show_meter()
         if stats.context_full:
             self.ask_about_full_context("The context is full, and the answer was cut.")
