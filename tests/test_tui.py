@@ -258,6 +258,7 @@ async def test_a_session_is_resumed_with_its_settings() -> None:
     engine = FakeEngine(["Arr."])
     async with user(engine, store=store, session_id=session_id) as me:
         assert me.texts == ["Hello", "Aye."]
+        assert me.chat.transcript.views()[-1].author == FACTS.name
         assert me.chat.query_one("#set-temperature", Input).value == "0.3"
         await me.until(lambda: me.chat.meter.n_tokens == 12)
         await me.ask("Again")
