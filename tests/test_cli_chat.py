@@ -153,7 +153,8 @@ def test_what_was_shown_survives_the_terminal(
     (session,) = store.sessions()
     _, answer = store.session(session.id).conversation.path()
     store.close()
-    lines = [line.partition("▌")[2].strip(" ▁▂▃▄▅▆▇█") for line in shown.splitlines()]
+    said = [line.removeprefix(" ▌ ") for line in shown.splitlines() if line.startswith(" ▌ ")]
+    lines = [line.strip(" ▁▂▃▄▅▆▇█") for line in said if "▌" not in line]  # that is a notice's
     text = [line for line in lines if len(line) > 60]
     assert text
     for line in text:
