@@ -217,9 +217,11 @@ def _where(device: str, memory: int | None) -> tuple[str, Budget]:
         return backend, Budget(memory, "given with --memory")
     budget = gpu if backend == "cuda" else machine_memory()
     if budget is None:
-        missing = "no GPU is seen through nvidia-ml-py" if backend == "cuda" else "unknown memory"
-        hint = "say how much there is: --memory 24GiB"
-        raise UsageError(f"--device {backend}: {missing}", hint=hint)
+        asked = "nvidia-ml-py sees no GPU" if backend == "cuda" else "this system doesn't tell"
+        raise UsageError(
+            f"how much memory there is is not known: {asked}",
+            hint="say how much there is: --memory 24GiB",
+        )
     return backend, without_runtime(budget, "cuda" if backend == "cuda" else "cpu")
 
 
