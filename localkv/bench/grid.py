@@ -65,7 +65,7 @@ def prompt_and_generation(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Test:
+class BenchTest:
     """One test: evaluate a prompt, generate, or both, behind `n_depth` tokens of context."""
 
     n_prompt: int
@@ -129,10 +129,10 @@ class Grid:
             )
         ]
 
-    def tests(self, n_depth: int) -> list[Test]:
+    def tests(self, n_depth: int) -> list[BenchTest]:
         """The tests behind a context: prompts, generations, then both; none of nothing."""
         work = [(n, 0) for n in self.n_prompt] + [(0, n) for n in self.n_gen] + list(self.n_pg)
-        return [Test(n_prompt, n_gen, n_depth) for n_prompt, n_gen in work if n_prompt + n_gen]
+        return [BenchTest(n_prompt, n_gen, n_depth) for n_prompt, n_gen in work if n_prompt + n_gen]
 
     @property
     def n_tests(self) -> int:

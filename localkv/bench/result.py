@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from localkv import __version__
-from localkv.bench.grid import Setting, Test
+from localkv.bench.grid import BenchTest, Setting
 
 Value = str | int | float | bool
 
@@ -68,7 +68,7 @@ class Result:
     model: Model
     machine: Machine
     setting: Setting
-    test: Test
+    test: BenchTest
     n_threads: int
     test_time: str
     samples_ns: tuple[int, ...]

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from localkv.bench.grid import Grid, Setting, Test
+from localkv.bench.grid import BenchTest, Grid, Setting
 from localkv.bench.machine import PeakMemory, bandwidth, cpu_name, gpu_name
 from localkv.bench.result import Machine, Result
 from localkv.bench.subject import Subject
@@ -80,7 +80,10 @@ def run(subject: Subject, grid: Grid, options: Options) -> Iterator[Result]:
 
 
 def _at_depth(
-    make: Callable[[int], _Bench], tests: Sequence[Test], machine: Machine, bytes_per_second: float
+    make: Callable[[int], _Bench],
+    tests: Sequence[BenchTest],
+    machine: Machine,
+    bytes_per_second: float,
 ) -> Iterator[Result]:
     """The results of tests that share a cache, which is gone when they are done."""
     if tests:
@@ -114,7 +117,7 @@ class _Bench:
         self._progress(f"filling {depth} tokens")
         self._evaluate(0, depth)
 
-    def result(self, test: Test, machine: Machine, bytes_per_second: float) -> Result:
+    def result(self, test: BenchTest, machine: Machine, bytes_per_second: float) -> Result:
         peak = PeakMemory(self.engine.cache.device)
         started = datetime.now(UTC)
         if self.options.warm_up:
@@ -142,17 +145,17 @@ class _Bench:
             bandwidth=bytes_per_second,
         )
 
-    def _warm_up(self, test: Test) -> None:
+    def _warm_up(self, test: BenchTest) -> None:
         records = self.subject.model.backend.records
         self._seconds(
-            Test(
+            BenchTest(
                 test.n_prompt,
                 test.n_gen if records else min(test.n_gen, WARM_UP_GEN),
                 test.n_depth,
             )
         )
 
-    def _seconds(self, test: Test) -> float:
+    def _seconds(self, test: BenchTest) -> float:
         """Run a test behind the depth, and forget what it left."""
         seconds = 0.0
         if test.n_prompt:

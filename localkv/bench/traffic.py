@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from localkv.bench.grid import Test
+from localkv.bench.grid import BenchTest
 from localkv.kernels.layer_weights import MoeWeights
 from localkv.memory_plan import kv_bytes_per_token
 from localkv.model import Transformer
@@ -43,7 +43,7 @@ def weight_bytes(model: Transformer, n_tokens: int) -> float:
 
 
 def bytes_per_token(
-    model: Transformer, type_k: str, type_v: str, test: Test, n_batch: int
+    model: Transformer, type_k: str, type_v: str, test: BenchTest, n_batch: int
 ) -> float:
     """Bytes that are moved for each token of a test, on average.
 

@@ -122,7 +122,7 @@ def _columns(grid: Grid) -> list[Column]:
     return [
         *columns,
         Column("test", 15, lambda r: r.test.name),
-        Column("t/s", 17, lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
+        Column("t/s", 19, lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
         Column("KV MiB", 8, lambda r: f"{r.kv_bytes / MIB:.2f}"),
         Column("peak MiB", 8, lambda r: f"{r.peak_bytes / MIB:.0f}"),
         Column("MB/token", 8, lambda r: f"{r.bytes_per_token / 1e6:.2f}"),
