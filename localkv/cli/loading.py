@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
+from localkv.cli.preset_choice import say_preset
 from localkv.kv_scales import read_kv_scales, require_scales
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
 
 
-def load_llm(values: Mapping[str, Any]) -> LLM:
+def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     """Load the model; a file that is missing is an error before torch is imported.
 
-    So are scales of the cache that are missing or can't be read.
+    So are scales of the cache that are missing or can't be read. Unless `quiet`, it is said what a
+    preset stands for.
     """
+    if not quiet:
+        say_preset(values)
     require_scales(
         (values["cache_type_k"], values["cache_type_v"]), values["kv_scales"] is not None
     )
