@@ -150,7 +150,7 @@ class LLM:
 
     def _check_fit(self, memory: ModelMemory) -> None:
         """Refuse or warn of what does not fit; where the system doesn't tell, nothing is known."""
-        budget = _free_memory(memory.backend)
+        budget = free_memory(memory.backend)
         if budget and (warning := check_fit(memory, self.cache, budget)):
             self.warnings.append(warning)
 
@@ -160,7 +160,7 @@ class LLM:
         Raises:
             DoesNotFitError: names what would fit.
         """
-        budget = _free_memory(self.backend.name)
+        budget = free_memory(self.backend.name)
         if self._fit == "on" and budget:
             # weights are there already
             check_fit(replace(self._memory, tensors=()), cache, budget)
@@ -302,7 +302,7 @@ class LLM:
         return self.stream(encode_chat(self.tokenizer, template, messages), **options)
 
 
-def _free_memory(backend: str) -> Budget | None:
+def free_memory(backend: str) -> Budget | None:
     """What can still be allocated where a backend runs; None if the system doesn't tell."""
     if backend == "cuda":
         return Budget(torch.cuda.mem_get_info()[0], "free on the GPU")

@@ -20,12 +20,14 @@ from program import localkv_process, on_terminal
 from localkv.bench import machine
 from localkv.bench.grid import BenchTest, Grid
 from localkv.bench.run import Options, run
-from localkv.bench.subject import file_subject, synthetic_subject
+from localkv.bench.source import file_source, synthetic_source
+from localkv.bench.subject import load
 from localkv.bench.traffic import bytes_per_token, weight_bytes
 from localkv.cli.bench_plot import fit, series
 from localkv.engine import Engine
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
+from localkv.machine_memory import Budget
 from localkv.quant_formats import KV_FORMATS
 
 # as its own source lists them, in this order
@@ -194,7 +196,7 @@ def test_only_what_a_test_names_is_evaluated(monkeypatch, tiny_model) -> None:
         batches.append(len(ids))
         return evaluate(self, ids, *args)
 
-    subject = file_subject(tiny_model, "reference")
+    subject = load(file_source(tiny_model), "reference")
     monkeypatch.setattr(Engine, "evaluate", counted)
     grid = Grid(n_ubatch=(8,), n_depth=(20,), n_prompt=(12,), n_gen=(3,))
     results = list(run(subject, grid, Options(repetitions=2)))
@@ -214,7 +216,7 @@ def test_a_generation_starts_behind_the_prompt(monkeypatch, tiny_model) -> None:
         lengths.append(len(ids))
         return generate(self, ids, **options)
 
-    subject = file_subject(tiny_model, "reference")
+    subject = load(file_source(tiny_model), "reference")
     monkeypatch.setattr(Engine, "generate", watched)
     grid = Grid(n_depth=(0, 5), n_prompt=(0,), n_gen=(2,), n_pg=((3, 2),))
     results = list(run(subject, grid, Options(repetitions=1, warm_up=False)))
@@ -224,7 +226,7 @@ def test_a_generation_starts_behind_the_prompt(monkeypatch, tiny_model) -> None:
 
 def test_threads_are_as_they_were_afterwards(tiny_model) -> None:
     before = torch.get_num_threads()
-    subject = file_subject(tiny_model, "cpu")
+    subject = load(file_source(tiny_model), "cpu")
     grid = Grid(n_threads=(1, 2), n_prompt=(4,), n_gen=(0,))
     results = list(run(subject, grid, Options(repetitions=1)))
     assert [result.n_threads for result in results] == [1, 2]
@@ -239,7 +241,7 @@ def test_a_token_reads_every_weight_but_the_embedding(tiny_model) -> None:
     embedding = tensors["token_embd.weight"]
     row = embedding.n_bytes // embedding.shape[0]
     rest = sum(tensor.n_bytes for tensor in tensors.values()) - embedding.n_bytes
-    model = file_subject(tiny_model, "reference").model
+    model = load(file_source(tiny_model), "reference").model
     assert weight_bytes(model, 1) == rest + row
     assert weight_bytes(model, 7) == rest + 7 * row
 
@@ -255,7 +257,7 @@ def test_a_token_reads_every_weight_but_the_embedding(tiny_model) -> None:
     ],
 )
 def test_bytes_per_token(tiny_model, test: BenchTest, n_batch: int, batches: list[int], rows: int):
-    model = file_subject(tiny_model, "reference").model
+    model = load(file_source(tiny_model), "reference").model
     weights = sum(weight_bytes(model, n) for n in batches)
     row_bytes = 2 * (KV_FORMATS["q4_0"].row_bytes(64) + KV_FORMATS["q8_0"].row_bytes(64))
     expected = (weights + rows * row_bytes) / sum(batches)
@@ -263,7 +265,7 @@ def test_bytes_per_token(tiny_model, test: BenchTest, n_batch: int, batches: lis
 
 
 def test_a_token_reads_the_experts_it_is_sent_to() -> None:
-    model = synthetic_subject("moe-tiny:q8_0", "reference").model
+    model = load(synthetic_source("moe-tiny:q8_0"), "reference").model
     moe = model.config.moe
     routed = sum(
         getattr(layer.ffn, name).n_bytes
@@ -293,11 +295,46 @@ def test_a_peak_is_that_of_its_test() -> None:
     assert machine.PeakMemory(device).n_bytes() < high - (1 << 26)
 
 
+# -- presets, and what fits
+
+
+def types_of(result: Any) -> list[tuple[str, str]]:
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    return [(row["type_k"], row["type_v"]) for row in rows]
+
+
+def test_a_preset_is_the_types_it_stands_for(program, tiny_model) -> None:
+    argv = ("bench", "-m", tiny_model, *PROMPT, "-o", "jsonl", "--preset", "speed")
+    result = program(*argv)
+    assert types_of(result) == [("q8_0", "q4_0")]
+    assert result.err == "preset speed: -ctk q8_0 -ctv q4_0\n"
+    result = program(*argv, "-ctk", "f16,q8_0")
+    assert types_of(result) == [("f16", "q4_0"), ("q8_0", "q4_0")]
+    assert result.err == "preset speed: -ctv q4_0 (given: -ctk f16,q8_0)\n"
+    program.setenv(LOCALKV_PRESET="speed")
+    result = program(*argv[:-2], "--pairs", "bf16/f32")
+    assert (types_of(result), result.err) == ([("bf16", "f32")], "")
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+    program, tiny_model, monkeypatch
+) -> None:
+    monkeypatch.setattr("localkv.bench.fit.free_memory", lambda backend: Budget(1 << 22, "here"))
+    argv = ("bench", *PROMPT, "-d", 100_000)
+    for model in (("-m", tiny_model), ("--synthetic", "llama-70b:q4_0")):
+        result = program(*argv, *model)
+        assert (result.code, result.out) == (1, "")
+        assert result.err.startswith("error: K and V of 100008 tokens in f16/f16 take ")
+        assert len(result.err_lines) == 2
+    result = program("bench", *PROMPT, "-m", tiny_model, "-d", 16, "--fit", "off")
+    assert result.code == 0
+
+
 # -- a run that ends early
 
 
 def test_ctrl_c_keeps_the_rows_that_are_done(tiny_model) -> None:
-    argv = ("bench", "-m", tiny_model, "-p", 8, "-n", 100_000, "-r", 1000, "-o", "json")
+    argv = ("bench", "-m", tiny_model, "-p", 8, "-n", 10_000, "-o", "json", "--device", "reference")
     popen = {"stdin": subprocess.DEVNULL, "bufsize": 0}
     with localkv_process(*argv, "--no-warmup", **popen) as process:
         lines = []
@@ -336,7 +373,7 @@ def test_an_error_leaves_a_whole_table(program, tiny_model, monkeypatch) -> None
 
 @pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
 def test_progress_shows_on_a_terminal(tiny_model) -> None:
-    code, shown = on_terminal("bench", "-m", tiny_model, *SMALL)
+    code, shown = on_terminal("bench", "-m", tiny_model, *SMALL, "--device", "reference")
     assert code == 0
     assert b"test 2 of 2: f16/f16 tg4, 1 of 2" in shown
     assert b"\x1b[K| model " in shown  # the line makes room for the table
@@ -354,7 +391,7 @@ def test_plot_is_written(bench, tmp_path) -> None:
 
 
 def test_lines_of_the_picture_are_what_varies(tiny_model) -> None:
-    subject = file_subject(tiny_model, "reference")
+    subject = load(file_source(tiny_model), "reference")
     grid = Grid(pairs=(("f16", "f16"), ("q8_0", "q4_0")), n_depth=(8, 0), n_gen=(2,))
     results = list(run(subject, grid, Options(repetitions=1)))
     lines = series(results)
@@ -388,13 +425,14 @@ def test_a_line_is_fitted() -> None:
         ("-ctk q8", "error: -ctk/--cache-type-k: unknown cache type 'q8'; did you mean q8_0?"),
         ("-p 0 -n 0", "error: -p 0 and -n 0 leave nothing to measure\nhint: as in -p 512 -n 128"),
         ("--pairs f16", "error: --pairs: 'f16' is no pair of cache types\nhint: as in --pairs "),
-        ("--pairs pure -ctk f16", "error: --pairs names the cache types\nhint: leave out -ctk"),
+        ("--pairs pure -ctk f16", "error: --pairs names the cache types\nhint: leave out -ctk, "),
+        ("--pairs pure --preset speed", "error: --pairs names the cache types\nhint: leave out "),
         ("-r 0", "error: -r/--repetitions: 0 is less than 1"),
         ("-o xml", "error: -o/--output: 'xml' is not one of "),
         ("--plot x.png -n 0", "error: --plot draws generation over depth\nhint: add -n 128"),
         ("--plot x.bmp", "error: --plot x.bmp: no kind of picture"),
         ("-ctk fp8_e4m3_head", "error: "),
-        ("--synthetic llama-1b:q4_0", "error: --synthetic names a model, and so does -m or -hf"),
+        ("--synthetic llama-1b:q4_0", "error: --synthetic takes the place of a file\nhint: "),
     ],
 )
 def test_what_can_not_work_is_one_line(program, tiny_model, flags: str, message: str) -> None:
@@ -418,10 +456,9 @@ def test_models_that_are_not_there(program, tmp_path) -> None:
 
 
 def test_a_type_that_does_not_fit_the_heads(program, tiny_model, monkeypatch) -> None:
-    from localkv.loader import synthetic
+    from localkv.loader import shapes
 
-    shape = synthetic._llama("odd", 1, 80 * 8, 8, 64, 32)
-    monkeypatch.setitem(synthetic.SHAPES, "odd", shape)
+    monkeypatch.setitem(shapes.SHAPES, "odd", shapes._llama("odd", 1, 80 * 8, 8, 64, 32))
     pure = ("--pairs", "pure", "-o", "csv", "--device", "reference")
     result = program("bench", "--synthetic", "odd:f16", *SMALL, "-ctk", "q8_0")
     assert result.code == 2

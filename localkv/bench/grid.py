@@ -107,6 +107,11 @@ class Setting:
     type_v: str = "f16"
     n_threads: int | None = None
 
+    @property
+    def n_evaluated(self) -> int:
+        """Most tokens evaluated at a time."""
+        return min(self.n_batch, self.n_ubatch)
+
 
 @dataclass(frozen=True)
 class Grid:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from localkv import __version__
 from localkv.bench.grid import BenchTest, Setting
+from localkv.bench.source import Source
 
 Value = str | int | float | bool
 
@@ -31,26 +32,6 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Model:
-    """What ran.
-
-    Attributes:
-        name: its file, or SHAPE:TYPE.
-        kind: architecture, size and type of the weights: "llama 1.2B Q4_0".
-        n_bytes, n_params: of the weights as files have them.
-        n_layers: of the transformer.
-        load_mode: "mmap", or "none" where there is no file.
-    """
-
-    name: str
-    kind: str
-    n_bytes: int
-    n_params: int
-    n_layers: int
-    load_mode: str
-
-
-@dataclass(frozen=True)
 class Result:
     """A test, what it ran with, and what it took.
 
@@ -65,7 +46,7 @@ class Result:
         bandwidth: of the memory, bytes per second, measured in the same run.
     """
 
-    model: Model
+    source: Source
     machine: Machine
     setting: Setting
     test: BenchTest
@@ -103,17 +84,17 @@ class Result:
         device, no thread pinned or polling, nothing fitted.
         """
         on_gpu = self.machine.backend == "cuda"
-        model, setting, test = self.model, self.setting, self.test
+        source, setting, test = self.source, self.setting, self.test
         return {
             "build_commit": __version__,
             "build_number": 0,
             "cpu_info": self.machine.cpu,
             "gpu_info": self.machine.gpu,
             "backends": self.machine.backend.upper(),
-            "model_filename": model.name,
-            "model_type": model.kind,
-            "model_size": model.n_bytes,
-            "model_n_params": model.n_params,
+            "model_filename": source.name,
+            "model_type": source.kind,
+            "model_size": source.n_bytes,
+            "model_n_params": source.n_params,
             "n_batch": setting.n_batch,
             "n_ubatch": setting.n_ubatch,
             "n_threads": self.n_threads,
@@ -122,7 +103,7 @@ class Result:
             "poll": 0,
             "type_k": setting.type_k,
             "type_v": setting.type_v,
-            "n_gpu_layers": model.n_layers + 1 if on_gpu else 0,
+            "n_gpu_layers": source.config.n_layers + 1 if on_gpu else 0,
             "n_cpu_moe": 0,
             "split_mode": "none",
             "main_gpu": 0,
@@ -131,7 +112,7 @@ class Result:
             "devices": self.machine.device,
             "tensor_split": "0.00",
             "tensor_buft_overrides": "none",
-            "load_mode": model.load_mode,
+            "load_mode": "none" if source.path is None else "mmap",
             "embeddings": False,
             "no_op_offload": 0,
             "no_host": False,

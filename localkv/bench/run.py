@@ -22,7 +22,6 @@ from localkv.bench.subject import Subject
 from localkv.bench.traffic import bytes_per_token
 from localkv.config import CacheConfig, KVScales, SamplingParams
 from localkv.engine import Engine
-from localkv.llm import check_cache_type
 from localkv.sampling import Sampler
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
@@ -56,13 +55,13 @@ def run(subject: Subject, grid: Grid, options: Options) -> Iterator[Result]:
     A cache is made, and filled to its depth with random tokens, once for all tests of one setting
     and depth; after each repetition what came behind the depth is forgotten.
 
+    Args:
+        grid: its caches are known to fit (`fit.py`).
+
     Raises:
-        UsageError: a cache type can't be used with this model.
+        UsageError: a type's scales are missing or not this model's.
         LocalKVError: a cache does not fit the memory.
     """
-    for type_k, type_v in grid.pairs:
-        check_cache_type("K", type_k, subject.model.config.head_dim)
-        check_cache_type("V", type_v, subject.model.config.head_dim)
     machine = _machine(subject, options.device)
     threads, measured = torch.get_num_threads(), dict[int, float]()
     try:
@@ -106,8 +105,7 @@ class _Bench:
             kv_rotation=options.kv_rotation,
             kv_scales=options.kv_scales,
         )
-        n_batch = min(setting.n_batch, setting.n_ubatch)
-        self.engine = Engine(subject.model, cache, n_batch=n_batch)
+        self.engine = Engine(subject.model, cache, n_batch=setting.n_evaluated)
         random = torch.Generator().manual_seed(0)
         n_vocab = subject.model.config.n_vocab
         self.ids = torch.randint(n_vocab, (n_ctx,), generator=random).tolist()
@@ -129,7 +127,7 @@ class _Bench:
             samples.append(round(1e9 * self._seconds(test)))
         model, cache, setting = self.subject.model, self.engine.cache, self.setting
         return Result(
-            model=self.subject.facts,
+            source=self.subject.source,
             machine=machine,
             setting=setting,
             test=test,

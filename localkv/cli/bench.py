@@ -22,6 +22,7 @@ from localkv.cli.failure import INTERRUPTED
 from localkv.cli.messages import note, warn
 from localkv.cli.model_file import model_file
 from localkv.cli.options import Whole, flag, loading_options, model_options, option
+from localkv.cli.preset_choice import say_preset
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from localkv.bench.grid import Grid
     from localkv.bench.result import Result
     from localkv.bench.run import Options
-    from localkv.bench.subject import Subject
+    from localkv.bench.source import Source
 
-_SHARED = ("kv_rotation", "kv_scales", "device")
+_SHARED = ("kv_rotation", "kv_scales", "device", "fit")
 """Options as other commands have them."""
 
 _MODEL_OPTIONS: list[click.Parameter] = [
@@ -110,15 +111,21 @@ def _run(
 ) -> int:
     """Run the grid; returns the exit code."""
     grid = make_grid(values)
-    if values["pairs"] is not None and _given("cache_type_k", "cache_type_v"):
-        raise UsageError("--pairs names the cache types", hint="leave out -ctk and -ctv")
+    if values["pairs"] is None:
+        types = {
+            f"cache_type_{side}": ",".join(dict.fromkeys(pair[i] for pair in grid.pairs))
+            for i, side in enumerate("kv")
+        }
+        say_preset({**values, **types})
+    elif _given("cache_type_k", "cache_type_v", "preset"):
+        raise UsageError("--pairs names the cache types", hint="leave out -ctk, -ctv and --preset")
     if plot_file is not None:
         check_bench_plot(plot_file, grid)
     if values["pairs"] not in ("pure", "all"):
-        types = [name for pair in grid.pairs for name in pair]
-        require_scales(types, values["kv_scales"] is not None)
-    models = _models(values)
-    n_tests = len(models) * grid.n_tests
+        names = [name for pair in grid.pairs for name in pair]
+        require_scales(names, values["kv_scales"] is not None)
+    sources = _sources(values)
+    n_tests = len(sources) * grid.n_tests
     scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
     # Threads that spin while they wait starve each other as soon as another process wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -137,7 +144,7 @@ def _run(
             on_progress=lambda text: progress.show(f"test {len(results) + 1} of {n_tests}: {text}"),
         )
         try:
-            for result in _results(models, grid, options, values, progress):
+            for result in _results(sources, grid, options, values, progress):
                 progress.clear()
                 results.append(result)
                 tables.add(result)
@@ -158,60 +165,54 @@ def _given(*names: str) -> bool:
     return any(ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE for name in names)
 
 
-def _models(values: dict[str, Any]) -> list[str | Path]:
-    """What to measure, SHAPE:TYPE or a file, which is fetched if it has to be.
+def _sources(values: dict[str, Any]) -> list[Source]:
+    """What to measure; a model that is not here is fetched.
 
     Raises:
         UsageError: none is named, or they are named in two ways.
         ModelFileError: a file is missing, or no model.
     """
+    from localkv.bench.source import file_source, synthetic_source
+
     named = _given("model", "hf_repo")
     if values["synthetic"] and (_given("synthetic") or not named):
         if named:
-            raise UsageError("--synthetic names a model, and so does -m or -hf", hint="use one")
-        return [name.strip() for item in values["synthetic"] for name in item.split(",")]
+            raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")
+        shapes = ",".join(values["synthetic"]).split(",")
+        return [synthetic_source(name.strip()) for name in shapes]
     files: list[str | None] = []
     for item in values["model"]:
         files += [item] if Path(item).exists() else item.split(",")
-    paths: list[str | Path] = []
-    for name in files or [None]:
-        path = model_file({**values, "model": name})
-        from localkv.loader.gguf_file import read_metadata
-
-        read_metadata(path)  # says what is wrong, seconds before torch would be imported
-        paths.append(path)
-    return paths
+    return [file_source(model_file({**values, "model": name})) for name in files or [None]]
 
 
 def _results(
-    models: list[str | Path],
+    sources: list[Source],
     grid: Grid,
     options: Options,
     values: dict[str, Any],
     progress: ProgressLine,
 ) -> Iterator[Result]:
     """The results of all models. One is gone from memory before the next is loaded."""
+    from localkv.bench.fit import check_grid
     from localkv.bench.run import run
+    from localkv.bench.subject import load
 
-    for name in models:
-        progress.show(f"loading {name}")
-        subject = _subject(name, values["device"])
-        progress.clear()
-        for line in subject.warnings:
-            warn(line)
+    for source in sources:
         if values["pairs"] is not None:
             has_scales = options.kv_scales is not None
-            config = subject.model.config
-            pairs = fitting_pairs(values["pairs"], config, has_scales, "--pairs")
+            pairs = fitting_pairs(values["pairs"], source.config, has_scales, "--pairs")
             grid = replace(grid, pairs=tuple(pairs))
+        warnings: list[str] = []
+        if values["fit"] == "on":
+            warnings += check_grid(source, grid, options.device, options.kv_rotation)
+        progress.show(f"loading {source.name}")
+        subject = load(source, options.device, values["fit"])
+        progress.clear()
+        for line in dict.fromkeys((*warnings, *subject.warnings)):
+            warn(line)
         yield from run(subject, grid, options)
         del subject
-
-
-def _subject(name: str | Path, device: str) -> Subject:
-    from localkv.bench.subject import file_subject, synthetic_subject
-
-    return synthetic_subject(name, device) if isinstance(name, str) else file_subject(name, device)
 
 
 class _Tables:

@@ -11,7 +11,14 @@ import click
 from localkv.bench.grid import Grid, int_range, prompt_and_generation
 from localkv.cli.cache_pairs import parse_pairs
 from localkv.cli.messages import did_you_mean
-from localkv.cli.options import DEFAULT_BATCH, DEFAULT_LOGICAL_BATCH, MAX_THREADS, option
+from localkv.cli.options import (
+    DEFAULT_BATCH,
+    DEFAULT_LOGICAL_BATCH,
+    MAX_THREADS,
+    option,
+    preset_option,
+)
+from localkv.cli.preset_choice import preset_or_given
 from localkv.errors import LocalKVError, UsageError
 from localkv.quant_formats import KV_FORMATS
 
@@ -56,6 +63,12 @@ def _cache_types(text: str) -> list[str]:
                 hint=f"types: {', '.join(KV_FORMATS)}",
             )
     return names
+
+
+def _preset_or_listed(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """The callback of `-ctk` and `-ctv`, as of other commands: a preset's type can win."""
+    chosen = preset_or_given(ctx, param, value)
+    return ((chosen,),) if isinstance(chosen, str) else chosen
 
 
 def _list_option(*names: str, panel: str, default: Sequence[str] = (), **attributes: Any) -> Any:
@@ -114,6 +127,7 @@ def grid_options() -> list[click.Parameter]:
             panel="KV cache",
             type=Listed(_cache_types),
             default=("f16",),
+            callback=_preset_or_listed,
             metavar="TYPE,...",
             help=f"How K is kept: {', '.join(KV_FORMATS)}.",
         ),
@@ -123,9 +137,11 @@ def grid_options() -> list[click.Parameter]:
             panel="KV cache",
             type=Listed(_cache_types),
             default=("f16",),
+            callback=_preset_or_listed,
             metavar="TYPE,...",
             help="How V is kept. Every type of K is tried with every type of V.",
         ),
+        preset_option(),
         option(
             "--pairs",
             panel="KV cache",

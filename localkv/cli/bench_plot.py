@@ -71,7 +71,7 @@ def _facts(result: Result) -> tuple[str, ...]:
     setting = result.setting
     return (
         f"{setting.type_k}/{setting.type_v}",
-        result.model.kind,
+        result.source.kind,
         f"{result.n_threads} threads",
         f"-b {setting.n_batch}",
         f"-ub {setting.n_ubatch}",
@@ -105,7 +105,7 @@ def plot(results: Sequence[Result], path: str) -> None:
     speed, latency = figure.subplots(1, 2)
     machine = results[0].machine
     where = machine.gpu if machine.backend == "cuda" else machine.cpu
-    kinds = dict.fromkeys(result.model.kind for result in results)
+    kinds = dict.fromkeys(result.source.kind for result in results)
     threads = dict.fromkeys(result.n_threads for result in results)
     what = f"{', '.join(kinds)} on {where}"
     if machine.backend != "cuda" and len(threads) == 1:

@@ -105,9 +105,9 @@ def _line(cells: list[str]) -> str:
 def _columns(grid: Grid) -> list[Column]:
     default = Grid()
     columns = [
-        Column("model", -20, lambda r: r.model.kind),
-        Column("size", 10, lambda r: _size(r.model.n_bytes)),
-        Column("params", 9, lambda r: _count(r.model.n_params)),
+        Column("model", -20, lambda r: r.source.kind),
+        Column("size", 10, lambda r: _size(r.source.n_bytes)),
+        Column("params", 9, lambda r: _count(r.source.n_params)),
         Column("backend", -7, lambda r: r.machine.backend.upper()),
         Column("threads", 7, lambda r: str(r.n_threads)),
     ]
