@@ -123,7 +123,7 @@ def plot(results: Sequence[Result], path: str) -> None:
             fitted = [intercept + slope * depth for depth in ends]
             latency.plot(ends, fitted, color=style["color"], linewidth=1)
             sign = "+" if slope >= 0 else "−"
-            more = f"{sign} {abs(slope) * 1e3:.2g} ms per 1,000 tokens"
+            more = f"{sign} {abs(slope) * 1e3:#.2g} ms per 1,000 tokens"
             label = f"{line.label}: {intercept:.3g} ms {more}"
         _points(latency, line.depths, line.ms, label, style, "none")
     if all(fit(line.depths, line.mean_ms) is None for line in lines):
@@ -133,7 +133,7 @@ def plot(results: Sequence[Result], path: str) -> None:
         axes.set_xlabel("tokens of context")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_ylim(bottom=0)
-        axes.set_xlim(left=0)
+        axes.margins(x=0.03)
         axes.grid(True, alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     speed.legend(title="K/V", fontsize=8, title_fontsize=8, frameon=False, loc="lower left")
