@@ -47,8 +47,8 @@ class LLM:
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates what gains by it.
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or what was in it; for
             types that are scaled by head, and needed by them.
-        device: "auto", "cpu" or "reference".
-        n_threads: CPU threads; None leaves torch's choice.
+        device: "auto", "cuda", "cpu" or "reference".
+        n_threads: CPU threads; None leaves torch's choice. What runs on a GPU takes no notice.
         n_batch: most prompt tokens evaluated at a time.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
         fit: "on" refuses what does not fit in memory before anything is allocated, "off" tries.

@@ -33,6 +33,7 @@ from localkv.cli.prompt import read_file, read_stdin, without_final_newline
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError, byte_size
+from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -243,10 +244,12 @@ def _summary(llm: LLM) -> str:
     (segment,) = llm.engine.cache.segments
     rotations = {"K": segment.rotation_k, "V": segment.rotation_v}
     rotated = "".join(f"{side} rotated by {n}, " for side, n in rotations.items() if n)
-    kernels = "; ".join(f"{op}: {how}" for op, how in llm.backend.kernels.items())
-    return f"{llm.config.name}: {llm.config.architecture}, {rotated}on {llm.backend.name}" + (
-        f" ({kernels})" if kernels else ""
-    )
+    ops = [f"{op}: {how}" for op, how in llm.backend.kernels.items()]
+    k, v = (llm.backend.tiles(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v))
+    ops.append(f"tiles of K: {k}, of V: {v}")
+    device = llm.backend.name + (f", {llm.backend.hardware}" if llm.backend.hardware else "")
+    model = f"{llm.config.name}: {llm.config.architecture}"
+    return f"{model}, {rotated}on {device} ({'; '.join(ops)})"
 
 
 def _report(llm: LLM, completion: Completion) -> dict[str, Any]:

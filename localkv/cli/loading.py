@@ -38,7 +38,10 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from localkv.llm import LLM
 
-    return LLM(path, **arguments)
+    llm = LLM(path, **arguments)
+    if values["threads"] is not None and llm.backend.hardware:
+        llm.warnings.append("-t has no effect on a GPU: it sets threads of the CPU")
+    return llm
 
 
 def all_warnings(llm: LLM) -> list[str]:
