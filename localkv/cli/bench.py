@@ -121,11 +121,11 @@ def _run(
         raise UsageError("--pairs names the cache types", hint="leave out -ctk, -ctv and --preset")
     if plot_file is not None:
         check_bench_plot(plot_file, grid)
-    if values["pairs"] not in ("pure", "all"):
+    if values["pairs"] is None or values["pairs"].lower() not in ("pure", "all"):
         names = [name for pair in grid.pairs for name in pair]
         require_scales(names, values["kv_scales"] is not None)
-    sources = _sources(values)
-    n_tests = len(sources) * grid.n_tests
+    jobs = [(source, _fitted(grid, source, values)) for source in _sources(values)]
+    n_tests = sum(fitted.n_tests for _, fitted in jobs)
     scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
     # Threads that spin while they wait starve each other as soon as another process wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -134,7 +134,9 @@ def _run(
     results: list[Result] = []
     interrupted = False
     with TextOutput(None) as out, ProgressLine() as progress:
-        tables = _Tables(output_format, error_format, grid, out)
+        pairs = dict.fromkeys(pair for _, fitted in jobs for pair in fitted.pairs)
+        whole = replace(grid, pairs=tuple(pairs))
+        tables = _Tables(output_format, error_format, whole, out)
         options = Options(
             repetitions,
             warm_up=not no_warmup,
@@ -144,7 +146,7 @@ def _run(
             on_progress=lambda text: progress.show(f"test {len(results) + 1} of {n_tests}: {text}"),
         )
         try:
-            for result in _results(sources, grid, options, values, progress):
+            for result in _results(jobs, options, values["fit"], progress):
                 progress.clear()
                 results.append(result)
                 tables.add(result)
@@ -155,7 +157,7 @@ def _run(
             tables.end()
     if interrupted:
         note(f"interrupted after {len(results)} of {n_tests} tests")
-    if plot_file is not None and any(result.test.n_gen for result in results):
+    if plot_file is not None and any(r.test.n_gen and not r.test.n_prompt for r in results):
         plot(results, plot_file)
     return INTERRUPTED if interrupted else 0
 
@@ -186,28 +188,29 @@ def _sources(values: dict[str, Any]) -> list[Source]:
     return [file_source(model_file({**values, "model": name})) for name in files or [None]]
 
 
+def _fitted(grid: Grid, source: Source, values: dict[str, Any]) -> Grid:
+    """The grid with those of `--pairs` that the model can have."""
+    if values["pairs"] is None:
+        return grid
+    has_scales = values["kv_scales"] is not None
+    pairs = fitting_pairs(values["pairs"], source.config, has_scales, "--pairs")
+    return replace(grid, pairs=tuple(pairs))
+
+
 def _results(
-    sources: list[Source],
-    grid: Grid,
-    options: Options,
-    values: dict[str, Any],
-    progress: ProgressLine,
+    jobs: list[tuple[Source, Grid]], options: Options, fit: str, progress: ProgressLine
 ) -> Iterator[Result]:
     """The results of all models. One is gone from memory before the next is loaded."""
     from localkv.bench.fit import check_grid
     from localkv.bench.run import run
     from localkv.bench.subject import load
 
-    for source in sources:
-        if values["pairs"] is not None:
-            has_scales = options.kv_scales is not None
-            pairs = fitting_pairs(values["pairs"], source.config, has_scales, "--pairs")
-            grid = replace(grid, pairs=tuple(pairs))
+    for source, grid in jobs:
         warnings: list[str] = []
-        if values["fit"] == "on":
+        if fit == "on":
             warnings += check_grid(source, grid, options.device, options.kv_rotation)
         progress.show(f"loading {source.name}")
-        subject = load(source, options.device, values["fit"])
+        subject = load(source, options.device, fit)
         progress.clear()
         for line in dict.fromkeys((*warnings, *subject.warnings)):
             warn(line)

@@ -90,19 +90,20 @@ class RandomTensors:
         fmt = FORMATS[output_type(self.type_name) if name == "output.weight" else self.type_name]
         n_rows = math.prod(shape[:-1])
         rows = random_rows(fmt, n_rows, shape[-1], device=self.device, generator=self.generator)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and hasattr(mmap, "MADV_DONTNEED"):
             rows = self._mapped(name, rows)
         return PackedTensor(fmt, rows.view(*shape[:-1], -1), shape)
 
     def _mapped(self, name: str, rows: Tensor) -> Tensor:
         """A copy in memory whose pages can be given back."""
-        self._maps[name] = mmap.mmap(-1, rows.numel())
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared pages would stay
+        self._maps[name] = mmap.mmap(-1, rows.numel(), flags=flags)
         copy = torch.frombuffer(self._maps[name], dtype=torch.uint8).view(rows.shape)
         return copy.copy_(rows)
 
     def release(self, name: str) -> None:
         """Give back a matrix that was laid out anew, as a file's: its rows then read as zeros."""
-        if name in self._maps and hasattr(mmap, "MADV_DONTNEED"):
+        if name in self._maps:
             self._maps[name].madvise(mmap.MADV_DONTNEED)
 
 
