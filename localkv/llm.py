@@ -151,7 +151,7 @@ class LLM:
 
     def _check_fit(self, memory: ModelMemory, device: torch.device) -> None:
         """Refuse or warn of what does not fit; where the system doesn't tell, nothing is known."""
-        budget = _free_memory(device)
+        budget = free_memory(device)
         if budget and (warning := check_fit(memory, self.cache, budget)):
             self.warnings.append(warning)
 
@@ -161,7 +161,7 @@ class LLM:
         Raises:
             DoesNotFitError: names what would fit.
         """
-        budget = _free_memory(self.backend.device)
+        budget = free_memory(self.backend.device)
         if self._fit == "on" and budget:
             # weights are there already
             check_fit(replace(self._memory, tensors=()), cache, budget)
@@ -303,7 +303,7 @@ class LLM:
         return self.stream(encode_chat(self.tokenizer, template, messages), **options)
 
 
-def _free_memory(device: torch.device) -> Budget | None:
+def free_memory(device: torch.device) -> Budget | None:
     """What can still be allocated on a backend's device; None if the system doesn't tell."""
     if device.type == "cuda":
         return Budget(gpu_room(device).free, "free on the GPU")

@@ -21,7 +21,7 @@ from localkv.chat.engine import EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
-from localkv.llm import _free_memory
+from localkv.llm import free_memory
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_config import model_config
 from localkv.loader.shapes import SHAPES, shape_tensors
@@ -254,7 +254,7 @@ def test_a_gpu_s_room_is_what_torch_can_still_have(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 * GIB, 8 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 4 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 6 * GIB)
-    assert _free_memory(torch.device("cuda")) == Budget(3 * GIB, "free on the GPU")
+    assert free_memory(torch.device("cuda")) == Budget(3 * GIB, "free on the GPU")
 
 
 def test_the_chat_s_engine_refuses_too(wide: Path, has_memory: Any) -> None:
