@@ -17,7 +17,7 @@ from localkv.cache_layout import cache_segments, check_cache_type
 from localkv.config import FIT, CacheConfig, KVScales, ModelConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import UsageError
-from localkv.kernels.gpu_memory import gpu_room
+from localkv.kernels.device_memory import gpu_room
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
