@@ -130,9 +130,15 @@ class LLM:
             )
         if n_threads is not None:
             torch.set_num_threads(n_threads)
-        model, unused = load_model(
-            self.gguf, backend, on_layer=lambda done, total: on_progress("weights", done, total)
-        )
+        matrix_types = [t.format.name for t in self.gguf.tensors.values() if len(t.shape) > 1]
+        with backend.compiling_ahead(matrix_types, self.config, self.cache):
+            model, unused = load_model(
+                self.gguf, backend, on_layer=lambda done, of: on_progress("weights", done, of)
+            )
+            self.engine = Engine(model, self.cache, n_batch=n_batch)
+            if backend.compiles:
+                on_progress("kernels", 0, 0)
+                self.engine.warm_up()
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
         self.memory = plan_memory(
@@ -143,10 +149,6 @@ class LLM:
             n_batch=n_batch,
             n_threads=torch.get_num_threads(),
         )
-        self.engine = Engine(model, self.cache, n_batch=n_batch)
-        if backend.compiles:
-            on_progress("kernels", 0, 0)
-            self.engine.warm_up()
         self.backend = backend
         self._override_pre = override_pre
         self.load_seconds = time.perf_counter() - started

@@ -22,7 +22,6 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
-CACHE = False
 ROWS = 4
 """Rows of queries (query heads of a KV head, new tokens) whose sums are in registers at once."""
 ROW_SCALES = 0
@@ -31,7 +30,7 @@ PAGE = 256
 SUMS = BLOCK // 16 * ROWS
 
 
-@cfunc("void(" + ", ".join(["int64"] * 12) + ")", cache=CACHE)
+@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
 def score(
     logits: Any,
     q: Any,

@@ -16,7 +16,6 @@ from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, 
 from localkv.simd.memory import load_f16, load_f32, prefetch, store_f32
 from localkv.simd.vector_tuple import fma_grid, load_grid, store_grid
 
-CACHE = False
 ROWS = 4
 """Rows of weights (query heads of a KV head, new tokens) whose sums are in registers at once."""
 ROW_SCALES = 0
@@ -25,7 +24,7 @@ PAGE = 256
 VECTORS = BLOCK // 16
 
 
-@cfunc("void(" + ", ".join(["int64"] * 12) + ")", cache=CACHE)
+@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
 def weigh(
     out: Any,
     p: Any,
