@@ -12,12 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localkv.cache_layout import cache_bytes, cache_segments
-from localkv.kernels.cpu.panel_bytes import (
-    IN_PLACE_FORMAT_NAMES,
-    LANES,
-    PANEL_FORMAT_NAMES,
-    panels_bytes,
-)
+from localkv.kernels.cpu.panel_bytes import PANEL_FORMAT_NAMES, panels_bytes
 from localkv.quant_formats import KV_FORMATS
 from localkv.scratch_bytes import scratch_bytes
 
@@ -91,26 +86,13 @@ def plan_memory(
         backend=backend,
         packs_activations=any(_in_panels(tensor, backend) for tensor in matrices),
         largest_decoded=max(decoded, default=0),
-        largest_panel=max((_made_panel_bytes(tensor, backend) for tensor in matrices), default=0),
     )
     return MemoryPlan(mapped, allocated, k, v, scratch)
 
 
 def _in_panels(tensor: TensorInfo, backend: str) -> bool:
-    """Whether a matrix is multiplied in panels."""
+    """Whether products with a matrix read panels, not the file's rows."""
     return backend == "cpu" and tensor.format.name in PANEL_FORMAT_NAMES
-
-
-def _made_panel_bytes(tensor: TensorInfo, backend: str) -> int:
-    """Bytes of a matrix's panel if that is made when it is multiplied, else 0."""
-    if not _in_panels(tensor, backend) or _is_laid_out(tensor, backend):
-        return 0
-    return panels_bytes(tensor.format, (LANES, tensor.shape[-1]))
-
-
-def _is_laid_out(tensor: TensorInfo, backend: str) -> bool:
-    """Whether panels of a matrix are made when it is loaded, so that its rows need no memory."""
-    return _in_panels(tensor, backend) and tensor.format.name not in IN_PLACE_FORMAT_NAMES
 
 
 def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]:
@@ -128,7 +110,7 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
             allocated += 4 * tensor.shape[0]
         elif backend == "cuda":
             allocated += tensor.n_bytes
-        elif len(tensor.shape) > 1 and _is_laid_out(tensor, backend) and not looked_up:
+        elif len(tensor.shape) > 1 and _in_panels(tensor, backend) and not looked_up:
             allocated += panels_bytes(tensor.format, tensor.shape)
         else:
             mapped += tensor.n_bytes

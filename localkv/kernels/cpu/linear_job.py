@@ -31,10 +31,7 @@ PART_BLOCKS = 64
 
 # a multiplier's: what matrices of one format and width share. The activations are packed, of
 # `TOKEN_BYTES` a token, or rows of float32. A piece of work is a chunk of `CHUNK` panels or rows.
-# Where panels are made on the way, `GROUP` of them are at a time, of `PANEL_BYTES` each, in the
-# thread's part of the memory at `PANELS`.
-N_TOKENS, N_IN, N_RECORDS, TOKEN_BYTES, ACTIVATIONS, CHUNK = range(1, 7)
-GROUP, PANEL_BYTES, PANELS, N_MATRICES, MATRICES = range(7, 12)
+N_TOKENS, N_IN, N_RECORDS, TOKEN_BYTES, ACTIVATIONS, CHUNK, N_MATRICES, MATRICES = range(1, 9)
 # then, for each matrix: its address, bytes of a panel or row, panels or rows, rows; float32 out
 # [n_tokens, n_out]; what is added to it (or 0), and the bytes from token to token in that
 DATA, ITEM_BYTES, N_ITEMS, N_OUT, OUT, ADDEND, ADDEND_STRIDE, MATRIX_ITEMS = range(8)

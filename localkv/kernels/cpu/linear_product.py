@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import cfunc, njit
+from numba import cfunc
 
-from localkv.kernels.cpu.linear_in_place import RECORD_BYTES, lay_out_panel
-from localkv.kernels.cpu.linear_in_place_product import multiply_rows_in_place
 from localkv.kernels.cpu.linear_job import (
     ACTIVATION_BLOCK_BYTES,
     ACTIVATIONS,
@@ -19,10 +17,8 @@ from localkv.kernels.cpu.linear_job import (
     ADDEND_STRIDE,
     BLOCK,
     DATA,
-    GROUP,
     ITEM_BYTES,
     MAX_TILE,
-    N_ITEMS,
     N_OUT,
     N_RECORDS,
     N_TOKENS,
@@ -33,8 +29,6 @@ from localkv.kernels.cpu.linear_job import (
     PACK_PARTS,
     PACK_TOKENS,
     PACK_X,
-    PANEL_BYTES,
-    PANELS,
     PART_BLOCKS,
     TOKEN_BYTES,
     find_chunk,
@@ -43,13 +37,10 @@ from localkv.kernels.cpu.linear_job import (
 )
 from localkv.kernels.cpu.linear_packing import pack_row
 from localkv.kernels.cpu.linear_tiles import multiply_tile
-from localkv.kernels.cpu.panel_bytes import IN_PLACE_FORMAT_NAMES, LANES
-from localkv.simd.cpu_features import HAS_VNNI
+from localkv.kernels.cpu.panel_bytes import LANES
 from localkv.simd.memory import get_i64, take_next
 
 KIND = "q4_0"
-IN_PLACE = KIND in IN_PLACE_FORMAT_NAMES
-ONE_BY_ONE = IN_PLACE and HAS_VNNI
 
 
 @cfunc("void(int64, int64)")
@@ -71,55 +62,16 @@ def pack(job: Any, thread: Any) -> None:
         pack_row(KIND, x, n_in - first * BLOCK, n, to, size, token - start)
 
 
-@njit
-def lay_out(matrix: Any, first: Any, last: Any, panels: Any, panel_bytes: Any) -> None:
-    """Make panels of a matrix whose rows are as in the file."""
-    item_bytes, n_items = get_i64(matrix, ITEM_BYTES), get_i64(matrix, N_ITEMS)
-    for i in range(first, last):
-        rows = get_i64(matrix, DATA) + i * item_bytes
-        n = min(LANES, get_i64(matrix, N_OUT) - i * LANES)
-        ahead = rows + item_bytes if i + 1 < n_items else rows
-        lay_out_panel(rows, item_bytes // LANES, n, ahead, panels + (i - first) * panel_bytes)
-
-
-@njit
-def multiply_one(matrix: Any, number: Any, x: Any) -> bool:
-    """Multiply 16 rows as in the file with one token, if they are whole panels and records."""
-    item_bytes, n_out = get_i64(matrix, ITEM_BYTES), get_i64(matrix, N_OUT)
-    row_bytes = item_bytes // LANES
-    if (number + 1) * LANES > n_out or row_bytes % RECORD_BYTES != 0:
-        return False
-    rows = get_i64(matrix, DATA) + number * item_bytes
-    ahead = rows + item_bytes if (number + 2) * LANES <= n_out else rows
-    plus = get_i64(matrix, ADDEND)
-    if plus != 0:
-        plus += 4 * LANES * number
-    to = get_i64(matrix, OUT) + 4 * LANES * number
-    multiply_rows_in_place(rows, row_bytes, ahead, x, to, plus)
-    return True
-
-
 @cfunc("void(int64, int64)")
 def multiply(job: Any, thread: Any) -> None:
     """Multiply panels of some matrices with packed activations."""
     n_tokens, n_records = get_i64(job, N_TOKENS), get_i64(job, N_RECORDS)
     token_bytes, activations = get_i64(job, TOKEN_BYTES), get_i64(job, ACTIVATIONS)
-    panel_bytes, group = get_i64(job, PANEL_BYTES), get_i64(job, GROUP)
-    made = get_i64(job, PANELS) + thread * group * panel_bytes
-    matrix, first, last, end = 0, 0, 0, 0
     while True:
-        if last == end:
-            matrix, last, end = find_chunk(job, take_next(job))
-            if matrix == 0:
-                break
-        first, last = last, min(last + group, end)
-        panels = get_i64(matrix, DATA)
-        if ONE_BY_ONE and n_tokens == 1 and multiply_one(matrix, first, activations):
-            continue
-        if IN_PLACE:
-            lay_out(matrix, first, last, made, panel_bytes)
-            panels = made - first * panel_bytes
-        n_out = get_i64(matrix, N_OUT)
+        matrix, first, last = find_chunk(job, take_next(job))
+        if matrix == 0:
+            break
+        n_out, panel_bytes = get_i64(matrix, N_OUT), get_i64(matrix, ITEM_BYTES)
         stride, more, more_stride = 4 * n_out, get_i64(matrix, ADDEND), 0
         if more != 0:
             more_stride = get_i64(matrix, ADDEND_STRIDE)
@@ -128,7 +80,7 @@ def multiply(job: Any, thread: Any) -> None:
             size = tile_size(start, n_tokens)
             x = activations + start * token_bytes
             for i in range(first, last):
-                panel = panels + i * panel_bytes
+                panel = get_i64(matrix, DATA) + i * panel_bytes
                 to = get_i64(matrix, OUT) + start * stride + 4 * LANES * i
                 plus = 0
                 if more != 0:

@@ -15,8 +15,8 @@ from localkv.kernels.cpu.attention_kernels import (
 )
 from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.layer import ACTIVATIONS
+from localkv.kernels.cpu.linear import product_source
 from localkv.kernels.cpu.panel_bytes import PANEL_FORMAT_NAMES
-from localkv.kernels.cpu.product_matrices import product_source
 from localkv.kernels.cpu.store_kv import store_source
 from localkv.kernels.cpu.thread_pool import HELPERS
 from localkv.quant_formats import KV_FORMATS

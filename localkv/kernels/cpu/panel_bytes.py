@@ -11,13 +11,7 @@ LANES = 16
 """Rows of a panel."""
 
 PANEL_FORMAT_NAMES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q4_K", "q5_K", "q6_K")
-"""The formats that are multiplied in panels; all others are read as they are in the file."""
-
-IN_PLACE_FORMAT_NAMES = ("q8_0",)
-"""Those whose panels are made when they are multiplied, so that they stay in the file."""
-
-MADE_BYTES = 1 << 18
-"""Of panels that a thread makes for many tokens: part of a core's cache."""
+"""The formats that are laid out in panels; all others are read as they are in the file."""
 
 
 def record_values(fmt: QuantFormat) -> int:
