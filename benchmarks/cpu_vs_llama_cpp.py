@@ -154,7 +154,8 @@ def ids_at(position: int, n: int) -> list[int]:
 def work(program: str, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
     """Answer commands with seconds; the first answer is for the imports.
 
-    "load 1" loads the model. The other answers are seconds per token: "fill N" makes the depth N, "tg N" decodes N tokens there, "pp N" evaluates a prompt there.
+    "load 1" loads the model. The other answers are seconds per token: "fill N" makes the depth N,
+    "tg N" decodes N tokens there, "pp N" evaluates a prompt there.
     """
     started = time.perf_counter()
     __import__(MODULES[program])
