@@ -39,7 +39,8 @@ def needed_kernels(
         sources.append(KernelSource("linear_fill"))
     sources += [product_source(name) for name in names]
     sources.append(ACTIVATIONS)
-    rows = rows_per_tile(config.n_heads // config.n_kv_heads)
+    group = config.n_heads // config.n_kv_heads
+    rows = rows_per_tile(group, group)
     for segment in cache_segments(cache, config.head_dim):
         stores = [store_source(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v)]
         if any(source is None for source in stores):
