@@ -1,4 +1,5 @@
 # make run        set up .venv and complete a prompt with the model that ships
+# make chat       set up .venv and open a chat with it
 # make test       set up .venv and run all tests
 # make test-fast  the tests that take less than five minutes together
 # make lint       formatting, lint, types, import floors
@@ -20,12 +21,15 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 MODEL := models/tales-4M-F16.gguf
 PROMPT := Once upon a time
 
-.PHONY: run test test-fast test-triton lint clean
+.PHONY: run chat test test-fast test-triton lint clean
 
 run: .venv/.run
 	@echo '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q --stats'
 	@printf '%s' '$(PROMPT)'
 	@$(BIN)/localkv complete -m $(MODEL) -p '$(PROMPT)' --temp 0.6 --seed 7 -q --stats </dev/null
+
+chat: .venv/.run
+	@$(BIN)/localkv chat -m $(MODEL)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2
