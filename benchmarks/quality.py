@@ -37,7 +37,7 @@ from outliers import Outliers, write_twin  # noqa: E402
 from quality_caches import DRY_RUN, ROTATIONS, caches, pairs  # noqa: E402
 from quality_plot import draw  # noqa: E402
 from quality_recall import encoder_of, make_series, recall  # noqa: E402
-from quality_table import Measured, Report, full_table, insert_table  # noqa: E402
+from quality_table import Measured, Report, full_table, insert_tables  # noqa: E402
 
 from localkv import LLM  # noqa: E402
 from localkv.calibration import calibrate  # noqa: E402
@@ -73,9 +73,7 @@ def scales(llm: LLM, text: Sequence[Sequence[int]], length: int) -> dict[str, KV
     """Scales for types that are scaled by head, by rotation."""
     found = {}
     for rotation in ROTATIONS:
-        *_, found[rotation] = calibrate(
-            llm.engine.model, text, n_ctx=length, kv_rotation=rotation
-        )
+        *_, found[rotation] = calibrate(llm.engine.model, text, n_ctx=length, kv_rotation=rotation)
     return found
 
 
@@ -153,14 +151,14 @@ def options() -> argparse.Namespace:
     model = ROOT / "models" / "tales-4M-F16.gguf"
     parser.add_argument("-m", "--model", type=Path, default=model, help="one of models/train.py")
     parser.add_argument("--rows", type=int, default=8, help="rows of text (default 8)")
-    parser.add_argument("--series", type=int, default=4, help="lists of 8 facts (default 4)")
+    parser.add_argument("--series", type=int, default=3, help="lists of 8 facts (default 3)")
     parser.add_argument("--seed", type=int, default=1, help="of text and facts (default 1)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw KLD over bits per value")
     parser.add_argument(
-        "--insert", type=Path, metavar="PAGE", help="put a short table in a page, between its marks"
+        "--insert", type=Path, metavar="PAGE", help="put short tables in a page, between its marks"
     )
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing")
     parser.add_argument("--dry-run", action="store_true", help="a few caches on hardly any text")
@@ -185,7 +183,7 @@ def main() -> None:
     if args.plot is not None:
         draw(report, args.plot)
     if args.insert is not None:
-        insert_table(report, args.insert)
+        insert_tables(report, args.insert)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ from localkv.config import CacheConfig
 from localkv.engine import Engine
 from localkv.model import Transformer
 
+MOST_QUESTION = 64
+"""Tokens that are evaluated together, with logits for each; a question and its answer are fewer."""
+
 
 @dataclass(frozen=True)
 class Recall:
@@ -82,13 +85,15 @@ def answer_logits(engine: Engine, probe: Probe) -> Tensor:
 
     What the cache holds of the prompt is not evaluated again.
     """
-    before, rest = probe.prompt[:-1], [probe.prompt[-1], *probe.answer[:-1]]
+    ids = [*probe.prompt, *probe.answer[:-1]]
     shared = 0
-    for ours, theirs in zip(engine.cached_ids, before, strict=False):
+    for ours, theirs in zip(engine.cached_ids, probe.prompt[:-1], strict=False):
         if ours != theirs:
             break
         shared += 1
     engine.truncate(shared)
-    for start in range(shared, len(before), engine.n_batch):
-        engine.evaluate(before[start : start + engine.n_batch])
-    return engine.evaluate(rest, "all").cpu()
+    # only new stories are longer than a question: they need no logits
+    question = max(shared, len(ids) - MOST_QUESTION)
+    for start in range(shared, question, engine.n_batch):
+        engine.evaluate(ids[start : min(start + engine.n_batch, question)])
+    return engine.evaluate(ids[question:], "all")[-len(probe.answer) :].cpu()
