@@ -58,8 +58,7 @@ lint: .venv/.dev
 	$(BIN)/lint-imports
 
 figures: .venv/.dev
-	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/kv-cache.md \
-		--json docs/kv-cache-quality.json
+	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/kv-cache.md
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 with venv found; set PYTHON=..." >&2; exit 1; }

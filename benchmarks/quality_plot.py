@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,15 +12,17 @@ from quality_table import MOST_BITS, Measured, Report
 
 from localkv.cli.perplexity_plot import unbeaten
 
-FEWEST_BITS = 4.2
+FEWEST_BITS = 3.9
+"""Where the axis begins: left of the smallest types there is room for their names."""
 
-INK, MUTED, GRID = "#222222", "#6b6b6b", "#e6e6e6"
-INTEGERS, FLOATS, MIXED = "#0072b2", "#d55e00", "#b4b4b4"
-"""Okabe and Ito's blue and vermillion, which no kind of colour blindness confuses."""
+INK, MUTED, GRID, MIXED = "#222222", "#6b6b6b", "#e6e6e6", "#b4b4b4"
+INTEGERS, E4M3, E5M2 = "#0072b2", "#d55e00", "#cc79a7"
+"""Of Okabe and Ito's colours, which no kind of colour blindness confuses."""
 
+NO_SCALE, HEAD_SCALE, TOKEN_SCALE = "o", "^", "s"
 TICKS = (4.5, 5, 5.5, 6, 7, 8, 8.5)
-LABEL_GAP = 0.034
-"""Least distance of labels above one another, as a share of the panel's height."""
+DODGE = {"iq4_nl": -0.1, "q4_0": 0.1, "fp8_e4m3_head": -0.08, "fp8_e5m2_head": -0.08}
+"""Bits to the side, where types of equal bits would hide one another."""
 
 
 def draw(report: Report, path: Path) -> None:
@@ -39,11 +40,12 @@ def draw(report: Report, path: Path) -> None:
         axes.tick_params(color=MUTED, labelcolor=MUTED, labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(MUTED)
-        axes.set_title(name, fontsize=11, color=INK, loc="left")
+        title = "the model" if name == report.models[0] else f"outlier twin, {name}"
+        axes.set_title(title, fontsize=11, color=INK, loc="left")
         _panel(axes, [result for result in shown if result.model == name])
     panels[0].set_ylabel("mean KL divergence from an f16 cache (nats)", fontsize=9, color=INK)
     figure.supxlabel("bits per cached value, mean of K and V", fontsize=9, color=INK)
-    figure.legend(handles=_keys(), loc="outside upper center", ncols=6, fontsize=8.5, frameon=False)
+    figure.legend(handles=_keys(), loc="outside upper center", ncols=5, fontsize=8.5, frameon=False)
     figure.savefig(path, dpi=110)
 
 
@@ -54,59 +56,86 @@ def _panel(axes: Axes, results: Sequence[Measured]) -> None:
     )
     best = unbeaten([(r.bits_per_value, r.kld.value, r.pair) for r in results])
     axes.plot([b[0] for b in best], [b[1] for b in best], color=INK, linewidth=1.1, zorder=1)
-    columns: dict[float, list[tuple[float, str, str]]] = {}
-    pure: dict[str, dict[str, Measured]] = {}
-    for result in results:
-        if result.type_k == result.type_v:
-            pure.setdefault(result.type_k, {})[result.rotation] = result
-    for name, by_rotation in pure.items():
-        colour = FLOATS if name.startswith("fp8") else INTEGERS
-        bits = next(iter(by_rotation.values())).bits_per_value
-        klds = {rotation: result.kld.value for rotation, result in by_rotation.items()}
-        axes.plot([bits] * len(klds), list(klds.values()), color=colour, linewidth=0.8, zorder=3)
-        for rotation, kld in klds.items():
-            face = colour if rotation == "on" else "white"
-            axes.scatter([bits], [kld], s=24, c=face, edgecolors=colour, linewidths=1.2, zorder=4)
-        columns.setdefault(bits, []).append((min(klds.values()), name, colour))
     for bits, kld, pair in best:
         if "/" in pair:
-            columns.setdefault(bits, []).append((kld, pair, MUTED))
-    for bits, labels in columns.items():
-        _label(axes, bits, labels)
+            _label(axes, bits, kld, pair, MUTED)
+    pure: dict[str, list[Measured]] = {}
+    for result in results:
+        if result.type_k == result.type_v:
+            pure.setdefault(result.type_k, []).append(result)
+    for name, rotations in pure.items():
+        bits = rotations[0].bits_per_value + DODGE.get(name, 0)
+        klds = [result.kld.value for result in rotations]
+        colour = _colour(name)
+        axes.plot([bits] * len(klds), klds, color=colour, linewidth=0.8, zorder=3)
+        for result in rotations:
+            axes.scatter(
+                [bits],
+                [result.kld.value],
+                s=24,
+                c=colour if result.rotation == "on" else "white",
+                marker=_marker(name),
+                edgecolors=colour,
+                linewidths=1.2,
+                zorder=4,
+            )
+        if colour == INTEGERS:
+            is_best = any(pair == name for _, _, pair in best)
+            _label(axes, bits, min(klds) if is_best else max(klds), name, colour, above=not is_best)
 
 
-def _label(axes: Axes, bits: float, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Names beside the points of one column, moved up where they would overlap."""
-    low, high = map(math.log, axes.get_ylim())
-    leftwards = bits > 7.5  # where fp8 and q8_0 crowd, the room is to the left
-    at = -math.inf
-    for kld, name, colour in sorted(labels):
-        at = max(at + LABEL_GAP, (math.log(kld) - low) / (high - low))
-        axes.annotate(
-            name.removeprefix("fp8_") if leftwards else name,
-            (bits, math.exp(low + at * (high - low))),
-            xytext=(-6 if leftwards else 6, 0),
-            textcoords="offset points",
-            fontsize=7.5,
-            color=colour,
-            horizontalalignment="right" if leftwards else "left",
-            verticalalignment="center",
-            zorder=5,
-        )
+def _colour(name: str) -> str:
+    if not name.startswith("fp8"):
+        return INTEGERS
+    return E4M3 if "e4m3" in name else E5M2
+
+
+def _marker(name: str) -> str:
+    return {"head": HEAD_SCALE, "token": TOKEN_SCALE}.get(name.rsplit("_", 1)[-1], NO_SCALE)
+
+
+def _label(
+    axes: Axes, bits: float, kld: float, name: str, colour: str, *, above: bool = False
+) -> None:
+    """A name below and left of a point, where the frontier, which falls, leaves room; or above."""
+    axes.annotate(
+        name,
+        (bits, kld),
+        xytext=(3, 4) if above else (-4, -4),
+        textcoords="offset points",
+        fontsize=7.5,
+        color=colour,
+        rotation=40,
+        rotation_mode="anchor",
+        horizontalalignment="left" if above else "right",
+        verticalalignment="center",
+        zorder=5,
+    )
 
 
 def _keys() -> list[Line2D]:
-    def dot(colour: str, label: str, *, face: str | None = None, size: float = 6) -> Line2D:
+    def dot(
+        colour: str, label: str, *, face: str | None = None, size: float = 6, marker: str = NO_SCALE
+    ) -> Line2D:
         return Line2D(
-            [], [], marker="o", linestyle="", color=colour, markerfacecolor=face or colour,
-            markersize=size, label=label,
-        )  # fmt: skip
+            [],
+            [],
+            marker=marker,
+            linestyle="",
+            color=colour,
+            markerfacecolor=face or colour,
+            markersize=size,
+            label=label,
+        )
 
-    return [
-        dot(INTEGERS, "integer types"),
-        dot(FLOATS, "8-bit floats"),
+    return [  # a column each two
+        dot(INTEGERS, "q8_0 ... q4_0, iq4_nl"),
+        dot(MIXED, "another type for V than for K", size=4),
+        dot(E4M3, "fp8_e4m3"),
+        dot(E5M2, "fp8_e5m2"),
+        dot(MUTED, "fp8 scaled by head", marker=HEAD_SCALE, face="white"),
+        dot(MUTED, "fp8 scaled by token", marker=TOKEN_SCALE, face="white"),
         dot(INK, "rotated"),
         dot(INK, "not rotated", face="white"),
-        dot(MIXED, "another type for V than for K", size=4),
         Line2D([], [], color=INK, linewidth=1.1, label="frontier: least KLD for its bits"),
     ]
