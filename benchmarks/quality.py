@@ -42,6 +42,7 @@ from quality_table import Measured, Report, full_table, insert_tables  # noqa: E
 from localkv import LLM  # noqa: E402
 from localkv.calibration import calibrate  # noqa: E402
 from localkv.config import CacheConfig, KVScales  # noqa: E402
+from localkv.errors import LocalKVError  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
 from localkv.quality import (  # noqa: E402
     TokenScores,
@@ -163,6 +164,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing")
     parser.add_argument("--dry-run", action="store_true", help="a few caches on hardly any text")
     args = parser.parse_args()
+    if min(args.rows, args.series) < 1:
+        parser.error("--rows and --series must be at least 1")
     args.pairs, args.distances, args.row_tokens = pairs(), DISTANCES, ROW_TOKENS
     if args.dry_run:
         args.pairs, args.distances, args.row_tokens = list(DRY_RUN), (64, 128), 128
@@ -176,7 +179,10 @@ def main() -> None:
         report = Report.from_json(json.loads(args.source.read_text()))
     else:
         twins = dict(list(TWINS.items())[:1]) if args.dry_run else TWINS
-        report = measure_all(args, twins)
+        try:
+            report = measure_all(args, twins)
+        except LocalKVError as error:
+            sys.exit(f"error: {error}")
     print("\n".join(full_table(report)))
     if args.json is not None:
         args.json.write_text(json.dumps(report.to_json(), indent=1) + "\n")
