@@ -1,6 +1,7 @@
 """The GPU backend, stage by stage: right, and how fast.
 
     python benchmarks/gpu.py [--stages tests copy decode linear prefill model] [--out FOLDER]
+    python benchmarks/gpu.py --llama-bench PROGRAM --gguf FILE
     python benchmarks/gpu.py --dry-run
 
 Needs torch, Triton, NumPy and this package; pytest for the first stage. With all stages it takes
@@ -14,6 +15,7 @@ times mean nothing.
     linear   products with packed weights, one token and many
     prefill  attention of a chunk, by pair, beside torch's with K and V in f16
     model    random weights in the shape of Llama 3 8B: prompts and decoding, by pair and depth
+    peer     the same tests by llama.cpp's llama-bench, if there is one, with a model of that shape
 
 Times are medians of CUDA events around replayed graphs. Layers and matrices are gone through in
 turn, more of them than the GPU's cache can hold. Writes `<GPU>-<date>.json` and `.md`.
@@ -40,8 +42,12 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAIRS = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "q8_0/q4_0", "fp8_e4m3", "q5_1")
-WEIGHTS = ("f16", "q8_0", "q4_0", "q4_K", "q5_K", "q6_K")
-STAGES = ("tests", "copy", "decode", "linear", "prefill", "model")
+WEIGHTS = (
+    "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "q4_K", "q5_K", "q6_K",
+)  # fmt: skip
+STAGES = ("tests", "copy", "decode", "linear", "prefill", "model", "peer")
+PEER_PAIRS = ("f16", "q8_0", "q4_0")
+"""llama.cpp's default build has GPU kernels for pairs of one type only."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,7 @@ class Run:
         device: "cuda", or "cpu" for a dry run.
         bandwidth: bytes per second of a copy, read and written, once it is measured.
         rows: results: the stage, and whatever it measured.
+        peer: llama-bench and a model for it, or None.
     """
 
     device: str
@@ -103,6 +110,7 @@ class Run:
     started: float
     bandwidth: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
+    peer: tuple[str, str] | None = None
 
     def add(self, stage: str, **values: Any) -> None:
         self.rows.append({"stage": stage, **values})
@@ -173,6 +181,7 @@ def stage_tests(run: Run) -> None:
         run.add("tests", result="not run: there is no pytest")
         return
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    command.append("--noconftest")  # it needs more than a bare image has
     # in the interpreter they would take minutes; without a GPU they are skipped
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -427,6 +436,39 @@ def stage_model(run: Run) -> None:
             del engine
 
 
+def stage_peer(run: Run) -> None:
+    """llama.cpp, layers on the GPU and flash attention on, as fast as it goes there."""
+    if run.peer is None:
+        run.add("peer", result="not run: no --llama-bench and --gguf")
+        return
+    s, (program, file) = run.sizes, run.peer
+    depths = ",".join(map(str, s.model_depths))
+    prompts = ",".join(map(str, s.prompts))
+    for pair in PEER_PAIRS:
+        type_k, type_v = sides(pair)
+        tests = ["-p", prompts, "-n", str(s.n_decode), "-d", depths, "-r", "3"]
+        types = ["-ngl", "99", "-fa", "1", "-ctk", type_k, "-ctv", type_v]
+        done = subprocess.run(
+            [program, "-m", file, *tests, *types, "-o", "json"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            run.add("peer", pair=pair, result=(done.stderr.strip() or "failed").splitlines()[-1])
+            continue
+        for point in json.loads(done.stdout):
+            decodes = point["n_gen"] > 0
+            run.add(
+                "peer",
+                test=f"tg{point['n_gen']}" if decodes else f"pp{point['n_prompt']}",
+                weights=point["model_type"],
+                pair=pair,
+                depth=point["n_depth"],
+                tokens_per_s=float(point["avg_ts"]),
+            )
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: one table for each stage."""
     text = []
@@ -458,6 +500,8 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="without a GPU, tiny sizes")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--llama-bench", metavar="PROGRAM", help="llama.cpp's, built for CUDA")
+    parser.add_argument("--gguf", metavar="FILE", help="a model of 8B in Q4_0, for llama-bench")
     options = parser.parse_args()
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
@@ -475,6 +519,8 @@ def main() -> None:
         "python": platform.python_version(),
     }
     run = Run(device, TINY if options.dry_run else Sizes(), time.perf_counter())
+    if options.llama_bench and options.gguf:
+        run.peer = options.llama_bench, options.gguf
     stages = {name: globals()[f"stage_{name}"] for name in options.stages}
     for name, stage in stages.items():
         if time.perf_counter() - run.started > 60 * options.minutes:

@@ -72,6 +72,23 @@ def cache_segments(cache: CacheConfig, head_dim: int) -> list[SegmentSpec]:
     ]
 
 
+def check_cache_type(side: str, name: str, head_dim: int) -> None:
+    """Refuse a cache type that does not exist or can't hold a head's row.
+
+    Raises:
+        UsageError: names the types that work.
+    """
+    fits = [fmt.name for fmt in KV_FORMATS.values() if head_dim % fmt.block_size == 0]
+    if name not in KV_FORMATS:
+        raise UsageError(f"unknown {side} cache type {name!r}", hint=f"types: {', '.join(fits)}")
+    if name not in fits:
+        raise UsageError(
+            f"{side} cache type {name} with block size {KV_FORMATS[name].block_size} does not "
+            f"divide head_dim {head_dim}",
+            hint=f"use {', '.join(fits)}",
+        )
+
+
 def segment_bounds(specs: Sequence[SegmentSpec], n_ctx: int) -> list[tuple[int, int]]:
     """(first, end) position of each segment within a context of `n_ctx` tokens."""
     firsts = [spec.first_position for spec in specs]

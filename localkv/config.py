@@ -117,6 +117,9 @@ class ModelConfig:
 DEVICES = ("auto", "cuda", "cpu", "reference")
 """What `--device` takes; "auto" is "cuda" where that can be used, else "cpu"."""
 
+FIT = ("on", "off")
+"""What `--fit` takes: "on" refuses what does not fit in memory."""
+
 KV_ROTATIONS = ("auto", "on", "off")
 """What `CacheConfig.kv_rotation` takes."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Event
 from typing import Literal
@@ -14,10 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from localkv.cache_layout import cache_bytes, cache_segments
+from localkv.cache_room import allocated_cache
 from localkv.config import CacheConfig
 from localkv.decode_loop import DecodeLoop
 from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.kernels.gpu_memory import Room, naming_what_fails
 from localkv.kv_cache import KVCache
 from localkv.kv_scales import check_scales
 from localkv.model import Transformer
@@ -99,6 +101,7 @@ class Engine:
 
     Raises:
         UsageError: a type's scales are missing or not this model's.
+        LocalKVError: the cache does not fit the memory.
     """
 
     def __init__(
@@ -112,28 +115,8 @@ class Engine:
         self.model = model
         self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
-        config = model.config
-        check_scales(cache, config)
-        segments = cache_segments(cache, config.head_dim)
-        sizes = {
-            "n_layers": config.n_layers,
-            "n_kv_heads": config.n_kv_heads,
-            "head_dim": config.head_dim,
-            "n_ctx": cache.n_ctx,
-        }
-        try:
-            self.cache = make_cache(
-                **sizes,
-                segments=segments,
-                device=model.backend.device,
-                kv_scales=cache.kv_scales,
-            )
-        except (RuntimeError, MemoryError) as error:
-            gib = sum(cache_bytes(segments, **sizes)) / 2**30
-            raise LocalKVError(
-                f"a KV cache of {gib:.2f} GiB for {cache.n_ctx} tokens does not fit the memory",
-                hint="use a smaller context (-c)",
-            ) from error
+        check_scales(cache, model.config)
+        self.cache = allocated_cache(model, cache, make_cache)
         self.loop = DecodeLoop(model, self.cache) if model.backend.records else None
         self.sequence = self.cache.new_sequence()
         self.cached_ids: list[int] = []
@@ -149,7 +132,8 @@ class Engine:
             self.evaluate([0] * n_tokens)
         self.reset()
         if self.loop is not None:
-            self.loop.warm_up(self.sequence)
+            with self._scratch_of(1):
+                self.loop.warm_up(self.sequence)
 
     def truncate(self, length: int) -> None:
         """Forget the cached tokens from position `length` on."""
@@ -162,15 +146,27 @@ class Engine:
         Raises:
             LocalKVError: they do not fit the context.
         """
-        if self.loop is not None and len(ids) == 1:
-            out = self.loop.logits(self.sequence, ids[0])
-        else:
-            batch = self.cache.batch([(self.sequence, ids)], logits=logits)
-            with torch.inference_mode():
-                out = self.model.forward(batch, self.cache)
+        with self._scratch_of(len(ids)):
+            if self.loop is not None and len(ids) == 1:
+                out = self.loop.logits(self.sequence, ids[0])
+            else:
+                batch = self.cache.batch([(self.sequence, ids)], logits=logits)
+                with torch.inference_mode():
+                    out = self.model.forward(batch, self.cache)
         self.sequence.length += len(ids)
         self.cached_ids.extend(ids)
         return out
+
+    def _scratch_of(self, n_tokens: int) -> AbstractContextManager[None]:
+        def hint(room: Room) -> str:
+            if n_tokens == 1:
+                return "use a smaller context (-c), or smaller types of K and V (-ctk, -ctv)"
+            return "use a smaller batch (-b) or a smaller context (-c)"
+
+        what = (
+            f"the scratch of a batch of {n_tokens} tokens" if n_tokens > 1 else "a step's scratch"
+        )
+        return naming_what_fails(what, self.model.backend.device, hint)
 
     def _check(self, ids: Sequence[int]) -> None:
         if not ids:
@@ -301,9 +297,14 @@ class Engine:
         random = torch.tensor([sampler.seed, 0], device=logits.device)
         token = _checked(int(draw(logits, random)))
         yield token
-        for following in self.loop.tokens(
+        tokens = self.loop.tokens(
             self.sequence, token, draw, seed=sampler.seed, number=1, limit=limit - 1
-        ):
+        )
+        while True:
+            with self._scratch_of(1):
+                following = next(tokens, None)
+            if following is None:
+                return
             self.sequence.length += 1
             self.cached_ids.append(token)
             token = _checked(following)

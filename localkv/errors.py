@@ -51,6 +51,10 @@ class ContextOverflowError(LocalKVError):
     """A prompt does not fit the context; raised before any compute."""
 
 
+class DoesNotFitError(LocalKVError):
+    """A model with its cache needs more memory than there is; raised before it is allocated."""
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 100
 

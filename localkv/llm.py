@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localkv.cache_layout import cache_segments
-from localkv.config import CacheConfig, KVScales, ModelConfig, SamplingParams
+from localkv.cache_layout import cache_segments, check_cache_type
+from localkv.config import FIT, CacheConfig, KVScales, ModelConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import UsageError
 from localkv.kernels.select import select_backend, unused_gpu
@@ -22,33 +22,18 @@ from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import local_path
+from localkv.loader.kv_risks import kv_risks
 from localkv.loader.model_config import model_config
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.loader.weights import load_model
-from localkv.memory_plan import plan_memory
-from localkv.quant_formats import KV_FORMATS
+from localkv.machine_memory import Budget, machine_memory
+from localkv.memory_fit import check_fit
+from localkv.memory_plan import ModelMemory
 from localkv.sampling import Sampler
 from localkv.text_stream import Completion, TextStream
 
 DEFAULT_N_CTX = 4096
 """Tokens of context where the user names none and the model can hold more."""
-
-
-def check_cache_type(side: str, name: str, head_dim: int) -> None:
-    """Refuse a cache type that does not exist or can't hold a head's row.
-
-    Raises:
-        UsageError: names the types that work.
-    """
-    fits = [fmt.name for fmt in KV_FORMATS.values() if head_dim % fmt.block_size == 0]
-    if name not in KV_FORMATS:
-        raise UsageError(f"unknown {side} cache type {name!r}", hint=f"types: {', '.join(fits)}")
-    if name not in fits:
-        raise UsageError(
-            f"{side} cache type {name} with block size {KV_FORMATS[name].block_size} does not "
-            f"divide head_dim {head_dim}",
-            hint=f"use {', '.join(fits)}",
-        )
 
 
 class LLM:
@@ -62,10 +47,11 @@ class LLM:
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates what gains by it.
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or what was in it; for
             types that are scaled by head, and needed by them.
-        device: "auto", "cpu" or "reference".
-        n_threads: CPU threads; None leaves torch's choice.
+        device: "auto", "cuda", "cpu" or "reference".
+        n_threads: CPU threads; None leaves torch's choice. What runs on a GPU takes no notice.
         n_batch: most prompt tokens evaluated at a time.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
+        fit: "on" refuses what does not fit in memory before anything is allocated, "off" tries.
         on_progress: called while it loads with "weights" and the layers read, of how many, and
             with "kernels" before they are compiled and run for the first time.
 
@@ -74,13 +60,14 @@ class LLM:
         cache: the cache's types and context length.
         memory: bytes of weights, cache and scratch.
         warnings: one line each on what the user should know: unused tensors, a context longer
-            than the model was trained for.
+            than the model was trained for, a cache type that this model is known to suffer from.
         load_seconds: time from the start to readiness.
 
     Raises:
         ModelFileError: the file can't be used.
         HubError: there is no such model on Hugging Face, or it can't be fetched.
         UsageError: an option can't be used with this model.
+        DoesNotFitError: there is not enough memory.
     """
 
     def __init__(
@@ -96,6 +83,7 @@ class LLM:
         n_threads: int | None = None,
         n_batch: int = 512,
         override_pre: str | None = None,
+        fit: str = "on",
         on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
         started = time.perf_counter()
@@ -103,6 +91,8 @@ class LLM:
         backend = select_backend(device)
         if device == "auto" and (reason := unused_gpu()):
             self.warnings.append(f"the GPU is not used: {reason}")
+        if fit not in FIT:
+            raise UsageError(f"unknown fit {fit!r}", hint=f"use {', '.join(FIT)}")
         for option, value in (("n_batch", n_batch), ("n_threads", n_threads)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
@@ -130,19 +120,26 @@ class LLM:
             )
         if n_threads is not None:
             torch.set_num_threads(n_threads)
+        for risk in kv_risks(self.gguf):
+            if risk.concerns(cache_type_k, cache_type_v):
+                self.warnings.append(risk.reason)
+        memory = ModelMemory(
+            tuple(self.gguf.tensors.values()),
+            self.config,
+            backend.name,
+            n_batch,
+            torch.get_num_threads(),
+        )
+        if fit == "on":
+            self._check_fit(memory)
         model, unused = load_model(
             self.gguf, backend, on_layer=lambda done, total: on_progress("weights", done, total)
         )
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
-        self.memory = plan_memory(
-            [info for name, info in self.gguf.tensors.items() if name not in unused],
-            self.config,
-            self.cache,
-            backend=backend.name,
-            n_batch=n_batch,
-            n_threads=torch.get_num_threads(),
-        )
+        used = tuple(info for name, info in self.gguf.tensors.items() if name not in unused)
+        self._memory, self._fit = replace(memory, tensors=used), fit
+        self.memory = self._memory.plan(self.cache)
         self.engine = Engine(model, self.cache, n_batch=n_batch)
         if backend.compiles:
             on_progress("kernels", 0, 0)
@@ -150,6 +147,23 @@ class LLM:
         self.backend = backend
         self._override_pre = override_pre
         self.load_seconds = time.perf_counter() - started
+
+    def _check_fit(self, memory: ModelMemory) -> None:
+        """Refuse or warn of what does not fit; where the system doesn't tell, nothing is known."""
+        budget = _free_memory(memory.backend)
+        if budget and (warning := check_fit(memory, self.cache, budget)):
+            self.warnings.append(warning)
+
+    def check_further_cache(self, cache: CacheConfig) -> None:
+        """Refuse another cache for which there is no room now that the model is loaded.
+
+        Raises:
+            DoesNotFitError: names what would fit.
+        """
+        budget = _free_memory(self.backend.name)
+        if self._fit == "on" and budget:
+            # weights are there already
+            check_fit(replace(self._memory, tensors=()), cache, budget)
 
     def _context(self, n_ctx: int | None) -> int:
         trained = self.config.n_ctx_train
@@ -286,3 +300,10 @@ class LLM:
                 "the model has no chat template", hint="complete plain text, or give a template"
             )
         return self.stream(encode_chat(self.tokenizer, template, messages), **options)
+
+
+def _free_memory(backend: str) -> Budget | None:
+    """What can still be allocated where a backend runs; None if the system doesn't tell."""
+    if backend == "cuda":
+        return Budget(torch.cuda.mem_get_info()[0], "free on the GPU")
+    return machine_memory()

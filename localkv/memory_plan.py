@@ -7,11 +7,13 @@ before anything is allocated.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from localkv.cache_layout import cache_bytes, cache_segments
+from localkv.cache_layout import PAGE_TOKENS, cache_bytes, cache_segments
 from localkv.kernels.cpu.panel_bytes import PANEL_FORMAT_NAMES, panels_bytes
 from localkv.quant_formats import KV_FORMATS
 from localkv.scratch_bytes import scratch_bytes
@@ -48,6 +50,92 @@ class MemoryPlan:
     def total(self) -> int:
         return self.weights + self.cache_k + self.cache_v + self.scratch
 
+    @property
+    def resident(self) -> int:
+        """What has to be in memory whatever happens: all but mapped weights."""
+        return self.total - self.weights_mapped
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """What a model takes with any cache.
+
+    Attributes:
+        tensors: those that the model uses, or all of a file.
+        config: its sizes.
+        backend: the name of the backend, not "auto".
+        n_batch: most tokens evaluated at a time.
+        n_threads: threads of the CPU's kernels.
+    """
+
+    tensors: tuple[TensorInfo, ...]
+    config: ModelConfig
+    backend: str
+    n_batch: int
+    n_threads: int
+
+    @cached_property
+    def weights(self) -> tuple[int, int]:
+        """Bytes of weights that stay in the file, and of those that are copied."""
+        return weight_bytes(self.tensors, self.backend)
+
+    @cached_property
+    def _products(self) -> tuple[bool, int]:
+        """Whether activations are packed, and values of the largest matrix that is decoded."""
+        matrices = [tensor for tensor in self.tensors if len(tensor.shape) > 1]
+        in_panels = [_in_panels(tensor, self.backend) for tensor in matrices]
+        decoded = [
+            math.prod(tensor.shape[-2:])
+            for tensor, in_panel in zip(matrices, in_panels, strict=True)
+            if self.backend != "cuda" and not in_panel
+        ]
+        return any(in_panels), max(decoded, default=0)
+
+    def plan(self, cache: CacheConfig) -> MemoryPlan:
+        """The bytes with one cache.
+
+        Raises:
+            UsageError: the model can't have this cache.
+        """
+        config = self.config
+        k, v = cache_bytes(
+            cache_segments(cache, config.head_dim),
+            n_layers=config.n_layers,
+            n_kv_heads=config.n_kv_heads,
+            head_dim=config.head_dim,
+            n_ctx=cache.n_ctx,
+            n_sequences=cache.n_sequences,
+        )
+        packs_activations, largest_decoded = self._products
+        scratch = scratch_bytes(
+            config,
+            n_ctx=cache.n_ctx,
+            n_batch=self.n_batch,
+            n_threads=self.n_threads,
+            backend=self.backend,
+            packs_activations=packs_activations,
+            largest_decoded=largest_decoded,
+        )
+        return MemoryPlan(*self.weights, k, v, scratch)
+
+    def longest_context(
+        self, cache: CacheConfig, n_bytes: int, *, only_resident: bool = False
+    ) -> int:
+        """Tokens of the longest context, in whole pages, that fits in so many bytes; 0 for none.
+
+        Args:
+            cache: its types and sequences; its context does not matter.
+            only_resident: mapped weights need not fit.
+        """
+
+        def too_long(n_pages: int) -> bool:
+            plan = self.plan(replace(cache, n_ctx=n_pages * PAGE_TOKENS))
+            return (plan.resident if only_resident else plan.total) > n_bytes
+
+        page = self.plan(replace(cache, n_ctx=PAGE_TOKENS))
+        most = max(0, n_bytes) // (page.cache_k + page.cache_v)
+        return PAGE_TOKENS * bisect_left(range(1, most + 1), True, key=too_long)
+
 
 def plan_memory(
     tensors: Iterable[TensorInfo],
@@ -65,29 +153,7 @@ def plan_memory(
         n_batch: most tokens evaluated at a time.
         n_threads: threads of the CPU's kernels.
     """
-    tensors = list(tensors)
-    mapped, allocated = weight_bytes(tensors, backend)
-    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
-    by_tile = [t for t in matrices if backend != "cuda" and not _in_panels(t, backend)]
-    decoded = [math.prod(tensor.shape[-2:]) for tensor in by_tile]
-    k, v = cache_bytes(
-        cache_segments(cache, config.head_dim),
-        n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
-        n_ctx=cache.n_ctx,
-        n_sequences=cache.n_sequences,
-    )
-    scratch = scratch_bytes(
-        config,
-        n_ctx=cache.n_ctx,
-        n_batch=n_batch,
-        n_threads=n_threads,
-        backend=backend,
-        packs_activations=any(_in_panels(tensor, backend) for tensor in matrices),
-        largest_decoded=max(decoded, default=0),
-    )
-    return MemoryPlan(mapped, allocated, k, v, scratch)
+    return ModelMemory(tuple(tensors), config, backend, n_batch, n_threads).plan(cache)
 
 
 def _in_panels(tensor: TensorInfo, backend: str) -> bool:

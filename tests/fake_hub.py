@@ -147,16 +147,17 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.hub
         if path in hub.wrong:
             data = bytes(len(data))
-        start = 0
+        start, end = 0, len(data)
         if hub.ranges and request.range is not None:
-            start = int(request.range.removeprefix("bytes=").removesuffix("-"))
+            first, _, last = request.range.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(end, int(last) + 1) if last else end
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
         else:
             self.send_response(200)
-        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("Content-Length", str(end - start))
         self.end_headers()
-        end = len(data)
+        announced = end
         if hub.cuts:
             end = min(end, start + hub.cuts.pop(0))
         elif hub.stall_after is not None:
@@ -165,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
             hub.go_on.wait(60)
             start = hub.stall_after
         self._write(request, data[start:end])
-        self.close_connection |= end < len(data)
+        self.close_connection |= end < announced
 
     def _write(self, request: Request, data: bytes) -> None:
         request.sent += len(data)  # first: whoever has all of it may look at once

@@ -46,7 +46,9 @@ class FakeLLM:
         self.config = SimpleNamespace(name="fake", architecture="llama")
         self.gguf = SimpleNamespace(path=path, n_bytes=1 << 20)
         self.tokenizer = SimpleNamespace(warnings=())
-        self.backend = SimpleNamespace(name="cpu", kernels={"linear": "fake"})
+        self.backend = SimpleNamespace(
+            name="cpu", hardware="", kernels={"linear": "fake"}, tiles=lambda fmt: "float32"
+        )
         self.cache = SimpleNamespace(
             type_k=arguments["cache_type_k"], type_v=arguments["cache_type_v"], n_ctx=64
         )

@@ -57,8 +57,10 @@ def paged_rows(
     n_kv_heads: int = 1,
     group: int = 1,
     head_dim: int = 64,
+    size: float = 1.0,
     seed: int = 0,
 ) -> PagedRows:
+    """K and V are normal numbers times `size`."""
     generator = torch.Generator().manual_seed(seed)
     n_ctx = max(past + new for past, new in lengths)
     cache = poisoned_cache(
@@ -75,7 +77,8 @@ def paged_rows(
     def store(parts: list[tuple[int, int]]) -> Batch:
         batch = cache.batch([(sequences[i], [0] * n) for i, n in parts])
         n_rows = len(batch.token_ids)
-        k, v = (torch.randn(n_rows, n_kv_heads, head_dim, generator=generator) for _ in range(2))
+        shape = (n_rows, n_kv_heads, head_dim)
+        k, v = (size * torch.randn(shape, generator=generator) for _ in range(2))
         store_kv(k, v, layer, batch.segments)
         for i, n in parts:
             sequences[i].length += n

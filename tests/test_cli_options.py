@@ -63,6 +63,7 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         "n_threads": None,
         "device": "auto",
         "override_pre": None,
+        "fit": "on",
     }
     assert llm.loaded == {"path": llm.loaded["path"], **expected}
 

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.py` walks through all its stages without a GPU."""
+"""`benchmarks/gpu.py` walks through all its stages without a GPU, and on a bare image."""
 
 from __future__ import annotations
 
@@ -9,14 +9,39 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
+MISSING = (
+    "click", "gguf", "huggingface_hub", "hypothesis", "jinja2", "llvmlite", "markdown_it", "numba",
+    "platformdirs", "rich", "rich_click", "sentencepiece", "textual", "tokenizers",
+)  # fmt: skip
+"""What images for GPUs don't have: all but torch, Triton, NumPy and pytest."""
+BARE = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys({MISSING!r}))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+POINTS = """#!/bin/sh
+echo '[{"n_prompt": 512, "n_gen": 0, "n_depth": 0, "model_type": "8B Q4_0", "avg_ts": 9000.5},
+       {"n_prompt": 0, "n_gen": 128, "n_depth": 4096, "model_type": "8B Q4_0", "avg_ts": 150}]'
+"""
+"""What llama-bench prints, in part."""
 
 
 @pytest.mark.slow
-def test_dry_run() -> None:
+def test_dry_run(tmp_path: Path) -> None:
+    peer = tmp_path / "llama-bench"
+    peer.write_text(POINTS)
+    peer.chmod(0o755)
     done = subprocess.run(
-        [sys.executable, PROGRAM, "--dry-run"], capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", BARE, PROGRAM, "--dry-run", "--llama-bench", peer, "--gguf", "x"],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    for stage in ("tests", "copy", "decode", "slope", "linear", "prefill", "model", "itl"):
+    for stage in ("tests", "copy", "decode", "slope", "linear", "prefill", "model", "itl", "peer"):
         assert f"## {stage}" in done.stdout
+    assert "| pp512 | 8B Q4_0 | q8_0 | 0 | 9000 |" in done.stdout
     assert "left out" not in done.stdout

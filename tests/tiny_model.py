@@ -35,8 +35,13 @@ _CORPUS = [
 ]
 
 
-def write_tiny_model(path: Path, *, tokenizer: bool = True, template: bool = True) -> Path:
-    """Write the model; without a tokenizer it runs on token ids only."""
+def write_tiny_model(
+    path: Path, *, tokenizer: bool = True, template: bool = True, n_experts: int = 0
+) -> Path:
+    """Write the model; without a tokenizer it runs on token ids only.
+
+    With experts, of which a token sees two, they take the place of the feed-forward matrices.
+    """
     processor = _train_tokenizer()
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -51,11 +56,14 @@ def write_tiny_model(path: Path, *, tokenizer: bool = True, template: bool = Tru
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_vocab_size(processor.vocab_size())
+    if n_experts:
+        writer.add_expert_count(n_experts)
+        writer.add_expert_used_count(2)
     if tokenizer:
         _add_tokenizer(writer, processor)
     if tokenizer and template:
         writer.add_chat_template(TEMPLATE)
-    _add_tensors(writer, processor.vocab_size())
+    _add_tensors(writer, processor.vocab_size(), n_experts)
     _finish(writer)
     return path
 
@@ -123,11 +131,11 @@ def _token_type(processor: sentencepiece.SentencePieceProcessor, i: int) -> gguf
     return gguf.TokenType.NORMAL
 
 
-def _add_tensors(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+def _add_tensors(writer: gguf.GGUFWriter, n_vocab: int, n_experts: int) -> None:
     random = np.random.default_rng(7)
 
-    def matrix(name: str, n_out: int, n_in: int, gain: float = 1.0) -> None:
-        values = random.standard_normal((n_out, n_in)) * gain / np.sqrt(n_in)
+    def matrix(name: str, *shape: int, gain: float = 1.0) -> None:
+        values = random.standard_normal(shape) * gain / np.sqrt(shape[-1])
         writer.add_tensor(f"{name}.weight", values.astype(np.float16))
 
     def norm(name: str) -> None:
@@ -144,6 +152,12 @@ def _add_tensors(writer: gguf.GGUFWriter, n_vocab: int) -> None:
         matrix(f"{at}.attn_v", N_KV_HEADS * HEAD_DIM, N_EMBD)
         matrix(f"{at}.attn_output", N_EMBD, N_HEADS * HEAD_DIM)
         norm(f"{at}.ffn_norm")
+        if n_experts:
+            matrix(f"{at}.ffn_gate_inp", n_experts, N_EMBD, gain=2.0)
+            matrix(f"{at}.ffn_gate_exps", n_experts, N_FF, N_EMBD)
+            matrix(f"{at}.ffn_up_exps", n_experts, N_FF, N_EMBD)
+            matrix(f"{at}.ffn_down_exps", n_experts, N_EMBD, N_FF)
+            continue
         matrix(f"{at}.ffn_gate", N_FF, N_EMBD)
         matrix(f"{at}.ffn_up", N_FF, N_EMBD)
         matrix(f"{at}.ffn_down", N_EMBD, N_FF)

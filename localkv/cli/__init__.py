@@ -21,6 +21,7 @@ COMMANDS = {
     "chat": ("localkv.cli.chat", "Talk with a model."),
     "complete": ("localkv.cli.complete", "Continue a prompt, or answer it."),
     "perplexity": ("localkv.cli.perplexity", "Measure how well a cache type predicts a text."),
+    "plan": ("localkv.cli.plan", "Say what fits in memory."),
     "show": ("localkv.cli.show", "Show what is in a model file."),
     "tokenize": ("localkv.cli.tokenize", "Turn text into token ids."),
     "detokenize": ("localkv.cli.tokenize", "Turn token ids into text."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from localkv.cache_layout import check_cache_type
 from localkv.cli.messages import did_you_mean
 from localkv.errors import UsageError
 from localkv.kv_scales import wants_scales
@@ -61,8 +62,6 @@ def fitting_pairs(text: str, config: ModelConfig, has_scales: bool) -> list[Pair
         if not has_scales:
             pairs = [pair for pair in pairs if not wants_scales(pair)]
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
-    from localkv.llm import check_cache_type
-
     for type_k, type_v in pairs:
         check_cache_type("K", type_k, config.head_dim)
         check_cache_type("V", type_v, config.head_dim)

@@ -13,13 +13,14 @@ from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.model_file import model_file
 from localkv.cli.options import (
-    Whole,
     escape_option,
     flag,
+    length_options,
     loading_arguments,
     loading_options,
     option,
 )
+from localkv.cli.preset_choice import say_preset
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.errors import UsageError
@@ -48,33 +49,6 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         metavar="FILE",
         help="Where sessions are kept. [default: chats.sqlite3 in the platform's data folder]",
     ),
-]
-
-_LENGTH_OPTIONS: list[click.Parameter] = [
-    option(
-        "n_predict",
-        "-n",
-        "--predict",
-        "--n-predict",
-        panel="Length",
-        llama_env="N_PREDICT",
-        type=Whole(-2),
-        default=-1,
-        show_default=True,
-        metavar="N",
-        help="Most tokens of an answer; -1 and -2 go on to the end of the context.",
-    ),
-    option(
-        "stop",
-        "-r",
-        "--reverse-prompt",
-        "--stop",
-        panel="Length",
-        multiple=True,
-        metavar="TEXT",
-        help="End an answer before this text; may be given again.",
-    ),
-    flag("--ignore-eos", panel="Length", help="Never draw a token that ends the generation."),
 ]
 
 
@@ -107,6 +81,7 @@ def _run(
     template = None
     if chat_template_file is not None:
         template = read_file(chat_template_file, "the chat template")
+    say_preset(values)
     types = (values["cache_type_k"], values["cache_type_v"])
     require_scales(types, values["kv_scales"] is not None)
     if values["kv_scales"] is not None:
@@ -154,7 +129,7 @@ chat = Command(
     params=[
         *_CHAT_OPTIONS,
         *loading_options(default_threads="one fewer than cores"),
-        *_LENGTH_OPTIONS,
+        *length_options(),
         *sampling_options(),
     ],
     callback=_run,

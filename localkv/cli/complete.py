@@ -22,10 +22,10 @@ from localkv.cli.memory_report import memory_bytes, memory_json, memory_line
 from localkv.cli.messages import note, say, warn
 from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import (
-    Whole,
     escape_option,
     flag,
     json_option,
+    length_options,
     loading_options,
     option,
 )
@@ -33,6 +33,7 @@ from localkv.cli.prompt import read_file, read_stdin, without_final_newline
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError, byte_size
+from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -76,33 +77,6 @@ _PROMPT_OPTIONS: list[click.Parameter] = [
     ),
 ]
 
-_LENGTH_OPTIONS: list[click.Parameter] = [
-    option(
-        "n_predict",
-        "-n",
-        "--predict",
-        "--n-predict",
-        panel="Length",
-        llama_env="N_PREDICT",
-        type=Whole(-2),
-        default=-1,
-        show_default=True,
-        metavar="N",
-        help="Most tokens to generate; -1 and -2 go on to the end of the context.",
-    ),
-    option(
-        "stop",
-        "-r",
-        "--reverse-prompt",
-        "--stop",
-        panel="Length",
-        multiple=True,
-        metavar="TEXT",
-        help="End before this text; may be given again.",
-    ),
-    flag("--ignore-eos", panel="Length", help="Never draw a token that ends the generation."),
-]
-
 _OUTPUT_OPTIONS: list[click.Parameter] = [
     option(
         "-o",
@@ -130,7 +104,7 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
         "-q",
         "--quiet",
         panel="Output",
-        help="Leave out the line on stderr that says how much memory is taken.",
+        help="Leave out the lines on stderr on memory and on what --preset stands for.",
     ),
 ]
 
@@ -172,7 +146,7 @@ def _run(
         template_text = read_file(chat_template_file, "the chat template")
     text = _prompt_text(prompt, file, escape)
     with TextOutput(output) as out:
-        llm = load_llm(values)
+        llm = load_llm(values, quiet=quiet)
         if not quiet:
             say(memory_line(llm))
         if verbose:
@@ -270,10 +244,12 @@ def _summary(llm: LLM) -> str:
     (segment,) = llm.engine.cache.segments
     rotations = {"K": segment.rotation_k, "V": segment.rotation_v}
     rotated = "".join(f"{side} rotated by {n}, " for side, n in rotations.items() if n)
-    kernels = "; ".join(f"{op}: {how}" for op, how in llm.backend.kernels.items())
-    return f"{llm.config.name}: {llm.config.architecture}, {rotated}on {llm.backend.name}" + (
-        f" ({kernels})" if kernels else ""
-    )
+    ops = [f"{op}: {how}" for op, how in llm.backend.kernels.items()]
+    k, v = (llm.backend.tiles(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v))
+    ops.append(f"tiles of K: {k}, of V: {v}")
+    device = llm.backend.name + (f", {llm.backend.hardware}" if llm.backend.hardware else "")
+    model = f"{llm.config.name}: {llm.config.architecture}"
+    return f"{model}, {rotated}on {device} ({'; '.join(ops)})"
 
 
 def _report(llm: LLM, completion: Completion) -> dict[str, Any]:
@@ -321,7 +297,7 @@ complete = Command(
     params=[
         *_PROMPT_OPTIONS,
         *loading_options(),
-        *_LENGTH_OPTIONS,
+        *length_options(),
         *sampling_options(),
         *_OUTPUT_OPTIONS,
     ],

@@ -88,7 +88,7 @@ def _options(command: click.Command) -> dict[str, click.Option]:
     return {
         name[2:]: param
         for param in command.params
-        if isinstance(param, click.Option) and not param.is_eager
+        if isinstance(param, click.Option) and param.expose_value
         for name in param.opts
         if name.startswith("--")
     }

@@ -92,7 +92,6 @@ FOREIGN_FLAGS = (
     _skipped("-sm --split-mode -ts --tensor-split -mg --main-gpu", _ONE_DEVICE, 1),
     _skipped("-ot --override-tensor -ncmoe --n-cpu-moe", _ONE_DEVICE, 1),
     _skipped("-cmoe --cpu-moe --op-offload --no-op-offload --no-host", _ONE_DEVICE),
-    _skipped("-fit --fit", "nothing is adjusted; -c sets the context", 1),
     _skipped("-fitt --fit-target -fitc --fit-ctx", "nothing is adjusted; -c sets the context", 1),
     _skipped("--mlock --mmap --no-mmap -dio --direct-io -ndio --no-direct-io", _MAPPED),
     _skipped("-lm --load-mode", _MAPPED, 1),

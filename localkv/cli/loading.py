@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
+from localkv.cli.preset_choice import say_preset
 from localkv.kv_scales import read_kv_scales, require_scales
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
 
 
-def load_llm(values: Mapping[str, Any]) -> LLM:
+def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     """Load the model; a file that is missing is an error before torch is imported.
 
-    So are scales of the cache that are missing or can't be read.
+    So are scales of the cache that are missing or can't be read. Unless `quiet`, it is said what a
+    preset stands for.
     """
+    if not quiet:
+        say_preset(values)
     require_scales(
         (values["cache_type_k"], values["cache_type_v"]), values["kv_scales"] is not None
     )
@@ -34,7 +38,10 @@ def load_llm(values: Mapping[str, Any]) -> LLM:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from localkv.llm import LLM
 
-    return LLM(path, **arguments)
+    llm = LLM(path, **arguments)
+    if values["threads"] is not None and llm.backend.hardware:
+        llm.warnings.append("-t has no effect on a GPU: it sets threads of the CPU")
+    return llm
 
 
 def all_warnings(llm: LLM) -> list[str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def memory_line(llm: LLM) -> str:
-    """One line: weights (mapped from the file, allocated, or both), K, V and scratch."""
+    """One line: weights (mapped from the file, allocated, or both), K, V, scratch; the GPU."""
     plan, cache = llm.memory, llm.cache
     if plan.weights_mapped == 0:
         weights = f"{byte_size(plan.weights)} allocated"
@@ -25,6 +25,7 @@ def memory_line(llm: LLM) -> str:
         f"memory: weights {weights}, K {cache.type_k} {byte_size(plan.cache_k)}, "
         f"V {cache.type_v} {byte_size(plan.cache_v)}, scratch {byte_size(plan.scratch)} "
         f"(context {cache.n_ctx})"
+        + (f", on {llm.backend.hardware}" if llm.backend.hardware else "")
     )
 
 

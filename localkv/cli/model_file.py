@@ -10,18 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
+from localkv.cli.nearness import distance
 from localkv.errors import ModelFileError, UsageError, printable
 
 if TYPE_CHECKING:
     from localkv.loader.hub.reference import HubReference
-
-_STRENGTH = (
-    ParameterSource.COMMANDLINE,
-    ParameterSource.ENVIRONMENT,
-    ParameterSource.DEFAULT_MAP,
-)
+    from localkv.loader.model_header import ModelHeader
 
 
 def check_model_is_named(values: Mapping[str, Any]) -> None:
@@ -46,11 +41,37 @@ def model_file(values: Mapping[str, Any], argument: str | None = None) -> Path:
     """
     found = _named(values, argument)
     if isinstance(found, Path):
-        return found if found.exists() else _cached_or_missing(found)
+        return _existing(found)
     from localkv.cli.download import fetched
     from localkv.loader.hub.find import find
 
     return fetched(find(found, offline=values["offline"])).path
+
+
+def model_header(values: Mapping[str, Any], argument: str | None = None) -> ModelHeader:
+    """The header of what `model_file` means: of a model that isn't here, nothing else is fetched.
+
+    Raises:
+        UsageError, HubError: as `model_file`.
+        ModelFileError: there is no such file, or it is malformed.
+    """
+    from localkv.loader.gguf_file import open_gguf
+
+    found = _named(values, argument)
+    if isinstance(found, Path):
+        return open_gguf(_existing(found))
+    from localkv.loader.hub.find import HubModel, locate
+
+    located = locate(found, offline=values["offline"])
+    if not isinstance(located, HubModel):
+        return open_gguf(located.path)
+    from localkv.loader.hub.remote_header import remote_header
+
+    return remote_header(located)
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _cached_or_missing(path)
 
 
 def _named(values: Mapping[str, Any], argument: str | None) -> Path | HubReference:
@@ -90,9 +111,7 @@ def _read(option: str, text: str, hf_file: str | None) -> Path | HubReference:
 
 
 def _rank(name: str) -> int:
-    """How near to the user a value comes from: 0 for the command line."""
-    source = click.get_current_context().get_parameter_source(name)
-    return _STRENGTH.index(source) if source in _STRENGTH else len(_STRENGTH)
+    return distance(click.get_current_context(), name)
 
 
 def _cached_or_missing(path: Path) -> Path:

@@ -12,7 +12,9 @@ from typing import Any
 import click
 from rich_click import RichOption
 
-from localkv.config import DEVICES, KV_ROTATIONS
+from localkv.cli.preset_choice import preset_or_given
+from localkv.config import DEVICES, FIT, KV_ROTATIONS
+from localkv.presets import PRESETS
 from localkv.quant_formats import KV_FORMATS
 
 DEFAULT_LOGICAL_BATCH = 2048
@@ -174,55 +176,74 @@ def _cache_type_option(side: str, short: str) -> RichOption:
         default="f16",
         show_default=True,
         metavar="TYPE",
+        callback=preset_or_given,
         help=f"How {side} is kept: {', '.join(KV_FORMATS)}.",
     )
 
 
-def loading_options(
-    n_ctx: int | None = None, *, default_threads: str = "one per core"
-) -> list[click.Parameter]:
-    """The options that say how a model is loaded; `loading_arguments` reads them.
+def preset_option() -> RichOption:
+    """`--preset`; it is eager, so that `preset_or_given` knows it."""
+    pairs = ", ".join(f"{name} ({p.type_k}/{p.type_v})" for name, p in PRESETS.items())
+    return option(
+        "--preset",
+        panel="KV cache",
+        type=click.Choice(tuple(PRESETS), case_sensitive=False),
+        is_eager=True,
+        metavar="NAME",
+        help=f"The types of K and V by what they are for: {pairs}. -ctk and -ctv win over it.",
+    )
 
-    Args:
-        n_ctx: the context where the user names none; None is `LLM`'s choice.
-        default_threads: how many threads there are where the user names no number.
-    """
+
+def length_options() -> list[click.Parameter]:
+    """The options that say where a generation ends."""
     return [
-        *model_options(),
         option(
-            "n_ctx",
-            "-c",
-            "--ctx-size",
-            panel="KV cache",
-            llama_env="CTX_SIZE",
-            type=Whole(0),
-            default=n_ctx,
+            "n_predict",
+            "-n",
+            "--predict",
+            "--n-predict",
+            panel="Length",
+            llama_env="N_PREDICT",
+            type=Whole(-2),
+            default=-1,
             show_default=True,
             metavar="N",
-            help="Tokens of context, 0 for as many as the model was trained with."
-            + (" [default: as many, but at most 4096]" if n_ctx is None else ""),
-        ),
-        _cache_type_option("K", "-ctk"),
-        _cache_type_option("V", "-ctv"),
-        option(
-            "--kv-rotation",
-            panel="KV cache",
-            type=click.Choice(KV_ROTATIONS, case_sensitive=False),
-            default="auto",
-            show_default=True,
-            metavar="WHEN",
-            help="Rotate K and V before they are packed, which spreads outliers over a block: "
-            f"{', '.join(KV_ROTATIONS)}. auto does so for q8_0 to iq4_nl if the head size is a "
-            "multiple of 64, as llama.cpp does.",
+            help="Most tokens to generate; -1 and -2 go on to the end of the context.",
         ),
         option(
-            "--kv-scales",
-            panel="KV cache",
-            metavar="FILE",
-            help="The scales of types that are scaled by head ("
-            f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
-            "): what localkv perplexity --calibrate-kv FILE measured.",
+            "stop",
+            "-r",
+            "--reverse-prompt",
+            "--stop",
+            panel="Length",
+            multiple=True,
+            metavar="TEXT",
+            help="End before this text; may be given again.",
         ),
+        flag("--ignore-eos", panel="Length", help="Never draw a token that ends the generation."),
+    ]
+
+
+def context_option(n_ctx: int | None) -> RichOption:
+    """`-c`; `n_ctx` is the default, None for `LLM`'s choice."""
+    return option(
+        "n_ctx",
+        "-c",
+        "--ctx-size",
+        panel="KV cache",
+        llama_env="CTX_SIZE",
+        type=Whole(0),
+        default=n_ctx,
+        show_default=True,
+        metavar="N",
+        help="Tokens of context, 0 for as many as the model was trained with."
+        + (" [default: as many, but at most 4096]" if n_ctx is None else ""),
+    )
+
+
+def compute_options(default_threads: str) -> list[click.Parameter]:
+    """The options that say where a model runs, and how many tokens at a time."""
+    return [
         option(
             "-b",
             "--batch-size",
@@ -265,6 +286,55 @@ def loading_options(
             help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison). auto: a GPU if there "
             "is one that is supported.",
         ),
+    ]
+
+
+def loading_options(
+    n_ctx: int | None = None, *, default_threads: str = "one per core"
+) -> list[click.Parameter]:
+    """The options that say how a model is loaded; `loading_arguments` reads them.
+
+    Args:
+        n_ctx: the context where the user names none; None is `LLM`'s choice.
+        default_threads: how many threads there are where the user names no number.
+    """
+    return [
+        *model_options(),
+        context_option(n_ctx),
+        _cache_type_option("K", "-ctk"),
+        _cache_type_option("V", "-ctv"),
+        preset_option(),
+        option(
+            "--kv-rotation",
+            panel="KV cache",
+            type=click.Choice(KV_ROTATIONS, case_sensitive=False),
+            default="auto",
+            show_default=True,
+            metavar="WHEN",
+            help="Rotate K and V before they are packed, which spreads outliers over a block: "
+            f"{', '.join(KV_ROTATIONS)}. auto does so for q8_0 to iq4_nl if the head size is a "
+            "multiple of 64, as llama.cpp does.",
+        ),
+        option(
+            "--kv-scales",
+            panel="KV cache",
+            metavar="FILE",
+            help="The scales of types that are scaled by head ("
+            f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
+            "): what localkv perplexity --calibrate-kv FILE measured.",
+        ),
+        *compute_options(default_threads),
+        option(
+            "-fit",
+            "--fit",
+            panel="Model",
+            llama_env="FIT",
+            type=click.Choice(FIT, case_sensitive=False),
+            default="on",
+            show_default=True,
+            metavar="WHEN",
+            help="on: refuse what does not fit in memory, before anything is allocated. off: try.",
+        ),
         override_pre_option(),
     ]
 
@@ -282,4 +352,5 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "n_threads": threads if threads and threads > 0 else None,
         "device": values["device"],
         "override_pre": values["override_pre"],
+        "fit": values["fit"],
     }

@@ -136,8 +136,9 @@ def _run(
     if sweep is not None:
         scales = _sweep_scales(sweep, values["kv_scales"])
         values |= {"cache_type_k": "f16", "cache_type_v": "f16", "kv_scales": None}
+        values["preset"] = None
     if calibrate_file is not None:
-        values |= {"cache_type_k": "f32", "cache_type_v": "f32"}
+        values |= {"cache_type_k": "f32", "cache_type_v": "f32", "preset": None}
     text = without_final_newline(read_file(file, "the text"))
     llm = load_llm(values)
     from localkv.quality import base_cache, divergence, perplexity, text_chunks
@@ -153,6 +154,7 @@ def _run(
         ]
         for cache in caches:
             check_scales(cache, llm.config)
+            llm.check_further_cache(cache)
     ids = llm.tokenize(text)
     pieces = text_chunks(
         ids,
@@ -169,6 +171,7 @@ def _run(
         base = open_base(base_path, llm, pieces)
     elif compare:
         base = base_cache(llm.cache.n_ctx)
+        llm.check_further_cache(base)
     elif save_base is not None:
         base = llm.cache
     started = time.perf_counter()
@@ -213,13 +216,15 @@ def _check(
         raise UsageError("--chunks 0 leaves nothing to measure", hint="-1 takes the whole text")
     if sweep is not None:
         parse_pairs(sweep)
-        if _on_command_line("cache_type_k", "cache_type_v"):
-            raise UsageError("--sweep names the cache types", hint="leave out -ctk and -ctv")
+        if _on_command_line("cache_type_k", "cache_type_v", "preset"):
+            raise UsageError(
+                "--sweep names the cache types", hint="leave out -ctk, -ctv and --preset"
+            )
     if calibrate_file is not None:
-        if _on_command_line("cache_type_k", "cache_type_v", "kv_scales"):
+        if _on_command_line("cache_type_k", "cache_type_v", "preset", "kv_scales"):
             raise UsageError(
                 "--calibrate-kv measures with an f32 cache",
-                hint="leave out -ctk, -ctv and --kv-scales",
+                hint="leave out -ctk, -ctv, --preset and --kv-scales",
             )
         if sweep is not None or _on_command_line(
             "kl_divergence", "base_path", "save_base", "prefill_exact"

@@ -25,6 +25,7 @@ from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.store_kv import StoreKV, store_kv, store_rotated
 from localkv.kernels.swiglu import swiglu
 from localkv.kv_cache import Batch, LayerCache, SegmentBatch
+from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 
@@ -65,7 +66,9 @@ class Backend:
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
             model whose output matrix is its embedding shares it.
-        kernels: what implements attention and products, for the start summary.
+        hardware: the GPU, for the start summary; empty on a CPU.
+        kernels: what implements each operation, for the start summary.
+        tiles: what attention makes of a cache type's rows to multiply them.
         head_dim_multiple: what the size of a head must be a multiple of.
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
         records: launches read all that changes from the device's memory, so that those of a token
@@ -94,7 +97,9 @@ class Backend:
     logits: Callable[[Tensor, Tensor, Linear, float], Tensor]
     prepare: Callable[[PackedTensor], PackedTensor]
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
+    hardware: str = ""
     kernels: Mapping[str, str] = field(default_factory=dict)
+    tiles: Callable[[QuantFormat], str] = lambda fmt: "float32"
     head_dim_multiple: int = 1
     compiles: bool = False
     records: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,11 +114,10 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One file, opened and checked; its tensors do not yet know which part they are in."""
+class PartHeader:
+    """The header of one file, checked; its tensors do not yet know which part they are in."""
 
     path: Path
-    data: mmap.mmap
     version: int
     alignment: int
     metadata: Metadata
@@ -128,7 +127,32 @@ class _Part:
         return ModelFileError(f"{printable(self.path)}: {message}", hint)
 
 
+@dataclass(frozen=True)
+class _Part(PartHeader):
+    """The same with the file."""
+
+    data: mmap.mmap
+
+
 def _join(parts: list[_Part], path: Path) -> GGUFFile:
+    first = parts[0]
+    return GGUFFile(
+        path=path,
+        parts=tuple(part.path for part in parts),
+        version=first.version,
+        alignment=first.alignment,
+        metadata=first.metadata,
+        tensors=join_tensors(parts),
+        _maps=tuple(part.data for part in parts),
+    )
+
+
+def join_tensors(parts: Sequence[PartHeader]) -> dict[str, TensorInfo]:
+    """The tensors of all parts by name, in order.
+
+    Raises:
+        ModelFileError: two parts have the same.
+    """
     tensors: dict[str, TensorInfo] = {}
     for number, part in enumerate(parts):
         for tensor in part.tensors:
@@ -137,16 +161,7 @@ def _join(parts: list[_Part], path: Path) -> GGUFFile:
             if number:
                 tensor = replace(tensor, part=number)
             tensors[tensor.name] = tensor
-    first = parts[0]
-    return GGUFFile(
-        path=path,
-        parts=tuple(part.path for part in parts),
-        version=first.version,
-        alignment=first.alignment,
-        metadata=first.metadata,
-        tensors=tensors,
-        _maps=tuple(part.data for part in parts),
-    )
+    return tensors
 
 
 def _split_paths(opened: _Part, n_parts: int) -> list[Path]:
@@ -214,6 +229,17 @@ def _read_keys(header: HeaderReader, path: Path) -> tuple[int, int, Metadata]:
 
 def _open_part(path: Path) -> _Part:
     data = _map_file(path)
+    header = read_header(data, path, len(data))
+    return _Part(path, header.version, header.alignment, header.metadata, header.tensors, data)
+
+
+def read_header(data: mmap.mmap | bytes, path: Path, file_bytes: int) -> PartHeader:
+    """The header of a file of `file_bytes`, of which `data` are the first.
+
+    Raises:
+        TruncatedError: `data` ends before the header does.
+        ModelFileError: it is malformed, or has a tensor of a type that is not supported.
+    """
     header = HeaderReader(data, path)
     version, n_tensors, metadata = _read_keys(header, path)
     alignment = metadata.integer("general.alignment", _DEFAULT_ALIGNMENT)
@@ -221,17 +247,20 @@ def _open_part(path: Path) -> _Part:
         raise header.error(f"general.alignment is {alignment}, expected a power of two")
     tensors = [header.read_tensor() for _ in range(n_tensors)]
     data_start = -(-header.position // alignment) * alignment
-    placed = _place_tensors(header, tensors, data_start, alignment)
-    return _Part(path, data, version, alignment, metadata, placed)
+    placed = _place_tensors(header, tensors, data_start, alignment, file_bytes)
+    return PartHeader(path, version, alignment, metadata, placed)
 
 
 def _place_tensors(
-    header: HeaderReader, tensors: list[TensorInfo], data_start: int, alignment: int
+    header: HeaderReader,
+    tensors: list[TensorInfo],
+    data_start: int,
+    alignment: int,
+    n_file_bytes: int,
 ) -> list[TensorInfo]:
     """Turn offsets from the start of the data into offsets from the start of the file."""
     seen: set[str] = set()
     placed = []
-    n_file_bytes = len(header.data)
     for tensor in tensors:
         name = quoted(tensor.name)
         if tensor.name in seen:

@@ -76,10 +76,19 @@ class TensorInfo:
     part: int
 
 
-class HeaderReader:
-    """Reads a header from front to back, and checks each field against the bytes that are left."""
+class TruncatedError(ModelFileError):
+    """The bytes end before the header does."""
 
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
+
+class HeaderReader:
+    """Reads a header from front to back, and checks each field against the bytes that are left.
+
+    Args:
+        data: the file, mapped; or its first bytes.
+        path: its name, for messages.
+    """
+
+    def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:
         self.data = data
         self.position = 0
         self._path = path
@@ -111,7 +120,8 @@ class HeaderReader:
         if count > limit:
             raise self.error(f"{count} {what} declared, more than {limit}")
         if count * item_bytes > self._end - self.position:
-            raise self.error(f"truncated: {count} {what} declared, which do not fit in the file")
+            message = f"truncated: {count} {what} declared, which do not fit in the file"
+            raise TruncatedError(self.error(message).message)
         return count
 
     def read_name(self, what: str) -> str:
@@ -230,13 +240,13 @@ class HeaderReader:
     def _truncated(self, what: str) -> ModelFileError:
         if self._end < len(self.data):
             return self.error(f"the header is longer than {_MAX_HEADER_BYTES} bytes, at {what}")
-        return self.error(f"truncated: the file ends within {what}")
+        return TruncatedError(self.error(f"truncated: the file ends within {what}").message)
 
 
 class LazyArray:
     """An array whose lengths have been checked, to be decoded when it is asked for."""
 
-    def __init__(self, data: mmap.mmap, start: int) -> None:
+    def __init__(self, data: mmap.mmap | bytes, start: int) -> None:
         self._data = data
         self._start = start
 

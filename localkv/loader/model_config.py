@@ -7,14 +7,14 @@ import math
 from localkv.arch import ARCHS, ArchSpec
 from localkv.config import ModelConfig, MoeConfig, RopeConfig
 from localkv.errors import ModelFileError
-from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.metadata import Metadata
+from localkv.loader.model_header import ModelHeader
 
 SOFTMAX_GATING = 1
 """llama.cpp's `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX`."""
 
 
-def arch_spec(gguf: GGUFFile) -> ArchSpec:
+def arch_spec(gguf: ModelHeader) -> ArchSpec:
     """The architecture of a file.
 
     Raises:
@@ -28,7 +28,7 @@ def arch_spec(gguf: GGUFFile) -> ArchSpec:
     return ARCHS[name]
 
 
-def model_config(gguf: GGUFFile) -> ModelConfig:
+def model_config(gguf: ModelHeader) -> ModelConfig:
     """Sizes and constants of the model in a file.
 
     Raises:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from localkv.loader.gguf_file import read_metadata
+from localkv.loader.metadata import Metadata
 
 # Names of `general.file_type`, without MOSTLY_: ggml's `llama_ftype`.
 FILE_TYPES: Final = {
@@ -47,9 +48,14 @@ def model_summary(path: str | os.PathLike[str]) -> ModelSummary:
     """
     metadata = read_metadata(path)
     architecture = metadata.string("general.architecture", default=None)
-    file_type = metadata.integer("general.file_type", default=None)
     return ModelSummary(
         architecture,
-        None if file_type is None else FILE_TYPES.get(file_type & ~_GUESSED),
+        file_type_name(metadata),
         metadata.integer(f"{architecture}.context_length", default=None),
     )
+
+
+def file_type_name(metadata: Metadata) -> str | None:
+    """The type of most weights, "Q4_K_M"; None where the keys do not say."""
+    file_type = metadata.integer("general.file_type", default=None)
+    return None if file_type is None else FILE_TYPES.get(file_type & ~_GUESSED)

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from localkv.arch import ARCHS
-from localkv.config import ModelConfig, MoeConfig, RopeConfig
-from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
+from localkv.loader.shapes import SHAPES, check_shape, output_type
 from localkv.loader.weights import TensorReader, model_weights
 from localkv.model import Transformer
 from localkv.quant_formats import FORMATS, QuantFormat
@@ -25,65 +24,6 @@ RANDOM_ROWS = 1024
 """So many rows are random; larger matrices repeat them."""
 MINIMA = ("m", "dmin")
 """Fields that shift a block's values."""
-
-
-def _llama(
-    name: str, n_layers: int, n_embd: int, n_heads: int, n_ff: int, n_vocab: int = 128256
-) -> ModelConfig:
-    """A Llama 3 model: 8 KV heads, 128k tokens of context."""
-    head_dim = n_embd // n_heads
-    return ModelConfig(
-        architecture="llama",
-        name=name,
-        n_layers=n_layers,
-        n_embd=n_embd,
-        n_heads=n_heads,
-        n_kv_heads=8,
-        head_dim=head_dim,
-        n_ff=n_ff,
-        n_vocab=n_vocab,
-        n_ctx_train=1 << 17,
-        rms_eps=1e-5,
-        rope=RopeConfig(n_dims=head_dim, theta=500000.0),
-        softmax_scale=1.0 / math.sqrt(head_dim),
-    )
-
-
-def _qwen3_moe(
-    name: str, n_layers: int, n_embd: int, n_heads: int, moe: MoeConfig, n_vocab: int = 151936
-) -> ModelConfig:
-    """A Qwen3 model with routed experts: 4 KV heads of 128."""
-    return ModelConfig(
-        architecture="qwen3moe",
-        name=name,
-        n_layers=n_layers,
-        n_embd=n_embd,
-        n_heads=n_heads,
-        n_kv_heads=4,
-        head_dim=128,
-        n_ff=0,
-        n_vocab=n_vocab,
-        n_ctx_train=40960,
-        rms_eps=1e-6,
-        rope=RopeConfig(n_dims=128, theta=1e6),
-        softmax_scale=1.0 / math.sqrt(128),
-        moe=moe,
-    )
-
-
-SHAPES = {
-    config.name: config
-    for config in (
-        _llama("llama-tiny", 2, 512, 16, 1024, 512),
-        _llama("llama-1b", 16, 2048, 32, 8192),
-        _llama("llama-3b", 28, 3072, 24, 8192),
-        _llama("llama-8b", 32, 4096, 32, 14336),
-        _llama("llama-70b", 80, 8192, 64, 28672),
-        _qwen3_moe("moe-tiny", 2, 256, 8, MoeConfig(8, 2, 256), 512),
-        _qwen3_moe("qwen3-30b-a3b", 48, 2048, 32, MoeConfig(128, 8, 768)),
-    )
-}
-"""Sizes of Llama 3's models and of one of Qwen3's, and of tiny ones that take no time."""
 
 
 def random_rows(
@@ -145,9 +85,7 @@ class RandomTensors:
         if len(shape) == 1:
             ones = torch.ones(1, *shape, device=self.device)
             return PackedTensor(FORMATS["f32"], ones.view(torch.uint8)[0], shape)
-        fmt = FORMATS[self.type_name]
-        if name == "output.weight" and fmt.row_bytes(256) < FORMATS["q6_K"].row_bytes(256):
-            fmt = FORMATS["q6_K"]
+        fmt = FORMATS[output_type(self.type_name) if name == "output.weight" else self.type_name]
         n_rows = math.prod(shape[:-1])
         rows = random_rows(fmt, n_rows, shape[-1], device=self.device, generator=self.generator)
         return PackedTensor(fmt, rows.view(*shape[:-1], -1), shape)
@@ -173,11 +111,7 @@ def synthetic_model(
     Raises:
         UsageError: there is no such shape, or no such type of weights.
     """
-    if name not in SHAPES:
-        raise UsageError(f"unknown shape {name!r}", hint=f"shapes: {', '.join(SHAPES)}")
-    if type_name not in FORMATS or not FORMATS[type_name].is_weight:
-        types = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.is_weight)
-        raise UsageError(f"unknown type of weights {type_name!r}", hint=f"types: {types}")
+    check_shape(name, type_name)
     config, spec = SHAPES[name], ARCHS[SHAPES[name].architecture]
     device = torch.device(backend.device if drawn_on is None else drawn_on)
     generator = torch.Generator(device).manual_seed(seed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Protocol
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from localkv.arch import ArchSpec
 from localkv.config import ModelConfig
-from localkv.errors import ModelFileError
+from localkv.errors import ModelFileError, byte_size
 from localkv.kernels.backend import Backend
+from localkv.kernels.gpu_memory import naming_what_fails
 from localkv.kernels.layer_weights import (
     AttentionWeights,
     LayerWeights,
@@ -104,12 +106,26 @@ class TensorReader:
 
     def matrix(self, name: str, *shape: int) -> PackedTensor:
         """A matrix, or a stack of them, as the backend's products want it."""
-        return self._prepared(name, self.backend.prepare(self.packed(name, *shape)))
+        return self._prepared(name, self._prepare(name, self.packed(name, *shape)))
 
     def embedding(self, name: str, n_vocab: int, n_embd: int) -> PackedTensor:
         """The matrix of embeddings, as the backend wants it."""
-        return self._prepared(
-            name, self.backend.prepare_embedding(self.packed(name, n_vocab, n_embd))
+        packed = self.packed(name, n_vocab, n_embd)
+        with self._room(name, packed):
+            return self._prepared(name, self.backend.prepare_embedding(packed))
+
+    def _prepare(self, name: str, packed: PackedTensor) -> PackedTensor:
+        with self._room(name, packed):
+            return self.backend.prepare(packed)
+
+    def _room(self, name: str, packed: PackedTensor) -> AbstractContextManager[None]:
+        return naming_what_fails(
+            f"the weights' {name} of {byte_size(packed.n_bytes)}",
+            self.backend.device,
+            lambda room: (
+                f"weights, K, V and scratch of {byte_size(room.free + room.taken)} in all would "
+                "fit: use a smaller model or quantisation, or --device cpu"
+            ),
         )
 
     def _prepared(self, name: str, weight: PackedTensor) -> PackedTensor:
@@ -139,7 +155,7 @@ class TensorReader:
             bias = self.vector(f"{name}.bias", sum(n_out))
         parts = []
         for a, b in pairwise(accumulate(n_out, initial=0)):
-            part = self.backend.prepare(weight[a:b])
+            part = self._prepare(f"{name}.weight", weight[a:b])
             parts.append(Linear(part, None if bias is None else bias[a:b]))
         return tuple(parts)
 

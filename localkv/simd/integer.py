@@ -82,6 +82,35 @@ def _table_bytes(builder: Any, table: Any, index: Any) -> Any:
     return out
 
 
+def _vector_of(builder: Any, items: list[Any]) -> Any:
+    out = ir.Constant(lanes_of(items[0].type), ir.Undefined)
+    for lane, item in enumerate(items):
+        out = builder.insert_element(out, item, ir.Constant(i32, lane))
+    return out
+
+
+def _floats_of_nibbles(builder: Any, entries: list[Any], packed: Any) -> list[Any]:
+    """As `load_nibbles_from_table`: vpermps looks at the lowest four bits of a lane's index."""
+    table = _vector_of(builder, [builder.sitofp(entry, f32) for entry in entries])
+    low = builder.zext(packed, lanes_of(i32))
+    high = builder.lshr(low, constant(i32, 4))
+    name = "llvm.x86.avx512.permvar.sf.512"
+    return [call(builder, name, F32x16.llvm, [table, index]) for index in (low, high)]
+
+
+def _floats_of_bytes(builder: Any, entries: list[Any], packed: Any) -> list[Any]:
+    """As `load_nibbles_from_table`, from a table of bytes."""
+    table = _vector_of(builder, [builder.trunc(entry, i8) for entry in entries])
+    both = []
+    for codes in (
+        builder.and_(packed, constant(i8, 15)),
+        builder.lshr(packed, constant(i8, 4)),
+    ):
+        signed = builder.sext(_table_bytes(builder, table, codes), lanes_of(i32))
+        both.append(builder.sitofp(signed, lanes_of(f32)))
+    return both
+
+
 @intrinsic
 def load_nibbles_from_table(typing: Any, base: Any, index: Any, table: Any) -> Any:
     """16 bytes at `index` -> table[low nibbles], table[high nibbles] as two F32x16.
@@ -94,18 +123,11 @@ def load_nibbles_from_table(typing: Any, base: Any, index: Any, table: Any) -> A
         raise TypeError("the table must be a tuple")
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        entries = ir.Constant(lanes_of(i8), ir.Undefined)
-        for lane in range(LANES):
-            entry = builder.trunc(builder.extract_value(args[2], lane), i8)
-            entries = builder.insert_element(entries, entry, ir.Constant(i32, lane))
         where = pointer(context, builder, signature.args[0], args[0], args[1], i8, LANES)
         packed = builder.load(where, align=1)
-        low = builder.and_(packed, constant(i8, 15))
-        high = builder.lshr(packed, constant(i8, 4))
-        both = []
-        for codes in (low, high):
-            signed = builder.sext(_table_bytes(builder, entries, codes), lanes_of(i32))
-            both.append(builder.sitofp(signed, lanes_of(f32)))
+        entries = [builder.extract_value(args[2], lane) for lane in range(LANES)]
+        look_up = _floats_of_nibbles if HAS_AVX512 else _floats_of_bytes
+        both = look_up(builder, entries, packed)
         return context.make_tuple(builder, signature.return_type, both)
 
     return UniTuple(F32x16, 2)(base, types.intp, table), generate

@@ -15,6 +15,7 @@ from numba.core.types import IntegerLiteral
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
+from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.vector import (
     LANES,
     F32x16,
@@ -28,6 +29,9 @@ from localkv.simd.vector import (
     pointer,
     splat,
 )
+
+MOST_SUMS = 16 if HAS_AVX512 else 8
+"""Vectors of sums that stay in registers, with room for what is multiplied."""
 
 
 def _literal(n: Any) -> int:

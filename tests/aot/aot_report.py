@@ -21,6 +21,9 @@ ARCHS = (80, 86, 89, 90, 100, 120)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 BYTES = {"128": 16, "64": 8, "32": 4, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 
+BUDGET_FACTOR = 1.0 if triton.__version__.startswith("3.7.") else 1.4
+"""Budgets of instructions were recorded with Triton 3.7; others compile to somewhat more."""
+
 Type = str | tuple[str, ...]
 """Of an argument, as Triton writes it: "*u8", "i32", "fp32"; of a tuple, that of each item."""
 

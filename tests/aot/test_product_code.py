@@ -7,7 +7,7 @@ worse fails. They say nothing about speed, which has to be measured.
 from __future__ import annotations
 
 import pytest
-from aot_report import ARCHS
+from aot_report import ARCHS, BUDGET_FACTOR
 from product_builds import Build, experts_down_build, gate_up_build, linear_build
 
 from localkv.quant_formats import WEIGHT_FORMATS
@@ -63,7 +63,7 @@ def test_each_type(arch: int, name: str, n_tokens: int) -> None:
     build = linear_build(arch, (name,), n_tokens)
     check(build, n_tokens)
     budget = INSTRUCTIONS[name][(ONE, FEW, MANY).index(n_tokens)]
-    assert build.instructions_per_weight <= budget
+    assert build.instructions_per_weight <= BUDGET_FACTOR * budget
     units = {op.split(".")[0] for op in build.report.matrix_ops}
     if n_tokens == ONE or name == "f32":
         assert not units, "fp32 throughout"

@@ -93,6 +93,13 @@ def test_prefill_every_type(type_k: str) -> None:
     check([(250, 30)], type_k=type_k, type_v=type_v, group=2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("type_k", NAMES)
+@pytest.mark.parametrize("type_v", NAMES)
+def test_prefill_every_pair(type_k: str, type_v: str) -> None:
+    check([(30, 10)], type_k=type_k, type_v=type_v)
+
+
 RAGGED = [
     [(0, 1)],
     [(0, 8)],
@@ -124,6 +131,20 @@ def test_sinks(lengths: list[tuple[int, int]]) -> None:
     check(lengths, group=2, sinks=torch.tensor([3.0, 0.0]), window=20, softcap=3.0)
 
 
+@pytest.mark.parametrize("n_new", [1, 12])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("f32", "f16", "bf16")])
+def test_what_fp16_cannot_hold_saturates(name: str, n_new: int) -> None:
+    """A scale can be 65504, and times a code more; queries may be large, too."""
+    rows = paged_rows([(40, n_new)], type_k=name, type_v=name, head_dim=96, size=1e7)
+    out, lse = segment_attention(
+        GPU, 1e5 * rows.q, rows.segment, rows.seg_batch, rows.batch, AttentionParams(0.125)
+    )
+    assert bool(lse.isfinite().all())
+    largest = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}.get(name, 65504.0)
+    assert bool((out.abs() <= largest).all())
+    assert bool((out.abs().amax(-1) > 0.4 * largest).all())
+
+
 @pytest.mark.parametrize("n_processors", [1, 16, 200])
 def test_any_number_of_splits(n_processors: int) -> None:
     """More than there are tiles, too: those without keys say so."""
@@ -144,6 +165,31 @@ def test_rows_that_see_nothing_of_a_segment() -> None:
         moved = replace(rows, seg_batch=late)
         want, _ = plain_attention(moved, 0.125)
         assert float((out - want).abs().max()) < 4e-3
+
+
+@pytest.mark.parametrize("n_new", [1, 9])
+@pytest.mark.parametrize("name", ["fp8_e5m2", "q4_0"])
+def test_pages_beyond_two_gibibytes(name: str, n_new: int) -> None:
+    """Offsets of more than 31 bits: a page and its copy, the last of a pool whose other memory is
+    never touched, and so never taken."""
+    rows = paged_rows([(40, n_new)], type_k=name, type_v=name)
+    largest_plane = max(plane[0].numel() for plane in rows.segment.k)
+    n_pages = 2**31 // largest_plane + 2
+
+    def far(plane: Tensor) -> Tensor:
+        planes = torch.empty(n_pages, *plane.shape[1:], dtype=plane.dtype)
+        planes[-1] = plane[int(rows.seg_batch.page_table[0, 0])]
+        return planes
+
+    segment = replace(
+        rows.segment, k=tuple(map(far, rows.segment.k)), v=tuple(map(far, rows.segment.v))
+    )
+    table = torch.full_like(rows.seg_batch.page_table, n_pages - 1)
+    params = AttentionParams(0.125)
+    near = segment_attention(GPU, rows.q, rows.segment, rows.seg_batch, rows.batch, params)
+    seg_batch = replace(rows.seg_batch, page_table=table)
+    there = segment_attention(GPU, rows.q, segment, seg_batch, rows.batch, params)
+    assert all(torch.equal(a, b) for a, b in zip(near, there, strict=True))
 
 
 @pytest.mark.parametrize(("head_dim", "block"), [(64, 64), (96, 32), (192, 64), (128, 128)])

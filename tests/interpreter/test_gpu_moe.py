@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_gpu_products import CPU, EXACT, error, prepared
+from test_gpu_products import EXACT, error, prepared, with_rows
 from test_kernels import random_packed
 
 from localkv.config import MoeConfig
 from localkv.kernels.gpu import moe as gpu_moe
 from localkv.kernels.gpu import products
 from localkv.kernels.gpu.moe_route import expert_tiles, route
-from localkv.kernels.gpu.plane_tensor import prepare
 from localkv.kernels.gpu.tile_sizes import TileSizes, tile_sizes
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
@@ -65,7 +64,7 @@ def experts_of(name: str, down: str, *, shared: bool = False, gated: bool = Fals
     block = [Linear(prepared("q8_0", 96, N_EMBD, seed=5)), Linear(prepared("q8_0", 96, N_EMBD)),
              Linear(prepared("q8_0", N_EMBD, 96, seed=6))]  # fmt: skip
     return MoeWeights(
-        Linear(prepare(router, CPU)),
+        Linear(with_rows(router)),
         prepared(name, N_EXPERTS, N_FF, N_EMBD, seed=2),
         prepared(name, N_EXPERTS, N_FF, N_EMBD, seed=3),
         prepared(down, N_EXPERTS, N_EMBD, N_FF, seed=4),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from cache_types import scales_of
 from gguf import GGMLQuantizationType as GGMLType
 from random_model import variant
 from test_model import logits, nmse
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from localkv.config import CacheConfig, SamplingParams
 from localkv.engine import Engine
@@ -17,6 +19,7 @@ from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.sampling import Sampler
+from localkv.sampling.device_draw import device_draw
 
 IDS = [(i * 37 + 11) % 96 for i in range(12)]
 
@@ -39,6 +42,37 @@ def test_models(name: str, weight_type: GGMLType, tmp_path: Path) -> None:
     exact = weight_type == GGMLType.F32
     assert nmse(logits(path, triton_backend("cpu"), IDS, "f32"), want) < (1e-9 if exact else 1e-5)
     assert nmse(logits(path, triton_backend("cpu"), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
+
+
+class WithoutHost(TorchDispatchMode):
+    """Refuses what can't be recorded: numbers that the host asks for, and those it brings."""
+
+    REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in self.REFUSED, f"a step can't be recorded: {name}"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3moe"])
+def test_a_step_asks_the_host_for_nothing(name: str, tmp_path: Path) -> None:
+    """Routing, slots, page tables and draws included."""
+    path = variant(name).write(tmp_path / "model.gguf", GGMLType.Q8_0)
+    model, _ = load_model(path, triton_backend("cpu"))
+    engine = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=300))
+    engine.evaluate(IDS)
+    loop = engine.loop
+    assert loop is not None
+    bucket = loop._place(engine.sequence, engine.sequence.length)
+    for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)):
+        draw = device_draw(params)
+        assert draw is not None
+        with WithoutHost():
+            loop._run(bucket, draw)
+            loop._run(bucket, None)
+    with pytest.raises(AssertionError, match="recorded"), WithoutHost():
+        int(torch.zeros(1))
 
 
 def test_a_tied_embedding_is_held_once(tmp_path: Path) -> None:

@@ -101,7 +101,9 @@ class Block(NamedTuple):
 JOB_ITEMS, SEQUENCE_ITEMS, CHUNK_ITEMS, BLOCK_ITEMS = (
     len(kind._fields) for kind in (Job, Sequence, Chunk, Block)
 )
-SOFTMAX_SCALE, SOFTCAP = Job._fields.index("softmax_scale"), Job._fields.index("softcap")
+NEXT_PIECE, SOFTMAX_SCALE, SOFTCAP = (
+    Job._fields.index(name) for name in ("next_piece", "softmax_scale", "softcap")
+)
 
 
 @njit

@@ -14,6 +14,7 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.attention_job import (
+    NEXT_PIECE,
     end_visible,
     first_visible,
     read_chunk,
@@ -77,6 +78,14 @@ def fetch_scales(planes: Any, place: int) -> None:
 
 
 @njit
+def first_place(job: Any, piece: int) -> int:
+    """The first page and KV head of a piece."""
+    chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
+    table = read_sequence(job.sequences, chunk.sequence).table
+    return get_i64(table, chunk.first_page) * job.n_kv_heads + piece % job.n_kv_heads
+
+
+@njit
 def attend_chunk(
     address: Any, job: Any, chunk: Any, sequence: Any, head: int, partial: Any, scratch: Any
 ) -> None:
@@ -107,10 +116,14 @@ def attend_chunk(
         n_tokens = min(PAGE, sequence.length - page * PAGE)
         n_padded = (n_tokens + LANES - 1) // LANES * LANES
         place = get_i64(sequence.table, page) * job.n_kv_heads + head
-        # what is read after this page: the next one's K, or that of the next KV head
-        after = place + 1
+        # what is read after this page: the next one's K, or that of the piece to take next
+        after = place
         if page + 1 < end_page:
             after = get_i64(sequence.table, page + 1) * job.n_kv_heads + head
+        else:
+            coming = get_i64(address, NEXT_PIECE)
+            if coming < job.n_pieces:
+                after = first_place(job, coming)
         fetch_scales(job.v_planes, place)
         call_address(
             job.k_kernel,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import cfunc
+from numba import cfunc, njit
 
 from localkv.quant_formats.cpu_cache.q8_0 import AFFINE, BLOCK, SCALED, decode
 from localkv.simd.memory import load_f16, prefetch
 from localkv.simd.vector_tuple import (
+    MOST_SUMS,
     add_each,
     fma_broadcast,
     fma_each,
@@ -29,6 +30,30 @@ ROW_SCALES = 0
 """The plane of the scales of whole rows, or 0 for none."""
 PAGE = 256
 SUMS = BLOCK // 16 * ROWS
+GROUPS = 2 if SUMS <= MOST_SUMS // 2 else 1
+"""Groups of tokens that share what is loaded of q. Sums of one have to wait for each other."""
+
+
+@njit
+def add_block(
+    total: Any, sums: Any, planes: Any, unit: int, q_sums: Any, first: int, n_blocks: int
+) -> Any:
+    """The sums of one block of channels, scaled, on top of a group's logits."""
+    if SCALED:
+        total = fma_each(total, fold(sums, ROWS), load_f16(planes[0], unit))
+    else:
+        total = add_each(total, fold(sums, ROWS))
+    if AFFINE:
+        total = fma_broadcast(total, load_f16(planes[1], unit), q_sums, first, n_blocks)
+    return total
+
+
+@njit
+def put_group(logits: Any, tile: int, group: int, planes: Any, total: Any) -> None:
+    """Store the logits of a group, multiplied with the scales of whole rows if there are any."""
+    if ROW_SCALES:
+        total = fma_each(zeros_f32(ROWS), total, load_f16(planes[ROW_SCALES], group * 16))
+    store_tuple(logits, tile * ROWS * PAGE + group * 16, PAGE, total)
 
 
 @cfunc("void(" + ", ".join(["int64"] * 12) + ")", cache=CACHE)
@@ -46,7 +71,7 @@ def score(
     ahead: Any,
     ahead_lines: Any,
 ) -> None:
-    """logits[r, t] = q[r] . K[t] for the first `n_tokens` tokens (and the rest of their group).
+    """logits[r, t] = q[r] . K[t] for the first `n_tokens` tokens (and the rest of their groups).
 
     All but counts are addresses.
 
@@ -59,28 +84,32 @@ def score(
     """
     planes = (plane0, plane1, plane2, plane3)
     head_dim = n_blocks * BLOCK
-    for group in range((n_tokens + 15) // 16):
+    for group in range(0, (n_tokens + 15) // 16, GROUPS):
         for tile in range(n_tiles):
             total = zeros_f32(ROWS)
+            total_next = zeros_f32(ROWS)
             for block in range(n_blocks):
                 unit = (group * n_blocks + block) * 16
-                if tile == 0:
-                    for line in range(ahead_lines):
-                        prefetch(ahead, line * 64)
-                    ahead += ahead_lines * 64
+                unit_next = unit + n_blocks * 16
                 at = tile * ROWS * head_dim + block * BLOCK
                 sums = zeros_f32(SUMS)
-                for i in range(16):
-                    sums = fma_grid(sums, decode(planes, unit + i), q, at + i, 16, head_dim)
-                if SCALED:
-                    total = fma_each(total, fold(sums, ROWS), load_f16(plane0, unit))
-                else:
-                    total = add_each(total, fold(sums, ROWS))
-                if AFFINE:
-                    minimum = load_f16(plane1, unit)
-                    first = tile * ROWS * n_blocks + block
-                    total = fma_broadcast(total, minimum, q_sums, first, n_blocks)
-            if ROW_SCALES:
-                scales = load_f16(planes[ROW_SCALES], group * 16)
-                total = fma_each(zeros_f32(ROWS), total, scales)
-            store_tuple(logits, tile * ROWS * PAGE + group * 16, PAGE, total)
+                sums_next = zeros_f32(SUMS)
+                for part in range(0, 16, 16 // GROUPS):
+                    if tile == 0:
+                        for line in range(ahead_lines):
+                            prefetch(ahead, line * 64)
+                        ahead += ahead_lines * 64
+                    for i in range(part, part + 16 // GROUPS):
+                        sums = fma_grid(sums, decode(planes, unit + i), q, at + i, 16, head_dim)
+                        if GROUPS == 2:
+                            values = decode(planes, unit_next + i)
+                            sums_next = fma_grid(sums_next, values, q, at + i, 16, head_dim)
+                first = tile * ROWS * n_blocks + block
+                total = add_block(total, sums, planes, unit, q_sums, first, n_blocks)
+                if GROUPS == 2:
+                    total_next = add_block(
+                        total_next, sums_next, planes, unit_next, q_sums, first, n_blocks
+                    )
+            put_group(logits, tile, group, planes, total)
+            if GROUPS == 2:
+                put_group(logits, tile, group + 1, planes, total_next)

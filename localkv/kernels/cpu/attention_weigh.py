@@ -14,7 +14,7 @@ from numba import cfunc
 from localkv.quant_formats.cpu_cache.q8_0 import AFFINE, BLOCK, SCALED, decode
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
 from localkv.simd.memory import load_f16, load_f32, prefetch, store_f32
-from localkv.simd.vector_tuple import fma_grid, load_grid, store_grid
+from localkv.simd.vector_tuple import MOST_SUMS, add_each, fma_grid, load_grid, store_grid, zeros_f32
 
 CACHE = False
 ROWS = 4
@@ -23,6 +23,9 @@ ROW_SCALES = 0
 """The plane of the scales of whole rows, or 0 for none."""
 PAGE = 256
 VECTORS = BLOCK // 16
+SUMS = VECTORS * ROWS
+PAIRS = SUMS <= MOST_SUMS // 2
+"""Whether every second token has sums of its own. Sums of one have to wait for each other."""
 
 
 @cfunc("void(" + ", ".join(["int64"] * 12) + ")", cache=CACHE)
@@ -87,12 +90,22 @@ def weigh(
                         channel = at + row * head_dim + i * 16
                         store_f32(out, channel, add(load_f32(out, channel), shift))
             sums = load_grid(out, at, 16, head_dim, VECTORS, ROWS)
+            sums_next = zeros_f32(SUMS)
             for group in range(n_groups):
                 if tile == 0:
                     for line in range(ahead_lines):
                         prefetch(ahead, line * 64)
                     ahead += ahead_lines * 64
-                for token in range(group * 16, min(n_tokens, group * 16 + 16)):
+                token, end = group * 16, min(n_tokens, group * 16 + 16)
+                if PAIRS:
+                    while token + 1 < end:
+                        values = decode(planes, token * n_blocks + block)
+                        sums = fma_grid(sums, values, weights, token, 0, PAGE)
+                        values = decode(planes, (token + 1) * n_blocks + block)
+                        sums_next = fma_grid(sums_next, values, weights, token + 1, 0, PAGE)
+                        token += 2
+                while token < end:
                     values = decode(planes, token * n_blocks + block)
                     sums = fma_grid(sums, values, weights, token, 0, PAGE)
-            store_grid(out, at, 16, head_dim, VECTORS, sums)
+                    token += 1
+            store_grid(out, at, 16, head_dim, VECTORS, add_each(sums, sums_next))

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.kernels.gpu.product_tile import F16_MAX
+from localkv.triton_primitives.saturate import F16_MAX
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from localkv.kernels.gpu.online_softmax import (
     LOG2_E,
     LOWEST,
     dot,
+    query,
     rounded_to,
     scaled_logits,
     sees,
@@ -93,8 +94,8 @@ def prefill_kernel(
     q_high = tl.load(
         q_row + k_high[None, :], mask=is_query[:, None] & (k_high < HEAD_DIM)[None, :], other=0.0
     )
-    q_low = rounded_to(q_low, PRODUCT_K)
-    q_high = rounded_to(q_high, PRODUCT_K)
+    q_low = query(q_low, PRODUCT_K)
+    q_high = query(q_high, PRODUCT_K)
 
     largest = tl.full((QUERIES,), LOWEST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)

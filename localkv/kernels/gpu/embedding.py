@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.kernels.gpu.product_tile import part_columns
+from localkv.kernels.gpu.product_tile import part_columns, scaled_codes
 from localkv.kernels.gpu.products import planes_of
 from localkv.kernels.gpu.tile_sizes import gpu_of
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -29,12 +29,7 @@ def embed_kernel(
     first = tl.program_id(1) * VALUES
     parts = READ(planes, row, first, n, VALUES, False, PTX)
     for p in tl.static_range(len(parts)):
-        codes, scale, minimum = parts[p]
-        y = codes.to(tl.float32)
-        if scale is not None:
-            y = y * scale[:, :, None]
-        if minimum is not None:
-            y += minimum[:, :, None]
+        y = scaled_codes(parts[p])
         column = part_columns(first, p, len(parts), UNIT, VALUES // UNIT)
         tl.store(out_ptr + token * n + column[None, :, :], y, mask=(column < n)[None, :, :])
 

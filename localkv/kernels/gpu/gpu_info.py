@@ -15,15 +15,18 @@ class GpuInfo:
         arch: compute capability, 86 for 8.6.
         n_processors: streaming multiprocessors.
         ptx: whether inline PTX works: not in Triton's interpreter.
+        name: for people.
     """
 
     arch: int
     n_processors: int
     ptx: bool = True
+    name: str = ""
 
 
 def gpu_info(device: torch.device) -> GpuInfo:
     """Of a CUDA device."""
     major, minor = torch.cuda.get_device_capability(device)
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return GpuInfo(10 * major + minor, processors)
+    facts = torch.cuda.get_device_properties(device)
+    name = f"{facts.name}, compute capability {major}.{minor}"
+    return GpuInfo(10 * major + minor, facts.multi_processor_count, name=name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from localkv.triton_primitives.saturate import F16_MAX, saturate
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-1e30)
@@ -18,6 +20,14 @@ def rounded_to(x, PRODUCT: tl.constexpr):
         return x.to(tl.float16)
     else:
         return x.to(tl.float32)
+
+
+@triton.jit
+def query(x, PRODUCT: tl.constexpr):
+    """Queries as such an operand: what is too large for fp16 saturates."""
+    if PRODUCT == "fp16":
+        x = saturate(x.to(tl.float32), F16_MAX)
+    return rounded_to(x, PRODUCT)
 
 
 @triton.jit

@@ -22,7 +22,9 @@ LARGEST_F16 = 15
 
 @dataclass(frozen=True, kw_only=True)
 class PlaneTensor(PackedTensor):
-    """A matrix, or a stack of them, as planes on a device; `rows` are still the file's.
+    """A matrix, or a stack of them, as planes on a device.
+
+    `rows` are empty: what the file has need not stay in memory, and is never read again.
 
     Attributes:
         planes: [rows of all matrices, ...] each (`gpu_weights`).
@@ -40,9 +42,15 @@ class PlaneTensor(PackedTensor):
         return False
 
     @property
-    def device_bytes(self) -> int:
+    def n_bytes(self) -> int:
         """Bytes of the planes."""
         return sum(plane.nbytes for plane in self.planes)
+
+    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+        raise TypeError("planes are not indexed: kernels read them whole")
+
+    def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        raise TypeError("planes are not decoded: kernels read them")
 
     @property
     def needs_wide_index(self) -> bool:
@@ -75,7 +83,7 @@ def prepare(weight: PackedTensor, device: torch.device) -> PlaneTensor:
             plane[start : start + step] = part
     return PlaneTensor(
         weight.format,
-        weight.rows,
+        weight.rows.new_empty(*weight.rows.shape[:-1], 0),
         weight.shape,
         weight.halves_activations,
         planes=planes,

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 
 from localkv.triton_primitives.fence import fence
-
-F16_MAX = tl.constexpr(65504.0)
+from localkv.triton_primitives.saturate import F16_MAX
 
 
 @triton.jit
@@ -45,6 +44,17 @@ def flat_part_columns(first, P: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.cons
 
 
 @triton.jit
+def scaled_codes(part):
+    """fp32 [rows, units, run]: what a part of a tile stands for."""
+    w = part[0].to(tl.float32)
+    if len(part) > 1:
+        w = w * part[1][:, :, None]
+    if len(part) > 2:
+        w += part[2][:, :, None]
+    return w
+
+
+@triton.jit
 def product_with_token(
     x_ptr,
     planes,
@@ -68,16 +78,16 @@ def product_with_token(
     for start in tl.range(first, last, VALUES, num_stages=STAGES):
         parts = READ(planes, row, start, n_in, VALUES, EVEN, PTX)
         for p in tl.static_range(len(parts)):
-            codes, scale, minimum = parts[p]
+            part = parts[p]
             column = part_columns(start, p, len(parts), UNIT, UNITS)
             x = load_activations(x_ptr, column, n_in, EVEN).to(tl.float32)
             if HALVES:
                 x = tl.minimum(tl.maximum(x, -F16_MAX), F16_MAX).to(tl.float16).to(tl.float32)
-            y = tl.sum(codes.to(tl.float32) * x[None, :, :], 2)
-            if scale is not None:
-                y = y * scale
-            if minimum is not None:
-                y += tl.sum(x, 1)[None, :] * minimum
+            y = tl.sum(part[0].to(tl.float32) * x[None, :, :], 2)
+            if len(part) > 1:
+                y = y * part[1]
+            if len(part) > 2:
+                y += tl.sum(x, 1)[None, :] * part[2]
             total += y
     return tl.sum(total, 1)
 
@@ -107,26 +117,21 @@ def product_with_tokens(
     for start in tl.range(first, last, VALUES, num_stages=STAGES):
         parts = READ(planes, row, start, n_in, VALUES, EVEN, PTX)
         for p in tl.static_range(len(parts)):
-            codes, scale, minimum = parts[p]
+            part = parts[p]
             column = flat_part_columns(start, p, len(parts), UNIT, VALUES)
             x = load_activations(x_ptr + x_row[None, :] * n_in, column[:, None], n_in, EVEN)
             if x.dtype == tl.float32:
-                w = codes.to(tl.float32)
-                if scale is not None:
-                    w = w * scale[:, :, None]
-                if minimum is not None:
-                    w += minimum[:, :, None]
-                w = tl.reshape(w * w_scale, (ROWS, VALUES // len(parts)))
+                w = scaled_codes(part) * w_scale
+                w = tl.reshape(w, (ROWS, VALUES // len(parts)))
                 total = tl.dot(w, x, total, input_precision="ieee")
             else:
-                if scale is not None:
-                    w = codes * (scale * w_scale).to(tl.float16)[:, :, None]
-                elif codes.dtype == tl.float32:
-                    w = (codes * w_scale).to(tl.float16)
-                else:
-                    w = codes
-                if minimum is not None:
-                    w += (minimum * w_scale).to(tl.float16)[:, :, None]
+                w = part[0]
+                if len(part) > 1:
+                    w = w * (part[1] * w_scale).to(tl.float16)[:, :, None]
+                elif w.dtype == tl.float32:
+                    w = (w * w_scale).to(tl.float16)
+                if len(part) > 2:
+                    w += (part[2] * w_scale).to(tl.float16)[:, :, None]
                 w = tl.reshape(fence(w, FENCE), (ROWS, VALUES // len(parts)))
                 total = tl.dot(w, x, total)
     return total

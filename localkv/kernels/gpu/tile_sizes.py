@@ -14,7 +14,7 @@ import triton
 
 from localkv.kernels.gpu.gpu_info import GpuInfo, gpu_info
 
-INTERPRETER = GpuInfo(arch=80, n_processors=1, ptx=False)
+INTERPRETER = GpuInfo(arch=80, n_processors=1, ptx=False, name="Triton's interpreter")
 """Triton's interpreter, on tensors of a CPU."""
 
 

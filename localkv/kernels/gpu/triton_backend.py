@@ -8,7 +8,7 @@ from torch import Tensor
 from localkv.config import AttentionParams, ModelConfig, MoeConfig
 from localkv.kernels.attention import attention
 from localkv.kernels.backend import Backend, TokenInputs
-from localkv.kernels.gpu.attention import PackedAttention
+from localkv.kernels.gpu.attention import PackedAttention, product_of
 from localkv.kernels.gpu.driver import start_triton
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.moe import moe_mlp
@@ -20,6 +20,24 @@ from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.gpu.tile_sizes import gpu_of
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
 from localkv.kv_cache import Batch, LayerCache, SegmentBatch
+
+KERNELS = {
+    "embedding": "Triton",
+    "norms": "Triton, float32",
+    "q, k, v": "one Triton product; norm, RoPE, packing and storing in one more launch",
+    "attention": "Triton on packed K and V, float32 sums; decoding splits the context",
+    "linear": "Triton on packed weights; one token float32, more fp16 with float32 sums",
+    "experts": "Triton on packed weights, routed on the GPU",
+    "decoding": "recorded steps; tokens are drawn on the GPU where the samplers allow it",
+}
+"""What implements each operation."""
+
+TILES = {
+    "fp16": "fp16",
+    "tf32": "tf32 (10 bits of mantissa, which hold bf16's 7)",
+    "tf32x3": "tf32 in three products (nearly float32)",
+}
+"""What attention multiplies rows of a cache type as."""
 
 
 def norm_qkv(
@@ -100,10 +118,9 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         logits=logits,
         prepare=lambda weight: prepare(weight, device),
         prepare_embedding=lambda weight: prepare(weight, device),
-        kernels={
-            "attention": "packed K and V, Triton; fp16 tensor cores, float32 sums",
-            "linear": "packed weights, Triton; float32 or fp16 tensor cores",
-        },
+        hardware=gpu_of(device).name,
+        kernels=KERNELS,
+        tiles=lambda fmt: TILES[product_of(fmt)],
         compiles=True,
         records=True,
     )

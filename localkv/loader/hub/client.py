@@ -93,9 +93,9 @@ def list_files(reference: HubReference) -> Listing:
 
 @contextmanager
 def open_file(
-    reference: HubReference, commit: str, file: RepoFile, start: int
+    reference: HubReference, commit: str, file: RepoFile, start: int, end: int | None = None
 ) -> Iterator[tuple[bool, Iterator[bytes]]]:
-    """Ask for the bytes of a file from `start` on.
+    """Ask for the bytes of a file from `start` on, up to but without `end` if that is given.
 
     Yields:
         Whether the bytes begin there (else at 0, from a server without ranges), and the bytes.
@@ -114,7 +114,8 @@ def open_file(
     url = hf_hub_url(reference.repo, file.path, revision=commit)
     headers = build_hf_headers(library_name="localkv")
     # A range from the first byte on too: hosts of large files serve them only so.
-    headers |= {"Accept-Encoding": "identity", "Range": f"bytes={start}-"}
+    last = "" if end is None else end - 1
+    headers |= {"Accept-Encoding": "identity", "Range": f"bytes={start}-{last}"}
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     with (
         _one_line_errors(reference),

@@ -7,7 +7,7 @@ for the current revision.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localkv.errors import HubError
@@ -15,7 +15,22 @@ from localkv.loader.hub.cache import CachedModel, cached_models
 from localkv.loader.hub.client import HubUnreachableError, host, is_offline, list_files
 from localkv.loader.hub.download import Download, fetch, plan_download
 from localkv.loader.hub.reference import HubReference, names_the_hub, parse_reference
-from localkv.loader.hub.repo_model import DEFAULT_QUANTS, choose, matching, repo_models
+from localkv.loader.hub.repo_model import (
+    DEFAULT_QUANTS,
+    RepoModel,
+    choose,
+    matching,
+    repo_models,
+)
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model on the hub: what was asked for, the revision of the repository, and its files."""
+
+    reference: HubReference
+    commit: str
+    model: RepoModel
 
 
 def find(
@@ -31,6 +46,16 @@ def find(
         HubError: there is no such model, several could be meant, the hub can't be reached, or
             the disk is too full.
     """
+    found = locate(reference, offline=offline, update=update)
+    if isinstance(found, CachedModel):
+        return found
+    return plan_download(found.reference, found.commit, found.model)
+
+
+def locate(
+    reference: HubReference, *, offline: bool = False, update: bool = False
+) -> CachedModel | HubModel:
+    """As `find`, but whether the model could be fetched is left open."""
     if not update:
         if found := find_cached(reference):
             return found
@@ -46,7 +71,7 @@ def find(
             ) from error
         raise
     model = choose(repo_models(listing.files), reference, host())
-    return plan_download(reference, listing.commit, model)
+    return HubModel(reference, listing.commit, model)
 
 
 def find_cached(reference: HubReference) -> CachedModel | None:

@@ -14,21 +14,19 @@ from localkv.quant_formats.cpu_cache.rounding import (
     scale,
     symmetric_code,
 )
-from localkv.simd.arithmetic import i32x16, to_f32
-from localkv.simd.integer import high_nibble, low_nibble, sub_i32
-from localkv.simd.memory import get_f32, load_u8, put_u8
+from localkv.simd.integer import load_nibbles_from_table
+from localkv.simd.memory import get_f32, put_u8
 
 BLOCK = 32
 SCALED = True
 AFFINE = False
 
+CODES = tuple(range(-8, 8))
+
 
 @njit
 def decode(planes: Any, u: int) -> Any:
-    packed = load_u8(planes[1], u * 16)
-    eight = i32x16(np.int32(8))
-    low, high = low_nibble(packed), high_nibble(packed)
-    return to_f32(sub_i32(low, eight)), to_f32(sub_i32(high, eight))
+    return load_nibbles_from_table(planes[1], u * 16, CODES)
 
 
 @njit

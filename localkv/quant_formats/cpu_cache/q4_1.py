@@ -8,19 +8,19 @@ import numpy as np
 from numba import njit
 
 from localkv.quant_formats.cpu_cache.rounding import affine_code, affine_scale, inverse, put_half
-from localkv.simd.arithmetic import to_f32
-from localkv.simd.integer import high_nibble, low_nibble
-from localkv.simd.memory import get_f32, load_u8, put_u8
+from localkv.simd.integer import load_nibbles_from_table
+from localkv.simd.memory import get_f32, put_u8
 
 BLOCK = 32
 SCALED = True
 AFFINE = True
 
+CODES = tuple(range(16))
+
 
 @njit
 def decode(planes: Any, u: int) -> Any:
-    packed = load_u8(planes[2], u * 16)
-    return to_f32(low_nibble(packed)), to_f32(high_nibble(packed))
+    return load_nibbles_from_table(planes[2], u * 16, CODES)
 
 
 @njit

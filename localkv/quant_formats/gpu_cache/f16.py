@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.quant_formats.gpu_cache.planes import as_f16, halves, load_valid_rows, store_rows
+from localkv.quant_formats.gpu_cache.planes import as_f16, halves, load_halves, store_rows
 
 PRODUCT = "fp16"
 columns = halves
@@ -15,11 +15,7 @@ columns = halves
 def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
-    half: tl.constexpr = WIDTH // 2
-    plane = as_f16(planes[0])
-    a = load_valid_rows(plane, first_row, valid, 0, half, HEAD_DIM)
-    b = load_valid_rows(plane, first_row, valid, half, half, HEAD_DIM)
-    return a, b
+    return load_halves(as_f16(planes[0]), first_row, valid, HEAD_DIM, WIDTH)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.quant_formats.gpu_cache.planes import halves, load_valid_rows, store_rows
+from localkv.quant_formats.gpu_cache.planes import halves, load_halves, store_rows
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import decode_e4m3, encode_e4m3
 
@@ -17,9 +17,7 @@ columns = halves
 def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
-    half: tl.constexpr = WIDTH // 2
-    a = load_valid_rows(planes[0], first_row, valid, 0, half, HEAD_DIM)
-    b = load_valid_rows(planes[0], first_row, valid, half, half, HEAD_DIM)
+    a, b = load_halves(planes[0], first_row, valid, HEAD_DIM, WIDTH)
     return fence(decode_e4m3(a, PTX), PTX), fence(decode_e4m3(b, PTX), PTX)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.quant_formats.gpu_cache.planes import halves, load_valid_rows, store_rows
+from localkv.quant_formats.gpu_cache.planes import halves, load_halves, store_rows
 from localkv.quant_formats.gpu_cache.row_scale import (
     load_row_scales,
     scale_rows,
@@ -22,10 +22,8 @@ columns = halves
 def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
-    half: tl.constexpr = WIDTH // 2
-    a = load_valid_rows(planes[0], first_row, valid, 0, half, HEAD_DIM)
-    b = load_valid_rows(planes[0], first_row, valid, half, half, HEAD_DIM)
-    d = load_row_scales(planes[1], first_row, valid)
+    a, b = load_halves(planes[0], first_row, valid, HEAD_DIM, WIDTH)
+    d = load_row_scales(planes[1], first_row, valid, 448)
     return fence(decode_e4m3(a, PTX) * d, PTX), fence(decode_e4m3(b, PTX) * d, PTX)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from localkv.triton_primitives.saturate import largest_scale, saturate
+
 
 @triton.jit
 def halves(WIDTH: tl.constexpr):
@@ -49,14 +51,27 @@ def load_valid_rows(plane, first_row, valid, FIRST, N: tl.constexpr, LENGTH: tl.
 
 
 @triton.jit
+def load_halves(plane, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of HEAD_DIM items, zeros where not `valid`, as two halves: [rows, WIDTH / 2] each."""
+    half: tl.constexpr = WIDTH // 2
+    left = load_valid_rows(plane, first_row, valid, 0, half, HEAD_DIM)
+    return left, load_valid_rows(plane, first_row, valid, half, half, HEAD_DIM)
+
+
+@triton.jit
 def as_f16(plane):
     """A plane of fp16 numbers."""
     return plane.to(tl.pointer_type(tl.float16))
 
 
 @triton.jit
-def load_scales(plane, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+def load_scales(
+    plane, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, LARGEST: tl.constexpr
+):
     """A fp16 number per block of 32, 0 in rows that aren't `valid`: [rows, WIDTH / 32].
+
+    Numbers are limited to what times LARGEST is finite in fp16: a block of larger values, which
+    the codes can hold, shrinks to fp16's range instead of becoming infinite.
 
     Loaded as words of 2 or 4 of them where a row has whole words: with more threads than numbers
     each would load 2 bytes, and so little isn't copied to shared memory in the background.
@@ -70,9 +85,10 @@ def load_scales(plane, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.const
         word = load_valid_rows(words, first_row, valid, 0, length, length)
         shifts = (16 * tl.arange(0, per_word)).to(word.dtype)
         bits = (word[:, :, None] >> shifts[None, None, :]).to(tl.uint16)
-        return tl.reshape(bits.to(tl.float16, bitcast=True), (rows, blocks))
+        scales = tl.reshape(bits.to(tl.float16, bitcast=True), (rows, blocks))
     else:
-        return load_valid_rows(as_f16(plane), first_row, valid, 0, blocks, HEAD_DIM // 32)
+        scales = load_valid_rows(as_f16(plane), first_row, valid, 0, blocks, HEAD_DIM // 32)
+    return saturate(scales, largest_scale(LARGEST))
 
 
 @triton.jit

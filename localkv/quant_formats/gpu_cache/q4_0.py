@@ -26,7 +26,7 @@ def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     qs = load_rows(planes[1], first_row, valid.shape[0], 0, WIDTH // 2, HEAD_DIM // 2)
-    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH)
+    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, 8)
     low, high = unpack_nibbles(qs, 8, PTX)
     d = repeat(d, 16)
     return fence(low * d, PTX), fence(high * d, PTX)

@@ -26,8 +26,8 @@ def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     qs = load_rows(planes[2], first_row, valid.shape[0], 0, WIDTH // 2, HEAD_DIM // 2)
-    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH)
-    m = load_scales(planes[1], first_row, valid, HEAD_DIM, WIDTH)
+    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, 2 * 15)
+    m = load_scales(planes[1], first_row, valid, HEAD_DIM, WIDTH, 2)
     low, high = unpack_nibbles(qs, 0, PTX)
     d, m = repeat(d, 16), repeat(m, 16)
     return fence(low * d + m, PTX), fence(high * d + m, PTX)

@@ -33,7 +33,7 @@ def read_tile(
     low, high = load_five_bits(
         planes[2], planes[1], first_row, valid.shape[0], HEAD_DIM, WIDTH, 16, PTX
     )
-    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH)
+    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, 16)
     d = repeat(d, 16)
     return fence(low * d, PTX), fence(high * d, PTX)
 

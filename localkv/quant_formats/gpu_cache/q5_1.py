@@ -33,8 +33,8 @@ def read_tile(
     low, high = load_five_bits(
         planes[3], planes[2], first_row, valid.shape[0], HEAD_DIM, WIDTH, 0, PTX
     )
-    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH)
-    m = load_scales(planes[1], first_row, valid, HEAD_DIM, WIDTH)
+    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, 2 * 31)
+    m = load_scales(planes[1], first_row, valid, HEAD_DIM, WIDTH, 2)
     d, m = repeat(d, 16), repeat(m, 16)
     return fence(low * d + m, PTX), fence(high * d + m, PTX)
 

@@ -32,7 +32,7 @@ def read_tile(
     rows: tl.constexpr = valid.shape[0]
     a = load_rows(planes[1], first_row, rows, 0, half, HEAD_DIM)
     b = load_rows(planes[1], first_row, rows, half, half, HEAD_DIM)
-    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH)
+    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, 127)
     d_a, d_b = cut(d)
     a = unpack_signed_bytes(a, PTX) * repeat(d_a, 32)
     b = unpack_signed_bytes(b, PTX) * repeat(d_b, 32)

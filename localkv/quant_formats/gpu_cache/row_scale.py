@@ -7,14 +7,14 @@ import triton.language as tl
 
 from localkv.quant_formats.gpu_cache.planes import as_f16, as_i32
 from localkv.quant_formats.gpu_cache.rounding import NAN
+from localkv.triton_primitives.saturate import F16_MAX, largest_scale, saturate
 
 SMALLEST = tl.constexpr(2.0**-24)
-LARGEST = tl.constexpr(65504.0)
 
 
 @triton.jit
-def load_row_scales(plane, first_row, valid):
-    """fp16 [rows, 1]; 0 for rows that aren't `valid`.
+def load_row_scales(plane, first_row, valid, LARGEST: tl.constexpr):
+    """fp16 [rows, 1]; 0 for rows that aren't `valid`; limited as `load_scales` limits them.
 
     Loaded as words of two rows, since 2 bytes aren't copied to shared memory in the background;
     tiles begin at even rows.
@@ -22,7 +22,7 @@ def load_row_scales(plane, first_row, valid):
     n = tl.arange(0, valid.shape[0])
     word = tl.load(as_i32(plane) + (first_row // 2 + n // 2), mask=valid, other=0)
     bits = (word >> (n % 2 * 16)).to(tl.uint16)
-    return bits.to(tl.float16, bitcast=True)[:, None]
+    return saturate(bits.to(tl.float16, bitcast=True), largest_scale(LARGEST))[:, None]
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def scale_rows(x, LARGEST_CODE: tl.constexpr):
     is_nan = x != x
     has_nan = tl.max(is_nan.to(tl.int32), 1) > 0
     exact = tl.div_rn(tl.max(tl.where(is_nan, 0.0, tl.abs(x)), 1), LARGEST_CODE)
-    exact = tl.minimum(tl.maximum(exact, SMALLEST), LARGEST)
+    exact = tl.minimum(tl.maximum(exact, SMALLEST), F16_MAX)
     nearest = exact.to(tl.float16)
     # of positive numbers the next larger one has the next larger bits
     too_small = (nearest.to(tl.float32) < exact).to(tl.int16)

@@ -21,7 +21,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 @triton.jit
 def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     codes = decode_bf16(load_floats(planes[0], row, first, n_values, VALUES, EVEN))
-    return ((codes, None, None),)
+    return ((codes,),)
 
 
 LAYOUT = WeightLayout(8, read, planes, bound=lambda p: largest(p[0].view(torch.bfloat16)))

@@ -26,7 +26,7 @@ def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr,
     ok = at < n
     low, high = unpack_codebook(load_runs(qs, row, n, at, ok, EVEN), CODEBOOK, PTX)
     scale = load_items(d, row, n, at, ok, EVEN).to(tl.float32)
-    return (low, scale, None), (high, scale, None)
+    return (low, scale), (high, scale)
 
 
 LAYOUT = WeightLayout(32, read, planes, bound=lambda p: 127 * largest(p[1]))

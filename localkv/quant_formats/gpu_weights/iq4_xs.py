@@ -47,7 +47,7 @@ def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr,
         q = load_runs(qs, row, 4 * n, 4 * at + group, ok, EVEN)
         a, b = unpack_codebook(q, CODEBOOK, PTX)
         scale = d * (six_bits(low, high, group) - 32).to(tl.float32)
-        parts = parts + ((a, scale, None), (b, scale, None))
+        parts = parts + ((a, scale), (b, scale))
     return parts
 
 

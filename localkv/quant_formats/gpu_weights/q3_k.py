@@ -56,7 +56,7 @@ def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr,
         for quarter in tl.static_range(4):
             codes = unpack_bit_field(q, above, 2 * quarter, 2, 4 * half + quarter, 1, 4, PTX)
             scale = six_bits(low, high, 4 * half + quarter) - 32
-            parts = parts + ((codes, d * scale.to(tl.float32), None),)
+            parts = parts + ((codes, d * scale.to(tl.float32)),)
     return parts
 
 

@@ -36,7 +36,7 @@ def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr,
     for part in tl.static_range(0, 8, 2):
         low, high = two_parts(qs, above, row, n, at, ok, part, 16, EVEN, PTX)
         scale = load_items(d, row, 4 * n, 4 * at + part // 2, ok, EVEN).to(tl.float32)
-        parts = parts + ((low, scale, None), (high, scale, None))
+        parts = parts + ((low, scale), (high, scale))
     return parts
 
 

@@ -42,7 +42,7 @@ def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr,
         for half in tl.static_range(2):
             codes = unpack_bit_field(q, above, 4 * half, 4, 4 * group + 2 * half, 2, 32, PTX)
             scale = (word << (24 - 16 * group - 8 * half)) >> 24
-            parts = parts + ((codes, d * scale.to(tl.float32), None),)
+            parts = parts + ((codes, d * scale.to(tl.float32)),)
     return parts
 
 

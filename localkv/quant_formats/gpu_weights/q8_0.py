@@ -24,7 +24,7 @@ def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr,
     scale = load_items(d, row, n, at, ok, EVEN).to(tl.float32)
     low = unpack_signed_bytes(load_runs(qs, row, 2 * n, 2 * at, ok, EVEN), PTX)
     high = unpack_signed_bytes(load_runs(qs, row, 2 * n, 2 * at + 1, ok, EVEN), PTX)
-    return (low, scale, None), (high, scale, None)
+    return (low, scale), (high, scale)
 
 
 LAYOUT = WeightLayout(32, read, planes, bound=lambda p: 128 * largest(p[1]))

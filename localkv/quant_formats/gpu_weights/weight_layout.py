@@ -1,11 +1,13 @@
 """The facts about a type's planes, and the loads that the readers share.
 
 A row is divided into *units* of `unit` values, and a tile of it is read in *parts*: part p holds
-values p * run to p * run + run - 1 of each unit. A part is a tuple of
+values p * run to p * run + run - 1 of each unit. A part is a tuple of one to three:
 
     codes    fp16 or fp32 [rows, units, run], exact
-    scales   fp32 [rows, units] factor of the codes, or None
-    minima   fp32 [rows, units] that is added then, or None
+    scales   fp32 [rows, units] factor of the codes
+    minima   fp32 [rows, units] that is added then
+
+What a type lacks is left out: Triton 3.6 takes no None in a tuple that a function returns.
 """
 
 from __future__ import annotations

@@ -1,0 +1,320 @@
+"""`localkv plan`: what fits in memory, from a model's header alone. No tensor, no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich_click import RichArgument
+
+from localkv.cli.command import Command
+from localkv.cli.messages import warn
+from localkv.cli.model_file import model_header
+from localkv.cli.options import (
+    TEXT,
+    Whole,
+    compute_options,
+    context_option,
+    flag,
+    json_option,
+    model_options,
+    option,
+    preset_option,
+)
+from localkv.cli.preset_choice import preset_or_given, say_preset
+from localkv.errors import LocalKVError, UsageError
+from localkv.quant_formats import KV_FORMATS
+
+if TYPE_CHECKING:
+    from localkv.cli.plan_report import PlannedModel
+    from localkv.config import ModelConfig
+    from localkv.machine_memory import Budget
+    from localkv.memory_fit import Pair
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)(B?))?B?", re.IGNORECASE)
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def byte_size_of(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """The callback of a size: 24GiB, 24G (the same), 24GB (a power of ten), 512M, 1073741824."""
+    if value is None:
+        return None
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no size, as 24GiB, 24GB and 512MiB are", ctx, param)
+    number, unit, binary, byte = match.groups()
+    base = 1000 if byte and not binary else 1024
+    return int(float(number) * (base ** _POWERS[unit.upper()] if unit else 1))
+
+
+def _types_option(side: str, short: str) -> click.Parameter:
+    return option(
+        short,
+        f"--cache-type-{side.lower()}",
+        panel="KV cache",
+        llama_env=f"CACHE_TYPE_{side}",
+        metavar="TYPES",
+        callback=preset_or_given,
+        help=f"Types of {side}, with commas between them; every K goes with every V. "
+        "[default: f16 if the other is given, else a choice of pairs]",
+    )
+
+
+_PLAN_OPTIONS: list[click.Parameter] = [
+    option(
+        "--memory",
+        panel="Plan",
+        callback=byte_size_of,
+        metavar="SIZE",
+        help="The memory to plan for, such as 24GiB. [default: what is free on the GPU, if "
+        "nvidia-ml-py tells, else on this machine]",
+    ),
+    option(
+        "--sequences",
+        panel="Plan",
+        type=Whole(1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Sequences that are held at the same time, each with its own context.",
+    ),
+]
+
+
+def _run(
+    *,
+    file: str | None,
+    synthetic: str | None,
+    all_pairs: bool,
+    memory: int | None,
+    sequences: int,
+    plot_file: str | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    from localkv.cli.plan_report import Plan, plan_json, plan_lines
+    from localkv.config import CacheConfig
+    from localkv.memory_advice import pair_fit, quant_fits, recommend, shown_pairs
+    from localkv.memory_fit import usual_pairs
+    from localkv.memory_plan import ModelMemory
+
+    if plot_file is not None:
+        from localkv.cli.perplexity_plot import check_plot
+
+        check_plot(plot_file)
+    say_preset(values)
+    named = _named_pairs(values, all_pairs)
+    if synthetic is not None and (file or values["model"] or values["hf_repo"]):
+        raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")
+    model = _header_model(values, file) if synthetic is None else _synthetic_model(synthetic)
+    backend, budget = _where(values["device"], memory)
+    threads = values["threads"]
+    model_memory = ModelMemory(
+        model.tensors,
+        model.config,
+        backend,
+        min(values["batch_size"], values["ubatch_size"]),
+        threads if threads and threads > 0 else _n_cores(),
+    )
+    n_ctx = values["n_ctx"] or model.config.n_ctx_train
+    cache = CacheConfig(n_ctx=n_ctx, n_sequences=sequences)
+    pairs = _fitting(named, model.config, all_pairs) if named else shown_pairs(model_memory)
+    choice = pairs if named and not all_pairs else usual_pairs(model.config)
+    n_bytes = budget.n_bytes
+    plan = Plan(
+        model,
+        model_memory,
+        cache,
+        budget,
+        [pair_fit(model_memory, cache, pair, n_bytes) for pair in pairs],
+        quant_fits(model_memory, cache, choice[:_MOST_COLUMNS], n_bytes, model.quant),
+        recommend(model_memory, cache, choice, n_bytes, model.risks),
+        _model_flags(values, model),
+    )
+    for line in plan.warnings:
+        warn(line)
+    if as_json:
+        click.echo(json.dumps(plan_json(plan), ensure_ascii=False))
+    else:
+        click.echo("\n".join(plan_lines(plan)))
+    if plot_file is not None:
+        from localkv.cli.plan_plot import draw
+
+        draw(plan, plot_file)
+
+
+_MOST_COLUMNS = 6
+"""Pairs that the table of other types of weights has room for."""
+
+
+def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
+    """The model of a file, here or on the hub.
+
+    Raises:
+        ModelFileError: it can't be run; what is known of its cache is said first.
+    """
+    from localkv.cli.plan_report import PlannedModel
+    from localkv.loader.kv_risks import kv_risks
+    from localkv.loader.model_config import model_config
+    from localkv.loader.model_summary import file_type_name
+    from localkv.memory_plan import weights_by_type
+
+    header = model_header(values, argument=file)
+    risks = kv_risks(header)
+    try:
+        config = model_config(header)
+    except LocalKVError:
+        for risk in risks:
+            warn(risk.reason)
+        raise
+    tensors = tuple(header.tensors.values())
+    quant = file_type_name(header.metadata) or weights_by_type(tensors)[0].name
+    return PlannedModel(
+        str(header.path),
+        config,
+        tensors,
+        quant,
+        risks,
+        "tokenizer.chat_template" in header.metadata,
+    )
+
+
+def _synthetic_model(name: str) -> PlannedModel:
+    from localkv.cli.plan_report import PlannedModel
+    from localkv.loader.shapes import SHAPES, shape_tensors
+    from localkv.quant_formats import FORMATS
+
+    shape, colon, type_name = name.partition(":")
+    if not colon:
+        raise UsageError(
+            f"--synthetic {name} names no type of weights",
+            hint=f"as in --synthetic {shape}:q4_K",
+        )
+    known = {fmt.lower(): fmt for fmt in FORMATS}
+    type_name = known.get(type_name.lower(), type_name)
+    tensors = shape_tensors(shape.lower(), type_name)
+    return PlannedModel(name, SHAPES[shape.lower()], tensors, type_name, [], False, is_shape=True)
+
+
+def _where(device: str, memory: int | None) -> tuple[str, Budget]:
+    """The backend that is planned for, and the memory it may take.
+
+    Raises:
+        UsageError: how much there is can't be found out.
+    """
+    from localkv.machine_memory import Budget, gpu_memory, machine_memory, without_runtime
+
+    gpu = gpu_memory() if device in ("auto", "cuda") else None
+    backend = device
+    if device == "auto":
+        backend = "cuda" if gpu else "cpu"
+    if memory is not None:
+        return backend, Budget(memory, "given with --memory")
+    budget = gpu if backend == "cuda" else machine_memory()
+    if budget is None:
+        missing = "no GPU is seen through nvidia-ml-py" if backend == "cuda" else "unknown memory"
+        hint = "say how much there is: --memory 24GiB"
+        raise UsageError(f"--device {backend}: {missing}", hint=hint)
+    return backend, without_runtime(budget, "cuda" if backend == "cuda" else "cpu")
+
+
+def _n_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
+def _named_pairs(values: Mapping[str, Any], all_pairs: bool) -> list[Pair]:
+    """The pairs that the user names; none if that is left to us.
+
+    Raises:
+        UsageError: a type does not exist.
+    """
+    sides = []
+    for name in ("cache_type_k", "cache_type_v"):
+        text = values[name]
+        types = [item.strip().lower() for item in (text or "").split(",") if item.strip()]
+        for item in types:
+            if item not in KV_FORMATS:
+                raise UsageError(
+                    f"unknown cache type {item!r}", hint=f"types: {', '.join(KV_FORMATS)}"
+                )
+        sides.append(types)
+    if all_pairs:
+        if any(sides):
+            raise UsageError("--all plans every pair", hint="leave out -ctk, -ctv and --preset")
+        return [(k, v) for k in KV_FORMATS for v in KV_FORMATS]
+    if not any(sides):
+        return []
+    types_k, types_v = (types or ["f16"] for types in sides)
+    return list(dict.fromkeys((k, v) for k in types_k for v in types_v))
+
+
+def _fitting(pairs: list[Pair], config: ModelConfig, all_pairs: bool) -> list[Pair]:
+    """Of all pairs those that the model's heads can be kept in; named ones must fit.
+
+    Raises:
+        UsageError: one does not; the hint names the types that do.
+    """
+    from localkv.cache_layout import check_cache_type
+    from localkv.memory_plan import fits_head
+
+    if all_pairs:
+        return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
+    for type_k, type_v in pairs:
+        check_cache_type("K", type_k, config.head_dim)
+        check_cache_type("V", type_v, config.head_dim)
+    return pairs
+
+
+def _model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
+    """What names the model and where it runs on a command line."""
+    if model.is_shape:
+        return []
+    flags = ["-m", model.path]
+    if values["hf_repo"] is not None:
+        flags = ["-hf", values["hf_repo"]]
+        flags += ["-hff", values["hf_file"]] if values["hf_file"] else []
+    elif "://" in (values["model"] or "") or not os.path.exists(model.path):
+        flags = ["-m", values["model"] or model.path]
+    if values["device"] != "auto":
+        flags += ["--device", values["device"]]
+    return flags
+
+
+plan = Command(
+    "plan",
+    params=[
+        RichArgument(["file"], required=False, type=TEXT, metavar="[FILE]"),
+        *_PLAN_OPTIONS,
+        *model_options(),
+        option(
+            "--synthetic",
+            panel="Model",
+            metavar="SHAPE:TYPE",
+            help="Plan for a shape instead of a file, such as llama-70b:q4_K.",
+        ),
+        context_option(0),
+        _types_option("K", "-ctk"),
+        _types_option("V", "-ctv"),
+        flag("all_pairs", "--all", panel="KV cache", help="Plan for every pair of types."),
+        preset_option(),
+        *compute_options("one per core"),
+        option(
+            "--plot",
+            "plot_file",
+            panel="Output",
+            metavar="FILE",
+            help="Draw the size of the cache over its context (.png, .svg, .pdf).",
+        ),
+        json_option(),
+    ],
+    callback=_run,
+    help="Say what fits in memory: weights, KV cache and scratch, for pairs of cache types.\n\n"
+    "Only the header is read; of a model on Hugging Face that isn't here, only that is fetched.",
+)

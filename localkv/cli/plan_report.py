@@ -1,0 +1,239 @@
+"""A memory plan as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from localkv.cli.messages import one_line
+from localkv.cli.table import table
+from localkv.errors import byte_size
+from localkv.memory_fit import type_flags
+from localkv.memory_plan import kv_bytes_per_token
+from localkv.requantised import bits_per_weight
+
+if TYPE_CHECKING:
+    from localkv.config import CacheConfig, ModelConfig
+    from localkv.loader.gguf_header import TensorInfo
+    from localkv.loader.kv_risks import KVRisk
+    from localkv.machine_memory import Budget
+    from localkv.memory_advice import PairFit, QuantFit, Recommendation
+    from localkv.memory_fit import Pair
+    from localkv.memory_plan import ModelMemory
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model as far as its header tells.
+
+    Attributes:
+        path: the file, its name in a repository, or SHAPE:TYPE.
+        config, tensors: its sizes, and all tensors.
+        quant: the type of most weights.
+        risks: what is known of it and packed caches.
+        has_template: it can be talked with.
+        is_shape: there is no file.
+    """
+
+    path: str
+    config: ModelConfig
+    tensors: tuple[TensorInfo, ...]
+    quant: str
+    risks: list[KVRisk]
+    has_template: bool
+    is_shape: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that was found out.
+
+    Attributes:
+        model, memory, cache, budget: what was asked.
+        pairs, quants, recommendation: what follows.
+        model_flags: name the model and its device on a command line; empty if there is no file.
+    """
+
+    model: PlannedModel
+    memory: ModelMemory
+    cache: CacheConfig
+    budget: Budget
+    pairs: list[PairFit]
+    quants: list[QuantFit]
+    recommendation: Recommendation
+    model_flags: list[str]
+
+    @property
+    def warnings(self) -> list[str]:
+        lines = [risk.reason for risk in self.model.risks]
+        trained = self.model.config.n_ctx_train
+        if self.cache.n_ctx > trained:
+            lines.append(
+                f"the context of {self.cache.n_ctx} tokens is longer than the {trained} the model "
+                "was trained for; expect poor text beyond that"
+            )
+        return lines
+
+    @property
+    def command(self) -> str | None:
+        """The recommendation as a command line, or as the flags alone where there is no file."""
+        advice = self.recommendation
+        if advice.pair is None or advice.quant is not None:
+            return None
+        flags = f"-c {advice.n_ctx} {type_flags(advice.pair)}"
+        if self.memory.n_batch != DEFAULT_BATCH:
+            flags += f" -ub {self.memory.n_batch}"
+        if not self.model_flags:
+            return flags
+        named = shlex.join(self.model_flags)
+        if self.model.has_template:
+            return f"localkv chat {named} {flags}"
+        return f'localkv complete {named} {flags} -p "Once upon a time"'
+
+
+DEFAULT_BATCH = 512
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The plan as it is printed."""
+    config, cache = plan.model.config, plan.cache
+    some = plan.pairs[0].plan
+    sequences = f"{cache.n_sequences} sequences of " if cache.n_sequences > 1 else ""
+    mapped = f", {byte_size(some.weights_mapped)} of them mapped" if some.weights_mapped else ""
+    if not some.weights_allocated:
+        mapped = ", mapped"
+    facts = [
+        ("model", one_line(f"{config.name}: {config.architecture}, {config.n_layers} layers, ")
+         + f"{config.n_kv_heads} KV heads of {config.head_dim}, "
+         f"trained with {config.n_ctx_train} tokens"),
+        ("weights", f"{byte_size(some.weights)}{mapped}, {plan.model.quant}, "
+         f"{bits_per_weight(plan.model.tensors):.3g} bits per weight"),
+        ("scratch", f"at most {byte_size(some.scratch)}, in batches of {plan.memory.n_batch}"),
+        ("memory", f"{byte_size(plan.budget.n_bytes)}, {plan.budget.source}; "
+         f"backend {plan.memory.backend}"),
+        ("context", f"{sequences}{cache.n_ctx} tokens (-c)"),
+    ]  # fmt: skip
+    return [
+        *(f"{label:<9}{text}" for label, text in facts),
+        "",
+        *_pair_table(plan),
+        "",
+        "The longest context with other types of weights:",
+        *_quant_table(plan.quants),
+        "",
+        *_advice(plan),
+    ]
+
+
+def _pair_table(plan: Plan) -> list[str]:
+    rows = [("K/V", "bits", "per token", "K", "V", "K + V", "total", "fits", "longest context")]
+    for fit in plan.pairs:
+        k, v = fit.plan.cache_k, fit.plan.cache_v
+        rows.append(
+            (
+                _name(fit.pair),
+                f"{fit.bits:.4g}",
+                byte_size(kv_bytes_per_token(*fit.pair, plan.model.config)),
+                byte_size(k),
+                byte_size(v),
+                byte_size(k + v),
+                byte_size(fit.plan.total),
+                _fits(fit, plan.budget),
+                _tokens(fit.longest),
+            )
+        )
+    lines = table(rows)
+    if any(_fits(fit, plan.budget) == "slowly" for fit in plan.pairs):
+        lines.append("slowly: there is no room for all mapped weights, so they are read anew")
+    return lines
+
+
+def _fits(fit: PairFit, budget: Budget) -> str:
+    if fit.fits:
+        return "yes"
+    return "slowly" if fit.plan.resident <= budget.n_bytes else "no"
+
+
+def _quant_table(quants: list[QuantFit]) -> list[str]:
+    rows = [("weights", "bits", "bytes", *map(_name, quants[0].longest))]
+    for quant in quants:
+        own = " (this one)" if quant.is_own else ""
+        contexts = map(_tokens, quant.longest.values())
+        row = (f"{quant.name.upper()}{own}", f"{quant.bits:.3g}", byte_size(quant.n_bytes))
+        rows.append((*row, *contexts))
+    return table(rows)
+
+
+def _tokens(n_tokens: int) -> str:
+    return str(n_tokens) if n_tokens else "none"
+
+
+def _advice(plan: Plan) -> list[str]:
+    lines = [f"recommended: {plan.recommendation.reason}"]
+    return lines if plan.command is None else [*lines, plan.command]
+
+
+def _name(pair: Pair) -> str:
+    return "/".join(pair)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """What `--json` prints; sizes are bytes, contexts tokens."""
+    config, advice = plan.model.config, plan.recommendation
+    some = plan.pairs[0].plan
+    return {
+        "model": {
+            "path": plan.model.path,
+            "name": config.name,
+            "architecture": config.architecture,
+            "n_layers": config.n_layers,
+            "n_kv_heads": config.n_kv_heads,
+            "head_dim": config.head_dim,
+            "n_ctx_train": config.n_ctx_train,
+            "quant": plan.model.quant,
+            "bits_per_weight": bits_per_weight(plan.model.tensors),
+        },
+        "backend": plan.memory.backend,
+        "memory": asdict(plan.budget),
+        "n_ctx": plan.cache.n_ctx,
+        "n_sequences": plan.cache.n_sequences,
+        "n_batch": plan.memory.n_batch,
+        "weights_mapped": some.weights_mapped,
+        "weights_allocated": some.weights_allocated,
+        "scratch": some.scratch,
+        "pairs": [_pair_json(fit, config) for fit in plan.pairs],
+        "quants": [
+            {
+                "type": quant.name,
+                "is_own": quant.is_own,
+                "bytes": quant.n_bytes,
+                "bits_per_weight": quant.bits,
+                "longest_context": {_name(pair): n for pair, n in quant.longest.items()},
+            }
+            for quant in plan.quants
+        ],
+        "recommendation": {
+            "type_k": advice.pair[0] if advice.pair else None,
+            "type_v": advice.pair[1] if advice.pair else None,
+            "n_ctx": advice.n_ctx,
+            "quant": advice.quant,
+            "reason": advice.reason,
+            "command": plan.command,
+        },
+        "warnings": plan.warnings,
+    }
+
+
+def _pair_json(fit: PairFit, config: ModelConfig) -> dict[str, Any]:
+    return {
+        "type_k": fit.pair[0],
+        "type_v": fit.pair[1],
+        "bits_per_value": fit.bits,
+        "bytes_per_token": kv_bytes_per_token(*fit.pair, config),
+        "cache_k": fit.plan.cache_k,
+        "cache_v": fit.plan.cache_v,
+        "total": fit.plan.total,
+        "fits": fit.fits,
+        "longest_context": fit.longest,
+    }

@@ -1,0 +1,62 @@
+"""What a GPU has no room for, in one line: who asked for how much, and what would fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from traceback import clear_frames
+
+import torch
+
+from localkv.errors import LocalKVError, byte_size
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of a GPU's memory.
+
+    Attributes:
+        free: that can be had, those that torch keeps for later included.
+        taken: that this process' tensors take.
+        total: of the GPU.
+    """
+
+    free: int
+    taken: int
+    total: int
+
+
+def gpu_room(device: torch.device) -> Room:
+    """Of a CUDA device."""
+    free, total = torch.cuda.mem_get_info(device)
+    taken = torch.cuda.memory_allocated(device)
+    return Room(free + torch.cuda.memory_reserved(device) - taken, taken, total)
+
+
+@contextmanager
+def naming_what_fails(
+    what: str, device: torch.device, hint: Callable[[Room], str]
+) -> Iterator[None]:
+    """Turn torch's complaint that a GPU's memory is full into a line that says what it was for.
+
+    Args:
+        what: is being allocated.
+        hint: what would help, given what is free once the attempt is given up.
+
+    Raises:
+        LocalKVError: there is no room.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        clear_frames(error.__traceback__)  # they hold what had been allocated
+        room = gpu_room(device)
+        asked = re.search(r"Tried to allocate ([\d.]+ [KMG]iB)", str(error))
+        piece = f", which asked for {asked[1]} more" if asked else ""
+        raise LocalKVError(
+            f"the GPU has no room for {what}{piece}: {byte_size(room.free)} of "
+            f"{byte_size(room.total)} are free",
+            hint=hint(room),
+        ) from error

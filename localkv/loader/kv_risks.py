@@ -1,0 +1,87 @@
+"""Models that are known to suffer from packed K or V, and why. From the file, without torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from localkv.loader.gguf_file import GGUFFile
+from localkv.loader.gguf_header import TensorInfo
+from localkv.loader.model_header import ModelHeader
+from localkv.quant_formats import KV_FORMATS
+
+LARGE_BIAS = 16.0
+"""Beyond it a step of 4 bits, an eighth of a block's largest value, is as large as what K's other
+channels usually hold: a few units."""
+
+_K_BIAS = re.compile(r"blk\.(\d+)\.attn_k\.bias")
+_FLOATS = {"f32": np.float32, "f16": np.float16}
+
+
+@dataclass(frozen=True)
+class KVRisk:
+    """Why a model does not bear every cache type.
+
+    Attributes:
+        reason: one line, with what is safe.
+        concerns: whether it applies to these types of K and V.
+    """
+
+    reason: str
+    concerns: Callable[[str, str], bool]
+
+
+def kv_risks(model: ModelHeader) -> list[KVRisk]:
+    """What is known of a model; of large biases only the file itself can tell.
+
+    Sources: llama.cpp #21385 (norms of Qwen2.5's K biases of 605 and 921), KVTuner (Qwen2.5-7B with
+    4-bit K and V: GSM8K 0.8 %), vLLM #11906 (fp8 without scales), ollama #11929 (gpt-oss-20b at
+    q8_0/q8_0: same most likely token for 74.9 %).
+    """
+    risks = []
+    if biases := _large_biases(model):
+        risks.append(
+            KVRisk(
+                f"{biases}: K in fewer bits than q8_0 loses what distinguishes tokens; "
+                "use -ctk q8_0 or f16",
+                lambda type_k, _: _bits(type_k) < _bits("q8_0"),
+            )
+        )
+    if any(".attn_sinks." in name for name in model.tensors):
+        risks.append(
+            KVRisk(
+                "this model has attention sinks, and is sensitive to any packed cache "
+                "(gpt-oss keeps its most likely token for 75 % at q8_0/q8_0); use f16",
+                lambda *types: min(map(_bits, types)) < _bits("f16"),
+            )
+        )
+    return risks
+
+
+def _bits(type_name: str) -> float:
+    """Bits per value, without a scale per row."""
+    fmt = KV_FORMATS[type_name]
+    return 8 * fmt.block_bytes / fmt.block_size
+
+
+def _large_biases(model: ModelHeader) -> str:
+    """What is known of the biases of K, if they may be large; else empty."""
+    found = {m[1]: t for name, t in model.tensors.items() if (m := _K_BIAS.fullmatch(name))}
+    if not found:
+        return ""
+    if not isinstance(model, GGUFFile):
+        return "K has biases, which can be very large (they are in Qwen2.5)"
+    largest, layer = max((_absmax(model, tensor), int(at)) for at, tensor in found.items())
+    return f"K has biases up to {largest:.3g} (layer {layer})" if largest > LARGE_BIAS else ""
+
+
+def _absmax(model: GGUFFile, tensor: TensorInfo) -> float:
+    """The largest magnitude of a bias; 0 for types that biases don't have."""
+    dtype = _FLOATS.get(tensor.format.name)
+    if dtype is None:
+        return 0.0
+    values = np.frombuffer(model.data(tensor.name).tobytes(), dtype)
+    return float(np.abs(values.astype(np.float32)).max())

@@ -1,0 +1,153 @@
+"""`LLM(path, device="cuda")` as users call it, on a GPU that is Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from program import Program
+from tiny_model import write_tiny_model
+
+from localkv import LLM
+from localkv.errors import LocalKVError
+from localkv.kernels.gpu import moe, products
+from localkv.kernels.gpu import triton_backend as module
+from localkv.kernels.gpu.tile_sizes import TileSizes, tile_sizes
+from localkv.kernels.select import select_backend
+from localkv.kv_cache import KVCache
+from localkv.model import Transformer
+
+PROMPT = "Once upon a time there was a small fox who lived near the river."
+
+
+@pytest.fixture(autouse=True)
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU, as far as the choice of a backend can see; its memory is the CPU's.
+
+    The interpreter takes as long for a program, however large its tile: so tiles are large.
+    """
+
+    def large(*args: Any, **settings: Any) -> TileSizes:
+        return replace(tile_sizes(*args, **settings), rows=128)
+
+    monkeypatch.setattr(moe, "tile_sizes", large)
+    monkeypatch.setattr(products, "tile_sizes", large)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    backend = module.triton_backend
+    monkeypatch.setattr(module, "triton_backend", lambda device: backend("cpu"))
+
+
+@pytest.fixture(scope="module", params=["dense", "experts"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param) / "model.gguf"
+    return write_tiny_model(path, n_experts=4 if request.param == "experts" else 0)
+
+
+def test_text_is_the_references(model: Path) -> None:
+    """Greedily: a prompt in chunks, steps, a second prompt that shares tokens with the first."""
+    texts = []
+    for device in ("reference", "cuda"):
+        llm = LLM(model, device=device, cache_type_k="q8_0", cache_type_v="q4_0", n_batch=24)
+        assert llm.backend.name == device
+        first = llm.complete(PROMPT, max_tokens=4, temperature=0.0, ignore_eos=True)
+        second = llm.complete(PROMPT + " The owl", max_tokens=3, temperature=0.0, ignore_eos=True)
+        assert second.usage.cached_tokens > 0
+        texts.append((first.text, second.text))
+    assert texts[0] == texts[1]
+    assert all(len(text) > 0 for text in texts[0])
+
+
+def test_draws_on_the_device_repeat(tiny_model: Path) -> None:
+    """As often as the seed is the same."""
+    llm = LLM(tiny_model, device="cuda", n_ctx=64)
+    one, same, other = (
+        llm.complete("The fox", max_tokens=3, temperature=1.5, seed=seed, ignore_eos=True).text
+        for seed in (1, 1, 2)
+    )
+    assert one == same != other
+
+
+def test_auto_takes_the_gpu() -> None:
+    assert select_backend("auto").name == "cuda"
+
+
+def test_what_the_start_says(program: Program, tiny_model: Path) -> None:
+    """The GPU, the kernel of each operation, what types are multiplied as, what -t does there."""
+    run = ("complete", "-m", tiny_model, "-p", "The fox", "-n", "1", "-c", "64", "--device", "cuda")
+    result = program(*run, "-v", "-t", "2", "-ctk", "bf16", "-ctv", "f32")
+    assert result.code == 0
+    memory, summary, warning = result.err_lines
+    assert memory.endswith("(context 64), on Triton's interpreter")
+    assert "on cuda, Triton's interpreter (" in summary
+    for op in module.KERNELS:
+        assert f"{op}: " in summary
+    assert "tiles of K: tf32 (10 bits of mantissa, which hold bf16's 7)" in summary
+    assert "of V: tf32 in three products" in summary
+    assert "-t has no effect on a GPU" in warning
+    assert len(program(*run).err_lines) == 1
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a function fail as torch does where a GPU of 8 GiB is full."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 6 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: (6 << 30) + (1 << 20))
+
+    def fails(owner: object, name: str, *, after: int = 0) -> None:
+        real, calls = getattr(owner, name), []
+
+        def call(*args: Any, **named: Any) -> Any:
+            calls.append(0)
+            if len(calls) > after:
+                raise torch.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity "
+                    "of 8.00 GiB of which 1.00 MiB is free.\nSee documentation"
+                )
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    return fails
+
+
+def refused(path: Path, **options: Any) -> LocalKVError:
+    with pytest.raises(LocalKVError) as error:
+        LLM(path, device="cuda", **options).complete("The fox", max_tokens=4)
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+def test_no_room_for_the_weights(full: Any, tiny_model: Path) -> None:
+    full(module, "prepare", after=3)
+    error = refused(tiny_model)
+    assert error.message == (
+        "the GPU has no room for the weights' blk.0.ffn_up.weight of 40.00 KiB, which asked for "
+        "20.00 MiB more: 2.00 MiB of 8.00 GiB are free"
+    )
+    assert error.hint is not None
+    assert "weights, K, V and scratch of 6.00 GiB in all would fit" in error.hint
+
+
+def test_no_room_for_the_cache(full: Any, tiny_model: Path) -> None:
+    """A page of 2 layers takes 128 KiB in f16."""
+    full(KVCache, "__init__")
+    error = refused(tiny_model, n_ctx=8192)
+    assert error.message.startswith(
+        "the GPU has no room for a KV cache of 4.00 MiB for 8192 tokens, which asked for"
+    )
+    assert error.hint is not None
+    assert error.hint.startswith("4096 tokens (-c) would fit")
+
+
+@pytest.mark.parametrize(("after", "what"), [(0, "a batch of 16 tokens"), (1, "a step's scratch")])
+def test_no_room_for_scratch(full: Any, tiny_model: Path, after: int, what: str) -> None:
+    full(Transformer, "forward", after=after)
+    error = refused(tiny_model)
+    assert what in error.message
+    assert error.hint is not None
+    assert "(-c)" in error.hint

@@ -1,0 +1,115 @@
+"""`--preset`: the flags it stands for, and who wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_llm import FakeLLM
+from program import Program
+from random_model import variant
+
+from localkv.presets import PRESETS
+from localkv.quant_formats import KV_FORMATS
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
+    class Script(FakeLLM):
+        pass
+
+    monkeypatch.setattr("localkv.llm.LLM", Script)
+    return Script
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    return path
+
+
+def bits(name: str) -> float:
+    return KV_FORMATS[name].bits_per_value(128)
+
+
+def test_presets_go_from_many_bits_to_few_and_k_never_has_fewer_than_v() -> None:
+    sizes = [bits(p.type_k) + bits(p.type_v) for p in PRESETS.values()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+    assert all(bits(p.type_k) >= bits(p.type_v) for p in PRESETS.values())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_flags_that_it_names(program: Program, llm, model: Path, name: str) -> None:
+    preset = PRESETS[name]
+    result = program("complete", "-m", model, "-p", "x", "--preset", name)
+    assert result.code == 0, result.err
+    assert (llm.loaded["cache_type_k"], llm.loaded["cache_type_v"]) == (
+        preset.type_k,
+        preset.type_v,
+    )
+    flags = f"-ctk {preset.type_k} -ctv {preset.type_v}"
+    assert result.err_lines[0] == f"preset {name}: {flags}"
+    program("complete", "-m", model, "-p", "x", *flags.split())
+    assert (llm.loaded["cache_type_k"], llm.loaded["cache_type_v"]) == (
+        preset.type_k,
+        preset.type_v,
+    )
+
+
+@pytest.mark.parametrize("flags", ["--preset memory -ctk bf16", "-ctk bf16 --preset memory"])
+def test_a_type_that_is_given_wins(program: Program, llm, model: Path, flags: str) -> None:
+    result = program("complete", "-m", model, "-p", "x", *flags.split())
+    assert (llm.loaded["cache_type_k"], llm.loaded["cache_type_v"]) == ("bf16", "q4_0")
+    assert result.err_lines[0] == "preset memory: -ctv q4_0 (given: -ctk bf16)"
+
+
+def test_what_is_nearer_wins(program: Program, llm, model: Path) -> None:
+    def types(*flags: str) -> tuple[str, str]:
+        assert program("complete", "-m", model, "-p", "x", *flags).code == 0
+        return llm.loaded["cache_type_k"], llm.loaded["cache_type_v"]
+
+    program.write_config("[complete]\npreset = 'memory'\ncache-type-k = 'f16'\n")
+    assert types() == ("f16", "q4_0")
+    assert types("--preset", "balanced") == ("q8_0", "q8_0")
+    program.setenv(LOCALKV_PRESET="speed")
+    assert types() == ("q8_0", "q4_0")
+    program.setenv(LLAMA_ARG_CACHE_TYPE_V="f32")
+    assert types() == ("q8_0", "f32")
+    assert types("--preset", "memory") == ("q4_0", "q4_0")
+
+
+def test_without_one_nothing_is_said(program: Program, llm, model: Path) -> None:
+    assert "preset" not in program("complete", "-m", model, "-p", "x").err
+    assert program("complete", "-m", model, "-p", "x", "--preset", "memory", "-q").err == ""
+
+
+def test_an_unknown_one(program: Program, model: Path) -> None:
+    result = program("complete", "-m", model, "-p", "x", "--preset", "fast")
+    assert result.code == 2
+    assert "'fast' is not one of 'quality', 'balanced', 'speed', 'memory'" in result.err
+
+
+def test_heads_that_the_types_do_not_fit(program: Program, tmp_path: Path) -> None:
+    """Never another type in silence: the error names those that work."""
+    path = variant("llama", head_dim=80).write(tmp_path / "m.gguf")
+    result = program("complete", "-m", path, "-p", "x", "--preset", "speed")
+    assert (result.code, result.out) == (2, "")
+    assert result.err_lines[0] == "preset speed: -ctk q8_0 -ctv q4_0"
+    assert result.err_lines[1].startswith("error: K cache type q8_0 with block size 32 does not")
+    assert result.err_lines[2].startswith("hint: use f32, f16, bf16, fp8_e4m3")
+
+
+def test_a_sweep_names_its_types_itself(program: Program, tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("x")
+    argv = ("perplexity", "-m", "x", "-f", text, "--sweep", "pure")
+    result = program(*argv, "--preset", "memory")
+    assert result.code == 2
+    assert "--sweep names the cache types" in result.err
+
+
+def test_commands_with_a_cache_take_it(program: Program) -> None:
+    for command in ("complete", "chat", "perplexity"):
+        assert "--preset NAME" in program(command, "--help").out
