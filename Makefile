@@ -59,6 +59,8 @@ lint: .venv/.dev
 
 figures: .venv/.dev
 	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/kv-cache.md
+	$(BIN)/localkv plan --synthetic llama-8b:q4_K --memory 16GiB -c 65536 \
+		--plot docs/kv-cache-memory.png
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 with venv found; set PYTHON=..." >&2; exit 1; }
