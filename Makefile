@@ -1,5 +1,6 @@
 # make run        set up .venv, let the model that ships tell a story, and ask it for a fact that
 #                 it was told long before
+# make chat       set up .venv and open a chat with it
 # make test       set up .venv and run all tests
 # make test-fast  the tests that take less than five minutes together
 # make lint       formatting, lint, types, import floors
@@ -23,7 +24,7 @@ MODEL := models/tales-4M-F16.gguf
 PROMPT := Once upon a time
 QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run test test-fast test-triton lint figures clean
+.PHONY: run chat test test-fast test-triton lint figures clean
 
 run: .venv/.run
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
@@ -34,6 +35,9 @@ run: .venv/.run
 	@head -n 1 models/notes.txt
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p " $(QUESTION)" -r "\n" --temp 0 -q --stats <models/notes.txt'
 	@$(BIN)/localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p ' $(QUESTION)' -r '\n' --temp 0 -q --stats <models/notes.txt
+
+chat: .venv/.run
+	@$(BIN)/localkv chat -m $(MODEL)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2

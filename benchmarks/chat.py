@@ -1,10 +1,10 @@
 """The decode rate inside the chat, beside that of the engine alone: what the screen costs.
 
-    python benchmarks/chat.py -m models/tales-4M-F16.gguf
+    python benchmarks/chat.py [-m models/tales-4M-F16.gguf] [--rounds 9] [--json FILE]
 
 Both run the same conversation with the same types and threads, taking turns: the engine alone in
 a process of its own that draws nothing, and the chat, without a terminal but with everything it
-draws. One round warms up and is not counted. Prints a table, and one line of JSON.
+draws. One round warms up and is not counted. Prints a table; `--json` writes every round.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import json
 import statistics
 import time
+from pathlib import Path
 
 from localkv.chat.engine import ChatRequest, EngineOptions, Finished
 from localkv.chat.engine_process import EngineProcess
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("-n", "--n-predict", type=int, default=400)
     parser.add_argument("-t", "--threads", type=int, default=default_threads())
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args()
     rates = asyncio.run(measure(args))
     ratios = [chat / engine for chat, engine in zip(rates["chat"], rates["engine"], strict=True)]
@@ -113,7 +115,9 @@ def main() -> None:
         print(
             f"{way:<10}" + "".join(f"{value:8.{2 if way == 'ratio' else 1}f}" for value in summary)
         )
-    print(json.dumps({"threads": args.threads, "model": args.model, **rates, "ratios": ratios}))
+    if args.json:
+        facts = {"threads": args.threads, "model": args.model}
+        args.json.write_text(json.dumps({**facts, **rates, "ratios": ratios}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Attention of one layer on the CPU, by types of K and V and depth: ours and torch's.
 
-    python benchmarks/cpu_attention.py --pairs f16/f16,q8_0/q8_0,q4_0/q8_0 --threads 2
+    python benchmarks/cpu_attention.py --pairs f16/f16,q8_0/q8_0,q4_0/q8_0 --threads 2 [--json FILE]
 
 Decode is one new token, prefill 512, after `depth` tokens. Layers are gone through in turn, so
 that the cache of one has left the processor's caches when it is read again. All methods take
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -110,6 +112,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -121,6 +124,7 @@ def main() -> None:
     print(f"{'ours':>8}{'GB/s':>6}{'reference':>10}{'sdpa f32':>10}     |", end="")
     print(f"{'ours':>9}{'GFLOP/s':>9}{'reference':>10}{'sdpa f32':>10}")
     ours = PackedAttention()
+    rows = []
     for pair in args.pairs.split(","):
         type_k, type_v = pair.split("/")
         for depth in map(int, args.depths.split(",")):
@@ -140,6 +144,16 @@ def main() -> None:
                 )
                 n_bytes = (depth + n_new) * args.kv_heads * row_bytes
                 flops = 4 * n_heads * args.head_dim * n_new * (depth + (n_new + 1) / 2)
+                rows.append(
+                    {
+                        "pair": pair,
+                        "depth": depth,
+                        "new tokens": n_new,
+                        "seconds": dict(zip(calls, best, strict=True)),
+                        "GB/s": n_bytes / best[0] / 1e9,
+                        "GFLOP/s": flops / best[0] / 1e9,
+                    }
+                )
                 if n_new == 1:
                     us = [seconds * 1e6 for seconds in best]
                     print(f"{us[0]:8.0f}{n_bytes / best[0] / 1e9:6.1f}", end="")
@@ -147,6 +161,9 @@ def main() -> None:
                 else:
                     ms = [seconds * 1e3 for seconds in best]
                     print(f"{ms[0]:9.1f}{flops / best[0] / 1e9:9.0f}{ms[1]:10.1f}{ms[2]:10.1f}")
+    if args.json:
+        shape = {name: getattr(args, name) for name in ("kv_heads", "group", "head_dim", "threads")}
+        args.json.write_text(json.dumps({**shape, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

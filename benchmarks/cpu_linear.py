@@ -1,6 +1,7 @@
 """Speed of the CPU's products with packed weights, next to torch's bfloat16 product.
 
     python benchmarks/cpu_linear.py [--types q4_0 q8_0 ...] [--threads 2] [--rounds 6]
+        [--json FILE]
 
 For each type and shape: GB/s of weights with 1 and 4 tokens, GFLOP/s with 512. Weights of several
 hundred MB take turns, so that none is in a cache. Times are the best of all rounds; on a machine
@@ -10,7 +11,9 @@ with other work, `--threads 1` counts this thread's own time only.
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -38,9 +41,11 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.thread_time if options.threads == 1 else time.perf_counter
+    rows = []
     print("type    n_in   1 token GB/s   4 tokens GB/s   512 tokens GFLOP/s")
     for n_in in (2048, 8192):
         for name in (*options.types, "torch"):
@@ -63,12 +68,13 @@ def main() -> None:
                         started = clock()
                         multiply(x, w)
                         best[n_tokens] = min(best[n_tokens], clock() - started)
-            flops = 2 * 512 * N_OUT * n_in
             one, four = (n_bytes / best[n] / 1e9 for n in (1, 4))
-            print(
-                f"{name:6} {n_in:5}  {one:13.1f}  {four:14.1f}  {flops / best[512] / 1e9:19.0f}",
-                flush=True,
-            )
+            gflops = 2 * 512 * N_OUT * n_in / best[512] / 1e9
+            print(f"{name:6} {n_in:5}  {one:13.1f}  {four:14.1f}  {gflops:19.0f}", flush=True)
+            figures = {"1 token GB/s": one, "4 tokens GB/s": four, "512 tokens GFLOP/s": gflops}
+            rows.append({"type": name, "n_in": n_in, "threads": options.threads, **figures})
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from localkv.cache_layout import PAGE_TOKENS, cache_bytes, cache_segments, pages_for
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, byte_size
-from localkv.kernels.gpu_memory import Room, naming_what_fails
+from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.kv_cache import KVCache
 from localkv.model import Transformer
 

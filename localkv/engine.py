@@ -19,7 +19,7 @@ from localkv.cache_room import allocated_cache
 from localkv.config import CacheConfig
 from localkv.decode_loop import DecodeLoop
 from localkv.errors import ContextOverflowError, LocalKVError
-from localkv.kernels.gpu_memory import Room, naming_what_fails
+from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.kv_cache import KVCache
 from localkv.kv_scales import check_scales
 from localkv.model import Transformer

@@ -17,6 +17,7 @@ from localkv.cache_layout import cache_segments, check_cache_type
 from localkv.config import FIT, CacheConfig, KVScales, ModelConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import UsageError
+from localkv.kernels.device_memory import gpu_room
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
@@ -131,7 +132,7 @@ class LLM:
             torch.get_num_threads(),
         )
         if fit == "on":
-            self._check_fit(memory)
+            self._check_fit(memory, backend.device)
         model, unused = load_model(
             self.gguf, backend, on_layer=lambda done, total: on_progress("weights", done, total)
         )
@@ -148,9 +149,9 @@ class LLM:
         self._override_pre = override_pre
         self.load_seconds = time.perf_counter() - started
 
-    def _check_fit(self, memory: ModelMemory) -> None:
+    def _check_fit(self, memory: ModelMemory, device: torch.device) -> None:
         """Refuse or warn of what does not fit; where the system doesn't tell, nothing is known."""
-        budget = _free_memory(memory.backend)
+        budget = free_memory(device)
         if budget and (warning := check_fit(memory, self.cache, budget)):
             self.warnings.append(warning)
 
@@ -160,7 +161,7 @@ class LLM:
         Raises:
             DoesNotFitError: names what would fit.
         """
-        budget = _free_memory(self.backend.name)
+        budget = free_memory(self.backend.device)
         if self._fit == "on" and budget:
             # weights are there already
             check_fit(replace(self._memory, tensors=()), cache, budget)
@@ -302,8 +303,8 @@ class LLM:
         return self.stream(encode_chat(self.tokenizer, template, messages), **options)
 
 
-def _free_memory(backend: str) -> Budget | None:
-    """What can still be allocated where a backend runs; None if the system doesn't tell."""
-    if backend == "cuda":
-        return Budget(torch.cuda.mem_get_info()[0], "free on the GPU")
+def free_memory(device: torch.device) -> Budget | None:
+    """What can still be allocated on a backend's device; None if the system doesn't tell."""
+    if device.type == "cuda":
+        return Budget(gpu_room(device).free, "free on the GPU")
     return machine_memory()

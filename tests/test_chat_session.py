@@ -33,7 +33,7 @@ def new_session(store: Store | None = None, **options: object) -> ChatSession:
 def exchange(session: ChatSession, question: str, answer: str) -> None:
     session.say(question)
     message = session.begin_answer()
-    session.extend(message, answer, save=False)
+    session.extend(message, answer)
     session.finish(message, DONE)
 
 
@@ -74,7 +74,7 @@ def test_branches_survive_the_store() -> None:
     answer = session.conversation.path()[-1]
     session.retry(answer)
     again = session.begin_answer()
-    session.extend(again, "A2", save=False)
+    session.extend(again, "A2")
     session.finish(again, DONE)
     exchange(session, "Q2", "A3")
     session.show_branch(answer)
@@ -223,7 +223,7 @@ def test_export_holds_all_branches_or_the_shown_one(tmp_path: Path) -> None:
     exchange(session, "Q", "A1")
     session.retry(session.conversation.path()[-1])
     message = session.begin_answer()
-    session.extend(message, "A2 \ud83d", save=False)
+    session.extend(message, "A2 \ud83d")
     markdown = to_markdown(session)
     assert "A1" not in markdown
     assert "**System:** Be brief." in markdown

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,16 +87,26 @@ def _pairs(env: dict[str, str]) -> list[str]:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
+def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """Opens a chat with the model that ships, and more options."""
     if shutil.which("tmux") is None:
         pytest.skip("no tmux")
-    argv = ("-m", MODEL, "-ctk", "q4_0", "-ctv", "q8_0", "-c", 512, "--seed", 5, "--temp", "0.5")
-    opened = Terminal(*argv, folder=tmp_path)
-    yield opened
-    opened.close()
+    opened = []
+
+    def open_chat(*more: object) -> Terminal:
+        argv = ("-m", MODEL, "-ctk", "q4_0", "-ctv", "q8_0", "--seed", 5, "--temp", "0.5", *more)
+        opened.append(Terminal(*argv, folder=tmp_path))
+        return opened[-1]
+
+    yield open_chat
+    for terminal in opened:
+        terminal.close()
 
 
-def test_a_conversation_in_a_real_terminal(terminal: Terminal, tmp_path: Path) -> None:
+def test_a_conversation_in_a_real_terminal(
+    open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    terminal = open_terminal("-c", 512)
     terminal.wait_for("Enter sends")
     terminal.keys("-l", "Tell me a story about a fox named Mia.")
     terminal.keys("Enter")
@@ -121,3 +132,31 @@ def test_a_conversation_in_a_real_terminal(terminal: Terminal, tmp_path: Path) -
     store.close()
     assert path[1].content.startswith("Mia was")
     assert path[2].content == "Tell me a story about an owl.\nPlease."
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGKILL", "closed"])
+def test_what_was_shown_survives_the_terminal(
+    open_terminal: Callable[..., Terminal], tmp_path: Path, how: str
+) -> None:
+    terminal = open_terminal("-c", 32768, "--ignore-eos")
+    terminal.wait_for("of 32,768")
+    terminal.keys("-l", "Tell me a story about a fox named Mia.")
+    terminal.keys("Enter")
+    terminal.wait_for("friend")
+    shown = terminal.tmux("capture-pane", "-p")
+    if how == "SIGKILL":
+        os.kill(int(terminal.tmux("display-message", "-p", "#{pane_pid}")), signal.SIGKILL)
+    else:
+        terminal.close()
+    store = Store(tmp_path / "localkv" / "chats.sqlite3")
+    (session,) = store.sessions()
+    _, answer = store.session(session.id).conversation.path()
+    store.close()
+    said = [line.removeprefix(" ▌ ") for line in shown.splitlines() if line.startswith(" ▌ ")]
+    lines = [line.strip(" ▁▂▃▄▅▆▇█") for line in said if "▌" not in line]  # that is a notice's
+    text = [line for line in lines if len(line) > 60]
+    assert text
+    for line in text:
+        assert " ".join(line.split()) in " ".join(answer.content.split())
+    open_terminal("-c", 512, "--continue").wait_for("interrupted")

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and terminal
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["--version"], ["complete", "--help"], ["perplexity", "--help"]]
+    "argv",
+    [["--help"], ["--version"], *([c, "--help"] for c in ("complete", "perplexity", "bench"))],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     assert loaded_by(*argv) == []

@@ -171,6 +171,15 @@ def test_pages_hold_the_bytes_of_the_reference(name: str) -> None:
             assert torch.equal(got, want), fact.name
 
 
+def test_few_new_tokens_have_no_kernels_of_their_own() -> None:
+    kernels = attention_kernels.score_kernel, attention_kernels.weigh_kernel
+    check(head_dim=32, n_kv_heads=1, group=4, lengths=[(20, 1)])
+    compiled = [kernel.cache_info().misses for kernel in kernels]
+    for n_new in (2, 3, 4):
+        check(head_dim=32, n_kv_heads=1, group=4, lengths=[(20, n_new)])
+    assert [kernel.cache_info().misses for kernel in kernels] == compiled
+
+
 def test_head_dims_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="no multiple of 16"):
         check(head_dim=24, n_kv_heads=1, group=1, lengths=[(0, 1)])
@@ -229,7 +238,12 @@ if __name__ == "__main__":
     for name in NAMES:
         test_every_type(name, 2)
     check_windows(PackedAttention(), window=70, softcap=5.0, store=store_kv_cpu)
-    for module in list(sys.modules.values()):
-        for compiled in ("worker", "score", "weigh", "decode_tile"):
-            if module.__name__.startswith("localkv_cpu_") and hasattr(module, compiled):
-                assert "zmm" not in getattr(module, compiled)._library.get_asm_str()
+    codes = [
+        (compiled, getattr(module, compiled)._library.get_asm_str())
+        for module in list(sys.modules.values())
+        for compiled in ("worker", "score", "weigh", "decode_tile")
+        if module.__name__.startswith("localkv_") and hasattr(module, compiled)
+    ]
+    assert {compiled for compiled, _ in codes} == {"worker", "score", "weigh", "decode_tile"}
+    assert not any("zmm" in code for _, code in codes)
+    assert any("ymm" in code for _, code in codes)

@@ -26,6 +26,7 @@ def test_commands_page_is_current() -> None:
     "page",
     [
         "README.md",
+        "benchmarks/README.md",
         "docs/architecture.md",
         "docs/chat.md",
         "docs/kv-cache.md",

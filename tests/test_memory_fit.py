@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gguf import GGMLQuantizationType as GGMLType
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from localkv.chat.engine import EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
+from localkv.llm import free_memory
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_config import model_config
 from localkv.loader.shapes import SHAPES, shape_tensors
@@ -245,6 +247,14 @@ def test_mapped_weights_are_warned_of_only(tmp_path: Path, has_memory: Any) -> N
     assert warning.endswith("of memory is left to keep them in: expect it to be slow")
     has_memory(plan.total + (1 << 20))
     assert LLM(path, n_ctx=512).warnings == []
+
+
+def test_a_gpu_s_room_is_what_torch_can_still_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch keeps for later counts as free."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 * GIB, 8 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 4 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 6 * GIB)
+    assert free_memory(torch.device("cuda")) == Budget(3 * GIB, "free on the GPU")
 
 
 def test_the_chat_s_engine_refuses_too(wide: Path, has_memory: Any) -> None:

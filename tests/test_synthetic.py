@@ -38,6 +38,15 @@ def test_a_synthetic_model_runs(shape: str, device: str) -> None:
     assert 0.3 < logits.std().item() < 3.0
 
 
+def test_weights_that_were_laid_out_anew_are_kept_once() -> None:
+    model = synthetic_model("llama-tiny", "q4_0", select_backend("cpu"))
+    weights = model.weights
+    for weight in (weights.output.weight, weights.layers[0].attention.attn_q.weight):
+        assert not weight.reads_rows
+        assert not weight.rows.any()  # given back
+    assert weights.token_embd.rows.any()
+
+
 def test_two_of_the_same_seed_are_the_same() -> None:
     a, b, c = (
         synthetic_model("llama-tiny", "q8_0", select_backend("reference"), seed=seed)

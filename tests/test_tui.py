@@ -82,6 +82,18 @@ async def test_escape_stops_and_keeps_text_and_model() -> None:
         ]
 
 
+async def test_ctrl_c_ends_neither_the_chat_nor_the_answer() -> None:
+    pause = Wait()
+    async with user(FakeEngine(["One", pause, " two."])) as me:
+        await me.send("Count")
+        await me.until(pause.reached.is_set)
+        await me.press("ctrl+c")
+        assert "Ctrl+Q quits" in me.notes
+        pause.over.set()
+        await me.ready()
+        assert me.texts == ["Count", "One two."]
+
+
 async def test_escape_while_the_prompt_is_read_leaves_no_empty_answer() -> None:
     pause = Wait()
     async with user(FakeEngine([pause])) as me:
@@ -258,6 +270,7 @@ async def test_a_session_is_resumed_with_its_settings() -> None:
     engine = FakeEngine(["Arr."])
     async with user(engine, store=store, session_id=session_id) as me:
         assert me.texts == ["Hello", "Aye."]
+        assert me.chat.transcript.views()[-1].author == FACTS.name
         assert me.chat.query_one("#set-temperature", Input).value == "0.3"
         await me.until(lambda: me.chat.meter.n_tokens == 12)
         await me.ask("Again")
@@ -617,7 +630,9 @@ async def test_a_long_session_opens_at_its_end() -> None:
     session = ChatSession(store, model="m.gguf", params=SamplingParams())
     for number in range(40):
         session.say(f"question {number}")
-        session.extend(session.begin_answer(), f"answer {number}", save=True)
+        answer = session.begin_answer()
+        session.extend(answer, f"answer {number}")
+        session.keep(answer)
     async with user(FakeEngine(["More."]), store=store, session_id=session.id) as me:
         assert me.texts[0] == "question 30"
         assert me.texts[-1] == "answer 39"
@@ -651,6 +666,36 @@ async def test_a_store_that_fails_does_not_end_the_chat(monkeypatch) -> None:
         await me.send("Again")
         assert me.prompt.text == "Again"
         assert me.texts == ["Speak", "Half whole"]
+
+
+async def test_a_store_that_fails_is_told_of_once(monkeypatch) -> None:
+    pause = Wait()
+
+    def fail(*args: object) -> None:
+        raise LocalKVError("the disk is full")
+
+    async with user(FakeEngine(["One", " two", " three", pause])) as me:
+        monkeypatch.setattr(me.app.store, "update_message", fail)
+        await me.send("Speak")
+        await me.until(pause.reached.is_set)
+        for _ in range(3):
+            await me.chat._draw_growth()
+        assert me.notes.count("the disk is full") == 1
+        pause.over.set()
+        await me.ready()
+
+
+async def test_what_is_on_the_screen_is_saved() -> None:
+    store = Store(":memory:")
+    pause = Wait()
+    async with user(FakeEngine(["Once", " upon", pause, " a time"]), store=store) as me:
+        await me.send("A story")
+        await me.until(pause.reached.is_set)
+        await me.until(lambda: "upon" in me.markdown())
+        kept = store.session(me.chat.session.id).conversation.path()
+        assert [message.content for message in kept] == ["A story", "Once upon"]
+        pause.over.set()
+        await me.ready()
 
 
 async def test_quitting_while_it_answers_keeps_what_there_is() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from localkv.chat.engine import (
 )
 from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode
 from localkv.errors import LocalKVError
+from localkv.python_child import child_command, child_environment
 
 STOP_SECONDS = 2.0
 """How long `close` lets the child end by itself."""
@@ -36,17 +36,17 @@ class EngineProcess:
 
     Args:
         options: what to load.
-        command: the program that serves; for tests.
+        command: the program that serves, if it is another; for tests.
     """
 
     def __init__(
         self,
         options: EngineOptions,
         *,
-        command: Sequence[str] = (sys.executable, "-m", "localkv.chat.engine_child"),
+        command: Sequence[str] = (),
     ) -> None:
         self.options = options
-        self.command = list(command)
+        self.command = list(command) or child_command("localkv.chat.engine_child")
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         self._writing = Lock()
@@ -68,6 +68,7 @@ class EngineProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
+                env=child_environment(),
                 start_new_session=True,  # Ctrl+C on the terminal is not meant for it
             )
             if self._closed:  # meanwhile

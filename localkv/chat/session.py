@@ -151,11 +151,13 @@ class ChatSession:
         """Go back to before an answer, for another one beside it."""
         self.conversation.leaf_id = message.parent_id
 
-    def extend(self, message: Message, text: str, *, save: bool) -> None:
-        """More of an answer."""
+    def extend(self, message: Message, text: str) -> None:
+        """More of an answer; `keep` writes it."""
         message.content += text
-        if save:
-            self._update(message)
+
+    def keep(self, message: Message) -> None:
+        """Write what there is of an answer, so that it outlives this process."""
+        self._update(message)
 
     def finish(self, message: Message, stats: Finished) -> None:
         """The end of an answer."""

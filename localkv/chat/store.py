@@ -45,6 +45,8 @@ _MIGRATIONS = (
 )
 """From each version of the schema to the next; PRAGMA user_version counts them."""
 
+SCHEMA_VERSION = len(_MIGRATIONS)
+
 
 def default_path() -> Path:
     """Where sessions are kept: the platform's data folder (~/.local/share/localkv on Linux)."""
@@ -109,7 +111,7 @@ class Store:
         self._db.execute("PRAGMA foreign_keys = ON")
         with self._change() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > len(_MIGRATIONS):
+            if version > SCHEMA_VERSION:
                 raise LocalKVError(
                     f"{printable(self.path)}: made by a newer localkv (version {version})",
                     hint="--sessions names another file",

@@ -15,12 +15,11 @@ from localkv.cli.options import version_option
 
 __all__ = ["cli", "main", "run"]
 
-COMPLETION_VARIABLE = "_LOCALKV_COMPLETE"
-
 COMMANDS = {
     "chat": ("localkv.cli.chat", "Talk with a model."),
     "complete": ("localkv.cli.complete", "Continue a prompt, or answer it."),
     "perplexity": ("localkv.cli.perplexity", "Measure how well a cache type predicts a text."),
+    "bench": ("localkv.cli.bench", "Measure how fast a model runs."),
     "plan": ("localkv.cli.plan", "Say what fits in memory."),
     "show": ("localkv.cli.show", "Show what is in a model file."),
     "tokenize": ("localkv.cli.tokenize", "Turn text into token ids."),
@@ -28,6 +27,7 @@ COMMANDS = {
     "pull": ("localkv.cli.pull", "Fetch a model from Hugging Face."),
     "list": ("localkv.cli.list_models:list_models", "List the models on this machine."),
     "rm": ("localkv.cli.rm", "Delete a fetched model."),
+    "doctor": ("localkv.cli.doctor", "Check what localkv needs of this machine."),
 }
 """Command -> the module that holds it under the same name, or MODULE:NAME, and what it does."""
 
@@ -71,8 +71,8 @@ def run(argv: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """The program `localkv`."""
-    if instruction := os.environ.get(COMPLETION_VARIABLE):
-        from click.shell_completion import shell_complete
+    if instruction := os.environ.get("_LOCALKV_COMPLETE"):
+        from localkv.cli.completion import answer_shell
 
-        sys.exit(shell_complete(cli, {}, "localkv", COMPLETION_VARIABLE, instruction))
+        sys.exit(answer_shell(cli, instruction))
     sys.exit(run(sys.argv[1:]))

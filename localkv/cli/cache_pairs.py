@@ -1,4 +1,4 @@
-"""Lists of K/V cache types, as `--sweep` takes them. No torch."""
+"""Lists of K/V cache types, as `--sweep` and `--pairs` take them. No torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 Pair = tuple[str, str]
 """Names of the types of K and of V."""
 
-_HINT = "as in --sweep f16/f16,bf16/f16 (K/V), or --sweep pure, or --sweep all"
 
-
-def parse_pairs(text: str) -> list[Pair]:
+def parse_pairs(text: str, option: str = "--sweep") -> list[Pair]:
     """The pairs that "K/V,K/V,..." names; every pair for "all", K as V for "pure".
+
+    Args:
+        option: what the text was given with.
 
     Raises:
         UsageError: it names none, or a type that does not exist.
@@ -30,26 +31,33 @@ def parse_pairs(text: str) -> list[Pair]:
         return [(k, v) for k in KV_FORMATS for v in KV_FORMATS]
     if text.lower() == "pure":
         return [(name, name) for name in KV_FORMATS]
-    pairs = [_parse_pair(item.strip().lower()) for item in text.split(",") if item.strip()]
+    items = [item.strip().lower() for item in text.split(",") if item.strip()]
+    pairs = [_parse_pair(item, option) for item in items]
     if not pairs:
-        raise UsageError("--sweep names no pair of cache types", hint=_HINT)
+        raise UsageError(f"{option} names no pair of cache types", hint=_hint(option))
     return list(dict.fromkeys(pairs))
 
 
-def _parse_pair(item: str) -> Pair:
+def _hint(option: str) -> str:
+    return f"as in {option} f16/f16,bf16/f16 (K/V), or {option} pure, or {option} all"
+
+
+def _parse_pair(item: str, option: str) -> Pair:
     type_k, slash, type_v = item.partition("/")
     if not slash:
-        raise UsageError(f"--sweep: {item!r} is no pair of cache types", hint=_HINT)
+        raise UsageError(f"{option}: {item!r} is no pair of cache types", hint=_hint(option))
     for name in (type_k, type_v):
         if name not in KV_FORMATS:
             raise UsageError(
-                f"--sweep: unknown cache type {name!r}{did_you_mean(name, KV_FORMATS)}",
+                f"{option}: unknown cache type {name!r}{did_you_mean(name, KV_FORMATS)}",
                 hint=f"types: {', '.join(KV_FORMATS)}",
             )
     return type_k, type_v
 
 
-def fitting_pairs(text: str, config: ModelConfig, has_scales: bool) -> list[Pair]:
+def fitting_pairs(
+    text: str, config: ModelConfig, has_scales: bool, option: str = "--sweep"
+) -> list[Pair]:
     """`parse_pairs`, of "all" and "pure" only those that a model's heads can be kept in.
 
     Types that want scales by head are left out of these unless there are some.
@@ -57,7 +65,7 @@ def fitting_pairs(text: str, config: ModelConfig, has_scales: bool) -> list[Pair
     Raises:
         UsageError: a pair that was named does not fit.
     """
-    pairs = parse_pairs(text)
+    pairs = parse_pairs(text, option)
     if text.lower() in ("all", "pure"):
         if not has_scales:
             pairs = [pair for pair in pairs if not wants_scales(pair)]

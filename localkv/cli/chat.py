@@ -11,11 +11,11 @@ import click
 
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
+from localkv.cli.length_options import length_options
 from localkv.cli.model_file import model_file
 from localkv.cli.options import (
     escape_option,
     flag,
-    length_options,
     loading_arguments,
     loading_options,
     option,

@@ -27,15 +27,19 @@ class Command(RichCommand):
     Its options take their values from the command line, else from the environment, else from the
     command's table in the configuration file. llama.cpp's flags that have no meaning here are
     answered before click sees them.
+
+    Args:
+        reads_config: whether the configuration file is read, which then must be right.
     """
 
-    def __init__(self, name: str, **attributes: Any) -> None:
+    def __init__(self, name: str, *, reads_config: bool = True, **attributes: Any) -> None:
         super().__init__(name=name, context_settings=dict(_SETTINGS), **attributes)
+        self.reads_config = reads_config
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             args, asks_help = check_arguments(self, ctx, args)
-            if not asks_help:
+            if self.reads_config and not asks_help:
                 ctx.default_map = config_defaults(self, ctx, _siblings(ctx))
         return super().parse_args(ctx, args)
 

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
+from localkv.cli.length_options import length_options
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.memory_report import memory_bytes, memory_json, memory_line
 from localkv.cli.messages import note, say, warn
@@ -25,7 +26,6 @@ from localkv.cli.options import (
     escape_option,
     flag,
     json_option,
-    length_options,
     loading_options,
     option,
 )

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich_click import RichOption
 
+from localkv.cli.completion import cached_values, file_values, model_values
 from localkv.cli.preset_choice import preset_or_given
 from localkv.config import DEVICES, FIT, KV_ROTATIONS
 from localkv.presets import PRESETS
@@ -72,6 +73,8 @@ def option(*names: str, panel: str, llama_env: str | None = None, **attributes: 
     if llama_env is not None:
         envvar.append(f"LLAMA_ARG_{llama_env}")
     attributes.setdefault("type", None if attributes.get("is_flag") else TEXT)
+    if attributes.get("metavar") == "FILE":
+        attributes.setdefault("shell_complete", file_values)
     return RichOption(names, panel=panel, envvar=envvar, **attributes)
 
 
@@ -109,6 +112,7 @@ def model_options() -> list[click.Parameter]:
             panel="Model",
             llama_env="MODEL",
             metavar="FILE",
+            shell_complete=model_values,
             help="GGUF file (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
         ),
         option(
@@ -118,6 +122,7 @@ def model_options() -> list[click.Parameter]:
             panel="Model",
             llama_env="HF_REPO",
             metavar="NAME",
+            shell_complete=cached_values,
             help="ORG/REPO[:QUANT] on Hugging Face, fetched if it is not in the cache; QUANT is "
             "Q4_K_M if there is one, else Q8_0.",
         ),
@@ -138,6 +143,7 @@ def hf_file_option() -> RichOption:
         panel="Model",
         llama_env="HF_FILE",
         metavar="FILE",
+        shell_complete=lambda ctx, param, incomplete: [],
         help="This file of the repository, whatever its type.",
     )
 
@@ -192,36 +198,6 @@ def preset_option() -> RichOption:
         metavar="NAME",
         help=f"The types of K and V by what they are for: {pairs}. -ctk and -ctv win over it.",
     )
-
-
-def length_options() -> list[click.Parameter]:
-    """The options that say where a generation ends."""
-    return [
-        option(
-            "n_predict",
-            "-n",
-            "--predict",
-            "--n-predict",
-            panel="Length",
-            llama_env="N_PREDICT",
-            type=Whole(-2),
-            default=-1,
-            show_default=True,
-            metavar="N",
-            help="Most tokens to generate; -1 and -2 go on to the end of the context.",
-        ),
-        option(
-            "stop",
-            "-r",
-            "--reverse-prompt",
-            "--stop",
-            panel="Length",
-            multiple=True,
-            metavar="TEXT",
-            help="End before this text; may be given again.",
-        ),
-        flag("--ignore-eos", panel="Length", help="Never draw a token that ends the generation."),
-    ]
 
 
 def context_option(n_ctx: int | None) -> RichOption:

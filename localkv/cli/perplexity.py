@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +26,7 @@ from localkv.cli.perplexity_report import (
     sweep_lines,
     to_json,
 )
+from localkv.cli.progress_line import ProgressLine
 from localkv.cli.prompt import read_file, without_final_newline
 from localkv.cli.text_output import TextOutput, check_writable
 from localkv.errors import UsageError
@@ -260,7 +258,7 @@ def _calibrate(
     from localkv.calibration import calibrate
 
     scales = None
-    with _progress(len(pieces)) as progress:
+    with _Progress(len(pieces)) as progress:
         found = calibrate(
             llm.engine.model,
             pieces,
@@ -271,7 +269,7 @@ def _calibrate(
         for n_done, scales_so_far in enumerate(found, start=1):
             scales = scales_so_far
             if progress.on_terminal:
-                progress.show(n_done, "K and V of every head")
+                progress.show_chunk(n_done, "K and V of every head")
     assert scales is not None  # a text has a chunk
     write_kv_scales(path, scales)
     with TextOutput(None) as out:
@@ -309,42 +307,27 @@ def _score(
         n_batch=engine.n_batch,
         prefill_exact=prefill_exact,
     )
-    with _progress(len(pieces)) as progress:
+    with _Progress(len(pieces)) as progress:
         for scores in by_chunk:
             found.append(scores)
             if progress.on_terminal:
                 nll = joined([chunk[0] for chunk in found]).nll
                 name = f"K {caches[0].type_k} V {caches[0].type_v}"
-                progress.show(len(found), f"{name}, PPL {perplexity(nll).value:.4f}")
+                progress.show_chunk(len(found), f"{name}, PPL {perplexity(nll).value:.4f}")
     return [joined(list(chunks)) for chunks in zip(*found, strict=True)]
 
 
-class _Progress:
-    """One line on stderr that is written over and over, if that is a terminal."""
+class _Progress(ProgressLine):
+    """Which chunk it is at, and how long the others will take."""
 
     def __init__(self, n_chunks: int) -> None:
+        super().__init__()
         self.n_chunks = n_chunks
-        self.on_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._started = time.perf_counter()
 
-    def show(self, n_done: int, text: str) -> None:
+    def show_chunk(self, n_done: int, text: str) -> None:
         left = (time.perf_counter() - self._started) / n_done * (self.n_chunks - n_done)
-        print(
-            f"\r\x1b[Kchunk {n_done} of {self.n_chunks}: {text}, {left:.0f} s left",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-@contextmanager
-def _progress(n_chunks: int) -> Iterator[_Progress]:
-    progress = _Progress(n_chunks)
-    try:
-        yield progress
-    finally:
-        if progress.on_terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self.show(f"chunk {n_done} of {self.n_chunks}: {text}, {left:.0f} s left")
 
 
 perplexity = Command(

@@ -12,6 +12,7 @@ import click
 from rich_click import RichArgument
 
 from localkv.cli.command import Command
+from localkv.cli.completion import model_values
 from localkv.cli.messages import warn
 from localkv.cli.model_file import model_header
 from localkv.cli.options import (
@@ -216,9 +217,11 @@ def _where(device: str, memory: int | None) -> tuple[str, Budget]:
         return backend, Budget(memory, "given with --memory")
     budget = gpu if backend == "cuda" else machine_memory()
     if budget is None:
-        missing = "no GPU is seen through nvidia-ml-py" if backend == "cuda" else "unknown memory"
-        hint = "say how much there is: --memory 24GiB"
-        raise UsageError(f"--device {backend}: {missing}", hint=hint)
+        asked = "nvidia-ml-py sees no GPU" if backend == "cuda" else "this system doesn't tell"
+        raise UsageError(
+            f"how much memory there is is not known: {asked}",
+            hint="say how much there is: --memory 24GiB",
+        )
     return backend, without_runtime(budget, "cuda" if backend == "cuda" else "cpu")
 
 
@@ -290,7 +293,9 @@ def _model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
 plan = Command(
     "plan",
     params=[
-        RichArgument(["file"], required=False, type=TEXT, metavar="[FILE]"),
+        RichArgument(
+            ["file"], required=False, type=TEXT, metavar="[FILE]", shell_complete=model_values
+        ),
         *_PLAN_OPTIONS,
         *model_options(),
         option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich_click import RichArgument
 
 from localkv.cli.command import Command
+from localkv.cli.completion import cached_values
 from localkv.cli.download import fetched
 from localkv.cli.messages import note
 from localkv.cli.options import TEXT, hf_file_option
@@ -33,6 +34,7 @@ pull = Command(
             required=True,
             type=TEXT,
             metavar="ORG/REPO[:QUANT]",
+            shell_complete=cached_values,
             help="Or ORG/REPO/FILE.gguf, or an address on huggingface.co.",
         ),
         hf_file_option(),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich_click import RichArgument
 
 from localkv.cli.command import Command
+from localkv.cli.completion import cached_values
 from localkv.cli.messages import one_line, say
 from localkv.cli.options import TEXT, flag, hf_file_option
 from localkv.errors import UsageError, byte_size
@@ -60,6 +61,7 @@ rm = Command(
             required=True,
             type=TEXT,
             metavar="ORG/REPO[:QUANT]",
+            shell_complete=cached_values,
             help="Or ORG/REPO/FILE.gguf.",
         ),
         hf_file_option(),

@@ -11,6 +11,7 @@ import click
 from rich_click import RichArgument
 
 from localkv.cli.command import Command
+from localkv.cli.completion import model_values
 from localkv.cli.messages import one_line
 from localkv.cli.model_file import model_file
 from localkv.cli.options import TEXT, flag, json_option, model_options
@@ -261,7 +262,9 @@ def _count(n: int) -> str:
 show = Command(
     "show",
     params=[
-        RichArgument(["file"], required=False, type=TEXT, metavar="[FILE]"),
+        RichArgument(
+            ["file"], required=False, type=TEXT, metavar="[FILE]", shell_complete=model_values
+        ),
         *model_options(),
         flag("--template", panel="Output", help="Print the chat template as it is, nothing else."),
         json_option(),

@@ -7,7 +7,8 @@ products read what they would read of a real model.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import mmap
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -77,6 +78,7 @@ class RandomTensors:
     type_name: str
     device: torch.device
     generator: torch.Generator
+    _maps: dict[str, mmap.mmap] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         return name == "output.weight"
@@ -88,10 +90,21 @@ class RandomTensors:
         fmt = FORMATS[output_type(self.type_name) if name == "output.weight" else self.type_name]
         n_rows = math.prod(shape[:-1])
         rows = random_rows(fmt, n_rows, shape[-1], device=self.device, generator=self.generator)
+        if self.device.type == "cpu" and hasattr(mmap, "MADV_DONTNEED"):
+            rows = self._mapped(name, rows)
         return PackedTensor(fmt, rows.view(*shape[:-1], -1), shape)
 
+    def _mapped(self, name: str, rows: Tensor) -> Tensor:
+        """A copy in memory whose pages can be given back."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared pages would stay
+        self._maps[name] = mmap.mmap(-1, rows.numel(), flags=flags)
+        copy = torch.frombuffer(self._maps[name], dtype=torch.uint8).view(rows.shape)
+        return copy.copy_(rows)
+
     def release(self, name: str) -> None:
-        pass
+        """Give back a matrix that was laid out anew, as a file's: its rows then read as zeros."""
+        if name in self._maps:
+            self._maps[name].madvise(mmap.MADV_DONTNEED)
 
 
 def synthetic_model(

@@ -21,7 +21,7 @@ from localkv.arch import ArchSpec
 from localkv.config import ModelConfig
 from localkv.errors import ModelFileError, byte_size
 from localkv.kernels.backend import Backend
-from localkv.kernels.gpu_memory import naming_what_fails
+from localkv.kernels.device_memory import naming_what_fails
 from localkv.kernels.layer_weights import (
     AttentionWeights,
     LayerWeights,

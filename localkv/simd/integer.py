@@ -29,7 +29,6 @@ from localkv.simd.vector import (
 _I = I32x16
 
 add_i32 = lanewise(lambda b, x, y: b.add(x, y), [_I, _I], _I)
-sub_i32 = lanewise(lambda b, x, y: b.sub(x, y), [_I, _I], _I)
 mul_i32 = lanewise(lambda b, x, y: b.mul(x, y), [_I, _I], _I)
 and_i32 = lanewise(lambda b, x, y: b.and_(x, y), [_I, _I], _I)
 or_i32 = lanewise(lambda b, x, y: b.or_(x, y), [_I, _I], _I)

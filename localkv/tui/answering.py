@@ -22,10 +22,8 @@ from localkv.tui.widgets.speed import Speed
 
 DRAW_SECONDS = 0.1
 DRAW_SECONDS_PER_BLOCK = 0.002
-"""An answer is drawn so often, and the rarer the more paragraphs have to be laid out with it."""
-
-SAVE_SECONDS = 1.0
-"""An answer is saved so often while it is written."""
+"""An answer is drawn so often, and the rarer the more paragraphs have to be laid out with it. It is
+saved as often: what was on the screen once is not lost, whatever ends the program."""
 
 
 class Answering(EngineScreen):
@@ -40,7 +38,7 @@ class Answering(EngineScreen):
     ) -> None:
         super().__init__(session, options, new_engine)
         self.editing: Message | None = None
-        self._saved = self._drawn = 0.0
+        self._drawn = 0.0
         self._growth: Timer | None = None
 
     async def begin_answer(self) -> None:
@@ -56,9 +54,9 @@ class Answering(EngineScreen):
         except LocalKVError as error:
             await self.transcript.note(str(error), error=True)
             return
-        self._saved = time.monotonic()
         await self.show_conversation()
         self._view().begin()
+        self.query_one(Speed).begin()
         self.driver.answer(self.session.request())
 
     def _view(self) -> MessageView:
@@ -75,21 +73,20 @@ class Answering(EngineScreen):
     async def _grew(self, event: AnswerGrew) -> None:
         if event.driver is not self.driver or self.answer is None:
             return
-        now = time.monotonic()
-        save = now - self._saved >= SAVE_SECONDS
-        self._saved = now if save else self._saved
-        self.session.extend(self.answer, event.delta.text, save=save)
+        self.session.extend(self.answer, event.delta.text)
         self.query_one(Speed).add(event.delta)
         self.meter = replace(self.meter, n_tokens=event.delta.n_tokens or self.meter.n_tokens)
         if self._growth is None:
             pause = DRAW_SECONDS + DRAW_SECONDS_PER_BLOCK * self._view().n_blocks
-            self._growth = self.set_timer(max(0.001, self._drawn + pause - now), self._draw_growth)
+            wait = max(0.001, self._drawn + pause - time.monotonic())
+            self._growth = self.set_timer(wait, self._draw_growth)
 
     async def _draw_growth(self) -> None:
         """Draw what has come since the last time, all at once."""
         self._growth, self._drawn = None, time.monotonic()
         if self.answer is None:
             return
+        self.session.keep(self.answer)
         await self._view().grow()
         self._draw_speed()
 
@@ -116,7 +113,7 @@ class Answering(EngineScreen):
             await self._view().end()
         else:
             await self._discard(answer)
-        self.query_one(Speed).draw()
+        self.query_one(Speed).draw(stats.decode_per_second)
         self.show_meter()
         if stats.context_full:
             self.ask_about_full_context("The context is full, and the answer was cut.")
@@ -213,6 +210,6 @@ class Answering(EngineScreen):
     def on_unmount(self) -> None:
         """Keep what was written so far."""
         if self.answer is not None:
-            self.session.extend(self.answer, "", save=True)
+            self.session.keep(self.answer)
         if self.driver is not None:
             self.driver.close()

@@ -48,6 +48,10 @@ class ChatApp(App[None]):
         )
         self.push_screen(self.chat)
 
+    def action_help_quit(self) -> None:
+        """Ctrl+C where nothing is selected, which ends other programs."""
+        self.notify("Esc stops an answer, Ctrl+Q quits")
+
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in super().get_system_commands(screen):
             if command.title in ("Theme", "Quit", "Screenshot"):

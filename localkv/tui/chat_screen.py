@@ -116,6 +116,7 @@ class ChatScreen(Answering):
             return
         self.query_one(SidePanel).show_model(facts)
         self.query_one(Welcome).show_model(facts)
+        self.transcript.name_model(facts.name)
 
     # what the user does
 

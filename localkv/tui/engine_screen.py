@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,9 @@ from localkv.tui.messages import EngineFailed, EngineLoading, EngineReady, Token
 from localkv.tui.widgets.cache_meter import MeterState
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.transcript import Transcript
+
+PROBLEM_SECONDS = 10.0
+"""Not sooner a problem is told again."""
 
 EngineFactory = Callable[[EngineOptions], ChatEngine]
 
@@ -41,13 +45,21 @@ class EngineScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.session = session
-        session.on_problem = lambda error: self.notify(str(error), severity="error")
+        session.on_problem = self._tell_problem
+        self._problem = ("", 0.0)
         self.options = options
         self.new_engine = new_engine
         self.driver: EngineDriver | None = None
         self.meter = MeterState()
         self.answer: Message | None = None
         self.wants_answer = False
+
+    def _tell_problem(self, error: LocalKVError) -> None:
+        """Say what keeps something from being written, but not with every token."""
+        said, when = self._problem
+        if str(error) != said or time.monotonic() - when > PROBLEM_SECONDS:
+            self._problem = (str(error), time.monotonic())
+            self.notify(str(error), severity="error")
 
     # for subclasses to fill in
 

@@ -1,22 +1,28 @@
-"""That Triton's compiler takes the kernels around the products, and that they spill nothing."""
+"""That Triton's compiler takes the small kernels, and that they spill nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from aot_report import compile_kernel, report
+from aot_report import ARCHS, compile_kernel, report
 from product_builds import plane_types
 
 from localkv.kernels.gpu.activations import pack_rows_kernel, row_warps
+from localkv.kernels.gpu.attention_merge import merge_kernel
 from localkv.kernels.gpu.embedding import WIDTH, embed_kernel
 from localkv.kernels.gpu.moe_kernels import combine_kernel
 from localkv.kernels.gpu.moe_route import route_kernel
 from localkv.kernels.gpu.rms_norm import rms_norm_kernel
+from localkv.kernels.gpu.rotate import ROWS, rotate_kernel
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.gpu_weights.weight_layout import weight_layout
 
 N = 4096
+on_every_gpu = pytest.mark.parametrize(
+    "arch", [a if a in (86, 90) else pytest.param(a, marks=pytest.mark.slow) for a in ARCHS]
+)
+NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 TYPES = {
     "eps": "fp32",
     "ids_ptr": "*i64",
@@ -39,7 +45,7 @@ def check(kernel: Any, arch: int, constants: dict[str, Any], n_warps: int, **typ
     assert report(compiled).stack_bytes == 0
 
 
-@pytest.mark.parametrize("arch", [80, 90, 120])
+@on_every_gpu
 def test_rows(arch: int) -> None:
     """Norms of rows and of heads, and packing."""
     warps = row_warps(N)
@@ -51,15 +57,27 @@ def test_rows(arch: int) -> None:
         check(pack_rows_kernel, arch, constants, row_warps(4 * N))
 
 
-@pytest.mark.parametrize("name", [fmt.name for fmt in WEIGHT_FORMATS.values()])
+@pytest.mark.parametrize("name", NAMES)
 def test_embedding(name: str) -> None:
+    """Each type on one GPU or another."""
+    arch = ARCHS[NAMES.index(name) % len(ARCHS)]
     layout = weight_layout(FORMATS[name])
     constants = {"READ": layout.read, "UNIT": layout.unit, "VALUES": WIDTH, "WIDE": False}
-    check(embed_kernel, 86, {**constants, "PTX": True}, 1, planes=plane_types(name))
+    check(embed_kernel, arch, {**constants, "PTX": True}, 1, planes=plane_types(name))
 
 
-@pytest.mark.parametrize("arch", [80, 90, 120])
+@on_every_gpu
 def test_routing(arch: int) -> None:
     constants = {"N": 128, "N_USED": 8, "USED": 8, "RENORMALISE": True}
     check(route_kernel, arch, constants, 1)
     check(combine_kernel, arch, {"N_USED": 8, "N": N}, row_warps(N))
+
+
+@on_every_gpu
+def test_around_attention(arch: int) -> None:
+    """Adding up the splits of a context, rotating queries and outputs."""
+    sizes = {"N_HEADS": 32, "N_SPLITS": 48, "SPLITS": 64, "HEAD_DIM": 128, "WIDTH": 128}
+    check(merge_kernel, arch, {**sizes, "SINKS": False, "sinks_ptr": None}, 4)
+    check(merge_kernel, arch, {**sizes, "SINKS": True}, 4, out_ptr="*fp16")
+    rotation = {"HEAD_DIM": 96, "WIDTH": 128, "BLOCK": 32, "N": ROWS}
+    check(rotate_kernel, arch, rotation, 4)

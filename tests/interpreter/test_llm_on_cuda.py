@@ -37,11 +37,12 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "tile_sizes", large)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (64 << 30, 80 << 30))
     backend = module.triton_backend
     monkeypatch.setattr(module, "triton_backend", lambda device: backend("cpu"))
 
 
-@pytest.fixture(scope="module", params=["dense", "experts"])
+@pytest.fixture(scope="module", params=["dense", pytest.param("experts", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / "model.gguf"
     return write_tiny_model(path, n_experts=4 if request.param == "experts" else 0)
@@ -77,8 +78,8 @@ def test_auto_takes_the_gpu() -> None:
 
 def test_what_the_start_says(program: Program, tiny_model: Path) -> None:
     """The GPU, the kernel of each operation, what types are multiplied as, what -t does there."""
-    run = ("complete", "-m", tiny_model, "-p", "The fox", "-n", "1", "-c", "64", "--device", "cuda")
-    result = program(*run, "-v", "-t", "2", "-ctk", "bf16", "-ctv", "f32")
+    run = ("complete", "-m", tiny_model, "-p", "The fox", "-n", "1", "-c", "64", "-v")
+    result = program(*run, "--device", "cuda", "-t", "2", "-ctk", "bf16", "-ctv", "f32")
     assert result.code == 0
     memory, summary, warning = result.err_lines
     assert memory.endswith("(context 64), on Triton's interpreter")
@@ -88,22 +89,21 @@ def test_what_the_start_says(program: Program, tiny_model: Path) -> None:
     assert "tiles of K: tf32 (10 bits of mantissa, which hold bf16's 7)" in summary
     assert "of V: tf32 in three products" in summary
     assert "-t has no effect on a GPU" in warning
-    assert len(program(*run).err_lines) == 1
 
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a function fail as torch does where a GPU of 8 GiB is full."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 8 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 6 << 30)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: (6 << 30) + (1 << 20))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *_: 6 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: (6 << 30) + (1 << 20))
 
     def fails(owner: object, name: str, *, after: int = 0) -> None:
         real, calls = getattr(owner, name), []
 
         def call(*args: Any, **named: Any) -> Any:
             calls.append(0)
-            if len(calls) > after:
+            if len(calls) > after:  # another process was faster
+                monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 20, 8 << 30))
                 raise torch.OutOfMemoryError(
                     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity "
                     "of 8.00 GiB of which 1.00 MiB is free.\nSee documentation"

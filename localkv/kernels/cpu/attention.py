@@ -139,7 +139,7 @@ def prepare_rows(plan: Plan, segment: Segment, job: Job) -> Launch:
     """The sequences with few new rows."""
     n_kv_heads, head_dim = job.n_kv_heads, job.head_dim
     type_k, type_v = segment.format_k.name, segment.format_v.name
-    tile = rows_per_tile(plan.n_rows)
+    tile = rows_per_tile(plan.n_rows, plan.group)
     n_rows = -(-plan.n_rows // tile) * tile
     n_pieces = len(plan.chunks) * n_kv_heads
     few = plan.few_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS

@@ -68,9 +68,14 @@ def decode_v_kernel(type_v: str) -> int:
     return int(specialized("attention_tiles", *_decoder(type_v), side).decode_tile.address)
 
 
-def rows_per_tile(n_rows: int) -> int:
-    """Rows in each of as few equal tiles as hold `n_rows`."""
-    return -(-n_rows // -(-n_rows // MAX_ROWS))
+def rows_per_tile(n_rows: int, group: int) -> int:
+    """Rows in each of equal tiles that hold `n_rows`.
+
+    Several new tokens run with the kernels of one, whose `group` rows take as few tiles as can be,
+    rather than have more compiled. One row at a time would be slow.
+    """
+    rows = n_rows if group == 1 else group
+    return -(-rows // -(-rows // MAX_ROWS))
 
 
 def n_threads() -> int:

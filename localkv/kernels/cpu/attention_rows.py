@@ -78,7 +78,7 @@ def fetch_scales(planes: Any, place: int) -> None:
 
 
 @njit
-def first_place(job: Any, piece: int) -> int:
+def first_place(job: Any, piece: int) -> Any:
     """The first page and KV head of a piece."""
     chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
     table = read_sequence(job.sequences, chunk.sequence).table

@@ -14,7 +14,14 @@ from numba import cfunc
 from localkv.quant_formats.cpu_cache.q8_0 import AFFINE, BLOCK, SCALED, decode
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
 from localkv.simd.memory import load_f16, load_f32, prefetch, store_f32
-from localkv.simd.vector_tuple import MOST_SUMS, add_each, fma_grid, load_grid, store_grid, zeros_f32
+from localkv.simd.vector_tuple import (
+    MOST_SUMS,
+    add_each,
+    fma_grid,
+    load_grid,
+    store_grid,
+    zeros_f32,
+)
 
 CACHE = False
 ROWS = 4

@@ -120,6 +120,11 @@ class MessageView(Vertical, can_focus=True):
         marks += [] if told else ["not told any more"]
         self.set_class(not told, "-dropped")
         self._marks = "  ".join(marks)
+        self.name_author(self.author)
+
+    def name_author(self, author: str) -> None:
+        """Say who said it."""
+        self.author = author
         self.query_one(".author", Static).update(
             Content.assemble(self.author, (f"  {self._marks}", "$foreground 50%"))
         )

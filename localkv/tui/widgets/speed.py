@@ -56,31 +56,39 @@ class Speed(Vertical):
     def on_mount(self) -> None:
         self._rates: deque[float] = deque(maxlen=N_VALUES)
         self._latencies: deque[float] = deque(maxlen=N_VALUES)
-        self.draw()
+        self.clear()
 
     @property
     def tokens_per_second(self) -> float:
-        """Over the deltas that are looked back on."""
-        return len(self._rates) / sum(1 / r for r in self._rates) if self._rates else 0.0
+        """Over the deltas of this answer that are looked back on."""
+        own = list(self._rates)[-self._n_own :] if self._n_own else []
+        return len(own) / sum(1 / rate for rate in own) if own else 0.0
 
     def clear(self) -> None:
         """A conversation begins."""
         self._rates.clear()
         self._latencies.clear()
+        self._n_own = 0
         self.draw()
+
+    def begin(self) -> None:
+        """An answer begins: its figures are its own, the columns go on."""
+        self._n_own = 0
 
     def add(self, delta: TextDelta) -> None:
         """More tokens have come; `draw` shows them."""
         total = sum(delta.seconds)
         if total <= 0:
             return
+        self._n_own += 1
         self._rates.append(len(delta.seconds) / total)
         self._latencies.append(1000 * max(delta.seconds))
 
-    def draw(self) -> None:
-        """Show what was added."""
+    def draw(self, tokens_per_second: float | None = None) -> None:
+        """Show what was added, with the rate of the whole answer where it is known."""
         rates, latencies = self.query(History)
-        rate = f"{self.tokens_per_second:,.1f} tokens/s" if self._rates else ""
+        figure = tokens_per_second or self.tokens_per_second
+        rate = f"{figure:,.1f} tokens/s" if figure else ""
         slowest = f"up to {self._latencies[-1]:,.1f} ms" if self._latencies else ""
         rates.show(self._rates, rate)
         latencies.show(self._latencies, slowest)

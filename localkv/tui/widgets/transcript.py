@@ -86,6 +86,12 @@ class Transcript(VerticalScroll, can_focus=False):
         earlier.display = self.n_hidden > 0
         earlier.update(f"{self.n_hidden} earlier messages: Alt+Up at the first shows more")
 
+    def name_model(self, model_name: str) -> None:
+        """Say who answered, which is not known before a model is loaded."""
+        for view in self.views():
+            if view.message.role != "user":
+                view.name_author(model_name)
+
     async def note(self, text: str | Content, *, error: bool = False) -> None:
         """Say something at the end."""
         await self.mount(Note(text, markup=False, classes="-error" if error else ""))

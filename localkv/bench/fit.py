@@ -1,0 +1,47 @@
+"""Whether all caches of a grid fit in memory, as `LLM` finds out for one."""
+
+from __future__ import annotations
+
+import torch
+
+from localkv.bench.grid import Grid
+from localkv.bench.source import Source
+from localkv.cache_layout import check_cache_type
+from localkv.config import CacheConfig
+from localkv.kernels.select import select_backend
+from localkv.llm import free_memory
+from localkv.memory_fit import check_fit
+from localkv.memory_plan import ModelMemory
+
+
+def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> list[str]:
+    """Refuse a grid of which any cache does not fit, before anything is allocated.
+
+    Returns:
+        warnings: what fits only without all of the mapped weights, each once.
+
+    Raises:
+        UsageError: a cache type can't be used with this model.
+        DoesNotFitError: names what would fit.
+    """
+    backend = select_backend(device)
+    budget = free_memory(backend.device)
+    warnings = []
+    for setting in grid.settings():
+        check_cache_type("K", setting.type_k, source.config.head_dim)
+        check_cache_type("V", setting.type_v, source.config.head_dim)
+        memory = ModelMemory(
+            source.tensors,
+            source.config,
+            backend.name,
+            setting.n_evaluated,
+            setting.n_threads or torch.get_num_threads(),
+        )
+        for depth in grid.n_depth:
+            n_ctx = max((test.n_ctx for test in grid.tests(depth)), default=0)
+            cache = CacheConfig(
+                setting.type_k, setting.type_v, n_ctx=n_ctx, kv_rotation=kv_rotation
+            )
+            if n_ctx and budget and (warning := check_fit(memory, cache, budget)):
+                warnings.append(warning)
+    return list(dict.fromkeys(warnings))

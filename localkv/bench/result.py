@@ -1,0 +1,147 @@
+"""One finished test as a row: llama-bench's columns under its names, then our own."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from localkv import __version__
+from localkv.bench.grid import BenchTest, Setting
+from localkv.bench.source import Source
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it ran.
+
+    Attributes:
+        cpu, gpu: their names; no GPU is "".
+        backend: as `--device` names it.
+        device: what `--device` said.
+        attention, linear: what implements attention and products.
+    """
+
+    cpu: str
+    gpu: str
+    backend: str
+    device: str
+    attention: str
+    linear: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A test, what it ran with, and what it took.
+
+    Attributes:
+        n_threads: CPU threads in use.
+        test_time: when it began, UTC, RFC 3339.
+        samples_ns: nanoseconds of each repetition.
+        n_ctx: tokens that the cache holds.
+        kv_bytes: what was allocated for K and V.
+        peak_bytes: the most memory taken during the test (`PeakMemory`).
+        bytes_per_token: moved at least (`traffic.py`).
+        bandwidth: of the memory, bytes per second, measured in the same run.
+    """
+
+    source: Source
+    machine: Machine
+    setting: Setting
+    test: BenchTest
+    n_threads: int
+    test_time: str
+    samples_ns: tuple[int, ...]
+    n_ctx: int
+    kv_bytes: int
+    peak_bytes: int
+    bytes_per_token: float
+    bandwidth: float
+
+    @property
+    def samples_ts(self) -> list[float]:
+        """Tokens per second of each repetition."""
+        return [1e9 * self.test.n_tokens / ns for ns in self.samples_ns]
+
+    @property
+    def avg_ts(self) -> float:
+        return statistics.fmean(self.samples_ts)
+
+    @property
+    def stddev_ts(self) -> float:
+        return _deviation(self.samples_ts)
+
+    @property
+    def roofline(self) -> float:
+        """Share of the bandwidth that the bytes moved amount to; 1 is all of it."""
+        return self.bytes_per_token * self.avg_ts / self.bandwidth
+
+    def llama_bench_values(self) -> dict[str, Value]:
+        """llama-bench's columns, in its order.
+
+        Those that tell of what localkv has not hold what comes to the same: all layers on one
+        device, no thread pinned or polling, nothing fitted.
+        """
+        on_gpu = self.machine.backend == "cuda"
+        source, setting, test = self.source, self.setting, self.test
+        return {
+            "build_commit": __version__,
+            "build_number": 0,
+            "cpu_info": self.machine.cpu,
+            "gpu_info": self.machine.gpu,
+            "backends": self.machine.backend.upper(),
+            "model_filename": source.name,
+            "model_type": source.kind,
+            "model_size": source.n_bytes,
+            "model_n_params": source.n_params,
+            "n_batch": setting.n_batch,
+            "n_ubatch": setting.n_ubatch,
+            "n_threads": self.n_threads,
+            "cpu_mask": "0x0",
+            "cpu_strict": False,
+            "poll": 0,
+            "type_k": setting.type_k,
+            "type_v": setting.type_v,
+            "n_gpu_layers": source.config.n_layers + 1 if on_gpu else 0,
+            "n_cpu_moe": 0,
+            "split_mode": "none",
+            "main_gpu": 0,
+            "no_kv_offload": False,
+            "flash_attn": int(self.machine.backend != "reference"),
+            "devices": self.machine.device,
+            "tensor_split": "0.00",
+            "tensor_buft_overrides": "none",
+            "load_mode": "none" if source.path is None else "mmap",
+            "embeddings": False,
+            "no_op_offload": 0,
+            "no_host": False,
+            "fit_target": 0,
+            "fit_min_ctx": 0,
+            "n_prompt": test.n_prompt,
+            "n_gen": test.n_gen,
+            "n_depth": test.n_depth,
+            "test_time": self.test_time,
+            "avg_ns": round(statistics.fmean(self.samples_ns)),
+            "stddev_ns": round(_deviation(self.samples_ns)),
+            "avg_ts": self.avg_ts,
+            "stddev_ts": self.stddev_ts,
+        }
+
+    def own_values(self) -> dict[str, Value]:
+        """The columns that llama-bench has not: bytes, bytes per second, and a share of 1."""
+        return {
+            "n_ctx": self.n_ctx,
+            "kv_bytes": self.kv_bytes,
+            "peak_bytes": self.peak_bytes,
+            "bytes_per_token": self.bytes_per_token,
+            "bandwidth": self.bandwidth,
+            "roofline": self.roofline,
+            "attention_kernel": self.machine.attention,
+            "linear_kernel": self.machine.linear,
+        }
+
+
+def _deviation(samples: list[float] | tuple[int, ...]) -> float:
+    """Of a sample; 0 where there is only one."""
+    return statistics.stdev(samples) if len(samples) > 1 else 0.0

@@ -1,0 +1,82 @@
+"""Bytes that a test has to move between memory and the processor, at least.
+
+Each matrix is read once per batch and each valid row of K and V once per batch; a new row is
+written once. Activations are left out: they stay in the processor's caches. So a figure is what a
+program moves that never reads anything twice, and its share of the bandwidth says how much could
+still be gained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from localkv.bench.grid import BenchTest
+from localkv.kernels.layer_weights import MoeWeights
+from localkv.memory_plan import kv_bytes_per_token
+from localkv.model import Transformer
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+
+
+def weight_bytes(model: Transformer, n_tokens: int) -> float:
+    """Bytes of weights that a batch of `n_tokens` reads for the logits of its last token.
+
+    Of routed experts those count that tokens are expected to be sent to if every expert is as
+    likely: E (1 - (1 - k / E)^n) of E, with k for each of n tokens.
+    """
+    weights = model.weights
+    embedding = weights.token_embd
+    total = n_tokens * embedding.format.row_bytes(embedding.shape[-1])
+    total += _bytes(weights.output) + _bytes(weights.output_norm)
+    moe, routed = model.config.moe, 0
+    for layer in weights.layers:
+        total += _bytes(layer)
+        if isinstance(layer.ffn, MoeWeights):
+            routed += sum(_bytes(getattr(layer.ffn, name)) for name in _EXPERTS)
+    unused = 0.0 if moe is None else (1 - moe.n_experts_used / moe.n_experts) ** n_tokens
+    return total - unused * routed
+
+
+def bytes_per_token(
+    model: Transformer, type_k: str, type_v: str, test: BenchTest, n_batch: int
+) -> float:
+    """Bytes that are moved for each token of a test, on average.
+
+    Args:
+        n_batch: most tokens evaluated at a time.
+    """
+    row = kv_bytes_per_token(type_k, type_v, model.config)
+    total = 0.0
+    for start in range(0, test.n_prompt, n_batch):
+        n = min(n_batch, test.n_prompt - start)
+        rows_read = test.n_depth + start + n
+        total += weight_bytes(model, n) + row * (rows_read + n)
+    if n := test.n_gen:
+        rows_read = n * test.n_before_gen + n * (n + 1) // 2  # one more with every token
+        total += n * weight_bytes(model, 1) + row * (rows_read + n)
+    return total / test.n_tokens
+
+
+def _bytes(part: Any) -> int:
+    """Bytes of all tensors in a part of the weights, as they lie in memory."""
+    return sum(
+        tensor.n_bytes if isinstance(tensor, PackedTensor) else tensor.nbytes
+        for tensor in tensors_of(part)
+    )
+
+
+def tensors_of(part: Any) -> Iterator[PackedTensor | Tensor]:
+    """All tensors in a part of the weights, one that is there twice twice."""
+    if isinstance(part, PackedTensor | Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from tensors_of(item)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from tensors_of(getattr(part, field.name))

@@ -1,0 +1,254 @@
+"""`localkv bench`: how fast a model runs, with one cache or with many."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from localkv.cli.bench_grid import grid as make_grid
+from localkv.cli.bench_grid import grid_options
+from localkv.cli.bench_plot import check_bench_plot, plot
+from localkv.cli.bench_tables import FORMATS, Table, make_table
+from localkv.cli.cache_pairs import fitting_pairs
+from localkv.cli.command import Command
+from localkv.cli.failure import INTERRUPTED
+from localkv.cli.messages import note, warn
+from localkv.cli.model_file import model_file
+from localkv.cli.options import Whole, flag, loading_options, model_options, option
+from localkv.cli.preset_choice import say_preset
+from localkv.cli.progress_line import ProgressLine
+from localkv.cli.text_output import TextOutput
+from localkv.errors import UsageError
+from localkv.kv_scales import read_kv_scales, require_scales
+
+if TYPE_CHECKING:
+    from localkv.bench.grid import Grid
+    from localkv.bench.result import Result
+    from localkv.bench.run import Options
+    from localkv.bench.source import Source
+
+_SHARED = ("kv_rotation", "kv_scales", "device", "fit")
+"""Options as other commands have them."""
+
+_MODEL_OPTIONS: list[click.Parameter] = [
+    option(
+        "-m",
+        "--model",
+        panel="Model",
+        llama_env="MODEL",
+        multiple=True,
+        metavar="FILE,...",
+        help="GGUF files (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
+    ),
+    *(param for param in model_options() if param.name != "model"),
+    option(
+        "--synthetic",
+        panel="Model",
+        multiple=True,
+        metavar="SHAPE:TYPE,...",
+        help="Models of a well-known shape with random weights of a type, made in memory: "
+        "llama-1b, llama-3b, llama-8b, llama-70b or qwen3-30b-a3b, as in llama-8b:q4_0.",
+    ),
+]
+
+_RUN_OPTIONS: list[click.Parameter] = [
+    option(
+        "-r",
+        "--repetitions",
+        panel="Run",
+        type=Whole(1),
+        default=5,
+        show_default=True,
+        metavar="N",
+        help="Times each test is repeated.",
+    ),
+    flag("--no-warmup", panel="Run", help="Don't run each test once before it is timed."),
+    option(
+        "output_format",
+        "-o",
+        "--output",
+        panel="Output",
+        type=click.Choice(FORMATS, case_sensitive=False),
+        default="md",
+        show_default=True,
+        metavar="FORMAT",
+        help=f"What to print: {', '.join(FORMATS)}.",
+    ),
+    option(
+        "error_format",
+        "-oe",
+        "--output-err",
+        panel="Output",
+        type=click.Choice(FORMATS, case_sensitive=False),
+        metavar="FORMAT",
+        help="What to print on stderr besides.",
+    ),
+    option(
+        "plot_file",
+        "--plot",
+        panel="Output",
+        metavar="FILE",
+        help="Draw the speed of generation over depth as a picture (.png, .svg, .pdf).",
+    ),
+]
+
+
+def _run(
+    *,
+    output_format: str,
+    error_format: str | None,
+    plot_file: str | None,
+    repetitions: int,
+    no_warmup: bool,
+    **values: Any,
+) -> int:
+    """Run the grid; returns the exit code."""
+    grid = make_grid(values)
+    if values["pairs"] is None:
+        types = {
+            f"cache_type_{side}": ",".join(dict.fromkeys(pair[i] for pair in grid.pairs))
+            for i, side in enumerate("kv")
+        }
+        say_preset({**values, **types})
+    elif _given("cache_type_k", "cache_type_v", "preset"):
+        raise UsageError("--pairs names the cache types", hint="leave out -ctk, -ctv and --preset")
+    if plot_file is not None:
+        check_bench_plot(plot_file, grid)
+    if values["pairs"] is None or values["pairs"].lower() not in ("pure", "all"):
+        names = [name for pair in grid.pairs for name in pair]
+        require_scales(names, values["kv_scales"] is not None)
+    jobs = [(source, _fitted(grid, source, values)) for source in _sources(values)]
+    n_tests = sum(fitted.n_tests for _, fitted in jobs)
+    scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
+    # Threads that spin while they wait starve each other as soon as another process wants a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from localkv.bench.run import Options
+
+    results: list[Result] = []
+    interrupted = False
+    with TextOutput(None) as out, ProgressLine() as progress:
+        pairs = dict.fromkeys(pair for _, fitted in jobs for pair in fitted.pairs)
+        whole = replace(grid, pairs=tuple(pairs))
+        tables = _Tables(output_format, error_format, whole, out)
+        options = Options(
+            repetitions,
+            warm_up=not no_warmup,
+            device=values["device"],
+            kv_rotation=values["kv_rotation"],
+            kv_scales=scales,
+            on_progress=lambda text: progress.show(f"test {len(results) + 1} of {n_tests}: {text}"),
+        )
+        try:
+            for result in _results(jobs, options, values["fit"], progress):
+                progress.clear()
+                results.append(result)
+                tables.add(result)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            progress.clear()
+            tables.end()
+    if interrupted:
+        note(f"interrupted after {len(results)} of {n_tests} tests")
+    if plot_file is not None and any(r.test.n_gen and not r.test.n_prompt for r in results):
+        plot(results, plot_file)
+    return INTERRUPTED if interrupted else 0
+
+
+def _given(*names: str) -> bool:
+    ctx = click.get_current_context()
+    return any(ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE for name in names)
+
+
+def _sources(values: dict[str, Any]) -> list[Source]:
+    """What to measure; a model that is not here is fetched.
+
+    Raises:
+        UsageError: none is named, or they are named in two ways.
+        ModelFileError: a file is missing, or no model.
+    """
+    from localkv.bench.source import file_source, synthetic_source
+
+    named = _given("model", "hf_repo")
+    if values["synthetic"] and (_given("synthetic") or not named):
+        if named:
+            raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")
+        shapes = ",".join(values["synthetic"]).split(",")
+        return [synthetic_source(name.strip()) for name in shapes]
+    files: list[str | None] = []
+    for item in values["model"]:
+        files += [item] if Path(item).exists() else item.split(",")
+    return [file_source(model_file({**values, "model": name})) for name in files or [None]]
+
+
+def _fitted(grid: Grid, source: Source, values: dict[str, Any]) -> Grid:
+    """The grid with those of `--pairs` that the model can have."""
+    if values["pairs"] is None:
+        return grid
+    has_scales = values["kv_scales"] is not None
+    pairs = fitting_pairs(values["pairs"], source.config, has_scales, "--pairs")
+    return replace(grid, pairs=tuple(pairs))
+
+
+def _results(
+    jobs: list[tuple[Source, Grid]], options: Options, fit: str, progress: ProgressLine
+) -> Iterator[Result]:
+    """The results of all models. One is gone from memory before the next is loaded."""
+    from localkv.bench.fit import check_grid
+    from localkv.bench.run import run
+    from localkv.bench.subject import load
+
+    for source, grid in jobs:
+        warnings: list[str] = []
+        if fit == "on":
+            warnings += check_grid(source, grid, options.device, options.kv_rotation)
+        progress.show(f"loading {source.name}")
+        subject = load(source, options.device, fit)
+        progress.clear()
+        for line in dict.fromkeys((*warnings, *subject.warnings)):
+            warn(line)
+        yield from run(subject, grid, options)
+        del subject
+
+
+class _Tables:
+    """The table on stdout, and the one on stderr if there is one."""
+
+    def __init__(self, name: str, error_name: str | None, grid: Grid, out: TextOutput) -> None:
+        self._outputs: list[tuple[Table, Any]] = [(make_table(name, grid), out)]
+        if error_name is not None and sys.stderr is not None:
+            self._outputs.append((make_table(error_name, grid), sys.stderr))
+        self._begun = False
+
+    def add(self, result: Result) -> None:
+        for table, out in self._outputs:
+            if not self._begun:
+                out.write(table.header(result))
+            out.write(table.row(result))
+        self._begun = True
+
+    def end(self) -> None:
+        for table, out in self._outputs:
+            out.write(table.footer())
+
+
+bench = Command(
+    "bench",
+    params=[
+        *_MODEL_OPTIONS,
+        *grid_options(),
+        *(param for param in loading_options() if param.name in _SHARED),
+        *_RUN_OPTIONS,
+    ],
+    callback=_run,
+    help="Measure how fast a model evaluates prompts (pp) and generates (tg).\n\n"
+    "Numbers can be lists and ranges (512,1024 or 1-8 or 0-4096+1024 or 512-4096*2); everything is "
+    "measured with everything, as llama-bench does, and the columns bear llama-bench's names.",
+)

@@ -1,0 +1,105 @@
+"""Completion of command lines in shells: bash, zsh and fish.
+
+click finds out what may come next. Here are the values that only we know, and the function for
+bash: click's takes words that bash has cut at every colon and equals sign, and so completes neither
+`org/repo:Q8_0` nor `--device=cpu`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    shell_complete,
+    split_arg_string,
+)
+
+VARIABLE = "_LOCALKV_COMPLETE"
+
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' line="${COMP_LINE:0:COMP_POINT}" files="" kind value
+    COMPREPLY=()
+    while IFS=, read -r kind value; do
+        case $kind in
+            plain) COMPREPLY+=("$value") ;;
+            file) files=yes ;;
+        esac
+    done < <(env COMP_LINE="$line" COMP_WORDBREAKS="$COMP_WORDBREAKS" \\
+        %(complete_var)s=bash_complete "$1" 2>/dev/null)
+    if [[ $files && ${#COMPREPLY[@]} -eq 0 ]]; then
+        compopt -o default
+    elif [[ $files ]]; then
+        value=${COMP_WORDS[COMP_CWORD]}
+        [[ $value == [=:] ]] && value=""
+        COMPREPLY+=($(compgen -f -- "$value"))
+        compopt -o filenames
+    fi
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+class Bash(BashComplete):
+    """Takes the line as it was typed, and gives back what bash will put after its last cut."""
+
+    source_template = _BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ["COMP_LINE"]
+        words = split_arg_string(line)[1:]
+        ends_word = not words or line[-1:].isspace()
+        incomplete = "" if ends_word else words.pop()
+        kept = max(incomplete.rfind(c) for c in ":=") + 1
+        breaks = os.environ.get("COMP_WORDBREAKS", "")
+        self.kept = incomplete[:kept] if kept and incomplete[kept - 1] in breaks else ""
+        return words, incomplete
+
+    def format_completion(self, item: CompletionItem[str]) -> str:
+        return f"{item.type},{item.value.removeprefix(self.kept)}"
+
+
+def answer_shell(cli: click.Command, instruction: str) -> int:
+    """Answer a shell: the function for it, or what may come next; returns the exit code.
+
+    A failure is silent, since a line that is being typed is no place for a message.
+    """
+    add_completion_class(Bash)
+    try:
+        return shell_complete(cli, {}, "localkv", VARIABLE, instruction)
+    except Exception:
+        if os.environ.get("LOCALKV_DEBUG", "0") not in ("", "0"):
+            raise
+        return 1
+
+
+def file_values(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Files, which the shell lists itself."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def cached_values(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Models in Hugging Face's cache, by name."""
+    from localkv.loader.hub.cache import cached_models
+
+    try:
+        names = [item.name for item in cached_models()]
+    except OSError:
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def model_values(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """What -m takes: models in the cache, and files."""
+    return [*cached_values(ctx, param, incomplete), *file_values(ctx, param, incomplete)]

@@ -1,0 +1,122 @@
+"""Checks of the user's settings: variables, and the configuration file. Values are tried out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from localkv.cli.config_file import config_defaults, config_path
+from localkv.cli.messages import did_you_mean, one_line
+from localkv.doctor.finding import Check, Finding
+from localkv.errors import LocalKVError
+
+_OWN = ("LOCALKV_CONFIG", "LOCALKV_DEBUG")
+"""Variables of ours that are no option's."""
+
+_OTHERS = (
+    "CC",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN",
+    "HTTPS_PROXY",
+    "NO_COLOR",
+    "NUMBA_CPU_FEATURES",
+    "NUMBA_CPU_NAME",
+    "NUMBA_DISABLE_JIT",
+    "NUMBA_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "TRITON_CACHE_DIR",
+    "TRITON_HOME",
+    "TRITON_INTERPRET",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+)
+"""Variables of others that change what localkv does."""
+
+_SECRET = ("HF_TOKEN", "HTTPS_PROXY")
+
+
+def setting_checks(commands: Mapping[str, click.Command]) -> list[Check]:
+    """The checks, for these commands and their options."""
+    return [
+        Check("variables", lambda: _check_variables(commands)),
+        Check("configuration", lambda: _check_configuration(commands)),
+    ]
+
+
+def _check_variables(commands: Mapping[str, click.Command]) -> Finding:
+    known = {name for _, option in _options(commands) for name in _variables(option)}
+    ours = sorted(
+        name
+        for name, value in os.environ.items()
+        if value and (name in known or name.startswith("LOCALKV_"))
+    )
+    others = [name for name in _OTHERS if os.environ.get(name)]
+    shown = {name: "(set)" if name in _SECRET else os.environ[name] for name in [*ours, *others]}
+    facts = {"in_effect": shown}
+    summary = ", ".join(f"{name}={one_line(value)}" for name, value in shown.items()) or "none"
+    if wrong := _wrong_values(commands):
+        return Finding("variables", "broken", wrong[0], "correct or unset it", facts)
+    unknown = [name for name in ours if name not in known and name not in _OWN]
+    if unknown:
+        nearest = did_you_mean(unknown[0], [*known, *_OWN])
+        message = f"{unknown[0]} is no variable of localkv's{nearest}"
+        return Finding("variables", "warning", message, f"in effect: {summary}", facts)
+    return Finding("variables", "ok" if shown else "info", summary, None, facts)
+
+
+def _options(commands: Mapping[str, click.Command]) -> Iterator[tuple[str, click.Option]]:
+    """Every option of every command, with the command's name."""
+    for name, command in commands.items():
+        for param in command.params:
+            if isinstance(param, click.Option):
+                yield name, param
+
+
+def _variables(option: click.Option) -> list[str]:
+    names = option.envvar or []
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _wrong_values(commands: Mapping[str, click.Command]) -> list[str]:
+    """A line for each variable that is set to what its option does not take."""
+    lines = []
+    for name, option in _options(commands):
+        ctx = click.Context(commands[name], info_name=name)
+        value = option.value_from_envvar(ctx)
+        if value is None:
+            continue
+        variable = next(n for n in _variables(option) if os.environ.get(n))
+        try:
+            option.type_cast_value(ctx, value)
+        except click.BadParameter as error:
+            given = one_line(os.environ[variable])
+            lines.append(f"{variable}={given} ({name}): {error.message.rstrip('.')}")
+    return lines
+
+
+def _check_configuration(commands: Mapping[str, click.Command]) -> Finding:
+    path = config_path()
+    facts: dict[str, Any] = {"path": str(path), "exists": path.exists()}
+    tables = {}
+    try:
+        for name, command in commands.items():
+            ctx = click.Context(command, info_name=name)
+            if found := config_defaults(command, ctx, list(commands)):
+                tables[name] = sorted(found)
+    except LocalKVError as error:
+        hint = error.hint or "correct it; until then commands stop with this error"
+        return Finding("configuration", "broken", error.message, hint, facts)
+    facts["options"] = tables
+    if not path.exists():
+        return Finding("configuration", "info", f"none, {path}", None, facts)
+    shown = ", ".join(f"[{name}] {', '.join(options)}" for name, options in tables.items())
+    return Finding("configuration", "ok", f"{path}: {shown or 'empty'}", None, facts)

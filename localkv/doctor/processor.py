@@ -1,0 +1,60 @@
+"""The CPU: how many cores this process may use, and what its kernels are compiled for."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from localkv.doctor.finding import Finding
+from localkv.doctor.probe import ProbeError, Probes
+
+CPUINFO = Path("/proc/cpuinfo")
+_INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx512": "AVX-512",
+    "avx512_vnni": "VNNI",
+    "avx512_bf16": "bf16",
+}
+
+
+def check_processor(probes: Probes) -> Finding:
+    n_cores = _usable_cores()
+    what = f"{_model_name()}, {n_cores} core{'s' if n_cores != 1 else ''}"
+    try:
+        facts = {"cores": n_cores, **probes.facts("cpu")}
+    except ProbeError as error:
+        return Finding(
+            "CPU",
+            "broken",
+            f"{what}; kernels can't be compiled: {error}",
+            "pip install --force-reinstall numba llvmlite",
+            {"cores": n_cores},
+        )
+    has = [name for key, name in _INSTRUCTIONS.items() if facts[key]]
+    lacks = [name for key, name in _INSTRUCTIONS.items() if not facts[key]]
+    if not facts["x86"]:
+        return Finding("CPU", "ok", f"{what}, {facts['vectors']}", None, facts)
+    summary = f"{what}, {', '.join(has) or facts['vectors']}"
+    if lacks:
+        summary += f"; no {', no '.join(lacks)}"
+    if facts["avx2"]:
+        return Finding("CPU", "ok", summary, None, facts)
+    hint = "kernels are several times slower without AVX2; a virtual machine may hide it"
+    return Finding("CPU", "warning", summary, hint, facts)
+
+
+def _usable_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
+def _model_name() -> str:
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2] for line in lines if line.startswith("model name")]
+    return " ".join((names or [platform.processor() or platform.machine()])[0].split())
