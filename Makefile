@@ -4,7 +4,7 @@
 # make test       set up .venv and run all tests
 # make test-fast  the tests that take less than five minutes together
 # make lint       formatting, lint, types, import floors
-# make figures    measure again what docs/kv-cache.md shows (under 15 minutes on 2 cores)
+# make figures    make the documentation's figures again (15 minutes of processor time)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
 #                 .venv-triton of its own; 3.6 needs NumPy below 2.4
 #
@@ -63,8 +63,7 @@ lint: .venv/.dev
 
 figures: .venv/.dev
 	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/kv-cache.md
-	$(BIN)/localkv plan --synthetic llama-8b:q4_K --memory 16GiB -c 65536 \
-		--plot docs/kv-cache-memory.png
+	$(BIN)/localkv plan --synthetic llama-8b:q4_K --memory 16GiB --device cuda --plot docs/plan.svg
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 with venv found; set PYTHON=..." >&2; exit 1; }
