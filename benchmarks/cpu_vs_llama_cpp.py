@@ -2,13 +2,15 @@
 
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON [--types q4_0 q8_0 q4_K]
         [--pairs f16 q8_0 q4_0/q8_0 q8_0/q4_0 q4_0] [--depths 0 4096] [--rounds 5] [--json FILE]
+        [--tests load tg pp]
 
 PYTHON is an interpreter that has llama-cpp-python; without `--peer` only localkv runs. For every
 pair of cache types each program loads the model in a process of its own. All fill their caches
 with a prompt of the depth's length, then they take turns, so that they meet the same noise: a round
 is, for every process, a decode of `--decode` tokens (tg) and a prompt of 512 tokens (pp), both
 behind what the cache holds. Beyond `--peer-depth` only localkv runs, whose pairs are compared with
-its own f16.
+its own f16. With `--tests load` the programs load the model in turn, `--rounds` times, after one
+that does not count: libraries and the file are in memory then.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+SETTLE_SECONDS = 4
+"""From imports to loading. A virtual machine gives memory that a program has freed back to its host
+within seconds; who loads right after another program would get it sooner than who imports longer.
+"""
 
 N_VOCAB, N_EMBD, N_LAYERS, N_HEADS, N_KV_HEADS, N_FF = 32000, 2048, 16, 32, 8, 8192
 PROMPT = 512
@@ -145,20 +152,22 @@ def ids_at(position: int, n: int) -> list[int]:
 
 
 def work(program: str, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
-    """Answer commands with seconds per token; the first line says the load time.
+    """Answer commands with seconds; the first answer is for the imports.
 
-    "fill N" makes the depth N, "tg N" decodes N tokens there, "pp N" evaluates a prompt there.
+    "load 1" loads the model. The other answers are seconds per token: "fill N" makes the depth N,
+    "tg N" decodes N tokens there, "pp N" evaluates a prompt there.
     """
-    __import__(MODULES[program])
     started = time.perf_counter()
-    evaluate = LOADERS[program](path, pair, n_ctx, n_threads)
+    __import__(MODULES[program])
     print(time.perf_counter() - started, flush=True)
     depth = 0
     for line in sys.stdin:
         command, count = line.split()
         n = int(count)
         started = time.perf_counter()
-        if command == "fill":
+        if command == "load":
+            evaluate = LOADERS[program](path, pair, n_ctx, n_threads)
+        elif command == "fill":
             for start in range(depth, n, PROMPT):
                 evaluate(ids_at(start, min(PROMPT, n - start)), start)
             depth, n = n, max(1, n - depth)
@@ -185,7 +194,9 @@ class Program:
             env=env,
         )
         self.name, self.pair = name, pair
-        self.load_seconds = self._answer()
+        self._answer()
+        time.sleep(SETTLE_SECONDS)
+        self.load_seconds = self.ask("load", 1)
 
     def _answer(self) -> float:
         line = self.process.stdout.readline()
@@ -214,7 +225,7 @@ def measure(programs: list[Program], depth: int, options: argparse.Namespace) ->
         program.ask("fill", depth)
     counts = {"tg": options.decode, "pp": PROMPT}
     rows = []
-    for test in options.tests:
+    for test in (test for test in options.tests if test in counts):
         speeds: dict[tuple[str, str], list[float]] = {}
         for turn in range(-1, options.rounds):
             for program in programs:
@@ -228,6 +239,33 @@ def measure(programs: list[Program], depth: int, options: argparse.Namespace) ->
                     ratios = [a / b for a, b in zip(values, speeds[other], strict=True)]
                     row[f"/ {title}"] = spread(ratios)
             rows.append(row)
+    return rows
+
+
+def measure_loads(interpreters: dict[str, str], path: Path, options: argparse.Namespace) -> dict:
+    """Seconds that each program takes to load the model, in turn, after the imports."""
+    seconds: dict[str, list[float]] = {name: [] for name in interpreters}
+    for turn in range(-1, options.rounds):
+        for name, interpreter in interpreters.items():
+            program = Program(interpreter, name, options.pairs[0], path, 1024, options.threads)
+            program.close()
+            if turn >= 0:
+                seconds[name].append(program.load_seconds)
+    return seconds
+
+
+def show_loads(weights: str, seconds: dict[str, list[float]]) -> list[dict]:
+    rows = []
+    for name, values in seconds.items():
+        row = {"test": "load", "weights": weights, "program": name, "s": values}
+        low, middle, high = spread(values)
+        cells = f"| load | {weights} | | {name} | {middle:.2f} ({low:.2f}-{high:.2f}) s |"
+        if name != "llama.cpp" and "llama.cpp" in seconds:
+            ratios = [a / b for a, b in zip(values, seconds["llama.cpp"], strict=True)]
+            low, middle, high = row["/ llama.cpp"] = spread(ratios)
+            cells += f" {middle:.2f} ({low:.2f}-{high:.2f})"
+        print(f"{cells} | |", flush=True)
+        rows.append(row)
     return rows
 
 
@@ -248,7 +286,7 @@ def main() -> None:
     add("--types", nargs="+", default=["q4_0", "q8_0", "q4_K"], help="of the weights")
     add("--pairs", nargs="+", default=["f16", "q8_0", "q4_0/q8_0", "q8_0/q4_0", "q4_0"])
     add("--depths", nargs="+", type=int, default=[0, 4096])
-    add("--tests", nargs="+", choices=["tg", "pp"], default=["tg", "pp"])
+    add("--tests", nargs="+", choices=["load", "tg", "pp"], default=["tg", "pp"])
     add("--rounds", type=int, default=5)
     add("--decode", type=int, default=16, help="tokens of a decode")
     add("--peer-depth", type=int, default=4096, help="how deep llama.cpp takes part")
@@ -272,6 +310,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
             write_model(path, weights)
+            if "load" in options.tests:
+                results += show_loads(weights, measure_loads(interpreters, path, options))
+            if options.tests == ["load"]:
+                continue
             programs = [
                 Program(interpreter, name, pair, path, depths[-1] + 2 * PROMPT, options.threads)
                 for pair in options.pairs

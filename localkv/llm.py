@@ -124,27 +124,24 @@ class LLM:
         for risk in kv_risks(self.gguf):
             if risk.concerns(cache_type_k, cache_type_v):
                 self.warnings.append(risk.reason)
-        memory = ModelMemory(
-            tuple(self.gguf.tensors.values()),
-            self.config,
-            backend.name,
-            n_batch,
-            torch.get_num_threads(),
-        )
+        tensors = tuple(self.gguf.tensors.values())
+        memory = ModelMemory(tensors, self.config, backend.name, n_batch, torch.get_num_threads())
         if fit == "on":
             self._check_fit(memory, backend.device)
-        model, unused = load_model(
-            self.gguf, backend, on_layer=lambda done, total: on_progress("weights", done, total)
-        )
+        matrix_types = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
+        with backend.compiling_ahead(matrix_types, self.config, self.cache):
+            model, unused = load_model(
+                self.gguf, backend, on_layer=lambda done, of: on_progress("weights", done, of)
+            )
+            self.engine = Engine(model, self.cache, n_batch=n_batch)
+            if backend.compiles:
+                on_progress("kernels", 0, 0)
+                self.engine.warm_up()
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
         used = tuple(info for name, info in self.gguf.tensors.items() if name not in unused)
         self._memory, self._fit = replace(memory, tensors=used), fit
         self.memory = self._memory.plan(self.cache)
-        self.engine = Engine(model, self.cache, n_batch=n_batch)
-        if backend.compiles:
-            on_progress("kernels", 0, 0)
-            self.engine.warm_up()
         self.backend = backend
         self._override_pre = override_pre
         self.load_seconds = time.perf_counter() - started

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from test_attention import check_rows_without_keys, check_windows
 
 from localkv.cache_layout import SegmentSpec
 from localkv.config import AttentionParams
-from localkv.kernels.cpu import attention_kernels, specialize
+from localkv.kernels.cpu import attention_kernels, kernel_source
 from localkv.kernels.cpu.attention import PackedAttention
 from localkv.kernels.cpu.page_layout import Side, plane_order, restore_plane
 from localkv.kernels.cpu.specialize import specialized
@@ -188,40 +189,52 @@ def test_head_dims_that_do_not_fit_are_refused() -> None:
 def test_compiled_kernels_are_found_again(tmp_path: Path) -> None:
     """A second process compiles nothing."""
     program = """
+from localkv.kernels.cpu import machine_code, specialize
 from localkv.kernels.cpu.attention_kernels import decode_v_kernel, score_kernel
-from localkv.kernels.cpu.specialize import specialized
-score_kernel("f16", 2), decode_v_kernel("f16")
-workers = [specialized(name).worker for name in ("scatter", "attention_rows")]
-hits = specialized("helpers").run_helped.stats.cache_hits
-print(sum(worker.cache_hits for worker in workers), len(hits))
+from localkv.kernels.cpu.kernel_source import KernelSource
+compiled = []
+compile_source = machine_code.compile_source
+def counted(self):
+    compiled.append(self.template)
+    return compile_source(self.name, self.text)
+KernelSource.compile = counted
+addresses = [score_kernel("f16", 2), decode_v_kernel("f16")]
+for name in ("scatter", "helpers"):
+    addresses += specialize.specialized(KernelSource(name)).values()
+assert all(addresses)
+print(len(compiled))
 """
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     said = []
     for _ in range(2):
         command = [sys.executable, "-c", program]
         said.append(subprocess.run(command, env=env, capture_output=True, text=True, check=True))
-    assert said[0].stdout.split() == ["0", "0"]
-    assert said[1].stdout.split() == ["2", "1"]
+    assert [done.stdout.strip() for done in said] == ["4", "0"]
 
 
-def test_a_cache_that_cannot_be_written_costs_time_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(specialize, "cache_folder", lambda: tmp_path / "file" / "kernels")
-    specialize._writable_folder.cache_clear()
-    specialized.cache_clear()
-    attention_kernels.score_kernel.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING):
-            check(head_dim=32, n_kv_heads=1, group=1, lengths=[(20, 1)])
-        assert len(caplog.records) == 1
-        assert "cannot write" in caplog.text
-    finally:
-        specialize._writable_folder.cache_clear()
+@pytest.fixture
+def no_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing can be written to the folder of compiled kernels, nor read from it."""
+
+    def forget() -> None:
+        kernel_source._writable_folder.cache_clear()
         specialized.cache_clear()
         for kernel in ("score_kernel", "weigh_kernel", "decode_k_kernel", "decode_v_kernel"):
             getattr(attention_kernels, kernel).cache_clear()
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(kernel_source, "cache_folder", lambda: tmp_path / "file" / "kernels")
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("no_cache_folder")
+def test_a_cache_that_cannot_be_written_costs_time_only(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check(head_dim=32, n_kv_heads=1, group=1, lengths=[(20, 1)])
+    assert len(caplog.records) == 1
+    assert "cannot write" in caplog.text
 
 
 def test_without_avx512(tmp_path: Path) -> None:

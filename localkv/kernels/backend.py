@@ -7,13 +7,14 @@ lacks is an error, never another backend's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from localkv.config import AttentionParams, ModelConfig, MoeConfig
+from localkv.config import AttentionParams, CacheConfig, ModelConfig, MoeConfig
 from localkv.kernels.attention import Rotate, SegmentAttention, attention, attention_reference
 from localkv.kernels.embedding import embed
 from localkv.kernels.hadamard import hadamard_transform
@@ -47,6 +48,13 @@ def as_in_file(weight: PackedTensor) -> PackedTensor:
     return weight
 
 
+def nothing_ahead(
+    matrix_types: Iterable[str], config: ModelConfig, cache: CacheConfig
+) -> AbstractContextManager[None]:
+    """What backends do that compile everything when it is first used."""
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Backend:
     """The operations of the forward pass; x is [tokens, n_embd] in `dtype` throughout.
@@ -71,6 +79,8 @@ class Backend:
         tiles: what attention makes of a cache type's rows to multiply them.
         head_dim_multiple: what the size of a head must be a multiple of.
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
+        compiling_ahead: (weight types of matrices, model, cache) -> a context to load the model and
+            to warm it up in: meanwhile other cores compile what this will need.
         records: launches read all that changes from the device's memory, so that those of a token
             can be recorded and repeated.
     """
@@ -102,6 +112,9 @@ class Backend:
     tiles: Callable[[QuantFormat], str] = lambda fmt: "float32"
     head_dim_multiple: int = 1
     compiles: bool = False
+    compiling_ahead: Callable[
+        [Iterable[str], ModelConfig, CacheConfig], AbstractContextManager[None]
+    ] = nothing_ahead
     records: bool = False
 
 

@@ -32,7 +32,6 @@ from localkv.simd.memory import (
     take_next,
 )
 
-CACHE = False
 PART = 1024
 """Values of a piece of work where rows do not matter."""
 
@@ -56,7 +55,7 @@ def norm_row(x: Any, n: int, weight: Any, eps: Any, out: Any) -> None:
         put_f32(out, i, get_f32(x, i) * factor * get_f32(weight, i))
 
 
-@cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
+@cfunc("void(int64, int64)", error_model="numpy")
 def norm(job: Any, thread: Any) -> None:
     """RMSNorm of rows: counter, rows, values of a row, x, weight, address of eps, out."""
     n_rows, n = get_i64(job, 1), get_i64(job, 2)
@@ -69,7 +68,7 @@ def norm(job: Any, thread: Any) -> None:
         norm_row(x, n, get_i64(job, 4), eps, out)
 
 
-@cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
+@cfunc("void(int64, int64)", error_model="numpy")
 def swiglu(job: Any, thread: Any) -> None:
     """gate = silu(gate) * up: counter, values, gate, up."""
     n, gate, up = get_i64(job, 1), get_i64(job, 2), get_i64(job, 3)
@@ -91,7 +90,7 @@ def swiglu(job: Any, thread: Any) -> None:
             put_f32(gate, i, x1 / (np.float32(1) + power1) * get_f32(up, i))
 
 
-@cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
+@cfunc("void(int64, int64)", error_model="numpy")
 def rope(job: Any, thread: Any) -> None:
     """Heads of tokens, in place: norm of a head, then RoPE.
 

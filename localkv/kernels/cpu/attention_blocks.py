@@ -40,7 +40,6 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
-CACHE = False
 PAGE = 256
 STEP = TILE_VECTORS * LANES
 SUMS = TILE_VECTORS * TILE_ROWS
@@ -138,7 +137,7 @@ def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) ->
         put_output(job, at, out + row * head_dim * 4, get_f32(references, row), total)
 
 
-@cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
+@cfunc("void(int64, int64)", error_model="numpy")
 def worker(address: Any, thread: Any) -> None:
     job = read_job(address)
     scratch = job.scratch + thread * job.scratch_floats * 4

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numba
 import torch
 
+from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.specialize import specialized
 from localkv.kernels.cpu.thread_pool import run_worker
 from localkv.quant_formats import KV_FORMATS
@@ -45,27 +46,41 @@ def _decoder(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
     )
 
 
+def score_source(type_k: str, rows: int) -> KernelSource:
+    return KernelSource("attention_score", (*_decoder(type_k), ("ROWS = 4", f"ROWS = {rows}")))
+
+
+def weigh_source(type_v: str, rows: int) -> KernelSource:
+    return KernelSource("attention_weigh", (*_decoder(type_v), ("ROWS = 4", f"ROWS = {rows}")))
+
+
+def decode_k_source(type_k: str) -> KernelSource:
+    return KernelSource("attention_tiles", _decoder(type_k))
+
+
+def decode_v_source(type_v: str) -> KernelSource:
+    side = ("OF_V = False", "OF_V = True")
+    return KernelSource("attention_tiles", (*_decoder(type_v), side))
+
+
 @functools.cache
 def score_kernel(type_k: str, rows: int) -> int:
-    module = specialized("attention_score", *_decoder(type_k), ("ROWS = 4", f"ROWS = {rows}"))
-    return int(module.score.address)
+    return specialized(score_source(type_k, rows))["score"]
 
 
 @functools.cache
 def weigh_kernel(type_v: str, rows: int) -> int:
-    module = specialized("attention_weigh", *_decoder(type_v), ("ROWS = 4", f"ROWS = {rows}"))
-    return int(module.weigh.address)
+    return specialized(weigh_source(type_v, rows))["weigh"]
 
 
 @functools.cache
 def decode_k_kernel(type_k: str) -> int:
-    return int(specialized("attention_tiles", *_decoder(type_k)).decode_tile.address)
+    return specialized(decode_k_source(type_k))["decode_tile"]
 
 
 @functools.cache
 def decode_v_kernel(type_v: str) -> int:
-    side = ("OF_V = False", "OF_V = True")
-    return int(specialized("attention_tiles", *_decoder(type_v), side).decode_tile.address)
+    return specialized(decode_v_source(type_v))["decode_tile"]
 
 
 def rows_per_tile(n_rows: int, group: int) -> int:
@@ -85,7 +100,7 @@ def n_threads() -> int:
 
 @functools.cache
 def _worker(template: str) -> int:
-    return int(specialized(template).worker.address)
+    return specialized(KernelSource(template))["worker"]
 
 
 def run(template: str, job: Sequence[int] | array[int], threads: int) -> None:

@@ -51,7 +51,6 @@ from localkv.simd.memory import (
 )
 from localkv.simd.vector import LANES
 
-CACHE = False
 PAGE = 256
 LARGEST = 4
 """The plane of codes, listed once more: what is worth fetching ahead."""
@@ -196,7 +195,7 @@ def merge_chunks(job: Any, sequence: Any, head: int, item_floats: int) -> None:
         put_output(job, row_index(job, sequence.token, head, row), merged, top, total)
 
 
-@cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
+@cfunc("void(int64, int64)", error_model="numpy")
 def worker(address: Any, thread: Any) -> None:
     job = read_job(address)
     scratch = job.scratch + thread * job.scratch_floats * 4

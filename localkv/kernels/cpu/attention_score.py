@@ -23,7 +23,6 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
-CACHE = False
 ROWS = 4
 """Rows of queries (query heads of a KV head, new tokens) whose sums are in registers at once."""
 ROW_SCALES = 0
@@ -56,7 +55,7 @@ def put_group(logits: Any, tile: int, group: int, planes: Any, total: Any) -> No
     store_tuple(logits, tile * ROWS * PAGE + group * 16, PAGE, total)
 
 
-@cfunc("void(" + ", ".join(["int64"] * 12) + ")", cache=CACHE)
+@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
 def score(
     logits: Any,
     q: Any,

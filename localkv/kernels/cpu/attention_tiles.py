@@ -17,7 +17,6 @@ from localkv.simd.arithmetic import f32x16, zero_f32
 from localkv.simd.memory import broadcast_f32, load_f16, store_f32
 from localkv.simd.vector_tuple import mul_add_all, store_tuple
 
-CACHE = False
 ROW_SCALES = 0
 """The plane of the scales of whole rows, or 0 for none."""
 HAS_SCALE = SCALED or ROW_SCALES > 0
@@ -26,7 +25,7 @@ OF_V = False
 ONE = np.float32(1)
 
 
-@cfunc("void(" + ", ".join(["int64"] * 8) + ")", cache=CACHE)
+@cfunc("void(" + ", ".join(["int64"] * 8) + ")")
 def decode_tile(
     out: Any,
     scratch: Any,

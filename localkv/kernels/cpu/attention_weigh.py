@@ -23,7 +23,6 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
-CACHE = False
 ROWS = 4
 """Rows of weights (query heads of a KV head, new tokens) whose sums are in registers at once."""
 ROW_SCALES = 0
@@ -35,7 +34,7 @@ PAIRS = SUMS <= MOST_SUMS // 2
 """Whether every second token has sums of its own. Sums of one have to wait for each other."""
 
 
-@cfunc("void(" + ", ".join(["int64"] * 12) + ")", cache=CACHE)
+@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
 def weigh(
     out: Any,
     p: Any,

@@ -14,8 +14,10 @@ import torch
 from localkv.kernels.backend import Backend, Primitives, compose
 from localkv.kernels.cpu.attention import PackedAttention
 from localkv.kernels.cpu.chain import Scratch
+from localkv.kernels.cpu.compile_ahead import compiling_ahead
 from localkv.kernels.cpu.layer import CpuLayer
 from localkv.kernels.cpu.linear import LINEAR_KERNEL, CpuProducts
+from localkv.kernels.cpu.needed_kernels import needed_kernels
 from localkv.kernels.cpu.rotate import rotate_cpu
 from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kernels.moe import moe_mlp
@@ -45,4 +47,8 @@ def cpu_backend() -> Backend:
         head_dim_multiple=LANES,
         compiles=True,
     )
-    return replace(composed, **CpuLayer(composed, scratch).operations())
+    return replace(
+        composed,
+        compiling_ahead=lambda *model: compiling_ahead(needed_kernels(*model)),
+        **CpuLayer(composed, scratch).operations(),
+    )

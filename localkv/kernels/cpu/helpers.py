@@ -10,8 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
+from numba import cfunc, njit
 
+from localkv.kernels.cpu.helper_state import (
+    ENTRY,
+    JOB,
+    LIMIT,
+    SLEEPERS,
+    STOP,
+    WORKER,
+)
 from localkv.simd.atomic import (
     atomic_add,
     atomic_exchange,
@@ -25,16 +33,12 @@ from localkv.simd.atomic import (
 )
 from localkv.simd.memory import call_address, get_i64, put_i64
 
-CACHE = False
-# words of the state, each in a cache line of its own
-ENTRY, SLEEPERS, STOP, WORKER, JOB, LIMIT = 0, 8, 16, 24, 32, 40
-STATE_WORDS = 48
 INSIDE, CLOSED, JOB_NUMBER = 0x7FFF, 0x8000, 16
 SPINS = 2000
 """Pauses before a helper sleeps: about 50 us, longer than from one layer's kernel to the next."""
 
 
-@njit("void(int64, int64)", nogil=True, cache=CACHE)
+@cfunc("void(int64, int64)")
 def help_out(state: Any, number: Any) -> None:
     """Thread `number` (from 1 on): take part in jobs until `STOP` is set."""
     last = atomic_load(state, ENTRY) >> JOB_NUMBER
@@ -59,8 +63,8 @@ def help_out(state: Any, number: Any) -> None:
             atomic_add(state, ENTRY, -1)
 
 
-@njit("void(int64, int64, int64, int64)", nogil=True, cache=CACHE)
-def run_helped(state: Any, worker: Any, job: Any, n_helpers: Any) -> None:
+@njit
+def run_with_helpers(state: Any, worker: Any, job: Any, n_helpers: Any) -> None:
     """worker(job, 0), and worker(job, i) by those of helpers 1 to `n_helpers` that come in time."""
     number = (atomic_load(state, ENTRY) >> JOB_NUMBER) + 1 & 0xFFFF
     put_i64(state, WORKER, worker)
@@ -80,7 +84,13 @@ def run_helped(state: Any, worker: Any, job: Any, n_helpers: Any) -> None:
             yield_cpu()
 
 
-@njit("void(int64, int64, int64)", nogil=True, cache=CACHE)
+@cfunc("void(int64, int64, int64, int64)")
+def run_helped(state: Any, worker: Any, job: Any, n_helpers: Any) -> None:
+    """`run_with_helpers` for one job."""
+    run_with_helpers(state, worker, job, n_helpers)
+
+
+@cfunc("void(int64, int64, int64)")
 def run_steps(state: Any, steps: Any, n_steps: Any) -> None:
     """Run workers one after the other: int64 [n_steps, 3] at `steps`, worker, job, helpers.
 
@@ -93,18 +103,12 @@ def run_steps(state: Any, steps: Any, n_steps: Any) -> None:
         if state == 0 or n_helpers == 0:
             call_address(worker, (job, 0))
         else:
-            run_helped(state, worker, job, n_helpers)
+            run_with_helpers(state, worker, job, n_helpers)
 
 
-@njit("void(int64)", nogil=True, cache=CACHE)
+@cfunc("void(int64)")
 def stop_helpers(state: Any) -> None:
     atomic_exchange(state, STOP, 1)
     number = (atomic_load(state, ENTRY) >> JOB_NUMBER) + 1 & 0xFFFF
     atomic_exchange(state, ENTRY, number << JOB_NUMBER | CLOSED)
     futex_wake(state, ENTRY, 1 << 30)
-
-
-@njit("void(int64, int64)", nogil=True, cache=CACHE)
-def run_alone(worker: Any, job: Any) -> None:
-    """worker(job, 0)."""
-    call_address(worker, (job, 0))

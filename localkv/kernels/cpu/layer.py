@@ -6,7 +6,6 @@ has no kernel (formats that are decoded by tile, experts) is left to the compose
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from localkv.config import ModelConfig
 from localkv.kernels.backend import Backend, TokenInputs
 from localkv.kernels.cpu.attention_kernels import n_threads
 from localkv.kernels.cpu.chain import Chain, Item, Scratch
+from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.linear import Product, add_products, has_kernel, with_bias
 from localkv.kernels.cpu.specialize import specialized
 from localkv.kernels.cpu.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
@@ -29,9 +29,11 @@ MANY_CHAINS = 4096
 """So many are remembered."""
 
 
-@functools.cache
+ACTIVATIONS = KernelSource("activations")
+
+
 def _worker(name: str) -> int:
-    return int(getattr(specialized("activations"), name).address)
+    return specialized(ACTIVATIONS)[name]
 
 
 def _runs(layers: tuple[Linear, ...], n_tokens: int) -> bool:

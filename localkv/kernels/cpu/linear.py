@@ -19,6 +19,7 @@ from torch import Tensor
 
 from localkv.kernels.cpu.attention_kernels import n_threads, run
 from localkv.kernels.cpu.chain import Chain, Item, Scratch
+from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.linear_job import ACTIVATION_BLOCK_BYTES, BLOCK, NEXT, PART_BLOCKS
 from localkv.kernels.cpu.linear_panels import (
     LAYOUTS,
@@ -57,18 +58,22 @@ class Kernel:
     multiply: int
 
 
-@functools.cache
-def panel_kernel(name: str) -> Kernel:
-    """The workers of a format with panels; compiles them, or loads them from Numba's cache."""
-    module = specialized("linear_product", ('KIND = "q4_0"', f'KIND = "{name}"'))
-    return Kernel(int(module.pack.address), int(module.multiply.address))
+def product_source(name: str) -> KernelSource | None:
+    """The kernel of products with matrices of a format, or None without one."""
+    if name in LAYOUTS:
+        return KernelSource("linear_product", (('KIND = "q4_0"', f'KIND = "{name}"'),))
+    if name in ROW_FORMATS:
+        return KernelSource("linear_row_product", (('KIND = "f16"', f'KIND = "{name}"'),))
+    return None
 
 
 @functools.cache
-def row_kernel(name: str) -> Kernel:
-    """The worker of a format whose rows are read as they are."""
-    module = specialized("linear_row_product", ('KIND = "f16"', f'KIND = "{name}"'))
-    return Kernel(0, int(module.multiply.address))
+def product_kernel(name: str) -> Kernel:
+    """The workers of a format that has some; compiles them if no process has before."""
+    source = product_source(name)
+    assert source is not None
+    workers = specialized(source)
+    return Kernel(workers.get("pack", 0), workers["multiply"])
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class PanelFacts:
 def _panel_facts(layout: PanelLayout, n_out: int, n_in: int) -> PanelFacts:
     n_records = layout.n_records(n_in)
     return PanelFacts(
-        kernel=panel_kernel(layout.format.name),
+        kernel=product_kernel(layout.format.name),
         n_panels=-(-n_out // LANES),
         panel_bytes=layout.panel_bytes(n_in),
         n_records=n_records,
@@ -246,7 +251,7 @@ class CpuProducts:
                 weight.rows,
                 weight.shape,
                 weight.halves_activations,
-                kernel=row_kernel(name),
+                kernel=product_kernel(name),
             )
         layout = LAYOUTS.get(name)
         if layout is None:

@@ -20,7 +20,6 @@ from localkv.simd.memory import (
     take_next,
 )
 
-CACHE = False
 SIGN_BITS = np.int32(-0x7F7F7F80)  # 0x80808080
 
 
@@ -54,7 +53,7 @@ def put_units(row: Any, goal: Any, n_units: int, unit: int, change: int) -> None
             put_i32(goal + 4 * LANES * i, 0, get_i32(row, i))
 
 
-@cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
+@cfunc("void(int64, int64)", error_model="numpy")
 def worker(job: Any, thread: Any) -> None:
     """Fill panels of a matrix, or of a stack of them.
 

@@ -40,11 +40,10 @@ from localkv.kernels.cpu.linear_tiles import multiply_tile
 from localkv.kernels.cpu.panel_bytes import LANES
 from localkv.simd.memory import get_i64, take_next
 
-CACHE = False
 KIND = "q4_0"
 
 
-@cfunc("void(int64, int64)", cache=CACHE)
+@cfunc("void(int64, int64)")
 def pack(job: Any, thread: Any) -> None:
     """Pack float32 activations."""
     n_tokens, n_in = get_i64(job, PACK_TOKENS), get_i64(job, PACK_N_IN)
@@ -63,7 +62,7 @@ def pack(job: Any, thread: Any) -> None:
         pack_row(KIND, x, n_in - first * BLOCK, n, to, size, token - start)
 
 
-@cfunc("void(int64, int64)", cache=CACHE)
+@cfunc("void(int64, int64)")
 def multiply(job: Any, thread: Any) -> None:
     """Multiply panels of some matrices with packed activations."""
     n_tokens, n_records = get_i64(job, N_TOKENS), get_i64(job, N_RECORDS)

@@ -23,11 +23,10 @@ from localkv.kernels.cpu.linear_job import (
 from localkv.kernels.cpu.linear_rows import multiply_rows
 from localkv.simd.memory import get_i64, take_next
 
-CACHE = False
 KIND = "f16"
 
 
-@cfunc("void(int64, int64)", cache=CACHE)
+@cfunc("void(int64, int64)")
 def multiply(job: Any, thread: Any) -> None:
     """Multiply rows of some matrices with float32 activations, tile by tile."""
     n_tokens, n_in = get_i64(job, N_TOKENS), get_i64(job, N_IN)

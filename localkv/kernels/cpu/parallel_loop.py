@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -9,14 +11,23 @@ from numba import njit, prange
 
 from localkv.simd.memory import call_address
 
-CACHE = False
-
 # OpenMP starts a parallel region in about a microsecond, workqueue in 20 to 50
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
-@njit("void(int64, int64, int64)", parallel=True, nogil=True, cache=CACHE)
-def run_workers(worker: Any, job: Any, n_threads: Any) -> None:
+def _run_workers(worker: Any, job: Any, n_threads: Any) -> None:
     """worker(job, i) for each thread i."""
     for i in prange(n_threads):
         call_address(worker, (job, i))
+
+
+@functools.cache
+def run_workers() -> Callable[[int, int, int], None]:
+    """The compiled loop: (worker, job, threads), in Numba's own cache if that can be written."""
+    options = {"parallel": True, "nogil": True}
+    try:
+        compiled = njit("void(int64, int64, int64)", cache=True, **options)(_run_workers)
+    except RuntimeError:  # there is no place for the cache
+        compiled = njit("void(int64, int64, int64)", **options)(_run_workers)
+    function: Callable[[int, int, int], None] = compiled
+    return function

@@ -9,12 +9,11 @@ from numba import cfunc
 from localkv.kernels.cpu.rotation import rotate_block
 from localkv.simd.memory import get_i64, take_next
 
-CACHE = False
 PART = 64
 """Blocks of a piece of work."""
 
 
-@cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
+@cfunc("void(int64, int64)", error_model="numpy")
 def worker(job: Any, thread: Any) -> None:
     """Items of the job: the counter, blocks, values of a block, x, out."""
     n_blocks, block = get_i64(job, 1), get_i64(job, 2)

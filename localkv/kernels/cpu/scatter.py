@@ -9,11 +9,10 @@ from numba import cfunc
 from localkv.kernels.cpu.page_row import put_row
 from localkv.simd.memory import get_i64, take_next
 
-CACHE = False
 PAGE = 256
 
 
-@cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
+@cfunc("void(int64, int64)", error_model="numpy")
 def worker(job: Any, thread: Any) -> None:
     """Scatter the rows of some planes.
 

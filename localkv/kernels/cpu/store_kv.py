@@ -9,6 +9,7 @@ from torch import Tensor
 
 from localkv.kernels.cpu.attention_kernels import n_threads, run
 from localkv.kernels.cpu.chain import Chain, Item, Scratch
+from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.page_layout import Side, plane_order
 from localkv.kernels.cpu.specialize import specialized
 from localkv.kv_cache import LayerCache, SegmentBatch
@@ -31,16 +32,25 @@ def _has_encoder(name: str) -> bool:
     return hasattr(importlib.import_module(f"localkv.quant_formats.cpu_cache.{name}"), "encode")
 
 
+def store_source(fmt: QuantFormat) -> KernelSource | None:
+    """The kernel that encodes a type's rows; None for types that torch encodes."""
+    name = fmt.codec_name
+    if fmt.row_planes or not _has_encoder(name):
+        return None
+    return KernelSource("store_rows", (("cpu_cache.q8_0", f"cpu_cache.{name}"),))
+
+
 @functools.cache
-def _store_worker(name: str) -> int:
-    module = specialized("store_rows", ("cpu_cache.q8_0", f"cpu_cache.{name}"))
-    return int(module.worker.address)
+def _store_worker(fmt: QuantFormat) -> int:
+    source = store_source(fmt)
+    assert source is not None
+    return specialized(source)["worker"]
 
 
 def has_encoders(cache: LayerCache) -> bool:
     """Whether rows of all the cache's types are encoded by compiled code."""
     return all(
-        not fmt.row_planes and _has_encoder(fmt.codec_name)
+        store_source(fmt) is not None
         for segment in cache.segments
         for fmt in (segment.format_k, segment.format_v)
     )
@@ -68,7 +78,7 @@ def add_store(
             assert side == "k" or side == "v"
             for plane, order in zip(planes, _orders(fmt, side), strict=True):
                 head += (plane.data_ptr(), plane.shape[3] * plane.shape[4], *order)
-            chain.add(_store_worker(fmt.codec_name), head, min(threads, n_kv_heads))
+            chain.add(_store_worker(fmt), head, min(threads, n_kv_heads))
 
 
 def stored_rows(batches: tuple[SegmentBatch, ...]) -> dict[str, int]:

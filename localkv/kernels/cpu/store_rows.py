@@ -11,11 +11,10 @@ from localkv.kernels.cpu.rotation import rotate_block
 from localkv.quant_formats.cpu_cache.q8_0 import BLOCK, encode
 from localkv.simd.memory import get_i64, take_next
 
-CACHE = False
 PAGE = 256
 
 
-@cfunc("void(int64, int64)", cache=CACHE, error_model="numpy")
+@cfunc("void(int64, int64)", error_model="numpy")
 def worker(job: Any, thread: Any) -> None:
     """Rotate and encode rows, and put them where they belong.
 

@@ -12,18 +12,35 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import threading
 from array import array
+from collections.abc import Callable
 
 import numpy as np
 
+from localkv.kernels.cpu.helper_state import STATE_WORDS
+from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.specialize import specialized
 from localkv.simd.atomic import HAS_FUTEX
+
+HELPERS = KernelSource("helpers")
+
+
+@functools.cache
+def _callable(name: str, n_arguments: int) -> Callable[..., None]:
+    """A function of `helpers` that takes integers; it runs without the interpreter's lock."""
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_arguments)
+    function: Callable[..., None] = kind(specialized(HELPERS)[name])
+    return function
+
+
+_WORKER = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
 
 def run_alone(worker: int, job: int) -> None:
     """Run a worker on this thread only."""
-    specialized("helpers").run_alone(worker, job)
+    _WORKER(worker)(job, 0)
 
 
 class ThreadPool:
@@ -40,11 +57,10 @@ class ThreadPool:
 
         While another thread uses the helpers, a job gets none.
         """
-        code = specialized("helpers")
         if n_threads > 1 and self.lock.acquire(blocking=False):
             try:
                 self._start(n_threads - 1)
-                code.run_helped(self.state, worker, job, n_threads - 1)
+                _callable("run_helped", 4)(self.state, worker, job, n_threads - 1)
             finally:
                 self.lock.release()
         else:
@@ -52,30 +68,29 @@ class ThreadPool:
 
     def run_steps(self, steps: int, n_steps: int, n_threads: int) -> None:
         """Run workers one after the other with one call (see `helpers.run_steps`)."""
-        code = specialized("helpers")
+        run = _callable("run_steps", 3)
         if n_threads > 1 and self.lock.acquire(blocking=False):
             try:
                 self._start(n_threads - 1)
-                code.run_steps(self.state, steps, n_steps)
+                run(self.state, steps, n_steps)
             finally:
                 self.lock.release()
         else:
-            code.run_steps(0, steps, n_steps)
+            run(0, steps, n_steps)
 
     def _start(self, n_helpers: int) -> None:
-        code = specialized("helpers")
         if self.memory is None:
-            self.memory = np.zeros(code.STATE_WORDS + 8, np.int64)
+            self.memory = np.zeros(STATE_WORDS + 8, np.int64)
             self.state = (self.memory.ctypes.data + 63) // 64 * 64
             atexit.register(self._stop)
         while len(self.threads) < n_helpers:
             args = (self.state, len(self.threads) + 1)
-            thread = threading.Thread(target=code.help_out, args=args, daemon=True)
+            thread = threading.Thread(target=_callable("help_out", 2), args=args, daemon=True)
             thread.start()
             self.threads.append(thread)
 
     def _stop(self) -> None:
-        specialized("helpers").stop_helpers(self.state)
+        _callable("stop_helpers", 1)(self.state)
         for thread in self.threads:
             thread.join()
 
@@ -96,8 +111,10 @@ def run_worker(worker: int, job: int, n_threads: int) -> None:
 def _run_in_loop(worker: int, job: int, n_threads: int) -> None:
     import numba
 
+    from localkv.kernels.cpu.parallel_loop import run_workers
+
     numba.set_num_threads(n_threads)
-    specialized("parallel_loop").run_workers(worker, job, n_threads)
+    run_workers()(worker, job, n_threads)
 
 
 def run_steps(steps: array[int]) -> None:

@@ -1,0 +1,136 @@
+"""Where the sources of kernels come from, and where their machine code is kept.
+
+A specialised kernel is the source of an ordinary module with some text replaced. Its machine code
+is a file in the user's cache folder, named by a hash of the source, of everything it is built on,
+and of the compiler and the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from localkv.kernels.cpu.machine_code import (
+    Functions,
+    compile_source,
+    pack,
+    toolchain,
+    unpack,
+)
+
+logger = logging.getLogger(__name__)
+
+PACKAGE = Path(__file__).parents[2]
+_BUILT_ON = (
+    "simd/*.py",
+    "quant_formats/cpu_cache/*.py",
+    "kernels/cpu/attention_job.py",
+    "kernels/cpu/attention_queries.py",
+    "kernels/cpu/attention_sizes.py",
+    "kernels/cpu/helper_state.py",
+    "kernels/cpu/softmax.py",
+    "kernels/cpu/page_row.py",
+    "kernels/cpu/panel_bytes.py",
+    "kernels/cpu/rotation.py",
+    "kernels/cpu/linear_*.py",
+    "kernels/cpu/machine_code.py",
+    "quant_formats/__init__.py",
+    "quant_formats/bits.py",
+)
+
+
+@functools.cache
+def _foundation() -> bytes:
+    """A hash of the sources that every kernel may be built on, and of what compiles them."""
+    digest = hashlib.sha256(toolchain().encode())
+    for pattern in _BUILT_ON:
+        for path in sorted(PACKAGE.glob(pattern)):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.digest()
+
+
+def cache_folder() -> Path:
+    return Path(platformdirs.user_cache_dir("localkv")) / "kernels"
+
+
+@functools.cache
+def _writable_folder() -> Path | None:
+    """The folder of compiled kernels, or None (said once) if nothing can be written there."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        logger.warning("kernels are compiled at every start: cannot write %s (%s)", folder, error)
+        return None
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """The module `localkv.kernels.cpu.<template>` with other constants.
+
+    Attributes:
+        template: a module of C callbacks.
+        replacements: (text, replacement) pairs; each text occurs exactly once in the template.
+    """
+
+    template: str
+    replacements: tuple[tuple[str, str], ...] = ()
+
+    @functools.cached_property
+    def text(self) -> str:
+        path = PACKAGE / "kernels" / "cpu" / f"{self.template}.py"
+        text = path.read_text(encoding="utf-8")
+        for old, new in self.replacements:
+            if text.count(old) != 1:
+                raise ValueError(f"{self.template}: {old!r} occurs {text.count(old)} times")
+            text = text.replace(old, new)
+        return text
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Unique for what the source says and is built on, and for the CPU."""
+        key = hashlib.sha256(_foundation() + self.text.encode()).hexdigest()[:16]
+        return f"localkv_{self.template}_{key}"
+
+    def compile(self) -> Functions:
+        return compile_source(self.name, self.text)
+
+
+def is_stored(source: KernelSource) -> bool:
+    """Whether an earlier process has compiled it."""
+    folder = _writable_folder()
+    return folder is not None and (folder / source.name).exists()
+
+
+def stored(source: KernelSource) -> Functions | None:
+    """What an earlier process has compiled, if it is there."""
+    folder = _writable_folder()
+    if folder is None:
+        return None
+    try:
+        return unpack((folder / source.name).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def store(source: KernelSource, functions: Functions) -> None:
+    """Keep machine code for later processes, if the folder can be written."""
+    folder = _writable_folder()
+    if folder is None:
+        return
+    try:
+        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(pack(functions))
+        os.replace(temporary, folder / source.name)
+    except OSError as error:
+        logger.warning("cannot keep a compiled kernel: %s", error)

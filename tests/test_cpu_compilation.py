@@ -1,0 +1,120 @@
+"""How the CPU's kernels are compiled, kept and found again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as GGMLType
+from random_model import RandomModel
+
+from localkv.kernels.cpu import compile_ahead, kernel_source, machine_code
+from localkv.kernels.cpu.kernel_source import KernelSource, is_stored, stored
+from localkv.kernels.cpu.specialize import specialized
+
+SOURCES = [KernelSource("rotate_rows", (("PART = 64", f"PART = {n}"),)) for n in (8, 16)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder of compiled kernels."""
+    monkeypatch.setattr(kernel_source, "cache_folder", lambda: tmp_path / "kernels")
+    kernel_source._writable_folder.cache_clear()
+    specialized.cache_clear()
+    yield tmp_path / "kernels"
+    kernel_source._writable_folder.cache_clear()
+    specialized.cache_clear()
+
+
+def no_compiler(source: KernelSource) -> machine_code.Functions:
+    raise AssertionError(f"{source.template} is compiled here")
+
+
+def test_machine_code_is_restored_from_a_file() -> None:
+    functions = SOURCES[0].compile()
+    data = machine_code.pack(functions)
+    assert machine_code.unpack(data) == functions
+    assert machine_code.unpack(data[:-100]) is None
+    middle = len(data) // 2
+    assert machine_code.unpack(data[:middle] + b"\x55\xaa" + data[middle + 2 :]) is None
+    assert machine_code.unpack(b"") is None
+
+
+def test_code_that_lacks_a_symbol_is_not_linked() -> None:
+    (function,) = SOURCES[0].compile().values()
+    assert machine_code.link(function) != 0
+    lacking = machine_code.Function(function.symbol, ("no_such_symbol",), function.code)
+    assert machine_code.link(lacking) == 0
+
+
+def test_a_damaged_file_is_compiled_anew(folder: Path) -> None:
+    source = SOURCES[0]
+    folder.mkdir()
+    (folder / source.name).write_bytes(b"PK nonsense")
+    assert stored(source) is None
+    assert specialized(source)["worker"] != 0
+    assert stored(source) is not None
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_helper_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    monkeypatch.setattr(KernelSource, "compile", no_compiler)
+    with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
+        helpers = compile_ahead._current
+        assert helpers is not None
+        while helpers.pending:
+            time.sleep(0.01)
+        assert all(specialized(source)["worker"] for source in SOURCES)
+    assert all(is_stored(source) for source in SOURCES)
+    assert compile_ahead._current is None
+    assert all(process.returncode is not None for process in helpers.processes)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("program", ["pass", "import sys; sys.stdin.readline(); print('short')"])
+def test_without_a_helper_that_works_kernels_are_compiled_here(
+    monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    monkeypatch.setattr(compile_ahead, "HELPER", ("-c", program))
+    with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
+        assert all(specialized(source)["worker"] for source in SOURCES)
+
+
+@pytest.mark.usefixtures("folder")
+def test_few_kernels_need_no_helper() -> None:
+    with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
+        assert compile_ahead._current is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "pair"), [("Q4_0", ("f16", "f16")), ("F16", ("q4_0", "fp8_e4m3_token"))]
+)
+def test_all_that_a_model_needs_is_known_before(
+    tmp_path: Path, kind: str, pair: tuple[str, str]
+) -> None:
+    path = RandomModel().write(tmp_path / "model.gguf", GGMLType[kind])
+    program = """
+import sys
+from localkv import LLM
+from localkv.kernels.cpu import specialize
+from localkv.kernels.cpu.needed_kernels import needed_kernels
+used = []
+stored = specialize.stored
+specialize.stored = lambda source: used.append(source) or stored(source)
+path, type_k, type_v = sys.argv[1:]
+llm = LLM(path, cache_type_k=type_k, cache_type_v=type_v, n_ctx=256, device="cpu")
+types = [info.format.name for info in llm.gguf.tensors.values() if len(info.shape) > 1]
+needed = needed_kernels(types, llm.config, llm.cache)
+print(sorted(source.template for source in set(needed) ^ set(used)))
+"""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, str(path), *pair]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
