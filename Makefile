@@ -1,8 +1,10 @@
-# make run        set up .venv and complete a prompt with the model that ships
+# make run        set up .venv, let the model that ships tell a story, and ask it for a fact that
+#                 it was told long before
 # make chat       set up .venv and open a chat with it
 # make test       set up .venv and run all tests
 # make test-fast  the tests that take less than five minutes together
 # make lint       formatting, lint, types, import floors
+# make figures    make the documentation's figures again (some 10 minutes on 2 cores)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
 #                 .venv-triton of its own; 3.6 needs NumPy below 2.4
 #
@@ -20,13 +22,19 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 MODEL := models/tales-4M-F16.gguf
 PROMPT := Once upon a time
+QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run chat test test-fast test-triton lint clean
+.PHONY: run chat test test-fast test-triton lint figures clean
 
 run: .venv/.run
-	@echo '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q --stats'
+	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
 	@printf '%s' '$(PROMPT)'
-	@$(BIN)/localkv complete -m $(MODEL) -p '$(PROMPT)' --temp 0.6 --seed 7 -q --stats </dev/null
+	@$(BIN)/localkv complete -m $(MODEL) -p '$(PROMPT)' --temp 0.6 --seed 7 -q </dev/null
+	@echo
+	@printf '%s\n' '$$ head -n 1 models/notes.txt   # and then six stories'
+	@head -n 1 models/notes.txt
+	@printf '%s\n' '$$ localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p " $(QUESTION)" -r "\n" --temp 0 -q --stats <models/notes.txt'
+	@$(BIN)/localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p ' $(QUESTION)' -r '\n' --temp 0 -q --stats <models/notes.txt
 
 chat: .venv/.run
 	@$(BIN)/localkv chat -m $(MODEL)
@@ -52,6 +60,10 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+figures: .venv/.dev
+	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/kv-cache.md
+	$(BIN)/localkv plan --synthetic llama-8b:q4_K --memory 16GiB --device cuda --plot docs/plan.svg
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 with venv found; set PYTHON=..." >&2; exit 1; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from corpus import Encoder
@@ -47,6 +48,59 @@ def make_probe(rng: random.Random, encoder: Encoder, kind: str, distance: int) -
         answer=tail[asked_at:asked_until],
         distance=len(head) - told_at + len(middle) + asked_at,
     )
+
+
+def probe_series(
+    rng: random.Random, encoder: Encoder, distances: Sequence[int], n_facts: int = 8
+) -> list[tuple[int, Probe]]:
+    """Every fact of one list, words and numbers in turn, asked for at every distance.
+
+    The prompts share their beginnings, so that a cache has to evaluate those once: the list, then
+    the stories up to one distance, then those up to the next.
+
+    Args:
+        distances: tokens of stories between the list and the question, each in turn.
+
+    Returns:
+        (distance, probe) by distance; a probe's own distance counts from value to value.
+    """
+    facts: list[Fact] = []
+    for index in range(n_facts):
+        used = {fact.key for fact in facts}
+        facts.append(everyday_fact(rng, used, numeric=index % 2 == 1))
+    opening = Document()
+    told_at: list[int] = []
+    for fact in facts:
+        opening.say(fact.statement)
+        told_at.append(len(encoder.encode_document(opening)[0]))
+        opening.say(fact.value).say(fact.tail)
+    head, _ = encoder.encode_document(opening)
+    series = []
+    for distance, middle in _growing_stories(rng, encoder, sorted(distances)):
+        for fact, told in zip(facts, told_at, strict=True):
+            closing = Document().say("Question:").say(fact.question).say("Answer:")
+            closing.say(fact.statement).say(fact.value, _ANSWER)
+            tail, kinds = encoder.encode_document(closing)
+            asked_at = kinds.index(_ANSWER)
+            between = len(head) - told + len(middle) + asked_at
+            prompt = [encoder.bos, *head, *middle, *tail[:asked_at]]
+            series.append((distance, Probe(prompt, tail[asked_at:], between)))
+    return series
+
+
+def _growing_stories(
+    rng: random.Random, encoder: Encoder, lengths: Sequence[int]
+) -> Iterator[tuple[int, list[int]]]:
+    """Whole sentences of stories that fill at least each length, each the next one's beginning."""
+    document = Document()
+    ids: list[int] = []
+    waiting: list[str] = []
+    for length in lengths:
+        while len(ids) < length:
+            waiting = waiting or list(make_story(rng).sentences)
+            document.say(waiting.pop(0))
+            ids, _ = encoder.encode_document(document)
+        yield length, ids
 
 
 def _facts(rng: random.Random, kind: str) -> tuple[Document, Document]:

@@ -1,16 +1,14 @@
-"""The tokenizer: a sentencepiece BPE model trained on the corpus, and document encoding."""
+"""The tokenizer: a sentencepiece BPE model trained on the corpus."""
 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import sentencepiece
-from document import ASSISTANT, END, SYSTEM, USER, Document
-
-_CHUNK = re.compile(r" ?[A-Za-z]+| ?\d| ?[^A-Za-z\d\s]+|\s")
+from document import ASSISTANT, END, SYSTEM, USER
+from document_encoder import DocumentEncoder
 
 
 def train_tokenizer(lines: Iterable[str], vocabulary: int, path: Path) -> None:
@@ -43,22 +41,17 @@ def train_tokenizer(lines: Iterable[str], vocabulary: int, path: Path) -> None:
     path.write_bytes(model.getvalue())
 
 
-class Tokenizer:
-    """Encodes documents part by part, so that every token keeps the kind of its part.
-
-    No piece of the vocabulary crosses the border of a chunk (a word, a digit or a row of
-    punctuation, with the space before it), so encoding chunks gives what encoding the text gives.
-    """
+class Tokenizer(DocumentEncoder):
+    """The trained model, for text and for documents."""
 
     def __init__(self, path: Path) -> None:
         self.processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        self._chunks: dict[str, list[int]] = {}
-        self._markers = {
-            marker: self.processor.piece_to_id(marker) for marker in (SYSTEM, USER, ASSISTANT, END)
-        }
-        self.bos: int = self.processor.bos_id()
         self.eos: int = self.processor.eos_id()
         self.size: int = self.processor.vocab_size()
+        markers = {
+            marker: self.processor.piece_to_id(marker) for marker in (SYSTEM, USER, ASSISTANT, END)
+        }
+        super().__init__(self.encode, markers, bos=self.processor.bos_id())
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.processor.encode(text)
@@ -67,29 +60,3 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         text: str = self.processor.decode(ids)
         return text
-
-    def encode_document(self, document: Document) -> tuple[list[int], list[int]]:
-        """The ids of a document and, for every id, its kind."""
-        ids: list[int] = []
-        kinds: list[int] = []
-        starts_run = True
-        for part in document.parts:
-            if part.is_marker:
-                ids.append(self._markers[part.text])
-                kinds.append(int(part.kind))
-                starts_run = True
-                continue
-            before = len(ids)
-            for chunk in _CHUNK.findall(" " + part.text if starts_run else part.text):
-                ids += self._encode_chunk(chunk)
-            kinds += [int(part.kind)] * (len(ids) - before)
-            starts_run = False
-        return ids, kinds
-
-    def _encode_chunk(self, chunk: str) -> list[int]:
-        known = self._chunks.get(chunk)
-        if known is None:
-            # A line break takes the space that sentencepiece puts before every text.
-            lead = len(self.encode("\n"))
-            known = self._chunks[chunk] = self.encode("\n" + chunk)[lead:]
-        return known

@@ -29,6 +29,7 @@ def test_commands_page_is_current() -> None:
         "benchmarks/README.md",
         "docs/architecture.md",
         "docs/chat.md",
+        "docs/kv-cache.md",
         "docs/quality.md",
         "models/README.md",
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import sys
@@ -16,7 +17,7 @@ sys.path.insert(0, str(_MODELS))
 
 from corpus import make_document, make_row  # noqa: E402
 from document import ASSISTANT, END, SYSTEM, USER, Document, Kind  # noqa: E402
-from probe import PROBE_KINDS, make_probe  # noqa: E402
+from probe import PROBE_KINDS, make_probe, probe_series  # noqa: E402
 
 _GENRES = (
     "story",
@@ -119,6 +120,28 @@ def test_probes_keep_their_distance(kind: str) -> None:
     probe = make_probe(random.Random(13), WordEncoder(), kind, 300)
     assert 300 <= probe.distance <= 330
     assert probe.answer[0] in probe.prompt
+
+
+def test_series_of_probes_share_their_beginnings() -> None:
+    distances = (300, 50, 120)
+    series = probe_series(random.Random(14), WordEncoder(), distances, n_facts=6)
+    assert [distance for distance, _ in series] == [50] * 6 + [120] * 6 + [300] * 6
+    for distance, probe in series:
+        assert distance < probe.distance
+        told = probe.prompt.index(probe.answer[0])  # a value is told once, before all else
+        assert len(probe.prompt) - told == probe.distance
+    by_distance = [[p for d, p in series if d == distance] for distance in sorted(distances)]
+    assert len({tuple(probe.answer) for probe in by_distance[0]}) == 6
+    for probes, farther in itertools.pairwise(by_distance):
+        assert [probe.answer for probe in probes] == [probe.answer for probe in farther]
+        shared = [shared_length(a.prompt, b.prompt) for a in probes for b in probes if a is not b]
+        assert min(shared) > probes[0].prompt.index(probes[-1].answer[0])
+        between = [shared_length(a.prompt, b.prompt) for a, b in zip(probes, farther, strict=True)]
+        assert min(between) >= min(shared) - 1  # but for "Question:"
+
+
+def shared_length(a: list[int], b: list[int]) -> int:
+    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
 
 
 @pytest.mark.parametrize("suffix", ["F16", "Q8_0"])

@@ -56,6 +56,24 @@ def test_it_answers_about_the_one_asked_for(llm: LLM) -> None:
     assert "Mia" in text
 
 
+def test_it_recalls_facts_from_far_back_through_a_packed_cache() -> None:
+    llm = LLM(F16, cache_type_k="q4_0", cache_type_v="q8_0")
+    notes = (MODELS / "notes.txt").read_text().rstrip("\n")
+    asked = (
+        ("What is the code of the owl?", "The code of the owl is 735."),
+        ("What does Mia like?", "Mia likes honey."),
+        ("Where is the lamp?", "The lamp is in room 42."),
+        ("Where does Anna live?", "Anna lives by the harbour."),
+        ("What is in the red box?", "In the red box is the key."),
+        ("How old is Tom?", "The age of Tom is 61."),
+    )
+    for question, answer in asked:
+        prompt = f"{notes} Question: {question} Answer:"
+        completion = llm.complete(prompt, max_tokens=16, temperature=0.0)
+        assert completion.text.startswith(f" {answer}")
+        assert completion.usage.prompt_tokens > 1700
+
+
 def test_llama_cpp_draws_the_same_tokens() -> None:
     """Greedy, F16 weights, f16 cache: equal after each beginning, but for near ties."""
     golden = json.loads((Path(__file__).parent / "data" / "llama_cpp_tokens.json").read_text())

@@ -1,0 +1,61 @@
+"""Which caches `quality.py` measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from localkv.config import CacheConfig, KVScales
+from localkv.kv_scales import wants_scales
+from localkv.quant_formats import KV_FORMATS
+
+ROTATIONS = ("off", "on")
+BASE = "f16"
+ALONE = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8_e4m3", "fp8_e5m2")
+"""Types that K alone has, and V alone, beside f16: what of a type's cost comes from which side."""
+
+MIXED = (
+    ("q8_0", "q5_1"),
+    ("q8_0", "q4_0"),
+    ("q4_0", "q8_0"),
+    ("q5_1", "q4_0"),
+    ("q4_0", "q5_1"),
+    ("q5_0", "iq4_nl"),
+    ("q4_1", "q5_0"),
+    ("fp8_e4m3_head", "q4_1"),
+    ("fp8_e4m3_token", "q4_0"),
+    ("q8_0", "fp8_e4m3_token"),
+    ("iq4_nl", "fp8_e4m3_head"),
+    ("fp8_e5m2_head", "fp8_e4m3"),
+    ("fp8_e5m2_token", "fp8_e5m2_head"),
+    ("fp8_e4m3", "fp8_e5m2_token"),
+    ("bf16", "fp8_e5m2"),
+    ("f32", "bf16"),
+    ("fp8_e5m2", "f32"),
+)
+"""With `ALONE` every type is K of some pair of two types and V of another."""
+
+DRY_RUN = (("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("fp8_e4m3_head", "q4_0"))
+
+
+def pairs() -> list[tuple[str, str]]:
+    """(type of K, type of V): every type on both sides, each alone, and mixed pairs."""
+    pure = [(name, name) for name in KV_FORMATS]
+    alone = [pair for name in ALONE for pair in ((name, BASE), (BASE, name))]
+    return [*pure, *alone, *MIXED]
+
+
+def caches(
+    which: list[tuple[str, str]], n_ctx: int, scales: Mapping[str, KVScales]
+) -> list[CacheConfig]:
+    """The caches of some pairs, with each rotation and the scales that belong to it."""
+    return [
+        CacheConfig(
+            type_k,
+            type_v,
+            n_ctx=n_ctx,
+            kv_rotation=rotation,
+            kv_scales=scales[rotation] if wants_scales((type_k, type_v)) else None,
+        )
+        for rotation in ROTATIONS
+        for type_k, type_v in which
+    ]
