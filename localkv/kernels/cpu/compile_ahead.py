@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 
 from localkv.kernels.cpu.kernel_source import KernelSource, is_stored, store
 from localkv.kernels.cpu.machine_code import Functions, unpack
+from localkv.processor import usable_cores
 from localkv.python_child import child_command, child_environment
 
 logger = logging.getLogger(__name__)
@@ -143,12 +143,6 @@ def compiled_ahead(source: KernelSource) -> Functions | None:
     return None if helpers is None else helpers.result(source)
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @contextmanager
 def compiling_ahead(
     sources: Sequence[KernelSource], *, n_cores: int | None = None
@@ -161,7 +155,7 @@ def compiling_ahead(
     """
     global _current
     missing = [source for source in dict.fromkeys(sources) if not is_stored(source)]
-    n_helpers = min(MOST_HELPERS, (n_cores or _usable_cores()) - 1)
+    n_helpers = min(MOST_HELPERS, (n_cores or usable_cores()) - 1)
     few = len(missing) < FEWEST or n_helpers == 0 or not sys.executable
     if few or not _one_at_a_time.acquire(blocking=False):
         yield

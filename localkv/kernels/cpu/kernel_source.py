@@ -75,7 +75,7 @@ def _writable_folder() -> Path | None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            reason = "" if _is_ours_alone(folder) else "others may write to it"
+            reason = "" if is_ours_alone(folder) else "others may write to it"
     except OSError as error:
         reason = f"it can't be written: {error}"
     if reason:
@@ -84,8 +84,8 @@ def _writable_folder() -> Path | None:
     return folder
 
 
-def _is_ours_alone(folder: Path) -> bool:
-    """Whether the folder is this user's and no other may write to it; so on Windows by default."""
+def is_ours_alone(folder: Path) -> bool:
+    """Whether a folder is this user's and no other may write to it; so on Windows by default."""
     if os.name != "posix":
         return True
     info = folder.stat()
