@@ -52,7 +52,8 @@ class LLM:
         n_threads: CPU threads; None leaves torch's choice. What runs on a GPU takes no notice.
         n_batch: most prompt tokens evaluated at a time.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
-        fit: "on" refuses what does not fit in memory before anything is allocated, "off" tries.
+        fit: "on" refuses what does not fit in memory before anything is allocated, and warns of
+            mapped weights that do not; "off" tries.
         on_progress: called while it loads with "weights" and the layers read, of how many, and
             with "kernels" before they are compiled and run for the first time.
 
@@ -60,8 +61,9 @@ class LLM:
         config: the model's sizes.
         cache: the cache's types and context length.
         memory: bytes of weights, cache and scratch.
-        warnings: one line each on what the user should know: unused tensors, a context longer
-            than the model was trained for, a cache type that this model is known to suffer from.
+        warnings: one line each on what the user should know: unused tensors, a GPU that is not
+            used, a context longer than the model was trained for, a cache type that this model is
+            known to suffer from, weights that do not all stay in memory.
         load_seconds: time from the start to readiness.
 
     Raises:

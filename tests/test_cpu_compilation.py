@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,9 +41,37 @@ def test_machine_code_is_restored_from_a_file() -> None:
     data = machine_code.pack(functions)
     assert machine_code.unpack(data) == functions
     assert machine_code.unpack(data[:-100]) is None
-    middle = len(data) // 2
-    assert machine_code.unpack(data[:middle] + b"\x55\xaa" + data[middle + 2 :]) is None
     assert machine_code.unpack(b"") is None
+
+
+def test_a_file_with_any_byte_changed_is_damaged() -> None:
+    data = machine_code.pack({"worker": machine_code.Function("symbol", ("needed",), b"code")})
+    for i, byte in enumerate(data):
+        assert machine_code.unpack(data[:i] + bytes([byte ^ 0x55]) + data[i + 1 :]) is None
+
+
+def localkv_imports(path: Path) -> Iterator[Path]:
+    """The files of the package that a file imports when it runs."""
+    tree = ast.parse(path.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("localkv"):
+            for name in (node.module, *(f"{node.module}.{item.name}" for item in node.names)):
+                module = kernel_source.PACKAGE.joinpath(*name.split(".")[1:])
+                files = (module.with_suffix(".py"), module / "__init__.py")
+                yield from (file for file in files if file.exists())
+
+
+def test_the_name_of_machine_code_follows_all_that_it_is_built_on() -> None:
+    package = kernel_source.PACKAGE
+    known = {path for pattern in kernel_source._BUILT_ON for path in package.glob(pattern)}
+    templates = [p for p in (package / "kernels/cpu").glob("*.py") if "@cfunc" in p.read_text()]
+    found, todo = set[Path](), list(templates)
+    while todo:
+        new = set(localkv_imports(todo.pop())) - found
+        found |= new
+        todo += new
+    assert len(templates) > 9
+    assert sorted(path.relative_to(package) for path in found - known) == []
 
 
 def test_code_that_lacks_a_symbol_is_not_linked() -> None:
@@ -68,8 +97,9 @@ def test_a_helper_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
         helpers = compile_ahead._current
         assert helpers is not None
-        while helpers.pending:
-            time.sleep(0.01)
+        for thread in helpers.threads:
+            thread.join(timeout=100)
+        assert helpers.pending == []
         assert all(specialized(source)["worker"] for source in SOURCES)
     assert all(is_stored(source) for source in SOURCES)
     assert compile_ahead._current is None
@@ -82,9 +112,44 @@ def test_without_a_helper_that_works_kernels_are_compiled_here(
     monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     monkeypatch.setattr(compile_ahead, "FEWEST", 1)
-    monkeypatch.setattr(compile_ahead, "HELPER", ("-c", program))
+    monkeypatch.setattr(compile_ahead, "child_command", lambda _: [sys.executable, "-c", program])
     with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
         assert all(specialized(source)["worker"] for source in SOURCES)
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_processes_kernels_are_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    monkeypatch.setattr(compile_ahead, "child_command", lambda _: ["/no/such/program"])
+    with compile_ahead.compiling_ahead(SOURCES, n_cores=3):
+        assert all(specialized(source)["worker"] for source in SOURCES)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_machine_code_is_not_taken_from_where_others_may_write(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = SOURCES[0]
+    specialized(source)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert stored(source) is not None
+    for mode in (0o720, 0o702):
+        folder.chmod(mode)
+        kernel_source._writable_folder.cache_clear()
+        with caplog.at_level(logging.WARNING):
+            assert stored(source) is None
+        assert "others may write to it" in caplog.text
+        caplog.clear()
+    folder.chmod(0o700)
+    kernel_source._writable_folder.cache_clear()
+    assert stored(source) is not None
+
+
+def test_a_file_that_cannot_be_read_is_compiled_anew(folder: Path) -> None:
+    source = SOURCES[0]
+    (folder / source.name).mkdir(parents=True, mode=0o700)  # an error for root, too
+    folder.chmod(0o700)
+    assert specialized(source)["worker"] != 0
 
 
 @pytest.mark.usefixtures("folder")

@@ -203,8 +203,8 @@ def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_instructions_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nmodel name\t: Some  CPU\nmodel name\t: Some  CPU\n")
-    monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
-    monkeypatch.setattr(processor, "_usable_cores", lambda: 1)
+    monkeypatch.setattr("localkv.processor.CPUINFO", cpuinfo)
+    monkeypatch.setattr(processor, "usable_cores", lambda: 1)
 
     def check(**facts: object) -> Finding:
         return processor.check_processor(FakeProbes(cpu={**CPU, **facts}))
@@ -445,6 +445,19 @@ def test_caches_with_something_in_them(folders: Path) -> None:
     finding = storage.check_models()
     assert finding.status == "ok"
     assert finding.summary.endswith("; 1.00 KiB of interrupted downloads")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_machine_code_that_others_may_write(folders: Path) -> None:
+    kernels = folders / "XDG_CACHE_HOME" / "localkv" / "kernels"
+    kernels.mkdir(parents=True)
+    kernels.chmod(0o777)
+    finding = storage.check_kernel_cache()
+    assert finding.status == "warning"
+    assert "others may write" in finding.summary
+    assert "chmod go-w" in str(finding.hint)
+    kernels.chmod(0o755)
+    assert storage.check_kernel_cache().status == "ok"
 
 
 @pytest.mark.usefixtures("read_only")

@@ -1,11 +1,10 @@
-"""What the machine is and can do: its names, the bandwidth of its memory, the peak of what we took.
+"""What the machine is and can do: its GPU, the bandwidth of its memory, the peak of what we took.
 
 Nothing here knows of models.
 """
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -20,15 +19,6 @@ CPU_BUFFER, GPU_BUFFER = 512 << 20, 1 << 30
 """Bytes that are read, or copied, to measure bandwidth: more than any cache holds."""
 ROUNDS = 6
 """Times it is measured; the best counts, as other programs only take bandwidth away."""
-
-
-def cpu_name() -> str:
-    """The processor as the system calls it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def gpu_name() -> str:

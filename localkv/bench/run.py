@@ -16,12 +16,13 @@ from functools import partial
 import torch
 
 from localkv.bench.grid import BenchTest, Grid, Setting
-from localkv.bench.machine import PeakMemory, bandwidth, cpu_name, gpu_name
+from localkv.bench.machine import PeakMemory, bandwidth, gpu_name
 from localkv.bench.result import Machine, Result
 from localkv.bench.subject import Subject
 from localkv.bench.traffic import bytes_per_token
 from localkv.config import CacheConfig, KVScales, SamplingParams
 from localkv.engine import Engine
+from localkv.processor import processor_name
 from localkv.sampling import Sampler
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
@@ -191,7 +192,7 @@ class _Bench:
 def _machine(subject: Subject, device: str) -> Machine:
     backend = subject.model.backend
     return Machine(
-        cpu=cpu_name(),
+        cpu=processor_name(),
         gpu=gpu_name(),
         backend=backend.name,
         device=device,

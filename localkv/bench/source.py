@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localkv.config import ModelConfig
-from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.model_config import model_config
 from localkv.loader.model_summary import file_type_name
-from localkv.loader.shapes import SHAPES, shape_tensors
+from localkv.loader.shapes import SHAPES, shape_and_type, shape_tensors
 from localkv.memory_plan import weights_by_type
-from localkv.quant_formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,7 @@ def synthetic_source(name: str) -> Source:
     Raises:
         UsageError: there is no such shape, or no such type of weights.
     """
-    shape, colon, type_name = name.lower().partition(":")
-    if not colon:
-        raise UsageError(
-            f"--synthetic {name} names no type of weights",
-            hint=f"as in --synthetic {shape or 'llama-1b'}:q4_0",
-        )
-    # names are in lower case but for the K of some
-    type_name = {known.lower(): known for known in FORMATS}.get(type_name, type_name)
+    shape, type_name = shape_and_type(name)
     tensors = shape_tensors(shape, type_name)
     return Source(f"{shape}:{type_name}", type_name.upper(), tensors, SHAPES[shape])
 

@@ -8,14 +8,12 @@ from localkv.cache_layout import check_cache_type
 from localkv.cli.messages import did_you_mean
 from localkv.errors import UsageError
 from localkv.kv_scales import wants_scales
+from localkv.memory_fit import Pair
 from localkv.memory_plan import fits_head
 from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.config import ModelConfig
-
-Pair = tuple[str, str]
-"""Names of the types of K and of V."""
 
 
 def parse_pairs(text: str, option: str = "--sweep") -> list[Pair]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.errors import UsageError
 from localkv.kv_scales import read_kv_scales, require_scales
+from localkv.processor import usable_cores
 
 _CHAT_OPTIONS: list[click.Parameter] = [
     option(
@@ -54,11 +54,7 @@ _CHAT_OPTIONS: list[click.Parameter] = [
 
 def default_threads() -> int:
     """One fewer than this process may use: the screen needs one."""
-    try:
-        n_cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        n_cores = os.cpu_count() or 1
-    return max(1, n_cores - 1)
+    return max(1, usable_cores() - 1)
 
 
 def _run(

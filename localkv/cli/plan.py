@@ -28,6 +28,7 @@ from localkv.cli.options import (
 )
 from localkv.cli.preset_choice import preset_or_given, say_preset
 from localkv.errors import LocalKVError, UsageError
+from localkv.processor import usable_cores
 from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _run(
         model.config,
         backend,
         min(values["batch_size"], values["ubatch_size"]),
-        threads if threads and threads > 0 else _n_cores(),
+        threads if threads and threads > 0 else usable_cores(),
     )
     n_ctx = values["n_ctx"] or model.config.n_ctx_train
     cache = CacheConfig(n_ctx=n_ctx, n_sequences=sequences)
@@ -186,19 +187,11 @@ def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
 
 def _synthetic_model(name: str) -> PlannedModel:
     from localkv.cli.plan_report import PlannedModel
-    from localkv.loader.shapes import SHAPES, shape_tensors
-    from localkv.quant_formats import FORMATS
+    from localkv.loader.shapes import SHAPES, shape_and_type, shape_tensors
 
-    shape, colon, type_name = name.partition(":")
-    if not colon:
-        raise UsageError(
-            f"--synthetic {name} names no type of weights",
-            hint=f"as in --synthetic {shape}:q4_K",
-        )
-    known = {fmt.lower(): fmt for fmt in FORMATS}
-    type_name = known.get(type_name.lower(), type_name)
-    tensors = shape_tensors(shape.lower(), type_name)
-    return PlannedModel(name, SHAPES[shape.lower()], tensors, type_name, [], False, is_shape=True)
+    shape, type_name = shape_and_type(name)
+    tensors = shape_tensors(shape, type_name)
+    return PlannedModel(name, SHAPES[shape], tensors, type_name, [], False, is_shape=True)
 
 
 def _where(device: str, memory: int | None) -> tuple[str, Budget]:
@@ -223,13 +216,6 @@ def _where(device: str, memory: int | None) -> tuple[str, Budget]:
             hint="say how much there is: --memory 24GiB",
         )
     return backend, without_runtime(budget, "cuda" if backend == "cuda" else "cpu")
-
-
-def _n_cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
 
 
 def _named_pairs(values: Mapping[str, Any], all_pairs: bool) -> list[Pair]:

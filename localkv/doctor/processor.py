@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from pathlib import Path
-
 from localkv.doctor.finding import Finding
 from localkv.doctor.probe import ProbeError, Probes
+from localkv.processor import processor_name, usable_cores
 
-CPUINFO = Path("/proc/cpuinfo")
 _INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512": "AVX-512",
@@ -19,8 +15,8 @@ _INSTRUCTIONS = {
 
 
 def check_processor(probes: Probes) -> Finding:
-    n_cores = _usable_cores()
-    what = f"{_model_name()}, {n_cores} core{'s' if n_cores != 1 else ''}"
+    n_cores = usable_cores()
+    what = f"{processor_name()}, {n_cores} core{'s' if n_cores != 1 else ''}"
     try:
         facts = {"cores": n_cores, **probes.facts("cpu")}
     except ProbeError as error:
@@ -42,19 +38,3 @@ def check_processor(probes: Probes) -> Finding:
         return Finding("CPU", "ok", summary, None, facts)
     hint = "kernels are several times slower without AVX2; a virtual machine may hide it"
     return Finding("CPU", "warning", summary, hint, facts)
-
-
-def _usable_cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
-
-
-def _model_name() -> str:
-    try:
-        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2] for line in lines if line.startswith("model name")]
-    return " ".join((names or [platform.processor() or platform.machine()])[0].split())

@@ -17,10 +17,16 @@ LITTLE_DISK = 5 << 30
 
 def check_kernel_cache() -> Finding:
     """Kernels that Numba compiled."""
-    from localkv.kernels.cpu.kernel_source import cache_folder
+    from localkv.kernels.cpu.kernel_source import cache_folder, is_ours_alone
 
+    folder = cache_folder()
     hint = "kernels are compiled at every start; XDG_CACHE_HOME=FOLDER takes another folder"
-    return _compiled("kernel cache", cache_folder(), hint)
+    finding = _compiled("kernel cache", folder, hint)
+    if finding.status == "ok" and folder.exists() and not is_ours_alone(folder):
+        summary = f"{folder} is not used: others may write to it"
+        hint = f"kernels are compiled at every start; chmod go-w {folder}, if it is yours"
+        return Finding("kernel cache", "warning", summary, hint, finding.facts)
+    return finding
 
 
 def check_triton_cache() -> Finding:

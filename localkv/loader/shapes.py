@@ -74,6 +74,21 @@ SHAPES = {
 """Sizes of Llama 3's models and of one of Qwen3's, and of tiny ones that take no time."""
 
 
+def shape_and_type(name: str) -> tuple[str, str]:
+    """The shape and the type of weights that "SHAPE:TYPE" names, in lower case but for types' K.
+
+    Raises:
+        UsageError: it names no type. What it names may not exist (`check_shape`).
+    """
+    shape, colon, type_name = name.lower().partition(":")
+    if not colon:
+        raise UsageError(
+            f"--synthetic {name} names no type of weights",
+            hint=f"as in --synthetic {shape or 'llama-1b'}:q4_0",
+        )
+    return shape, {known.lower(): known for known in FORMATS}.get(type_name, type_name)
+
+
 def check_shape(name: str, type_name: str) -> None:
     """Refuse what no model can be made of.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -18,15 +17,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from localkv.kernels.cpu.kernel_source import PACKAGE, KernelSource, is_stored, store
+from localkv.kernels.cpu.kernel_source import KernelSource, is_stored, store
 from localkv.kernels.cpu.machine_code import Functions, unpack
+from localkv.processor import usable_cores
+from localkv.python_child import child_command, child_environment
 
 logger = logging.getLogger(__name__)
 
 FEWEST = 6
 """With fewer kernels to compile, a helper would start after this process has made them."""
 MOST_HELPERS = 3
-HELPER = ("-m", "localkv.kernels.cpu.compile_helper")
+HELPER = "localkv.kernels.cpu.compile_helper"
 
 _one_at_a_time = threading.Lock()
 _current: _Helpers | None = None
@@ -39,7 +40,7 @@ class _Helpers:
         self.lock = threading.Lock()
         self.pending = list(sources)
         self.taken = dict[KernelSource, Future[Functions | None]]()
-        self.processes = [_start() for _ in range(n_helpers)]
+        self.processes = _started(n_helpers)
         self.threads = [
             threading.Thread(target=self._serve, args=(process,), daemon=True)
             for process in self.processes
@@ -62,9 +63,9 @@ class _Helpers:
             functions = None
             try:
                 functions = _ask(process, source)
-            finally:
                 if functions is not None:
                     store(source, functions)
+            finally:
                 future.set_result(functions)
             if functions is None:
                 logger.info("a helper that compiles kernels has ended")
@@ -103,15 +104,22 @@ def _compile_here(source: KernelSource, future: Future[Functions | None]) -> Non
         future.set_result(functions)
 
 
-def _start() -> subprocess.Popen[bytes]:
-    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-P", *HELPER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)},
-    )
+def _started(n_helpers: int) -> list[subprocess.Popen[bytes]]:
+    """So many helpers, or as many as the system can start."""
+    processes = list[subprocess.Popen[bytes]]()
+    try:
+        for _ in range(n_helpers):
+            process = subprocess.Popen(
+                child_command(HELPER),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+            processes.append(process)
+    except OSError as error:
+        logger.info("a helper that compiles kernels cannot be started: %s", error)
+    return processes
 
 
 def _ask(process: subprocess.Popen[bytes], source: KernelSource) -> Functions | None:
@@ -135,12 +143,6 @@ def compiled_ahead(source: KernelSource) -> Functions | None:
     return None if helpers is None else helpers.result(source)
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @contextmanager
 def compiling_ahead(
     sources: Sequence[KernelSource], *, n_cores: int | None = None
@@ -153,7 +155,7 @@ def compiling_ahead(
     """
     global _current
     missing = [source for source in dict.fromkeys(sources) if not is_stored(source)]
-    n_helpers = min(MOST_HELPERS, (n_cores or _usable_cores()) - 1)
+    n_helpers = min(MOST_HELPERS, (n_cores or usable_cores()) - 1)
     few = len(missing) < FEWEST or n_helpers == 0 or not sys.executable
     if few or not _one_at_a_time.acquire(blocking=False):
         yield

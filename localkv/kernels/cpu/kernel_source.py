@@ -11,6 +11,7 @@ import functools
 import hashlib
 import logging
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,11 @@ _BUILT_ON = (
     "kernels/cpu/linear_*.py",
     "kernels/cpu/machine_code.py",
     "quant_formats/__init__.py",
+    "quant_formats/base.py",
     "quant_formats/bits.py",
+    "cache_layout.py",
+    "config.py",
+    "errors.py",
 )
 
 
@@ -62,15 +67,29 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _writable_folder() -> Path | None:
-    """The folder of compiled kernels, or None (said once) if nothing can be written there."""
+    """The folder of compiled kernels, or None (said once) if it can't be used.
+
+    What lies there is run. So nobody else may write to it.
+    """
     folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return folder
+            reason = "" if is_ours_alone(folder) else "others may write to it"
     except OSError as error:
-        logger.warning("kernels are compiled at every start: cannot write %s (%s)", folder, error)
+        reason = f"it can't be written: {error}"
+    if reason:
+        logger.warning("kernels are compiled at every start: %s is not used, %s", folder, reason)
         return None
+    return folder
+
+
+def is_ours_alone(folder: Path) -> bool:
+    """Whether a folder is this user's and no other may write to it; so on Windows by default."""
+    if os.name != "posix":
+        return True
+    info = folder.stat()
+    return info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,9 @@ def stored(source: KernelSource) -> Functions | None:
     try:
         return unpack((folder / source.name).read_bytes())
     except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("cannot read a compiled kernel: %s", error)
         return None
 
 

@@ -7,6 +7,7 @@ only called, by address: an object file, linked by LLVM, is enough.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import sys
@@ -22,6 +23,7 @@ from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _LINKED = list[Any]()
 """LLVM's engines own the code that they linked."""
 
@@ -63,6 +65,8 @@ def compile_source(name: str, source: str) -> Functions:
 
 def _function(callback: Any) -> Function:
     library = callback._library
+    if library.has_dynamic_globals:
+        raise ValueError(f"{callback.__name__} holds addresses of the process that compiles it")
     module = library._final_module
     needs = [
         item.name
@@ -87,24 +91,24 @@ def link(function: Function) -> int:
 
 
 def pack(functions: Functions) -> bytes:
-    """As a file: a ZIP archive, for its checksums."""
+    """As a file: a ZIP archive after its SHA-256."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         index = {name: [f.symbol, *f.needs] for name, f in functions.items()}
         archive.writestr("index.json", json.dumps(index))
         for name, function in functions.items():
             archive.writestr(name, function.code)
-    return file.getvalue()
+    return hashlib.sha256(file.getvalue()).digest() + file.getvalue()
 
 
 def unpack(data: bytes) -> Functions | None:
     """The functions of a file, or None if it is damaged."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            index = json.loads(archive.read("index.json"))
-            return {
-                name: Function(symbol, tuple(needs), archive.read(name))
-                for name, (symbol, *needs) in index.items()
-            }
-    except (zipfile.BadZipFile, KeyError, ValueError):
+    file = data[_DIGEST_BYTES:]
+    if hashlib.sha256(file).digest() != data[:_DIGEST_BYTES]:
         return None
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
+        index = json.loads(archive.read("index.json"))
+        return {
+            name: Function(symbol, tuple(needs), archive.read(name))
+            for name, (symbol, *needs) in index.items()
+        }
