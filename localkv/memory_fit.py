@@ -38,8 +38,13 @@ def type_flags(pair: Pair) -> str:
     return f"-ctk {pair[0]} -ctv {pair[1]}"
 
 
-def check_fit(memory: ModelMemory, cache: CacheConfig, budget: Budget) -> str | None:
+def check_fit(
+    memory: ModelMemory, cache: CacheConfig, budget: Budget, *, has_ctx: bool = True
+) -> str | None:
     """Refuse what can't fit.
+
+    Args:
+        has_ctx: `-c` says how long the context is, so that it can be named as what to change.
 
     Returns:
         A warning, where it fits only without all of the mapped weights; else None.
@@ -49,9 +54,9 @@ def check_fit(memory: ModelMemory, cache: CacheConfig, budget: Budget) -> str | 
     """
     plan = memory.plan(cache)
     if plan.resident > budget.n_bytes:
+        nearest = _nearest(memory, cache, budget, "-c {}" if has_ctx else "{} tokens")
         raise DoesNotFitError(
-            f"{_asked(plan, cache)}, but {byte_size(budget.n_bytes)} is "
-            f"{budget.source}; {_nearest(memory, cache, budget)}",
+            f"{_asked(plan, cache)}, but {byte_size(budget.n_bytes)} is {budget.source}; {nearest}",
             hint="localkv plan shows all that fits; --fit off tries it anyway",
         )
     if plan.total > budget.n_bytes:
@@ -73,11 +78,11 @@ def _asked(plan: MemoryPlan, cache: CacheConfig) -> str:
     )
 
 
-def _nearest(memory: ModelMemory, cache: CacheConfig, budget: Budget) -> str:
+def _nearest(memory: ModelMemory, cache: CacheConfig, budget: Budget, context: str) -> str:
     """What does fit: a shorter context, the same one in fewer bits, or in the fewest a shorter."""
     fitting = []
     if n_ctx := memory.longest_context(cache, budget.n_bytes, only_resident=True):
-        fitting.append(f"-c {n_ctx}")
+        fitting.append(context.format(n_ctx))
     fewer = smaller_pairs(memory, cache)
     for pair in fewer:
         other = replace(cache, type_k=pair[0], type_v=pair[1], kv_scales=None)
@@ -86,7 +91,7 @@ def _nearest(memory: ModelMemory, cache: CacheConfig, budget: Budget) -> str:
     if not fitting and fewer:
         other = replace(cache, type_k=fewer[-1][0], type_v=fewer[-1][1], kv_scales=None)
         if n_ctx := memory.longest_context(other, budget.n_bytes, only_resident=True):
-            return f"{type_flags(fewer[-1])} -c {n_ctx} would fit"
+            return f"{type_flags(fewer[-1])} {context.format(n_ctx)} would fit"
     if fitting:
         return f"{fitting[0]} would fit"
     return "no context does: a smaller file of the model is needed"

@@ -66,6 +66,7 @@ class ModelMemory:
         backend: the name of the backend, not "auto".
         n_batch: most tokens evaluated at a time.
         n_threads: threads of the CPU's kernels.
+        is_file: the weights are a file's; those of a model that is made in memory are not mapped.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -73,11 +74,13 @@ class ModelMemory:
     backend: str
     n_batch: int
     n_threads: int
+    is_file: bool = True
 
     @cached_property
     def weights(self) -> tuple[int, int]:
         """Bytes of weights that stay in the file, and of those that are copied."""
-        return weight_bytes(self.tensors, self.backend)
+        mapped, allocated = weight_bytes(self.tensors, self.backend)
+        return (mapped, allocated) if self.is_file else (0, mapped + allocated)
 
     @cached_property
     def _products(self) -> tuple[bool, int]:

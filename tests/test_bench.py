@@ -326,8 +326,22 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
         assert (result.code, result.out) == (1, "")
         assert result.err.startswith("error: K and V of 100008 tokens in f16/f16 take ")
         assert len(result.err_lines) == 2
+        assert " -c " not in result.err, "bench has no such option"
     result = program("bench", *PROMPT, "-m", tiny_model, "-d", 16, "--fit", "off")
     assert result.code == 0
+
+
+def test_weights_made_in_memory_must_fit_in_it(program, monkeypatch) -> None:
+    """No file backs them, so that the system could drop any."""
+
+    def load(*args: Any) -> None:
+        raise AssertionError("weights were made")
+
+    monkeypatch.setattr("localkv.bench.fit.free_memory", lambda device: Budget(100 << 30, "here"))
+    monkeypatch.setattr("localkv.bench.subject.load", load)
+    result = program("bench", *PROMPT, "--synthetic", "llama-70b:f32")
+    assert (result.code, result.out) == (1, "")
+    assert "no context does: a smaller file of the model is needed" in result.err
 
 
 # -- a run that ends early

@@ -36,12 +36,13 @@ def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> lis
             backend.name,
             setting.n_evaluated,
             setting.n_threads or torch.get_num_threads(),
+            is_file=source.path is not None,
         )
         for depth in grid.n_depth:
             n_ctx = max((test.n_ctx for test in grid.tests(depth)), default=0)
             cache = CacheConfig(
                 setting.type_k, setting.type_v, n_ctx=n_ctx, kv_rotation=kv_rotation
             )
-            if n_ctx and budget and (warning := check_fit(memory, cache, budget)):
+            if n_ctx and budget and (warning := check_fit(memory, cache, budget, has_ctx=False)):
                 warnings.append(warning)
     return list(dict.fromkeys(warnings))
