@@ -20,7 +20,7 @@ from test_attention import check_rows_without_keys, check_windows
 
 from localkv.cache_layout import SegmentSpec
 from localkv.config import AttentionParams
-from localkv.kernels.cpu import attention_kernels, kernel_source
+from localkv.kernels.cpu import attention_kernels, kernel_folder
 from localkv.kernels.cpu.attention import PackedAttention
 from localkv.kernels.cpu.page_layout import Side, plane_order, restore_plane
 from localkv.kernels.cpu.specialize import specialized
@@ -217,13 +217,13 @@ def no_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Nothing can be written to the folder of compiled kernels, nor read from it."""
 
     def forget() -> None:
-        kernel_source._writable_folder.cache_clear()
+        kernel_folder.usable_folder.cache_clear()
         specialized.cache_clear()
         for kernel in ("score_kernel", "weigh_kernel", "decode_k_kernel", "decode_v_kernel"):
             getattr(attention_kernels, kernel).cache_clear()
 
     (tmp_path / "file").touch()
-    monkeypatch.setattr(kernel_source, "cache_folder", lambda: tmp_path / "file" / "kernels")
+    monkeypatch.setattr(kernel_folder, "cache_folder", lambda: tmp_path / "file" / "kernels")
     forget()
     yield
     forget()

@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as GGMLType
 from random_model import RandomModel
 
-from localkv.kernels.cpu import compile_ahead, kernel_source, machine_code
+from localkv.kernels.cpu import compile_ahead, kernel_folder, kernel_source, machine_code
 from localkv.kernels.cpu.kernel_source import KernelSource, is_stored, stored
 from localkv.kernels.cpu.specialize import specialized
 
@@ -24,11 +24,11 @@ SOURCES = [KernelSource("rotate_rows", (("PART = 64", f"PART = {n}"),)) for n in
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder of compiled kernels."""
-    monkeypatch.setattr(kernel_source, "cache_folder", lambda: tmp_path / "kernels")
-    kernel_source._writable_folder.cache_clear()
+    monkeypatch.setattr(kernel_folder, "cache_folder", lambda: tmp_path / "kernels")
+    kernel_folder.usable_folder.cache_clear()
     specialized.cache_clear()
     yield tmp_path / "kernels"
-    kernel_source._writable_folder.cache_clear()
+    kernel_folder.usable_folder.cache_clear()
     specialized.cache_clear()
 
 
@@ -135,13 +135,13 @@ def test_machine_code_is_not_taken_from_where_others_may_write(
     assert stored(source) is not None
     for mode in (0o720, 0o702):
         folder.chmod(mode)
-        kernel_source._writable_folder.cache_clear()
+        kernel_folder.usable_folder.cache_clear()
         with caplog.at_level(logging.WARNING):
             assert stored(source) is None
         assert "others may write to it" in caplog.text
         caplog.clear()
     folder.chmod(0o700)
-    kernel_source._writable_folder.cache_clear()
+    kernel_folder.usable_folder.cache_clear()
     assert stored(source) is not None
 
 

@@ -11,13 +11,11 @@ import functools
 import hashlib
 import logging
 import os
-import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
+from localkv.kernels.cpu.kernel_folder import usable_folder
 from localkv.kernels.cpu.machine_code import (
     Functions,
     compile_source,
@@ -61,37 +59,6 @@ def _foundation() -> bytes:
     return digest.digest()
 
 
-def cache_folder() -> Path:
-    return Path(platformdirs.user_cache_dir("localkv")) / "kernels"
-
-
-@functools.cache
-def _writable_folder() -> Path | None:
-    """The folder of compiled kernels, or None (said once) if it can't be used.
-
-    What lies there is run. So nobody else may write to it.
-    """
-    folder = cache_folder()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            reason = "" if is_ours_alone(folder) else "others may write to it"
-    except OSError as error:
-        reason = f"it can't be written: {error}"
-    if reason:
-        logger.warning("kernels are compiled at every start: %s is not used, %s", folder, reason)
-        return None
-    return folder
-
-
-def is_ours_alone(folder: Path) -> bool:
-    """Whether a folder is this user's and no other may write to it; so on Windows by default."""
-    if os.name != "posix":
-        return True
-    info = folder.stat()
-    return info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 @dataclass(frozen=True)
 class KernelSource:
     """The module `localkv.kernels.cpu.<template>` with other constants.
@@ -126,13 +93,13 @@ class KernelSource:
 
 def is_stored(source: KernelSource) -> bool:
     """Whether an earlier process has compiled it."""
-    folder = _writable_folder()
+    folder = usable_folder()
     return folder is not None and (folder / source.name).exists()
 
 
 def stored(source: KernelSource) -> Functions | None:
     """What an earlier process has compiled, if it is there."""
-    folder = _writable_folder()
+    folder = usable_folder()
     if folder is None:
         return None
     try:
@@ -146,7 +113,7 @@ def stored(source: KernelSource) -> Functions | None:
 
 def store(source: KernelSource, functions: Functions) -> None:
     """Keep machine code for later processes, if the folder can be written."""
-    folder = _writable_folder()
+    folder = usable_folder()
     if folder is None:
         return
     try:
