@@ -71,9 +71,10 @@ def check_fit(
 def _asked(plan: MemoryPlan, cache: CacheConfig) -> str:
     """What is asked for, and how much it takes."""
     sequences = f"{cache.n_sequences} times " if cache.n_sequences > 1 else ""
+    besides = "weights and scratch" if plan.weights_allocated else "scratch"  # not what is mapped
     return (
         f"K and V of {sequences}{cache.n_ctx} tokens in {cache.type_k}/{cache.type_v} take "
-        f"{byte_size(plan.cache_k + plan.cache_v)}, with weights and scratch "
+        f"{byte_size(plan.cache_k + plan.cache_v)}, with {besides} "
         f"{byte_size(plan.resident)}"
     )
 

@@ -140,25 +140,6 @@ class ModelMemory:
         return PAGE_TOKENS * bisect_left(range(1, most + 1), True, key=too_long)
 
 
-def plan_memory(
-    tensors: Iterable[TensorInfo],
-    config: ModelConfig,
-    cache: CacheConfig,
-    *,
-    backend: str,
-    n_batch: int,
-    n_threads: int,
-) -> MemoryPlan:
-    """What a model takes that is made of `tensors` (those that it uses, or all of a file).
-
-    Args:
-        backend: the name of the backend, not "auto".
-        n_batch: most tokens evaluated at a time.
-        n_threads: threads of the CPU's kernels.
-    """
-    return ModelMemory(tuple(tensors), config, backend, n_batch, n_threads).plan(cache)
-
-
 def _in_panels(tensor: TensorInfo, backend: str) -> bool:
     """Whether products with a matrix read panels, not the file's rows."""
     return backend == "cpu" and tensor.format.name in PANEL_FORMAT_NAMES

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from localkv.cli.messages import one_line
+from localkv.cli.options import DEFAULT_BATCH
 from localkv.cli.table import table
 from localkv.errors import byte_size
 from localkv.memory_fit import type_flags
@@ -90,9 +91,6 @@ class Plan:
         if self.model.has_template:
             return f"localkv chat {named} {flags}"
         return f'localkv complete {named} {flags} -p "Once upon a time"'
-
-
-DEFAULT_BATCH = 512
 
 
 def plan_lines(plan: Plan) -> list[str]:
