@@ -22,6 +22,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 MODEL := models/tales-4M-F16.gguf
 PROMPT := Once upon a time
+STORIES := tests/data/llama_cpp_perplexity.json
 QUESTION := Question: What is the code of the owl? Answer:
 
 .PHONY: run chat test test-fast test-triton lint figures clean
@@ -64,6 +65,12 @@ lint: .venv/.dev
 figures: .venv/.dev
 	$(BIN)/python benchmarks/quality.py --plot docs/kv-cache-quality.png --insert docs/kv-cache.md
 	$(BIN)/localkv plan --synthetic llama-8b:q4_K --memory 16GiB --device cuda --plot docs/plan.svg
+	$(BIN)/python -c 'import json; print(json.load(open("$(STORIES)"))["text"])' >.venv/stories.txt
+	$(BIN)/localkv perplexity -m $(MODEL) -f .venv/stories.txt --calibrate-kv .venv/scales.json
+	$(BIN)/localkv perplexity -m $(MODEL) -f .venv/stories.txt --sweep pure \
+		--kv-scales .venv/scales.json --plot docs/sweep.png
+	$(BIN)/localkv bench --synthetic llama-1b:q4_0 -p 0 -n 32 -r 3 -d 0,2048,8192 \
+		--pairs f16/f16,q8_0/q4_0,q4_0/q4_0 --plot docs/bench.png
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 with venv found; set PYTHON=..." >&2; exit 1; }

@@ -110,26 +110,28 @@ def full_table(report: Report) -> list[str]:
 
 
 def cost_table(report: Report) -> list[str]:
-    """What the types cost, a row for each: the model and its twins beside one another.
+    """What the types cost, a row for each cache: KLD of all models, the rest where it differs most.
 
     Pairs of more bits than q8_0 takes are left out, but for types that are the same on both sides.
     """
     farthest = max(report.results[0].recall)
-    columns: tuple[tuple[str, Callable[[Measured], str]], ...] = (
-        ("KLD", lambda one: f"{one.kld.value:.1e}" if one.kld.value else "0"),
-        ("same top", lambda one: f"{100 * one.same_top.value:.1f} %"),
-        (f"right at {farthest}", lambda one: f"{one.recall[farthest].right:.2f}"),
-        ("log p", lambda one: f"{one.log_p:.2f}"),
+    first, last = report.models[0], report.models[-1]
+    columns: tuple[tuple[str, Sequence[str], Callable[[Measured], str]], ...] = (
+        ("KLD", report.models, lambda one: f"{one.kld.value:.1e}" if one.kld.value else "0"),
+        ("same top", (first, last), lambda one: f"{100 * one.same_top.value:.1f} %"),
+        (f"right at {farthest}", (last,), lambda one: f"{one.recall[farthest].right:.2f}"),
+        ("log p", (last,), lambda one: f"{one.log_p:.2f}"),
     )
     header = ["K/V", "rotated", "bits"]
-    header += [f"{title}: {model}" for title, _ in columns for model in report.models]
+    header += [f"{title}: {model}" for title, models, _ in columns for model in models]
     cells = []
     for results in by_cache(report):
-        first = results[0]
-        if first.type_k != first.type_v and first.bits_per_value > MOST_BITS:
+        cache = results[0]
+        if cache.type_k != cache.type_v and cache.bits_per_value > MOST_BITS:
             continue
-        figures = [show(one) for _, show in columns for one in results]
-        cells.append([first.pair, first.rotated, f"{first.bits_per_value:g}", *figures])
+        of = {one.model: one for one in results}
+        figures = [show(of[model]) for _, models, show in columns for model in models]
+        cells.append([cache.pair, cache.rotated, f"{cache.bits_per_value:g}", *figures])
     return markdown(header, cells)
 
 

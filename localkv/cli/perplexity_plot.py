@@ -5,15 +5,25 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localkv.cli.messages import note
 from localkv.cli.perplexity_report import CacheResult
 from localkv.cli.text_output import check_writable
 from localkv.errors import UsageError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 KINDS = (".png", ".svg", ".pdf")
 MOST_LABELS = 20
 """Points up to which every one gets its name; beyond, only those that no other beats do."""
+LABEL_WIDTH, LABEL_HEIGHT = 90, 9
+"""Of the longest name, in points."""
+NEAR = 25
+"""Points (of 1/72 inch) within which names go to opposite sides."""
+Point = tuple[float, float, str]
+"""Bits per value, KLD and name."""
 
 
 def check_plot(path: str) -> None:
@@ -63,25 +73,57 @@ def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int
         axes.plot([p[0] for p in best], [p[1] for p in best], color="tab:orange", zorder=1)
         axes.scatter([p[0] for p in points], [p[1] for p in points], s=18, zorder=2)
     axes.margins(x=0.1)
-    for point in points if len(points) <= MOST_LABELS else best:
-        bits, kld, name = point
-        # the lower left of the best is free, and the upper right of the others is where they go
-        is_best = point in best
-        axes.annotate(
-            name,
-            (bits, kld),
-            xytext=(-4, -3) if is_best else (4, 3),
-            textcoords="offset points",
-            fontsize=7,
-            horizontalalignment="right" if is_best else "left",
-            verticalalignment="top" if is_best else "bottom",
-        )
+    figure.canvas.draw()  # places are known from now on
+    for bits, kld, name in best:  # what is better would be at their lower left: it is free
+        _label(axes, name, (bits, kld), (-4, -3), horizontal="right", vertical="top")
+    if len(points) <= MOST_LABELS:
+        _label_beside(axes, [point for point in points if point not in best])
     figure.savefig(path, dpi=150)
 
 
-def unbeaten(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+def _label_beside(axes: Axes, points: Sequence[Point]) -> None:
+    """Names beside points, away from a neighbour, and lower where another name is in the way."""
+    scale = 72 / axes.figure.dpi  # from pixels
+    where = [axes.transData.transform(point[:2]) * scale for point in points]
+    taken = list[tuple[bool, float, float]]()
+    for (x, y), (bits, kld, name) in sorted(
+        zip(where, points, strict=True), key=lambda item: -item[1][1]
+    ):
+        left = any(0 < px - x < NEAR and abs(py - y) < NEAR for px, py in where)
+        goal = y
+        for other_left, other_x, other_y in taken:  # from the top down
+            near = left == other_left and abs(x - other_x) < LABEL_WIDTH
+            if near and abs(goal - other_y) < LABEL_HEIGHT:
+                goal = other_y - LABEL_HEIGHT
+        taken.append((left, x, goal))
+        side, horizontal = (-6, "right") if left else (6, "left")
+        place = (bits, kld)
+        _label(axes, name, place, (side, goal - y), horizontal=horizontal, vertical="center")
+
+
+def _label(
+    axes: Axes,
+    name: str,
+    place: tuple[float, float],
+    offset: tuple[float, float],
+    *,
+    horizontal: str,
+    vertical: str,
+) -> None:
+    axes.annotate(
+        name,
+        place,
+        xytext=offset,
+        textcoords="offset points",
+        fontsize=7,
+        horizontalalignment=horizontal,
+        verticalalignment=vertical,
+    )
+
+
+def unbeaten(points: Sequence[Point]) -> list[Point]:
     """(bits, KLD, name) of those that no other has both fewer bits and less divergence than."""
-    best: list[tuple[float, float, str]] = []
+    best: list[Point] = []
     for point in sorted(points):
         if not best or point[1] < best[-1][1]:
             best.append(point)
