@@ -34,6 +34,7 @@ from localkv.loader.synthetic import RandomTensors
 from localkv.loader.weights import TensorReader, model_weights
 from localkv.machine_memory import Budget
 from localkv.memory_plan import ModelMemory
+from localkv.presets import PRESETS
 from localkv.quant_formats import FORMATS, KV_FORMATS
 from localkv.requantised import QUANTS, bits_per_weight, requantised
 
@@ -261,7 +262,9 @@ def test_types_that_are_named(plan: Any, program: Program, tiny_model: Path) -> 
 
 def test_presets_are_spelled_out(program: Program, tiny_model: Path) -> None:
     result = program("plan", tiny_model, "--preset", "speed")
-    assert result.err == "preset speed: -ctk q8_0 -ctv q4_0\n"
+    assert result.err == f"preset speed: -ctk q8_0 -ctv q4_0; {PRESETS['speed'].reason}\n"
+    result = program("plan", tiny_model, "--preset", "speed", "-ctv", "q8_0")
+    assert result.err == "preset speed: -ctk q8_0 (given: -ctv q8_0)\n"
 
 
 @pytest.mark.parametrize(

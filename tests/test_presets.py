@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from random_model import variant
 
 from localkv.presets import PRESETS
 from localkv.quant_formats import KV_FORMATS
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -38,6 +41,28 @@ def test_presets_go_from_many_bits_to_few_and_k_never_has_fewer_than_v() -> None
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(sizes)
     assert all(bits(p.type_k) >= bits(p.type_v) for p in PRESETS.values())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_reasons_quote_the_table_of_costs(name: str) -> None:
+    """The least and the largest KLD of the rotated pair in docs/kv-cache.md; f16 is f32's row."""
+    preset = PRESETS[name]
+    rows = {}
+    for line in (ROOT / "docs/kv-cache.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) > 10 and cells[1] == "yes":
+            rows[cells[0]] = [float(cell) for cell in cells[3:6]]
+    pair = dict.fromkeys((preset.type_k, preset.type_v))
+    costs = rows["f32" if name == "quality" else "/".join(pair)]
+    quoted = re.search(r"\(KLD ([^)]*)\)$", preset.reason)
+    assert quoted is not None
+    assert [float(cost) for cost in quoted[1].split(" to ")] == sorted({costs[0], costs[-1]})
+
+
+def test_the_readme_gives_the_same_reasons() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name, preset in PRESETS.items():
+        assert f"| `{name}` | {preset.type_k}/{preset.type_v} | {preset.reason} |\n" in readme
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -108,7 +108,7 @@ def _run(
         from localkv.cli.perplexity_plot import check_plot
 
         check_plot(plot_file)
-    say_preset(values)
+    say_preset(values, why=True)
     named = _named_pairs(values, all_pairs)
     if synthetic is not None and (file or values["model"] or values["hf_repo"]):
         raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")

@@ -29,10 +29,11 @@ def preset_or_given(ctx: click.Context, param: click.Parameter, value: str) -> s
     return preset.type_k if param.name == "cache_type_k" else preset.type_v
 
 
-def preset_line(values: Mapping[str, Any]) -> str | None:
+def preset_line(values: Mapping[str, Any], *, why: bool = False) -> str | None:
     """A preset as the flags it means: "preset speed: -ctk q8_0 -ctv q4_0"; None without one.
 
-    A side on which another type was given is named with that type.
+    A side on which another type was given is named with that type. If none was, `why` adds the
+    preset's reason.
     """
     name = values["preset"]
     if name is None:
@@ -41,10 +42,12 @@ def preset_line(values: Mapping[str, Any]) -> str | None:
     kept = [f"{SIDES[side]} {wanted[side]}" for side in SIDES if values[side] == wanted[side]]
     given = [f"{SIDES[side]} {values[side]}" for side in SIDES if values[side] != wanted[side]]
     line = f"preset {name}: {' '.join(kept) or 'nothing'}"
-    return line + (f" (given: {' '.join(given)})" if given else "")
+    if given:
+        return f"{line} (given: {' '.join(given)})"
+    return f"{line}; {PRESETS[name].reason}" if why else line
 
 
-def say_preset(values: Mapping[str, Any]) -> None:
-    """Print on stderr what the preset stands for, if there is one."""
-    if line := preset_line(values):
+def say_preset(values: Mapping[str, Any], *, why: bool = False) -> None:
+    """Print on stderr what the preset stands for, if there is one, as `preset_line`."""
+    if line := preset_line(values, why=why):
         say(line)
