@@ -47,11 +47,12 @@ def test_presets_go_from_many_bits_to_few_and_k_never_has_fewer_than_v() -> None
 def test_reasons_quote_the_table_of_costs(name: str) -> None:
     """The least and the largest KLD of the rotated pair in docs/kv-cache.md; f16 is f32's row."""
     preset = PRESETS[name]
-    rows = {}
-    for line in (ROOT / "docs/kv-cache.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) > 10 and cells[1] == "yes":
-            rows[cells[0]] = [float(cell) for cell in cells[3:6]]
+    page = (ROOT / "docs/kv-cache.md").read_text()
+    table = page.partition("<!-- cost table")[2].partition("<!-- end of cost table")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
+    heads, _, *cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    columns = [i for i, head in enumerate(heads) if head.startswith("KLD: ")]
+    rows = {row[0]: [float(row[i]) for i in columns] for row in cells if row[1] == "yes"}
     pair = dict.fromkeys((preset.type_k, preset.type_v))
     costs = rows["f32" if name == "quality" else "/".join(pair)]
     quoted = re.search(r"\(KLD ([^)]*)\)$", preset.reason)
