@@ -105,7 +105,18 @@ def test_bash_lists(env: dict[str, str], line: str, expected: list[str]) -> None
 
 
 def typed(env: dict[str, str], command: list[str], setup: str, line: str) -> str:
-    """What a line has become after TAB, in a shell on a terminal of its own."""
+    """What a line has become after TAB, in a shell on a terminal of its own.
+
+    Whatever is typed too soon would end the completion, so a line that has not changed is typed
+    once more, and the shell gets more time.
+    """
+    became = _typed(env, command, setup, line, seconds=0.5)
+    return became if became != line else _typed(env, command, setup, line, seconds=6.0)
+
+
+def _typed(
+    env: dict[str, str], command: list[str], setup: str, line: str, *, seconds: float
+) -> str:
     ours, theirs = pty.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     with subprocess.Popen(command, env=env, cwd=env["PWD"], start_new_session=True, **streams) as p:
@@ -114,7 +125,7 @@ def typed(env: dict[str, str], command: list[str], setup: str, line: str) -> str
             os.write(ours, f"{setup}; echo READ''Y\n".encode())
             _read_until(ours, "READY")
             os.write(ours, f"{line}\t".encode())
-            time.sleep(0.5)  # whatever is typed too soon would end the completion
+            time.sleep(seconds)
             os.write(ours, b"\x01echo 'BECA''ME<' \x05 '>'\n")
             shown = _read_until(ours, "'>'", "BECAME<", ">\r")
         finally:
