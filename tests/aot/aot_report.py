@@ -26,7 +26,7 @@ BUDGET_FACTOR = 1.0 if _RECORDED_WITH else 1.75
 """Budgets of instructions were recorded with Triton 3.7; others compile to somewhat more."""
 REGISTER_FACTOR = 1.0 if _RECORDED_WITH else 1.15
 """The same for registers of products."""
-MOST_SPILLS = 0 if _RECORDED_WITH else 2
+MOST_SPILLS = 2 if triton.__version__.startswith("3.6.") else 0
 """Accesses to local memory in a loop: 3.6.0 leaves two in one product of sm_90."""
 
 Type = str | tuple[str, ...]
