@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_kernels import random_packed
 
 from localkv.config import MoeConfig
 from localkv.kernels.cpu.linear import CpuProducts, PanelTensor
-from localkv.kernels.cpu.linear_panels import LAYOUTS
+from localkv.kernels.cpu.linear_panels import FLIP_SIGNS, LAYOUTS, SPREAD_BITS, PanelLayout
 from localkv.kernels.cpu.linear_rows import MAX_TOKENS, ROW_FORMATS
+from localkv.kernels.cpu.panel_bytes import LANES
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
@@ -140,6 +143,38 @@ def test_threads_do_not_matter(threads: int) -> None:
         assert torch.equal(products.matmul(x, prepared), want)
     finally:
         torch.set_num_threads(before)
+
+
+def plain_panels(weight: PackedTensor, layout: PanelLayout) -> np.ndarray:
+    """What `linear_panels` says of a matrix's panels, one unit at a time."""
+    n_out, n_in = weight.shape
+    blocks = weight.rows.numpy().reshape(n_out, -1, layout.format.block_bytes)
+    out = np.zeros((-(-n_out // LANES), layout.n_records(n_in), layout.record_bytes), np.uint8)
+    for (row, block), (start, n_units, unit, goal, change) in itertools.product(
+        np.ndindex(blocks.shape[:2]), layout.table
+    ):
+        record, in_record = divmod(block, layout.record_blocks)
+        units = blocks[row, block, start : start + n_units * unit].copy().reshape(n_units, unit)
+        if change == FLIP_SIGNS:
+            units ^= 128
+        elif change == SPREAD_BITS:
+            bits = np.unpackbits(units, axis=1, bitorder="little").reshape(n_units, 8, 4)
+            units = np.packbits(bits.swapaxes(1, 2), axis=2, bitorder="little")[..., 0]
+        plane = out[row // LANES, record, goal + in_record * n_units * unit * LANES :]
+        plane[: n_units * unit * LANES].reshape(n_units, LANES, unit)[:, row % LANES] = units
+    return out
+
+
+@pytest.mark.parametrize("n_out", [5, 16, 37])
+@pytest.mark.parametrize("n_blocks", [1, 2, 5])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_panels_have_the_bytes_of_the_file(name: str, n_out: int, n_blocks: int) -> None:
+    layout = LAYOUTS[name]
+    weight = random_packed(name, n_out, n_blocks * layout.format.block_size)
+    prepared = CpuProducts().prepare(weight)
+    assert isinstance(prepared, PanelTensor)
+    want = plain_panels(weight, layout)
+    assert np.array_equal(prepared.panels.reshape(want.shape), want)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -41,7 +41,7 @@ def bandwidth(device: torch.device, n_bytes: int | None = None) -> float:
             torch.cuda.synchronize(device)
 
         return 2 * source.nbytes / _shortest(copy)
-    # the memory of weights: with small pages the processor would fetch less far ahead
+    # memory as weights have it
     memory = PanelArena().take(n_bytes or CPU_BUFFER)
     values = torch.from_numpy(memory).view(torch.int64).fill_(1)
     return values.nbytes / _shortest(lambda: values.sum())

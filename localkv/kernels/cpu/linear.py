@@ -266,6 +266,7 @@ class CpuProducts:
         job += (layout.format.block_bytes, layout.record_blocks, layout.record_bytes, shape[-1])
         job += (len(layout.table), layout.table.ctypes.data, rows.data_ptr(), panels.ctypes.data)
         run("linear_fill", job, n_threads())
+        self._arena.join_pages()
         return PanelTensor(weight.format, weight.rows, weight.shape, panels=panels, facts=facts)
 
     def matmul(self, x: Tensor, weight: PackedTensor) -> Tensor:

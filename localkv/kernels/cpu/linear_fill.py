@@ -14,43 +14,59 @@ from localkv.simd.memory import (
     get_i64,
     get_u8,
     get_u16,
+    load_i32,
     put_i32,
     put_u8,
     put_u16,
+    store_i32,
     take_next,
 )
+from localkv.simd.transpose import transpose_words
+from localkv.simd.vector import I32x16, constant, i32, lanewise
 
 SIGN_BITS = np.int32(-0x7F7F7F80)  # 0x80808080
 
 
-@njit
-def spread_bits(word: Any) -> Any:
-    """Bit 4 j + b moves to 8 b + j."""
-    bits = np.uint32(word)
-    out = np.uint32(0)
+def _spread_bits(builder: Any, words: Any) -> Any:
+    out = constant(i32, 0)
     for byte in range(4):
-        for j in range(8):
-            bit = (bits >> np.uint32(4 * j + byte)) & np.uint32(1)
-            out |= bit << np.uint32(8 * byte + j)
-    return np.int32(out)
+        bits = builder.lshr(words, constant(i32, byte))
+        bits = builder.and_(bits, constant(i32, 0x11111111))
+        # neighbours move together: pairs of bits, fours, all eight
+        for shift, mask in ((3, 0x03030303), (6, 0x000F000F), (12, 0xFF)):
+            bits = builder.or_(bits, builder.lshr(bits, constant(i32, shift)))
+            bits = builder.and_(bits, constant(i32, mask))
+        out = builder.or_(out, builder.shl(bits, constant(i32, 8 * byte)))
+    return out
+
+
+spread_bits = lanewise(_spread_bits, [I32x16], I32x16)
+"""Bit 4 j + b of each lane moves to 8 b + j."""
 
 
 @njit
-def put_units(row: Any, goal: Any, n_units: int, unit: int, change: int) -> None:
-    """Units of a row's field go where lanes of the row are, a vector apart."""
-    if unit == 1:
+def put_units(
+    rows: Any, row_bytes: int, n_lanes: int, goal: Any, n_units: int, unit: int, change: int
+) -> None:
+    """A field of one block of each row: unit 0 of all rows, then unit 1, ..."""
+    flip = SIGN_BITS if change == FLIP_SIGNS else np.int32(0)
+    done = 0
+    if unit == 4 and n_lanes == LANES:
+        while done + 4 <= n_units:
+            transpose_words(rows + 4 * done, row_bytes, goal + 4 * LANES * done, flip)
+            done += 4
+    for i in range(done, n_units):
+        for lane in range(n_lanes):
+            row, to = rows + lane * row_bytes, goal + LANES * unit * i
+            if unit == 1:
+                put_u8(to, lane, get_u8(row, i))
+            elif unit == 2:
+                put_u16(to, lane, get_u16(row, i))
+            else:
+                put_i32(to, lane, get_i32(row, i) ^ flip)
+    if change == SPREAD_BITS:
         for i in range(n_units):
-            put_u8(goal + i * LANES, 0, get_u8(row, i))
-    elif unit == 2:
-        put_u16(goal, 0, get_u16(row, 0))
-    elif change == SPREAD_BITS:
-        put_i32(goal, 0, spread_bits(get_i32(row, 0)))
-    elif change == FLIP_SIGNS:
-        for i in range(n_units):
-            put_i32(goal + 4 * LANES * i, 0, get_i32(row, i) ^ SIGN_BITS)
-    else:
-        for i in range(n_units):
-            put_i32(goal + 4 * LANES * i, 0, get_i32(row, i))
+            store_i32(goal, LANES * i, spread_bits(load_i32(goal, LANES * i)))
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
@@ -91,5 +107,4 @@ def worker(job: Any, thread: Any) -> None:
                 start = rows + block * block_bytes + get_i64(entry, 0)
                 n_units, unit, change = get_i64(entry, 1), get_i64(entry, 2), get_i64(entry, 4)
                 goal = record + get_i64(entry, 3) + in_record * n_units * unit * LANES
-                for lane in range(n_lanes):
-                    put_units(start + lane * row_bytes, goal + lane * unit, n_units, unit, change)
+                put_units(start, row_bytes, n_lanes, goal, n_units, unit, change)
