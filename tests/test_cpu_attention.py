@@ -49,6 +49,15 @@ def test_every_type(type_k: str, n_new: int) -> None:
     check(head_dim=96, n_kv_heads=2, group=2, lengths=lengths, type_k=type_k, type_v=type_v)
 
 
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 16])
+def test_shapes_of_integer_types(group: int) -> None:
+    """Tiles of every size take other numbers of groups of tokens at once."""
+    types = "q4_0", "q5_1", "q8_0"
+    for head_dim, type_k in zip((32, 96, 256), types, strict=True):
+        lengths = [(270, 1), (0, 1), (32, 1), (90, 1)]
+        check(head_dim=head_dim, n_kv_heads=2, group=group, lengths=lengths, type_k=type_k)
+
+
 @pytest.mark.parametrize(("type_k", "type_v"), NEW_PAIRS)
 def test_scales_of_rows_and_heads(type_k: str, type_v: str) -> None:
     """With every type on the other side, decode and prefill in one batch."""

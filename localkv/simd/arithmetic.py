@@ -117,6 +117,7 @@ def _fold(builder: Any, x: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
 
 
 sum_lanes = lanewise(lambda b, x: _fold(b, x, lambda b, x, y: b.fadd(x, y)), [_F], types.float32)
+sum_lanes_i32 = lanewise(lambda b, x: _fold(b, x, lambda b, x, y: b.add(x, y)), [_I], types.int32)
 max_lanes = lanewise(lambda b, x: _fold(b, x, _maximum), [_F], types.float32)
 first_lane = lanewise(lambda b, x: b.extract_element(x, ir.Constant(i32, 0)), [_F], types.float32)
 

@@ -23,6 +23,9 @@ HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= FEATURES
 HAS_VNNI = HAS_AVX512 and "avx512vnni" in FEATURES
 """`integer.dot_u8_i8` is one instruction."""
 
+HAS_BYTE_SHUFFLE = HAS_AVX512 and "avx512vbmi" in FEATURES
+"""Any order of the 64 bytes of a register is one instruction."""
+
 CONVERTS_HALF = not IS_X86 or "f16c" in FEATURES or HAS_AVX512
 """There is an instruction from half to single precision."""
 

@@ -51,7 +51,8 @@ high_nibbles = lanewise(_high_nibbles, [_I], _I)
 """Of each of the 4 bytes in each lane."""
 
 
-def _dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+def dot_of_bytes(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """What `dot_u8_i8` emits."""
     if HAS_VNNI:
         as_bytes = [builder.bitcast(x, lanes_of(i8, 64)) for x in (unsigned, signed)]
         return call(builder, "llvm.x86.avx512.vpdpbusd.512", _I.llvm, [total, *as_bytes])
@@ -64,7 +65,7 @@ def _dot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return total
 
 
-dot_u8_i8 = lanewise(_dot, [_I, _I, _I], _I)
+dot_u8_i8 = lanewise(dot_of_bytes, [_I, _I, _I], _I)
 """total + the sum over the 4 bytes of a lane of unsigned * signed: vpdpbusd, or the same slowly."""
 
 

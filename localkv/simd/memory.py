@@ -142,7 +142,10 @@ def _storer(item: ir.Type, kind: Any) -> Any:
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             where = pointer(context, builder, signature.args[0], args[0], args[1], item, LANES)
-            builder.store(args[2], where, align=1)
+            value = args[2]
+            if value.type.element != item:
+                value = builder.trunc(value, lanes_of(item))
+            builder.store(value, where, align=1)
             return context.get_dummy_value()
 
         return types.void(base, types.intp, kind), generate
@@ -152,6 +155,8 @@ def _storer(item: ir.Type, kind: Any) -> Any:
 
 store_f32 = _storer(f32, F32x16)
 store_i32 = _storer(i32, I32x16)
+store_low_bytes = _storer(i8, I32x16)
+"""The lowest byte of each lane."""
 
 
 def _scalar(item: ir.Type, kind: Any) -> tuple[Any, Any]:

@@ -34,7 +34,7 @@ MOST_SUMS = 16 if HAS_AVX512 else 8
 """Vectors of sums that stay in registers, with room for what is multiplied."""
 
 
-def _literal(n: Any) -> int:
+def literal_length(n: Any) -> int:
     if not isinstance(n, IntegerLiteral):
         raise RequireLiteralValue("the length of a tuple must be known when compiling")
     return int(n.literal_value)
@@ -42,7 +42,7 @@ def _literal(n: Any) -> int:
 
 @intrinsic(prefer_literal=True)
 def zeros_f32(typing: Any, n: Any) -> Any:
-    length = _literal(n)
+    length = literal_length(n)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.ArrayType(lanes_of(f32), length)
@@ -53,7 +53,7 @@ def zeros_f32(typing: Any, n: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def zeros_i32(typing: Any, n: Any) -> Any:
-    length = _literal(n)
+    length = literal_length(n)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.ArrayType(lanes_of(i32), length)
@@ -66,7 +66,7 @@ def zeros_i32(typing: Any, n: Any) -> Any:
 def load_tuple(typing: Any, base: Any, index: Any, stride: Any, n: Any) -> Any:
     """x[i] = 16 floats at index + i * stride."""
     check_base(base)
-    length = _literal(n)
+    length = literal_length(n)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array, index, stride, _ = args
@@ -148,7 +148,7 @@ def load_grid(
 ) -> Any:
     """x[j * n + i] = 16 floats at index + j * step + i * stride."""
     check_base(base)
-    columns, rows = _literal(n_vectors), _literal(n)
+    columns, rows = literal_length(n_vectors), literal_length(n)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array, index, step, stride = args[:4]
@@ -172,7 +172,7 @@ def store_grid(
 ) -> Any:
     """The inverse of `load_grid`."""
     check_base(base)
-    columns = _literal(n_vectors)
+    columns = literal_length(n_vectors)
     rows = x.count // columns
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -192,7 +192,7 @@ def store_grid(
 @intrinsic(prefer_literal=True)
 def fold(typing: Any, x: Any, n: Any) -> Any:
     """The sums over j of x[j * n + i]: a tuple of n."""
-    rows = _literal(n)
+    rows = literal_length(n)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out = ir.Constant(ir.ArrayType(lanes_of(f32), rows), ir.Undefined)

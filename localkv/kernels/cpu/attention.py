@@ -139,6 +139,7 @@ def prepare_rows(plan: Plan, segment: Segment, job: Job) -> Launch:
     """The sequences with few new rows."""
     n_kv_heads, head_dim = job.n_kv_heads, job.head_dim
     type_k, type_v = segment.format_k.name, segment.format_v.name
+    decoder = cache_decoder(type_k)
     tile = rows_per_tile(plan.n_rows, plan.group)
     n_rows = -(-plan.n_rows // tile) * tile
     n_pieces = len(plan.chunks) * n_kv_heads
@@ -151,7 +152,9 @@ def prepare_rows(plan: Plan, segment: Segment, job: Job) -> Launch:
         scratch_floats=scratch,
         n_rows=n_rows,
         n_tiles=n_rows // tile,
-        k_affine=int(cache_decoder(type_k).affine),
+        k_affine=int(decoder.affine),
+        k_digits=int(decoder.digits),
+        k_offset=decoder.offset,
         v_ahead=-(-code_bytes(segment.format_v, segment.v) // (64 * steps_k)),
         k_ahead=-(-code_bytes(segment.format_k, segment.k) // (64 * steps_v)),
         k_kernel=score_kernel(type_k, tile),

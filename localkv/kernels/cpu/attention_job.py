@@ -27,6 +27,8 @@ class Job(NamedTuple):
         softmax_scale, softcap: the bits of these float32 (see `AttentionParams`).
         k_block, v_block: values per block of the types.
         k_affine: K's type has minima (decode).
+        k_digits, k_offset: K's kernel takes queries as digits, and codes that are so much too large
+            (decode).
         k_ahead, v_ahead: cache lines to fetch at a time (decode).
         k_kernel, v_kernel: addresses of the sides' kernels.
         q, out, lse: float32 [tokens, n_heads, head_dim], the same, float32 [tokens, n_heads].
@@ -50,6 +52,8 @@ class Job(NamedTuple):
     k_block: int
     v_block: int
     k_affine: int
+    k_digits: int
+    k_offset: int
     k_ahead: int
     v_ahead: int
     k_kernel: int

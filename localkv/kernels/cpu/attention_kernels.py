@@ -15,7 +15,7 @@ from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.specialize import specialized
 from localkv.kernels.cpu.thread_pool import run_worker
 from localkv.quant_formats import KV_FORMATS
-from localkv.simd.cpu_features import HAS_AVX512
+from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_SHUFFLE, HAS_VNNI
 
 MAX_ROWS = 8 if HAS_AVX512 else 4
 """Rows that decode kernels hold in registers at once."""
@@ -23,17 +23,28 @@ MAX_ROWS = 8 if HAS_AVX512 else 4
 
 @dataclass(frozen=True)
 class CacheDecoder:
-    """What `quant_formats/cpu_cache/<codec_name>.py` says of a type."""
+    """What `quant_formats/cpu_cache/<codec_name>.py` says of a type.
+
+    Attributes:
+        block: values per block.
+        affine: there are minima.
+        digits: `score` takes queries as digits.
+        offset: how much larger than values the codes are that it then reads.
+    """
 
     block: int
     affine: bool
+    digits: bool
+    offset: int
 
 
 @functools.cache
 def cache_decoder(name: str) -> CacheDecoder:
     codec = KV_FORMATS[name].codec_name
     module = importlib.import_module(f"localkv.quant_formats.cpu_cache.{codec}")
-    return CacheDecoder(module.BLOCK, module.AFFINE)
+    offset = getattr(module, "OFFSET", None)
+    digits = HAS_VNNI and HAS_BYTE_SHUFFLE and offset is not None
+    return CacheDecoder(module.BLOCK, module.AFFINE, digits, offset or 0)
 
 
 def _decoder(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -47,7 +58,11 @@ def _decoder(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def score_source(type_k: str, rows: int) -> KernelSource:
-    return KernelSource("attention_score", (*_decoder(type_k), ("ROWS = 4", f"ROWS = {rows}")))
+    size = ("ROWS = 4", f"ROWS = {rows}")
+    if cache_decoder(type_k).digits:
+        codec = _decoder(type_k)[0]
+        return KernelSource("attention_score_digits", (codec, size))
+    return KernelSource("attention_score", (*_decoder(type_k), size))
 
 
 def weigh_source(type_v: str, rows: int) -> KernelSource:

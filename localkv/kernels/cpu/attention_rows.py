@@ -28,6 +28,7 @@ from localkv.kernels.cpu.attention_queries import (
     put_output,
     row_index,
     softcap_of,
+    split_queries,
 )
 from localkv.kernels.cpu.softmax import (
     START,
@@ -107,6 +108,8 @@ def attend_chunk(
     gather_queries(address, job, q, token, head, n_used, n_rows)
     if job.k_affine:
         sum_blocks(job, q, sums)
+    if job.k_digits:
+        split_queries(q, n_rows * k_blocks, job.k_offset)
     for row in range(n_rows):
         clear_row(partial + row * head_dim * 4, head_dim, references + row * 4, totals + row * 64)
 

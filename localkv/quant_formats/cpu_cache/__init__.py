@@ -9,6 +9,10 @@ consecutive on either side. A file holds
     SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1
     decode(planes, u)    the codes of unit u as a tuple of BLOCK / 16 F32x16; `planes` are the
                          addresses of four planes, in the format's order; unused ones are 0
+    OFFSET, quads(planes, u)
+                         integer types only: the codes of units u to u + 3 of K, as unsigned bytes
+                         that are OFFSET too large; values i, then values i + 16, as one I32x16
+                         each, with tokens in lanes and units in bytes (see `simd/quads.py`)
     encode(x, planes, u) BLOCK floats at x + BLOCK u -> block u of a row; `planes` are the addresses
                          of a row's fields in the format's order, as the pool has them
 

@@ -17,8 +17,9 @@ from localkv.quant_formats.cpu_cache.rounding import (
     scale,
     within,
 )
-from localkv.simd.integer import load_nibbles_from_table
+from localkv.simd.integer import high_nibbles, load_nibbles_from_table, low_nibbles
 from localkv.simd.memory import get_f32, put_u8
+from localkv.simd.quads import load_quads, quad_from_table
 
 BLOCK = 32
 SCALED = True
@@ -26,6 +27,9 @@ AFFINE = False
 
 CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """ggml's `kvalues_iq4nl`."""
+
+OFFSET = 128
+UNSIGNED = tuple(value + OFFSET for value in CODEBOOK)
 
 HALFWAY = tuple(np.float32(low + high) for low, high in pairwise(CODEBOOK))
 """Twice the points halfway between the codebook's values."""
@@ -39,6 +43,13 @@ LARGEST = np.float32(127 * 65519.99609375)
 @njit
 def decode(planes: Any, u: int) -> Any:
     return load_nibbles_from_table(planes[1], u * 16, CODEBOOK)
+
+
+@njit
+def quads(planes: Any, u: int) -> Any:
+    packed = load_quads(planes[1], u * 16)
+    low, high = low_nibbles(packed), high_nibbles(packed)
+    return quad_from_table(low, UNSIGNED), quad_from_table(high, UNSIGNED)
 
 
 @njit

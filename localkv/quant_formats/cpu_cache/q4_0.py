@@ -14,19 +14,27 @@ from localkv.quant_formats.cpu_cache.rounding import (
     scale,
     symmetric_code,
 )
-from localkv.simd.integer import load_nibbles_from_table
+from localkv.simd.integer import high_nibbles, load_nibbles_from_table, low_nibbles
 from localkv.simd.memory import get_f32, put_u8
+from localkv.simd.quads import load_quads
 
 BLOCK = 32
 SCALED = True
 AFFINE = False
 
+OFFSET = 8
 CODES = tuple(range(-8, 8))
 
 
 @njit
 def decode(planes: Any, u: int) -> Any:
     return load_nibbles_from_table(planes[1], u * 16, CODES)
+
+
+@njit
+def quads(planes: Any, u: int) -> Any:
+    packed = load_quads(planes[1], u * 16)
+    return low_nibbles(packed), high_nibbles(packed)
 
 
 @njit

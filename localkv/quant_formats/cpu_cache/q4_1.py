@@ -8,19 +8,27 @@ import numpy as np
 from numba import njit
 
 from localkv.quant_formats.cpu_cache.rounding import affine_code, affine_scale, inverse, put_half
-from localkv.simd.integer import load_nibbles_from_table
+from localkv.simd.integer import high_nibbles, load_nibbles_from_table, low_nibbles
 from localkv.simd.memory import get_f32, put_u8
+from localkv.simd.quads import load_quads
 
 BLOCK = 32
 SCALED = True
 AFFINE = True
 
+OFFSET = 0
 CODES = tuple(range(16))
 
 
 @njit
 def decode(planes: Any, u: int) -> Any:
     return load_nibbles_from_table(planes[2], u * 16, CODES)
+
+
+@njit
+def quads(planes: Any, u: int) -> Any:
+    packed = load_quads(planes[2], u * 16)
+    return low_nibbles(packed), high_nibbles(packed)
 
 
 @njit

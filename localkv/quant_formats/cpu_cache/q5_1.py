@@ -11,10 +11,13 @@ from localkv.quant_formats.cpu_cache.rounding import affine_code, affine_scale, 
 from localkv.simd.arithmetic import i32x16, select_i32, to_f32
 from localkv.simd.integer import add_i32, high_nibble, low_nibble
 from localkv.simd.memory import get_f32, load_mask, load_u8, put_i32, put_u8
+from localkv.simd.quads import load_quads_of_five_bits
 
 BLOCK = 32
 SCALED = True
 AFFINE = True
+
+OFFSET = 0
 
 
 @njit
@@ -25,6 +28,11 @@ def decode(planes: Any, u: int) -> Any:
     high = select_i32(load_mask(planes[2], u * 2 + 1), set_, clear)
     low, high = add_i32(low_nibble(packed), low), add_i32(high_nibble(packed), high)
     return to_f32(low), to_f32(high)
+
+
+@njit
+def quads(planes: Any, u: int) -> Any:
+    return load_quads_of_five_bits(planes[3], u * 16, planes[2], u * 2)
 
 
 @njit

@@ -15,11 +15,18 @@ from localkv.quant_formats.cpu_cache.rounding import (
     scale,
     truncated,
 )
+from localkv.simd.arithmetic import i32x16
+from localkv.simd.integer import xor_i32
 from localkv.simd.memory import get_f32, load_i8_as_f32, put_u8
+from localkv.simd.quads import load_two_quads
 
 BLOCK = 32
 SCALED = True
 AFFINE = False
+
+OFFSET = 128
+SIGNS = np.int32(-0x7F7F7F80)
+"""The highest bit of each byte."""
 
 BELOW_HALF = np.float32(0.5 - 2**-25)
 
@@ -27,6 +34,12 @@ BELOW_HALF = np.float32(0.5 - 2**-25)
 @njit
 def decode(planes: Any, u: int) -> Any:
     return load_i8_as_f32(planes[1], u * 32), load_i8_as_f32(planes[1], u * 32 + 16)
+
+
+@njit
+def quads(planes: Any, u: int) -> Any:
+    low, high = load_two_quads(planes[1], u * 32)
+    return xor_i32(low, i32x16(SIGNS)), xor_i32(high, i32x16(SIGNS))
 
 
 @njit

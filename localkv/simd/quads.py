@@ -1,0 +1,223 @@
+"""Four bytes a lane: codes of 4 channels of 16 tokens, and their products with digits.
+
+A *digit block* holds 32 floats x as integers of 24 bits times a scale: 32 words, of which 0 to 7
+are the highest signed digits of base 256, 4 a word; 8 to 15 the next ones; 16 to 23 the lowest;
+then come two integers that sums start with (`put_digit_starts`), and the scale, a float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.types.containers import UniTuple
+from numba.extending import intrinsic
+
+from localkv.simd.integer import dot_of_bytes
+from localkv.simd.vector import (
+    LANES,
+    I32x16,
+    call,
+    check_base,
+    constant,
+    f32,
+    i1,
+    i8,
+    i16,
+    i32,
+    lanes_of,
+    multiply_add,
+    pointer,
+    splat,
+)
+from localkv.simd.vector_tuple import literal_length
+
+QUAD = 4
+BYTES = QUAD * LANES
+DIGITS = 3
+DIGIT_WORDS = 8
+STARTS = DIGITS * DIGIT_WORDS
+SCALE = STARTS + 2
+
+
+def _bytes_of(value: int) -> ir.Constant:
+    return ir.Constant(lanes_of(i8, BYTES), [value] * BYTES)
+
+
+def _transposed(builder: Any, x: Any, y: Any, rows: Sequence[int]) -> Any:
+    """Byte i of lane t is byte t of row rows[i], of rows of 16 bytes: 0 to 3 of x, 4 to 7 of y."""
+    items = [row * LANES + lane for lane in range(LANES) for row in rows]
+    mixed = builder.shuffle_vector(x, y, ir.Constant(lanes_of(i32, BYTES), items))
+    return builder.bitcast(mixed, I32x16.llvm)
+
+
+def _load_bytes(context: Any, builder: Any, kind: Any, base: Any, index: Any) -> Any:
+    where = pointer(context, builder, kind, base, index, i8)
+    return builder.load(builder.bitcast(where, lanes_of(i8, BYTES).as_pointer()), align=1)
+
+
+@intrinsic
+def load_quads(typing: Any, base: Any, index: Any) -> Any:
+    """64 bytes at byte `index`, 4 rows of 16, transposed: byte i of lane t is byte t of row i."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x = _load_bytes(context, builder, signature.args[0], *args)
+        return _transposed(builder, x, x, range(QUAD))
+
+    return I32x16(base, types.intp), generate
+
+
+@intrinsic
+def load_two_quads(typing: Any, base: Any, index: Any) -> Any:
+    """128 bytes at byte `index`: `load_quads` of the even rows of 16, and of the odd ones."""
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        base, index = args
+        kind = signature.args[0]
+        x = _load_bytes(context, builder, kind, base, index)
+        index = builder.add(index, ir.Constant(index.type, BYTES))
+        y = _load_bytes(context, builder, kind, base, index)
+        both = [_transposed(builder, x, y, range(first, 2 * QUAD, 2)) for first in (0, 1)]
+        return context.make_tuple(builder, signature.return_type, both)
+
+    return UniTuple(I32x16, 2)(base, types.intp), generate
+
+
+@intrinsic
+def load_quads_of_five_bits(typing: Any, base: Any, index: Any, bits: Any, mask_index: Any) -> Any:
+    """`load_quads` of low and of high nibbles, with a fifth bit each.
+
+    Those of 16 low nibbles are the 16-bit item `mask_index` of `bits`, those of the 16 high ones
+    the next item, and so on for 4 rows.
+    """
+    check_base(base)
+    check_base(bits)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x = _load_bytes(context, builder, signature.args[0], *args[:2])
+        where = pointer(context, builder, signature.args[2], *args[2:], i16)
+        masks = builder.load(builder.bitcast(where, lanes_of(i16, 8).as_pointer()), align=1)
+        both = []
+        for first, shift in ((0, 0), (1, 4)):
+            order = ir.Constant(lanes_of(i32, QUAD), list(range(first, 8, 2)))
+            mask = builder.shuffle_vector(masks, masks, order)
+            mask = builder.bitcast(mask, lanes_of(i1, BYTES))
+            nibbles = builder.lshr(x, _bytes_of(shift)) if shift else x
+            nibbles = builder.and_(nibbles, _bytes_of(15))
+            codes = builder.or_(nibbles, builder.select(mask, _bytes_of(16), _bytes_of(0)))
+            both.append(_transposed(builder, codes, codes, range(QUAD)))
+        return context.make_tuple(builder, signature.return_type, both)
+
+    return UniTuple(I32x16, 2)(base, types.intp, bits, types.intp), generate
+
+
+@intrinsic
+def quad_from_table(typing: Any, codes: Any, table: Any) -> Any:
+    """table[code] of each byte, 0 to 15; `table` is a tuple of 16 bytes. AVX-512 only."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        entries = [builder.trunc(builder.extract_value(args[1], i), i8) for i in range(LANES)]
+        vector = ir.Constant(lanes_of(i8, BYTES), ir.Undefined)
+        for i in range(BYTES):
+            vector = builder.insert_element(vector, entries[i % LANES], ir.Constant(i32, i))
+        index = builder.bitcast(args[0], lanes_of(i8, BYTES))
+        values = call(builder, "llvm.x86.avx512.pshuf.b.512", lanes_of(i8, BYTES), [vector, index])
+        return builder.bitcast(values, I32x16.llvm)
+
+    return I32x16(I32x16, table), generate
+
+
+def _offset(builder: Any, index: Any, n: int) -> Any:
+    return builder.add(index, ir.Constant(index.type, n))
+
+
+@intrinsic(prefer_literal=True)
+def start_digits(typing: Any, base: Any, index: Any, stride: Any, n: Any, n_groups: Any) -> Any:
+    """What `dot_digits` adds to, of `n` digit blocks, at word index + i * stride, and groups."""
+    check_base(base)
+    rows, groups = literal_length(n), literal_length(n_groups)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, index, stride = args[:3]
+        n_sums = DIGITS * rows * groups
+        kind = ir.ArrayType(lanes_of(i32), n_sums)
+        out = ir.Constant(kind, [constant(i32, 0)] * n_sums)
+        for i in range(rows):
+            for digit in range(1, DIGITS):
+                at = _offset(builder, index, STARTS + digit - 1)
+                where = pointer(context, builder, signature.args[0], array, at, i32)
+                start = splat(builder, builder.load(where, align=1))
+                for g in range(groups):
+                    out = builder.insert_value(out, start, (digit * rows + i) * groups + g)
+            index = builder.add(index, stride)
+        return out
+
+    result = UniTuple(I32x16, DIGITS * rows * groups)
+    return result(base, types.intp, types.intp, n, n_groups), generate
+
+
+@intrinsic
+def dot_digits(typing: Any, sums: Any, quads: Any, base: Any, index: Any, stride: Any) -> Any:
+    """Add the products of one word's channels, `index` words into digit blocks.
+
+    sums[(digit * n + i) * groups + g] += quads[g] . the word at index + i * stride, and so on for
+    the lower digits; `quads` are unsigned bytes of each group.
+    """
+    check_base(base)
+    groups = quads.count
+    n = sums.count // (DIGITS * groups)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, codes, array, index, stride = args
+        for i in range(n):
+            for digit in range(DIGITS):
+                at = _offset(builder, index, digit * DIGIT_WORDS)
+                where = pointer(context, builder, signature.args[2], array, at, i32)
+                word = splat(builder, builder.load(where, align=1))
+                for g in range(groups):
+                    place = (digit * n + i) * groups + g
+                    old = builder.extract_value(out, place)
+                    code = builder.extract_value(codes, g)
+                    out = builder.insert_value(out, dot_of_bytes(builder, old, code, word), place)
+            index = builder.add(index, stride)
+        return out
+
+    return sums(sums, quads, base, types.intp, types.intp), generate
+
+
+@intrinsic
+def add_digits(
+    typing: Any, total: Any, sums: Any, scales: Any, base: Any, index: Any, stride: Any
+) -> Any:
+    """total[g * n + i] += the sums of digits * scales[g] * the scale of a digit block."""
+    check_base(base)
+    groups = scales.count
+    n = sums.count // (DIGITS * groups)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out, values, factors, array, index, stride = args
+        for i in range(n):
+            where = pointer(
+                context, builder, signature.args[3], array, _offset(builder, index, SCALE), f32
+            )
+            scale = splat(builder, builder.load(where, align=1))
+            for g in range(groups):
+                high, middle, low = (
+                    builder.extract_value(values, (digit * n + i) * groups + g)
+                    for digit in range(DIGITS)
+                )
+                high = builder.add(builder.shl(high, constant(i32, 8)), middle)
+                high, low = (builder.sitofp(x, lanes_of(f32)) for x in (high, low))
+                x = multiply_add(builder, high, constant(f32, 256.0), low)
+                x = builder.fmul(x, scale)
+                old = builder.extract_value(out, g * n + i)
+                x = multiply_add(builder, x, builder.extract_value(factors, g), old)
+                out = builder.insert_value(out, x, g * n + i)
+            index = builder.add(index, stride)
+        return out
+
+    return total(total, sums, scales, base, types.intp, types.intp), generate
