@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from ctypes import CFUNCTYPE, c_int64
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from localkv.cache_layout import SegmentSpec
-from localkv.config import AttentionParams
-from localkv.kernels.cpu.attention import PackedAttention
+from localkv.kernels.cpu.attention_kernels import cache_decoder, score_kernel
 from localkv.kernels.cpu.attention_queries import LARGEST_INTEGER, SMALLEST, split_queries
 from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kv_cache import KVCache
+from localkv.quant_formats import KV_FORMATS
 from localkv.simd.memory import address
 from localkv.simd.quads import SCALE, STARTS
 
@@ -80,31 +81,58 @@ def test_blocks_without_a_scale() -> None:
     assert np.isfinite(scales[[0, 1, 5]]).all()
 
 
+def logits_of(q: Floats, type_k: str, planes: list[torch.Tensor], n_tokens: int) -> Floats:
+    """float32 [rows, 256], of one page and KV head, from K's kernel for so many rows."""
+    rows, head_dim = q.shape
+    queries = q.copy()
+    sums = q.reshape(rows, -1, 32).sum(2)
+    decoder = cache_decoder(type_k)
+    if decoder.digits:
+        split(queries.reshape(-1, 32), decoder.offset)
+    logits = np.zeros((rows, 256), np.float32)
+    addresses = [plane.data_ptr() for plane in planes] + [0] * (4 - len(planes))
+    kernel = CFUNCTYPE(None, *[c_int64] * 12)(score_kernel(type_k, rows))
+    arrays = (logits.ctypes.data, queries.ctypes.data, sums.ctypes.data)
+    kernel(*arrays, *addresses, head_dim // 32, n_tokens, 1, logits.ctypes.data, 0)
+    return logits
+
+
 @pytest.mark.parametrize("type_k", INTEGER_TYPES)
-def test_queries_that_are_no_numbers_or_zero(type_k: str) -> None:
-    """They have NaN for an answer, and zero the mean; other heads don't notice."""
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 6, 8])
+def test_logits(type_k: str, rows: int) -> None:
+    """As exact as sums of floats; a row that isn't finite has no finite logits, nor has zero any
+    but zeros, and other rows don't notice."""
+    n_tokens, head_dim = 39, 96
     cache = KVCache(
-        n_layers=1, n_kv_heads=1, head_dim=64, segments=[SegmentSpec(type_k, "f32")], n_ctx=512
+        n_layers=1,
+        n_kv_heads=1,
+        head_dim=head_dim,
+        segments=[SegmentSpec(type_k, "f32")],
+        n_ctx=256,
     )
     layer, sequence = cache.layers[0], cache.new_sequence()
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(300, 1, 64, generator=generator)
-    store_kv_cpu(rows, rows, layer, cache.batch([(sequence, [0] * 300)]).segments)
-    sequence.length = 299
-    batch = cache.batch([(sequence, [0])])
-
-    def run(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        args = layer.segments[0], batch.segments[0], batch
-        return PackedAttention()(q, *args, AttentionParams(1.0))
-
-    q = torch.randn(1, 5, 64, generator=generator)
-    want, want_lse = run(q)
-    assert want.isfinite().all()
-    q[0, 1, 40], q[0, 2, 0], q[0, 3] = math.nan, math.inf, 0
-    got, got_lse = run(q)
-    assert got[0, 1:3].isnan().all()
-    torch.testing.assert_close(got[0, 3], rows.mean((0, 1)), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(got_lse[0, 3], torch.tensor(300.0).log())
-    for head in (0, 4):
-        assert torch.equal(got[0, head], want[0, head])
-        assert torch.equal(got_lse[0, head], want_lse[0, head])
+    planes = layer.segments[0].k
+    for plane in planes:
+        plane.fill_(0xFF)
+    generator = torch.Generator().manual_seed(rows)
+    keys = torch.randn(n_tokens, 1, head_dim, generator=generator)
+    store_kv_cpu(keys, keys, layer, cache.batch([(sequence, [0] * n_tokens)]).segments)
+    codec = KV_FORMATS[type_k].codec
+    keys = codec.decode(codec.encode(keys)).double()[:, 0]
+    q = torch.randn(rows, head_dim, generator=generator)
+    page = sequence.pages[0][0]
+    regions = [plane[page, 0] for plane in planes]
+    for value in (1.0, 0.0, math.nan, math.inf, -math.inf):
+        if value == 1.0:
+            wanted = range(rows)
+        elif value == 0.0:
+            q[rows // 2] = 0
+        else:
+            q[rows // 2, 70] = value
+            wanted = [row for row in range(rows) if row != rows // 2]
+        got = logits_of(q.numpy(), type_k, regions, n_tokens)[:, :n_tokens]
+        bound = 2**-21 * (q.abs().double() @ keys.abs().T).numpy()
+        error = np.abs(got - (q.double() @ keys.T).numpy())
+        assert (error[wanted] <= bound[wanted]).all()
+        if not math.isfinite(value):
+            assert not np.isfinite(got[rows // 2]).any()

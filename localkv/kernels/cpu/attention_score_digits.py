@@ -17,12 +17,15 @@ from localkv.simd.quads import QUAD, add_digits, dot_digits, start_digits
 from localkv.simd.vector_tuple import fma_grid, store_grid, zeros_f32
 
 ROWS = 4
-"""Rows of queries whose sums are in registers at once."""
+"""Rows of a tile."""
 PAGE = 256
 BLOCK = 32
-GROUPS = 4 if ROWS <= 2 else 2 if ROWS <= 4 else 1
-"""Groups of tokens that share what is loaded of q: of each 3 * ROWS sums are in registers."""
-TOTALS = GROUPS * ROWS
+PASSES = 2 if ROWS in (6, 8) else 1
+"""Parts of a tile: of a whole one there would be too many sums for two groups of tokens."""
+N = ROWS // PASSES
+GROUPS = 4 if N <= 2 else 2 if N <= 4 else 1
+"""Groups of tokens that share what is loaded of q; 3 * N sums of each are in registers at once."""
+TOTALS = N * GROUPS
 
 
 @njit
@@ -73,24 +76,24 @@ def score(
     head_dim = n_blocks * BLOCK
     step = n_blocks * 16
     for group in range(0, (n_tokens + 15) // 16, GROUPS):
-        for tile in range(n_tiles):
+        for tile in range(n_tiles * PASSES):
             total = zeros_f32(TOTALS)
             for block in range(n_blocks):
                 unit = group * step + block * 16
-                at = tile * ROWS * head_dim + block * BLOCK
-                sums = start_digits(q, at, head_dim, ROWS, GROUPS)
+                at = tile * N * head_dim + block * BLOCK
+                sums = start_digits(q, at, head_dim, N, GROUPS)
+                if tile == 0:
+                    for line in range(GROUPS * ahead_lines):
+                        prefetch(ahead, line * 64)
+                    ahead += GROUPS * ahead_lines * 64
                 for word in range(4):
-                    if tile == 0 and word < GROUPS:
-                        for line in range(ahead_lines):
-                            prefetch(ahead, line * 64)
-                        ahead += ahead_lines * 64
                     low, high = load_groups(planes, unit + word * QUAD, step)
                     sums = dot_digits(sums, low, q, at + word, head_dim)
                     sums = dot_digits(sums, high, q, at + word + 4, head_dim)
                 scales = load_halves(plane0, unit, step)
                 total = add_digits(total, sums, scales, q, at, head_dim)
                 if AFFINE:
-                    first = tile * ROWS * n_blocks + block
+                    first = tile * N * n_blocks + block
                     minima = load_halves(plane1, unit, step)
                     total = fma_grid(total, minima, q_sums, first, 0, n_blocks)
-            store_grid(logits, tile * ROWS * PAGE + group * 16, 16, PAGE, GROUPS, total)
+            store_grid(logits, tile * N * PAGE + group * 16, 16, PAGE, GROUPS, total)
