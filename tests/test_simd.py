@@ -39,6 +39,7 @@ from localkv.simd.memory import (
     store_i32,
     take_next,
 )
+from localkv.simd.quads import load_quads, load_quads_of_five_bits, load_two_quads
 from localkv.simd.vector_tuple import fma_grid, fold, load_grid, store_grid, zeros_f32
 
 CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -169,6 +170,35 @@ def check_integers() -> None:
 
 
 @njit
+def transposed(x: np.ndarray, bits: np.ndarray, out: np.ndarray) -> None:
+    store_i32(out, 0, load_quads(x, 64))
+    both = load_two_quads(x, 0)
+    store_i32(out, 16, both[0])
+    store_i32(out, 32, both[1])
+    both = load_quads_of_five_bits(x, 64, bits, 8)
+    store_i32(out, 48, both[0])
+    store_i32(out, 64, both[1])
+
+
+def check_quads() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, 128).astype(np.uint8)
+    bits = generator.integers(0, 256, 32).astype(np.uint8)
+    got = np.zeros(80, np.int32)
+    transposed(x, bits, got)
+    rows = x.reshape(8, 16)
+    fifth = np.unpackbits(bits[16:], bitorder="little").reshape(4, 2, 16) << 4
+    want = [
+        rows[4:],
+        rows[::2],
+        rows[1::2],
+        rows[4:] & 15 | fifth[:, 0],
+        rows[4:] >> 4 | fifth[:, 1],
+    ]
+    np.testing.assert_array_equal(got.view(np.uint8).reshape(5, 16, 4), np.array(want).mT)
+
+
+@njit
 def masked(bits: np.ndarray, n: int, out: np.ndarray) -> None:
     nan = f32x16(np.float32(np.nan))
     store_f32(out, 0, select(lanes_below(n), f32x16(np.float32(1)), zero_f32()))
@@ -224,6 +254,7 @@ CHECKS = [
     check_any_above,
     check_integers_as_a_tuple,
     check_integers,
+    check_quads,
     check_masks,
     check_products,
 ]
@@ -246,5 +277,17 @@ if __name__ == "__main__":
     for each in CHECKS:
         each()
     assert not HAS_AVX512
-    for compiled in (convert, exponentials, powers, above, dots, nibbles, masked, product, reduced):
+    functions = (
+        convert,
+        exponentials,
+        powers,
+        above,
+        dots,
+        nibbles,
+        transposed,
+        masked,
+        product,
+        reduced,
+    )
+    for compiled in functions:
         assert "zmm" not in "".join(compiled.inspect_asm().values())

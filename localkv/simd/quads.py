@@ -1,8 +1,8 @@
 """Four bytes a lane: codes of 4 channels of 16 tokens, and their products with digits.
 
-A *digit block* holds 32 floats x as integers of 24 bits times a scale: 32 words, of which 0 to 7
-are the highest signed digits of base 256, 4 a word; 8 to 15 the next ones; 16 to 23 the lowest;
-then come two integers that sums start with (`put_digit_starts`), and the scale, a float.
+A *digit block* is 32 floats as integers of 24 bits times a scale. It takes the floats' 32 words: 8
+are the highest signed digits of base 256, four a word; then come 8 of the next and 8 of the lowest
+digits; two integers that the latter's sums start with; the scale, a float; and five unused words.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def load_quads_of_five_bits(typing: Any, base: Any, index: Any, bits: Any, mask_
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x = _load_bytes(context, builder, signature.args[0], *args[:2])
-        where = pointer(context, builder, signature.args[2], *args[2:], i16)
+        where = pointer(context, builder, signature.args[2], args[2], args[3], i16)
         masks = builder.load(builder.bitcast(where, lanes_of(i16, 8).as_pointer()), align=1)
         both = []
         for first, shift in ((0, 0), (1, 4)):

@@ -1,7 +1,8 @@
 """Decode attention, the side of K: logits of the tokens of one page, for one type of K.
 
 Compiled for each type of K (the decoder) and number of rows in a tile (see `specialize`). A
-page's K is ordered in groups of 16 tokens, so that a vector's lanes are tokens.
+page's K is ordered in groups of 16 tokens, so that a vector's lanes are tokens. Where the CPU has
+8-bit dot products, types of integers take `attention_score_digits`.
 """
 
 from __future__ import annotations
