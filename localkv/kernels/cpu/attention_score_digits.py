@@ -26,6 +26,8 @@ N = ROWS // PASSES
 GROUPS = 4 if N <= 2 else 2 if N <= 4 else 1
 """Groups of tokens that share what is loaded of q; 3 * N sums of each are in registers at once."""
 TOTALS = N * GROUPS
+WORDS = 4
+"""Words of four channels in half a block."""
 
 
 @njit
@@ -82,14 +84,14 @@ def score(
                 unit = group * step + block * 16
                 at = tile * N * head_dim + block * BLOCK
                 sums = start_digits(q, at, head_dim, N, GROUPS)
-                if tile == 0:
-                    for line in range(GROUPS * ahead_lines):
-                        prefetch(ahead, line * 64)
-                    ahead += GROUPS * ahead_lines * 64
-                for word in range(4):
+                for word in range(WORDS):
+                    if tile == 0 and word % (WORDS // GROUPS) == 0:
+                        for line in range(ahead_lines):
+                            prefetch(ahead, line * 64)
+                        ahead += ahead_lines * 64
                     low, high = load_groups(planes, unit + word * QUAD, step)
                     sums = dot_digits(sums, low, q, at + word, head_dim)
-                    sums = dot_digits(sums, high, q, at + word + 4, head_dim)
+                    sums = dot_digits(sums, high, q, at + word + WORDS, head_dim)
                 scales = load_halves(plane0, unit, step)
                 total = add_digits(total, sums, scales, q, at, head_dim)
                 if AFFINE:
