@@ -59,7 +59,7 @@ def test_store(arch: int, name: str) -> None:
         enable_fp_fusion=False,
     )
     got = report(compiled)
-    assert got.stack_bytes <= 16
+    assert got.stack_bytes <= 32
     assert got.stores
     # division has fused steps of its own, but is a function or a macro of PTX
     assert not re.search(r"\bfma\.rn\.f32\b", compiled.asm["ptx"])
