@@ -105,8 +105,8 @@ def _add_group(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]
         kernel, n_records, token_bytes, activations, most = first.kernel, 0, 0, x, CHUNK_ROWS
     chunk = max(1, min(most, n_items // (threads * CHUNKS_PER_THREAD)))
     head = (NEXT, n_tokens, n_in, n_records, token_bytes, activations, chunk)
-    head += (panel_bytes, group, panels, len(products))
-    chain.add(kernel.multiply, (*head, *matrices), threads)
+    made = (panel_bytes, group, panels)
+    chain.add(kernel.multiply, (*head, *made, len(products), *matrices), threads)
 
 
 def add_products(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]) -> None:

@@ -73,23 +73,24 @@ def _joined(b: Any, low: Any, high: Any) -> Any:
 
 
 def _added(b: Any, x: Any, y: Any, first: list[int], second: list[int]) -> Any:
-    """Sums within each quarter: items 0 to 3 are those of x's quarter, 4 to 7 those of y's."""
-    masks = [
-        [start + (item if item < 4 else LANES + item - 4) for start in range(0, LANES, 4)
-         for item in items]
-        for items in (first, second)
-    ]  # fmt: skip
-    return b.add(*(_shuffled(b, x, y, mask) for mask in masks))
+    """Sums of words of x (0 to 15) and of y (from 16 on): those in `first` + those in `second`."""
+    return b.add(_shuffled(b, x, y, first), _shuffled(b, x, y, second))
+
+
+def _in_quarters(items: list[int]) -> list[int]:
+    """The same items of each quarter of a vector: 0 to 3 of x's, 4 to 7 of y's."""
+    words = [item if item < 4 else LANES + item - 4 for item in items]
+    return [start + word for start in range(0, LANES, 4) for word in words]
 
 
 def _block_sums(b: Any, x: list[Any]) -> Any:
     """The sums of words 0 to 7, then of words 8 to 15, of each of 8 vectors, as one vector."""
     for items in (([0, 1, 4, 5], [2, 3, 6, 7]), ([0, 2, 4, 6], [1, 3, 5, 7])):
-        x = [_added(b, *pair, *items) for pair in zip(x[::2], x[1::2], strict=True)]
-    # in quarter q are the sums of quarter q of four vectors
-    starts = (0, 2 * 4, LANES, LANES + 2 * 4)
-    masks = [[start + q * 4 + i for start in starts for i in range(4)] for q in range(2)]
-    sums = b.add(*(_shuffled(b, *x, mask) for mask in masks))
+        masks = [_in_quarters(part) for part in items]
+        x = [_added(b, x[i], x[i + 1], masks[0], masks[1]) for i in range(0, len(x), 2)]
+    # quarter q now holds the sums of quarter q of four vectors: 0 + 1 and 2 + 3 are those of blocks
+    even = [start + i for start in (0, 8, LANES, LANES + 8) for i in range(4)]
+    sums = _added(b, x[0], x[1], even, [word + 4 for word in even])
     order = [8 * (i // 8) + 4 * (i % 2) + i % 8 // 2 for i in range(LANES)]
     return _shuffled(b, sums, sums, order)
 
@@ -171,12 +172,14 @@ def multiply_row(typing: Any, row: Any, n_blocks: Any, planes: Any, n_all: Any) 
             _prefetch_group(b, places[0])
             values, factors = _group_terms(b, *places)
             for i in range(GROUP_BLOCKS):
-                term = [b.extract_element(x, ir.Constant(i32, i)) for x in (values, factors)]
-                b.store(_fused(b, *term, b.load(total)), total)
+                value, factor = (
+                    b.extract_element(x, ir.Constant(i32, i)) for x in (values, factors)
+                )
+                b.store(_fused(b, value, factor, b.load(total)), total)
         first = b.mul(n_groups, index_of(GROUP_BLOCKS))
         with cgutils.for_range(b, b.sub(n_blocks, first)) as loop:
-            term = _block_terms(b, *at(b.add(first, loop.index)))
-            b.store(_fused(b, *term, b.load(total)), total)
+            value, factor = _block_terms(b, *at(b.add(first, loop.index)))
+            b.store(_fused(b, value, factor, b.load(total)), total)
         return b.load(total)
 
     return types.float32(*[types.intp] * 4), generate
