@@ -27,7 +27,7 @@ from localkv.kernels.cpu.linear_packing import (
 from localkv.kernels.cpu.linear_panels import FLIP_SIGNS, LAYOUTS, PLAIN
 from localkv.kernels.cpu.linear_units import put_units
 from localkv.kernels.cpu.panel_bytes import LANES
-from localkv.simd.memory import half_bits_to_float, put_u8
+from localkv.simd.memory import half_bits_to_float, prefetch, put_u8
 from localkv.simd.vector import call, constant, f32, i8, i16, i32, lanes_of
 
 SCALE_BYTES = 2
@@ -36,6 +36,8 @@ GROUP_BLOCKS = 16
 """Blocks whose sums fill a vector."""
 PREFETCH_BYTES = 4096
 """How far ahead a row asks for memory: prefetching by the processor ends with a page of 4 KiB."""
+PANEL_PREFETCH_BLOCKS = 16
+"""The same where 16 rows are read at once, which the processor takes for no stream."""
 
 RECORD_BYTES = LAYOUTS["q8_0"].record_bytes
 SCALES_OFFSET = LAYOUTS["q8_0"].offsets["d", 0]
@@ -56,6 +58,12 @@ def make_panel(rows: Any, row_bytes: Any, n_rows: Any, out: Any) -> None:
         put_u8(out, i, 0)
     for block in range(n_blocks):
         at = rows + block * BLOCK_BYTES
+        if block % 2 == 0:
+            ahead = at + PANEL_PREFETCH_BLOCKS * BLOCK_BYTES
+            if block + PANEL_PREFETCH_BLOCKS >= n_blocks:
+                ahead += (LANES - 1) * row_bytes  # the rows that follow
+            for lane in range(LANES):
+                prefetch(ahead, lane * row_bytes)
         record, half = out + block // 2 * RECORD_BYTES, block % 2
         codes, scales = record + LANES * BLOCK * half, record + SCALES_OFFSET
         put_units(at + SCALE_BYTES, row_bytes, n_rows, codes, BLOCK // 4, 4, FLIP_SIGNS)
