@@ -1,10 +1,10 @@
 """Products with packed matrices on the CPU.
 
 `CpuProducts.prepare` lays a matrix out anew when it is loaded (`linear_panels.py`), and its
-products read that layout as it is: no weight is ever decoded into memory. Q8_0 stays in the file,
-and its panels are made in the cache of a core (`linear_in_place.py`). F32, F16 and BF16 rows are
-read as in the file (`linear_rows.py`). Formats without a kernel, and these three with many tokens,
-are decoded tile by tile, as in `linear.py`.
+products read that layout as it is: no weight is ever decoded into memory. With AVX512-VNNI Q8_0
+stays in the file (`linear_in_place.py`). F32, F16 and BF16 rows are read as in the file
+(`linear_rows.py`). Formats without a kernel, and these three with many tokens, are decoded tile by
+tile, as in `linear.py`.
 """
 
 from __future__ import annotations
