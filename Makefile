@@ -4,7 +4,7 @@
 # make test       set up .venv and run all tests
 # make test-fast  the tests that take less than five minutes together
 # make lint       formatting, lint, types, import floors
-# make figures    make the documentation's figures again (more than 20 minutes of processor time)
+# make figures    make the documentation's figures again (12 minutes on 2 cores)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
 #                 .venv-triton of its own; 3.6 needs NumPy below 2.4
 #

@@ -123,7 +123,7 @@ class LLM:
             )
         if n_threads is not None:
             torch.set_num_threads(n_threads)
-        for risk in kv_risks(self.gguf):
+        for risk in kv_risks(self.gguf, self.config):
             if risk.concerns(cache_type_k, cache_type_v):
                 self.warnings.append(risk.reason)
         tensors = tuple(self.gguf.tensors.values())

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from fake_hub import FakeHub
@@ -250,7 +252,8 @@ def test_types_that_are_named(plan: Any, program: Program, tiny_model: Path) -> 
     assert ("q8_0", "q4_0") in pairs()
     assert len(pairs("--all")) == len(KV_FORMATS) ** 2
     for argv, message in (
-        (("-ctk", "q9"), "unknown cache type 'q9'"),
+        (("-ctk", "q9"), "error: -ctk/--cache-type-k: unknown cache type 'q9'"),
+        (("-ctv", "q8_0,q4"), "error: -ctv/--cache-type-v: unknown cache type 'q4'; did you mean"),
         (("--all", "-ctk", "f16"), "--all plans every pair"),
         (("--memory", "much"), "'much' is no size"),
         (("--synthetic", "llama-8b:q4_0"), "--synthetic takes the place of a file"),
@@ -389,6 +392,30 @@ def test_large_biases_of_k(plan: Any, program: Program, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("tensor", "is_large"), [("q", False), ("k", True), ("v", False)])
+def test_biases_in_one_tensor(plan: Any, tmp_path: Path, tensor: str, is_large: bool) -> None:
+    model = variant("llama-fused-qkv")
+    sides = {side: model.tensors[f"blk.1.attn_{side}.bias"] for side in "qkv"}
+    sides[tensor][-1] = 130.0
+    model.tensors["blk.1.attn_qkv.bias"] = np.concatenate(list(sides.values()))
+    warnings = plan(model.write(tmp_path / "m.gguf"))["warnings"]
+    assert any("K has biases up to 130 (layer 1)" in line for line in warnings) == is_large
+
+
+@pytest.mark.parametrize("dtype", [GGMLType.F16, GGMLType.BF16])
+def test_biases_of_half_precision(tmp_path: Path, dtype: GGMLType) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    bias = np.array([0.5, -130.0, 2.0], np.float32)
+    packed = gguf.quants.quantize(bias, dtype)
+    writer.add_tensor("blk.0.attn_k.bias", packed, raw_dtype=dtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (risk,) = kv_risks.kv_risks(open_gguf(tmp_path / "m.gguf"))
+    assert risk.reason.startswith("K has biases up to 130 (layer 0)")
+
+
 def test_small_biases_are_no_risk(plan: Any, tmp_path: Path) -> None:
     assert plan(with_bias(tmp_path, LARGE_BIAS - 1))["warnings"] == []
 
@@ -491,7 +518,10 @@ def test_plot(program: Program, tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.svg"
     result = program("plan", tiny_model, "--memory", "40MiB", "-c", 128, "--plot", path)
     assert result.code == 0, result.err
-    assert "<svg" in path.read_text()
+    picture = path.read_text()
+    assert "<svg" in picture
+    program("plan", tiny_model, "--memory", "40MiB", "-c", 128, "--plot", path)
+    assert path.read_text() == picture, "the same plan, the same bytes"
     result = program("plan", tiny_model, "--plot", tmp_path / "plan.txt")
     assert result.code == 2
     assert "no kind of picture" in result.err

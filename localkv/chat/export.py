@@ -12,8 +12,6 @@ from localkv.chat.reasoning import split_reasoning
 from localkv.chat.session import ChatSession
 from localkv.errors import UsageError, printable
 
-EXPORT_FORMATS = ("md", "json")
-
 
 def to_markdown(session: ChatSession) -> str:
     """The branch that is shown, with reasoning folded away."""

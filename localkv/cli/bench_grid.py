@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from localkv.bench.grid import Grid, int_range, prompt_and_generation
-from localkv.cli.cache_pairs import parse_pairs
-from localkv.cli.messages import did_you_mean
+from localkv.cli.cache_pairs import parse_pairs, require_cache_type
 from localkv.cli.options import (
     DEFAULT_BATCH,
     DEFAULT_LOGICAL_BATCH,
@@ -57,11 +56,7 @@ def _numbers(least: int, most: int | None = None) -> Listed:
 def _cache_types(text: str) -> list[str]:
     names = [name.strip().lower() for name in text.split(",")]
     for name in names:
-        if name not in KV_FORMATS:
-            raise UsageError(
-                f"unknown cache type {name!r}{did_you_mean(name, KV_FORMATS)}",
-                hint=f"types: {', '.join(KV_FORMATS)}",
-            )
+        require_cache_type(name)
     return names
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from localkv.bench.grid import Grid
 from localkv.cli.messages import note
-from localkv.cli.perplexity_plot import check_plot
+from localkv.cli.picture_file import check_plot, save
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def plot(results: Sequence[Result], path: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     speed.legend(title="K/V", fontsize=8, title_fontsize=8, frameon=False, loc="lower left")
     latency.legend(fontsize=8, frameon=False, loc="lower right")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _points(

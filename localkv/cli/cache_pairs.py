@@ -45,12 +45,21 @@ def _parse_pair(item: str, option: str) -> Pair:
     if not slash:
         raise UsageError(f"{option}: {item!r} is no pair of cache types", hint=_hint(option))
     for name in (type_k, type_v):
-        if name not in KV_FORMATS:
-            raise UsageError(
-                f"{option}: unknown cache type {name!r}{did_you_mean(name, KV_FORMATS)}",
-                hint=f"types: {', '.join(KV_FORMATS)}",
-            )
+        require_cache_type(name, f"{option}: ")
     return type_k, type_v
+
+
+def require_cache_type(name: str, prefix: str = "") -> None:
+    """Refuse what is no type.
+
+    Raises:
+        UsageError: its message begins with `prefix`, which says where the name was given.
+    """
+    if name not in KV_FORMATS:
+        raise UsageError(
+            f"{prefix}unknown cache type {name!r}{did_you_mean(name, KV_FORMATS)}",
+            hint=f"types: {', '.join(KV_FORMATS)}",
+        )
 
 
 def fitting_pairs(

@@ -18,7 +18,7 @@ from localkv.cli.messages import warn
 from localkv.cli.model_file import check_model_is_named
 from localkv.cli.options import Whole, flag, json_option, loading_options, option
 from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
-from localkv.cli.perplexity_plot import check_plot, plot
+from localkv.cli.perplexity_plot import plot
 from localkv.cli.perplexity_report import (
     CacheResult,
     divergence_lines,
@@ -26,6 +26,7 @@ from localkv.cli.perplexity_report import (
     sweep_lines,
     to_json,
 )
+from localkv.cli.picture_file import check_plot
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.prompt import read_file, without_final_newline
 from localkv.cli.text_output import TextOutput, check_writable

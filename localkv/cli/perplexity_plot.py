@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localkv.cli.messages import note
 from localkv.cli.perplexity_report import CacheResult
-from localkv.cli.text_output import check_writable
-from localkv.errors import UsageError
+from localkv.cli.picture_file import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-KINDS = (".png", ".svg", ".pdf")
 MOST_LABELS = 20
 """Points up to which every one gets its name; beyond, only those that no other beats do."""
 LABEL_WIDTH, LABEL_HEIGHT = 90, 9
@@ -24,19 +20,6 @@ NEAR = 25
 """Points (of 1/72 inch) within which names go to opposite sides."""
 Point = tuple[float, float, str]
 """Bits per value, KLD and name."""
-
-
-def check_plot(path: str) -> None:
-    """Find out before anything is measured that no picture could be made.
-
-    Raises:
-        UsageError: matplotlib is missing, or the file can't be written.
-    """
-    if Path(path).suffix.lower() not in KINDS:
-        raise UsageError(f"--plot {path}: no kind of picture", hint=f"end it in {', '.join(KINDS)}")
-    check_writable(Path(path))
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib", hint="pip install 'localkv[plot]'")
 
 
 def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int) -> None:
@@ -78,7 +61,7 @@ def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int
         _label(axes, name, (bits, kld), (-4, -3), horizontal="right", vertical="top")
     if len(points) <= MOST_LABELS:
         _label_beside(axes, [point for point in points if point not in best])
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _label_beside(axes: Axes, points: Sequence[Point]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich_click import RichArgument
 
+from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.command import Command
 from localkv.cli.completion import model_values
 from localkv.cli.messages import warn
@@ -105,7 +106,7 @@ def _run(
     from localkv.memory_plan import ModelMemory
 
     if plot_file is not None:
-        from localkv.cli.perplexity_plot import check_plot
+        from localkv.cli.picture_file import check_plot
 
         check_plot(plot_file)
     say_preset(values, why=True)
@@ -166,11 +167,10 @@ def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
     from localkv.memory_plan import weights_by_type
 
     header = model_header(values, argument=file)
-    risks = kv_risks(header)
     try:
         config = model_config(header)
     except LocalKVError:
-        for risk in risks:
+        for risk in kv_risks(header):
             warn(risk.reason)
         raise
     tensors = tuple(header.tensors.values())
@@ -180,7 +180,7 @@ def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
         config,
         tensors,
         quant,
-        risks,
+        kv_risks(header, config),
         "tokenizer.chat_template" in header.metadata,
     )
 
@@ -225,14 +225,14 @@ def _named_pairs(values: Mapping[str, Any], all_pairs: bool) -> list[Pair]:
         UsageError: a type does not exist.
     """
     sides = []
-    for name in ("cache_type_k", "cache_type_v"):
+    for name, flags in (
+        ("cache_type_k", "-ctk/--cache-type-k"),
+        ("cache_type_v", "-ctv/--cache-type-v"),
+    ):
         text = values[name]
         types = [item.strip().lower() for item in (text or "").split(",") if item.strip()]
         for item in types:
-            if item not in KV_FORMATS:
-                raise UsageError(
-                    f"unknown cache type {item!r}", hint=f"types: {', '.join(KV_FORMATS)}"
-                )
+            require_cache_type(item, f"{flags}: ")
         sides.append(types)
     if all_pairs:
         if any(sides):

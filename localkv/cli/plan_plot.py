@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from localkv.cache_layout import PAGE_TOKENS
+from localkv.cli.picture_file import save
 from localkv.memory_plan import kv_bytes_per_token
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def draw(plan: Plan, path: str) -> None:
     axes.set_xlabel(f"tokens of context{each}")
     axes.set_ylabel(f"K and V ({unit})")
     axes.set_title(f"{config.name}: KV cache by types of K/V", loc="left")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _most(plan: Plan, n_ctx: int) -> int:

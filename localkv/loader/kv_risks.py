@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from localkv.config import ModelConfig
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.model_header import ModelHeader
@@ -17,8 +18,8 @@ LARGE_BIAS = 16.0
 """Beyond it a step of 4 bits, an eighth of a block's largest value, is as large as what K's other
 channels usually hold: a few units."""
 
-_K_BIAS = re.compile(r"blk\.(\d+)\.attn_k\.bias")
 _FLOATS = {"f32": np.float32, "f16": np.float16}
+_K_BIAS = re.compile(r"blk\.(\d+)\.attn_(k|qkv)\.bias")
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,18 @@ class KVRisk:
     concerns: Callable[[str, str], bool]
 
 
-def kv_risks(model: ModelHeader) -> list[KVRisk]:
+def kv_risks(model: ModelHeader, config: ModelConfig | None = None) -> list[KVRisk]:
     """What is known of a model; of large biases only the file itself can tell.
+
+    Args:
+        config: the model's; without it biases of q, k and v in one tensor are not looked at.
 
     Sources: llama.cpp #21385 (norms of Qwen2.5's K biases of 605 and 921), KVTuner (Qwen2.5-7B with
     4-bit K and V: GSM8K 0.8 %), vLLM #11906 (fp8 without scales), ollama #11929 (gpt-oss-20b at
     q8_0/q8_0: same most likely token for 74.9 %).
     """
     risks = []
-    if biases := _large_biases(model):
+    if biases := _large_biases(model, config):
         risks.append(
             KVRisk(
                 f"{biases}: K in fewer bits than q8_0 loses what distinguishes tokens; "
@@ -67,21 +71,31 @@ def _bits(type_name: str) -> float:
     return 8 * fmt.block_bytes / fmt.block_size
 
 
-def _large_biases(model: ModelHeader) -> str:
+def _large_biases(model: ModelHeader, config: ModelConfig | None) -> str:
     """What is known of the biases of K, if they may be large; else empty."""
-    found = {m[1]: t for name, t in model.tensors.items() if (m := _K_BIAS.fullmatch(name))}
+    named = [
+        (m, tensor) for name, tensor in model.tensors.items() if (m := _K_BIAS.fullmatch(name))
+    ]
+    parts = {"k": slice(None)}
+    if config is not None:
+        n_q, n_k = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        parts["qkv"] = slice(n_q, n_q + n_k)
+    found = [(int(m[1]), tensor, parts[m[2]]) for m, tensor in named if m and m[2] in parts]
     if not found:
         return ""
     if not isinstance(model, GGUFFile):
         return "K has biases, which can be very large (they are in Qwen2.5)"
-    largest, layer = max((_absmax(model, tensor), int(at)) for at, tensor in found.items())
+    largest, layer = max((_absmax(model, tensor, part), at) for at, tensor, part in found)
     return f"K has biases up to {largest:.3g} (layer {layer})" if largest > LARGE_BIAS else ""
 
 
-def _absmax(model: GGUFFile, tensor: TensorInfo) -> float:
-    """The largest magnitude of a bias; 0 for types that biases don't have."""
-    dtype = _FLOATS.get(tensor.format.name)
-    if dtype is None:
+def _absmax(model: GGUFFile, tensor: TensorInfo, part: slice) -> float:
+    """The largest magnitude in a part of a bias; 0 for types that biases don't have."""
+    data = model.data(tensor.name).tobytes()
+    if tensor.format.name == "bf16":
+        values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    elif dtype := _FLOATS.get(tensor.format.name):
+        values = np.frombuffer(data, dtype).astype(np.float32)
+    else:
         return 0.0
-    values = np.frombuffer(model.data(tensor.name).tobytes(), dtype)
-    return float(np.abs(values.astype(np.float32)).max())
+    return float(np.abs(values[part]).max(initial=0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from aot_report import ARCHS, compile_kernel, report
+from aot_report import ARCHS, compile_kernel, on_every_gpu, report
 from attention_builds import plane_types
 
 from localkv.kernels.gpu.rope_store import ROWS
@@ -19,10 +19,10 @@ SCALES = ("k_scale_ptr", "v_scale_ptr")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_store(name: str) -> None:
-    """Each type on one GPU or another, for one token or eight: hardly a spill, two roundings."""
-    arch = ARCHS[NAMES.index(name) % len(ARCHS)]
-    rows = (1, ROWS)[NAMES.index(name) % 2]
+@on_every_gpu
+def test_store(arch: int, name: str) -> None:
+    """For one token or eight: hardly a spill, two roundings."""
+    rows = (1, ROWS)[(ARCHS.index(arch) + NAMES.index(name)) % 2]
     fmt = KV_FORMATS[name]
     codec = gpu_codec(fmt)
     types: dict[str, str | tuple[str, ...]] = {
@@ -59,7 +59,7 @@ def test_store(name: str) -> None:
         enable_fp_fusion=False,
     )
     got = report(compiled)
-    assert got.stack_bytes <= 16
+    assert got.stack_bytes <= 32
     assert got.stores
     # division has fused steps of its own, but is a function or a macro of PTX
     assert not re.search(r"\bfma\.rn\.f32\b", compiled.asm["ptx"])

@@ -7,7 +7,7 @@ worse fails. They say nothing about speed, which has to be measured.
 from __future__ import annotations
 
 import pytest
-from aot_report import ARCHS, BUDGET_FACTOR, MOST_SPILLS, REGISTER_FACTOR
+from aot_report import ARCHS, BUDGET_FACTOR, MOST_SPILLS, REGISTER_FACTOR, on_every_gpu
 from product_builds import Build, experts_down_build, gate_up_build, linear_build
 
 from localkv.quant_formats import WEIGHT_FORMATS
@@ -116,19 +116,22 @@ def test_q_k_and_v_in_one_launch(arch: int, names: tuple[str, ...], n_tokens: in
 
 
 @pytest.mark.parametrize("n_tokens", [ONE, MANY])
-@pytest.mark.parametrize("name", ["q4_K", "q5_K", "q8_0"])
-@pytest.mark.parametrize("arch", [86, 100])
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [(arch, name) for arch in (86, 100) for name in ("q4_K", "q5_K", "q8_0")]
+    + [pytest.param(arch, "q4_K", marks=pytest.mark.slow) for arch in (80, 89, 90, 120)],
+)
 def test_gate_and_up(arch: int, name: str, n_tokens: int) -> None:
     check(gate_up_build(arch, name, n_tokens, routed=False), n_tokens)
 
 
 @pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
-@pytest.mark.parametrize("arch", [86, 90])
+@on_every_gpu
 def test_experts_gate_and_up(arch: int, n_tokens: int) -> None:
     check(gate_up_build(arch, "q4_K", n_tokens, routed=True), n_tokens)
 
 
 @pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
-@pytest.mark.parametrize("arch", [86, 90])
+@on_every_gpu
 def test_down(arch: int, n_tokens: int) -> None:
     check(experts_down_build(arch, "q6_K", n_tokens), n_tokens)

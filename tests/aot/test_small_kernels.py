@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aot_report import ARCHS, compile_kernel, report
+from aot_report import compile_kernel, on_every_gpu, report
 from product_builds import plane_types
 
 from localkv.kernels.gpu.activations import pack_rows_kernel, row_warps
@@ -19,9 +19,6 @@ from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.gpu_weights.weight_layout import weight_layout
 
 N = 4096
-on_every_gpu = pytest.mark.parametrize(
-    "arch", [a if a in (86, 90) else pytest.param(a, marks=pytest.mark.slow) for a in ARCHS]
-)
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 TYPES = {
     "eps": "fp32",
@@ -58,9 +55,8 @@ def test_rows(arch: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_embedding(name: str) -> None:
-    """Each type on one GPU or another."""
-    arch = ARCHS[NAMES.index(name) % len(ARCHS)]
+@on_every_gpu
+def test_embedding(arch: int, name: str) -> None:
     layout = weight_layout(FORMATS[name])
     constants = {"READ": layout.read, "UNIT": layout.unit, "VALUES": WIDTH, "WIDE": False}
     check(embed_kernel, arch, {**constants, "PTX": True}, 1, planes=plane_types(name))

@@ -1,0 +1,38 @@
+"""The file that `--plot` names."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localkv.cli.text_output import check_writable
+from localkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: str) -> None:
+    """Find out before anything is measured that no picture could be made.
+
+    Raises:
+        UsageError: matplotlib is missing, or the file can't be written.
+    """
+    if Path(path).suffix.lower() not in KINDS:
+        raise UsageError(f"--plot {path}: no kind of picture", hint=f"end it in {', '.join(KINDS)}")
+    check_writable(Path(path))
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib", hint="pip install 'localkv[plot]'")
+
+
+def save(figure: Figure, path: str) -> None:
+    """Write a figure: the same figure, the same bytes."""
+    from matplotlib import rc_context
+
+    dates = {".svg": "Date", ".pdf": "CreationDate"}
+    key = dates.get(Path(path).suffix.lower())
+    with rc_context({"svg.hashsalt": "localkv"}):
+        figure.savefig(path, dpi=150, metadata={key: None} if key else None)
