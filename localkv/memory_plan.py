@@ -14,9 +14,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from localkv.cache_layout import PAGE_TOKENS, cache_bytes, cache_segments
-from localkv.kernels.cpu.panel_bytes import PANEL_FORMAT_NAMES, panels_bytes
+from localkv.kernels.cpu.panel_bytes import (
+    IN_PLACE_FORMAT_NAMES,
+    LANES,
+    PANEL_FORMAT_NAMES,
+    panels_bytes,
+)
 from localkv.quant_formats import KV_FORMATS
 from localkv.scratch_bytes import scratch_bytes
+from localkv.simd.host_features import expects_vnni
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig, ModelConfig
@@ -83,8 +89,10 @@ class ModelMemory:
         return (mapped, allocated) if self.is_file else (0, mapped + allocated)
 
     @cached_property
-    def _products(self) -> tuple[bool, int]:
-        """Whether activations are packed, and values of the largest matrix that is decoded."""
+    def _products(self) -> tuple[bool, int, int]:
+        """Whether activations are packed; values of the largest matrix that is decoded; bytes of
+        the largest panel that is made when it is multiplied.
+        """
         matrices = [tensor for tensor in self.tensors if len(tensor.shape) > 1]
         in_panels = [_in_panels(tensor, self.backend) for tensor in matrices]
         decoded = [
@@ -92,7 +100,12 @@ class ModelMemory:
             for tensor, in_panel in zip(matrices, in_panels, strict=True)
             if self.backend != "cuda" and not in_panel
         ]
-        return any(in_panels), max(decoded, default=0)
+        made = [
+            panels_bytes(tensor.format, (LANES, tensor.shape[-1]))
+            for tensor, in_panel in zip(matrices, in_panels, strict=True)
+            if in_panel and not _is_laid_out(tensor, self.backend)
+        ]
+        return any(in_panels), max(decoded, default=0), max(made, default=0)
 
     def plan(self, cache: CacheConfig) -> MemoryPlan:
         """The bytes with one cache.
@@ -109,7 +122,7 @@ class ModelMemory:
             n_ctx=cache.n_ctx,
             n_sequences=cache.n_sequences,
         )
-        packs_activations, largest_decoded = self._products
+        packs_activations, largest_decoded, largest_made_panel = self._products
         scratch = scratch_bytes(
             config,
             n_ctx=cache.n_ctx,
@@ -118,6 +131,7 @@ class ModelMemory:
             backend=self.backend,
             packs_activations=packs_activations,
             largest_decoded=largest_decoded,
+            largest_made_panel=largest_made_panel,
         )
         return MemoryPlan(*self.weights, k, v, scratch)
 
@@ -141,8 +155,14 @@ class ModelMemory:
 
 
 def _in_panels(tensor: TensorInfo, backend: str) -> bool:
-    """Whether products with a matrix read panels, not the file's rows."""
+    """Whether a matrix is multiplied in panels."""
     return backend == "cpu" and tensor.format.name in PANEL_FORMAT_NAMES
+
+
+def _is_laid_out(tensor: TensorInfo, backend: str) -> bool:
+    """Whether panels of a matrix are made when it is loaded, so that its rows need no memory."""
+    in_place = tensor.format.name in IN_PLACE_FORMAT_NAMES and expects_vnni()
+    return _in_panels(tensor, backend) and not in_place
 
 
 def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]:
@@ -160,7 +180,7 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
             allocated += 4 * tensor.shape[0]
         elif backend == "cuda":
             allocated += tensor.n_bytes
-        elif len(tensor.shape) > 1 and _in_panels(tensor, backend) and not looked_up:
+        elif len(tensor.shape) > 1 and _is_laid_out(tensor, backend) and not looked_up:
             allocated += panels_bytes(tensor.format, tensor.shape)
         else:
             mapped += tensor.n_bytes

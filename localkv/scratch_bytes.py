@@ -21,6 +21,7 @@ from localkv.kernels.cpu.attention_sizes import (
     partial_floats,
     row_scratch_floats,
 )
+from localkv.kernels.cpu.panel_bytes import MADE_BYTES
 from localkv.quant_formats.base import TILE_VALUES
 
 FLOAT = 4
@@ -49,6 +50,7 @@ def scratch_bytes(
     backend: str,
     packs_activations: bool,
     largest_decoded: int,
+    largest_made_panel: int,
 ) -> int:
     """Bytes that a batch takes at most.
 
@@ -59,6 +61,7 @@ def scratch_bytes(
         backend: its name; the reference decodes the whole cache of a layer.
         packs_activations: some matrix is multiplied with activations in 8 bits, or in blocks.
         largest_decoded: values of the largest matrix that is decoded for a product, 0 without one.
+        largest_made_panel: bytes of the largest panel that is made for a product, 0 without one.
     """
     n_tokens = min(n_batch, n_ctx)
     widest = max(config.n_embd, config.n_heads * config.head_dim, _ffn_width(config))
@@ -75,7 +78,8 @@ def scratch_bytes(
     else:
         attention = _cpu_attention_bytes(config, n_ctx, n_threads)
     logits = VOCABULARY_BYTES * config.n_vocab
-    return int(ALLOCATOR * (n_tokens * per_token + tile)) + attention + logits
+    panels = n_threads * max(MADE_BYTES, largest_made_panel) if largest_made_panel else 0
+    return int(ALLOCATOR * (n_tokens * per_token + tile + panels)) + attention + logits
 
 
 def _ffn_width(config: ModelConfig) -> int:

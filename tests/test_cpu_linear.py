@@ -15,20 +15,24 @@ import torch
 from test_kernels import random_packed
 
 from localkv.config import MoeConfig
-from localkv.kernels.cpu.linear import CpuProducts, PanelTensor
+from localkv.kernels.cpu.linear import CpuProducts
+from localkv.kernels.cpu.linear_job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear_panels import FLIP_SIGNS, LAYOUTS, SPREAD_BITS, PanelLayout
 from localkv.kernels.cpu.linear_rows import MAX_TOKENS, ROW_FORMATS
 from localkv.kernels.cpu.panel_bytes import LANES
+from localkv.kernels.cpu.product_matrices import PanelTensor
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.host_features import expects_vnni
 
 WEIGHT_NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 N_TOKENS = (1, 2, 3, 4, 7, 16, 33)
 EXACT = 1e-6
+LAID_OUT = [name for name in LAYOUTS if name not in IN_PLACE_FORMATS]
 TORCH = 2e-6
 """What is decoded tile by tile is added up in torch's order."""
 
@@ -108,7 +112,7 @@ def test_many_tokens(name: str) -> None:
     check(CpuProducts(), torch.randn(512, 768), random_packed(name, 200, 768))
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q4_K", "f32"])
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_K", "f32"])
 def test_strange_activations(name: str) -> None:
     products, weight = CpuProducts(), random_packed(name, 32, 256)
     prepared = products.prepare(weight)
@@ -131,11 +135,13 @@ def test_bias() -> None:
     assert torch.allclose(products.linear(x, Linear(prepared, bias)), plain + bias)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads_do_not_matter(threads: int) -> None:
+@pytest.mark.parametrize("name", ["q4_K", "q8_0"])
+@pytest.mark.parametrize("n_tokens", [1, 40])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_do_not_matter(threads: int, n_tokens: int, name: str) -> None:
     products = CpuProducts()
-    prepared = products.prepare(random_packed("q4_K", 300, 512))
-    x = torch.randn(40, 512)
+    prepared = products.prepare(random_packed(name, 300, 512))
+    x = torch.randn(n_tokens, 512)
     want = products.matmul(x, prepared)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -167,7 +173,7 @@ def plain_panels(weight: PackedTensor, layout: PanelLayout) -> np.ndarray:
 
 @pytest.mark.parametrize("n_out", [5, 16, 37])
 @pytest.mark.parametrize("n_blocks", [1, 2, 5])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", LAID_OUT)
 def test_panels_have_the_bytes_of_the_file(name: str, n_out: int, n_blocks: int) -> None:
     layout = LAYOUTS[name]
     weight = random_packed(name, n_out, n_blocks * layout.format.block_size)
@@ -177,13 +183,17 @@ def test_panels_have_the_bytes_of_the_file(name: str, n_out: int, n_blocks: int)
     assert np.array_equal(prepared.panels.reshape(want.shape), want)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", LAID_OUT)
 def test_panels_take_the_bytes_of_the_file(name: str) -> None:
     weight = random_packed(name, 64, 512)
     prepared = CpuProducts().prepare(weight)
     assert isinstance(prepared, PanelTensor)
     assert prepared.panels.nbytes == weight.n_bytes
     assert prepared.rows is weight.rows
+
+
+def test_a_plan_knows_what_is_compiled() -> None:
+    assert expects_vnni() == HAS_VNNI
 
 
 def test_a_tied_matrix_is_still_an_embedding() -> None:
@@ -241,7 +251,8 @@ def test_without_8_bit_products(tmp_path: Path) -> None:
         "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2",
         "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", ""),
     }
-    tests = "39-q4_0 or 39-iq4_nl or 39-f16 or test_long_rows and (bf16 or q5_1 or q8_0 or q6_K)"
+    tests = "39-q4_0 or 39-iq4_nl or 39-f16 or plan or panels_have"
+    tests += " or test_long_rows and (bf16 or q5_1 or q8_0 or q6_K)"
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", tests, __file__],
         env={**os.environ, **variables},

@@ -182,9 +182,9 @@ def test_a_recommendation_fits_and_no_better_pair_does(
 
 @pytest.fixture
 def wide(tmp_path: Path) -> Path:
-    """Half a MiB of Q8_0 weights, and a cache that can be much larger."""
+    """A little of Q4_0 weights, which are copied, and a cache that can be much larger."""
     model = RandomModel(n_embd=256, n_kv_heads=4, n_ff=256, n_ctx=1 << 20)
-    return model.write(tmp_path / "wide.gguf", GGMLType.Q8_0)
+    return model.write(tmp_path / "wide.gguf", GGMLType.Q4_0)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ splits it where registers are narrower (two ymm without AVX-512).
 
     vector.py       the types F32x16, I32x16 and Mask16, and how code for them is generated
     cpu_features.py the CPU that Numba compiles for
+    host_features.py the same, told without importing Numba
     memory.py       loads that convert, stores, prefetch, scalars at an address, an atomic counter
     arithmetic.py   lane-wise arithmetic, comparisons and selection, exp, sums over lanes
     exponential.py  powers of two, tanh

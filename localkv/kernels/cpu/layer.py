@@ -18,7 +18,8 @@ from localkv.kernels.backend import Backend, TokenInputs
 from localkv.kernels.cpu.attention_kernels import n_threads
 from localkv.kernels.cpu.chain import Chain, Item, Scratch
 from localkv.kernels.cpu.kernel_source import KernelSource
-from localkv.kernels.cpu.linear import Product, add_products, has_kernel, with_bias
+from localkv.kernels.cpu.linear import Product, add_products, with_bias
+from localkv.kernels.cpu.product_matrices import has_kernel
 from localkv.kernels.cpu.specialize import specialized
 from localkv.kernels.cpu.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights

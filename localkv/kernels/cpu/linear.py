@@ -1,35 +1,35 @@
 """Products with packed matrices on the CPU.
 
 `CpuProducts.prepare` lays a matrix out anew when it is loaded (`linear_panels.py`), and its
-products read that layout as it is: no weight is ever decoded into memory. F32, F16 and BF16 rows
-are read as in the file (`linear_rows.py`). Formats without a kernel, and these three with many
-tokens, are decoded tile by tile, as in `linear.py`.
+products read that layout as it is: no weight is ever decoded into memory. With AVX512-VNNI Q8_0
+stays in the file (`linear_in_place.py`). F32, F16 and BF16 rows are read as in the file
+(`linear_rows.py`). Formats without a kernel, and these three with many tokens, are decoded tile by
+tile, as in `linear.py`.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from localkv.kernels.cpu.attention_kernels import n_threads, run
-from localkv.kernels.cpu.chain import Chain, Item, Scratch
-from localkv.kernels.cpu.kernel_source import KernelSource
-from localkv.kernels.cpu.linear_job import ACTIVATION_BLOCK_BYTES, BLOCK, NEXT, PART_BLOCKS
-from localkv.kernels.cpu.linear_panels import (
-    LAYOUTS,
-    Bytes,
-    PanelArena,
-    PanelLayout,
+from localkv.kernels.cpu.chain import Chain, Item, Place, Scratch
+from localkv.kernels.cpu.linear_job import IN_PLACE_FORMATS, MAX_TILE, NEXT, PART_BLOCKS
+from localkv.kernels.cpu.linear_panels import LAYOUTS, PanelArena
+from localkv.kernels.cpu.linear_rows import ROW_FORMATS
+from localkv.kernels.cpu.panel_bytes import LANES, MADE_BYTES
+from localkv.kernels.cpu.product_matrices import (
+    InPlaceTensor,
+    PanelTensor,
+    RowTensor,
+    has_kernel,
+    panel_facts,
+    product_kernel,
 )
-from localkv.kernels.cpu.linear_rows import MAX_TOKENS, ROW_FORMATS
-from localkv.kernels.cpu.panel_bytes import LANES
-from localkv.kernels.cpu.specialize import specialized
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile
 from localkv.kernels.linear import round_activations
@@ -48,120 +48,6 @@ CHUNKS_PER_THREAD = 8
 
 FEW_PARTS = 4
 """Up to so many pieces of activations are packed sooner by one thread than others start."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Addresses of a format's compiled workers; `pack` is 0 where activations stay as they are."""
-
-    pack: int
-    multiply: int
-
-
-def product_source(name: str) -> KernelSource | None:
-    """The kernel of products with matrices of a format, or None without one."""
-    if name in LAYOUTS:
-        return KernelSource("linear_product", (('KIND = "q4_0"', f'KIND = "{name}"'),))
-    if name in ROW_FORMATS:
-        return KernelSource("linear_row_product", (('KIND = "f16"', f'KIND = "{name}"'),))
-    return None
-
-
-@functools.cache
-def product_kernel(name: str) -> Kernel:
-    """The workers of a format that has some; compiles them if no process has before."""
-    source = product_source(name)
-    assert source is not None
-    workers = specialized(source)
-    return Kernel(workers.get("pack", 0), workers["multiply"])
-
-
-@dataclass(frozen=True)
-class PanelFacts:
-    """What a product with a matrix of some format and shape needs to know.
-
-    Attributes:
-        n_blocks: blocks of a token's packed activations, of `token_bytes` together.
-    """
-
-    kernel: Kernel
-    n_panels: int
-    panel_bytes: int
-    n_records: int
-    n_blocks: int
-
-    @property
-    def token_bytes(self) -> int:
-        return self.n_blocks * ACTIVATION_BLOCK_BYTES
-
-
-def _panel_facts(layout: PanelLayout, n_out: int, n_in: int) -> PanelFacts:
-    n_records = layout.n_records(n_in)
-    return PanelFacts(
-        kernel=product_kernel(layout.format.name),
-        n_panels=-(-n_out // LANES),
-        panel_bytes=layout.panel_bytes(n_in),
-        n_records=n_records,
-        n_blocks=n_records * layout.record_values // BLOCK,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PanelTensor(PackedTensor):
-    """A matrix, or a stack of them, in panels.
-
-    `rows` are still the file's, so that single rows can be decoded (a tied output matrix is the
-    embedding, too); the products do not touch them, so that they need no memory.
-
-    Attributes:
-        panels: uint8 [..., panels of a matrix, bytes of a panel].
-        facts: of one matrix.
-    """
-
-    panels: Bytes
-    facts: PanelFacts
-
-    @property
-    def reads_rows(self) -> bool:
-        return False
-
-    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
-        """A matrix of a stack keeps its panels; rows and parts of a matrix do not."""
-        part = super().__getitem__(index)
-        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
-            return part
-        assert isinstance(index, int)
-        return PanelTensor(
-            part.format, part.rows, part.shape, panels=self.panels[index], facts=self.facts
-        )
-
-    @cached_property
-    def address(self) -> int:
-        """Of the panels; NumPy takes a while to say."""
-        return self.panels.ctypes.data
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowTensor(PackedTensor):
-    """A matrix, or a stack of them, whose rows a kernel reads as they are."""
-
-    kernel: Kernel
-
-    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
-        """A matrix of a stack is one, too."""
-        part = super().__getitem__(index)
-        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
-            return part
-        return RowTensor(
-            part.format, part.rows, part.shape, part.halves_activations, kernel=self.kernel
-        )
-
-
-def has_kernel(weight: PackedTensor, n_tokens: int) -> bool:
-    """Whether products of so many tokens can be part of a chain."""
-    return isinstance(weight, PanelTensor) or (
-        isinstance(weight, RowTensor) and n_tokens <= MAX_TOKENS
-    )
 
 
 @dataclass(frozen=True)
@@ -197,16 +83,12 @@ def _add_group(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]
     n_items = 0
     for product in products:
         weight = product.weight
-        if isinstance(weight, PanelTensor):
-            facts = weight.facts
-            data, item_bytes, items = weight.address, facts.panel_bytes, facts.n_panels
-        else:
-            data, item_bytes = weight.rows.data_ptr(), weight.rows.shape[1]
-            items = weight.shape[0]
-        n_items += items
-        matrices += (data, item_bytes, items, weight.shape[0])
+        assert isinstance(weight, PanelTensor | InPlaceTensor | RowTensor)
+        n_items += weight.items[2]
+        matrices += (*weight.items, weight.shape[0])
         matrices += (product.out, product.addend, product.addend_stride)
-    if isinstance(first, PanelTensor):
+    panel_bytes, group, panels = 0, 0, Place(0)
+    if isinstance(first, PanelTensor | InPlaceTensor):
         facts = first.facts
         kernel, n_records, token_bytes = facts.kernel, facts.n_records, facts.token_bytes
         packed = chain.take(n_tokens * token_bytes)
@@ -214,13 +96,17 @@ def _add_group(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]
         pack = (NEXT, n_tokens, n_in, facts.n_blocks, n_parts, x, packed)
         chain.add(kernel.pack, pack, threads if n_tokens * n_parts >= FEW_PARTS else 1)
         activations: Item = packed
-        most = CHUNK_PANELS
+        most, panel_bytes = CHUNK_PANELS, facts.panel_bytes
+        if isinstance(first, InPlaceTensor) and n_tokens > 1:
+            group = 1 if n_tokens <= MAX_TILE else max(1, min(most, MADE_BYTES // panel_bytes))
+            panels = chain.take(threads * group * panel_bytes)
     else:
         assert isinstance(first, RowTensor)
         kernel, n_records, token_bytes, activations, most = first.kernel, 0, 0, x, CHUNK_ROWS
     chunk = max(1, min(most, n_items // (threads * CHUNKS_PER_THREAD)))
-    head = (NEXT, n_tokens, n_in, n_records, token_bytes, activations, chunk, len(products))
-    chain.add(kernel.multiply, (*head, *matrices), threads)
+    head = (NEXT, n_tokens, n_in, n_records, token_bytes, activations, chunk)
+    made = (panel_bytes, group, panels)
+    chain.add(kernel.multiply, (*head, *made, len(products), *matrices), threads)
 
 
 def add_products(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]) -> None:
@@ -257,7 +143,10 @@ class CpuProducts:
         if layout is None:
             return weight
         *stack, n_out, n_in = weight.shape
-        facts = _panel_facts(layout, n_out, n_in)
+        facts = panel_facts(layout, n_out, n_in)
+        if name in IN_PLACE_FORMATS:
+            rows = weight.rows.contiguous()
+            return InPlaceTensor(weight.format, rows, weight.shape, facts=facts)
         shape = (*stack, facts.n_panels, facts.panel_bytes)
         panels = self._arena.take(int(np.prod(shape))).reshape(shape)
         rows = weight.rows.contiguous()

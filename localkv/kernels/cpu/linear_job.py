@@ -6,6 +6,7 @@ from typing import Any
 
 from numba import njit
 
+from localkv.kernels.cpu.panel_bytes import IN_PLACE_FORMAT_NAMES
 from localkv.simd.cpu_features import HAS_AVX512, HAS_VNNI
 from localkv.simd.memory import get_i64
 
@@ -21,6 +22,9 @@ TILE_ROWS = TILE_TOKENS = 4 if HAS_AVX512 else 2
 ACTIVATION_BLOCK_BYTES = BLOCK + 16 if HAS_VNNI else 4 * (BLOCK + 1)
 """Bytes of a token's packed activations for `BLOCK` columns."""
 
+IN_PLACE_FORMATS = IN_PLACE_FORMAT_NAMES if HAS_VNNI else ()
+"""The formats whose matrices stay in the file on this CPU."""
+
 NEXT = 0
 """The first item of every job: the counter by which threads share out the work."""
 
@@ -31,7 +35,10 @@ PART_BLOCKS = 64
 
 # a multiplier's: what matrices of one format and width share. The activations are packed, of
 # `TOKEN_BYTES` a token, or rows of float32. A piece of work is a chunk of `CHUNK` panels or rows.
-N_TOKENS, N_IN, N_RECORDS, TOKEN_BYTES, ACTIVATIONS, CHUNK, N_MATRICES, MATRICES = range(1, 9)
+# Panels of `PANEL_BYTES` that are made on the way are in the thread's part of the memory at
+# `PANELS`, `GROUP` of them at a time.
+N_TOKENS, N_IN, N_RECORDS, TOKEN_BYTES, ACTIVATIONS, CHUNK = range(1, 7)
+PANEL_BYTES, GROUP, PANELS, N_MATRICES, MATRICES = range(7, 12)
 # then, for each matrix: its address, bytes of a panel or row, panels or rows, rows; float32 out
 # [n_tokens, n_out]; what is added to it (or 0), and the bytes from token to token in that
 DATA, ITEM_BYTES, N_ITEMS, N_OUT, OUT, ADDEND, ADDEND_STRIDE, MATRIX_ITEMS = range(8)

@@ -15,8 +15,9 @@ from localkv.kernels.cpu.attention_kernels import (
 )
 from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.layer import ACTIVATIONS
-from localkv.kernels.cpu.linear import product_source
+from localkv.kernels.cpu.linear_job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.panel_bytes import PANEL_FORMAT_NAMES
+from localkv.kernels.cpu.product_matrices import product_source
 from localkv.kernels.cpu.store_kv import store_source
 from localkv.kernels.cpu.thread_pool import HELPERS
 from localkv.quant_formats import KV_FORMATS
@@ -35,7 +36,7 @@ def needed_kernels(
     """
     names = sorted(set(matrix_types))
     sources: list[KernelSource | None] = [HELPERS]
-    if any(name in PANEL_FORMAT_NAMES for name in names):
+    if any(name in PANEL_FORMAT_NAMES and name not in IN_PLACE_FORMATS for name in names):
         sources.append(KernelSource("linear_fill"))
     sources += [product_source(name) for name in names]
     sources.append(ACTIVATIONS)

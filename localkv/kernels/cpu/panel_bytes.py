@@ -11,7 +11,13 @@ LANES = 16
 """Rows of a panel."""
 
 PANEL_FORMAT_NAMES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q4_K", "q5_K", "q6_K")
-"""The formats that are laid out in panels; all others are read as they are in the file."""
+"""The formats that are multiplied in panels; all others are read as they are in the file."""
+
+IN_PLACE_FORMAT_NAMES = ("q8_0",)
+"""Those that stay in the file where there is AVX512-VNNI: panels are made to be multiplied."""
+
+MADE_BYTES = 1 << 18
+"""Of panels that a thread makes for many tokens: part of a core's cache."""
 
 
 def record_values(fmt: QuantFormat) -> int:

@@ -1,0 +1,164 @@
+"""Matrices as the CPU's products read them, in panels or as in the file, and their workers."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from localkv.kernels.cpu.kernel_source import KernelSource
+from localkv.kernels.cpu.linear_job import ACTIVATION_BLOCK_BYTES, BLOCK
+from localkv.kernels.cpu.linear_panels import LAYOUTS, Bytes, PanelLayout
+from localkv.kernels.cpu.linear_rows import MAX_TOKENS, ROW_FORMATS
+from localkv.kernels.cpu.panel_bytes import LANES
+from localkv.kernels.cpu.specialize import specialized
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Addresses of a format's compiled workers; `pack` is 0 where activations stay as they are."""
+
+    pack: int
+    multiply: int
+
+
+def product_source(name: str) -> KernelSource | None:
+    """The kernel of products with matrices of a format, or None without one."""
+    if name in LAYOUTS:
+        return KernelSource("linear_product", (('KIND = "q4_0"', f'KIND = "{name}"'),))
+    if name in ROW_FORMATS:
+        return KernelSource("linear_row_product", (('KIND = "f16"', f'KIND = "{name}"'),))
+    return None
+
+
+@functools.cache
+def product_kernel(name: str) -> Kernel:
+    """The workers of a format that has some; compiles them if no process has before."""
+    source = product_source(name)
+    assert source is not None
+    workers = specialized(source)
+    return Kernel(workers.get("pack", 0), workers["multiply"])
+
+
+@dataclass(frozen=True)
+class PanelFacts:
+    """What a product with a matrix of some format and shape needs to know.
+
+    Attributes:
+        n_blocks: blocks of a token's packed activations, of `token_bytes` together.
+        panel_bytes: of a panel as kernels multiply it.
+    """
+
+    kernel: Kernel
+    n_panels: int
+    panel_bytes: int
+    n_records: int
+    n_blocks: int
+
+    @property
+    def token_bytes(self) -> int:
+        return self.n_blocks * ACTIVATION_BLOCK_BYTES
+
+
+def panel_facts(layout: PanelLayout, n_out: int, n_in: int) -> PanelFacts:
+    n_records = layout.n_records(n_in)
+    return PanelFacts(
+        kernel=product_kernel(layout.format.name),
+        n_panels=-(-n_out // LANES),
+        panel_bytes=layout.panel_bytes(n_in),
+        n_records=n_records,
+        n_blocks=n_records * layout.record_values // BLOCK,
+    )
+
+
+Items = tuple[int, int, int]
+"""What products with one matrix share out: the address of the first, bytes of each, how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelTensor(PackedTensor):
+    """A matrix, or a stack of them, in panels.
+
+    `rows` are still the file's, so that single rows can be decoded (a tied output matrix is the
+    embedding, too); the products do not touch them, so that they need no memory.
+
+    Attributes:
+        panels: uint8 [..., panels of a matrix, bytes of a panel].
+        facts: of one matrix.
+    """
+
+    panels: Bytes
+    facts: PanelFacts
+
+    @property
+    def reads_rows(self) -> bool:
+        return False
+
+    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+        """A matrix of a stack keeps its panels; rows and parts of a matrix do not."""
+        part = super().__getitem__(index)
+        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
+            return part
+        assert isinstance(index, int)
+        return PanelTensor(
+            part.format, part.rows, part.shape, panels=self.panels[index], facts=self.facts
+        )
+
+    @cached_property
+    def items(self) -> Items:
+        address: int = self.panels.ctypes.data  # NumPy takes a while to say
+        return address, self.facts.panel_bytes, self.facts.n_panels
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlaceTensor(PackedTensor):
+    """A matrix, or a stack of them, that is multiplied as it lies in the file.
+
+    Attributes:
+        rows: contiguous.
+        facts: of one matrix.
+    """
+
+    facts: PanelFacts
+
+    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+        """A matrix of a stack is one, too."""
+        part = super().__getitem__(index)
+        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
+            return part
+        return InPlaceTensor(part.format, part.rows, part.shape, facts=self.facts)
+
+    @cached_property
+    def items(self) -> Items:
+        """An item has the rows of a panel; the last one may have fewer."""
+        return self.rows.data_ptr(), LANES * self.rows.shape[1], self.facts.n_panels
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTensor(PackedTensor):
+    """A matrix, or a stack of them, whose rows a kernel reads as they are."""
+
+    kernel: Kernel
+
+    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+        """A matrix of a stack is one, too."""
+        part = super().__getitem__(index)
+        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
+            return part
+        return RowTensor(
+            part.format, part.rows, part.shape, part.halves_activations, kernel=self.kernel
+        )
+
+    @cached_property
+    def items(self) -> Items:
+        return self.rows.data_ptr(), self.rows.shape[1], self.shape[0]
+
+
+def has_kernel(weight: PackedTensor, n_tokens: int) -> bool:
+    """Whether products of so many tokens can be part of a chain."""
+    return isinstance(weight, PanelTensor | InPlaceTensor) or (
+        isinstance(weight, RowTensor) and n_tokens <= MAX_TOKENS
+    )

@@ -1,0 +1,23 @@
+"""What Numba will compile for, told without importing it: plans of memory depend on that."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+
+@functools.cache
+def expects_vnni() -> bool:
+    """What `cpu_features.HAS_VNNI` will be, unless a configuration file of Numba's changes it."""
+    listed = os.environ.get("NUMBA_CPU_FEATURES")
+    if listed is None:
+        if os.environ.get("NUMBA_CPU_NAME", "").lower() == "generic":
+            return False
+        from llvmlite import binding
+
+        try:
+            listed = binding.get_host_cpu_features().flatten()
+        except RuntimeError:  # LLVM does not know the system
+            return False
+    needed = {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq", "+avx512vnni"}
+    return needed <= set(listed.split(","))
