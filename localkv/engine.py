@@ -126,10 +126,19 @@ class Engine:
         self.truncate(0)
 
     def warm_up(self) -> None:
-        """Run the model on a few tokens and forget them, so that its kernels are compiled."""
+        """Run the model on a few tokens and forget them, so that its kernels are compiled.
+
+        Where weights may still be in a file and products are compiled when these are prepared, one
+        layer has all the rest.
+        """
         for n_tokens in (min(self.n_ctx, WARM_UP_TOKENS), 1):
             self.reset()
-            self.evaluate([0] * n_tokens)
+            if self.loop is not None:
+                self.evaluate([0] * n_tokens)
+            else:
+                batch = self.cache.batch([(self.sequence, [0] * n_tokens)], logits="last")
+                with self._scratch_of(n_tokens), torch.inference_mode():
+                    self.model.first_layers(1).forward(batch, self.cache)
         self.reset()
         if self.loop is not None:
             with self._scratch_of(1):

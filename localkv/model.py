@@ -6,7 +6,7 @@ Knows nothing of files, tokens' texts or sampling. Differences between architect
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,11 @@ class Transformer:
         self.attention_params = AttentionParams(config.softmax_scale)
         self.freqs = rope_frequencies(config.rope, weights.rope_freqs).to(backend.device)
 
+    def first_layers(self, n: int) -> Transformer:
+        """The model with its first `n` layers only; its caches may have more."""
+        weights = replace(self.weights, layers=self.weights.layers[:n])
+        return Transformer(replace(self.config, n_layers=n), self.spec, weights, self.backend)
+
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Run a batch: its K and V are stored in `cache`, whose sequences keep their lengths.
 
@@ -53,9 +58,8 @@ class Transformer:
         config, backend, weights = self.config, self.backend, self.weights
         rotated, unrotated = self._token_inputs(batch)
         x = backend.embed(batch.token_ids, weights.token_embd)
-        for index, (layer, layer_cache) in enumerate(
-            zip(weights.layers, cache.layers, strict=True)
-        ):
+        for index, layer in enumerate(weights.layers):
+            layer_cache = cache.layers[index]
             inputs = rotated if self._has_rope(index) else unrotated
             q = backend.norm_qkv_rope_store(
                 x, layer.attention, config, inputs, layer_cache, batch.segments

@@ -31,6 +31,12 @@ def _tokens(n_tokens, TOKENS: tl.constexpr):
 
 
 @triton.jit
+def _rows_added(n_rows):
+    """Rows to which this program adds bias and residual: all or none, as one split does."""
+    return tl.where(tl.program_id(2) == 0, n_rows, 0)
+
+
+@triton.jit
 def _one_linear(
     x_ptr, restore_ptr, out_ptr, residual_ptr, tile, planes, w_scale, bias_ptr, n_rows, n_in,
     n_tokens, READ: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
@@ -46,11 +52,11 @@ def _one_linear(
     )  # fmt: skip
     at = token.to(tl.int64)[None, :] * n_rows + out_row[:, None]
     ok = (out_row < n_rows)[:, None] & (token < n_tokens)[None, :]
-    whole = tl.program_id(2) == 0
+    n_added = _rows_added(n_rows)
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + out_row, mask=(out_row < n_rows) & whole, other=0.0)[:, None]
+        y += tl.load(bias_ptr + out_row, mask=out_row < n_added, other=0.0)[:, None]
     if residual_ptr is not None:
-        y += tl.load(residual_ptr + at, mask=ok & whole, other=0.0)
+        y += tl.load(residual_ptr + at, mask=ok & (out_row < n_added)[:, None], other=0.0)
     tl.store(out_ptr + at, y, mask=ok)
 
 
@@ -134,11 +140,11 @@ def gate_up_kernel(
         x_ptr, x_row, restore_ptr, up_planes, row, first, last, n_in, up_scale,
         UP, UP_UNIT, ROWS, TOKENS, VALUES, EVEN, HALVES, STAGES, FENCE, PTX,
     )  # fmt: skip
-    whole = tl.program_id(2) == 0
+    n_added = _rows_added(n_rows)
     if gate_bias_ptr is not None:
-        gate += tl.load(gate_bias_ptr + row, mask=whole, other=0.0)[:, None]
+        gate += tl.load(gate_bias_ptr + out_row, mask=out_row < n_added, other=0.0)[:, None]
     if up_bias_ptr is not None:
-        up += tl.load(up_bias_ptr + row, mask=whole, other=0.0)[:, None]
+        up += tl.load(up_bias_ptr + out_row, mask=out_row < n_added, other=0.0)[:, None]
     at = token.to(tl.int64)[None, :] * n_rows + out_row[:, None]
     ok = (out_row < n_rows)[:, None] & (token < n_tokens)[None, :]
     if SPLIT:
