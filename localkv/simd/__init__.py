@@ -11,6 +11,7 @@ splits it where registers are narrower (two ymm without AVX-512).
     arithmetic.py   lane-wise arithmetic, comparisons and selection, exp, sums over lanes
     exponential.py  powers of two, tanh
     integer.py      nibbles, table look-up, 8-bit dot products
+    transpose.py    16 rows of words become vectors of columns
     quads.py        four bytes a lane: transposed loads, products with integers of three bytes
     atomic.py       atomics, pauses and the futex, for threads in compiled code
     vector_tuple.py tuples of vectors that stay in registers: accumulators of small matrix products

@@ -52,9 +52,6 @@ nearest = lanewise(lambda b, x: call(b, "llvm.rint.v16f32", _F.llvm, [x]), [_F],
 
 to_f32 = lanewise(lambda b, x: b.sitofp(x, lanes_of(f32)), [_I], _F)
 to_i32 = lanewise(lambda b, x: b.fptosi(x, lanes_of(i32)), [_F], _I)
-i32_as_f32 = lanewise(lambda b, x: b.bitcast(x, lanes_of(f32)), [_I], _F)
-"""The same bits."""
-f32_as_i32 = lanewise(lambda b, x: b.bitcast(x, lanes_of(i32)), [_F], _I)
 
 float_bits = lanewise(lambda b, x: b.zext(b.bitcast(x, i32), i64), [types.float32], types.int64)
 """The bits of one float, as an integer from 0 on."""
@@ -119,7 +116,6 @@ def _fold(builder: Any, x: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
 sum_lanes = lanewise(lambda b, x: _fold(b, x, lambda b, x, y: b.fadd(x, y)), [_F], types.float32)
 sum_lanes_i32 = lanewise(lambda b, x: _fold(b, x, lambda b, x, y: b.add(x, y)), [_I], types.int32)
 max_lanes = lanewise(lambda b, x: _fold(b, x, _maximum), [_F], types.float32)
-first_lane = lanewise(lambda b, x: b.extract_element(x, ir.Constant(i32, 0)), [_F], types.float32)
 
 
 @intrinsic

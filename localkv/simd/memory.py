@@ -93,7 +93,6 @@ load_bf16 = _loader(i16, _from_bf16, F32x16)
 load_e4m3 = _loader(i8, _from_e4m3, F32x16)
 load_e5m2 = _loader(i8, _from_e5m2, F32x16)
 load_i8_as_f32 = _loader(i8, lambda b, x: b.sitofp(b.sext(x, lanes_of(i32)), lanes_of(f32)), F32x16)
-load_i8 = _loader(i8, lambda b, x: b.sext(x, lanes_of(i32)), I32x16)
 load_u8 = _loader(i8, lambda b, x: b.zext(x, lanes_of(i32)), I32x16)
 load_i32 = _loader(i32, lambda builder, x: x, I32x16)
 """Also 64 bytes of any kind, such as operands of `integer.dot_u8_i8`."""
@@ -109,18 +108,6 @@ def load_mask(typing: Any, base: Any, index: Any) -> Any:
         return builder.bitcast(builder.load(where, align=1), Mask16.llvm)
 
     return Mask16(base, types.intp), generate
-
-
-@intrinsic
-def broadcast_i32(typing: Any, base: Any, index: Any) -> Any:
-    """One 4-byte item in all lanes."""
-    check_base(base)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        where = pointer(context, builder, signature.args[0], args[0], args[1], i32)
-        return splat(builder, builder.load(where, align=1))
-
-    return I32x16(base, types.intp), generate
 
 
 @intrinsic

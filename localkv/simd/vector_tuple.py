@@ -19,11 +19,9 @@ from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.vector import (
     LANES,
     F32x16,
-    I32x16,
     check_base,
     constant,
     f32,
-    i32,
     lanes_of,
     multiply_add,
     pointer,
@@ -49,17 +47,6 @@ def zeros_f32(typing: Any, n: Any) -> Any:
         return ir.Constant(kind, [constant(f32, 0.0)] * length)
 
     return UniTuple(F32x16, length)(n), generate
-
-
-@intrinsic(prefer_literal=True)
-def zeros_i32(typing: Any, n: Any) -> Any:
-    length = literal_length(n)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.ArrayType(lanes_of(i32), length)
-        return ir.Constant(kind, [constant(i32, 0)] * length)
-
-    return UniTuple(I32x16, length)(n), generate
 
 
 @intrinsic(prefer_literal=True)
