@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aot_report import ARCHS, ATTENTION_FACTOR, MOST_SPILLS, TRITON, Report, report
+from aot_report import (
+    ARCHS,
+    ATTENTION_FACTOR,
+    MOST_SPILLS,
+    TRITON,
+    Report,
+    on_every_gpu,
+    on_gpus,
+    report,
+)
 from attention_builds import build
 
 from localkv.kernels.gpu.attention_config import TileConfig
@@ -80,7 +89,7 @@ def checked(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("arch", ARCHS)
+@on_every_gpu
 def test_decode(arch: int, name: str) -> None:
     _, per_key = checked(decode_kernel, arch, (name, name), 128)
     assert per_key <= ATTENTION_FACTOR * DECODE_BUDGET[name]
@@ -88,11 +97,12 @@ def test_decode(arch: int, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "name"),
-    [(arch, name) for arch in (86, 90) for name in NAMES]
+    [(90, name) for name in NAMES]
     + [
         pytest.param(arch, name, marks=pytest.mark.slow)
-        for arch in (80, 89, 100, 120)
-        for name in ("f16", "q5_1", "q8_0")
+        for arch in ARCHS
+        for name in (NAMES if arch == 86 else ("f16", "q5_1", "q8_0"))
+        if arch != 90
     ],
 )
 def test_prefill(arch: int, name: str) -> None:
@@ -114,7 +124,7 @@ def test_other_head_sizes(arch: int, head_dim: int) -> None:
     checked(prefill_kernel, arch, names[::-1], head_dim)
 
 
-@pytest.mark.parametrize("arch", [86, 90, 100])
+@on_gpus(86, 90, 100)
 def test_options_cost_no_registers(arch: int) -> None:
     """Softcap and window, many query heads, several new tokens."""
     if TRITON == "3.9" and arch == 90:

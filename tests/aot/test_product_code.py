@@ -7,7 +7,14 @@ worse fails. They say nothing about speed, which has to be measured.
 from __future__ import annotations
 
 import pytest
-from aot_report import ARCHS, BUDGET_FACTOR, MOST_SPILLS, REGISTER_FACTOR, on_every_gpu
+from aot_report import (
+    ARCHS,
+    BUDGET_FACTOR,
+    MOST_SPILLS,
+    REGISTER_FACTOR,
+    on_every_gpu,
+    on_gpus,
+)
 from product_builds import Build, experts_down_build, gate_up_build, linear_build
 
 from localkv.quant_formats import WEIGHT_FORMATS
@@ -54,7 +61,11 @@ def check(build: Build, n_tokens: int, *, products: int = 1) -> None:
 
 
 ORDINARY = ("q4_K", "q6_K", "q8_0")
-EVERYWHERE = [(arch, name) for arch in ARCHS for name in (NAMES if arch in (86, 90) else ORDINARY)]
+EVERYWHERE = [
+    pytest.param(arch, name, marks=() if arch == 90 else pytest.mark.slow)
+    for arch in ARCHS
+    for name in (NAMES if arch in (86, 90) else ORDINARY)
+]
 
 
 @pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
@@ -76,14 +87,14 @@ def test_each_type(arch: int, name: str, n_tokens: int) -> None:
 
 @pytest.mark.parametrize("n_tokens", [16, 32, 64])
 @pytest.mark.parametrize("name", ["q4_K", "q5_K"])
-@pytest.mark.parametrize("arch", [86, 100])
+@on_gpus(86, 100)
 def test_numbers_of_tokens_between(arch: int, name: str, n_tokens: int) -> None:
     check(linear_build(arch, (name,), n_tokens), MANY)
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q5_0", "f16"])
 @pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
-@pytest.mark.parametrize("arch", [86, 90])
+@on_gpus(86, 90)
 def test_small_matrices_of_odd_widths(arch: int, n_tokens: int, name: str) -> None:
     """Few rows for a program, and a last step that is not full."""
     build = linear_build(arch, (name,), n_tokens, n_out=512, n_in=608)
@@ -92,7 +103,7 @@ def test_small_matrices_of_odd_widths(arch: int, n_tokens: int, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["q4_K", "q5_K", "q6_K"])
-@pytest.mark.parametrize("arch", [86, 90])
+@on_gpus(86, 90)
 def test_small_matrices(arch: int, name: str) -> None:
     """And indices of 64 bits."""
     build = linear_build(arch, (name,), ONE, n_out=512, n_in=2048, wide=True)
@@ -110,7 +121,7 @@ def test_what_comes_with_a_product(n_tokens: int) -> None:
 
 @pytest.mark.parametrize("n_tokens", [ONE, MANY])
 @pytest.mark.parametrize("names", [("q4_K", "q4_K", "q6_K"), ("q5_K", "q5_K", "q5_K")])
-@pytest.mark.parametrize("arch", [86, 100])
+@on_gpus(86, 100)
 def test_q_k_and_v_in_one_launch(arch: int, names: tuple[str, ...], n_tokens: int) -> None:
     """The main loop is the longest of the three."""
     check(linear_build(arch, names, n_tokens), n_tokens, products=0)
@@ -119,8 +130,13 @@ def test_q_k_and_v_in_one_launch(arch: int, names: tuple[str, ...], n_tokens: in
 @pytest.mark.parametrize("n_tokens", [ONE, MANY])
 @pytest.mark.parametrize(
     ("arch", "name"),
-    [(arch, name) for arch in (86, 100) for name in ("q4_K", "q5_K", "q8_0")]
-    + [pytest.param(arch, "q4_K", marks=pytest.mark.slow) for arch in (80, 89, 90, 120)],
+    [(90, "q4_K")]
+    + [
+        pytest.param(arch, name, marks=pytest.mark.slow)
+        for arch in ARCHS
+        for name in (("q4_K", "q5_K", "q8_0") if arch in (86, 100) else ("q4_K",))
+        if arch != 90
+    ],
 )
 def test_gate_and_up(arch: int, name: str, n_tokens: int) -> None:
     check(gate_up_build(arch, name, n_tokens, routed=False), n_tokens)
