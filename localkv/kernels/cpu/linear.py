@@ -97,7 +97,7 @@ def _add_group(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]
         chain.add(kernel.pack, pack, threads if n_tokens * n_parts >= FEW_PARTS else 1)
         activations: Item = packed
         most, panel_bytes = CHUNK_PANELS, facts.panel_bytes
-        if isinstance(first, InPlaceTensor) and n_tokens > 1:
+        if isinstance(first, InPlaceTensor) and n_tokens != 1:
             group = 1 if n_tokens <= MAX_TILE else max(1, min(most, MADE_BYTES // panel_bytes))
             panels = chain.take(threads * group * panel_bytes)
     else:
