@@ -59,7 +59,8 @@ def test_store(arch: int, name: str) -> None:
         enable_fp_fusion=False,
     )
     got = report(compiled)
-    assert got.stack_bytes <= 32
+    # the search in iq4_nl's codebook leaves more on sm_86
+    assert got.stack_bytes <= (32 if name == "iq4_nl" else 16)
     assert got.stores
     # division has fused steps of its own, but is a function or a macro of PTX
     assert not re.search(r"\bfma\.rn\.f32\b", compiled.asm["ptx"])
