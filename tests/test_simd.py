@@ -40,7 +40,7 @@ from localkv.simd.memory import (
     take_next,
 )
 from localkv.simd.quads import load_quads, load_quads_of_five_bits, load_two_quads
-from localkv.simd.vector_tuple import fma_grid, fold, load_grid, store_grid, zeros_f32
+from localkv.simd.vector_tuple import fma_each, fma_grid, load_grid, store_grid
 
 CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
@@ -226,9 +226,16 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, n: int) -> None:
 @njit
 def reduced(x: np.ndarray, counter: np.ndarray) -> tuple[float, float, int]:
     v = load_f32(x, 0)
-    tuple_ = fold(fma_grid(zeros_f32(2), (v, v), x, 0, 1, 0), 1)
     take_next(counter)
-    return max_lanes(absolute(v)), sum_lanes(tuple_[0]), take_next(counter)
+    return max_lanes(absolute(v)), sum_lanes(v), take_next(counter)
+
+
+@njit
+def scaled(x: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
+    """out [2, 3, 16] += x [2, 3, 16] * factors [2, 16]"""
+    sums = load_grid(out, 0, 48, 16, 2, 3)
+    scales = (load_f32(factors, 0), load_f32(factors, 16))
+    store_grid(out, 0, 48, 16, 2, fma_each(sums, load_grid(x, 0, 48, 16, 2, 3), scales))
 
 
 def check_products() -> None:
@@ -243,7 +250,14 @@ def check_products() -> None:
     top, total, counted = reduced(x, np.array([41]))
     assert top == np.abs(x).max()
     assert counted == 42
-    np.testing.assert_allclose(total, x.sum() * (x[0] + x[1]), rtol=1e-4)
+    np.testing.assert_allclose(total, x.sum(), rtol=1e-4)
+    x, factors, out = (
+        generator.standard_normal(s).astype(np.float32)
+        for s in ((2, 3, 16), (2, 1, 16), (2, 3, 16))
+    )
+    want = out + x * factors
+    scaled(x, factors, out)
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 
 
 CHECKS = [

@@ -84,25 +84,6 @@ def store_tuple(typing: Any, base: Any, index: Any, stride: Any, x: Any) -> Any:
 
 
 @intrinsic
-def fma_broadcast(typing: Any, acc: Any, v: Any, base: Any, index: Any, stride: Any) -> Any:
-    """acc[i] += v * base[index + i * stride]: one column of a matrix times a vector."""
-    check_base(base)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        acc_in, vector, array, index, stride = args
-        out = acc_in
-        for i in range(acc.count):
-            where = pointer(context, builder, signature.args[2], array, index, f32)
-            factor = splat(builder, builder.load(where, align=1))
-            term = multiply_add(builder, vector, factor, builder.extract_value(acc_in, i))
-            out = builder.insert_value(out, term, i)
-            index = builder.add(index, stride)
-        return out
-
-    return acc(acc, F32x16, base, types.intp, types.intp), generate
-
-
-@intrinsic
 def fma_grid(typing: Any, acc: Any, v: Any, base: Any, index: Any, step: Any, stride: Any) -> Any:
     """acc[j * n + i] += v[j] * base[index + j * step + i * stride], a small outer product.
 
@@ -176,23 +157,6 @@ def store_grid(
     return types.void(base, types.intp, types.intp, types.intp, n_vectors, x), generate
 
 
-@intrinsic(prefer_literal=True)
-def fold(typing: Any, x: Any, n: Any) -> Any:
-    """The sums over j of x[j * n + i]: a tuple of n."""
-    rows = literal_length(n)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        out = ir.Constant(ir.ArrayType(lanes_of(f32), rows), ir.Undefined)
-        for i in range(rows):
-            total = builder.extract_value(args[0], i)
-            for j in range(1, x.count // rows):
-                total = builder.fadd(total, builder.extract_value(args[0], j * rows + i))
-            out = builder.insert_value(out, total, i)
-        return out
-
-    return UniTuple(F32x16, rows)(x, n), generate
-
-
 @intrinsic
 def mul_add_all(typing: Any, x: Any, v: Any, w: Any) -> Any:
     """x[i] * v + w."""
@@ -209,17 +173,19 @@ def mul_add_all(typing: Any, x: Any, v: Any, w: Any) -> Any:
 
 @intrinsic
 def fma_each(typing: Any, acc: Any, x: Any, v: Any) -> Any:
-    """acc[i] += x[i] * v."""
+    """acc[j * n + i] += x[j * n + i] * v[j]."""
+    n = acc.count // v.count
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        out, factors, v = args
-        for i in range(acc.count):
-            old = builder.extract_value(out, i)
-            term = multiply_add(builder, builder.extract_value(factors, i), v, old)
-            out = builder.insert_value(out, term, i)
+        out, factors, vectors = args
+        for place in range(acc.count):
+            old = builder.extract_value(out, place)
+            factor = builder.extract_value(factors, place)
+            vector = builder.extract_value(vectors, place // n)
+            out = builder.insert_value(out, multiply_add(builder, factor, vector, old), place)
         return out
 
-    return acc(acc, acc, F32x16), generate
+    return acc(acc, acc, v), generate
 
 
 @intrinsic

@@ -59,10 +59,8 @@ def _decoder(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
 
 def score_source(type_k: str, rows: int) -> KernelSource:
     size = ("ROWS = 4", f"ROWS = {rows}")
-    if cache_decoder(type_k).digits:
-        codec = _decoder(type_k)[0]
-        return KernelSource("attention_score_digits", (codec, size))
-    return KernelSource("attention_score", (*_decoder(type_k), size))
+    digits = ("DIGITS = False", f"DIGITS = {cache_decoder(type_k).digits}")
+    return KernelSource("attention_score", (*_decoder(type_k), digits, size))
 
 
 def weigh_source(type_v: str, rows: int) -> KernelSource:
