@@ -28,6 +28,7 @@ from localkv.kernels.cpu.linear_panels import FLIP_SIGNS, LAYOUTS, PLAIN
 from localkv.kernels.cpu.linear_units import put_units
 from localkv.kernels.cpu.panel_bytes import LANES
 from localkv.simd.memory import half_bits_to_float, prefetch, put_u8
+from localkv.simd.shuffle import in_quarters, joined, shuffled
 from localkv.simd.vector import call, constant, f32, i8, i16, i32, lanes_of
 
 SCALE_BYTES = 2
@@ -71,36 +72,21 @@ def make_panel(rows: Any, row_bytes: Any, n_rows: Any, out: Any) -> None:
         put_units(at, row_bytes, n_rows, scales, 1, SCALE_BYTES, PLAIN)
 
 
-def _shuffled(b: Any, x: Any, y: Any, mask: list[int]) -> Any:
-    return b.shuffle_vector(x, y, ir.Constant(I32X16, mask))
-
-
-def _joined(b: Any, low: Any, high: Any) -> Any:
-    """Two <8 x i32> as one <16 x i32>."""
-    return b.shuffle_vector(low, high, ir.Constant(I32X16, list(range(LANES))))
-
-
 def _added(b: Any, x: Any, y: Any, first: list[int], second: list[int]) -> Any:
     """Sums of words of x (0 to 15) and of y (from 16 on): those in `first` + those in `second`."""
-    return b.add(_shuffled(b, x, y, first), _shuffled(b, x, y, second))
-
-
-def _in_quarters(items: list[int]) -> list[int]:
-    """The same items of each quarter of a vector: 0 to 3 of x's, 4 to 7 of y's."""
-    words = [item if item < 4 else LANES + item - 4 for item in items]
-    return [start + word for start in range(0, LANES, 4) for word in words]
+    return b.add(shuffled(b, x, y, first), shuffled(b, x, y, second))
 
 
 def _block_sums(b: Any, x: list[Any]) -> Any:
     """The sums of words 0 to 7, then of words 8 to 15, of each of 8 vectors, as one vector."""
     for items in (([0, 1, 4, 5], [2, 3, 6, 7]), ([0, 2, 4, 6], [1, 3, 5, 7])):
-        masks = [_in_quarters(part) for part in items]
+        masks = [in_quarters(part) for part in items]
         x = [_added(b, x[i], x[i + 1], masks[0], masks[1]) for i in range(0, len(x), 2)]
     # quarter q now holds the sums of quarter q of four vectors: 0 + 1 and 2 + 3 are those of blocks
     even = [start + i for start in (0, 8, LANES, LANES + 8) for i in range(4)]
     sums = _added(b, x[0], x[1], even, [word + 4 for word in even])
     order = [8 * (i // 8) + 4 * (i % 2) + i % 8 // 2 for i in range(LANES)]
-    return _shuffled(b, sums, sums, order)
+    return shuffled(b, sums, sums, order)
 
 
 def _dot(b: Any, codes: Any, x: Any) -> Any:
@@ -125,7 +111,7 @@ def _group_terms(b: Any, row: Any, codes: Any, scales: Any, starts: Any) -> tupl
         halves = b.insert_element(halves, d, ir.Constant(i32, i))
     for i in range(0, GROUP_BLOCKS, 2):
         pair = [load_at(b, row, BLOCK_BYTES * j + SCALE_BYTES, HALF) for j in (i, i + 1)]
-        products.append(_dot(b, _joined(b, *pair), load_at(b, codes, BLOCK * i, I32X16)))
+        products.append(_dot(b, joined(b, pair), load_at(b, codes, BLOCK * i, I32X16)))
     sums = b.add(_block_sums(b, products), load_at(b, starts, 0, I32X16))
     factors = b.fmul(half_bits_to_float(b, halves), load_at(b, scales, 0, F32X16))
     return b.sitofp(sums, F32X16), factors
@@ -134,7 +120,7 @@ def _group_terms(b: Any, row: Any, codes: Any, scales: Any, starts: Any) -> tupl
 def _block_terms(b: Any, row: Any, codes: Any, scale: Any, start: Any) -> tuple[Any, Any]:
     """The same of one block."""
     nothing = ir.Constant(HALF, [0] * 8)
-    w, x = (_joined(b, load_at(b, *at, HALF), nothing) for at in ((row, SCALE_BYTES), (codes, 0)))
+    w, x = (joined(b, [load_at(b, *at, HALF), nothing]) for at in ((row, SCALE_BYTES), (codes, 0)))
     total = b.add(total_of(b, _dot(b, w, x), "add", i32), load_at(b, start, 0, i32))
     halves = ir.Constant(lanes_of(i16), [0] * LANES)
     halves = b.insert_element(halves, load_at(b, row, 0, i16), ir.Constant(i32, 0))

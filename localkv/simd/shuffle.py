@@ -1,0 +1,34 @@
+"""Shuffles of vectors of 16 words of 4 bytes, for code that is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from localkv.simd.vector import LANES, i32, lanes_of
+
+QUARTER = 4
+"""Words that go together: what the smallest vector holds."""
+
+
+def shuffled(builder: Any, x: Any, y: Any, mask: Sequence[int]) -> Any:
+    """Words of x (0 to 15) and of y (from 16 on)."""
+    return builder.shuffle_vector(x, y, ir.Constant(lanes_of(i32, len(mask)), list(mask)))
+
+
+def in_quarters(items: Sequence[int]) -> list[int]:
+    """A mask of the same items in each quarter: 0 to 3 of x's quarter, 4 to 7 of y's."""
+    words = [item if item < QUARTER else LANES + item - QUARTER for item in items]
+    return [start + word for start in range(0, LANES, QUARTER) for word in words]
+
+
+def joined(builder: Any, parts: Sequence[Any]) -> Any:
+    """Two or four vectors of words as one, in that order."""
+    while len(parts) > 1:
+        n = 2 * parts[0].type.count
+        parts = [
+            shuffled(builder, x, y, range(n)) for x, y in zip(parts[::2], parts[1::2], strict=True)
+        ]
+    return parts[0]
