@@ -83,7 +83,7 @@ class Generation(Iterator[int]):
 
 def _checked(token: int) -> int:
     if token == NO_TOKEN:
-        raise LocalKVError("the model produced logits that are not numbers")
+        raise LocalKVError("the model produced NaN or infinite logits")
     return token
 
 

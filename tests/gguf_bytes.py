@@ -5,8 +5,13 @@ Files that are merely unusual are written with `gguf.GGUFWriter`; this is for wh
 
 from __future__ import annotations
 
+import shutil
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import gguf
+import numpy as np
 
 SCALARS = {
     0: "B",
@@ -111,3 +116,13 @@ def gguf_bytes(
         file.data += bytes(-len(file.data) % alignment)
         file.data += tensor.data
     return file
+
+
+def spoil(model: Path, tensor: str, goal: Path, byte: int) -> Path:
+    """A copy of a model with a NaN in half precision at a byte of a tensor."""
+    offset = next(t.data_offset for t in gguf.GGUFReader(model).tensors if t.name == tensor)
+    shutil.copy(model, goal)
+    with goal.open("r+b") as file:
+        file.seek(offset + byte)
+        file.write(np.float16(np.nan).tobytes())
+    return goal

@@ -423,11 +423,11 @@ def test_logits_of_any_size(temperature: float) -> None:
 def test_logits_that_are_not_numbers_are_refused(bad: float, temperature: float) -> None:
     logits = np.full(300, bad, np.float32)
     sampler = make([0.0] * 300, temperature=temperature)
-    with pytest.raises(LocalKVError, match="the model produced logits that are not numbers"):
+    with pytest.raises(LocalKVError, match="the model produced NaN or infinite logits"):
         sampler.sample(logits)
     if bad != -INF:
         logits[:299] = 1
-        with pytest.raises(LocalKVError, match="the model produced logits that are not numbers"):
+        with pytest.raises(LocalKVError, match="the model produced NaN or infinite logits"):
             sampler.sample(logits)
 
 

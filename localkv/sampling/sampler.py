@@ -180,7 +180,7 @@ class Sampler:
             raise ValueError(f"logits of shape {logits.shape}, not {self._ids.shape}")
         best = int(logits.argmax())  # the first NaN, if there is one
         if not np.isfinite(logits[best]):
-            raise LocalKVError("the model produced logits that are not numbers")
+            raise LocalKVError("the model produced NaN or infinite logits")
         return best
 
     def _apply(self, name: str, c: Candidates) -> Candidates:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf_bytes import spoil
 from program import Program
 from tiny_model import write_tiny_model
 
@@ -46,6 +47,16 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / "model.gguf"
     return write_tiny_model(path, n_experts=4 if request.param == "experts" else 0)
+
+
+@pytest.mark.parametrize("tensor", ["attn_q", "attn_k", "attn_v"])
+def test_a_nan_is_an_error_not_text(model: Path, tensor: str, tmp_path: Path) -> None:
+    """In a prompt of few tokens, and in one of more than a program takes at once."""
+    path = spoil(model, f"blk.1.{tensor}.weight", tmp_path / "m.gguf", 0)
+    llm = LLM(path, device="cuda", cache_type_k="q8_0", cache_type_v="q4_0", n_ctx=64)
+    with pytest.raises(LocalKVError, match="the model produced NaN or infinite logits"):
+        llm.complete("The", max_tokens=2, temperature=0.0)
+    assert llm.logits(list(range(1, 41)))[-1].isnan().all()
 
 
 def test_text_is_the_references(model: Path) -> None:

@@ -104,9 +104,10 @@ def split_queries(q: Any, n_blocks: int, offset: Any) -> None:
 
 @njit
 def put_output(job: Any, at: int, row: Any, reference: Any, total: Any) -> None:
-    """Output and log-sum-exp of row `at` of q; 0 and minus infinity if it saw nothing."""
+    """Output and log-sum-exp of row `at` of q: 0 and minus infinity if it saw nothing, NaN if a
+    logit was NaN."""
     factor = ZERO
-    if total > ZERO:
+    if total != ZERO:
         factor = ONE / total
     for c in range(0, job.head_dim, LANES):
         store_f32(job.out, at * job.head_dim + c, mul(load_f32(row, c), f32x16(factor)))

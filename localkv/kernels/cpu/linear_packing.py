@@ -80,6 +80,10 @@ def _pack_integers(
     """Two vectors of 16 columns of a token -> 8 words of codes, and 4 facts of the block."""
     tops = [total_of(b, call(b, "llvm.fabs.v16f32", F32X16, [v]), "fmax", f32) for v in x]
     top = b.select(b.fcmp_ordered(">", tops[0], tops[1]), tops[0], tops[1])
+    # that maximum passes over NaN, and an integer can't be one
+    is_nan = b.bitcast(b.fcmp_unordered("uno", *x), ir.IntType(LANES))
+    is_nan = b.icmp_unsigned("!=", is_nan, ir.Constant(is_nan.type, 0))
+    top = b.select(is_nan, ir.Constant(f32, float("nan")), top)
     scale = b.fdiv(top, ir.Constant(f32, 127.0))
     is_zero = b.fcmp_ordered("==", top, ir.Constant(f32, 0.0))
     inverse = b.fdiv(ir.Constant(f32, 127.0), top)

@@ -87,7 +87,8 @@ def soften(
     """Replace a row's `n` logits (a multiple of 16) by exp(logit) / 2^reference.
 
     Those of all but tokens `first` to `end` - 1 become 0. `out`, `reference` and `total` are the
-    addresses of the row's state, see `clear_row`.
+    addresses of the row's state, see `clear_row`. A NaN among the others makes `total` NaN for
+    good, whatever becomes of the reference.
     """
     if first > 0 or end < n:
         hide(logits, n, first, end)
@@ -117,7 +118,7 @@ def row_sum(total: Any) -> Any:
 
 @njit
 def log_sum_exp(reference: Any, total: Any) -> Any:
-    """The natural logarithm of the sum of exp(logit); minus infinity of none."""
-    if total > ZERO:
+    """The natural logarithm of the sum of exp(logit); minus infinity of none, NaN of NaN."""
+    if total != ZERO:
         return (reference + np.log2(total)) * LN_2
     return np.float32(-np.inf)

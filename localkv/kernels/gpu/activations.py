@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.triton_primitives.saturate import F16_MAX
+from localkv.triton_primitives.saturate import F16_MAX, saturate
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def pack_rows_kernel(
     at = row.to(tl.int64)[:, None] * n + column[None, :]
     x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32)
     if HALVES:
-        tl.store(values_ptr + at, tl.minimum(tl.maximum(x, -F16_MAX), F16_MAX), mask=ok)
+        tl.store(values_ptr + at, saturate(x, F16_MAX), mask=ok)
     else:
         values, restore = scale_to_fp16(x)
         tl.store(values_ptr + at, values, mask=ok)

@@ -137,7 +137,7 @@ def decode_kernel(
         out_high = dot(tl.trans(high), weights, out_high * shrink[None, :], PRODUCT_V)
 
     row = row * n_splits + split
-    seen = total > 0
+    seen = total != 0  # NaN too, so that it shows
     lse = tl.where(seen, largest * LN_2 + tl.log(total), -float("inf"))
     tl.store(lse_ptr + row, lse, mask=is_query)
     v_low, v_high = COLUMNS_V(WIDTH)

@@ -45,10 +45,10 @@ def merge_kernel(
         total += tl.exp(sink - largest)
     parts = tl.load(
         parts_ptr + (row * N_SPLITS + i)[:, None] * HEAD_DIM + j[None, :],
-        mask=(weights > 0)[:, None] & (j < HEAD_DIM)[None, :],
+        mask=(weights != 0)[:, None] & (j < HEAD_DIM)[None, :],
         other=0.0,
     )
-    seen = total > 0
+    seen = total != 0  # NaN too, so that it shows
     out = tl.sum(parts * weights[:, None], 0) / tl.where(seen, total, 1.0)
     tl.store(out_ptr + row * HEAD_DIM + j, out, mask=j < HEAD_DIM)
     tl.store(lse_ptr + row, tl.where(seen, largest + tl.log(total), -float("inf")))

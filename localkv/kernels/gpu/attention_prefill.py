@@ -133,7 +133,7 @@ def prefill_kernel(
         out_low = out_low * shrink[:, None]
         out_high = out_high * shrink[:, None]
         largest = larger
-    seen = total > 0
+    seen = total != 0  # NaN too, so that it shows
     lse = tl.where(seen, largest * LN_2 + tl.log(total), -float("inf"))
     tl.store(lse_ptr + row, lse, mask=is_query)
     norm = 1 / tl.where(seen, total, 1.0)[:, None]

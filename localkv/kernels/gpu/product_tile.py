@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from localkv.triton_primitives.fence import fence
-from localkv.triton_primitives.saturate import F16_MAX
+from localkv.triton_primitives.saturate import F16_MAX, saturate
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def product_with_token(
             column = part_columns(start, p, len(parts), UNIT, UNITS)
             x = load_activations(x_ptr, column, n_in, EVEN).to(tl.float32)
             if HALVES:
-                x = tl.minimum(tl.maximum(x, -F16_MAX), F16_MAX).to(tl.float16).to(tl.float32)
+                x = saturate(x, F16_MAX).to(tl.float16).to(tl.float32)
             y = tl.sum(part[0].to(tl.float32) * x[None, :, :], 2)
             if len(part) > 1:
                 y = y * part[1]
