@@ -47,7 +47,10 @@ class FakeLLM:
         self.gguf = SimpleNamespace(path=path, n_bytes=1 << 20)
         self.tokenizer = SimpleNamespace(warnings=())
         self.backend = SimpleNamespace(
-            name="cpu", hardware="", kernels={"linear": "fake"}, tiles=lambda fmt: "float32"
+            name="cpu",
+            hardware="",
+            kernels={"linear": "fake"},
+            tiles=lambda fmt, side: f"{side} {fmt.name}",
         )
         self.cache = SimpleNamespace(
             type_k=arguments["cache_type_k"], type_v=arguments["cache_type_v"], n_ctx=64

@@ -293,7 +293,7 @@ def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
     assert result.err_lines == [
         "memory: weights 1.00 MiB (1.00 MiB mapped), K f16 512.00 KiB, V bf16 512.00 KiB, "
         "scratch 3.00 MiB (context 64)",
-        "fake: llama, K rotated by 64, on cpu (linear: fake; tiles of K: float32, of V: float32)",
+        "fake: llama, K rotated by 64, on cpu (linear: fake; tiles of K: K f16, of V: V bf16)",
         "load:         0.12 s",
         "prompt eval:  3 tokens in 0.50 s, 6.00 tokens/s",
         "eval:         2 tokens in 0.25 s, 4.00 tokens/s",

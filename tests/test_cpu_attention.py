@@ -195,6 +195,37 @@ def test_head_dims_that_do_not_fit_are_refused() -> None:
         check(head_dim=24, n_kv_heads=1, group=1, lengths=[(0, 1)])
 
 
+AVX512 = "+avx512f,+avx512bw,+avx512vl,+avx512dq"
+
+
+@pytest.mark.parametrize(
+    ("features", "digits"),
+    [
+        ("+avx2,+fma,+f16c", False),
+        (f"{AVX512},+avx512vnni", False),
+        (f"{AVX512},+avx512vbmi", False),
+        (f"{AVX512},+avx512vnni,+avx512vbmi", True),
+    ],
+)
+def test_what_k_is_multiplied_as_is_told(features: str, digits: bool) -> None:
+    """By K's type and by what the CPU has."""
+    program = """
+from localkv.kernels.cpu.cpu_backend import tiles
+from localkv.quant_formats import KV_FORMATS
+for name in ("f16", "fp8_e4m3_token", "q8_0", "q4_1", "iq4_nl"):
+    print(name, *(tiles(KV_FORMATS[name], side)[:12] for side in "KV"))
+"""
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    integers = "8-bit codes " if digits else "float32"
+    assert run.stdout.splitlines() == [
+        *(f"{name} float32 float32" for name in ("f16", "fp8_e4m3_token")),
+        *(f"{name} {integers} float32" for name in ("q8_0", "q4_1", "iq4_nl")),
+    ], run.stderr
+
+
 def test_compiled_kernels_are_found_again(tmp_path: Path) -> None:
     """A second process compiles nothing."""
     program = """

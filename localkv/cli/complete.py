@@ -245,7 +245,8 @@ def _summary(llm: LLM) -> str:
     rotations = {"K": segment.rotation_k, "V": segment.rotation_v}
     rotated = "".join(f"{side} rotated by {n}, " for side, n in rotations.items() if n)
     ops = [f"{op}: {how}" for op, how in llm.backend.kernels.items()]
-    k, v = (llm.backend.tiles(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v))
+    k = llm.backend.tiles(KV_FORMATS[segment.type_k], "K")
+    v = llm.backend.tiles(KV_FORMATS[segment.type_v], "V")
     ops.append(f"tiles of K: {k}, of V: {v}")
     device = llm.backend.name + (f", {llm.backend.hardware}" if llm.backend.hardware else "")
     model = f"{llm.config.name}: {llm.config.architecture}"

@@ -76,7 +76,7 @@ class Backend:
             model whose output matrix is its embedding shares it.
         hardware: the GPU, for the start summary; empty on a CPU.
         kernels: what implements each operation, for the start summary.
-        tiles: what attention makes of a cache type's rows to multiply them.
+        tiles: (cache type, "K" or "V") -> what attention makes of its rows to multiply them.
         head_dim_multiple: what the size of a head must be a multiple of.
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
         compiling_ahead: (weight types of matrices, model, cache) -> a context to load the model and
@@ -109,7 +109,7 @@ class Backend:
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
     hardware: str = ""
     kernels: Mapping[str, str] = field(default_factory=dict)
-    tiles: Callable[[QuantFormat], str] = lambda fmt: "float32"
+    tiles: Callable[[QuantFormat, str], str] = lambda fmt, side: "float32"
     head_dim_multiple: int = 1
     compiles: bool = False
     compiling_ahead: Callable[

@@ -1,4 +1,4 @@
-"""CPU: float32 arithmetic on packed weights and a packed cache.
+"""CPU: Numba's kernels on packed weights and a packed cache.
 
 Attention and the store that goes with it are compiled by Numba and keep pages in an order of their
 own (`page_layout`), so a cache is written and read by this backend only.
@@ -13,6 +13,7 @@ import torch
 
 from localkv.kernels.backend import Backend, Primitives, compose
 from localkv.kernels.cpu.attention import PackedAttention
+from localkv.kernels.cpu.attention_kernels import cache_decoder
 from localkv.kernels.cpu.chain import Scratch
 from localkv.kernels.cpu.compile_ahead import compiling_ahead
 from localkv.kernels.cpu.layer import CpuLayer
@@ -21,8 +22,16 @@ from localkv.kernels.cpu.needed_kernels import needed_kernels
 from localkv.kernels.cpu.rotate import rotate_cpu
 from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kernels.moe import moe_mlp
+from localkv.quant_formats.base import QuantFormat
 from localkv.simd.cpu_features import vector_width
 from localkv.simd.vector import LANES
+
+
+def tiles(fmt: QuantFormat, side: str) -> str:
+    """What attention multiplies of a cache type's rows; see `attention_score`."""
+    if side == "K" and cache_decoder(fmt.name).digits:
+        return "8-bit codes by 24-bit queries, exactly (AVX512-VNNI), and float32 for prompts"
+    return "float32"
 
 
 def cpu_backend() -> Backend:
@@ -41,7 +50,7 @@ def cpu_backend() -> Backend:
         ),
         dtype=torch.float32,
         kernels={
-            "attention": f"packed K and V, Numba float32, {vector_width()}",
+            "attention": f"packed K and V, Numba, {vector_width()}",
             "linear": LINEAR_KERNEL,
         },
         head_dim_multiple=LANES,
@@ -49,6 +58,7 @@ def cpu_backend() -> Backend:
     )
     return replace(
         composed,
+        tiles=tiles,
         compiling_ahead=lambda *model: compiling_ahead(needed_kernels(*model)),
         **CpuLayer(composed, scratch).operations(),
     )

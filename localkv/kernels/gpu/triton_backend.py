@@ -120,7 +120,7 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         prepare_embedding=lambda weight: prepare(weight, device),
         hardware=gpu_of(device).name,
         kernels=KERNELS,
-        tiles=lambda fmt: TILES[product_of(fmt)],
+        tiles=lambda fmt, side: TILES[product_of(fmt)],
         compiles=True,
         records=True,
     )
