@@ -28,7 +28,7 @@ from localkv.cli.options import (
     preset_option,
 )
 from localkv.cli.preset_choice import preset_or_given, say_preset
-from localkv.errors import LocalKVError, UsageError
+from localkv.errors import DoesNotFitError, LocalKVError, UsageError
 from localkv.processor import usable_cores
 from localkv.quant_formats import KV_FORMATS
 
@@ -148,6 +148,8 @@ def _run(
         from localkv.cli.plan_plot import draw
 
         draw(plan, plot_file)
+    if reason := plan.why_nothing_runs(n_ctx=values["n_ctx"] or None):
+        raise DoesNotFitError(reason)
 
 
 _MOST_COLUMNS = 6
@@ -308,4 +310,6 @@ plan = Command(
     callback=_run,
     help="Say what fits in memory: weights, KV cache and scratch, for pairs of cache types.\n\n"
     "Only the header is read; of a model on Hugging Face that isn't here, only that is fetched.",
+    epilog="Exit code 1, after the table: -c N fits with none of its pairs (those that are named, "
+    "if any are), or without -c no context does. What fits 'slowly' counts as fitting.",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from localkv.cli.messages import one_line
@@ -75,6 +75,28 @@ class Plan:
                 "was trained for; expect poor text beyond that"
             )
         return lines
+
+    def why_nothing_runs(self, *, n_ctx: int | None) -> str | None:
+        """One line if `complete` would refuse every pair; mapped weights need not fit.
+
+        Args:
+            n_ctx: tokens that are asked for, or None if the shortest context would do.
+        """
+
+        def resident(pair: Pair) -> int:
+            cache = replace(self.cache, type_k=pair[0], type_v=pair[1], n_ctx=n_ctx or 1)
+            return self.memory.plan(cache).resident
+
+        pair = min((fit.pair for fit in self.pairs), key=resident)
+        if resident(pair) <= self.budget.n_bytes:
+            return None
+        times = f"{self.cache.n_sequences} times " if self.cache.n_sequences > 1 else ""
+        what = f"{times}{n_ctx} tokens don't fit" if n_ctx else "no context fits"
+        of_several = ", the smallest of these pairs," if len(self.pairs) > 1 else ""
+        return (
+            f"{what}: with {_name(pair)}{of_several} the model takes {byte_size(resident(pair))}, "
+            f"but {byte_size(self.budget.n_bytes)} is {self.budget.source}"
+        )
 
     @property
     def command(self) -> str | None:
