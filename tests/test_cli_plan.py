@@ -315,6 +315,14 @@ def test_whose_memory_it_is(
     result = program("plan", tiny_model, "--device", "cuda")
     assert (result.code, result.err_lines[1]) == (2, "hint: say how much there is: --memory 24GiB")
     monkeypatch.setattr(gpu, lambda: Budget(16 * GIB, "there"))
+    without_cuda = "localkv.installed_torch.built_without_cuda"
+    monkeypatch.setattr(without_cuda, lambda: True)
+    found = plan(tiny_model)
+    assert (found["backend"], found["memory"]["source"][:4]) == ("cpu", "here")
+    assert found["why_backend"] == "there is a GPU, but this torch was built without CUDA"
+    assert f"; backend cpu ({found['why_backend']})\n" in program("plan", tiny_model).out
+    assert plan(tiny_model, "--device", "cuda")["backend"] == "cuda"
+    monkeypatch.setattr(without_cuda, lambda: False)
     found = plan(tiny_model)
     assert (found["backend"], found["memory"]["n_bytes"]) == ("cuda", 16 * GIB - (512 << 20))
     assert found["weights_mapped"] == 0
@@ -384,7 +392,8 @@ def test_a_context_beyond_training(program: Program, tiny_model: Path) -> None:
 def test_json_has_all_that_the_table_has(plan: Any, tiny_model: Path) -> None:
     found = plan(tiny_model)
     assert set(found) == {
-        "model", "backend", "memory", "n_ctx", "n_sequences", "n_batch", "weights_mapped",
+        "model", "backend",
+        "why_backend", "memory", "n_ctx", "n_sequences", "n_batch", "weights_mapped",
         "weights_allocated", "scratch", "pairs", "quants", "recommendation", "warnings",
     }  # fmt: skip
     assert set(found["model"]) == {

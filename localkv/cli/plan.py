@@ -114,7 +114,7 @@ def _run(
     if synthetic is not None and (file or values["model"] or values["hf_repo"]):
         raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")
     model = _header_model(values, file) if synthetic is None else _synthetic_model(synthetic)
-    backend, budget = _where(values["device"], memory)
+    backend, why, budget = _where(values["device"], memory)
     threads = values["threads"]
     model_memory = ModelMemory(
         model.tensors,
@@ -133,6 +133,7 @@ def _run(
         model_memory,
         cache,
         budget,
+        why,
         [pair_fit(model_memory, cache, pair, n_bytes) for pair in pairs],
         quant_fits(model_memory, cache, choice[:_MOST_COLUMNS], n_bytes, model.quant),
         recommend(model_memory, cache, choice, n_bytes, model.risks),
@@ -196,20 +197,25 @@ def _synthetic_model(name: str) -> PlannedModel:
     return PlannedModel(name, SHAPES[shape], tensors, type_name, [], False, is_shape=True)
 
 
-def _where(device: str, memory: int | None) -> tuple[str, Budget]:
-    """The backend that is planned for, and the memory it may take.
+def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
+    """The backend that is planned for, why that one, and the memory it may take.
 
     Raises:
         UsageError: how much there is can't be found out.
     """
+    from localkv.installed_torch import built_without_cuda
     from localkv.machine_memory import Budget, gpu_memory, machine_memory, without_runtime
 
     gpu = gpu_memory() if device in ("auto", "cuda") else None
-    backend = device
-    if device == "auto":
-        backend = "cuda" if gpu else "cpu"
+    backend, why = device, "as asked"
+    if device == "auto" and gpu is None:
+        backend, why = "cpu", "no GPU is seen"
+    elif device == "auto" and built_without_cuda():
+        backend, why = "cpu", "there is a GPU, but this torch was built without CUDA"
+    elif device == "auto":
+        backend, why = "cuda", "there is a GPU"
     if memory is not None:
-        return backend, Budget(memory, "given with --memory")
+        return backend, why, Budget(memory, "given with --memory")
     budget = gpu if backend == "cuda" else machine_memory()
     if budget is None:
         asked = "nvidia-ml-py sees no GPU" if backend == "cuda" else "this system doesn't tell"
@@ -217,7 +223,7 @@ def _where(device: str, memory: int | None) -> tuple[str, Budget]:
             f"how much memory there is is not known: {asked}",
             hint="say how much there is: --memory 24GiB",
         )
-    return backend, without_runtime(budget, "cuda" if backend == "cuda" else "cpu")
+    return backend, why, without_runtime(budget, "cuda" if backend == "cuda" else "cpu")
 
 
 def _named_pairs(values: Mapping[str, Any], all_pairs: bool) -> list[Pair]:

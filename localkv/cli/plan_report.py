@@ -52,6 +52,7 @@ class Plan:
 
     Attributes:
         model, memory, cache, budget: what was asked.
+        why_backend: why the memory is planned for that backend.
         pairs, quants, recommendation: what follows.
         model_flags: name the model and its device on a command line; empty if there is no file.
     """
@@ -60,6 +61,7 @@ class Plan:
     memory: ModelMemory
     cache: CacheConfig
     budget: Budget
+    why_backend: str
     pairs: list[PairFit]
     quants: list[QuantFit]
     recommendation: Recommendation
@@ -131,7 +133,7 @@ def plan_lines(plan: Plan) -> list[str]:
          f"{bits_per_weight(plan.model.tensors):.3g} bits per weight"),
         ("scratch", f"at most {byte_size(some.scratch)}, in batches of {plan.memory.n_batch}"),
         ("memory", f"{byte_size(plan.budget.n_bytes)}, {plan.budget.source}; "
-         f"backend {plan.memory.backend}"),
+         f"backend {plan.memory.backend} ({plan.why_backend})"),
         ("context", f"{sequences}{cache.n_ctx} tokens (-c)"),
     ]  # fmt: skip
     return [
@@ -215,6 +217,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "bits_per_weight": bits_per_weight(plan.model.tensors),
         },
         "backend": plan.memory.backend,
+        "why_backend": plan.why_backend,
         "memory": asdict(plan.budget),
         "n_ctx": plan.cache.n_ctx,
         "n_sequences": plan.cache.n_sequences,
