@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,6 +153,35 @@ def test_a_file_that_cannot_be_read_is_compiled_anew(folder: Path) -> None:
     assert specialized(source)["worker"] != 0
 
 
+def test_kernels_that_no_process_takes_are_removed(folder: Path) -> None:
+    """When one is compiled; taking one says that it is in use."""
+    first, second = SOURCES
+    specialized(first)
+    now = time.time()
+
+    def put(name: str, days: float) -> Path:
+        path = folder / name
+        path.touch()
+        os.utime(path, (now - days * 86400,) * 2)
+        return path
+
+    unused, recent = put("localkv_retired_0123", 91), put("localkv_scatter_4567", 89)
+    interrupted, being_written = put("tmpabc.tmp", 2), put("tmpdef.tmp", 0)
+    foreign = put("notes.txt", 1000)
+    put(first.name, 89.9)
+    assert stored(first) is not None
+    specialized(second)
+    assert stored(first) is not None
+    assert [path.exists() for path in (unused, interrupted)] == [False, False]
+    assert all(path.exists() for path in (recent, being_written, foreign))
+    assert (folder / first.name).stat().st_mtime > now - 86400
+    put(second.name, 91)  # not taken since
+    specialized.cache_clear()
+    (folder / first.name).unlink()
+    specialized(first)
+    assert stored(second) is None
+
+
 @pytest.mark.usefixtures("folder")
 def test_few_kernels_need_no_helper() -> None:
     with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
@@ -167,6 +197,7 @@ def test_all_that_a_model_needs_is_known_before(
     path = RandomModel().write(tmp_path / "model.gguf", GGMLType[kind])
     program = """
 import sys
+import time
 from localkv import LLM
 from localkv.kernels.cpu import specialize
 from localkv.kernels.cpu.needed_kernels import needed_kernels

@@ -7,11 +7,17 @@ import logging
 import os
 import stat
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 
 logger = logging.getLogger(__name__)
+
+DAY = 86400
+KEPT_DAYS = 90
+"""How long a kernel is kept that no process takes: that of another version, CPU or model."""
 
 
 def cache_folder() -> Path:
@@ -43,3 +49,23 @@ def is_ours_alone(folder: Path) -> bool:
         return True
     info = folder.stat()
     return info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def mark_used(path: Path) -> None:
+    """Let the time of a file say when it was last taken, to a day."""
+    with suppress(OSError):  # another process removed it, or it can only be read
+        if path.stat().st_mtime < time.time() - DAY:
+            os.utime(path)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove kernels that were not taken for KEPT_DAYS, and what interrupted processes left.
+
+    A process that is about to take one of them compiles it anew, as if it had never been there.
+    """
+    now = time.time()
+    for pattern, days in (("localkv_*", KEPT_DAYS), ("*.tmp", 1)):
+        for path in folder.glob(pattern):
+            with suppress(OSError):  # another process was faster, or holds it open on Windows
+                if path.stat().st_mtime < now - days * DAY:
+                    path.unlink()

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from localkv.kernels.cpu.kernel_folder import usable_folder
+from localkv.kernels.cpu.kernel_folder import mark_used, remove_unused, usable_folder
 from localkv.kernels.cpu.machine_code import (
     Functions,
     compile_source,
@@ -103,16 +103,21 @@ def stored(source: KernelSource) -> Functions | None:
     if folder is None:
         return None
     try:
-        return unpack((folder / source.name).read_bytes())
+        data = (folder / source.name).read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         logger.warning("cannot read a compiled kernel: %s", error)
         return None
+    mark_used(folder / source.name)
+    return unpack(data)
 
 
 def store(source: KernelSource, functions: Functions) -> None:
-    """Keep machine code for later processes, if the folder can be written."""
+    """Keep machine code for later processes, if the folder can be written.
+
+    What no process has taken for long is removed then: each version adds files.
+    """
     folder = usable_folder()
     if folder is None:
         return
@@ -121,5 +126,6 @@ def store(source: KernelSource, functions: Functions) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(pack(functions))
         os.replace(temporary, folder / source.name)
+        remove_unused(folder)
     except OSError as error:
         logger.warning("cannot keep a compiled kernel: %s", error)
