@@ -180,7 +180,7 @@ def paper_gpu(
         patch.setattr(triton.runtime.driver, "_active", driver)
         patch.setattr(JITFunction, "_do_compile", do_compile)
         patch.setattr(DecodeLoop, "_record", record)
-        patch.setattr(tile_sizes, "INTERPRETER", GpuInfo(arch, n_processors, name="on paper"))
+        patch.setattr(tile_sizes, "INTERPRETER", GpuInfo(arch, n_processors, name="paper"))
         tile_sizes.gpu_of.cache_clear()
         try:
             with gpu:

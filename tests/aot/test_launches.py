@@ -12,6 +12,7 @@ import torch
 from aot_report import MOST_SPILLS, SHARED_KIB, report
 from gguf import GGMLQuantizationType as GGMLType
 from paper_gpu import META, PaperGpu, paper_gpu, paper_model
+from program import Program
 from random_model import VARIANTS, variant
 from tiny_model import write_tiny_model
 
@@ -84,11 +85,18 @@ def test_a_step_that_asks_the_host_is_noticed(gpu: PaperGpu) -> None:
                 ask()
 
 
-def test_llm(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As users call it, with tokens drawn on the GPU and on the host."""
+@pytest.fixture
+def chosen(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--device cuda` is the GPU on paper."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "paper")
     monkeypatch.setattr(backend_module, "triton_backend", lambda device: gpu.backend)
+
+
+@pytest.mark.usefixtures("chosen")
+def test_llm(tmp_path: Path) -> None:
+    """As users call it, with tokens drawn on the GPU and on the host."""
     llm = LLM(write_tiny_model(tmp_path / "model.gguf"), device="cuda", cache_type_k="q4_0")
     settings: tuple[dict[str, Any], ...] = (
         {"temperature": 0.0},
@@ -99,6 +107,27 @@ def test_llm(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     for options in settings:
         done = llm.complete("The fox", max_tokens=4, ignore_eos=True, **options)
         assert done.usage.completion_tokens == 4
+
+
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("complete", "-p", "The fox", "-n", "3", "-ctk", "fp8_e4m3_token", "-ctv", "f32"),
+        ("bench", "-p", "16", "-n", "4", "-pg", "16,4", "-d", "0,32", "-r", "1"),
+        ("perplexity", "-f", "text", "-c", "64", "--kl-divergence", "-ctk", "q4_0"),
+        ("perplexity", "-f", "text", "-c", "64", "--prefill-exact"),
+        ("perplexity", "-f", "text", "-c", "64", "--calibrate-kv", "scales"),
+    ],
+)
+def test_commands(arguments: tuple[str, ...], program: Program, tmp_path: Path) -> None:
+    """Their values mean nothing, but they bring none to the wrong device."""
+    (tmp_path / "text").write_text("The fox said hello to the owl, and the owl to the fox. " * 20)
+    command, *options = (str(tmp_path / a) if a in ("text", "scales") else a for a in arguments)
+    model = write_tiny_model(tmp_path / "model.gguf")
+    result = program(command, "-m", model, *options, "--device", "cuda")
+    assert result.code == 0, result.err
+    assert "paper" in result.out + result.err or command == "perplexity"
 
 
 @pytest.mark.parametrize(
