@@ -132,7 +132,7 @@ def test_no_room_for_the_cache(full: Any, tiny_model: Path) -> None:
     assert error.hint.startswith("4096 tokens (-c) would fit")
 
 
-@pytest.mark.parametrize(("after", "what"), [(0, "a batch of 16 tokens"), (1, "a step's scratch")])
+@pytest.mark.parametrize(("after", "what"), [(0, "a batch of 3 tokens"), (1, "a step's scratch")])
 def test_no_room_for_scratch(full: Any, tiny_model: Path, after: int, what: str) -> None:
     full(Transformer, "forward", after=after)
     error = refused(tiny_model)
