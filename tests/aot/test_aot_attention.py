@@ -8,7 +8,7 @@ import pytest
 from aot_report import (
     ARCHS,
     ATTENTION_FACTOR,
-    MOST_SPILLS,
+    SHARED_BYTES,
     Report,
     on_every_gpu,
     on_gpus,
@@ -24,8 +24,6 @@ from localkv.quant_formats.gpu_cache import has_own_file
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
 OTHER_DIMS = (64, 96, 256)
-SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-"""What a block may take, by compute capability."""
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token
 DECODE_BUDGET = {
@@ -79,9 +77,9 @@ def checked(
     """The report, and warp instructions per key."""
     compiled, tiles = build(kernel, arch, *names, head_dim, **options)
     got = report(compiled)
-    assert got.n_local <= MOST_SPILLS, "registers are spilled in the main loop"
+    assert got.n_local == 0, "registers are spilled in the main loop"
     assert got.stack_bytes <= 64, "registers are spilled outside of it"
-    assert got.shared_bytes <= SHARED_KIB[arch] * 1024
+    assert got.shared_bytes <= SHARED_BYTES[arch]
     assert got.loads["128"] >= 0.95 * wide_bytes(names, head_dim, tiles), got.loads
     assert got.matrix_ops
     return got, got.n_loop * tiles.warps / tiles.keys
