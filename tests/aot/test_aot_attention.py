@@ -8,6 +8,7 @@ import pytest
 from aot_report import (
     ARCHS,
     ATTENTION_FACTOR,
+    MOST_REREADS,
     SHARED_BYTES,
     Report,
     on_every_gpu,
@@ -77,7 +78,7 @@ def checked(
     """The report, and warp instructions per key."""
     compiled, tiles = build(kernel, arch, *names, head_dim, **options)
     got = report(compiled)
-    assert got.n_local == 0, "registers are spilled in the main loop"
+    assert got.n_local <= MOST_REREADS, "registers are spilled in the main loop"
     assert got.stack_bytes <= 64, "registers are spilled outside of it"
     assert got.shared_bytes <= SHARED_BYTES[arch]
     assert got.loads["128"] >= 0.95 * wide_bytes(names, head_dim, tiles), got.loads
