@@ -18,6 +18,8 @@ from triton.compiler import ASTSource
 
 ARCHS = (80, 86, 89, 90, 100, 120)
 """Compute capabilities: A100, RTX 30, RTX 40, H100, B200, RTX 50."""
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""What a block may take, by compute capability."""
 
 
 def on_gpus(*archs: int) -> pytest.MarkDecorator:
@@ -37,14 +39,12 @@ BUDGET_FACTOR = 1.0 if _RECORDED_WITH else 1.75
 more."""
 ATTENTION_FACTOR = 1.0 if _RECORDED_WITH else 1.25
 """The same for attention."""
-MOST_REREADS = 0 if _RECORDED_WITH else 1
-"""Accesses to local memory in attention's loops. Decoding q4_1 on sm_120 has one with 3.9.0, whose
-ptxas leaves out a value to fit the others into 80 registers."""
+MOST_SPILLS = 0 if _RECORDED_WITH else 1
+"""Accesses to local memory in a loop that isn't a product's. Decoding q4_1 on sm_120 has one with
+3.9.0, whose ptxas leaves out a value to fit the others into 80 registers."""
 
-SHARED_BYTES = {
-    arch: kib * 1024 for arch, kib in {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}.items()
-}
-"""What a program may take, by compute capability."""
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""What a block may take, by compute capability."""
 
 Type = str | tuple[str, ...]
 """Of an argument, as Triton writes it: "*u8", "i32", "fp32"; of a tuple, that of each item."""

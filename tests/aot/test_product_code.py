@@ -10,7 +10,7 @@ import pytest
 from aot_report import (
     ARCHS,
     BUDGET_FACTOR,
-    SHARED_BYTES,
+    SHARED_KIB,
     on_every_gpu,
     on_gpus,
 )
@@ -53,7 +53,7 @@ def check(build: Build, n_tokens: int, *, products: int = 1) -> None:
     assert report.n_local == 0
     assert report.stack_bytes <= 32, "ptxas leaves some registers outside the loop"
     assert report.registers <= REGISTERS[n_tokens]
-    assert report.shared_bytes <= SHARED_BYTES[build.arch]
+    assert report.shared_bytes <= SHARED_KIB[build.arch] * 1024
     assert build.run_bytes
     assert set(build.run_bytes) == {16}, "codes are loaded 16 bytes at a time"
     assert report.loads["128"] >= 0.95 * build.code_bytes * products
