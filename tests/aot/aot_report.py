@@ -37,6 +37,8 @@ _RECORDED_WITH = triton.__version__.startswith("3.7.")
 BUDGET_FACTOR = 1.0 if _RECORDED_WITH else 1.75
 """Budgets of instructions were recorded with Triton 3.7; others compile products of tensor cores to
 more."""
+ONE_TOKEN_FACTOR = 1.0 if _RECORDED_WITH else 1.15
+"""The same for products with one token."""
 ATTENTION_FACTOR = 1.0 if _RECORDED_WITH else 1.25
 """The same for attention."""
 MOST_SPILLS = 0 if _RECORDED_WITH else 1
