@@ -142,7 +142,8 @@ class Engine:
                     self.model.first_layers(1).forward(batch, self.cache)
             self.reset()
             return
-        for n_tokens in {most, *(1 << i for i in range(most.bit_length()))}:
+        # the longest first: if there is no room for its scratch, that shows at once
+        for n_tokens in sorted({most, *(1 << i for i in range(most.bit_length()))}, reverse=True):
             self.reset()
             self.evaluate([0] * n_tokens)
         self.reset()

@@ -89,7 +89,8 @@ def test_rows_that_no_kernel_reads() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n_tokens", [1, 3, 9, 17])
+@pytest.mark.parametrize("n_tokens", [1, pytest.param(3, marks=pytest.mark.slow), 9,
+                                      pytest.param(17, marks=pytest.mark.slow)])  # fmt: skip
 def test_products(name: str, n_tokens: int) -> None:
     """Odd n_out; n_in of which tiles are a divisor, and not."""
     block = FORMATS[name].block_size
