@@ -36,10 +36,12 @@ class Build:
     """A compiled kernel.
 
     Attributes:
+        arch: compute capability that it is compiled for.
         code_bytes: that a thread loads of code planes in a step.
         run_bytes: of the contiguous codes, by tensor of a tile, that a thread loads together.
     """
 
+    arch: int
     report: Report
     sizes: TileSizes
     code_bytes: float
@@ -95,7 +97,11 @@ def _built(kernel: Any, arch: int, types: dict[str, Any], constants: dict[str, A
         aligned=[name for name in ALIGNED if name in types],
     )
     return Build(
-        report(compiled), sizes, _code_bytes(names[0], sizes), _run_bytes(compiled.asm["ttgir"])
+        arch,
+        report(compiled),
+        sizes,
+        _code_bytes(names[0], sizes),
+        _run_bytes(compiled.asm["ttgir"]),
     )
 
 

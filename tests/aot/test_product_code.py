@@ -10,8 +10,8 @@ import pytest
 from aot_report import (
     ARCHS,
     BUDGET_FACTOR,
-    MOST_SPILLS,
-    REGISTER_FACTOR,
+    ONE_TOKEN_FACTOR,
+    SHARED_KIB,
     on_every_gpu,
     on_gpus,
 )
@@ -24,7 +24,7 @@ ONE, FEW, MANY = 1, 8, 128
 """Numbers of tokens: without tensor cores; as few as they take; a prompt."""
 
 INSTRUCTIONS = {
-    "f32": (3.6, 31.0, 31.0),
+    "f32": (3.0, 31.0, 31.0),
     "f16": (3.3, 2.0, 5.1),
     "bf16": (4.0, 5.6, 8.7),
     "q8_0": (4.3, 4.6, 7.2),
@@ -43,18 +43,18 @@ INSTRUCTIONS = {
 """Thread instructions of the main loop for each weight, for ONE, FEW and MANY tokens."""
 
 REGISTERS = {ONE: 168, FEW: 128, MANY: 255}
-SHARED_BYTES = 99 * 1024
-"""What a program can have on the GPUs that have least."""
+"""For each thread: those with which a multiprocessor, which has 65536, holds 12 and 16 warps, so
+that enough loads are under way; 255 is what a thread can have."""
 
 
 def check(build: Build, n_tokens: int, *, products: int = 1) -> None:
     """No spilled registers, wide loads, no more registers and shared memory than allowed."""
     report = build.report
     assert report.n_loop > 0
-    assert report.n_local <= MOST_SPILLS
+    assert report.n_local == 0
     assert report.stack_bytes <= 32, "ptxas leaves some registers outside the loop"
-    assert report.registers <= min(255, REGISTER_FACTOR * REGISTERS[n_tokens])
-    assert report.shared_bytes <= SHARED_BYTES
+    assert report.registers <= REGISTERS[n_tokens]
+    assert report.shared_bytes <= SHARED_KIB[build.arch] * 1024
     assert build.run_bytes
     assert set(build.run_bytes) == {16}, "codes are loaded 16 bytes at a time"
     assert report.loads["128"] >= 0.95 * build.code_bytes * products
@@ -82,7 +82,8 @@ def test_each_type(arch: int, name: str, n_tokens: int) -> None:
     build = linear_build(arch, (name,), n_tokens)
     check(build, n_tokens)
     budget = INSTRUCTIONS[name][(ONE, FEW, MANY).index(n_tokens)]
-    assert build.instructions_per_weight <= BUDGET_FACTOR * budget
+    factor = ONE_TOKEN_FACTOR if n_tokens == ONE else BUDGET_FACTOR
+    assert build.instructions_per_weight <= factor * budget
     units = {op.split(".")[0] for op in build.report.matrix_ops}
     own = {90: "HGMMA", 100: "UTCHMMA"}.get(arch, "HMMA")
     if n_tokens == ONE or name == "f32":

@@ -54,8 +54,12 @@ def scaled_logits(products, scale, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def sees(key, position, window, WINDOW: tl.constexpr):
-    """Whether the token at `position` attends to `key`: causal, and `window` keys at most."""
-    seen = key <= position
+    """Whether the token at `position` attends to `key`: causal, and `window` keys at most.
+
+    With a window that is one comparison, 0 <= position - key < window: a negative difference is
+    large without its sign. The bound `position - window` would take registers of its own.
+    """
     if WINDOW:
-        seen = seen & (key > position - window)
-    return seen
+        return (position - key).to(tl.uint32) < window.to(tl.uint32)
+    else:
+        return key <= position

@@ -55,6 +55,23 @@ def scaled_codes(part):
 
 
 @triton.jit
+def add_run(total, x):
+    """fp32 [rows, units] `total` and the values of x [rows, units, run], one after another.
+
+    From 3.8 on Triton's own sum adds a thread's values in pairs, and those in pairs again: half of
+    its additions are then no part of a multiply-add.
+    """
+    n: tl.constexpr = x.shape[2]
+    if n == 2:
+        a, b = tl.split(x)
+        return total + a + b
+    else:
+        halves = tl.reshape(x, (x.shape[0], x.shape[1], 2, n // 2))
+        a, b = tl.split(tl.permute(halves, (0, 1, 3, 2)))
+        return add_run(add_run(total, a), b)
+
+
+@triton.jit
 def product_with_token(
     x_ptr,
     planes,
@@ -74,7 +91,8 @@ def product_with_token(
     """fp32 [ROWS]: values `first` to `last` of rows `row` [ROWS], times those of the token at
     `x_ptr`. HALVES: x is rounded to fp16 before."""
     UNITS: tl.constexpr = VALUES // UNIT
-    total = tl.zeros((ROWS, UNITS), tl.float32)
+    nothing = tl.zeros((ROWS, UNITS), tl.float32)
+    total = nothing
     for start in tl.range(first, last, VALUES, num_stages=STAGES):
         parts = READ(planes, row, start, n_in, VALUES, EVEN, PTX)
         for p in tl.static_range(len(parts)):
@@ -83,12 +101,13 @@ def product_with_token(
             x = load_activations(x_ptr, column, n_in, EVEN).to(tl.float32)
             if HALVES:
                 x = saturate(x, F16_MAX).to(tl.float16).to(tl.float32)
-            y = tl.sum(part[0].to(tl.float32) * x[None, :, :], 2)
+            y = add_run(nothing, part[0].to(tl.float32) * x[None, :, :])
             if len(part) > 1:
                 y = y * part[1]
             if len(part) > 2:
                 y += tl.sum(x, 1)[None, :] * part[2]
-            total += y
+            # or the compiler makes vectors across parts, and unpacks all of them before it adds
+            total = fence(total + y, PTX)
     return tl.sum(total, 1)
 
 

@@ -20,7 +20,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @triton.jit
 def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
-    codes = decode_bf16(load_floats(planes[0], row, first, n_values, VALUES, EVEN))
+    codes = decode_bf16(load_floats(planes[0], row, first, n_values, 8, VALUES, EVEN))
     return ((codes,),)
 
 

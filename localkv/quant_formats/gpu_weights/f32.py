@@ -19,7 +19,7 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @triton.jit
 def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
-    return ((load_floats(planes[0], row, first, n_values, VALUES, EVEN),),)
+    return ((load_floats(planes[0], row, first, n_values, 4, VALUES, EVEN),),)
 
 
-LAYOUT = WeightLayout(8, read, planes, bound=None, is_exact=True)
+LAYOUT = WeightLayout(4, read, planes, bound=None, is_exact=True)
