@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from fake_hub import FakeHub
     from program import Program
+
+    from localkv.chat.store import Store
 
 Summary = Callable[[str, Mapping[str, float]], None]
 
@@ -50,6 +53,15 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     from program import Program
 
     return Program(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """Sessions of the chat, in memory; none yet."""
+    from localkv.chat.store import Store
+
+    with closing(Store(":memory:")) as store:
+        yield store
 
 
 @pytest.hookimpl(tryfirst=True)
