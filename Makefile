@@ -2,7 +2,8 @@
 #                 it was told long before
 # make chat       set up .venv and open a chat with it
 # make test       set up .venv and run all tests
-# make test-fast  the tests that take less than five minutes together
+# make test-fast  the tests that take less than five minutes together, on 2 cores; the first run
+#                 takes longer, since it compiles kernels and leaves them for the next
 # make lint       formatting, lint, types, import floors
 # make figures    make the documentation's figures again (12 minutes on 2 cores)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a

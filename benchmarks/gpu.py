@@ -4,8 +4,9 @@
     python benchmarks/gpu.py --llama-bench PROGRAM --gguf FILE
     python benchmarks/gpu.py --dry-run
 
-Needs torch, Triton, NumPy and this package; pytest for the first stage. With all stages it takes
-some minutes on one GPU; a stage that would start after `--minutes` is left out, and said to be.
+Needs torch, Triton, NumPy and this package; pytest for the first stage, and pytest-xdist for it to
+be fast. With all stages it takes some minutes on one GPU; a stage that would start after
+`--minutes` is left out, and said to be.
 `--dry-run` walks through the stages without a GPU, in Triton's interpreter and tiny sizes; its
 times mean nothing.
 
@@ -182,6 +183,8 @@ def stage_tests(run: Run) -> None:
         return
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     command.append("--noconftest")  # it needs more than a bare image has
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(min(8, os.cpu_count() or 1))]  # compiling takes most of the time
     # in the interpreter they would take minutes; without a GPU they are skipped
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

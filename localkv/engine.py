@@ -27,7 +27,8 @@ from localkv.sampling import Sampler
 from localkv.sampling.device_draw import NO_TOKEN, device_draw
 
 WARM_UP_TOKENS = 16
-"""A prompt of so many tokens uses the kernels that long prompts use."""
+"""A prompt of so many tokens uses the kernels that long prompts use, where these are not recorded
+on a GPU."""
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -126,23 +127,28 @@ class Engine:
         self.truncate(0)
 
     def warm_up(self) -> None:
-        """Run the model on a few tokens and forget them, so that its kernels are compiled.
+        """Run the model on some tokens and forget them, so that all kernels it needs are compiled.
 
-        Where weights may still be in a file and products are compiled when these are prepared, one
-        layer has all the rest.
+        On a GPU a product's tiles depend on the number of tokens, each size from one power of two
+        to another at least; so every power of two is run. Where weights may still be in a file and
+        products are compiled when these are prepared, one layer has all the rest.
         """
-        for n_tokens in (min(self.n_ctx, WARM_UP_TOKENS), 1):
-            self.reset()
-            if self.loop is not None:
-                self.evaluate([0] * n_tokens)
-            else:
+        most = min(self.n_ctx, self.n_batch)
+        if self.loop is None:
+            for n_tokens in (min(self.n_ctx, WARM_UP_TOKENS), 1):
+                self.reset()
                 batch = self.cache.batch([(self.sequence, [0] * n_tokens)], logits="last")
                 with self._scratch_of(n_tokens), torch.inference_mode():
                     self.model.first_layers(1).forward(batch, self.cache)
+            self.reset()
+            return
+        # the longest first: if there is no room for its scratch, that shows at once
+        for n_tokens in sorted({most, *(1 << i for i in range(most.bit_length()))}, reverse=True):
+            self.reset()
+            self.evaluate([0] * n_tokens)
         self.reset()
-        if self.loop is not None:
-            with self._scratch_of(1):
-                self.loop.warm_up(self.sequence)
+        with self._scratch_of(1):
+            self.loop.warm_up(self.sequence)
 
     def truncate(self, length: int) -> None:
         """Forget the cached tokens from position `length` on."""

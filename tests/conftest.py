@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -27,6 +28,11 @@ hypothesis.settings.load_profile("reproducible")
 
 # the tests themselves run in parallel; set before torch is imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# what a script runs in its background inherits that Ctrl-C does nothing, and would hand it down to
+# the programs that tests interrupt
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

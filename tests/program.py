@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,11 +81,20 @@ def clean_env(**variables: str) -> dict[str, str]:
     return {**env, "XDG_CONFIG_HOME": "/nonexistent", **variables}
 
 
-def localkv_process(*argv: object, **popen: object) -> subprocess.Popen[bytes]:
+class Process(subprocess.Popen[bytes]):
+    """Its `with` ends at once when a test fails, however long the program would go on."""
+
+    def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *details)
+
+
+def localkv_process(*argv: object, **popen: object) -> Process:
     """Start `python -m localkv` with pipes for all three streams, unless told otherwise."""
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-m", "localkv", *map(str, argv)]
-    return subprocess.Popen(command, **{**streams, "env": clean_env(), **popen})
+    return Process(command, **{**streams, "env": clean_env(), **popen})
 
 
 def on_terminal(*argv: object) -> tuple[int, bytes]:

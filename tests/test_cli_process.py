@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from program import clean_env, loaded_by, localkv_process, on_terminal
+from program import Process, clean_env, loaded_by, localkv_process, on_terminal
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
 
@@ -56,7 +56,7 @@ def test_a_pipe_from_end_to_end(tiny_model: Path) -> None:
     assert b"\x1b" not in out + err
 
 
-def endless(tiny_model: Path, *more: object, **popen: object) -> subprocess.Popen[bytes]:
+def endless(tiny_model: Path, *more: object, **popen: object) -> Process:
     """A completion that goes on for as long as a test can take."""
     argv = ("complete", "-m", tiny_model, "-c", 100_000, "-p", "The fox", "--ignore-eos", *more)
     return localkv_process(*argv, **{"stdin": subprocess.DEVNULL, **popen})

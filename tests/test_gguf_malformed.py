@@ -334,6 +334,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("mutated") / "mutated.gguf"
 
 
+@pytest.mark.slow
 @settings(
     max_examples=4000,
     derandomize=True,

@@ -61,15 +61,18 @@ def on_device(rows: PagedRows) -> PagedRows:
     )
 
 
-@pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
+SHAPES: tuple[tuple[list[tuple[int, int]], int, int], ...] = (
+    ([(1300, 1)], 128, 4),
+    ([(700, 1), (0, 3), (255, 2)], 64, 3),
+    ([(300, 40), (0, 90)], 128, 8),
+    ([(513, 20)], 96, 1),
+)
+"""Rows before and new tokens of each sequence, channels of a head, query heads of a KV head."""
+
+
 @pytest.mark.parametrize(
-    ("lengths", "head_dim", "group"),
-    [
-        ([(1300, 1)], 128, 4),
-        ([(700, 1), (0, 3), (255, 2)], 64, 3),
-        ([(300, 40), (0, 90)], 128, 8),
-        ([(513, 20)], 96, 1),
-    ],
+    ("type_k", "type_v", "lengths", "head_dim", "group"),
+    [(*pair, *SHAPES[i % len(SHAPES)]) for i, pair in enumerate(PAIRS)],
 )
 def test_attention(
     type_k: str, type_v: str, lengths: list[tuple[int, int]], head_dim: int, group: int

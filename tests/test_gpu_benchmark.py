@@ -38,7 +38,7 @@ def test_dry_run(tmp_path: Path) -> None:
         [sys.executable, "-c", BARE, PROGRAM, "--dry-run", "--llama-bench", peer, "--gguf", "x"],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     for stage in ("tests", "copy", "decode", "slope", "linear", "prefill", "model", "itl", "peer"):

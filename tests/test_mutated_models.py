@@ -118,7 +118,7 @@ def test_thousands_of_damaged_files(kind: str, count: int, tmp_path: Path) -> No
         env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -30,12 +30,14 @@ def rope_frequencies(rope: RopeConfig, freq_factors: Tensor | None = None) -> Te
 
     Args:
         rope: base, scaling and YaRN's constants.
-        freq_factors: [n_dims / 2] divisors, the tensor `rope_freqs.weight`, or None.
+        freq_factors: [n_dims / 2] divisors, the tensor `rope_freqs.weight`, or None. The result
+            is on its device, or else on the CPU.
 
     YaRN as in ggml's `ggml_rope_yarn` (Peng et al. 2023): frequencies that turn often within the
     original context are kept, those that turn rarely are interpolated, with a ramp in between.
     """
-    half = torch.arange(rope.n_dims // 2, dtype=torch.float64)
+    device = None if freq_factors is None else freq_factors.device
+    half = torch.arange(rope.n_dims // 2, dtype=torch.float64, device=device)
     freqs = rope.theta ** (-2.0 * half / rope.n_dims)
     if freq_factors is not None:
         freqs = freqs / freq_factors.to(torch.float64)

@@ -87,7 +87,9 @@ class DeviceDraw:
         held = x.softmax(0).cumsum(0)
         at = torch.searchsorted(held, uniform(random) * held[-1], right=True)
         last = x.isfinite().sum() - 1
-        return torch.where(usable, ids[torch.minimum(at, last)], NO_TOKEN).view(1)
+        # an index that is a tensor without dimensions would be read by the host
+        drawn = ids.gather(0, torch.minimum(at, last).view(1))
+        return torch.where(usable, drawn, NO_TOKEN)
 
     def _sorted(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits that can matter, float64, and their tokens, the largest first."""

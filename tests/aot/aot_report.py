@@ -18,6 +18,8 @@ from triton.compiler import ASTSource
 
 ARCHS = (80, 86, 89, 90, 100, 120)
 """Compute capabilities: A100, RTX 30, RTX 40, H100, B200, RTX 50."""
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""What a block may take, by compute capability."""
 
 
 def on_gpus(*archs: int) -> pytest.MarkDecorator:

@@ -9,6 +9,7 @@ from aot_report import (
     ARCHS,
     ATTENTION_FACTOR,
     MOST_SPILLS,
+    SHARED_KIB,
     TRITON,
     Report,
     on_every_gpu,
@@ -25,8 +26,6 @@ from localkv.quant_formats.gpu_cache import has_own_file
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
 OTHER_DIMS = (64, 96, 256)
-SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-"""What a block may take, by compute capability."""
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token
 DECODE_BUDGET = {

@@ -25,7 +25,7 @@ TYPES = {
     "ids_ptr": "*i64",
     "experts_ptr": "*i32",
     "values_ptr": "*fp16",
-    **dict.fromkeys(("n", "n_rows", "n_experts"), "i32"),
+    **dict.fromkeys(("n", "n_rows", "n_experts", "n_splits"), "i32"),
 }
 
 
@@ -72,7 +72,7 @@ def test_routing(arch: int) -> None:
 @on_every_gpu
 def test_around_attention(arch: int) -> None:
     """Adding up the splits of a context, rotating queries and outputs."""
-    sizes = {"N_HEADS": 32, "N_SPLITS": 48, "SPLITS": 64, "HEAD_DIM": 128, "WIDTH": 128}
+    sizes = {"N_HEADS": 32, "SPLITS": 64, "HEAD_DIM": 128, "WIDTH": 128}
     check(merge_kernel, arch, {**sizes, "SINKS": False, "sinks_ptr": None}, 4)
     check(merge_kernel, arch, {**sizes, "SINKS": True}, 4, out_ptr="*fp16")
     rotation = {"HEAD_DIM": 96, "WIDTH": 128, "BLOCK": 32, "N": ROWS}

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from localkv.kernels.gpu.tile_sizes import TileSizes
 
 if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("Triton is loaded without its interpreter: run tests/interpreter alone")
@@ -31,3 +36,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             for warning in warnings:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture
+def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of few programs: the interpreter takes as long for one, however large its tile."""
+    from localkv.kernels.gpu import moe, products
+    from localkv.kernels.gpu.tile_sizes import tile_sizes
+
+    def large(*args: Any, **settings: Any) -> TileSizes:
+        return replace(tile_sizes(*args, **settings), rows=128)
+
+    monkeypatch.setattr(moe, "tile_sizes", large)
+    monkeypatch.setattr(products, "tile_sizes", large)

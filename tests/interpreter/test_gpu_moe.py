@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,9 +11,7 @@ from test_kernels import random_packed
 
 from localkv.config import MoeConfig
 from localkv.kernels.gpu import moe as gpu_moe
-from localkv.kernels.gpu import products
 from localkv.kernels.gpu.moe_route import expert_tiles, route
-from localkv.kernels.gpu.tile_sizes import TileSizes, tile_sizes
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.moe import route as plain_route
@@ -23,15 +20,7 @@ from localkv.quant_formats.packed_tensor import PackedTensor
 N_EMBD, N_FF, N_EXPERTS = 256, 256, 5
 
 
-@pytest.fixture(autouse=True)
-def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes as long for a program, however large its tile."""
-
-    def large(*args: Any, **settings: Any) -> TileSizes:
-        return replace(tile_sizes(*args, **settings), rows=128)
-
-    monkeypatch.setattr(gpu_moe, "tile_sizes", large)
-    monkeypatch.setattr(products, "tile_sizes", large)
+pytestmark = pytest.mark.usefixtures("large_tiles")
 
 
 def unprepared(layer: MoeWeights) -> MoeWeights:
@@ -122,8 +111,15 @@ def test_experts(name: str, down: str, n_tokens: int) -> None:
     assert error(gpu_moe.moe_mlp(x, layer, moe), want) < (EXACT if few or name == "f32" else 2e-3)
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("n_tokens", [1, 3])
+@pytest.mark.parametrize(
+    ("n_tokens", "gated"),
+    [
+        (1, True),
+        (3, False),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(3, True, marks=pytest.mark.slow),
+    ],
+)
 def test_shared_expert_and_residual(gated: bool, n_tokens: int) -> None:
     layer = experts_of("q4_0", "q5_1", shared=True, gated=gated)
     x, residual = torch.rand(n_tokens, N_EMBD), torch.randn(n_tokens, N_EMBD)

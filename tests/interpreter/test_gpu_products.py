@@ -21,6 +21,7 @@ from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rms_norm import rms_norm as plain_rms_norm
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.sampling.device_draw import NO_TOKEN
 
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 CPU = torch.device("cpu")
@@ -75,13 +76,21 @@ def test_rows_are_padded_to_units(name: str) -> None:
     torch.testing.assert_close(embed(ids, planes), weight.decode(), rtol=1e-6, atol=1e-7)
 
 
+def test_no_token_is_row_0() -> None:
+    """A step that follows one in which no token could be drawn reads what there is."""
+    weight = random_packed("q8_0", 3, 64)
+    row = embed(torch.tensor([NO_TOKEN]), prepare(weight, CPU))
+    torch.testing.assert_close(row, weight.decode()[:1], rtol=1e-6, atol=1e-7)
+
+
 def test_rows_that_no_kernel_reads() -> None:
     with pytest.raises(ModelFileError, match="12 columns"):
         prepare(random_packed("f16", 3, 12), CPU)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n_tokens", [1, 3, 9, 17])
+@pytest.mark.parametrize("n_tokens", [1, pytest.param(3, marks=pytest.mark.slow), 9,
+                                      pytest.param(17, marks=pytest.mark.slow)])  # fmt: skip
 def test_products(name: str, n_tokens: int) -> None:
     """Odd n_out; n_in of which tiles are a divisor, and not."""
     block = FORMATS[name].block_size

@@ -117,6 +117,7 @@ def test_odd_rows(fmt: QuantFormat) -> None:
     assert_encoded(fmt, store_all(fmt, x), x)
 
 
+@pytest.mark.slow
 @by_format
 def test_many_rows(fmt: QuantFormat) -> None:
     """Codes and scales near every boundary turn up in so many."""

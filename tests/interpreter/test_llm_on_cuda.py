@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from tiny_model import write_tiny_model
 
 from localkv import LLM
 from localkv.errors import LocalKVError
-from localkv.kernels.gpu import moe, products
 from localkv.kernels.gpu import triton_backend as module
-from localkv.kernels.gpu.tile_sizes import TileSizes, tile_sizes
 from localkv.kernels.select import select_backend
 from localkv.kv_cache import KVCache
 from localkv.model import Transformer
@@ -24,17 +21,8 @@ PROMPT = "Once upon a time there was a small fox who lived near the river."
 
 
 @pytest.fixture(autouse=True)
-def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU, as far as the choice of a backend can see; its memory is the CPU's.
-
-    The interpreter takes as long for a program, however large its tile: so tiles are large.
-    """
-
-    def large(*args: Any, **settings: Any) -> TileSizes:
-        return replace(tile_sizes(*args, **settings), rows=128)
-
-    monkeypatch.setattr(moe, "tile_sizes", large)
-    monkeypatch.setattr(products, "tile_sizes", large)
+def _gpu(monkeypatch: pytest.MonkeyPatch, large_tiles: None) -> None:
+    """A GPU, as far as the choice of a backend can see; its memory is the CPU's."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (64 << 30, 80 << 30))
@@ -144,7 +132,7 @@ def test_no_room_for_the_cache(full: Any, tiny_model: Path) -> None:
     assert error.hint.startswith("4096 tokens (-c) would fit")
 
 
-@pytest.mark.parametrize(("after", "what"), [(0, "a batch of 16 tokens"), (1, "a step's scratch")])
+@pytest.mark.parametrize(("after", "what"), [(0, "a batch of 3 tokens"), (1, "a step's scratch")])
 def test_no_room_for_scratch(full: Any, tiny_model: Path, after: int, what: str) -> None:
     full(Transformer, "forward", after=after)
     error = refused(tiny_model)

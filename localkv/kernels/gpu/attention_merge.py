@@ -8,15 +8,15 @@ import triton.language as tl
 from localkv.kernels.gpu.online_softmax import LOWEST
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_splits"])
 def merge_kernel(
     parts_ptr,
     part_lse_ptr,
     sinks_ptr,
     out_ptr,
     lse_ptr,
+    n_splits,
     N_HEADS: tl.constexpr,
-    N_SPLITS: tl.constexpr,
     SPLITS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -25,16 +25,16 @@ def merge_kernel(
     """Grid (tokens, heads).
 
     Args:
-        parts_ptr, part_lse_ptr: fp32 [tokens, heads, N_SPLITS, HEAD_DIM] and [..., N_SPLITS].
+        parts_ptr, part_lse_ptr: fp32 [tokens, heads, n_splits, HEAD_DIM] and [..., n_splits].
         sinks_ptr: fp32 [heads], logits of a key without a value, if SINKS.
         out_ptr, lse_ptr: [tokens, heads, HEAD_DIM] and fp32 [tokens, heads].
-        SPLITS: N_SPLITS as a power of two.
+        SPLITS: n_splits as a power of two.
     """
     head = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * N_HEADS + head
     i = tl.arange(0, SPLITS)
     j = tl.arange(0, WIDTH)
-    lse = tl.load(part_lse_ptr + row * N_SPLITS + i, mask=i < N_SPLITS, other=-float("inf"))
+    lse = tl.load(part_lse_ptr + row * n_splits + i, mask=i < n_splits, other=-float("inf"))
     largest = tl.maximum(tl.max(lse, 0), LOWEST)
     if SINKS:
         sink = tl.load(sinks_ptr + head)
@@ -44,7 +44,7 @@ def merge_kernel(
     if SINKS:
         total += tl.exp(sink - largest)
     parts = tl.load(
-        parts_ptr + (row * N_SPLITS + i)[:, None] * HEAD_DIM + j[None, :],
+        parts_ptr + (row * n_splits + i)[:, None] * HEAD_DIM + j[None, :],
         mask=(weights > 0)[:, None] & (j < HEAD_DIM)[None, :],
         other=0.0,
     )

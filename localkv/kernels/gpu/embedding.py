@@ -22,9 +22,13 @@ def embed_kernel(
     READ: tl.constexpr, UNIT: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (tokens, tiles of a row)."""
+    """Grid: (tokens, tiles of a row).
+
+    A recorded step is repeated before the host sees that no token could be drawn, which is told by
+    an id of -1: then it reads row 0.
+    """
     token = tl.program_id(0).to(tl.int64)
-    row = tl.load(ids_ptr + token + tl.arange(0, 1))
+    row = tl.maximum(tl.load(ids_ptr + token + tl.arange(0, 1)), 0)
     row = row if WIDE else row.to(tl.int32)
     first = tl.program_id(1) * VALUES
     parts = READ(planes, row, first, n, VALUES, False, PTX)

@@ -1,0 +1,194 @@
+"""What the backend launches for whole models: with tensors of the GPU only, without asking the host
+while a step is recorded, all of it compiled when a model is loaded, and fit for each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aot_report import MOST_SPILLS, SHARED_KIB, report
+from gguf import GGMLQuantizationType as GGMLType
+from paper_gpu import META, PaperGpu, paper_gpu, paper_model
+from program import Program
+from random_model import VARIANTS, variant
+from tiny_model import write_tiny_model
+
+from localkv import LLM
+from localkv.config import CacheConfig, SamplingParams
+from localkv.engine import Engine
+from localkv.kernels.gpu import triton_backend as backend_module
+from localkv.loader.shapes import SHAPES
+from localkv.loader.weights import load_model
+from localkv.sampling.device_draw import device_draw
+
+MOST_STACK = 128
+"""Bytes of local memory of a thread, for registers that are spilled outside of loops."""
+GREEDY = SamplingParams(temperature=0.0)
+CHAINS = (
+    GREEDY,
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=0.8, top_k=0),
+    SamplingParams(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0),
+    SamplingParams(temperature=0.8, top_k=0, min_keep=3),
+)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperGpu]:
+    with paper_gpu(monkeypatch) as gpu:
+        yield gpu
+
+
+def place(engine: Engine, depth: int) -> None:
+    """Forget all, and pretend that `depth` tokens are in the cache."""
+    engine.reset()
+    engine.cache.reserve(engine.sequence, depth)
+    engine.sequence.length = depth
+    engine.cached_ids[:] = [0] * depth
+
+
+def run_steps(engine: Engine, params: SamplingParams) -> None:
+    draw = device_draw(params)
+    assert draw is not None
+    assert engine.loop is not None
+    ids = list(engine.loop.tokens(engine.sequence, 7, draw, seed=1, number=0, limit=3))
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize("weight_type", [GGMLType.Q8_0, GGMLType.F16])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_models(name: str, weight_type: GGMLType, gpu: PaperGpu, tmp_path: Path) -> None:
+    """From the file to drawn tokens, for each architecture."""
+    path = variant(name).write(tmp_path / "model.gguf", weight_type)
+    model, _ = load_model(path, gpu.backend)
+    pair = ("q8_0", "fp8_e4m3_token") if model.config.head_dim % 32 == 0 else ("f16", "bf16")
+    engine = Engine(model, CacheConfig(*pair, n_ctx=600), n_batch=128)
+    engine.warm_up()
+    for n_tokens in (1, 3, 20, 128):
+        assert engine.evaluate([0] * n_tokens, logits="all").device == META
+    assert len(gpu.kernels) > 10
+    for params in CHAINS:
+        run_steps(engine, params)
+    assert engine.logits([1, 2, 3]).device.type == "cpu"
+
+
+def test_a_step_that_asks_the_host_is_noticed(gpu: PaperGpu) -> None:
+    x = torch.zeros(3, dtype=torch.int64, device=META)
+    assert int(x[1]) == 1
+    gpu.recording = True
+    with torch.inference_mode():
+        for ask in (lambda: int(x[1]), lambda: x[x[0]], lambda: x.cpu(), lambda: x + torch.ones(3)):
+            with pytest.raises((AssertionError, RuntimeError)):
+                ask()
+
+
+@pytest.fixture
+def chosen(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--device cuda` is the GPU on paper."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "paper")
+    monkeypatch.setattr(backend_module, "triton_backend", lambda device: gpu.backend)
+
+
+@pytest.mark.usefixtures("chosen")
+def test_llm(tmp_path: Path) -> None:
+    """As users call it, with tokens drawn on the GPU and on the host."""
+    llm = LLM(write_tiny_model(tmp_path / "model.gguf"), device="cuda", cache_type_k="q4_0")
+    settings: tuple[dict[str, Any], ...] = (
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"dynatemp_range": 0.5},
+        {"repeat_penalty": 1.3},
+    )
+    for options in settings:
+        done = llm.complete("The fox", max_tokens=4, ignore_eos=True, **options)
+        assert done.usage.completion_tokens == 4
+
+
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("complete", "-p", "The fox", "-n", "3", "-ctk", "fp8_e4m3_token", "-ctv", "f32"),
+        ("bench", "-p", "16", "-n", "4", "-pg", "16,4", "-d", "0,32", "-r", "1"),
+        ("perplexity", "-f", "text", "-c", "64", "--kl-divergence", "-ctk", "q4_0"),
+        ("perplexity", "-f", "text", "-c", "64", "--prefill-exact"),
+        ("perplexity", "-f", "text", "-c", "64", "--calibrate-kv", "scales"),
+    ],
+)
+def test_commands(arguments: tuple[str, ...], program: Program, tmp_path: Path) -> None:
+    """Their values mean nothing, but they bring none to the wrong device."""
+    (tmp_path / "text").write_text("The fox said hello to the owl, and the owl to the fox. " * 20)
+    command, *options = (str(tmp_path / a) if a in ("text", "scales") else a for a in arguments)
+    model = write_tiny_model(tmp_path / "model.gguf")
+    result = program(command, "-m", model, *options, "--device", "cuda")
+    assert result.code == 0, result.err
+    assert "paper" in result.out + result.err or command == "perplexity"
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights", "pair", "n_processors"),
+    [
+        ("llama-8b", "q4_0", ("q8_0", "q4_0"), 132),
+        ("llama-8b", "q4_K", ("f16", "f16"), 24),
+        ("llama-1b", "q8_0", ("fp8_e4m3", "q5_1"), 170),
+        ("llama-70b", "f16", ("q4_0", "q4_0"), 108),
+        ("qwen3-30b-a3b", "q4_K", ("q8_0", "q8_0"), 132),
+    ],
+)
+def test_nothing_is_compiled_while_a_user_waits(
+    shape: str,
+    weights: str,
+    pair: tuple[str, str],
+    n_processors: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts of any length, at any depth, and steps use the kernels that `warm_up` has used."""
+    with paper_gpu(monkeypatch, 90, n_processors) as gpu:
+        model = paper_model(gpu, SHAPES[shape], weights, 2)
+        engine = Engine(model, CacheConfig(*pair, n_ctx=20000))
+        engine.warm_up()
+        known = set(gpu.kernels)
+        for n_tokens in (*range(1, 140), 200, 255, 256, 257, 300, 400, 511, 512):
+            place(engine, 0)
+            engine.evaluate([0] * n_tokens)
+            assert set(gpu.kernels) == known, f"{n_tokens} tokens"
+        for depth in (1, 100, 255, 256, 300, 600, 1000, 1500, 3000, 7000, 12345, 19000):
+            for n_tokens in (1, 2, 5, 8, 9, 100, 512):
+                place(engine, depth)
+                engine.evaluate([0] * n_tokens)
+                assert set(gpu.kernels) == known, f"{n_tokens} tokens behind {depth}"
+            place(engine, depth)
+            run_steps(engine, GREEDY)
+            assert set(gpu.kernels) == known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "shape", "weights", "pair"),
+    [
+        (90, "llama-8b", "q4_0", ("q8_0", "q4_0")),
+        (86, "qwen3-30b-a3b", "q4_K", ("q4_0", "fp8_e4m3")),
+        (120, "llama-1b", "q8_0", ("f16", "f16")),
+    ],
+)
+def test_all_that_a_model_launches_is_compiled(
+    arch: int, shape: str, weights: str, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the types, alignments and tiles that the launchers choose: nothing is spilled in a loop,
+    and a block has room on the GPU."""
+    with paper_gpu(monkeypatch, arch) as gpu:
+        engine = Engine(paper_model(gpu, SHAPES[shape], weights, 2), CacheConfig(*pair, n_ctx=9000))
+        engine.warm_up()
+    kernels = list(gpu.kernels.values())
+    assert {"prefill_kernel", "decode_kernel", "store_kernel"} <= {k.name for k in kernels}
+    for kernel in kernels:
+        done = report(kernel.compile())
+        assert done.n_local <= MOST_SPILLS, kernel.name
+        assert done.stack_bytes <= MOST_STACK, kernel.name
+        assert done.shared_bytes <= 1024 * SHARED_KIB[arch], kernel.name
+        assert 32 * kernel.options["num_warps"] * done.registers <= 65536, kernel.name
