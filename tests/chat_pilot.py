@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +126,6 @@ async def user(
 ) -> AsyncIterator[User]:
     """A user of the chat, whose engines are these, one after the other."""
     waiting = list(engines)
-    store = store or Store(":memory:")
     made: list[FakeEngine] = []
     options: list[EngineOptions] = []
 
@@ -135,16 +134,17 @@ async def user(
         made.append(waiting.pop(0))
         return made[-1]
 
-    chat = ChatSession(store, model="tiny.gguf", **{"params": SamplingParams(), **session})
-    if session_id is not None:
-        chat = chat.resumed(session_id)
-    app = ChatApp(chat, EngineOptions("tiny.gguf", {"n_threads": 3}), new_engine)
-    async with app.run_test(size=size) as pilot:
-        somebody = User(app, pilot, made, options)
-        await somebody.until(lambda: made)
-        if wait:
-            await somebody.ready()
-        yield somebody
+    with nullcontext(store) if store else closing(Store(":memory:")) as sessions:
+        chat = ChatSession(sessions, model="tiny.gguf", **{"params": SamplingParams(), **session})
+        if session_id is not None:
+            chat = chat.resumed(session_id)
+        app = ChatApp(chat, EngineOptions("tiny.gguf", {"n_threads": 3}), new_engine)
+        async with app.run_test(size=size) as pilot:
+            somebody = User(app, pilot, made, options)
+            await somebody.until(lambda: made)
+            if wait:
+                await somebody.ready()
+            yield somebody
     # exceptions of handlers are raised by run_test
 
 

@@ -7,6 +7,7 @@ import inspect
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ import pytest
 if TYPE_CHECKING:
     from fake_hub import FakeHub
     from program import Program
+
+    from localkv.chat.store import Store
 
 Summary = Callable[[str, Mapping[str, float]], None]
 
@@ -56,6 +59,15 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     from program import Program
 
     return Program(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """Sessions of the chat, in memory; none yet."""
+    from localkv.chat.store import Store
+
+    with closing(Store(":memory:")) as store:
+        yield store
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,13 +117,13 @@ def test_csv_has_a_header_and_a_row_per_test(bench) -> None:
 
 
 def test_sql_makes_and_fills_a_table(bench) -> None:
-    database = sqlite3.connect(":memory:")
-    database.executescript(bench(*SMALL, "-o", "sql"))
-    database.executescript(bench(*PROMPT, "-o", "sql"))  # a second run adds to the first
-    columns = [row[1] for row in database.execute("PRAGMA table_info(llama_bench)")]
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(bench(*SMALL, "-o", "sql"))
+        database.executescript(bench(*PROMPT, "-o", "sql"))  # a second run adds to the first
+        columns = [row[1] for row in database.execute("PRAGMA table_info(llama_bench)")]
+        query = "SELECT n_prompt, n_gen, typeof(avg_ts), typeof(n_depth), typeof(cpu_info), no_host"
+        rows = database.execute(f"{query} FROM llama_bench").fetchall()
     assert columns == [*LLAMA_BENCH_KEYS, *OWN_KEYS]
-    query = "SELECT n_prompt, n_gen, typeof(avg_ts), typeof(n_depth), typeof(cpu_info), no_host"
-    rows = database.execute(f"{query} FROM llama_bench").fetchall()
     kinds = ("real", "integer", "text", 0)
     assert rows == [(8, 0, *kinds), (0, 4, *kinds), (8, 0, *kinds)]
 

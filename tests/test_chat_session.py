@@ -24,10 +24,8 @@ from localkv.quant_formats import KV_FORMATS
 DONE = Finished("stop", 5, 7, 3, 0.1, 0.2, 35.0, 42)
 
 
-def new_session(store: Store | None = None, **options: object) -> ChatSession:
-    return ChatSession(
-        store or Store(":memory:"), model="m.gguf", **{"params": SamplingParams(), **options}
-    )
+def new_session(store: Store, **options: object) -> ChatSession:
+    return ChatSession(store, model="m.gguf", **{"params": SamplingParams(), **options})
 
 
 def exchange(session: ChatSession, question: str, answer: str) -> None:
@@ -68,8 +66,8 @@ def test_what_is_shown_only_grows() -> None:
     assert shown == "Three </think> four"
 
 
-def test_branches_survive_the_store() -> None:
-    session = new_session()
+def test_branches_survive_the_store(store: Store) -> None:
+    session = new_session(store)
     exchange(session, "Q", "A1")
     answer = session.conversation.path()[-1]
     session.retry(answer)
@@ -81,14 +79,14 @@ def test_branches_survive_the_store() -> None:
     assert [m.content for m in session.conversation.path()] == ["Q", "A1"]
     session.show_branch(again)
     assert [m.content for m in session.conversation.path()] == ["Q", "A2", "Q2", "A3"]
-    resumed = new_session(session.store).resumed(session.id)
+    resumed = new_session(store).resumed(session.id)
     assert resumed.conversation == session.conversation
     assert resumed.conversation.path()[-1].stats == DONE
     assert [m.content for m in resumed.conversation.branches(answer)] == ["A1", "A2"]
 
 
-def test_editing_the_first_message_is_a_branch_too() -> None:
-    session = new_session()
+def test_editing_the_first_message_is_a_branch_too(store: Store) -> None:
+    session = new_session(store)
     exchange(session, "Q", "A")
     session.edit(session.conversation.path()[0], "Q!")
     assert [m.content for m in session.conversation.path()] == ["Q!"]
@@ -96,8 +94,8 @@ def test_editing_the_first_message_is_a_branch_too() -> None:
     assert session.title == "Q"
 
 
-def test_a_prompt_has_no_reasoning_and_no_empty_answer() -> None:
-    session = new_session(system_prompt=" ")
+def test_a_prompt_has_no_reasoning_and_no_empty_answer(store: Store) -> None:
+    session = new_session(store, system_prompt=" ")
     exchange(session, "Q", "<think>\nHm\n</think>\n\nA")
     exchange(session, "Q2", "<think>\ncut")
     session.say("Q3")
@@ -107,24 +105,24 @@ def test_a_prompt_has_no_reasoning_and_no_empty_answer() -> None:
     assert session.request().messages[0] == {"role": "system", "content": "S"}
 
 
-def test_the_title_is_the_first_line_that_says_something() -> None:
-    session = new_session()
+def test_the_title_is_the_first_line_that_says_something(store: Store) -> None:
+    session = new_session(store)
     session.say("\n  Hello\tthere \nmore")
     assert session.title == "Hello there"
     session.rename(" ")
     assert session.title == "Hello there"
 
 
-def test_nothing_is_stored_before_something_is_said() -> None:
-    session = new_session()
+def test_nothing_is_stored_before_something_is_said(store: Store) -> None:
+    session = new_session(store)
     session.save()
     session.set_param("top_k", 3)
     assert session.store.sessions() == []
 
 
 @pytest.mark.parametrize("n_ctx", [20, 30, 60])
-def test_dropping_turns_leaves_a_quarter_free(n_ctx: int) -> None:
-    session = new_session(system_prompt="s s")
+def test_dropping_turns_leaves_a_quarter_free(store: Store, n_ctx: int) -> None:
+    session = new_session(store, system_prompt="s s")
     for number in range(6):
         exchange(session, f"question {number}", f"answer {number}")
     session.say("last")
@@ -139,8 +137,8 @@ def test_dropping_turns_leaves_a_quarter_free(n_ctx: int) -> None:
     assert len(session.conversation.path()) == 13
 
 
-def test_a_last_turn_that_is_too_long_drops_nothing() -> None:
-    session = new_session()
+def test_a_last_turn_that_is_too_long_drops_nothing(store: Store) -> None:
+    session = new_session(store)
     exchange(session, "Q", "A")
     session.say("word " * 50)
     with pytest.raises(ContextOverflowError, match="the last message alone takes 52 of 40"):
@@ -148,8 +146,7 @@ def test_a_last_turn_that_is_too_long_drops_nothing() -> None:
     assert session.conversation.dropped_id is None
 
 
-def test_search_finds_titles_and_messages_literally() -> None:
-    store = Store(":memory:")
+def test_search_finds_titles_and_messages_literally(store: Store) -> None:
     for question, answer in (("Fox one", "100% sure_ly"), ("Owl two", "日本語 \\ backslash")):
         exchange(new_session(store), question, answer)
     assert [s.title for s in store.sessions()] == ["Owl two", "Fox one"]
@@ -165,8 +162,8 @@ def test_search_finds_titles_and_messages_literally() -> None:
         assert [s.title for s in store.sessions(search)] == titles, search
 
 
-def test_deleting_takes_the_messages_along() -> None:
-    session = new_session()
+def test_deleting_takes_the_messages_along(store: Store) -> None:
+    session = new_session(store)
     exchange(session, "Q", "A")
     session.store.delete_session(session.id)
     assert session.store.prompts() == []
@@ -204,9 +201,9 @@ def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
         Store(tmp_path / "folder")
 
 
-def test_settings_are_stored_as_far_as_they_differ() -> None:
+def test_settings_are_stored_as_far_as_they_differ(store: Store) -> None:
     params = SamplingParams(temperature=0.1, logit_bias={5: float("-inf")}, samplers=("top_k",))
-    session = new_session(params=params, max_tokens=9)
+    session = new_session(store, params=params, max_tokens=9)
     session.say("Q")
     assert set(session.store.session(session.id).settings) == {
         "temperature",
@@ -214,12 +211,12 @@ def test_settings_are_stored_as_far_as_they_differ() -> None:
         "samplers",
         "max_tokens",
     }
-    resumed = new_session(session.store).resumed(session.id)
+    resumed = new_session(store).resumed(session.id)
     assert (resumed.params, resumed.max_tokens) == (params, 9)
 
 
-def test_export_holds_all_branches_or_the_shown_one(tmp_path: Path) -> None:
-    session = new_session(system_prompt="Be brief.")
+def test_export_holds_all_branches_or_the_shown_one(store: Store, tmp_path: Path) -> None:
+    session = new_session(store, system_prompt="Be brief.")
     exchange(session, "Q", "A1")
     session.retry(session.conversation.path()[-1])
     message = session.begin_answer()

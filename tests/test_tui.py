@@ -22,8 +22,7 @@ from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.message_view import MessageView
 
 
-async def test_a_question_is_answered_and_kept() -> None:
-    store = Store(":memory:")
+async def test_a_question_is_answered_and_kept(store: Store) -> None:
     async with user(FakeEngine(words("It is **blue** today.")), store=store) as me:
         await me.ask("What colour is the sky?")
         assert me.texts == ["What colour is the sky?", "It is **blue** today."]
@@ -205,8 +204,7 @@ async def test_reasoning_is_folded_and_not_told_again() -> None:
         ]
 
 
-async def test_the_history_of_prompts() -> None:
-    store = Store(":memory:")
+async def test_the_history_of_prompts(store: Store) -> None:
     async with user(FakeEngine(["1"], ["2"]), store=store) as me:
         await me.ask("older")
         await me.ask("newer")
@@ -232,8 +230,7 @@ async def test_up_moves_within_several_lines_first() -> None:
         assert me.prompt.text == "older"
 
 
-async def test_sessions_are_resumed_searched_and_deleted() -> None:
-    store = Store(":memory:")
+async def test_sessions_are_resumed_searched_and_deleted(store: Store) -> None:
     async with user(FakeEngine(["A fox."], ["An owl."], ["More."]), store=store) as me:
         await me.ask("Tell of a fox")
         await me.press("ctrl+n")
@@ -260,8 +257,7 @@ async def test_sessions_are_resumed_searched_and_deleted() -> None:
         await me.until(lambda: me.texts == [])  # the one that was open is gone
 
 
-async def test_a_session_is_resumed_with_its_settings() -> None:
-    store = Store(":memory:")
+async def test_a_session_is_resumed_with_its_settings(store: Store) -> None:
     async with user(FakeEngine(["Aye."]), store=store) as me:
         await me.send("/system You are a pirate.")
         await me.send("/set temp 0.3")
@@ -350,9 +346,8 @@ async def test_a_full_context_can_be_left_for_a_new_chat() -> None:
         assert len(me.app.store.sessions()) == 1
 
 
-async def test_the_engine_dies_and_is_started_again() -> None:
+async def test_the_engine_dies_and_is_started_again(store: Store) -> None:
     dying = FakeEngine(["Half", " an", EngineStoppedError("the engine stopped (SIGKILL)")])
-    store = Store(":memory:")
     async with user(dying, FakeEngine(["Whole."]), store=store) as me:
         await me.send("Speak")
         await me.until(lambda: me.chat.query_one(LoadStrip).display)
@@ -563,8 +558,7 @@ async def test_the_command_palette_starts_a_new_chat() -> None:
         await me.until(lambda: me.texts == [])
 
 
-async def test_the_theme_is_remembered() -> None:
-    store = Store(":memory:")
+async def test_the_theme_is_remembered(store: Store) -> None:
     async with user(FakeEngine(), store=store) as me:
         assert me.app.theme == "localkv"
         me.app.theme = "localkv-light"
@@ -625,8 +619,7 @@ async def test_wide_characters_emoji_and_control_characters() -> None:
         assert me.texts[1] == answer
 
 
-async def test_a_long_session_opens_at_its_end() -> None:
-    store = Store(":memory:")
+async def test_a_long_session_opens_at_its_end(store: Store) -> None:
     session = ChatSession(store, model="m.gguf", params=SamplingParams())
     for number in range(40):
         session.say(f"question {number}")
@@ -685,8 +678,7 @@ async def test_a_store_that_fails_is_told_of_once(monkeypatch) -> None:
         await me.ready()
 
 
-async def test_what_is_on_the_screen_is_saved() -> None:
-    store = Store(":memory:")
+async def test_what_is_on_the_screen_is_saved(store: Store) -> None:
     pause = Wait()
     async with user(FakeEngine(["Once", " upon", pause, " a time"]), store=store) as me:
         await me.send("A story")
@@ -698,8 +690,7 @@ async def test_what_is_on_the_screen_is_saved() -> None:
         await me.ready()
 
 
-async def test_quitting_while_it_answers_keeps_what_there_is() -> None:
-    store = Store(":memory:")
+async def test_quitting_while_it_answers_keeps_what_there_is(store: Store) -> None:
     pause = Wait()
     async with user(FakeEngine(["Half", pause]), store=store) as me:
         await me.send("Speak")

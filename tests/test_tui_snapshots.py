@@ -118,8 +118,7 @@ async def test_stopped_engine(size: tuple[int, int]) -> None:
 
 
 @SIZES
-async def test_sessions(size: tuple[int, int]) -> None:
-    store = Store(":memory:")
+async def test_sessions(store: Store, size: tuple[int, int]) -> None:
     async with user(FakeEngine(["A fox."], ["An owl."]), size=size, store=store) as me:
         await me.ask("Tell of a fox")
         await me.press("ctrl+n")

@@ -98,7 +98,11 @@ class Store:
             if path != ":memory:":
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=5.0)
-            self._prepare()
+            try:
+                self._prepare()
+            except Exception:
+                self.close()
+                raise
         except (OSError, sqlite3.Error) as error:
             raise self._failure(error) from error
 

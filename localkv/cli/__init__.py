@@ -47,13 +47,15 @@ def run(argv: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
     try:
-        with cli.make_context("localkv", list(argv)) as ctx:
-            code = cli.invoke(ctx)
+        try:
+            with cli.make_context("localkv", list(argv)) as ctx:
+                code = cli.invoke(ctx)
+        except click.exceptions.Exit as finished:
+            code = finished.exit_code
+        # what is still buffered after --help, too: at exit Python would say it in its own words
         if sys.stdout is not None:
             sys.stdout.flush()
         return code or 0
-    except click.exceptions.Exit as finished:
-        return finished.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.message, err=True)
         return USAGE

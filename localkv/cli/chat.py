@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -97,22 +98,21 @@ def _run(
     arguments = loading_arguments(values)
     if arguments["n_threads"] is None:
         arguments["n_threads"] = default_threads()
-    store = Store(sessions or default_path())
-    session = ChatSession(
-        store,
-        model=model,
-        params=params,
-        system_prompt=unescape(system_prompt or "") if escape else system_prompt or "",
-        max_tokens=n_predict if n_predict >= 0 else None,
-        stop=tuple(map(unescape, stop)) if escape else stop,
-        ignore_eos=ignore_eos,
-    )
-    if values["continue"] and (found := store.sessions()):
-        session = session.resumed(found[0].id)
-    options = EngineOptions(model, arguments, template)
-    app = ChatApp(session, options, EngineProcess)
-    app.run()
-    store.close()
+    with closing(Store(sessions or default_path())) as store:
+        session = ChatSession(
+            store,
+            model=model,
+            params=params,
+            system_prompt=unescape(system_prompt or "") if escape else system_prompt or "",
+            max_tokens=n_predict if n_predict >= 0 else None,
+            stop=tuple(map(unescape, stop)) if escape else stop,
+            ignore_eos=ignore_eos,
+        )
+        if values["continue"] and (found := store.sessions()):
+            session = session.resumed(found[0].id)
+        options = EngineOptions(model, arguments, template)
+        app = ChatApp(session, options, EngineProcess)
+        app.run()
     return app.return_code or 0
 
 
