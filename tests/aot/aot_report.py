@@ -45,7 +45,6 @@ MOST_SPILLS = 0 if _RECORDED_WITH else 1
 """Accesses to local memory in a loop that isn't a product's. Decoding q4_1 on sm_120 has one with
 3.9.0, whose ptxas leaves out a value to fit the others into 80 registers."""
 
-
 Type = str | tuple[str, ...]
 """Of an argument, as Triton writes it: "*u8", "i32", "fp32"; of a tuple, that of each item."""
 
