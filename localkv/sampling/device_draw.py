@@ -88,7 +88,7 @@ class DeviceDraw:
         at = torch.searchsorted(held, uniform(random) * held[-1], right=True)
         last = x.isfinite().sum() - 1
         # an index that is a tensor without dimensions would be read by the host
-        drawn = ids.gather(0, torch.minimum(at, last).view(1))
+        drawn = ids.gather(0, torch.minimum(at, last).clamp(min=0).view(1))
         return torch.where(usable, drawn, NO_TOKEN)
 
     def _sorted(self, logits: Tensor) -> tuple[Tensor, Tensor]:
