@@ -66,6 +66,7 @@ def pack_rows(x: Tensor, *, halves: bool = False) -> Activations:
     pack_rows_kernel[(n_rows,)](
         x, values, restore, n_rows, n,
         ROWS=1, N=triton.next_power_of_2(n), HALVES=halves, num_warps=row_warps(n),
+        enable_fp_fusion=True,
     )  # fmt: skip
     return Activations(values, restore)
 

@@ -163,7 +163,7 @@ def segment_attention(
     tables = (table, seg_batch.length_table, batch.start_table, batch.positions)
     numbers = (seg_batch.first_position, table.shape[1])
     numbers += (params.softmax_scale, params.softcap, params.window)
-    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": True}
     out = torch.empty_like(q)
     lse = torch.empty(tokens, n_heads, dtype=torch.float32, device=q.device)
     if not decode:
@@ -201,6 +201,7 @@ def segment_attention(
         HEAD_DIM=head_dim,
         WIDTH=width,
         SINKS=sinks is not None,
+        enable_fp_fusion=True,
     )
     return out, lse
 

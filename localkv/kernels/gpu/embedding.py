@@ -55,5 +55,6 @@ def embed(token_ids: Tensor, token_embd: PackedTensor) -> Tensor:
         WIDE=table.needs_wide_index,
         PTX=gpu_of(token_ids.device).ptx,
         num_warps=1,
+        enable_fp_fusion=True,
     )
     return out

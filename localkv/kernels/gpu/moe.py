@@ -142,5 +142,6 @@ def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig, residual: Tensor | Non
         N_USED=moe.n_experts_used,
         N=width,
         num_warps=row_warps(width),
+        enable_fp_fusion=True,
     )
     return out

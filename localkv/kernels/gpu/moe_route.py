@@ -59,6 +59,7 @@ def route(router_logits: Tensor, moe: MoeConfig) -> tuple[Tensor, Tensor]:
         USED=triton.next_power_of_2(moe.n_experts_used),
         RENORMALISE=moe.renormalise,
         num_warps=1,
+        enable_fp_fusion=True,
     )
     return experts, weights
 

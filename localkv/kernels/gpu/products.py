@@ -88,6 +88,7 @@ def launch_constants(sizes: TileSizes, weights: Sequence[PlaneTensor]) -> dict[s
         "PTX": gpu.ptx,
         "num_warps": sizes.n_warps,
         "num_stages": sizes.stages,
+        "enable_fp_fusion": True,
     }
 
 

@@ -43,6 +43,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, restore: Tensor | None, eps:
     rms_norm_kernel[(triton.cdiv(n_rows, rows),)](
         x, weight, out, restore, n_rows, n, eps,
         ROWS=rows, N=width, num_warps=row_warps(width * rows),
+        enable_fp_fusion=True,
     )  # fmt: skip
 
 
