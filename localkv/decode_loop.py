@@ -54,11 +54,13 @@ class DecodeLoop:
     Args:
         model: on a backend whose launches can be recorded.
         cache: whose sequence is decoded.
+        records: on a GPU steps are recorded; else they are launched each time.
     """
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, *, records: bool = True) -> None:
         self.model = model
         self.cache = cache
+        self.records = records
         self.device = model.backend.device
         self._buckets: dict[tuple[int, int], Bucket] = {}
         self._token = self._zeros(1)
@@ -200,7 +202,7 @@ class DecodeLoop:
 
     def _record(self, step: Step) -> Step:
         """What repeats `step`; nothing has changed when this returns."""
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not self.records:
             return step
         state = (self._token, self._position, self._random)
         kept = [buffer.clone() for buffer in state]

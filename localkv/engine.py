@@ -133,22 +133,37 @@ class Engine:
         to another at least; so every power of two is run. Where weights may still be in a file and
         products are compiled when these are prepared, one layer has all the rest.
         """
-        most = min(self.n_ctx, self.n_batch)
         if self.loop is None:
             for n_tokens in (min(self.n_ctx, WARM_UP_TOKENS), 1):
-                self.reset()
-                batch = self.cache.batch([(self.sequence, [0] * n_tokens)], logits="last")
-                with self._scratch_of(n_tokens), torch.inference_mode():
-                    self.model.first_layers(1).forward(batch, self.cache)
+                self._try(self.model.first_layers(1), n_tokens)
             self.reset()
             return
+        most = min(self.n_ctx, self.n_batch)
         # the longest first: if there is no room for its scratch, that shows at once
-        for n_tokens in sorted({most, *(1 << i for i in range(most.bit_length()))}, reverse=True):
-            self.reset()
-            self.evaluate([0] * n_tokens)
+        sizes = sorted({most, *(1 << i for i in range(most.bit_length()))} - {1}, reverse=True)
+        if self.model.backend.compile_together is not None:
+            self.model.backend.compile_together(lambda: self._rehearse(sizes))
+        for n_tokens in sizes:
+            self._try(self.model, n_tokens)
         self.reset()
         with self._scratch_of(1):
             self.loop.warm_up(self.sequence)
+
+    def _rehearse(self, sizes: list[int]) -> None:
+        """Launch what `warm_up` does on a GPU, but each kind of layer once."""
+        model = self.model.one_of_each_layer()
+        for n_tokens in sizes:
+            self._try(model, n_tokens)
+        self.reset()
+        with self._scratch_of(1):
+            DecodeLoop(model, self.cache, records=False).warm_up(self.sequence)
+
+    def _try(self, model: Transformer, n_tokens: int) -> None:
+        """Run `model` on so many tokens at the start of the context; none of them counts."""
+        self.reset()
+        batch = self.cache.batch([(self.sequence, [0] * n_tokens)], logits="last")
+        with self._scratch_of(n_tokens), torch.inference_mode():
+            model.forward(batch, self.cache)
 
     def truncate(self, length: int) -> None:
         """Forget the cached tokens from position `length` on."""

@@ -6,7 +6,8 @@ Knows nothing of files, tokens' texts or sampling. Differences between architect
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,16 @@ class Transformer:
         """The model with its first `n` layers only; its caches may have more."""
         weights = replace(self.weights, layers=self.weights.layers[:n])
         return Transformer(replace(self.config, n_layers=n), self.spec, weights, self.backend)
+
+    def one_of_each_layer(self) -> Transformer:
+        """The first layers, until each kind was among them and one more is the last.
+
+        Kinds are told apart by the types and shapes of weights, by what is missing, and by RoPE.
+        """
+        layers = enumerate(self.weights.layers)
+        kinds = [(_kind(layer), self._has_rope(index)) for index, layer in layers]
+        n = 1 + max(map(kinds.index, kinds))
+        return self.first_layers(min(n + 1, len(kinds)))
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Run a batch: its K and V are stored in `cache`, whose sequences keep their lengths.
@@ -95,3 +106,14 @@ class Transformer:
             growth = torch.log(steps.double() + 1.0)
             q_scale = (growth * config.attention_temperature_scale + 1.0).to(dtype)
         return TokenInputs(table, q_scale), TokenInputs(None, q_scale)
+
+
+def _kind(weights: Any) -> Any:
+    """Types and shapes of a layer's weights, or of a part of it."""
+    if isinstance(weights, PackedTensor):
+        return weights.format.name, weights.shape
+    if isinstance(weights, Tensor):
+        return weights.shape
+    if is_dataclass(weights):
+        return type(weights), *(_kind(getattr(weights, field.name)) for field in fields(weights))
+    return weights

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +34,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # the programs that tests interrupt
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _same_random_tensors() -> None:
+    """Whichever tests came before in this process."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

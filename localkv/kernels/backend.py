@@ -81,6 +81,8 @@ class Backend:
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
         compiling_ahead: (weight types of matrices, model, cache) -> a context to load the model and
             to warm it up in: meanwhile other cores compile what this will need.
+        compile_together: runs a function that launches kernels, and compiles these at the same time
+            instead of running them; None if kernels are not compiled so.
         records: launches read all that changes from the device's memory, so that those of a token
             can be recorded and repeated.
     """
@@ -115,6 +117,7 @@ class Backend:
     compiling_ahead: Callable[
         [Iterable[str], ModelConfig, CacheConfig], AbstractContextManager[None]
     ] = nothing_ahead
+    compile_together: Callable[[Callable[[], None]], None] | None = None
     records: bool = False
 
 

@@ -9,7 +9,7 @@ the compiler, with the types, alignments and compile-time arguments that it foun
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -47,7 +47,11 @@ DEVICES = itertools.count()
 
 @dataclass(frozen=True)
 class Kernel:
-    """What Triton was to compile: the arguments of `triton.compiler.ASTSource`, and options."""
+    """What Triton was to compile: the arguments of `triton.compiler.ASTSource`, and options.
+
+    Attributes:
+        ahead: it was first asked for by what is compiled together, without being run.
+    """
 
     function: Any
     signature: dict[str, Any]
@@ -55,6 +59,7 @@ class Kernel:
     attributes: dict[tuple[int, ...], Any]
     options: dict[str, Any]
     target: GPUTarget
+    ahead: bool
 
     @property
     def name(self) -> str:
@@ -81,6 +86,11 @@ class PaperDriver:
 
     def get_current_target(self) -> GPUTarget:
         return self.target
+
+
+def paper_driver(arch: int) -> PaperDriver:
+    """For which nothing was compiled before."""
+    return PaperDriver(arch, next(DEVICES))
 
 
 @dataclass
@@ -153,19 +163,24 @@ def paper_gpu(
 ) -> Iterator[PaperGpu]:
     """Makes launches of Triton's kernels, and recordings of steps, those of a new `PaperGpu`."""
     gpu = PaperGpu(arch, n_processors)
-    driver = PaperDriver(arch, next(DEVICES))
+    driver = paper_driver(arch)
 
     def do_compile(
         function: Any, key: str, signature: Any, device: int, constants: Any, options: Any,
         attributes: Any, warmup: bool,
     ) -> Any:  # fmt: skip
-        kernel = Kernel(function, signature, constants, attributes, options.__dict__, driver.target)
+        kernel = Kernel(
+            function, signature, constants, attributes, options.__dict__, driver.target, warmup
+        )
         gpu.kernels[f"{kernel.name} {key}"] = kernel
         compiled = gpu.launched(kernel)
         function.device_caches[device][0][key] = compiled
         return compiled
 
     def record(loop: DecodeLoop, step: Step) -> Step:
+        if not loop.records:
+            return step
+
         def recorded() -> Tensor:
             gpu.recording = True
             try:
@@ -191,9 +206,15 @@ def paper_gpu(
 
 @dataclass(frozen=True)
 class PaperTensors:
-    """A `TensorSource` of matrices in one type, without values; the output is another matrix."""
+    """A `TensorSource` of matrices without values; the output is another matrix.
+
+    Attributes:
+        type_name: of matrices.
+        others: types of matrices that have another one, by name.
+    """
 
     type_name: str
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         return name == "output.weight"
@@ -202,17 +223,24 @@ class PaperTensors:
         if len(shape) == 1:
             rows = torch.empty(4 * shape[0], dtype=torch.uint8, device=META)
             return PackedTensor(FORMATS["f32"], rows, shape)
-        fmt = FORMATS[output_type(self.type_name) if name == "output.weight" else self.type_name]
+        usual = output_type(self.type_name) if name == "output.weight" else self.type_name
+        fmt = FORMATS[self.others.get(name, usual)]
         rows = torch.empty(*shape[:-1], fmt.row_bytes(shape[-1]), dtype=torch.uint8, device=META)
         return PackedTensor(fmt, rows, shape)
 
     def release(self, name: str) -> None: ...
 
 
-def paper_model(gpu: PaperGpu, config: ModelConfig, type_name: str, n_layers: int) -> Transformer:
+def paper_model(
+    gpu: PaperGpu,
+    config: ModelConfig,
+    type_name: str,
+    n_layers: int,
+    others: Mapping[str, str] | None = None,
+) -> Transformer:
     """A model of that shape, but with fewer layers: they launch the same kernels."""
     config = replace(config, n_layers=n_layers)
     spec = ARCHS[config.architecture]
     backend = gpu.backend
-    read = TensorReader(PaperTensors(type_name), backend)
+    read = TensorReader(PaperTensors(type_name, others or {}), backend)
     return Transformer(config, spec, model_weights(read, config, spec), backend)

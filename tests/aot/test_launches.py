@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from aot_report import MOST_SPILLS, SHARED_KIB, report
 from gguf import GGMLQuantizationType as GGMLType
-from paper_gpu import META, PaperGpu, paper_gpu, paper_model
+from paper_gpu import META, PaperDriver, PaperGpu, paper_driver, paper_gpu, paper_model
 from program import Program
 from random_model import VARIANTS, variant
 from tiny_model import write_tiny_model
@@ -20,6 +22,7 @@ from localkv import LLM
 from localkv.config import CacheConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.kernels.gpu import triton_backend as backend_module
+from localkv.kernels.gpu.launch import compile_together, launch
 from localkv.loader.shapes import SHAPES
 from localkv.loader.weights import load_model
 from localkv.sampling.device_draw import device_draw
@@ -67,6 +70,7 @@ def test_models(name: str, weight_type: GGMLType, gpu: PaperGpu, tmp_path: Path)
     pair = ("q8_0", "fp8_e4m3_token") if model.config.head_dim % 32 == 0 else ("f16", "bf16")
     engine = Engine(model, CacheConfig(*pair, n_ctx=600), n_batch=128)
     engine.warm_up()
+    assert all(kernel.ahead for kernel in gpu.kernels.values())
     for n_tokens in (1, 3, 20, 128):
         assert engine.evaluate([0] * n_tokens, logits="all").device == META
     assert len(gpu.kernels) > 10
@@ -152,6 +156,7 @@ def test_nothing_is_compiled_while_a_user_waits(
         model = paper_model(gpu, SHAPES[shape], weights, 2)
         engine = Engine(model, CacheConfig(*pair, n_ctx=20000))
         engine.warm_up()
+        assert all(kernel.ahead for kernel in gpu.kernels.values())
         known = set(gpu.kernels)
         for n_tokens in (*range(1, 140), 200, 255, 256, 257, 300, 400, 511, 512):
             place(engine, 0)
@@ -165,6 +170,60 @@ def test_nothing_is_compiled_while_a_user_waits(
             place(engine, depth)
             run_steps(engine, GREEDY)
             assert set(gpu.kernels) == known
+
+
+def test_kernels_of_all_layers_are_compiled_together(gpu: PaperGpu) -> None:
+    """Though only some layers are launched for it: here the third is the first of its kind."""
+    others = {f"blk.{i}.ffn_down.weight": "q6_K" for i in (2, 5, 7)}
+    model = paper_model(gpu, SHAPES["llama-1b"], "q4_K", 8, others)
+    assert len(model.one_of_each_layer().weights.layers) == 4
+    Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=600)).warm_up()
+    products = [k for k in gpu.kernels.values() if k.name == "linear_kernel"]
+    assert len(products) > 10
+    assert all(kernel.ahead for kernel in gpu.kernels.values())
+
+
+@triton.jit
+def add_kernel(x_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(x_ptr + i, tl.load(x_ptr + i) + 1)
+
+
+@triton.jit
+def wrong_kernel(x_ptr, N: tl.constexpr):
+    tl.static_assert(N == 0)
+    tl.store(x_ptr, N)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> PaperDriver:
+    driver = paper_driver(90)
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    return driver
+
+
+def test_compile_together(driver: PaperDriver) -> None:
+    """By Triton itself, and without a launch, which would need a GPU."""
+    x = torch.empty(64, device=META)
+
+    def run() -> None:
+        for n in (32, 64, 32):
+            launch(add_kernel, (1,), x, N=n)
+
+    compile_together(run)
+    compiled = add_kernel.device_caches[driver.device][0].values()
+    assert len(compiled) == 2
+    assert all(kernel.asm["cubin"] for kernel in compiled)
+
+
+@pytest.mark.usefixtures("driver")
+def test_what_can_not_be_compiled_is_an_error() -> None:
+    x = torch.empty(64, device=META)
+    with pytest.raises(triton.CompilationError):
+        compile_together(lambda: launch(wrong_kernel, (1,), x, N=64))
+    with pytest.raises(triton.CompilationError):
+        launch(wrong_kernel, (1,), x, N=64)
+    compile_together(lambda: launch(add_kernel, (1,), x, N=16))
 
 
 @pytest.mark.slow

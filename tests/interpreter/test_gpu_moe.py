@@ -108,7 +108,9 @@ def test_experts(name: str, down: str, n_tokens: int) -> None:
     moe = MoeConfig(N_EXPERTS, 2, n_ff=N_FF)
     few = n_tokens * 2 <= gpu_moe.FEW_PAIRS * N_EXPERTS
     want = moe_mlp(x.double(), unprepared(layer), moe)
-    assert error(gpu_moe.moe_mlp(x, layer, moe), want) < (EXACT if few or name == "f32" else 2e-3)
+    # three products, one behind the other
+    limit = 3 * EXACT if few or name == "f32" else 2e-3
+    assert error(gpu_moe.moe_mlp(x, layer, moe), want) < limit
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,6 @@
 
 Only what runs on a GPU imports this package. Kernels read lengths, page tables and slots from the
 device's memory and are launched in grids that don't depend on them, so that launches can be
-recorded once and repeated. Each launch says whether a multiplication and an addition may become one
-operation: Triton's default for that changes after 3.9.
+recorded once and repeated. All of them go through `launch`, by which a model's kernels can also be
+compiled ahead, on all cores.
 """

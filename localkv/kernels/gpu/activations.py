@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localkv.kernels.gpu.launch import launch
 from localkv.triton_primitives.saturate import F16_MAX, saturate
 
 
@@ -63,10 +64,11 @@ def pack_rows(x: Tensor, *, halves: bool = False) -> Activations:
     n_rows, n = x.shape
     values = torch.empty_like(x, dtype=torch.float16)
     restore = None if halves else x.new_empty(n_rows, dtype=torch.float32)
-    pack_rows_kernel[(n_rows,)](
+    launch(
+        pack_rows_kernel,
+        (n_rows,),
         x, values, restore, n_rows, n,
         ROWS=1, N=triton.next_power_of_2(n), HALVES=halves, num_warps=row_warps(n),
-        enable_fp_fusion=True,
     )  # fmt: skip
     return Activations(values, restore)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 import triton
@@ -19,6 +20,7 @@ from localkv.kernels.gpu.attention_decode import decode_kernel
 from localkv.kernels.gpu.attention_merge import merge_kernel
 from localkv.kernels.gpu.attention_prefill import prefill_kernel
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.launch import launch
 from localkv.kv_cache import Batch, Segment, SegmentBatch
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.gpu_cache import gpu_codec
@@ -44,7 +46,7 @@ def padded(head_dim: int) -> int:
     return max(64, width)
 
 
-def _side(fmt: QuantFormat, side: str) -> dict[str, object]:
+def _side(fmt: QuantFormat, side: str) -> dict[str, Any]:
     codec = gpu_codec(fmt)
     return {
         f"READ_{side}": codec.read_tile,
@@ -64,7 +66,7 @@ def attention_constants(
     softcap: bool,
     window: bool,
     ptx: bool,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """The compile-time arguments that `decode_kernel` and `prefill_kernel` share."""
     return {
         **_side(format_k, "K"),
@@ -163,12 +165,14 @@ def segment_attention(
     tables = (table, seg_batch.length_table, batch.start_table, batch.positions)
     numbers = (seg_batch.first_position, table.shape[1])
     numbers += (params.softmax_scale, params.softcap, params.window)
-    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": True}
+    options: dict[str, Any] = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     out = torch.empty_like(q)
     lse = torch.empty(tokens, n_heads, dtype=torch.float32, device=q.device)
     if not decode:
         blocks = triton.cdiv(most_new * group, tiles.queries)
-        prefill_kernel[(blocks, n_kv_heads, sequences)](
+        launch(
+            prefill_kernel,
+            (blocks, n_kv_heads, sequences),
             q,
             segment.k,
             segment.v,
@@ -186,10 +190,22 @@ def segment_attention(
     splits = n_splits(gpu, sequences, n_kv_heads, capacity, tiles.keys)
     parts = torch.empty(tokens, n_heads, splits, head_dim, dtype=torch.float32, device=q.device)
     part_lse = torch.empty(tokens, n_heads, splits, dtype=torch.float32, device=q.device)
-    decode_kernel[(n_kv_heads, splits, sequences)](
-        q, segment.k, segment.v, *tables, parts, part_lse, *numbers, **constants, **options
+    launch(
+        decode_kernel,
+        (n_kv_heads, splits, sequences),
+        q,
+        segment.k,
+        segment.v,
+        *tables,
+        parts,
+        part_lse,
+        *numbers,
+        **constants,
+        **options,
     )
-    merge_kernel[(tokens, n_heads)](
+    launch(
+        merge_kernel,
+        (tokens, n_heads),
         parts,
         part_lse,
         sinks,
@@ -201,7 +217,6 @@ def segment_attention(
         HEAD_DIM=head_dim,
         WIDTH=width,
         SINKS=sinks is not None,
-        enable_fp_fusion=True,
     )
     return out, lse
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.product_tile import part_columns, scaled_codes
 from localkv.kernels.gpu.products import planes_of
 from localkv.kernels.gpu.tile_sizes import gpu_of
@@ -44,7 +45,9 @@ def embed(token_ids: Tensor, token_embd: PackedTensor) -> Tensor:
     n = table.shape[-1]
     n_tokens = token_ids.shape[0]
     out = torch.empty(n_tokens, n, dtype=torch.float32, device=token_ids.device)
-    embed_kernel[(n_tokens, triton.cdiv(n, WIDTH))](
+    launch(
+        embed_kernel,
+        (n_tokens, triton.cdiv(n, WIDTH)),
         token_ids,
         table.planes,
         out,
@@ -55,6 +58,5 @@ def embed(token_ids: Tensor, token_embd: PackedTensor) -> Tensor:
         WIDE=table.needs_wide_index,
         PTX=gpu_of(token_ids.device).ptx,
         num_warps=1,
-        enable_fp_fusion=True,
     )
     return out

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from localkv.config import MoeConfig
 from localkv.kernels.gpu.activations import Activations, row_warps
+from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.moe_kernels import (
     combine_kernel,
     experts_down_kernel,
@@ -73,7 +74,9 @@ def _expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeig
     n_tiles, tables = _tiles(experts, n_experts, sizes)
     rows = _rows(x, sizes, [gate, up])
     hidden = x.new_empty(n_pairs, n_ff, dtype=torch.float32)
-    experts_gate_up_kernel[(triton.cdiv(n_ff, sizes.rows), n_tiles)](
+    launch(
+        experts_gate_up_kernel,
+        (triton.cdiv(n_ff, sizes.rows), n_tiles),
         rows.values,
         rows.restore,
         hidden,
@@ -98,7 +101,9 @@ def _expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeig
         n_tiles, tables = _tiles(experts, n_experts, down_sizes)
     rows = _rows(hidden, down_sizes, [down])
     out = x.new_empty(n_pairs, n_embd, dtype=torch.float32)
-    experts_down_kernel[(triton.cdiv(n_embd, down_sizes.rows), n_tiles)](
+    launch(
+        experts_down_kernel,
+        (triton.cdiv(n_embd, down_sizes.rows), n_tiles),
         rows.values,
         rows.restore,
         weights,
@@ -131,7 +136,9 @@ def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig, residual: Tensor | Non
     n_tokens, n = x.shape
     out = torch.empty_like(pairs[:n_tokens])
     width = triton.next_power_of_2(n)
-    combine_kernel[(n_tokens,)](
+    launch(
+        combine_kernel,
+        (n_tokens,),
         pairs,
         residual,
         shared,
@@ -142,6 +149,5 @@ def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig, residual: Tensor | Non
         N_USED=moe.n_experts_used,
         N=width,
         num_warps=row_warps(width),
-        enable_fp_fusion=True,
     )
     return out

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localkv.config import MoeConfig
+from localkv.kernels.gpu.launch import launch
 from localkv.kernels.moe import MIN_WEIGHT_SUM
 
 LEAST_WEIGHT_SUM = tl.constexpr(MIN_WEIGHT_SUM)
@@ -49,7 +50,9 @@ def route(router_logits: Tensor, moe: MoeConfig) -> tuple[Tensor, Tensor]:
     shape = n_tokens, moe.n_experts_used
     experts = torch.empty(shape, dtype=torch.int32, device=router_logits.device)
     weights = torch.empty(shape, dtype=torch.float32, device=router_logits.device)
-    route_kernel[(n_tokens,)](
+    launch(
+        route_kernel,
+        (n_tokens,),
         router_logits,
         experts,
         weights,
@@ -59,7 +62,6 @@ def route(router_logits: Tensor, moe: MoeConfig) -> tuple[Tensor, Tensor]:
         USED=triton.next_power_of_2(moe.n_experts_used),
         RENORMALISE=moe.renormalise,
         num_warps=1,
-        enable_fp_fusion=True,
     )
     return experts, weights
 

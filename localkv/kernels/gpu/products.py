@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from localkv.kernels.gpu.activations import Activations, pack_rows
+from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.product_kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.rms_norm import rms_norm, rms_norm_packed
@@ -88,7 +89,6 @@ def launch_constants(sizes: TileSizes, weights: Sequence[PlaneTensor]) -> dict[s
         "PTX": gpu.ptx,
         "num_warps": sizes.n_warps,
         "num_stages": sizes.stages,
-        "enable_fp_fusion": True,
     }
 
 
@@ -125,7 +125,9 @@ def linears(
         triton.cdiv(n_tokens, sizes.tokens),
         sizes.n_splits,
     )
-    linear_kernel[grid](
+    launch(
+        linear_kernel,
+        grid,
         packed.values,
         packed.restore,
         out,
@@ -156,7 +158,9 @@ def gate_up(x: Tensor | Activations, gate: Linear, up: Linear) -> Tensor:
     shape = (n_tokens, n_out) if sizes.n_splits == 1 else (sizes.n_splits, 2, n_tokens, n_out)
     out = packed.values.new_empty(shape, dtype=torch.float32)
     grid = (triton.cdiv(n_out, sizes.rows), triton.cdiv(n_tokens, sizes.tokens), sizes.n_splits)
-    gate_up_kernel[grid](
+    launch(
+        gate_up_kernel,
+        grid,
         packed.values,
         packed.restore,
         out,

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localkv.kernels.gpu.activations import Activations, row_warps, scale_to_fp16
+from localkv.kernels.gpu.launch import launch
 
 TILE = 2048
 """Values that a program takes at least."""
@@ -40,10 +41,11 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, restore: Tensor | None, eps:
     n_rows = x.numel() // n
     width = triton.next_power_of_2(n)
     rows = max(1, TILE // width)
-    rms_norm_kernel[(triton.cdiv(n_rows, rows),)](
+    launch(
+        rms_norm_kernel,
+        (triton.cdiv(n_rows, rows),),
         x, weight, out, restore, n_rows, n, eps,
         ROWS=rows, N=width, num_warps=row_warps(width * rows),
-        enable_fp_fusion=True,
     )  # fmt: skip
 
 

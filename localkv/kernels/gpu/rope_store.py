@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from localkv.kernels.gpu.attention import padded
+from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.store_kv import store_kernel
 from localkv.kernels.rope import RopeTable
 from localkv.kv_cache import LayerCache, Segment, SegmentBatch
@@ -60,7 +61,9 @@ def _store(
         return
     rows = 1 if most <= FEW_TOKENS else ROWS
     rope = steps.rope
-    store_kernel[(triton.cdiv(most, rows), n_heads + 2 * n_kv_heads)](
+    launch(
+        store_kernel,
+        (triton.cdiv(most, rows), n_heads + 2 * n_kv_heads),
         q,
         k,
         v,

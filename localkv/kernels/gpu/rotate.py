@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localkv.kernels.gpu.hadamard import hadamard
+from localkv.kernels.gpu.launch import launch
 
 ROWS = 8
 """Rows of a program."""
@@ -41,7 +42,9 @@ def rotate_gpu(x: Tensor, block: int) -> Tensor:
     x = x.contiguous()
     n_rows, head_dim = x.shape[0] * x.shape[1], x.shape[2]
     out = x.new_empty(x.shape)
-    rotate_kernel[(triton.cdiv(n_rows, ROWS),)](
+    launch(
+        rotate_kernel,
+        (triton.cdiv(n_rows, ROWS),),
         x,
         out,
         n_rows,

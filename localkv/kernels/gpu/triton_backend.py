@@ -11,6 +11,7 @@ from localkv.kernels.backend import Backend, TokenInputs
 from localkv.kernels.gpu.attention import PackedAttention, product_of
 from localkv.kernels.gpu.driver import start_triton
 from localkv.kernels.gpu.embedding import embed
+from localkv.kernels.gpu.launch import compile_together
 from localkv.kernels.gpu.moe import moe_mlp
 from localkv.kernels.gpu.plane_tensor import prepare
 from localkv.kernels.gpu.products import gate_up, linears, normed
@@ -122,5 +123,6 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         kernels=KERNELS,
         tiles=lambda fmt, side: TILES[product_of(fmt)],
         compiles=packed.gpu.ptx,
+        compile_together=compile_together if packed.gpu.ptx else None,
         records=True,
     )
