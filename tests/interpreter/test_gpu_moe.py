@@ -98,6 +98,16 @@ def test_tiles_hold_each_pair_once(tile: int) -> None:
     assert sorted(seen) == list(range(26))
 
 
+@pytest.mark.parametrize("expert", [-(2**31), -1, 6, 2**31 - 1, None])
+def test_tiles_of_what_was_in_memory(expert: int | None) -> None:
+    """Where kernels are only compiled the router has written nothing: no index is out of bounds."""
+    shape, some = (13, 2), torch.iinfo(torch.int32)
+    experts = torch.randint(some.min, some.max, shape, dtype=torch.int32)
+    if expert is not None:
+        experts.fill_(expert)
+    assert expert_tiles(experts, 6, 4).order.sort().values.tolist() == list(range(26))
+
+
 @pytest.mark.parametrize(("name", "down"), [("q4_K", "q6_K"), ("q8_0", "q8_0"), ("f32", "f32"),
                                             ("f16", "f16")])  # fmt: skip
 @pytest.mark.parametrize("n_tokens", [1, 4, 19])
