@@ -39,7 +39,9 @@ def gpu_room(device: torch.device) -> Room:
 def naming_what_fails(
     what: str, device: torch.device, hint: Callable[[Room], str]
 ) -> Iterator[None]:
-    """Turn torch's complaint that a GPU's memory is full into a line that says what it was for.
+    """Turn a complaint that a GPU's memory is full into a line that says what it was for.
+
+    torch has a class for its own; Triton, and CUDA while a graph is made, just say so.
 
     Args:
         what: is being allocated.
@@ -50,7 +52,9 @@ def naming_what_fails(
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
         clear_frames(error.__traceback__)  # they hold what had been allocated
         room = gpu_room(device)
         asked = re.search(r"Tried to allocate ([\d.]+ [KMG]iB)", str(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from tiny_model import write_tiny_model
 from localkv import LLM
 from localkv.config import CacheConfig, SamplingParams
 from localkv.engine import Engine
+from localkv.errors import LocalKVError
 from localkv.kernels.gpu import triton_backend as backend_module
 from localkv.kernels.gpu.launch import compile_together, launch
 from localkv.loader.shapes import SHAPES
@@ -135,26 +136,30 @@ def test_commands(arguments: tuple[str, ...], program: Program, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("shape", "weights", "pair", "n_processors"),
+    ("arch", "n_processors", "shape", "weights", "pair", "n_ctx"),
     [
-        ("llama-8b", "q4_0", ("q8_0", "q4_0"), 132),
-        ("llama-8b", "q4_K", ("f16", "f16"), 24),
-        ("llama-1b", "q8_0", ("fp8_e4m3", "q5_1"), 170),
-        ("llama-70b", "f16", ("q4_0", "q4_0"), 108),
-        ("qwen3-30b-a3b", "q4_K", ("q8_0", "q8_0"), 132),
+        (90, 132, "llama-8b", "q4_0", ("q8_0", "q4_0"), 20000),
+        (89, 24, "llama-8b", "q4_K", ("f16", "f16"), 20000),
+        (120, 170, "llama-1b", "q8_0", ("fp8_e4m3", "q5_1"), 20000),
+        (80, 108, "llama-70b", "f16", ("q4_0", "q4_0"), 20000),
+        (90, 132, "qwen3-30b-a3b", "q4_K", ("q8_0", "q8_0"), 20000),
+        (100, 148, "llama-8b", "q4_0", ("q8_0", "q4_0"), 1000),
+        (86, 28, "llama-1b", "q6_K", ("bf16", "q4_0"), 700),
     ],
 )
 def test_nothing_is_compiled_while_a_user_waits(
+    arch: int,
+    n_processors: int,
     shape: str,
     weights: str,
     pair: tuple[str, str],
-    n_processors: int,
+    n_ctx: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prompts of any length, at any depth, and steps use the kernels that `warm_up` has used."""
-    with paper_gpu(monkeypatch, 90, n_processors) as gpu:
+    with paper_gpu(monkeypatch, arch, n_processors) as gpu:
         model = paper_model(gpu, SHAPES[shape], weights, 2)
-        engine = Engine(model, CacheConfig(*pair, n_ctx=20000))
+        engine = Engine(model, CacheConfig(*pair, n_ctx=n_ctx))
         engine.warm_up()
         assert all(kernel.ahead for kernel in gpu.kernels.values())
         known = set(gpu.kernels)
@@ -162,14 +167,17 @@ def test_nothing_is_compiled_while_a_user_waits(
             place(engine, 0)
             engine.evaluate([0] * n_tokens)
             assert set(gpu.kernels) == known, f"{n_tokens} tokens"
-        for depth in (1, 100, 255, 256, 300, 600, 1000, 1500, 3000, 7000, 12345, 19000):
-            for n_tokens in (1, 2, 5, 8, 9, 100, 512):
+        for depth in (1, 100, 255, 256, 300, 600, 900, 1500, 3000, 7000, 12345, 19000):
+            for n_tokens in (1, 2, 3, 4, 5, 8, 9, 100, 512):
+                if depth + n_tokens > n_ctx:
+                    continue
                 place(engine, depth)
                 engine.evaluate([0] * n_tokens)
                 assert set(gpu.kernels) == known, f"{n_tokens} tokens behind {depth}"
-            place(engine, depth)
-            run_steps(engine, GREEDY)
-            assert set(gpu.kernels) == known
+            if depth + 3 <= n_ctx:
+                place(engine, depth)
+                run_steps(engine, GREEDY)
+                assert set(gpu.kernels) == known
 
 
 def test_kernels_of_all_layers_are_compiled_together(gpu: PaperGpu) -> None:
@@ -218,12 +226,43 @@ def test_compile_together(driver: PaperDriver) -> None:
 
 @pytest.mark.usefixtures("driver")
 def test_what_can_not_be_compiled_is_an_error() -> None:
+    """Of the launch, and of each."""
     x = torch.empty(64, device=META)
-    with pytest.raises(triton.CompilationError):
-        compile_together(lambda: launch(wrong_kernel, (1,), x, N=64))
-    with pytest.raises(triton.CompilationError):
-        launch(wrong_kernel, (1,), x, N=64)
-    compile_together(lambda: launch(add_kernel, (1,), x, N=16))
+    compile_together(lambda: launch(wrong_kernel, (1,), x, N=64))
+    for _ in range(2):
+        with pytest.raises(triton.CompilationError):
+            launch(wrong_kernel, (1,), x, N=64)
+
+
+def test_compile_together_is_given_up(
+    driver: PaperDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits, or by the function, as where memory runs out: later all is compiled."""
+    monkeypatch.setattr("localkv.kernels.gpu.launch.usable_cores", lambda: 1)
+    x = torch.empty(64, device=META)
+
+    def run() -> None:
+        for n in (128, 256, 512, 1024):
+            launch(add_kernel, (1,), x, N=n)
+
+    def fail() -> None:
+        run()
+        raise LocalKVError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.runtime._async_compile, "as_completed", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            compile_together(run)
+    for _ in range(2):
+        with pytest.raises(LocalKVError, match="full"):
+            compile_together(fail)
+    compile_together(run)
+    compiled = add_kernel.device_caches[driver.device][0].values()
+    assert len([kernel.asm["cubin"] for kernel in compiled]) == 4
+
+
+def interrupted(futures: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from localkv.config import AttentionParams
 from localkv.kernels.gpu.attention_config import (
+    LEAST_KEYS,
     PRODUCTS,
     TileConfig,
     decode_config,
@@ -213,7 +214,8 @@ def segment_attention(
         lse,
         splits,
         N_HEADS=n_heads,
-        SPLITS=triton.next_power_of_2(splits),
+        # whatever the tiles: so that it depends on the context only, not on the number of tokens
+        SPLITS=triton.next_power_of_2(n_splits(gpu, sequences, n_kv_heads, capacity, LEAST_KEYS)),
         HEAD_DIM=head_dim,
         WIDTH=width,
         SINKS=sinks is not None,

@@ -37,6 +37,7 @@ DECODE_KEYS = {
     "tf32": {64: 64, 128: 64, 256: 32},
     "tf32x3": {64: 64, 128: 32, 256: 16},
 }
+LEAST_KEYS = min(min(by_width.values()) for by_width in DECODE_KEYS.values())
 PREFILL = {
     "fp16": {
         64: TileConfig(128, 128, 8, 2),

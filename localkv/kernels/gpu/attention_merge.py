@@ -28,7 +28,7 @@ def merge_kernel(
         parts_ptr, part_lse_ptr: fp32 [tokens, heads, n_splits, HEAD_DIM] and [..., n_splits].
         sinks_ptr: fp32 [heads], logits of a key without a value, if SINKS.
         out_ptr, lse_ptr: [tokens, heads, HEAD_DIM] and fp32 [tokens, heads].
-        SPLITS: n_splits as a power of two.
+        SPLITS: a power of two, n_splits at least.
     """
     head = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * N_HEADS + head

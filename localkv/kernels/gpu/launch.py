@@ -11,7 +11,8 @@ import triton
 
 from localkv.processor import usable_cores
 
-_ahead: ContextVar[bool] = ContextVar("ahead", default=False)
+_ahead: ContextVar[set[Any] | None] = ContextVar("ahead", default=None)
+"""Within `compile_together`, the kernels whose compilation has begun."""
 
 
 def launch(
@@ -28,27 +29,33 @@ def launch(
             depends on its version.
     """
     constants["enable_fp_fusion"] = enable_fp_fusion
-    if _ahead.get():
-        kernel.warmup(*args, grid=grid, **constants)
-    else:
+    kernels = _ahead.get()
+    if kernels is None:
         kernel[grid](*args, **constants)
+    else:
+        kernels.add(kernel)
+        kernel.warmup(*args, grid=grid, **constants)
 
 
 def compile_together(run: Callable[[], None]) -> None:
     """Compile the kernels that `run` launches, several at a time.
 
     None of them runs, so `run` must do without their results, which are whatever was in memory.
-    Most of a compilation is done by LLVM and ptxas, where threads don't wait for each other.
+    Most of a compilation is done by LLVM and ptxas, where threads don't wait for each other. Errors
+    of the compiler show when a kernel is launched.
     """
 
     def ahead() -> None:
-        _ahead.set(True)
+        kernels: set[Any] = set()
+        _ahead.set(kernels)
         with ThreadPoolExecutor(usable_cores()) as pool:
             try:
-                with triton.AsyncCompileMode(pool):
+                with triton.AsyncCompileMode(pool, ignore_errors=True):
                     run()
-            except BaseException:  # Ctrl-C too: what has not begun need not be waited for
+            except BaseException:  # Ctrl-C too
                 pool.shutdown(wait=False, cancel_futures=True)
+                for kernel in kernels:  # Triton keeps what was not compiled as if it were to come
+                    kernel.device_caches.clear()
                 raise
 
     copy_context().run(ahead)

@@ -133,12 +133,13 @@ def product_with_tokens(
 ):
     """fp32 [ROWS, TOKENS]: the same with rows `x_row` [TOKENS] of x, times `w_scale`."""
     total = tl.zeros((ROWS, TOKENS), tl.float32)
+    x_at = x_row.to(tl.int64) * n_in
     for start in tl.range(first, last, VALUES, num_stages=STAGES):
         parts = READ(planes, row, start, n_in, VALUES, EVEN, PTX)
         for p in tl.static_range(len(parts)):
             part = parts[p]
             column = flat_part_columns(start, p, len(parts), UNIT, VALUES)
-            x = load_activations(x_ptr + x_row[None, :] * n_in, column[:, None], n_in, EVEN)
+            x = load_activations(x_ptr + x_at[None, :], column[:, None], n_in, EVEN)
             if x.dtype == tl.float32:
                 w = scaled_codes(part) * w_scale
                 w = tl.reshape(w, (ROWS, VALUES // len(parts)))
@@ -186,7 +187,7 @@ def product(
         row: [ROWS] rows of the matrix.
     """
     if TOKENS == 1:
-        at = tl.max(x_row, 0)
+        at = tl.max(x_row, 0).to(tl.int64)
         y = product_with_token(
             x_ptr + at * n_in, planes, row, first, last, n_in,
             READ, UNIT, ROWS, VALUES, EVEN, HALVES, STAGES, PTX,
