@@ -58,14 +58,14 @@ def build(
     )
     types = {
         **NUMBERS,
-        "q_ptr": "*fp16",
+        "q_ptr": "*fp32",
         "k_planes": plane_types(format_k),
         "v_planes": plane_types(format_v),
         "page_table_ptr": "*i64",
         "lengths_ptr": "*i32",
         "starts_ptr": "*i32",
         "positions_ptr": "*i64",
-        "out_ptr": "*fp32" if kernel is decode_kernel else "*fp16",
+        "out_ptr": "*fp32",
         "lse_ptr": "*fp32",
     }
     if kernel is prefill_kernel:

@@ -28,9 +28,9 @@ OTHER_DIMS = (64, 96, 256)
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token
 DECODE_BUDGET = {
-    "f32": 152,
+    "f32": 116,
     "f16": 24,
-    "bf16": 49,
+    "bf16": 43.5,
     "q8_0": 34.5,
     "q5_1": 43,
     "q5_0": 42,
@@ -44,15 +44,15 @@ DECODE_BUDGET = {
 }
 # the same per key and block of queries
 PREFILL_BUDGET = {
-    "f32": 229,
+    "f32": 154,
     "f16": 87,
-    "bf16": 143,
+    "bf16": 104,
     "q8_0": 106,
     "q5_1": 115,
     "q5_0": 112,
-    "q4_1": 104,
+    "q4_1": 107,
     "q4_0": 102,
-    "iq4_nl": 121,
+    "iq4_nl": 116,
     "fp8_e4m3": 105,
     "fp8_e4m3_token": 114,
     "fp8_e5m2": 89,

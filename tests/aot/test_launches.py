@@ -234,9 +234,7 @@ def test_what_can_not_be_compiled_is_an_error() -> None:
             launch(wrong_kernel, (1,), x, N=64)
 
 
-def test_compile_together_is_given_up(
-    driver: PaperDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compile_together_is_given_up(driver: PaperDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it waits, or by the function, as where memory runs out: later all is compiled."""
     monkeypatch.setattr("localkv.kernels.gpu.launch.usable_cores", lambda: 1)
     x = torch.empty(64, device=META)

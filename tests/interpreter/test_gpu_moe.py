@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_gpu_products import EXACT, error, prepared, with_rows
+from test_gpu_products import EXACT, error, far, prepared, with_rows
 from test_kernels import random_packed
 
 from localkv.config import MoeConfig
 from localkv.kernels.gpu import moe as gpu_moe
 from localkv.kernels.gpu.moe_route import expert_tiles, route
+from localkv.kernels.gpu.products import planes_of
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.moe import route as plain_route
@@ -121,6 +122,22 @@ def test_experts(name: str, down: str, n_tokens: int) -> None:
     # three products, one behind the other
     limit = 3 * EXACT if few or name == "f32" else 2e-3
     assert error(gpu_moe.moe_mlp(x, layer, moe), want) < limit
+
+
+@pytest.mark.parametrize("name", ["q4_0", "f16"])
+def test_experts_beyond_31_bits(name: str) -> None:
+    layer = experts_of(name, name)
+    there = replace(
+        layer,
+        ffn_gate_exps=far(planes_of(layer.ffn_gate_exps)),
+        ffn_up_exps=far(planes_of(layer.ffn_up_exps)),
+        ffn_down_exps=far(planes_of(layer.ffn_down_exps)),
+    )
+    x, weights = torch.rand(1, N_EMBD), torch.rand(1, 2)
+    experts = torch.tensor([[1, 3]], dtype=torch.int32)
+    near = gpu_moe.expert_products(x, experts, weights, layer)
+    experts = experts + there.ffn_gate_exps.shape[0] - N_EXPERTS
+    assert torch.equal(gpu_moe.expert_products(x, experts, weights, there), near)
 
 
 @pytest.mark.parametrize(

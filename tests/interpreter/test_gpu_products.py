@@ -45,6 +45,23 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
+def far(weight: PlaneTensor) -> PlaneTensor:
+    """The last rows, or the last of a stack, of so many that offsets have more than 31 bits; the
+    others are never touched, and so take no memory."""
+    n_rows = len(weight.planes[0])
+    n_times = 2**31 // (n_rows * max(plane[0].numel() for plane in weight.planes)) + 2
+
+    def repeated(plane: Tensor) -> Tensor:
+        planes = torch.empty(n_times * n_rows, *plane.shape[1:], dtype=plane.dtype)
+        planes[-n_rows:] = plane
+        return planes
+
+    shape = (n_times * weight.shape[0], *weight.shape[1:])
+    there = replace(weight, planes=tuple(map(repeated, weight.planes)), shape=shape)
+    assert there.needs_wide_index
+    return there
+
+
 def product(x: Tensor, weight: PlaneTensor) -> Tensor:
     """float64, of what is in the file."""
     rows = PackedTensor(weight.format, weight.rows, weight.shape)
@@ -74,6 +91,14 @@ def test_rows_are_padded_to_units(name: str) -> None:
     assert planes.n_bytes == weight.n_bytes * 256 // 160
     ids = torch.arange(5)
     torch.testing.assert_close(embed(ids, planes), weight.decode(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["q4_K", "q5_1", "f16"])
+def test_rows_beyond_31_bits(name: str) -> None:
+    weight = prepared(name, 5, 256)
+    there = far(weight)
+    ids = torch.tensor([4, 0, 2])
+    assert torch.equal(embed(ids + there.shape[0] - 5, there), embed(ids, weight))
 
 
 def test_no_token_is_row_0() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged_rows import poisoned_cache
@@ -182,6 +184,26 @@ def test_everything_before_the_store(
     else:
         assert torch.equal(got_q, want_q)
         assert torch.equal(got_k, want_k)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "fp8_e4m3_token"])
+def test_slots_beyond_two_gibibytes(name: str) -> None:
+    """In the last page of a pool whose other memory is never touched, and so never taken."""
+    x = torch.randn(3, 2, 128, generator=torch.Generator().manual_seed(6))
+    cache = poisoned_cache(type_k=name, type_v=name, n_kv_heads=2, head_dim=128, n_ctx=3)
+    batch = cache.batch([(cache.new_sequence(), [0] * 3)])
+    layer, part = cache.layers[0], batch.segments[0]
+    segment = layer.segments[0]
+    n_pages = 2**31 // max(plane[0].numel() for plane in segment.k) + 2
+
+    def far(planes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.empty(n_pages, *p.shape[1:], dtype=p.dtype) for p in planes)
+
+    segment = replace(segment, k=far(segment.k), v=far(segment.v))
+    slots = (n_pages - 1) * PAGE_TOKENS + torch.tensor([7, 0, PAGE_TOKENS - 1])
+    store_kv_gpu(x, x, replace(layer, segments=(segment,)), (replace(part, slots=slots),))
+    assert_encoded(segment.format_k, stored(segment.k, slots), x)
+    assert_encoded(segment.format_v, stored(segment.v, slots), x)
 
 
 @pytest.mark.parametrize(("type_k", "type_v"), [("q8_0", "q4_0"), ("q4_1", "iq4_nl")])

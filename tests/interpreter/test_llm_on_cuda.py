@@ -90,23 +90,26 @@ def test_what_the_start_says(program: Program, tiny_model: Path) -> None:
     assert "-t has no effect on a GPU" in warning
 
 
+ALLOCATION = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 8.00 GiB of "
+    "which 1.00 MiB is free.\nSee documentation"
+)
+
+
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a function fail as torch does where a GPU of 8 GiB is full."""
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *_: 6 << 30)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: (6 << 30) + (1 << 20))
 
-    def fails(owner: object, name: str, *, after: int = 0) -> None:
+    def fails(owner: object, name: str, *, after: int = 0, error: Exception = ALLOCATION) -> None:
         real, calls = getattr(owner, name), []
 
         def call(*args: Any, **named: Any) -> Any:
             calls.append(0)
             if len(calls) > after:  # another process was faster
                 monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 20, 8 << 30))
-                raise torch.OutOfMemoryError(
-                    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity "
-                    "of 8.00 GiB of which 1.00 MiB is free.\nSee documentation"
-                )
+                raise error
             return real(*args, **named)
 
         monkeypatch.setattr(owner, name, call)
@@ -150,3 +153,15 @@ def test_no_room_for_scratch(full: Any, tiny_model: Path, after: int, what: str)
     assert what in error.message
     assert error.hint is not None
     assert "(-c)" in error.hint
+
+
+def test_no_room_for_a_kernel(full: Any, tiny_model: Path) -> None:
+    """Which Triton says in its own way; what isn't about memory stays what it is."""
+    full(Transformer, "forward", error=RuntimeError("Triton Error [CUDA]: out of memory"))
+    error = refused(tiny_model)
+    assert error.message == (
+        "the GPU has no room for the scratch of a batch of 3 tokens: 2.00 MiB of 8.00 GiB are free"
+    )
+    full(Transformer, "forward", error=RuntimeError("Triton Error [CUDA]: device-side assert"))
+    with pytest.raises(RuntimeError, match="device-side"):
+        LLM(tiny_model, device="cuda").complete("The fox", max_tokens=4)

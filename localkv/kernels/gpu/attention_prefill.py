@@ -133,6 +133,11 @@ def prefill_kernel(
         out_low = out_low * shrink[:, None]
         out_high = out_high * shrink[:, None]
         largest = larger
+    # plus zero, which only the GPU knows: addresses of the output are those of q, and if they were
+    # not computed again they would take registers all through the loop
+    i += tl.load(starts_ptr + sequence, volatile=True) - start
+    is_query = i < n_queries
+    row = ((start + i // GROUP) * N_KV_HEADS + head).to(tl.int64) * GROUP + i % GROUP
     seen = total != 0  # NaN too, so that it shows
     lse = tl.where(seen, largest * LN_2 + tl.log(total), -float("inf"))
     tl.store(lse_ptr + row, lse, mask=is_query)

@@ -63,8 +63,13 @@ def _rows(x: Tensor, sizes: TileSizes, weights: list[PlaneTensor]) -> Activation
     return Activations(x.contiguous()) if sizes.tokens == 1 else activations(x, weights)
 
 
-def _expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeights) -> Tensor:
-    """float32 [pairs, n_embd]: each pair's expert's output, times its weight."""
+def expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeights) -> Tensor:
+    """float32 [pairs, n_embd]: each pair's expert's output, times its weight.
+
+    Args:
+        x: float32 or float16 [tokens, n_embd].
+        experts, weights: int32 and float32 [tokens, experts of a token].
+    """
     n_pairs, n_used = experts.numel(), experts.shape[1]
     gate, up = planes_of(layer.ffn_gate_exps), planes_of(layer.ffn_up_exps)
     down = planes_of(layer.ffn_down_exps)
@@ -128,7 +133,7 @@ def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig, residual: Tensor | Non
         x: float32 or float16 [tokens, n_embd].
     """
     experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
-    pairs = _expert_products(x, experts, weights, layer)
+    pairs = expert_products(x, experts, weights, layer)
     shared = None
     if layer.shared is not None:
         hidden = gate_up(x, layer.shared.ffn_gate, layer.shared.ffn_up)
