@@ -5,10 +5,10 @@
     python benchmarks/gpu.py --dry-run
 
 Needs torch, Triton, NumPy and this package; pytest for the first stage, and pytest-xdist for it to
-be fast. With all stages it takes some minutes on one GPU; a stage that would start after
-`--minutes` is left out, and said to be.
+be fast. With all stages it takes some minutes on one GPU; what would start after `--minutes` is
+left out, and said to be, and what was measured until then is kept.
 `--dry-run` walks through the stages without a GPU, in Triton's interpreter and tiny sizes; its
-times mean nothing.
+times mean nothing, and it writes only where `--out` says.
 
     tests    the tests marked `gpu`
     copy     bandwidth of a copy in memory, which the other stages are compared with
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import importlib.util
 import json
 import os
@@ -34,8 +35,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -95,12 +95,17 @@ TINY = Sizes(
 )
 
 
+class OutOfTimeError(Exception):
+    """What is under way is left."""
+
+
 @dataclass
 class Run:
     """A measurement under way.
 
     Attributes:
         device: "cuda", or "cpu" for a dry run.
+        limit: seconds from `started` on after which nothing more is begun.
         bandwidth: bytes per second of a copy, read and written, once it is measured.
         rows: results: the stage, and whatever it measured.
         peer: llama-bench and a model for it, or None.
@@ -109,6 +114,7 @@ class Run:
     device: str
     sizes: Sizes
     started: float
+    limit: float
     bandwidth: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     peer: tuple[str, str] | None = None
@@ -117,6 +123,17 @@ class Run:
         self.rows.append({"stage": stage, **values})
         shown = "  ".join(f"{key} {number(value)}" for key, value in values.items())
         print(f"{time.perf_counter() - self.started:6.0f} s  {stage:8}{shown}", flush=True)
+
+    def seconds_left(self) -> float:
+        """Until the limit.
+
+        Raises:
+            OutOfTimeError: there are none.
+        """
+        left = self.started + self.limit - time.perf_counter()
+        if left <= 0:
+            raise OutOfTimeError(f"left out: {self.limit / 60:g} minutes are over")
+        return left
 
     def share(self, n_bytes: float, seconds: float) -> float:
         """Percent of the bandwidth of a copy, or 0 if it was not measured."""
@@ -131,6 +148,7 @@ def seconds_of(run: Run, calls: list[Callable[[], object]]) -> float:
     """Median seconds of a call; all of them are made in turn, as one recorded graph."""
     import torch
 
+    run.seconds_left()
     for call in calls:
         call()
     if run.device == "cpu":
@@ -155,6 +173,11 @@ def seconds_of(run: Run, calls: list[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Of the line that fits best."""
+    return statistics.linear_regression(x, y).slope
+
+
 def sides(pair: str) -> tuple[str, str]:
     """The types of K and V: "q4_0/q8_0", or "f16" for both."""
     type_k, _, type_v = pair.partition("/")
@@ -176,25 +199,42 @@ def fill_randomly(cache: Any) -> None:
                     plane.copy_(values.expand_as(plane))
 
 
+def finished(
+    run: Run, command: list[str], env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Another program, once it has ended.
+
+    Raises:
+        OutOfTimeError: it did not in the time that is left.
+    """
+    try:
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=run.seconds_left(),
+        )
+    except subprocess.TimeoutExpired as late:
+        raise OutOfTimeError(f"stopped: {run.limit / 60:g} minutes are over") from late
+
+
 def stage_tests(run: Run) -> None:
     """The tests marked `gpu`, in a process of their own."""
     if importlib.util.find_spec("pytest") is None:
         run.add("tests", result="not run: there is no pytest")
         return
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    # an image's pytest may be too old for the project's settings, and its packages may warn
+    command += ["-c", os.devnull, "--rootdir", str(ROOT), "-W", "ignore"]
     command.append("--noconftest")  # it needs more than a bare image has
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(min(8, os.cpu_count() or 1))]  # compiling takes most of the time
     # in the interpreter they would take minutes; without a GPU they are skipped
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [*command, "tests/test_gpu.py"],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished(run, [*command, "tests/test_gpu.py"], env=env)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing"]
     for line in lines[-40:] if done.returncode else lines[-1:]:
         print("   ", line)
@@ -270,8 +310,8 @@ def stage_decode(run: Run) -> None:
                 to_f16=seconds / f16,
             )
     times = {(r["pair"], r["context"]): r["us"] for r in run.rows if r["stage"] == "decode"}
-    first, last = run.sizes.contexts[0], run.sizes.contexts[-1]
-    slopes = {pair: (times[pair, last] - times[pair, first]) / (last - first) for pair in PAIRS}
+    contexts = run.sizes.contexts
+    slopes = {pair: slope(contexts, [times[pair, n] for n in contexts]) for pair in PAIRS}
     for pair in PAIRS:
         run.add(
             "slope",
@@ -354,89 +394,98 @@ def stage_prefill(run: Run) -> None:
 
 def stage_model(run: Run) -> None:
     """tg and pp by type of weights and of cache; the depth is filled with random pages."""
-    import torch
+    s = run.sizes
+    for weights in s.model_weights:
+        model_of(
+            run, weights, s.model_pairs if weights == s.model_weights[0] else s.model_pairs[:1]
+        )
 
-    from localkv.config import CacheConfig, SamplingParams
-    from localkv.engine import Engine
+
+def model_of(run: Run, weights: str, pairs: Sequence[str]) -> None:
+    """With one type of weights; when this returns its memory is free."""
     from localkv.kernels.gpu.triton_backend import triton_backend
     from localkv.loader.synthetic import synthetic_model
+
+    run.seconds_left()
+    s = run.sizes
+    model = synthetic_model(s.model, weights, triton_backend(run.device))
+    f16_slope = 0.0
+    for pair in pairs:
+        itl = model_with(run, model, weights, pair)
+        per_token = slope(s.model_depths, itl)
+        f16_slope = f16_slope or per_token
+        run.add(
+            "itl",
+            weights=weights,
+            pair=pair,
+            us_at_0=1e6 * itl[0],
+            ns_per_token=1e9 * per_token,
+            to_f16=per_token / f16_slope if f16_slope else 0.0,
+        )
+
+
+def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
+    """Seconds from one token to the next, by depth, with a cache of that pair."""
+    from localkv.config import CacheConfig, SamplingParams
+    from localkv.engine import Engine
     from localkv.sampling import Sampler
 
+    run.seconds_left()
     s = run.sizes
+    n_ctx = s.model_depths[-1] + max(*s.prompts, s.n_decode + 2)
+    engine = Engine(model, CacheConfig(*sides(pair), n_ctx=n_ctx))
+    fill_randomly(engine.cache)
+    engine.warm_up()
+    n_times = 3 if run.device == "cuda" else 1
 
-    def wait() -> None:
-        if run.device == "cuda":
-            torch.cuda.synchronize()
+    def decode(ids: list[int]) -> float:
+        """Seconds a token, from the second one on, as `localkv bench` counts them."""
+        greedy = Sampler(SamplingParams(temperature=0.0), n_vocab=model.config.n_vocab)
+        generation = engine.generate(ids, sampler=greedy, max_tokens=s.n_decode)
+        n_generated = len(list(generation))
+        return generation.stats.decode_seconds / (n_generated - 1)
 
-    @contextmanager
-    def timed(result: list[float]) -> Iterator[None]:
-        wait()
+    def read(n_prompt: int) -> float:
+        """Seconds of a prompt behind what is cached."""
+        wait(run)
         started = time.perf_counter()
-        yield
-        wait()
-        result.append(time.perf_counter() - started)
+        for start in range(0, n_prompt, engine.n_batch):
+            engine.evaluate([5] * min(engine.n_batch, n_prompt - start))
+        wait(run)
+        return time.perf_counter() - started
 
-    for weights in s.model_weights:
-        model = synthetic_model(s.model, weights, triton_backend(run.device))
-        n_vocab, f16_slope = model.config.n_vocab, 0.0
-        for pair in s.model_pairs if weights == s.model_weights[0] else s.model_pairs[:1]:
-            n_ctx = s.model_depths[-1] + max(*s.prompts, s.n_decode + 2)
-            engine = Engine(model, CacheConfig(*sides(pair), n_ctx=n_ctx))
-            fill_randomly(engine.cache)
-            engine.warm_up()
-            itl: dict[int, float] = {}
-            for depth in s.model_depths:
+    itl = []
+    for depth in s.model_depths:
+        point = {"weights": weights, "pair": pair, "depth": depth}
+        times = []
+        for _ in range(n_times):
+            place(engine, depth)
+            times.append(decode([*engine.cached_ids, 7]))
+        itl.append(min(times))
+        run.add("model", test=f"tg{s.n_decode}", **point, tokens_per_s=1 / itl[-1])
+        for n_prompt in s.prompts:
+            run.seconds_left()
+            times = []
+            for _ in range(n_times):
+                place(engine, depth)
+                times.append(read(n_prompt))
+            run.add("model", test=f"pp{n_prompt}", **point, tokens_per_s=n_prompt / min(times))
+    return itl
 
-                def at(depth: int = depth, engine: Engine = engine) -> None:
-                    engine.truncate(0)
-                    engine.cache.reserve(engine.sequence, depth)
-                    engine.sequence.length = depth
-                    engine.cached_ids[:] = [0] * depth
 
-                decode: list[float] = []
-                for _ in range(3 if run.device == "cuda" else 1):
-                    at()
-                    with timed(decode):
-                        greedy = Sampler(SamplingParams(temperature=0.0), n_vocab=n_vocab)
-                        ids = [*engine.cached_ids, 7]
-                        list(engine.generate(ids, sampler=greedy, max_tokens=s.n_decode))
-                itl[depth] = min(decode) / s.n_decode
-                run.add(
-                    "model",
-                    test=f"tg{s.n_decode}",
-                    weights=weights,
-                    pair=pair,
-                    depth=depth,
-                    tokens_per_s=1 / itl[depth],
-                )
-                for n_prompt in s.prompts:
-                    prompt: list[float] = []
-                    for _ in range(3 if run.device == "cuda" else 1):
-                        at()
-                        with timed(prompt):
-                            for start in range(0, n_prompt, engine.n_batch):
-                                count = min(engine.n_batch, n_prompt - start)
-                                engine.evaluate([5] * count)
-                    run.add(
-                        "model",
-                        test=f"pp{n_prompt}",
-                        weights=weights,
-                        pair=pair,
-                        depth=depth,
-                        tokens_per_s=n_prompt / min(prompt),
-                    )
-            first, last = s.model_depths[0], s.model_depths[-1]
-            slope = (itl[last] - itl[first]) / (last - first)
-            f16_slope = f16_slope or slope
-            run.add(
-                "itl",
-                weights=weights,
-                pair=pair,
-                us_at_0=1e6 * itl[first],
-                ns_per_token=1e9 * slope,
-                to_f16=slope / f16_slope if f16_slope else 0.0,
-            )
-            del engine
+def place(engine: Any, depth: int) -> None:
+    """Pretend that `depth` tokens are cached."""
+    engine.truncate(0)
+    engine.cache.reserve(engine.sequence, depth)
+    engine.sequence.length = depth
+    engine.cached_ids[:] = [0] * depth
+
+
+def wait(run: Run) -> None:
+    import torch
+
+    if run.device == "cuda":
+        torch.cuda.synchronize()
 
 
 def stage_peer(run: Run) -> None:
@@ -451,12 +500,7 @@ def stage_peer(run: Run) -> None:
         type_k, type_v = sides(pair)
         tests = ["-p", prompts, "-n", str(s.n_decode), "-d", depths, "-r", "3"]
         types = ["-ngl", "99", "-fa", "1", "-ctk", type_k, "-ctv", type_v]
-        done = subprocess.run(
-            [program, "-m", file, *tests, *types, "-o", "json"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = finished(run, [program, "-m", file, *tests, *types, "-o", "json"])
         if done.returncode:
             run.add("peer", pair=pair, result=(done.stderr.strip() or "failed").splitlines()[-1])
             continue
@@ -502,7 +546,7 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--dry-run", action="store_true", help="without a GPU, tiny sizes")
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: benchmarks/results")
     parser.add_argument("--llama-bench", metavar="PROGRAM", help="llama.cpp's, built for CUDA")
     parser.add_argument("--gguf", metavar="FILE", help="a model of 8B in Q4_0, for llama-bench")
     options = parser.parse_args()
@@ -511,6 +555,8 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))  # the package need not be installed
     import torch
     import triton
+
+    from localkv.errors import LocalKVError
 
     if not options.dry_run and not torch.cuda.is_available():
         raise SystemExit("no GPU that torch can use; --dry-run walks through without one")
@@ -521,21 +567,24 @@ def main() -> None:
         "triton": triton.__version__,
         "python": platform.python_version(),
     }
-    run = Run(device, TINY if options.dry_run else Sizes(), time.perf_counter())
+    sizes = TINY if options.dry_run else Sizes()
+    run = Run(device, sizes, time.perf_counter(), 60 * options.minutes)
     if options.llama_bench and options.gguf:
         run.peer = options.llama_bench, options.gguf
-    stages = {name: globals()[f"stage_{name}"] for name in options.stages}
-    for name, stage in stages.items():
-        if time.perf_counter() - run.started > 60 * options.minutes:
-            run.add(name, result=f"left out: {options.minutes} minutes are over")
-            continue
-        stage(run)
-        if not options.dry_run:
-            write(run, options.out, machine, " ".join(sys.argv))  # what there is, if we are cut off
-    if options.dry_run:
-        print(table(run.rows))
-    else:
-        print(f"\nwritten: {write(run, options.out, machine, ' '.join(sys.argv))}")
+    folder = options.out or (None if options.dry_run else Path(__file__).parent / "results")
+    for name in options.stages:
+        try:
+            run.seconds_left()
+            globals()[f"stage_{name}"](run)
+        except (OutOfTimeError, torch.OutOfMemoryError, LocalKVError) as left:
+            run.add(name, result=str(left).splitlines()[0])
+            gc.collect()
+        finally:
+            if folder is not None:
+                path = write(run, folder, machine, " ".join(sys.argv))
+    print(table(run.rows) if folder is None else f"\nwritten: {path}")
+    if any(row.get("status") for row in run.rows):
+        raise SystemExit("some tests failed")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -29,19 +30,38 @@ echo '[{"n_prompt": 512, "n_gen": 0, "n_depth": 0, "model_type": "8B Q4_0", "avg
 """What llama-bench prints, in part."""
 
 
+def run(*options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BARE, PROGRAM, "--dry-run", *map(str, options)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
 @pytest.mark.slow
 def test_dry_run(tmp_path: Path) -> None:
     peer = tmp_path / "llama-bench"
     peer.write_text(POINTS)
     peer.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", BARE, PROGRAM, "--dry-run", "--llama-bench", peer, "--gguf", "x"],
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    done = run("--llama-bench", peer, "--gguf", "x", "--out", tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
+    (table,) = tmp_path.glob("dry-run-*.md")
+    text = table.read_text()
     for stage in ("tests", "copy", "decode", "slope", "linear", "prefill", "model", "itl", "peer"):
-        assert f"## {stage}" in done.stdout
-    assert "| pp512 | 8B Q4_0 | q8_0 | 0 | 9000 |" in done.stdout
-    assert "left out" not in done.stdout
+        assert f"## {stage}" in text
+    assert "| pp512 | 8B Q4_0 | q8_0 | 0 | 9000 |" in text
+    rows = json.loads(table.with_suffix(".json").read_text())["rows"]
+    assert not [row for row in rows if "left out" in row.get("result", "")]
+    (tests,) = (row for row in rows if row["stage"] == "tests")
+    assert tests["status"] == 0
+    assert "skipped" in tests["result"] or "passed" in tests["result"]
+    assert {row["test"] for row in rows if row["stage"] == "model"} == {"tg2", "pp16"}
+
+
+def test_what_there_is_no_time_for() -> None:
+    done = run("--minutes", 0, "--stages", "tests", "model")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "## tests\n\n| result |\n|---|\n| left out: 0 minutes are over |" in done.stdout
+    assert "## model" in done.stdout
+    assert "## copy" not in done.stdout
