@@ -435,7 +435,8 @@ def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
     n_ctx = s.model_depths[-1] + max(*s.prompts, s.n_decode + 2)
     engine = Engine(model, CacheConfig(*sides(pair), n_ctx=n_ctx))
     fill_randomly(engine.cache)
-    engine.warm_up()
+    if model.backend.compiles:
+        engine.warm_up()
     n_times = 3 if run.device == "cuda" else 1
 
     def decode(ids: list[int]) -> float:
