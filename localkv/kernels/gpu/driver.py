@@ -17,6 +17,26 @@ def _touch() -> object:
     return triton.runtime.driver.active.get_current_device()
 
 
+def what_is_missing(error: Exception) -> LocalKVError | None:
+    """What of the machine's tools Triton failed for lack of, or None.
+
+    It builds a part in C when it starts, and up to 3.6 one for each kernel when that is launched
+    first.
+    """
+    if "C compiler" in str(error):
+        return LocalKVError(
+            "Triton needs a C compiler to start kernels, and found none",
+            hint="install gcc (Debian: apt install gcc python3-dev) or set CC; or --device cpu",
+        )
+    headers = Path(sysconfig.get_paths()["include"])
+    if isinstance(error, subprocess.CalledProcessError) and not (headers / "Python.h").exists():
+        return LocalKVError(
+            f"Triton needs Python's headers to start kernels: no Python.h in {headers}",
+            hint="install them (Debian: apt install python3-dev); or --device cpu",
+        )
+    return None
+
+
 def start_triton(touch: Callable[[], object] = _touch) -> None:
     """Start Triton, which needs a C compiler and Python's headers the first time.
 
@@ -26,17 +46,8 @@ def start_triton(touch: Callable[[], object] = _touch) -> None:
     try:
         touch()
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-        if "C compiler" in str(error):
-            raise LocalKVError(
-                "Triton needs a C compiler to start kernels, and found none",
-                hint="install gcc (Debian: apt install gcc python3-dev) or set CC; or --device cpu",
-            ) from error
-        headers = Path(sysconfig.get_paths()["include"])
-        if isinstance(error, subprocess.CalledProcessError) and not (headers / "Python.h").exists():
-            raise LocalKVError(
-                f"Triton needs Python's headers to start kernels: no Python.h in {headers}",
-                hint="install them (Debian: apt install python3-dev); or --device cpu",
-            ) from error
+        if problem := what_is_missing(error):
+            raise problem from error
         reason = (str(error) or repr(error)).splitlines()[0]
         raise LocalKVError(
             f"Triton can't start kernels: {reason}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
@@ -9,6 +10,7 @@ from typing import Any
 
 import triton
 
+from localkv.kernels.gpu.driver import what_is_missing
 from localkv.processor import usable_cores
 
 _ahead: ContextVar[set[Any] | None] = ContextVar("ahead", default=None)
@@ -27,14 +29,22 @@ def launch(
     Args:
         enable_fp_fusion: a multiplication and an addition may be rounded once. Triton's default
             depends on its version.
+
+    Raises:
+        LocalKVError: a C compiler or Python's headers are missing.
     """
     constants["enable_fp_fusion"] = enable_fp_fusion
     kernels = _ahead.get()
-    if kernels is None:
-        kernel[grid](*args, **constants)
-    else:
+    if kernels is not None:
         kernels.add(kernel)
         kernel.warmup(*args, grid=grid, **constants)
+        return
+    try:
+        kernel[grid](*args, **constants)
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        if problem := what_is_missing(error):
+            raise problem from error
+        raise
 
 
 def compile_together(run: Callable[[], None]) -> None:
