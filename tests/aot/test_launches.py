@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -232,6 +233,17 @@ def test_what_can_not_be_compiled_is_an_error() -> None:
     for _ in range(2):
         with pytest.raises(triton.CompilationError):
             launch(wrong_kernel, (1,), x, N=64)
+
+
+def test_a_compiler_that_a_launch_needs_is_named() -> None:
+    """As with Triton 3.6; other errors stay what they are."""
+    kernel = MagicMock()
+    kernel.__getitem__.return_value.side_effect = RuntimeError("Failed to find C compiler.")
+    with pytest.raises(LocalKVError, match="needs a C compiler"):
+        launch(kernel, (1,))
+    kernel.__getitem__.return_value.side_effect = RuntimeError("device-side assert triggered")
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        launch(kernel, (1,))
 
 
 def test_compile_together_is_given_up(driver: PaperDriver, monkeypatch: pytest.MonkeyPatch) -> None:
