@@ -39,7 +39,7 @@ BUDGET_FACTOR = 1.0 if _RECORDED_WITH else 1.75
 more."""
 ONE_TOKEN_FACTOR = 1.0 if _RECORDED_WITH else 1.15
 """The same for products with one token."""
-ATTENTION_FACTOR = 1.0 if _RECORDED_WITH else 1.25
+ATTENTION_FACTOR = 1.0 if _RECORDED_WITH else 1.35
 """The same for attention."""
 MOST_SPILLS = 0 if _RECORDED_WITH else 1
 """Accesses to local memory in a loop that isn't a product's. Decoding q4_1 on sm_120 has one with

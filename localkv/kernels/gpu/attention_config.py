@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import triton
+
 
 @dataclass(frozen=True)
 class TileConfig:
@@ -31,6 +33,8 @@ PRODUCTS = ("fp16", "tf32", "tf32x3")
 
 SERVER_BLACKWELL = 10
 """Compute capability 10.x: its matrix unit has a memory of its own."""
+PIPELINES_FEW_QUERIES = triton.__version__.startswith("3.8.")
+"""Triton 3.8 gives 8 queries to that unit, too, and then its pipeliner fails as in prefill."""
 
 DECODE_KEYS = {
     "fp16": {64: 128, 128: 64, 256: 64},
@@ -71,6 +75,8 @@ def decode_config(arch: int, width: int, product: str, queries: int) -> TileConf
     if arch // 10 == SERVER_BLACKWELL:
         # fewer than its matrix unit takes, which is made for large products
         keys = min(keys, 64 if queries <= 8 else 32)
+        if PIPELINES_FEW_QUERIES:
+            return TileConfig(queries, keys, 4, 1)
     return TileConfig(queries, keys, 4, 2)
 
 
@@ -80,6 +86,6 @@ def prefill_config(arch: int, width: int, product: str) -> TileConfig:
         return TileConfig(128, 64, 8, 2)  # wgmma reads from more shared memory
     tiles = PREFILL[product][width]
     if arch // 10 == SERVER_BLACKWELL:
-        # the pipeliner of Triton 3.6 and 3.7 fails on its tensor memory and the fence
+        # the pipeliner of Triton 3.6 to 3.8 fails on its tensor memory and the fence
         return replace(tiles, stages=1)
     return tiles
