@@ -84,6 +84,16 @@ def test_routing_where_all_weights_vanish() -> None:
     torch.testing.assert_close(route(logits, moe)[1], plain_route(logits, moe)[1])
 
 
+def test_routing_of_nan() -> None:
+    """Weights show it, and the experts exist."""
+    moe = MoeConfig(6, 2, n_ff=8)
+    logits = torch.randn(3, 6)
+    logits[0], logits[2, 4] = torch.nan, torch.nan
+    experts, weights = route(logits, moe)
+    assert weights.isnan().all(1).tolist() == [True, False, True]
+    assert ((experts >= 0) & (experts < 6)).all()
+
+
 @pytest.mark.parametrize("tile", [1, 4, 16])
 def test_tiles_hold_each_pair_once(tile: int) -> None:
     experts = torch.randint(0, 6, (13, 2), dtype=torch.int32)

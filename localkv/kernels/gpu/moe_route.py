@@ -32,11 +32,12 @@ def route_kernel(
     slot = tl.arange(0, USED)
     chosen = tl.zeros((USED,), tl.int32)
     weights = tl.zeros((USED,), tl.float32)
-    left = tl.where(expert < n_experts, p, -1.0)
+    # where p is NaN, all are: the first experts are taken, and their weights are NaN
+    left = tl.where(expert < n_experts, tl.where(p == p, p, 0.0), -1.0)
     for i in tl.static_range(N_USED):
         best = tl.argmax(left, 0)
         chosen = tl.where(slot == i, best, chosen)
-        weights = tl.where(slot == i, tl.max(left, 0), weights)
+        weights = tl.where(slot == i, tl.sum(tl.where(expert == best, p, 0.0), 0), weights)
         left = tl.where(expert == best, -1.0, left)
     if RENORMALISE:
         weights = weights / tl.maximum(tl.sum(weights, 0), LEAST_WEIGHT_SUM)
