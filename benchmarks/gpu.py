@@ -200,9 +200,12 @@ def fill_randomly(cache: Any) -> None:
 
 
 def finished(
-    run: Run, command: list[str], env: dict[str, str] | None = None
+    run: Run,
+    command: list[str],
+    folder: Path | None = None,
+    env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Another program, once it has ended.
+    """Another program, once it has ended; by default where this one runs, with its environment.
 
     Raises:
         OutOfTimeError: it did not in the time that is left.
@@ -210,7 +213,7 @@ def finished(
     try:
         return subprocess.run(
             command,
-            cwd=ROOT,
+            cwd=folder,
             env=env,
             capture_output=True,
             text=True,
@@ -234,7 +237,7 @@ def stage_tests(run: Run) -> None:
         command += ["-n", str(min(8, os.cpu_count() or 1))]  # compiling takes most of the time
     # in the interpreter they would take minutes; without a GPU they are skipped
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = finished(run, [*command, "tests/test_gpu.py"], env=env)
+    done = finished(run, [*command, "tests/test_gpu.py"], ROOT, env)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing"]
     for line in lines[-40:] if done.returncode else lines[-1:]:
         print("   ", line)

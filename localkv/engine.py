@@ -161,9 +161,15 @@ class Engine:
     def _try(self, model: Transformer, n_tokens: int) -> None:
         """Run `model` on so many tokens at the start of the context; none of them counts."""
         self.reset()
-        batch = self.cache.batch([(self.sequence, [0] * n_tokens)], logits="last")
-        with self._scratch_of(n_tokens), torch.inference_mode():
-            model.forward(batch, self.cache)
+        self._forward(model, [0] * n_tokens, "last")
+
+    def _forward(
+        self, model: Transformer, ids: Sequence[int], logits: Literal["last", "all"]
+    ) -> Tensor:
+        """Run `model` on `ids` after the cached tokens, of which they are none yet."""
+        batch = self.cache.batch([(self.sequence, ids)], logits=logits)
+        with self._scratch_of(len(ids)), torch.inference_mode():
+            return model.forward(batch, self.cache)
 
     def truncate(self, length: int) -> None:
         """Forget the cached tokens from position `length` on."""
@@ -176,13 +182,11 @@ class Engine:
         Raises:
             LocalKVError: they do not fit the context.
         """
-        with self._scratch_of(len(ids)):
-            if self.loop is not None and len(ids) == 1:
+        if self.loop is not None and len(ids) == 1:
+            with self._scratch_of(1):
                 out = self.loop.logits(self.sequence, ids[0])
-            else:
-                batch = self.cache.batch([(self.sequence, ids)], logits=logits)
-                with torch.inference_mode():
-                    out = self.model.forward(batch, self.cache)
+        else:
+            out = self._forward(self.model, ids, logits)
         self.sequence.length += len(ids)
         self.cached_ids.extend(ids)
         return out

@@ -41,7 +41,6 @@ DECODE_KEYS = {
     "tf32": {64: 64, 128: 64, 256: 32},
     "tf32x3": {64: 64, 128: 32, 256: 16},
 }
-LEAST_KEYS = min(min(by_width.values()) for by_width in DECODE_KEYS.values())
 PREFILL = {
     "fp16": {
         64: TileConfig(128, 128, 8, 2),
@@ -60,6 +59,8 @@ PREFILL = {
     },
 }
 """By channels of a head, as a power of two; within the 99 KiB of shared memory of 8.6."""
+LEAST_KEYS = min(min(by_width.values()) for by_width in DECODE_KEYS.values())
+"""No tile of decoding has fewer."""
 
 
 def decode_config(arch: int, width: int, product: str, queries: int) -> TileConfig:
