@@ -4,6 +4,7 @@
 # make test       set up .venv and run all tests
 # make test-fast  the tests that take less than five minutes together, on 2 cores; the first run
 #                 takes longer, since it compiles kernels and leaves them for the next
+# make attack     long searches for damaged and hostile input that does harm; `make test` has a part
 # make lint       formatting, lint, types, import floors
 # make figures    make the documentation's figures again (12 minutes on 2 cores)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
@@ -26,7 +27,7 @@ PROMPT := Once upon a time
 STORIES := tests/data/llama_cpp_perplexity.json
 QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run chat test test-fast test-triton lint figures clean
+.PHONY: run chat test test-fast attack test-triton lint figures clean
 
 run: .venv/.run
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
@@ -48,6 +49,9 @@ test: .venv/.dev
 test-fast: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests/interpreter
+
+attack: .venv/.dev
+	$(BIN)/python -m pytest -n 2 -m attack tests/attack
 
 test-triton:
 	$(PYTHON) -m venv .venv-triton

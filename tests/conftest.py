@@ -130,6 +130,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `attack` unless `-m` names it."""
+    if "attack" in config.option.markexpr:
+        return
+    left_out = [item for item in items if item.get_closest_marker("attack")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("attack")]
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what `summary` was given, also in the processes that pytest-xdist started."""
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
