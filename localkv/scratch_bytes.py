@@ -76,7 +76,7 @@ def scratch_bytes(
     elif backend == "cuda":
         attention = _gpu_attention_bytes(config)
     else:
-        attention = _cpu_attention_bytes(config, n_ctx, n_threads)
+        attention = cpu_attention_bytes(config, n_ctx, n_threads)
     logits = VOCABULARY_BYTES * config.n_vocab
     panels = n_threads * max(MADE_BYTES, largest_made_panel) if largest_made_panel else 0
     return int(ALLOCATOR * (n_tokens * per_token + tile + panels)) + attention + logits
@@ -110,7 +110,7 @@ def _gpu_attention_bytes(config: ModelConfig) -> int:
     return FLOAT * GPU_FEW_TOKENS * config.n_heads * GPU_MOST_SPLITS * (config.head_dim + 1)
 
 
-def _cpu_attention_bytes(config: ModelConfig, n_ctx: int, n_threads: int) -> int:
+def cpu_attention_bytes(config: ModelConfig, n_ctx: int, n_threads: int) -> int:
     """As `kernels/cpu/attention.py` takes scratch memory, for one sequence."""
     d, n_kv_heads = config.head_dim, config.n_kv_heads
     most = MAX_TILE_ROWS

@@ -22,6 +22,8 @@ from localkv.cache_layout import SegmentSpec
 from localkv.config import AttentionParams
 from localkv.kernels.cpu import attention_kernels, kernel_folder
 from localkv.kernels.cpu.attention import PackedAttention
+from localkv.kernels.cpu.attention_plan import row_blocks
+from localkv.kernels.cpu.attention_sizes import BLOCK_ROWS
 from localkv.kernels.cpu.page_layout import Side, plane_order, restore_plane
 from localkv.kernels.cpu.specialize import specialized
 from localkv.kernels.cpu.store_kv import store_kv_cpu
@@ -38,6 +40,24 @@ check = partial(check_attention, PackedAttention(), store=store_kv_cpu)
 def test_shapes(head_dim: int, group: int) -> None:
     """Few rows, and (with groups of 3 and more) the tiles of a block that is not full."""
     check(head_dim=head_dim, n_kv_heads=2, group=group, lengths=[(9, 1), (0, 7)])
+
+
+@pytest.mark.parametrize("group", [95, 96, 97, 112, 128, 193, 512])
+def test_groups_beyond_a_block(group: int) -> None:
+    """The rows of one token alone take several blocks of the prefill kernels."""
+    assert BLOCK_ROWS == 96
+    for lengths in ([(300, 1)], [(70, 2), (0, 1), (3, 5)]):
+        check(head_dim=32, n_kv_heads=2, group=group, lengths=lengths, type_k="q8_0", window=65)
+
+
+@given(n_new=st.integers(1, 300), group=st.integers(1, 400))
+def test_blocks_hold_every_row_once(n_new: int, group: int) -> None:
+    blocks = row_blocks(7, n_new, group, 0)
+    assert all(0 < block.n_rows <= BLOCK_ROWS for block in blocks)
+    rows = [
+        (block.token - 7) * group + block.row + i for block in blocks for i in range(block.n_rows)
+    ]
+    assert sorted(rows) == list(range(n_new * group))
 
 
 @pytest.mark.parametrize("type_k", NAMES)

@@ -8,23 +8,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GGMLType
+from paged_rows import paged_rows
 from program import Program, clean_env
 from random_model import MOE, RandomModel, variant
 
 from localkv import LLM
 from localkv.cache_layout import SegmentSpec, cache_bytes
+from localkv.config import AttentionParams
 from localkv.errors import byte_size
-from localkv.kernels.cpu.attention_kernels import MAX_ROWS
+from localkv.kernels.cpu.attention import PackedAttention
+from localkv.kernels.cpu.attention_kernels import MAX_ROWS, n_threads
 from localkv.kernels.cpu.attention_sizes import FEW_ROWS
 from localkv.kv_cache import KVCache
 from localkv.memory_plan import MemoryPlan
 from localkv.quant_formats import KV_FORMATS
-from localkv.scratch_bytes import MAX_TILE_ROWS
+from localkv.scratch_bytes import MAX_TILE_ROWS, cpu_attention_bytes
 from localkv.simd.cpu_features import HAS_VNNI
 
 
@@ -126,6 +130,18 @@ def test_a_model_s_cache(tiny_model: Path, type_k: str) -> None:
 
 def test_the_kernels_limits_are_those_that_are_counted_with() -> None:
     assert MAX_ROWS <= MAX_TILE_ROWS <= FEW_ROWS
+
+
+@pytest.mark.parametrize("group", [1, 3, 9, 17, 96, 97, 101, 512])
+@pytest.mark.parametrize("n_new", [1, 2, 16, 40])
+def test_the_scratch_of_attention_is_not_exceeded(group: int, n_new: int) -> None:
+    for n_kv_heads, past in ((1, 0), (3, 700)):
+        rows = paged_rows([(past, n_new)], n_kv_heads=n_kv_heads, group=group, head_dim=16)
+        run = PackedAttention()
+        run(rows.q, rows.segment, rows.seg_batch, rows.batch, AttentionParams(0.25))
+        config = SimpleNamespace(head_dim=16, n_heads=n_kv_heads * group, n_kv_heads=n_kv_heads)
+        bound = cpu_attention_bytes(config, past + n_new, n_threads())
+        assert 0 < run.scratch.floats.nbytes <= bound + 64
 
 
 SHAPE = {"n_embd": 512, "n_heads": 8, "n_kv_heads": 4, "n_ff": 1024, "n_vocab": 2000, "n_ctx": 4096}

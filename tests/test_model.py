@@ -13,7 +13,8 @@ from gguf import GGMLQuantizationType as GGMLType
 from random_model import MOE, VARIANTS, RandomModel, variant
 
 from localkv.cache_layout import SegmentSpec
-from localkv.config import KVScales
+from localkv.config import CacheConfig, KVScales
+from localkv.engine import Engine
 from localkv.errors import ModelFileError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -90,6 +91,20 @@ def test_equals_float64_evaluation(name: str, tmp_path: Path) -> None:
     for backend in (reference_backend(), cpu_backend()):
         assert nmse(logits(same_values, backend, IDS, "f32", chunk=47), want) < 1e-10
         assert nmse(logits(path, backend, IDS, "f16", chunk=47), want) < 5e-6
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "n_kv_heads"), [(97, 1), (112, 1), (128, 1), (291, 3), (512, 1)]
+)
+def test_many_query_heads_of_a_kv_head(n_heads: int, n_kv_heads: int, tmp_path: Path) -> None:
+    random_model = RandomModel(n_layers=1, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=16)
+    path = random_model.write(tmp_path / "model.gguf", GGMLType.F32)
+    want = float64_logits(random_model, IDS[:60])
+    model, _ = load_model(path, cpu_backend())
+    Engine(model, CacheConfig(n_ctx=256)).warm_up()
+    for chunk in (1, 23, 60):
+        got = run(model, new_cache(model, SegmentSpec("f32", "f32")), IDS[:60], chunk)
+        assert nmse(got, want) < 1e-10
 
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0", "Q5_1"])

@@ -1,7 +1,7 @@
 """Prefill attention: blocks of query rows over tiles of K and V that are decoded to float32.
 
-A worker (see `thread_pool`) takes a block of new tokens of one sequence, for one KV head, at a
-time: at most `BLOCK_ROWS` rows (token, query head). It decodes `TILE` tokens of K and V at a time
+A worker (see `thread_pool`) takes a block of rows (new token, query head) of one sequence, for one
+KV head, at a time: at most `BLOCK_ROWS`. It decodes `TILE` tokens of K and V at a time
 into its cache and folds them in by online softmax. The decoders are functions of K's and V's type,
 called by address; this file is compiled once for all.
 """
@@ -79,10 +79,10 @@ def add_p_v(out: Any, p: Any, v: Any, first: int, end: int, head_dim: int) -> No
 
 @njit
 def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) -> None:
-    """One block of new tokens and one KV head."""
+    """One block of rows and one KV head."""
     block = read_block(job.pieces, piece)
     head_dim, group, token = job.head_dim, job.group, block.token
-    n_rows = block.n_new * group
+    first_row, n_rows = block.row, block.n_rows
     n_padded = (n_rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
     k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
     softcap = softcap_of(address)
@@ -96,34 +96,35 @@ def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) ->
     scales = totals + BLOCK_ROWS * LANES * 4
     references = scales + 2 * LANES * 4
 
-    gather_queries(address, job, q, token, head, n_rows, n_padded)
+    gather_queries(address, job, q, token, head, first_row, n_rows, n_padded)
     for row in range(n_padded):
         clear_row(out + row * head_dim * 4, head_dim, references + row * 4, totals + row * 64)
 
     # what a token sees begins and ends no earlier than what the one before sees
-    begin = first_visible(job, token) // TILE * TILE
-    for t0 in range(begin, end_visible(job, token + block.n_new - 1), TILE):
+    begin = first_visible(job, token + first_row // group) // TILE * TILE
+    for t0 in range(begin, end_visible(job, token + (first_row + n_rows - 1) // group), TILE):
         place = get_i64(block.table, t0 // PAGE) * job.n_kv_heads + head
         where = (k_blocks, t0 % PAGE // LANES)
         call_address(job.k_kernel, (k, scales, *regions(job.k_planes, place), *where))
         where = (v_blocks, t0 % PAGE // LANES)
         call_address(job.v_kernel, (v, scales, *regions(job.v_planes, place), *where))
-        for first_row in range(0, n_padded, TILE_ROWS):
-            end_row = min(first_row + TILE_ROWS, n_rows)
-            first = max(0, first_visible(job, token + first_row // group) - t0)
-            end = min(TILE, end_visible(job, token + (end_row - 1) // group) - t0)
+        for tile_row in range(0, n_padded, TILE_ROWS):
+            end_row = min(tile_row + TILE_ROWS, n_rows)
+            first = max(0, first_visible(job, token + (first_row + tile_row) // group) - t0)
+            end = min(TILE, end_visible(job, token + (first_row + end_row - 1) // group) - t0)
             if first >= end:
                 continue
-            rows_out = out + first_row * head_dim * 4
-            multiply_q_k(logits, q + first_row * head_dim * 4, k, first, end, head_dim)
+            rows_out = out + tile_row * head_dim * 4
+            multiply_q_k(logits, q + tile_row * head_dim * 4, k, first, end, head_dim)
             if softcap > ZERO:
                 cap_logits(logits, TILE_ROWS * TILE, softcap)
-            for row in range(first_row, end_row):
+            for row in range(tile_row, end_row):
+                row_token = token + (first_row + row) // group
                 soften(
-                    logits + (row - first_row) * TILE * 4,
+                    logits + (row - tile_row) * TILE * 4,
                     TILE,
-                    first_visible(job, token + row // group) - t0,
-                    end_visible(job, token + row // group) - t0,
+                    first_visible(job, row_token) - t0,
+                    end_visible(job, row_token) - t0,
                     out + row * head_dim * 4,
                     head_dim,
                     references + row * 4,
@@ -132,7 +133,7 @@ def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) ->
             add_p_v(rows_out, logits, v, first, end, head_dim)
 
     for row in range(n_rows):
-        at = row_index(job, token, head, row)
+        at = row_index(job, token, head, first_row + row)
         total = row_sum(totals + row * 64)
         put_output(job, at, out + row * head_dim * 4, get_f32(references, row), total)
 

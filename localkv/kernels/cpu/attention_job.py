@@ -95,10 +95,12 @@ class Chunk(NamedTuple):
 
 
 class Block(NamedTuple):
-    """New tokens of a sequence that are taken at once: the first one, how many, its page table."""
+    """Rows of a sequence that are taken at once, at most BLOCK_ROWS: which token and which of its
+    rows is the first (see `attention_queries.row_index`), how many, and its page table."""
 
     token: int
-    n_new: int
+    row: int
+    n_rows: int
     table: int
 
 

@@ -100,6 +100,17 @@ def visible_rows(seg_batch: SegmentBatch, batch: Batch, window: int) -> Int64s:
     return np.stack((first, end), axis=1).clip(0, lengths[:, None])
 
 
+def row_blocks(first: int, n_new: int, group: int, pages: int) -> list[Block]:
+    """Blocks of a sequence with `n_new` tokens from token `first` on: as many tokens as fit, or
+    parts of the `group` rows of one. The last ones see most, so they come first."""
+    blocks, step = list[Block](), max(1, BLOCK_ROWS // group)
+    for at in reversed(range(0, n_new, step)):
+        n_rows = min(step, n_new - at) * group
+        for row in range(0, n_rows, BLOCK_ROWS):
+            blocks.append(Block(first + at, row, min(BLOCK_ROWS, n_rows - row), pages))
+    return blocks
+
+
 def make_plan(
     seg_batch: SegmentBatch, batch: Batch, window: int, group: int, n_kv_heads: int
 ) -> Plan:
@@ -118,10 +129,7 @@ def make_plan(
             seen = range(int(begin) // PAGE_TOKENS, pages_for(int(end)))
             few.append((first, n_new, pages, length, seen))
         else:
-            step = max(1, BLOCK_ROWS // group)
-            # the last blocks see most, so they come first
-            for at in reversed(range(0, n_new, step)):
-                blocks.append(Block(first + at, min(step, n_new - at), pages))
+            blocks += row_blocks(first, n_new, group, pages)
     n_pages = sum(len(seen) for *_, seen in few)
     chunk_pages = max(1, n_pages * n_kv_heads // (PIECES_PER_THREAD * n_threads()))
     sequences, chunks = list[Sequence](), list[Chunk]()

@@ -59,12 +59,12 @@ def row_index(job: Any, token: int, head: int, row: int) -> Any:
 
 @njit
 def gather_queries(
-    address: Any, job: Any, q: Any, token: int, head: int, n_rows: int, n_padded: int
+    address: Any, job: Any, q: Any, token: int, head: int, first: int, n_rows: int, n_padded: int
 ) -> None:
-    """q [n_padded, head_dim]: scaled rows, zeros behind them."""
+    """q [n_padded, head_dim]: `n_rows` scaled rows from row `first` on, zeros behind them."""
     factor = f32x16(query_factor(get_f32(address, SOFTMAX_SCALE * 2), softcap_of(address)))
     for row in range(n_padded):
-        source = row_index(job, token, head, row) * job.head_dim
+        source = row_index(job, token, head, first + row) * job.head_dim
         for c in range(0, job.head_dim, LANES):
             x = zero_f32()
             if row < n_rows:

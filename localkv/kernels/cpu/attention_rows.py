@@ -105,7 +105,7 @@ def attend_chunk(
     references = partial + n_rows * head_dim * 4
 
     n_used = sequence.n_new * group
-    gather_queries(address, job, q, token, head, n_used, n_rows)
+    gather_queries(address, job, q, token, head, 0, n_used, n_rows)
     if job.k_affine:
         sum_blocks(job, q, sums)
     if job.k_digits:
