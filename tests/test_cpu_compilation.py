@@ -39,16 +39,18 @@ def no_compiler(source: KernelSource) -> machine_code.Functions:
 
 def test_machine_code_is_restored_from_a_file() -> None:
     functions = SOURCES[0].compile()
-    data = machine_code.pack(functions)
-    assert machine_code.unpack(data) == functions
-    assert machine_code.unpack(data[:-100]) is None
-    assert machine_code.unpack(b"") is None
+    data = machine_code.pack("name", functions)
+    assert machine_code.unpack("name", data) == functions
+    assert machine_code.unpack("other", data) is None
+    assert machine_code.unpack("name", data[:-100]) is None
+    assert machine_code.unpack("name", b"") is None
 
 
 def test_a_file_with_any_byte_changed_is_damaged() -> None:
-    data = machine_code.pack({"worker": machine_code.Function("symbol", ("needed",), b"code")})
+    function = machine_code.Function("symbol", ("needed",), b"code")
+    data = machine_code.pack("name", {"worker": function})
     for i, byte in enumerate(data):
-        assert machine_code.unpack(data[:i] + bytes([byte ^ 0x55]) + data[i + 1 :]) is None
+        assert machine_code.unpack("name", data[:i] + bytes([byte ^ 0x55]) + data[i + 1 :]) is None
 
 
 def localkv_imports(path: Path) -> Iterator[Path]:

@@ -22,7 +22,7 @@ def check_kernel_cache() -> Finding:
     folder = cache_folder()
     hint = "kernels are compiled at every start; XDG_CACHE_HOME=FOLDER takes another folder"
     finding = _compiled("kernel cache", folder, hint)
-    if finding.status == "ok" and folder.exists() and not is_ours_alone(folder):
+    if finding.status == "ok" and folder.exists() and not is_ours_alone(folder.stat()):
         summary = f"{folder} is not used: others may write to it"
         hint = f"kernels are compiled at every start; chmod go-w {folder}, if it is yours"
         return Finding("kernel cache", "warning", summary, hint, finding.facts)

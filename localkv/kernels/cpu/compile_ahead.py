@@ -132,7 +132,7 @@ def _ask(process: subprocess.Popen[bytes], source: KernelSource) -> Functions | 
         size = process.stdout.read(8)
         if len(size) < 8:
             return None
-        return unpack(process.stdout.read(int.from_bytes(size, "little")))
+        return unpack(source.name, process.stdout.read(int.from_bytes(size, "little")))
     except OSError:
         return None
 

@@ -20,7 +20,7 @@ def main() -> None:
     for line in sys.stdin:
         template, replacements = json.loads(line)
         source = KernelSource(template, tuple((old, new) for old, new in replacements))
-        data = pack(source.compile())
+        data = pack(source.name, source.compile())
         answers.write(len(data).to_bytes(8, "little") + data)
         answers.flush()
 

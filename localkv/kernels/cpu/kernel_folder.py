@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 DAY = 86400
 KEPT_DAYS = 90
 """How long a kernel is kept that no process takes: that of another version, CPU or model."""
+MOST_BYTES = 1 << 26
+"""A kernel has some 100 KiB."""
 
 
 def cache_folder() -> Path:
@@ -34,7 +37,7 @@ def usable_folder() -> Path | None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            reason = "" if is_ours_alone(folder) else "others may write to it"
+            reason = "" if is_ours_alone(folder.stat()) else "others may write to it"
     except OSError as error:
         reason = f"it can't be written: {error}"
     if reason:
@@ -43,12 +46,48 @@ def usable_folder() -> Path | None:
     return folder
 
 
-def is_ours_alone(folder: Path) -> bool:
-    """Whether a folder is this user's and no other may write to it; so on Windows by default."""
+def is_ours_alone(info: os.stat_result) -> bool:
+    """Whether a file or folder is this user's and no other may write to it; so on Windows by
+    default."""
     if os.name != "posix":
         return True
-    info = folder.stat()
     return info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _opened(path: str, flags: int) -> int:
+    # of a pipe, opening alone would wait for somebody to write to it
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_kernel(path: Path) -> bytes:
+    """The bytes of a file that can be one of ours.
+
+    Raises:
+        OSError: there is none, it can't be read, or it is of another kind, owner or size.
+    """
+    with open(path, "rb", opener=_opened) as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MOST_BYTES or not is_ours_alone(info):
+            raise OSError(f"{path} is no file that only we could write")
+        return file.read()
+
+
+def write_kernel(path: Path, data: bytes) -> None:
+    """Put a file in place of whatever is there, at once.
+
+    Raises:
+        OSError: it can't be written; nothing is left behind.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def mark_used(path: Path) -> None:

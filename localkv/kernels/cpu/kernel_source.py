@@ -10,12 +10,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import os
-import tempfile
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from localkv.kernels.cpu.kernel_folder import mark_used, remove_unused, usable_folder
+from localkv.kernels.cpu.kernel_folder import (
+    mark_used,
+    read_kernel,
+    remove_unused,
+    usable_folder,
+    write_kernel,
+)
 from localkv.kernels.cpu.machine_code import (
     Functions,
     compile_source,
@@ -27,6 +32,7 @@ from localkv.kernels.cpu.machine_code import (
 logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parents[2]
+_CALLBACK = re.compile(r"^[@]cfunc\(.*\ndef (\w+)", re.MULTILINE)
 _BUILT_ON = (
     "simd/*.py",
     "quant_formats/cpu_cache/*.py",
@@ -87,6 +93,11 @@ class KernelSource:
         key = hashlib.sha256(_foundation() + self.text.encode()).hexdigest()[:16]
         return f"localkv_{self.template}_{key}"
 
+    @property
+    def callbacks(self) -> list[str]:
+        """The names of its functions."""
+        return _CALLBACK.findall(self.text)
+
     def compile(self) -> Functions:
         return compile_source(self.name, self.text)
 
@@ -98,19 +109,23 @@ def is_stored(source: KernelSource) -> bool:
 
 
 def stored(source: KernelSource) -> Functions | None:
-    """What an earlier process has compiled, if it is there."""
+    """What an earlier process has compiled, if it is there and whole."""
     folder = usable_folder()
     if folder is None:
         return None
     try:
-        data = (folder / source.name).read_bytes()
+        data = read_kernel(folder / source.name)
     except FileNotFoundError:
         return None
     except OSError as error:
         logger.warning("cannot read a compiled kernel: %s", error)
         return None
+    functions = unpack(source.name, data)
+    if functions is None or sorted(functions) != sorted(source.callbacks):
+        logger.warning("a compiled kernel is damaged and compiled anew: %s", folder / source.name)
+        return None
     mark_used(folder / source.name)
-    return unpack(data)
+    return functions
 
 
 def store(source: KernelSource, functions: Functions) -> None:
@@ -122,10 +137,7 @@ def store(source: KernelSource, functions: Functions) -> None:
     if folder is None:
         return
     try:
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(pack(functions))
-        os.replace(temporary, folder / source.name)
+        write_kernel(folder / source.name, pack(source.name, functions))
         remove_unused(folder)
     except OSError as error:
         logger.warning("cannot keep a compiled kernel: %s", error)

@@ -78,37 +78,49 @@ def _function(callback: Any) -> Function:
 
 
 def link(function: Function) -> int:
-    """The address of a function, or 0 if this process lacks what it needs."""
+    """The address of a function; 0 if its code is damaged or this process lacks what it needs."""
     rtsys.initialize(cpu_target.target_context)  # the process has Numba's symbols then
     if any(llvm.address_of_symbol(name) is None for name in function.needs):
         return 0
+    code = llvm.ObjectFileRef.from_data(function.code)
+    if not code._ptr:  # LLVM found no object file there; it would follow the null pointer
+        return 0
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(function.code))
+    engine.add_object_file(code)
     engine.finalize_object()
     _LINKED.append(engine)
     return int(engine.get_function_address(function.symbol))
 
 
-def pack(functions: Functions) -> bytes:
-    """As a file: a ZIP archive after its SHA-256."""
+def pack(name: str, functions: Functions) -> bytes:
+    """The functions of a module as a file: a ZIP archive after the SHA-256 of name and archive."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        index = {name: [f.symbol, *f.needs] for name, f in functions.items()}
-        archive.writestr("index.json", json.dumps(index))
-        for name, function in functions.items():
-            archive.writestr(name, function.code)
-    return hashlib.sha256(file.getvalue()).digest() + file.getvalue()
+        index = {key: [f.symbol, *f.needs] for key, f in functions.items()}
+        archive.writestr(zipfile.ZipInfo("index.json"), json.dumps(index))
+        for key, function in functions.items():
+            archive.writestr(zipfile.ZipInfo(key), function.code)
+    return _digest(name, file.getvalue()) + file.getvalue()
 
 
-def unpack(data: bytes) -> Functions | None:
-    """The functions of a file, or None if it is damaged."""
-    file = data[_DIGEST_BYTES:]
-    if hashlib.sha256(file).digest() != data[:_DIGEST_BYTES]:
+def _digest(name: str, archive: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + archive).digest()
+
+
+def unpack(name: str, data: bytes) -> Functions | None:
+    """The functions of a file, or None if it is damaged or that of another module."""
+    content = data[_DIGEST_BYTES:]
+    if _digest(name, content) != data[:_DIGEST_BYTES]:
         return None
-    with zipfile.ZipFile(io.BytesIO(file)) as archive:
-        index = json.loads(archive.read("index.json"))
-        return {
-            name: Function(symbol, tuple(needs), archive.read(name))
-            for name, (symbol, *needs) in index.items()
-        }
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            index = json.loads(archive.read("index.json"))
+            functions = {
+                key: Function(symbol, tuple(needs), archive.read(key))
+                for key, (symbol, *needs) in index.items()
+            }
+    except Exception:  # zipfile has a dozen ways to say that something is none
+        return None
+    words = [word for f in functions.values() for word in (f.symbol, *f.needs)]
+    return functions if all(isinstance(word, str) for word in words) else None
