@@ -43,6 +43,10 @@ class ModelFileError(LocalKVError):
     """A model file is missing, malformed, or holds something that is not supported."""
 
 
+class ChatTemplateError(LocalKVError):
+    """A chat template is malformed, refuses the conversation, or takes too much of anything."""
+
+
 class HubError(LocalKVError):
     """A model can't be had from Hugging Face, or is not in its cache on this machine."""
 

@@ -48,6 +48,9 @@ class LocalEngine:
 
         open_gguf(self.options.model)  # says what is wrong before torch is imported
         on_progress(LoadProgress("runtime"))
+        from localkv.loader.template_process import start_ahead
+
+        start_ahead()
         # Threads that spin while they wait starve each other once another process wants a core.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from localkv.llm import LLM

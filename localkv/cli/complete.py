@@ -146,6 +146,10 @@ def _run(
         template_text = read_file(chat_template_file, "the chat template")
     text = _prompt_text(prompt, file, escape)
     with TextOutput(output) as out:
+        if chat:
+            from localkv.loader.template_process import start_ahead
+
+            start_ahead()
         llm = load_llm(values, quiet=quiet)
         if not quiet:
             say(memory_line(llm))

@@ -1,9 +1,9 @@
 """Chat templates: a conversation becomes a prompt, and then token ids.
 
-Templates are Jinja programs out of model files, so out of the internet: they run in Jinja's
-sandbox, with the settings, filters and functions that Hugging Face's `apply_chat_template` gives
-them. What users and models said can't become a control token: rendering tells the template's own
-text from everything else (`localkv.loader.template_text`), and only the former may hold any.
+Templates are Jinja programs out of model files, so out of the internet: they run in a process of
+their own, in which time and memory are limited (`localkv.loader.template_process`). What users and
+models said can't become a control token: rendering tells the template's own text from everything
+else (`localkv.loader.template_text`), and only the former may hold any.
 
 This file knows nothing about the messages of any API, and of a tokenizer only what `encode_chat`
 asks of one.
@@ -11,27 +11,27 @@ asks of one.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from localkv.errors import LocalKVError, UsageError
-from localkv.loader.template_text import TemplateText, concatenate, format_result, markup, segments
+from localkv.errors import ChatTemplateError, UsageError
+from localkv.loader.template_process import rendered_apart
 from localkv.loader.vocabulary import bos_and_eos
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template, nodes
-    from jinja2.parser import Parser
-
     from localkv.loader.metadata import Metadata
 
+__all__ = [
+    "ChatTemplate",
+    "ChatTemplateError",
+    "ChatTokenizer",
+    "Segment",
+    "chat_template_from_metadata",
+    "chat_template_names",
+    "encode_chat",
+]
+
 _DEFAULT_KEY = "tokenizer.chat_template"
-
-
-class ChatTemplateError(LocalKVError):
-    """A chat template is malformed, or refuses the conversation."""
 
 
 class Segment(NamedTuple):
@@ -42,7 +42,7 @@ class Segment(NamedTuple):
 
 
 class ChatTemplate:
-    """A template, compiled on first use.
+    """A template.
 
     Args:
         source: the Jinja program.
@@ -73,7 +73,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template is malformed or fails on this conversation, which may be
                 its intention ("system role not supported").
-            UsageError: a message holds something that is not JSON.
+            UsageError: a message holds something that is not JSON, or is nested too deeply.
         """
         rendered = self.render_segments(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs
@@ -89,40 +89,22 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> list[Segment]:
         """The prompt in pieces; takes and raises what `render` does."""
-        variables = {
-            "documents": None,
-            **{name: _plain(value, name) for name, value in kwargs.items()},
-            "messages": [_with_role(message) for message in _plain(messages, "messages")],
-            "tools": _plain(tools, "tools"),
-            "add_generation_prompt": add_generation_prompt,
-            "bos_token": markup(self.bos_token),
-            "eos_token": markup(self.eos_token),
-        }
-        template = self._template
         try:
-            rendered = concatenate(template.generate(variables))
-        except LocalKVError:
-            raise
-        except Exception as error:  # a program out of a file can fail in any way
-            raise ChatTemplateError(f"the chat template fails: {_one_line(error)}") from None
-        return [Segment(*segment) for segment in segments(rendered)]
-
-    @cached_property
-    def _template(self) -> Template:
-        from jinja2 import TemplateSyntaxError
-
-        environment = _environment()
-        try:
-            tree = environment.parse(self.source)
-            _track_literals(tree, environment)
-            code = environment.compile(tree)
-            return environment.template_class.from_code(environment, code, environment.globals)
-        except TemplateSyntaxError as error:
-            where = f"line {error.lineno}: {_one_line(error)}"
-            raise ChatTemplateError(f"the chat template is malformed: {where}") from None
-        except Exception as error:
-            message = f"the chat template is malformed: {_one_line(error)}"
-            raise ChatTemplateError(message) from None
+            variables = {
+                "documents": None,
+                **{name: _plain(value, name) for name, value in kwargs.items()},
+                "messages": _plain(messages, "messages"),
+                "tools": _plain(tools, "tools"),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        except RecursionError:
+            raise UsageError("the conversation is nested too deeply for a template") from None
+        return [
+            Segment(text, is_markup)
+            for text, is_markup in rendered_apart(
+                self.source, self.bos_token, self.eos_token, variables
+            )
+        ]
 
 
 def chat_template_from_metadata(metadata: Metadata, name: str | None = None) -> ChatTemplate | None:
@@ -205,16 +187,6 @@ def encode_chat(
     return ids
 
 
-_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
-
-
-def _with_role(message: Any) -> Any:
-    """A message whose role counts as markup: templates build control tokens from these words."""
-    if isinstance(message, dict) and message.get("role") in _ROLES:
-        return {**message, "role": markup(message["role"])}
-    return message
-
-
 def _plain(value: Any, where: str) -> Any:
     """A copy of a value in plain JSON types: templates see no methods and no markup of ours."""
     if value is None or isinstance(value, bool):
@@ -230,111 +202,3 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, where) for item in value]
     raise UsageError(f"{where}: a {type(value).__name__} is no value of JSON")
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _environment() -> Environment:
-    """Jinja as Hugging Face's `render_jinja_template` sets it up, and tracking markup."""
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.nodes import Scope
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks what a model is trained to say; for rendering it is nothing."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return Scope(body, lineno=line)
-
-    class TrackingEnvironment(ImmutableSandboxedEnvironment):
-        concat = staticmethod(concatenate)
-
-        def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-            wrapped = super().wrap_str_format(value)
-            if wrapped is None or not isinstance(value.__self__, TemplateText):
-                return wrapped
-
-            def formatted(*args: Any, **kwargs: Any) -> str:
-                text = str.__str__(wrapped(*args, **kwargs))
-                return format_result(value.__self__, text, (*args, *kwargs.values()))
-
-            return formatted
-
-    environment = TrackingEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
-    environment.filters["tojson"] = _tojson
-    # Nothing is escaped for HTML, so nothing needs to be exempt. Jinja's own type for that would
-    # lose track of markup, and escape what is added to it, which no template means to happen.
-    environment.filters["safe"] = str
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _track_literals(tree: nodes.Template, environment: Environment) -> None:
-    """Make each string that the template spells out markup, and `~` and `join` keep track of it.
-
-    The literals become attributes of the environment, which is this template's own.
-    """
-    from jinja2 import nodes
-    from jinja2.visitor import NodeTransformer
-
-    class Literals(NodeTransformer):
-        n_literals = 0
-
-        def literal(self, text: str, node: nodes.Node) -> nodes.Node:
-            name = f"literal_{self.n_literals}"
-            self.n_literals += 1
-            setattr(environment, name, markup(text))
-            return nodes.EnvironmentAttribute(name, lineno=node.lineno)
-
-        def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802
-            return self.literal(node.data, node)
-
-        def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
-            return self.literal(node.value, node) if isinstance(node.value, str) else node
-
-        def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-            self.generic_visit(node)
-            parts = nodes.Tuple(node.nodes, "load", lineno=node.lineno)
-            concat = nodes.EnvironmentAttribute("concat", lineno=node.lineno)
-            return nodes.Call(concat, [parts], [], None, None, lineno=node.lineno)
-
-        def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802
-            if node.name == "join" and not node.args and not node.kwargs:
-                node.args.append(nodes.Const("", lineno=node.lineno))
-            return self.generic_visit(node)
-
-    Literals().visit(tree)
-    tree.set_environment(environment)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise ChatTemplateError(f"the chat template refuses the conversation: {_one_line(message)}")
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )

@@ -12,9 +12,11 @@ To everything else a `TemplateText` is the `str` it would have been. Nothing her
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 from typing import Any, SupportsIndex
+
+_RUNS = re.compile(rb"\x00+|\x01+")
 
 
 class TemplateText(str):
@@ -158,11 +160,9 @@ def segments(text: str) -> Iterator[tuple[str, bool]]:
     Returns:
         the pieces, plain strings, each with whether it is markup.
     """
-    start = 0
-    for is_markup, run in groupby(_flags(text)):
-        end = start + sum(1 for _ in run)
-        yield str.__getitem__(text, slice(start, end)), bool(is_markup)
-        start = end
+    flags = _flags(text)
+    for run in _RUNS.finditer(flags):
+        yield str.__getitem__(text, slice(*run.span())), bool(flags[run.start()])
 
 
 def _flags(value: object) -> bytes:
