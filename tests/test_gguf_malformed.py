@@ -141,7 +141,7 @@ MALFORMED |= {
     ),
     "split count": (
         bytes(gguf_bytes([("split.count", U64, 2**64 - 1)]).data),
-        "one of 18446744073709551615 parts of a split model",
+        "key 'split.count' is 18446744073709551615, expected 0 to 99999",
     ),
     "no dimensions": (with_tensors(Tensor("x", (), 0, bytes(4))), "has 0 dimensions"),
     "five dimensions": (with_tensors(Tensor("x", (1,) * 5, 0, bytes(4))), "has 5 dimensions"),

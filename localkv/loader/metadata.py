@@ -1,4 +1,4 @@
-"""Keys and values of a model file, with getters that check the type."""
+"""Keys and values of a model file, with getters that check types and ranges."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeVar, cast
 
 from localkv.errors import ModelFileError, quoted
 from localkv.loader.gguf_header import LazyArray
+from localkv.loader.number_ranges import first_outside, range_of
 
 
 class _Required(Enum):
@@ -26,9 +27,9 @@ class Metadata(Mapping[str, object]):
 
     Arrays are decoded on first use: a tokenizer's are most of a header, and few callers want them.
 
-    The getters check the type. They return `default` if the key is missing and raise
-    `ModelFileError` if there is no default, or if the value is of another type. An empty array is
-    an array of any type.
+    The getters check the type, and numbers against the range of the key (`number_ranges`). They
+    return `default` if the key is missing and raise `ModelFileError` if there is no default, or if
+    the value is of another type or out of its range. An empty array is an array of any type.
 
     Args:
         values: the decoded values; a value may be an array that is still to be decoded.
@@ -63,11 +64,12 @@ class Metadata(Mapping[str, object]):
 
     def integer(self, key: str, default: _Default | _NoDefault = _REQUIRED) -> int | _Default:
         """The value of `key`, an integer of any width (a boolean is not one)."""
-        return cast("int | _Default", self._scalar(key, default, (int,), "an integer"))
+        value = self._scalar(key, default, (int,), "an integer")
+        return cast("int | _Default", self._in_range(key, value))
 
     def number(self, key: str, default: _Default | _NoDefault = _REQUIRED) -> float | _Default:
         """The value of `key`, a float or an integer, as a float."""
-        value = self._scalar(key, default, (float, int), "a number")
+        value = self._in_range(key, self._scalar(key, default, (float, int), "a number"))
         return float(cast(float, value)) if key in self else cast(_Default, value)
 
     def boolean(self, key: str, default: _Default | _NoDefault = _REQUIRED) -> bool | _Default:
@@ -84,7 +86,7 @@ class Metadata(Mapping[str, object]):
     ) -> list[int] | _Default:
         """The value of `key`, an array of integers of any width."""
         values = self._array(key, default, {int}, "an array of integers")
-        return cast("list[int] | _Default", values)
+        return cast("list[int] | _Default", self._all_in_range(key, values))
 
     def numbers(
         self, key: str, default: _Default | _NoDefault = _REQUIRED
@@ -93,6 +95,7 @@ class Metadata(Mapping[str, object]):
         values = self._array(key, default, {float, int}, "an array of numbers")
         if key not in self:
             return cast(_Default, values)
+        self._all_in_range(key, values)
         return [float(value) for value in cast("list[float]", values)]
 
     def _scalar(self, key: str, default: object, types: tuple[type, ...], expected: str) -> object:
@@ -106,6 +109,24 @@ class Metadata(Mapping[str, object]):
         if key in self and not (isinstance(value, list) and set(map(type, value)) <= types):
             raise self._mismatch(key, value, expected)
         return value
+
+    def _in_range(self, key: str, value: object) -> object:
+        if key in self and not range_of(key).holds(cast(float, value)):
+            raise self._out_of_range(key, "", value)
+        return value
+
+    def _all_in_range(self, key: str, values: object) -> object:
+        if key in self:
+            items = cast("list[float]", values)
+            at = first_outside(key, items)
+            if at is not None:
+                raise self._out_of_range(key, f" at item {at}", items[at])
+        return values
+
+    def _out_of_range(self, key: str, where: str, value: object) -> ModelFileError:
+        return ModelFileError(
+            f"{self._source}: key {quoted(key)} is {value}{where}, expected {range_of(key)}"
+        )
 
     def _value(self, key: str, default: object) -> object:
         if key in self:

@@ -39,16 +39,16 @@ def model_config(gguf: ModelHeader) -> ModelConfig:
     spec = arch_spec(gguf)
     meta = gguf.metadata
     arch = meta.string("general.architecture")
-    n_embd = _positive(meta, f"{arch}.embedding_length")
+    n_embd = meta.integer(f"{arch}.embedding_length")
     n_heads = _same_in_all_layers(meta, f"{arch}.attention.head_count")
     n_kv_heads = _same_in_all_layers(meta, f"{arch}.attention.head_count_kv", n_heads)
     if n_heads % n_kv_heads:
         raise ModelFileError(f"{n_heads} heads can't share {n_kv_heads} KV heads evenly")
-    head_dim = _positive(meta, f"{arch}.attention.key_length", max(1, n_embd // n_heads))
-    value_dim = _positive(meta, f"{arch}.attention.value_length", head_dim)
+    head_dim = meta.integer(f"{arch}.attention.key_length", max(1, n_embd // n_heads))
+    value_dim = meta.integer(f"{arch}.attention.value_length", head_dim)
     if head_dim != value_dim:
         raise ModelFileError(f"heads of different size for K ({head_dim}) and V ({value_dim})")
-    n_ctx_train = _positive(meta, f"{arch}.context_length")
+    n_ctx_train = meta.integer(f"{arch}.context_length")
     if "token_embd.weight" not in gguf.tensors:
         raise ModelFileError("missing tensor 'token_embd.weight'")
     moe = _moe_config(meta, arch, spec)
@@ -59,7 +59,7 @@ def model_config(gguf: ModelHeader) -> ModelConfig:
     return ModelConfig(
         architecture=arch,
         name=meta.string("general.name", default=gguf.path.stem),
-        n_layers=_positive(meta, f"{arch}.block_count"),
+        n_layers=meta.integer(f"{arch}.block_count"),
         n_embd=n_embd,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
@@ -67,7 +67,7 @@ def model_config(gguf: ModelHeader) -> ModelConfig:
         n_ff=0 if moe else _same_in_all_layers(meta, f"{arch}.feed_forward_length"),
         n_vocab=gguf.tensors["token_embd.weight"].shape[0],
         n_ctx_train=n_ctx_train,
-        rms_eps=_positive_number(meta, f"{arch}.attention.layer_norm_rms_epsilon"),
+        rms_eps=meta.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         rope=rope,
         softmax_scale=1.0 / math.sqrt(head_dim),
         moe=moe,
@@ -76,27 +76,13 @@ def model_config(gguf: ModelHeader) -> ModelConfig:
     )
 
 
-def _positive(meta: Metadata, key: str, default: int | None = None) -> int:
-    value = meta.integer(key) if default is None else meta.integer(key, default=default)
-    if not 0 < value < 1 << 31:
-        raise ModelFileError(f"key {key!r} is {value}, expected a positive count")
-    return value
-
-
-def _positive_number(meta: Metadata, key: str, default: float | None = None) -> float:
-    value = meta.number(key) if default is None else meta.number(key, default=default)
-    if not (value > 0 and math.isfinite(value)):
-        raise ModelFileError(f"key {key!r} is {value}, expected a positive number")
-    return value
-
-
 def _same_in_all_layers(meta: Metadata, key: str, default: int | None = None) -> int:
     """A count that some files give as one number per layer."""
     value = meta.get(key)
     if not isinstance(value, list):
-        return _positive(meta, key, default)
+        return meta.integer(key) if default is None else meta.integer(key, default)
     counts = set(meta.integers(key))
-    if len(counts) != 1 or not min(counts) > 0:
+    if len(counts) != 1:
         raise ModelFileError(f"key {key!r} differs between layers, which is not supported")
     return counts.pop()
 
@@ -105,7 +91,7 @@ def _rope_config(
     meta: Metadata, arch: str, spec: ArchSpec, head_dim: int, n_ctx_train: int
 ) -> RopeConfig:
     prefix = f"{arch}.rope"
-    n_dims = _positive(meta, f"{prefix}.dimension_count", head_dim)
+    n_dims = meta.integer(f"{prefix}.dimension_count", head_dim)
     if n_dims > head_dim or n_dims % 2:
         raise ModelFileError(f"RoPE can't rotate {n_dims} channels of a head of {head_dim}")
     scaling = meta.string(f"{prefix}.scaling.type", default="linear")
@@ -115,14 +101,14 @@ def _rope_config(
         )
     # files from 2023 give the linear factor under an older key; 0 stands for none
     old_factor = meta.number(f"{prefix}.scale_linear", default=0.0)
-    factor = 1.0
-    if scaling != "none" and meta.number(f"{prefix}.scaling.factor", old_factor) != 0:
-        factor = _positive_number(meta, f"{prefix}.scaling.factor", old_factor)
-    theta = _positive_number(meta, f"{prefix}.freq_base", 10000.0)
-    if theta <= 1.0:
-        raise ModelFileError(f"key '{prefix}.freq_base' is {theta}, expected more than 1")
-    original = _positive(meta, f"{prefix}.scaling.original_context_length", n_ctx_train)
-    ext = meta.number(f"{prefix}.scaling.yarn_ext_factor", default=float(scaling == "yarn"))
+    factor = (
+        1.0 if scaling == "none" else meta.number(f"{prefix}.scaling.factor", old_factor) or 1.0
+    )
+    theta = meta.number(f"{prefix}.freq_base", 10000.0)
+    original = meta.integer(f"{prefix}.scaling.original_context_length", n_ctx_train)
+    ext = meta.number(f"{prefix}.scaling.yarn_ext_factor", default=-1.0)
+    if ext < 0:  # llama.cpp's way to say that the type of scaling decides
+        ext = float(scaling == "yarn")
     return RopeConfig(
         n_dims=n_dims,
         theta=theta,
@@ -131,8 +117,8 @@ def _rope_config(
         original_context_length=original,
         magnitude=_rope_magnitude(meta, prefix, factor, ext),
         yarn_ext_factor=ext,
-        yarn_beta_fast=_positive_number(meta, f"{prefix}.scaling.yarn_beta_fast", 32.0),
-        yarn_beta_slow=_positive_number(meta, f"{prefix}.scaling.yarn_beta_slow", 1.0),
+        yarn_beta_fast=meta.number(f"{prefix}.scaling.yarn_beta_fast", 32.0),
+        yarn_beta_slow=meta.number(f"{prefix}.scaling.yarn_beta_slow", 1.0),
         no_rope_interval=spec.no_rope_interval,
     )
 
@@ -159,8 +145,8 @@ def _moe_config(meta: Metadata, arch: str, spec: ArchSpec) -> MoeConfig | None:
         if n_experts:
             raise ModelFileError(f"architecture {arch!r} with experts is not supported")
         return None
-    n_experts = _positive(meta, f"{arch}.expert_count")
-    n_used = _positive(meta, f"{arch}.expert_used_count")
+    n_experts = meta.integer(f"{arch}.expert_count")
+    n_used = meta.integer(f"{arch}.expert_used_count")
     if n_used > n_experts:
         raise ModelFileError(f"{n_used} of {n_experts} experts can't be used")
     gating = meta.integer(f"{arch}.expert_gating_func", default=SOFTMAX_GATING)
@@ -171,7 +157,7 @@ def _moe_config(meta: Metadata, arch: str, spec: ArchSpec) -> MoeConfig | None:
     n_ff_shared = 0
     if spec.moe_shared_expert:
         default = _same_in_all_layers(meta, f"{arch}.feed_forward_length", n_ff)
-        n_ff_shared = _positive(meta, f"{arch}.expert_shared_feed_forward_length", default)
+        n_ff_shared = meta.integer(f"{arch}.expert_shared_feed_forward_length", default)
     return MoeConfig(
         n_experts=n_experts,
         n_experts_used=n_used,

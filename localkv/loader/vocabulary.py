@@ -70,6 +70,8 @@ _FIM = (
 # gpt-oss's channel markup, which is shown like text.
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
+_NO_TOKEN = (-1, (1 << 32) - 1)
+"""llama.cpp's `LLAMA_TOKEN_NULL`, in either type: the file says that there is none."""
 
 SPACE = "▁"
 """What SentencePiece writes for a space."""
@@ -178,6 +180,7 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
     for wanted, name, token in ((add_bos, "BOS", bos_id), (add_eos, "EOS", eos_id)):
         if wanted and token is None:
             warnings.append(f"the tokenizer wants {name} around a text, but has none")
+    warnings += _strange_ids(metadata, n_vocab)
     lstrip_ids, rstrip_ids = _stripping_ids(metadata, types, ids)
     return Vocabulary(
         kind=kind,
@@ -252,6 +255,16 @@ def _special_id(metadata: Metadata, name: str, default: int | None, n_vocab: int
         if token is not None and 0 <= token < n_vocab:
             return token
     return None
+
+
+def _strange_ids(metadata: Metadata, n_vocab: int) -> list[str]:
+    """A line on each special id that is no token's, and is not used for that."""
+    lines = []
+    for name in ("bos", "eos", "eot", "eom", "unknown"):
+        token = metadata.integer(f"tokenizer.ggml.{name}_token_id", None)
+        if token is not None and token not in _NO_TOKEN and not 0 <= token < n_vocab:
+            lines.append(f"{name}_token_id is {token}, which is not among the {n_vocab} tokens")
+    return lines
 
 
 def _correct_spm_types(tokens: list[str], types: list[int], ids: dict[str, int]) -> None:

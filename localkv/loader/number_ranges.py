@@ -1,0 +1,105 @@
+"""The range of every number that is read from a model file: far beyond any real model's.
+
+A model file comes from the internet, and a number in it goes into products, powers and logarithms
+that were written with real models in mind. What is outside of its range here is refused before
+anything is computed with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_INT31, _INT32 = (1 << 31) - 1, (1 << 32) - 1
+_LARGEST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
+
+
+@dataclass(frozen=True)
+class Range:
+    """From `least` to `most`, both included; `or_zero` where 0 stands for "none"."""
+
+    least: float
+    most: float
+    or_zero: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is in the range. NaN is in none."""
+        return self.least <= value <= self.most or (self.or_zero and value == 0)
+
+    def __str__(self) -> str:
+        span = f"{_shown(self.least)} to {_shown(self.most)}"
+        return f"0 or {span}" if self.or_zero else span
+
+
+def _shown(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
+_ANY = Range(-_LARGEST_FLOAT32, _LARGEST_FLOAT32)
+"""Of a key without a range of its own: nothing is computed with its value."""
+
+_COUNT = Range(1, 1 << 24)
+_TOKENS = Range(1, _INT31)
+_MAGNITUDE = Range(1e-3, 1e3)
+_ROTATIONS = Range(1e-3, 1e5)
+
+OF_MODELS = {
+    "block_count": Range(1, 1 << 16),
+    "context_length": _TOKENS,
+    "embedding_length": _COUNT,
+    "feed_forward_length": _COUNT,
+    "attention.head_count": Range(1, 1 << 16),
+    "attention.head_count_kv": Range(1, 1 << 16),
+    "attention.key_length": Range(1, 1 << 16),
+    "attention.value_length": Range(1, 1 << 16),
+    "attention.layer_norm_rms_epsilon": Range(1e-20, 1.0),
+    "attention.temperature_scale": Range(-10.0, 10.0),
+    "expert_count": Range(0, 1 << 16),
+    "expert_used_count": Range(1, 1 << 16),
+    "expert_gating_func": Range(0, 255),
+    "expert_feed_forward_length": Range(0, 1 << 24),
+    "expert_shared_feed_forward_length": _COUNT,
+    "rope.dimension_count": Range(2, 1 << 16),
+    "rope.freq_base": Range(1.001, 1e15),
+    "rope.scale_linear": Range(1e-3, 1e6, or_zero=True),
+    "rope.scaling.factor": Range(1e-3, 1e6, or_zero=True),
+    "rope.scaling.original_context_length": _TOKENS,
+    "rope.scaling.attn_factor": _MAGNITUDE,
+    "rope.scaling.yarn_attn_factor": _MAGNITUDE,
+    "rope.scaling.yarn_ext_factor": Range(-1.0, 16.0),
+    "rope.scaling.yarn_log_multiplier": Range(-10.0, 10.0),
+    "rope.scaling.yarn_beta_fast": _ROTATIONS,
+    "rope.scaling.yarn_beta_slow": _ROTATIONS,
+}
+"""By what follows the architecture's name in a key."""
+
+OF_FILES = {
+    "general.alignment": Range(0, _INT32),
+    "general.file_type": Range(0, _INT32),
+    "split.count": Range(0, 99_999),
+    "split.no": Range(0, 99_998),
+    "split.tensors.count": Range(0, 1 << 18),
+    "tokenizer.ggml.scores": Range(-1e30, 1e30),
+    "tokenizer.ggml.token_type": Range(0, 255),
+}
+"""By key. Ids of special tokens are compared with the vocabulary instead."""
+
+_TOKEN_ID = Range(-(1 << 31), _INT32)
+
+
+def range_of(key: str) -> Range:
+    """The range of the values of a key."""
+    if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
+        return _TOKEN_ID
+    return OF_FILES.get(key) or OF_MODELS.get(key.partition(".")[2], _ANY)
+
+
+def first_outside(key: str, values: list[float]) -> int | None:
+    """Where the first value is that is out of the key's range; None if there is none."""
+    allowed = range_of(key)
+    # min and max may overlook NaN, a sum doesn't
+    if not values or (
+        allowed.holds(min(values)) and allowed.holds(max(values)) and not math.isnan(sum(values))
+    ):
+        return None
+    return next(i for i, value in enumerate(values) if not allowed.holds(value))
