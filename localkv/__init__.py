@@ -4,10 +4,7 @@
 the command line stay free of torch until a model is loaded.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # `typing` would be half the time that it takes to import this package
 if TYPE_CHECKING:
     from localkv.config import SamplingParams
     from localkv.errors import LocalKVError

@@ -11,7 +11,9 @@ import click
 
 from localkv.cli.command import Group
 from localkv.cli.failure import BROKEN_PIPE, INTERRUPTED, USAGE, report, silence_stdout
+from localkv.cli.interrupts import end_unseen
 from localkv.cli.options import version_option
+from localkv.cli.standard_streams import prepare_streams
 
 __all__ = ["cli", "main", "run"]
 
@@ -72,7 +74,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main() -> NoReturn:
-    """The program `localkv`."""
+    """Run this process's command line, and end it."""
+    prepare_streams()
+    end_unseen()
     if instruction := os.environ.get("_LOCALKV_COMPLETE"):
         from localkv.cli.completion import answer_shell
 
