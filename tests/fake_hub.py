@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +15,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "c0ffee" + "0" * 34
+
+Answer = Iterable[bytes]
+"""All of an answer, status line included, in pieces; the connection is cut after the last."""
 
 
 @dataclass
@@ -44,6 +47,9 @@ class FakeHub:
         ranges: whether ranges are served.
         redirects: whether files are served by another host.
         announced: repository path -> what the listing says instead of it.
+        lie: takes "listing" or "file" and the path asked for, and answers, or leaves it (None).
+        lie_bytes: what was sent of such answers.
+        waiting: if set, listings wait until `go_on` is, and `stalled` says that one does.
     """
 
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -58,6 +64,9 @@ class FakeHub:
     ranges: bool = True
     redirects: bool = False
     announced: dict[str, str] = field(default_factory=dict)
+    lie: Callable[[str, str], Answer | None] | None = None
+    lie_bytes: int = 0
+    waiting: bool = False
     port: int = 0
 
     @property
@@ -126,6 +135,12 @@ class _Handler(BaseHTTPRequestHandler):
         )
         hub.requests.append(request)
         path = unquote(url.path)
+        kind = "listing" if path.startswith("/api/") else "file"
+        if hub.lie is not None and (pieces := hub.lie(kind, self.path)) is not None:
+            return self._lie(pieces)
+        if hub.waiting and kind == "listing":
+            hub.stalled.set()
+            hub.go_on.wait(60)
         for prefix, (status, more) in hub.failures.items():
             if path.startswith(prefix):
                 return self._answer(status, b"", more)
@@ -151,6 +166,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+    def _lie(self, pieces: Answer) -> None:
+        self.close_connection = True
+        try:
+            for piece in pieces:
+                self.wfile.write(piece)
+                self.wfile.flush()
+                self.hub.lie_bytes += len(piece)
+        except OSError:  # whoever asked has enough
+            pass
 
     def _send_file(self, request: Request, path: str, data: bytes) -> None:
         hub = self.hub

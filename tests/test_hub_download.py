@@ -14,10 +14,12 @@ from fake_hub import COMMIT, FakeHub
 
 from localkv.errors import HubError, LocalKVError
 from localkv.loader.hub import download
-from localkv.loader.hub.cache import CachedModel, cached_models, plan_removal, remove
+from localkv.loader.hub.cache import CachedModel, cached_models
 from localkv.loader.hub.download import Download, fetch
 from localkv.loader.hub.find import find, local_path
+from localkv.loader.hub.partial import Partial
 from localkv.loader.hub.reference import parse_reference
+from localkv.loader.hub.removal import plan_removal, remove
 
 MIB = 1 << 20
 
@@ -404,15 +406,15 @@ def test_room_is_looked_for_first(
 def test_a_disk_that_becomes_full(
     repo: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = download._Partial.append
+    append = Partial.append
 
-    def full(partial: download._Partial, data: bytes) -> None:
+    def full(partial: Partial, data: bytes) -> None:
         if partial.n_bytes > MIB // 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(partial, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(download._Partial, "append", full)
+        patch.setattr(Partial, "append", full)
         error = error_of("org/repo")
     assert error.message == f"{tmp_path / 'hub'}: the disk is full; what has arrived is kept"
     (partial,) = incomplete(tmp_path)

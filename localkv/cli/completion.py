@@ -95,6 +95,8 @@ def cached_values(
         names = [item.name for item in cached_models()]
     except OSError:
         return []
+    # A shell reads line by line, and a name that can't be printed can't be typed either.
+    names = [name for name in names if name.isprintable()]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,7 +51,8 @@ def _entries() -> list[_Entry]:
     for shelf in shelves():
         for model in models_on(shelf):
             path = shelf / model.path
-            found.append(_Entry(str(path), path, model.n_bytes, path.stat().st_mtime))
+            with suppress(OSError):  # deleted meanwhile
+                found.append(_Entry(str(path), path, model.n_bytes, path.stat().st_mtime))
     for item in cached_models():
         if not item.model.is_sidecar:
             found.append(_Entry(item.name, item.path, item.model.n_bytes, item.modified))
@@ -73,8 +75,16 @@ def _facts(entry: _Entry) -> dict[str, Any]:
         "quant": summary.quant,
         "architecture": summary.architecture,
         "context": summary.n_ctx_train,
-        "modified": datetime.fromtimestamp(int(entry.modified), UTC).isoformat(),
+        "modified": _date(entry.modified),
     }
+
+
+def _date(seconds: float) -> str | None:
+    """A time in ISO 8601; None for one that a file can have and a calendar can't."""
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC).isoformat()
+    except (OSError, OverflowError, ValueError):
+        return None
 
 
 def _row(entry: _Entry) -> tuple[str, ...]:

@@ -47,12 +47,12 @@ def _compiled(name: str, folder: Path, hint: str) -> Finding:
 
 def check_models() -> Finding:
     """Hugging Face's cache, and room for more."""
-    from localkv.loader.hub.cache import cache_folder, cached_models
+    from localkv.loader.hub.cache import cache_folder, cached_models, partial_bytes
     from localkv.loader.hub.client import is_offline
 
     folder = cache_folder()
     models = cached_models()
-    partial = sum(path.stat().st_size for path in folder.glob("models--*/blobs/*.incomplete"))
+    partial = partial_bytes()
     n_bytes = sum(item.model.n_bytes for item in models)
     free = shutil.disk_usage(_existing(folder)).free
     facts: dict[str, Any] = {

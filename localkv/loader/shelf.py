@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from localkv.loader.hub.repo_model import RepoFile, RepoModel, repo_models
@@ -22,5 +23,10 @@ def shelves() -> list[Path]:
 
 def models_on(shelf: Path) -> list[RepoModel]:
     """The models of a shelf, with paths relative to it."""
-    files = [RepoFile(path.name, path.stat().st_size) for path in shelf.iterdir() if path.is_file()]
+    files = []
+    with suppress(OSError):  # a folder that can't be read has none
+        for path in shelf.iterdir():
+            with suppress(OSError):  # a link to nothing, or in a circle
+                if path.is_file():
+                    files.append(RepoFile(path.name, path.stat().st_size))
     return [model for model in repo_models(files) if not model.is_sidecar]

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 
-_SPLIT_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_SPLIT_NAME = re.compile(
+    r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL
+)
 
 
 def split_name(name: str) -> tuple[str, int, int] | None:
-    """What precedes the numbers, the part's number from 1, and how many parts there are."""
+    """What precedes the numbers, the part's number from 1, and how many parts there are.
+
+    None for any other name, also one whose numbers name no part: 0 of 3, 4 of 3, 1 of 0.
+    """
     match = _SPLIT_NAME.fullmatch(name)
-    return (match["prefix"], int(match["number"]), int(match["count"])) if match else None
+    if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
+        return None
+    return match["prefix"], int(match["number"]), int(match["count"])
 
 
 def part_names(prefix: str, n_parts: int) -> list[str]:

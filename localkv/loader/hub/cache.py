@@ -1,26 +1,27 @@
-"""What Hugging Face's cache on this machine holds, and how a file gets in and out.
+"""What Hugging Face's cache on this machine holds, and how a file gets in.
 
 The layout is huggingface_hub's, shared with every other program: `models--ORG--REPO/` with `blobs/`
 (the bytes, named by their digest), `snapshots/COMMIT/` (links to blobs under the files' own names)
 and `refs/` (the commit of a branch). HF_HOME and HF_HUB_CACHE say where it is.
+
+Other programs write to it, so anything may be there: what can't be read or is none of the above is
+passed over.
 """
 
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 
-from localkv.errors import HubError, byte_size
-from localkv.loader.hub.reference import DEFAULT_REVISION, HubReference
-from localkv.loader.hub.repo_model import (
-    RepoFile,
-    RepoModel,
-    matching,
-    model_names,
-    repo_models,
-)
+from localkv.errors import HubError
+from localkv.loader.hub.plain_path import is_model_path
+from localkv.loader.hub.reference import DEFAULT_REVISION, is_repo
+from localkv.loader.hub.repo_model import RepoFile, RepoModel, model_names, repo_models
 
 
 @dataclass(frozen=True)
@@ -31,21 +32,18 @@ class CachedModel:
         name: a reference that means it: "org/repo:Q8_0".
         model: its files.
         folder: that of the snapshot they are in.
+        modified: when the bytes of its first file arrived, in seconds since 1970.
     """
 
     name: str
     model: RepoModel
     folder: Path
+    modified: float
 
     @property
     def path(self) -> Path:
         """The file to open."""
         return self.folder / self.model.path
-
-    @property
-    def modified(self) -> float:
-        """When its bytes arrived, in seconds since 1970."""
-        return self.path.stat().st_mtime
 
 
 def cache_folder() -> Path:
@@ -73,10 +71,17 @@ def snapshot_folder(repo: str, commit: str) -> Path:
     return repo_folder(repo) / "snapshots" / commit
 
 
+def is_whole(path: Path, file: RepoFile) -> bool:
+    """Whether there is a file of the right size. Names are given to what was verified only."""
+    return path.is_file() and path.stat().st_size == file.n_bytes
+
+
 def has_file(repo: str, commit: str, file: RepoFile) -> bool:
     """Whether a file's bytes are there, under its name or not."""
     assert file.digest is not None
-    return blob_path(repo, file.digest).exists() or _file_path(repo, commit, file).exists()
+    return is_whole(blob_path(repo, file.digest), file) or is_whole(
+        _file_path(repo, commit, file), file
+    )
 
 
 def link_blob(repo: str, commit: str, file: RepoFile) -> None:
@@ -84,14 +89,16 @@ def link_blob(repo: str, commit: str, file: RepoFile) -> None:
     assert file.digest is not None
     blob = blob_path(repo, file.digest)
     name = _file_path(repo, commit, file)
-    if name.exists():
+    if is_whole(name, file):
         return
     name.parent.mkdir(parents=True, exist_ok=True)
-    name.unlink(missing_ok=True)  # a link to nothing
+    link = _aside(repo, "link")
     try:
-        name.symlink_to(os.path.relpath(blob, name.parent))
-    except (NotImplementedError, OSError):
+        link.symlink_to(os.path.relpath(blob, name.parent))
+    except (NotImplementedError, PermissionError):
         blob.replace(name)
+    else:
+        _replace(link, name)
 
 
 def _file_path(repo: str, commit: str, file: RepoFile) -> Path:
@@ -103,7 +110,25 @@ def set_revision(repo: str, revision: str, commit: str) -> None:
     if revision != commit:
         ref = repo_folder(repo) / "refs" / revision
         ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(commit)
+        written = _aside(repo, "ref")
+        written.write_text(commit)
+        _replace(written, ref)
+
+
+def _aside(repo: str, kind: str) -> Path:
+    """Where this process makes what it then moves to its place, so that it is there at once."""
+    path = repo_folder(repo) / "blobs" / f"{os.getpid()}-{get_ident()}.{kind}"
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    return path
+
+
+def _replace(path: Path, place: Path) -> None:
+    try:
+        path.replace(place)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def cached_models(repo: str | None = None) -> list[CachedModel]:
@@ -111,114 +136,106 @@ def cached_models(repo: str | None = None) -> list[CachedModel]:
     if repo is not None:
         return _models_of(repo)
     found = []
-    for folder in sorted(cache_folder().glob("models--*--*")):
-        repo = folder.name.removeprefix("models--").replace("--", "/")
-        if repo.count("/") == 1:
-            found += _models_of(repo)
+    for repo in _repos():
+        found += _models_of(repo)
     return found
 
 
+def _repos() -> list[str]:
+    """The repositories of models whose names the hub can have."""
+    names = []
+    with suppress(OSError):
+        names = sorted(entry.name for entry in os.scandir(cache_folder()))
+    repos = [n.removeprefix("models--").replace("--", "/") for n in names if n[:8] == "models--"]
+    return [repo for repo in repos if is_repo(repo)]
+
+
 def cached_model(repo: str, commit: str, model: RepoModel) -> CachedModel:
-    """One that is known to be there."""
-    found = _models_of(repo, first=commit)
-    return next(item for item in found if item.model.path == model.path)
+    """One that has just been there.
+
+    Raises:
+        HubError: another program has deleted it.
+    """
+    for item in _models_of(repo, first=commit):
+        if item.model.path == model.path:
+            return item
+    raise HubError(f"{repo}/{model.path} is in the cache no more", hint="run the command again")
 
 
 def _models_of(repo: str, first: str | None = None) -> list[CachedModel]:
     """The models of a repository, of its snapshots in order of preference."""
-    found: dict[str, tuple[RepoModel, Path]] = {}
+    found: dict[str, tuple[RepoModel, Path, float]] = {}
     for folder in _snapshots(repo, first):
-        files = [
-            RepoFile(path.relative_to(folder).as_posix(), path.stat().st_size)
-            for path in folder.rglob("*")
-            if path.suffix.lower() == ".gguf" and path.is_file()
-        ]
+        modified = {}
+        files = []
+        for path, about in _model_files(folder):
+            files.append(RepoFile(path, about.st_size))
+            modified[path] = about.st_mtime
         for model in repo_models(files):
-            found.setdefault(model.path, (model, folder))
-    names = model_names(repo, [model for model, _ in found.values()])
+            found.setdefault(model.path, (model, folder, modified[model.path]))
+    names = model_names(repo, [model for model, *_ in found.values()])
     return [CachedModel(name, *item) for name, item in zip(names, found.values(), strict=True)]
+
+
+def _model_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    for path in files_in(folder):
+        if is_model_path(path.name):
+            with suppress(OSError):  # a link to nothing, or in a circle
+                about = path.stat()
+                if stat.S_ISREG(about.st_mode):
+                    yield path.relative_to(folder).as_posix(), about
+
+
+def files_in(folder: Path, *, strict: bool = False) -> Iterator[Path]:
+    """All that is in a folder and is no folder itself, links too, which are not followed.
+
+    Raises:
+        OSError: a folder can't be read; if not `strict` it counts as an empty one.
+    """
+    folders = [folder]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(folder / entry.name)
+                    else:
+                        yield folder / entry.name
+        except OSError:
+            if strict:
+                raise
 
 
 def _snapshots(repo: str, first: str | None) -> list[Path]:
     """The snapshots of a repository: that of the main branch before the others, newest first."""
+    first = first or _main_commit(repo)
+    found = []
+    with suppress(OSError), os.scandir(repo_folder(repo) / "snapshots") as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                found.append((entry.name == first, entry.stat().st_mtime, Path(entry.path)))
+    return [path for *_, path in sorted(found, reverse=True)]
+
+
+def _main_commit(repo: str) -> str | None:
+    """What another program or we noted as the commit of the main branch."""
+    ref = repo_folder(repo) / "refs" / DEFAULT_REVISION
     try:
-        folders = list((repo_folder(repo) / "snapshots").iterdir())
-    except OSError:
-        return []
-    if first is None:
-        with suppress(OSError):
-            first = (repo_folder(repo) / "refs" / DEFAULT_REVISION).read_text().strip()
-    return sorted(folders, key=lambda f: (f.name == first, f.stat().st_mtime), reverse=True)
+        if not ref.is_file():
+            return None
+        with ref.open("rb") as file:
+            return file.read(100).decode().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
-@dataclass(frozen=True)
-class Removal:
-    """What is to be deleted.
-
-    Attributes:
-        repo: of which repository.
-        models: whole models.
-        partial_bytes: of interrupted downloads, which go if no model stays.
-    """
-
-    repo: str
-    models: tuple[CachedModel, ...]
-    partial_bytes: int
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(item.model.n_bytes for item in self.models) + self.partial_bytes
-
-
-def plan_removal(reference: HubReference) -> Removal:
-    """Find what a reference means in the cache; without a type, the only model of its repository.
-
-    Raises:
-        HubError: nothing, or more than one model.
-    """
-    models = cached_models(reference.repo)
-    meant = matching([item.model for item in models], reference, default_quants=())
-    found = [item for item in models if item.model in meant]
-    if len(found) > 1 or (models and not found):
-        problem = f"can mean {len(found)} models in" if found else "is not in"
-        listed = ", ".join(f"{i.name} ({byte_size(i.model.n_bytes)})" for i in found or models)
-        raise HubError(f"{reference} {problem} the cache", hint=f"there is {listed}")
-    partial = 0
-    if len(models) == len(found):
-        partials = (repo_folder(reference.repo) / "blobs").glob("*.incomplete")
-        partial = sum(path.stat().st_size for path in partials)
-    if not found and not partial:
-        raise HubError(
-            f"{reference} is not in the cache ({cache_folder()})",
-            hint="localkv list -q prints what is there",
-        )
-    return Removal(reference.repo, tuple(found), partial)
-
-
-def remove(removal: Removal) -> None:
-    """Delete the files of all snapshots under those names, and bytes that no other name has.
-
-    Raises:
-        HubError: the repository's folder is not as huggingface_hub expects it.
-    """
-    from huggingface_hub import scan_cache_dir
-
-    folder = repo_folder(removal.repo)
-    cache = scan_cache_dir(folder.parent)
-    repo = next((r for r in cache.repos if r.repo_path.name == folder.name), None)
-    if repo is None:
-        raise HubError(f"{folder} is damaged", hint="delete the folder yourself")
-    paths = {file.path for item in removal.models for file in item.model.files}
-    doomed = [
-        file
-        for revision in repo.revisions
-        for file in revision.files
-        if file.file_path.relative_to(revision.snapshot_path).as_posix() in paths
-    ]
-    if len(doomed) == sum(len(revision.files) for revision in repo.revisions):
-        commits = [revision.commit_hash for revision in repo.revisions]
-        cache.delete_revisions(*commits).execute()  # takes the repository's folder along
-    else:
-        cache.delete_files(*doomed).execute()
-        for path in folder.joinpath("blobs").glob("*.incomplete") if removal.partial_bytes else ():
-            path.unlink(missing_ok=True)
+def partial_bytes() -> int:
+    """What interrupted downloads of all repositories take."""
+    total = 0
+    for repo in _repos():
+        for path in files_in(repo_folder(repo) / "blobs"):
+            if path.suffix == ".incomplete":
+                with suppress(OSError):
+                    total += path.lstat().st_size
+    return total

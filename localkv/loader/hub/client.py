@@ -6,44 +6,43 @@ when the first request is made.
 
 from __future__ import annotations
 
-import json
 import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import quote, urlsplit
 
-from localkv.errors import HubError, quoted
+from localkv.errors import HubError, byte_size, printable, quoted
+from localkv.loader.hub.exchange import TooSlowError, answer_of, body_of
+from localkv.loader.hub.listing import Listing, NonsenseError, read_listing
 from localkv.loader.hub.reference import HubReference
 from localkv.loader.hub.repo_model import RepoFile
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+MAX_LISTING_BYTES = 8 << 20
+"""What a listing may take; one of ten thousand files takes 3 MiB."""
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+LISTING_SECONDS = 60.0
+"""Until a listing has to be there, once it has begun."""
+
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
+# The HTTP client's errors that another try can mend; by name, whichever client it is.
+_TRANSIENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError"}
 
 
 class HubUnreachableError(HubError):
     """No answer, or one that says to try again."""
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The files of a repository at one commit."""
-
-    commit: str
-    files: tuple[RepoFile, ...]
-
-
 def host() -> str:
     """The host that is asked, for messages."""
     from huggingface_hub import constants
 
-    return urlsplit(constants.ENDPOINT).netloc
+    try:
+        return printable(urlsplit(constants.ENDPOINT).netloc) or quoted(constants.ENDPOINT)
+    except ValueError:
+        return quoted(constants.ENDPOINT)
 
 
 def is_offline() -> bool:
@@ -60,35 +59,20 @@ def list_files(reference: HubReference) -> Listing:
         HubError: there is no such repository or revision, or no access to it.
         HubUnreachableError: no answer.
     """
-    from huggingface_hub import HfApi, constants
-
-    with _one_line_errors(reference):
-        try:
-            info = HfApi(library_name="localkv").model_info(
-                reference.repo,
-                revision=reference.revision,
-                files_metadata=True,
-                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            )
-        except (
-            json.JSONDecodeError,
-            KeyError,
-            TypeError,
-        ) as error:  # no hub
-            raise _nonsense(str(error)) from error
-        files = tuple(
-            RepoFile(
-                _checked(sibling.rfilename, _is_plain_path),
-                sibling.size or 0,
-                _checked(
-                    (sibling.lfs.sha256 if sibling.lfs else sibling.blob_id) or "",
-                    _DIGEST.fullmatch,
-                ),
-            )
-            for sibling in info.siblings or ()
-            if sibling.rfilename.lower().endswith(".gguf")
-        )
-        return Listing(_checked(info.sha or "", _COMMIT.fullmatch), files)
+    revision = quote(reference.revision, safe="")
+    url = f"{_endpoint()}/api/models/{reference.repo}/revision/{revision}"
+    with (
+        _one_line_errors(reference),
+        answer_of(url, _headers(), params={"blobs": "true"}) as response,
+    ):
+        body, end = bytearray(), time.monotonic() + LISTING_SECONDS
+        for piece in body_of(response):
+            body += piece
+            if len(body) > MAX_LISTING_BYTES:
+                raise NonsenseError(f"its listing takes more than {byte_size(MAX_LISTING_BYTES)}")
+            if time.monotonic() > end:
+                raise TooSlowError(f"a listing takes more than {LISTING_SECONDS:g} seconds")
+        return read_listing(bytes(body))
 
 
 @contextmanager
@@ -104,46 +88,75 @@ def open_file(
         HubError: the server refuses.
         HubUnreachableError: no answer, or the connection is cut; also while the bytes are read.
     """
-    from huggingface_hub import constants, hf_hub_url
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its names are lazy
-        build_hf_headers,
-        get_session,
-        hf_raise_for_status,
-    )
+    from huggingface_hub import hf_hub_url
 
     url = hf_hub_url(reference.repo, file.path, revision=commit)
-    headers = build_hf_headers(library_name="localkv")
     # A range from the first byte on too: hosts of large files serve them only so.
     last = "" if end is None else end - 1
-    headers |= {"Accept-Encoding": "identity", "Range": f"bytes={start}-{last}"}
-    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    with (
-        _one_line_errors(reference),
-        get_session().stream("GET", url, headers=headers, timeout=timeout) as response,
-    ):
-        hf_raise_for_status(response)
-        yield response.status_code == 206, response.iter_bytes()
+    headers = {**_headers(), "Range": f"bytes={start}-{last}"}
+    with _one_line_errors(reference, file), answer_of(url, headers) as response:
+        yield _is_rest(response, file, start), body_of(response)
 
 
-def _is_plain_path(path: str) -> bool:
-    """Whether a path stays in the folder that it is relative to."""
-    parts = PurePosixPath(path).parts
-    return bool(parts) and ".." not in parts and not path.startswith("/") and "\\" not in path
+def _endpoint() -> str:
+    """The address of the hub, which a variable may have set to anything."""
+    from huggingface_hub import constants
+
+    endpoint = constants.ENDPOINT
+    with suppress(ValueError):
+        parts = urlsplit(endpoint)
+        is_word = endpoint.isprintable() and " " not in endpoint
+        if is_word and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return endpoint
+    raise HubError(
+        f"HF_ENDPOINT is {quoted(endpoint)}, which is not the address of a hub",
+        hint="such an address is https://huggingface.co",
+    )
 
 
-def _checked(value: str, is_good: Callable[[str], object]) -> str:
-    """A value that is to become part of a path on disk."""
-    if not is_good(value):
-        raise _nonsense(value)
-    return value
+def _headers() -> dict[str, str]:
+    from huggingface_hub import get_token
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    token = get_token()
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise HubError(
+            "the access token has characters that none can have",
+            hint="set HF_TOKEN to a valid one, or unset it (or run `hf auth logout`)",
+        )
+    return build_hf_headers(library_name="localkv")
 
 
-def _nonsense(text: str) -> HubError:
-    return HubError(f"{host()} gave an answer that makes no sense: {quoted(text)}")
+def _is_rest(response: Any, file: RepoFile, start: int) -> bool:
+    """Whether an answer's bytes begin where they should, else with the first."""
+    if response.status_code != 206:
+        length = response.headers.get("Content-Length", "")
+        _check_size(file, length)
+        return False
+    content_range = response.headers.get("Content-Range", "")
+    match = _CONTENT_RANGE.fullmatch(content_range)
+    if match is None or int(match[1]) != start:
+        raise NonsenseError(f"bytes from {start} on are {quoted(content_range)}")
+    _check_size(file, match[2])
+    return True
+
+
+def _check_size(file: RepoFile, told: str) -> None:
+    """Whether a file is as large where it lies as in the listing, as far as it is told."""
+    if told.isascii() and told.isdigit() and int(told[:20]) != file.n_bytes:
+        raise _other_size(file, int(told[:20]))
+
+
+def _other_size(file: RepoFile, n_bytes: int | None) -> HubError:
+    has = "fewer" if n_bytes is None else f"{n_bytes}"
+    return HubError(
+        f"{file.path} should have {file.n_bytes} bytes, and {host()} has {has} of it",
+        hint="try again later, and tell the authors of the repository if it stays so",
+    )
 
 
 @contextmanager
-def _one_line_errors(reference: HubReference) -> Iterator[None]:
+def _one_line_errors(reference: HubReference, file: RepoFile | None = None) -> Iterator[None]:
     from huggingface_hub import errors, get_token
     from huggingface_hub.utils import logging
 
@@ -166,14 +179,29 @@ def _one_line_errors(reference: HubReference) -> Iterator[None]:
         raise HubError(f"{repo} has no such file any more", hint="run the command again") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
+        if status == 416 and file is not None:
+            raise _other_size(file, None) from error
         if status == 401 and get_token() is None:  # so the hub hides what is private
             raise _not_found(repo, None) from error
         raise _status_error(status, repo) from error
     except errors.HFValidationError as error:
         raise HubError(f"{repo} is not a name that {host()} can have") from error
+    except NonsenseError as error:
+        raise HubError(f"{host()} gave an answer that makes no sense: {error}") from error
+    except TooSlowError as error:
+        raise HubUnreachableError(f"{host()} is too slow: {error}") from error
     except errors.HTTPError as error:  # type: ignore[attr-defined]  # the HTTP client's own
-        reason = str(error) or type(error).__name__
-        raise HubUnreachableError(f"{host()} can't be reached: {reason}") from error
+        reason = printable(str(error)[:200]) or type(error).__name__
+        names = {kind.__name__ for kind in type(error).__mro__}
+        kind = HubUnreachableError if names & _TRANSIENT_ERRORS else HubError
+        raise kind(f"{_asked(error)} can't be reached: {reason}") from error
+
+
+def _asked(error: Any) -> str:
+    """The host that a request was for, which a redirect can have named."""
+    with suppress(RuntimeError):  # there was no request yet
+        return printable(error.request.url.netloc.decode())
+    return host()
 
 
 def _not_found(repo: str, token: str | None) -> HubError:

@@ -8,28 +8,28 @@ a new process and compares no checksum, so the loop is here; requests and errors
 from __future__ import annotations
 
 import errno
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from localkv.errors import HubError, byte_size
+from localkv.errors import HubError, byte_size, printable
 from localkv.loader.hub.cache import (
     CachedModel,
     blob_path,
     cache_folder,
     cached_model,
     has_file,
+    is_whole,
     link_blob,
     partial_path,
     set_revision,
     snapshot_folder,
 )
 from localkv.loader.hub.client import HubUnreachableError, open_file
+from localkv.loader.hub.partial import Partial, digest, present_bytes
 from localkv.loader.hub.reference import HubReference
 from localkv.loader.hub.repo_model import RepoFile, RepoModel
 
@@ -39,7 +39,8 @@ MAX_TRIES = 6
 FIRST_WAIT = 0.5
 """Seconds before the next request; twice as long after each that brings nothing."""
 
-_READ_BYTES = 1 << 22
+MIN_BYTES = 64 << 10
+"""What a request has to bring, or all that is missing, to count as one that brings something."""
 
 Advance = Callable[[int], None]
 """Told of bytes as they arrive; of less than none if a file has to start over."""
@@ -76,14 +77,14 @@ def plan_download(reference: HubReference, commit: str, model: RepoModel) -> Dow
         HubError: the disk is too full.
     """
     repo = reference.repo
-    missing = tuple(file for file in model.files if not has_file(repo, commit, file))
-    present = 0
-    for file in missing:
-        partial = partial_path(repo, _digest(file))
-        present += min(partial.stat().st_size, file.n_bytes) if partial.exists() else 0
+    with _disk_errors():
+        missing = tuple(file for file in model.files if not has_file(repo, commit, file))
+        present = sum(
+            present_bytes(partial_path(repo, digest(file)), file.n_bytes) for file in missing
+        )
+        free = shutil.disk_usage(_existing(cache_folder())).free
     download = Download(reference, commit, model, missing, present)
     needed = download.n_bytes - present
-    free = shutil.disk_usage(_existing(cache_folder())).free
     if needed > free:
         raise HubError(
             f"{model.path} needs {byte_size(needed)} more, {cache_folder()} has "
@@ -108,12 +109,12 @@ def fetch(download: Download, advance: Advance) -> CachedModel:
         snapshot_folder(repo, commit).mkdir(parents=True, exist_ok=True)
         for file in download.model.files:
             if file in download.missing:
-                blob = blob_path(repo, _digest(file))
+                blob = blob_path(repo, digest(file))
                 blob.parent.mkdir(parents=True, exist_ok=True)
                 lock = cache_folder() / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
                 lock.parent.mkdir(parents=True, exist_ok=True)
                 with WeakFileLock(lock):
-                    if not blob.exists():  # another process can have been faster
+                    if not is_whole(blob, file):  # another process can have been faster
                         _fetch_file(download, file, advance)
             link_blob(repo, commit, file)
         set_revision(repo, download.reference.revision, commit)
@@ -122,28 +123,28 @@ def fetch(download: Download, advance: Advance) -> CachedModel:
 
 def _fetch_file(download: Download, file: RepoFile, advance: Advance) -> None:
     repo = download.reference.repo
-    path = partial_path(repo, _digest(file))
-    with _Partial(path, file) as partial:
-        tries = 0
+    with Partial(partial_path(repo, digest(file)), file) as partial:
+        tries, most = 0, partial.n_bytes
         while partial.n_bytes < file.n_bytes:
-            before = partial.n_bytes
             try:
                 _receive(download, file, partial, advance)
             except HubUnreachableError:
-                tries = 0 if partial.n_bytes > before else tries + 1
+                # Against the most there was: from a server without ranges a file starts over.
+                tries = 0 if partial.n_bytes >= most + MIN_BYTES else tries + 1
+                most = max(most, partial.n_bytes)
                 if tries == MAX_TRIES:
                     raise
                 time.sleep(FIRST_WAIT * 2**tries)
         if not partial.is_right():
-            path.unlink()
+            partial.delete()
             raise HubError(
                 f"{file.path} is not what {repo} announces: another checksum",
                 hint="nothing of it was kept; try again, and ask the authors if it fails again",
             )
-    path.replace(blob_path(repo, _digest(file)))
+        partial.move_to(blob_path(repo, digest(file)))
 
 
-def _receive(download: Download, file: RepoFile, partial: _Partial, advance: Advance) -> None:
+def _receive(download: Download, file: RepoFile, partial: Partial, advance: Advance) -> None:
     """One request for the rest of a file."""
     start = partial.n_bytes
     with open_file(download.reference, download.commit, file, start) as (is_rest, pieces):
@@ -159,70 +160,39 @@ def _receive(download: Download, file: RepoFile, partial: _Partial, advance: Adv
         raise HubUnreachableError(f"the connection ended within {file.path}")
 
 
-class _Partial:
-    """What has arrived of a file, on disk, and its checksum so far."""
-
-    def __init__(self, path: Path, file: RepoFile) -> None:
-        self._path = path
-        self._file = file
-        self._out: BinaryIO = path.open("ab")
-        self._start_checksum()
-        self.n_bytes = 0
-        with path.open("rb") as present:
-            while data := present.read(_READ_BYTES):
-                self._checksum.update(data)
-                self.n_bytes += len(data)
-        if self.n_bytes > file.n_bytes:
-            self.restart()
-
-    def _start_checksum(self) -> None:
-        if len(_digest(self._file)) == hashlib.sha256().digest_size * 2:
-            self._checksum = hashlib.sha256()
-        else:  # git's name for a file that is not in large file storage
-            self._checksum = hashlib.sha1(usedforsecurity=False)
-            self._checksum.update(b"blob %d\0" % self._file.n_bytes)
-
-    def append(self, data: bytes) -> None:
-        self._out.write(data)
-        self._out.flush()  # the system keeps it, whatever becomes of this process
-        self._checksum.update(data)
-        self.n_bytes += len(data)
-
-    def restart(self) -> None:
-        self._out.truncate(0)
-        self._start_checksum()
-        self.n_bytes = 0
-
-    def is_right(self) -> bool:
-        return self._checksum.hexdigest() == self._file.digest
-
-    def __enter__(self) -> _Partial:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._out.close()
-
-
 @contextmanager
 def _disk_errors() -> Iterator[None]:
-    """The cache can't be written: one line that says where it is."""
+    """The cache can't be read or written: one line that says where it is, and what helps."""
     try:
         yield
     except OSError as error:
-        what = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = "the disk is full; what has arrived is kept"
-        raise HubError(
-            f"{cache_folder()}: {what}",
-            hint="localkv rm makes room; HF_HOME=FOLDER takes another disk",
-        ) from error
+        raise HubError(*_told(error)) from error
+
+
+def _told(error: OSError) -> tuple[str, str]:
+    folder = printable(cache_folder())
+    what = error.strerror or printable(str(error))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"{folder}: the disk is full; what has arrived is kept",
+            "localkv rm makes room; HF_HOME=FOLDER takes another disk",
+        )
+    if error.errno == errno.EFBIG:
+        return (
+            f"{folder}: no file may be that large; what has arrived is kept",
+            "ulimit -f is the limit of a shell; HF_HOME=FOLDER takes another disk",
+        )
+    if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY):
+        name = (
+            folder if error.filename is None else printable(str(error.filename2 or error.filename))
+        )
+        return (
+            f"{name} is in the way of what is fetched: {what}",
+            "move it elsewhere; HF_HOME=FOLDER takes another cache",
+        )
+    return f"{folder}: {what}", "HF_HOME=FOLDER takes another cache"
 
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-def _digest(file: RepoFile) -> str:
-    assert file.digest is not None, "a file in a listing of the hub has one"
-    return file.digest

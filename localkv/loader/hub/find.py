@@ -17,6 +17,7 @@ from localkv.loader.hub.download import Download, fetch, plan_download
 from localkv.loader.hub.reference import HubReference, names_the_hub, parse_reference
 from localkv.loader.hub.repo_model import (
     DEFAULT_QUANTS,
+    MAX_LISTED,
     RepoModel,
     choose,
     matching,
@@ -67,7 +68,7 @@ def locate(
         cached = cached_models(reference.repo)
         if cached and not error.hint and not update:
             raise HubUnreachableError(
-                error.message, hint="--offline takes what the cache has: " + _names(cached)
+                error.message, hint=f"--offline takes what the cache has: {_names(cached)}"
             ) from error
         raise
     model = choose(repo_models(listing.files), reference, host())
@@ -80,8 +81,8 @@ def find_cached(reference: HubReference) -> CachedModel | None:
     if reference.file is None and reference.quant is None:
         # Another type than this one is meant only where the repository lacks this one.
         reference = replace(reference, quant=DEFAULT_QUANTS[0])
-    meant = matching([item.model for item in cached], reference)
-    found = [item for item in cached if item.model in meant]
+    meant = {model.path for model in matching([item.model for item in cached], reference)}
+    found = [item for item in cached if item.model.path in meant]
     return found[0] if len(found) == 1 else None
 
 
@@ -108,4 +109,6 @@ def _choose_cached(cached: list[CachedModel], reference: HubReference) -> Cached
 
 
 def _names(cached: list[CachedModel]) -> str:
-    return ", ".join(item.name for item in cached)
+    more = len(cached) - MAX_LISTED
+    names = ", ".join(item.name for item in cached[:MAX_LISTED])
+    return f"{names} and {more} more" if more > 0 else names

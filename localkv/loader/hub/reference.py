@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from localkv.errors import UsageError, quoted
+from localkv.loader.hub.plain_path import is_plain_path
 
 DEFAULT_REVISION = "main"
 
@@ -57,6 +58,11 @@ def names_the_hub(text: str) -> bool:
     )
 
 
+def is_repo(text: str) -> bool:
+    """Whether a text is what the hub calls repositories: "org/repo"."""
+    return _REPO.fullmatch(text) is not None
+
+
 def parse_reference(text: str, file: str | None = None) -> HubReference:
     """Read a name.
 
@@ -71,11 +77,13 @@ def parse_reference(text: str, file: str | None = None) -> HubReference:
     if len(parts) > 3 and parts[2] in _WEB_PAGES:
         revision = unquote(parts[3])
         parts[2:4] = []
+        if not is_plain_path(revision):  # it becomes a path in the cache
+            raise UsageError(f"{quoted(revision)} is no branch, tag or commit")
     repo, _, quant = "/".join(parts[:2]).partition(":")
     inner = unquote("/".join(parts[2:])) or None
     quant_fits = _QUANT.fullmatch(quant) if quant else repo == "/".join(parts[:2])
     file_fits = inner is None or (inner.lower().endswith(".gguf") and not quant)
-    if not (_REPO.fullmatch(repo) and quant_fits and file_fits):
+    if not (is_repo(repo) and quant_fits and file_fits):
         raise UsageError(
             f"{quoted(text)} does not name a model on Hugging Face",
             hint="such a name is ORG/REPO, ORG/REPO:QUANT or ORG/REPO/FILE.gguf",
@@ -94,7 +102,10 @@ def _without_host(text: str) -> str:
         return text.split("/", 1)[1] if names_the_hub(text) else text
     if scheme[1].lower() == "hf":
         return text[scheme.end() :]
-    url = urlsplit(text)
+    try:
+        url = urlsplit(text)
+    except ValueError as error:
+        raise UsageError(f"{quoted(text)} is not an address: {error}") from error
     if url.netloc.lower() not in _hosts():
         raise UsageError(
             f"{quoted(text)} is not on Hugging Face",
@@ -105,5 +116,8 @@ def _without_host(text: str) -> str:
 
 def _hosts() -> tuple[str, ...]:
     """Hugging Face's hosts, and that of a mirror."""
-    mirror = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()
+    try:
+        mirror = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()
+    except ValueError:  # who asks it says so
+        mirror = ""
     return (*_HOSTS, mirror) if mirror else _HOSTS

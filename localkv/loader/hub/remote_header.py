@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from localkv.errors import HubError
+from localkv.errors import HubError, byte_size
 from localkv.loader.gguf_file import PartHeader, join_tensors, read_header
 from localkv.loader.gguf_header import TensorInfo, TruncatedError
 from localkv.loader.hub.client import open_file
@@ -16,6 +16,10 @@ from localkv.loader.metadata import Metadata
 
 FIRST_BYTES = 1 << 20
 """Bytes of the first request; each further one doubles what there is."""
+
+
+MAX_BYTES = 256 << 20
+"""Bytes of a header; those of the largest vocabularies take a tenth of it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ def _part_header(model: HubModel, file: RepoFile) -> PartHeader:
         except TruncatedError:
             if len(data) >= file.n_bytes:
                 raise
+        if len(data) >= MAX_BYTES:
+            raise HubError(f"the header of {file.path} takes more than {byte_size(MAX_BYTES)}")
 
 
 def _bytes(model: HubModel, file: RepoFile, start: int, n_bytes: int) -> bytes:

@@ -6,15 +6,20 @@ Used for what a repository has on Hugging Face and for what the cache has of it 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from localkv.errors import HubError, byte_size
+from localkv.loader.hub.plain_path import is_model_path
 from localkv.loader.hub.reference import HubReference
-from localkv.loader.split_name import part_names, split_name
+from localkv.loader.split_name import split_name
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 """What a name without a type means, as in llama.cpp; the first that is there."""
+
+MAX_LISTED = 12
+"""Models that a hint lists."""
 
 # Files beside models that are none: image encoders, calibration data, drafts.
 _SIDECARS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
@@ -70,28 +75,29 @@ class RepoModel:
 
 def repo_models(files: Iterable[RepoFile]) -> list[RepoModel]:
     """The GGUF files, by path; a split model is there if all its parts are."""
-    by_path = {file.path: file for file in files if file.path.lower().endswith(".gguf")}
     models = []
-    for path, file in sorted(by_path.items()):
-        split = split_name(path)
+    parts: dict[tuple[str, int], dict[int, RepoFile]] = {}
+    for file in files:
+        if not is_model_path(file.path):
+            continue
+        split = split_name(file.path)
         if split is None:
             models.append(RepoModel((file,)))
-            continue
-        prefix, number, n_parts = split
-        if number == 1:
-            parts = [by_path.get(name) for name in part_names(prefix, n_parts)]
-            whole = tuple(part for part in parts if part is not None)
-            if len(whole) == n_parts:
-                models.append(RepoModel(whole))
-    return models
+        else:
+            prefix, number, n_parts = split
+            parts.setdefault((prefix, n_parts), {})[number] = file
+    for (_, n_parts), there in parts.items():
+        if len(there) == n_parts:
+            models.append(RepoModel(tuple(there[number] for number in sorted(there))))
+    return sorted(models, key=lambda model: model.path)
 
 
 def model_names(repo: str, models: Sequence[RepoModel]) -> list[str]:
     """References that each mean one of these models, the short kind where it is enough."""
-    quants = [model.quant for model in models if not model.is_sidecar]
+    count = Counter(model.quant for model in models if not model.is_sidecar)
     return [
         f"{repo}:{model.quant}"
-        if model.quant and quants.count(model.quant) == 1 and not model.is_sidecar
+        if model.quant and count[model.quant] == 1 and not model.is_sidecar
         else f"{repo}/{model.path}"
         for model in models
     ]
@@ -134,7 +140,7 @@ def choose(models: Sequence[RepoModel], reference: HubReference, where: str) -> 
         where: what was looked through, for the message: "huggingface.co", "the cache".
 
     Raises:
-        HubError: there is none, or several; the hint lists what there is, with sizes.
+        HubError: there is none, or several; the hint lists some of what there is, with sizes.
     """
     found = matching(models, reference)
     if len(found) == 1:
@@ -151,7 +157,14 @@ def choose(models: Sequence[RepoModel], reference: HubReference, where: str) -> 
     else:
         problem = f"{reference} can mean {len(found)} models in {where}"
     names = zip(model_names(reference.repo, models), models, strict=True)
-    meant = [item for item in names if not found or item[1] in found]
-    meant.sort(key=lambda item: item[1].n_bytes)
-    listed = ", ".join(f"{name} ({byte_size(model.n_bytes)})" for name, model in meant)
-    raise HubError(problem, hint=f"there is {listed}")
+    meant = {model.path for model in found or models}
+    named = [(name, model) for name, model in names if model.path in meant]
+    raise HubError(problem, hint=f"there is {listed(named)}")
+
+
+def listed(named: Iterable[tuple[str, RepoModel]]) -> str:
+    """Names with sizes for a line, the smallest first; of many a few."""
+    in_order = sorted(named, key=lambda item: item[1].n_bytes)
+    shown = [f"{name} ({byte_size(model.n_bytes)})" for name, model in in_order[:MAX_LISTED]]
+    more = len(in_order) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
