@@ -99,6 +99,8 @@ class Engine:
         cache: types and context length.
         n_batch: most prompt tokens evaluated at a time.
         make_cache: takes what `KVCache` takes; measurements make another one.
+        check_source: called before anything is evaluated; raises if the weights are no longer what
+            was loaded.
 
     Raises:
         UsageError: a type's scales are missing or not this model's.
@@ -112,8 +114,10 @@ class Engine:
         *,
         n_batch: int = 512,
         make_cache: Callable[..., KVCache] = KVCache,
+        check_source: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
+        self.check_source = check_source
         self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
         check_scales(cache, model.config)
@@ -182,6 +186,8 @@ class Engine:
         Raises:
             LocalKVError: they do not fit the context.
         """
+        if len(ids) > 1:
+            self.check_source()
         if self.loop is not None and len(ids) == 1:
             with self._scratch_of(1):
                 out = self.loop.logits(self.sequence, ids[0])
@@ -203,6 +209,7 @@ class Engine:
         return naming_what_fails(what, self.model.backend.device, hint)
 
     def _check(self, ids: Sequence[int]) -> None:
+        self.check_source()
         if not ids:
             raise LocalKVError("there is nothing to evaluate: the prompt has no tokens")
         if len(ids) > self.n_ctx:

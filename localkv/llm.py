@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localkv.bus_errors import end_cleanly_from_threads
 from localkv.cache_layout import cache_segments, check_cache_type
 from localkv.config import FIT, CacheConfig, KVScales, ModelConfig, SamplingParams
 from localkv.engine import Engine
@@ -99,6 +100,7 @@ class LLM:
         for option, value in (("n_batch", n_batch), ("n_threads", n_threads)):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
+        end_cleanly_from_threads()
         self.gguf = open_gguf(local_path(path))
         self.config: ModelConfig = model_config(self.gguf)
         check_cache_type("K", cache_type_k, self.config.head_dim)
@@ -135,10 +137,12 @@ class LLM:
             model, unused = load_model(
                 self.gguf, backend, on_layer=lambda done, of: on_progress("weights", done, of)
             )
-            self.engine = Engine(model, self.cache, n_batch=n_batch)
+            unchanged = self.gguf.check_unchanged
+            self.engine = Engine(model, self.cache, n_batch=n_batch, check_source=unchanged)
             if backend.compiles:
                 on_progress("kernels", 0, 0)
                 self.engine.warm_up()
+        self.gguf.check_unchanged()
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
         used = tuple(info for name, info in self.gguf.tensors.items() if name not in unused)

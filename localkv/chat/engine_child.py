@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import BinaryIO
 
+from localkv.bus_errors import end_cleanly
 from localkv.chat.engine import ChatEngine
 from localkv.chat.local_engine import LocalEngine
 from localkv.chat.wire import Cancel, CountTokens, TokenCount, decode, encode, failure
@@ -58,6 +59,7 @@ def _count(engine: ChatEngine, request: CountTokens) -> Iterator[TokenCount]:
 
 def main() -> None:
     """Keep stdout for the protocol: what libraries print goes to stderr."""
+    end_cleanly()
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     serve(sys.stdin.buffer, out)

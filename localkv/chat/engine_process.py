@@ -168,4 +168,6 @@ class EngineProcess:
                 how = signal.Signals(-code).name
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return EngineStoppedError(f"the engine stopped ({how})", lines[-1] if lines else None)
+        return EngineStoppedError(
+            f"the engine stopped ({how})", lines[-1].removeprefix("error: ") if lines else None
+        )

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import click
 
+from localkv.bus_errors import end_cleanly
 from localkv.cli.command import Group
 from localkv.cli.failure import BROKEN_PIPE, INTERRUPTED, USAGE, report, silence_stdout
 from localkv.cli.interrupts import end_unseen
@@ -77,6 +78,7 @@ def main() -> NoReturn:
     """Run this process's command line, and end it."""
     prepare_streams()
     end_unseen()
+    end_cleanly()
     if instruction := os.environ.get("_LOCALKV_COMPLETE"):
         from localkv.cli.completion import answer_shell
 

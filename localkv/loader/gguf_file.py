@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from localkv.errors import ModelFileError, printable, quoted
 from localkv.loader.gguf_header import MAX_KEYS, MAX_TENSORS, HeaderReader, TensorInfo
+from localkv.loader.mapped_file import MappedFile, map_file
 from localkv.loader.metadata import Metadata
 from localkv.loader.split_name import part_names, split_name
 
@@ -42,7 +42,7 @@ class GGUFFile:
     alignment: int
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
-    _maps: tuple[mmap.mmap, ...]
+    _files: tuple[MappedFile, ...]
 
     def __repr__(self) -> str:
         return f"<GGUFFile {printable(self.path)}: {len(self.tensors)} tensors>"
@@ -55,7 +55,7 @@ class GGUFFile:
     @property
     def file_bytes(self) -> int:
         """Bytes of all parts."""
-        return sum(map(len, self._maps))
+        return sum(len(file.data) for file in self._files)
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """The packed rows of a tensor: a read-only view of the file.
@@ -70,9 +70,18 @@ class GGUFFile:
         if tensor is None:
             raise ModelFileError(f"{printable(self.path)}: missing tensor {quoted(name)}")
         data = np.frombuffer(
-            self._maps[tensor.part], np.uint8, count=tensor.n_bytes, offset=tensor.offset
+            self._files[tensor.part].data, np.uint8, count=tensor.n_bytes, offset=tensor.offset
         )
         return data.reshape(*tensor.shape[:-1], tensor.format.row_bytes(tensor.shape[-1]))
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that was shortened or written to since it was opened.
+
+        Raises:
+            ModelFileError: one was, or a part of it.
+        """
+        for file in self._files:
+            file.check_unchanged()
 
     def release(self, name: str) -> None:
         """Give back the memory of a tensor's pages; views stay valid and read the file again."""
@@ -82,7 +91,7 @@ class GGUFFile:
         start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.offset + tensor.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:
-            self._maps[tensor.part].madvise(mmap.MADV_DONTNEED, start, end - start)
+            self._files[tensor.part].data.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
@@ -131,7 +140,7 @@ class PartHeader:
 class _Part(PartHeader):
     """The same with the file."""
 
-    data: mmap.mmap
+    file: MappedFile
 
 
 def _join(parts: list[_Part], path: Path) -> GGUFFile:
@@ -143,7 +152,7 @@ def _join(parts: list[_Part], path: Path) -> GGUFFile:
         alignment=first.alignment,
         metadata=first.metadata,
         tensors=join_tensors(parts),
-        _maps=tuple(part.data for part in parts),
+        _files=tuple(part.file for part in parts),
     )
 
 
@@ -181,27 +190,6 @@ def _split_paths(opened: _Part, n_parts: int) -> list[Path]:
     return paths
 
 
-def _map_file(path: Path) -> mmap.mmap:
-    name = printable(path)
-    try:
-        # Before opening: a named pipe would block.
-        mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise ModelFileError(f"{name}: is a directory, not a model file")
-        if not stat.S_ISREG(mode):
-            raise ModelFileError(f"{name}: not a regular file")
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise ModelFileError(f"{name}: the file is empty")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise ModelFileError(f"{name}: no such file") from None
-    except OSError as error:
-        raise ModelFileError(f"{name}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # a NUL in the path
-        raise ModelFileError(f"{name}: cannot be read: {error}") from None
-
-
 def read_metadata(path: str | os.PathLike[str]) -> Metadata:
     """The keys and values of one file alone, whatever its tensors are and its other parts.
 
@@ -209,7 +197,7 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata:
         ModelFileError: the file is missing, or its keys are malformed.
     """
     path = Path(path)
-    header = HeaderReader(_map_file(path), path)
+    header = HeaderReader(map_file(path).data, path)
     return _read_keys(header, path)[2]
 
 
@@ -228,9 +216,9 @@ def _read_keys(header: HeaderReader, path: Path) -> tuple[int, int, Metadata]:
 
 
 def _open_part(path: Path) -> _Part:
-    data = _map_file(path)
-    header = read_header(data, path, len(data))
-    return _Part(path, header.version, header.alignment, header.metadata, header.tensors, data)
+    file = map_file(path)
+    header = read_header(file.data, path, len(file.data))
+    return _Part(path, header.version, header.alignment, header.metadata, header.tensors, file)
 
 
 def read_header(data: mmap.mmap | bytes, path: Path, file_bytes: int) -> PartHeader:
