@@ -52,6 +52,14 @@ class LayerCache:
     segments: tuple[Segment, ...]
 
 
+def row_fields(fmt: QuantFormat, head_dim: int) -> list[tuple[int, int]]:
+    """Blocks of a row and bytes of a block in each plane of a type; of a row's field 1 block."""
+    fmt.row_bytes(head_dim)  # a row must be a whole number of blocks
+    n_blocks = head_dim // fmt.block_size
+    fields = [(n_blocks, plane.n_bytes) for plane in fmt.planes]
+    return fields + [(1, plane.n_bytes) for plane in fmt.row_planes]
+
+
 class PagePool:
     """The ids of one segment's pages, shared by all layers and sequences."""
 
@@ -158,15 +166,10 @@ class KVCache:
         self.pools = [PagePool(pages_for(end - at) * n_sequences) for at, end in self.bounds]
 
         def planes(name: str, n_pages: int) -> tuple[Tensor, ...]:
-            fmt = KV_FORMATS[name]
-            fmt.row_bytes(head_dim)  # a row must be a whole number of blocks
-            n_blocks = head_dim // fmt.block_size
-            fields = [(n_blocks, plane.n_bytes) for plane in fmt.planes]
-            fields += [(1, plane.n_bytes) for plane in fmt.row_planes]
             rows = (n_pages, n_kv_heads, PAGE_TOKENS)
             return tuple(
                 torch.empty(*rows, *field, dtype=torch.uint8, device=self.device)
-                for field in fields
+                for field in row_fields(KV_FORMATS[name], head_dim)
             )
 
         def scales(name: str, absmax: Seq[Seq[float]], layer: int) -> Tensor | None:

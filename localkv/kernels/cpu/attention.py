@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from localkv.config import AttentionParams
+from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.attention_job import TILE_ROWS, Job
 from localkv.kernels.cpu.attention_kernels import (
     cache_decoder,
@@ -81,11 +82,15 @@ class SegmentTables:
 
     Attributes:
         segment: for which this is; its cache may go before we do.
+        n_pages, n_kv_heads, head_dim: its sizes.
         k_planes, v_planes: see `plane_table`.
         k_block, v_block: values per block of the decoders.
     """
 
     segment: weakref.ref[Segment]
+    n_pages: int
+    n_kv_heads: int
+    head_dim: int
     k_planes: Table
     v_planes: Table
     k_block: int
@@ -93,6 +98,8 @@ class SegmentTables:
 
 
 def make_tables(segment: Segment, head_dim: int) -> SegmentTables:
+    check_segment(segment, head_dim)
+    n_pages, n_kv_heads = segment.k[0].shape[:2]
     blocks = []
     for fmt in (segment.format_k, segment.format_v):
         blocks.append(cache_decoder(fmt.name).block)
@@ -102,6 +109,9 @@ def make_tables(segment: Segment, head_dim: int) -> SegmentTables:
             )
     return SegmentTables(
         weakref.ref(segment),
+        n_pages,
+        n_kv_heads,
+        head_dim,
         plane_table(segment.format_k, segment.k),
         plane_table(segment.format_v, segment.v),
         *blocks,
@@ -196,22 +206,29 @@ class PackedAttention:
         self.tables: dict[int, SegmentTables] = {}
 
     def plan(
-        self, seg_batch: SegmentBatch, batch: Batch, window: int, group: int, n_kv_heads: int
+        self,
+        seg_batch: SegmentBatch,
+        batch: Batch,
+        window: int,
+        group: int,
+        n_kv_heads: int,
+        n_pages: int,
     ) -> Plan:
         """The plan of a batch, which is made for its first layer of that window."""
         key = id(seg_batch), window
         plan = self.plans.get(key)
-        if plan is None or plan.batch is not seg_batch or plan.group != group:
+        sizes = group, n_kv_heads, n_pages
+        if plan is None or plan.batch is not seg_batch or plan.sizes != sizes:
             if len(self.plans) >= MANY_PLANS:
                 self.plans.clear()
-            plan = make_plan(seg_batch, batch, window, group, n_kv_heads)
+            plan = make_plan(seg_batch, batch, window, *sizes)
             self.plans[key] = plan
         return plan
 
     def segment_tables(self, segment: Segment, head_dim: int) -> SegmentTables:
         """The tables of a segment, which are made when it is first read."""
         tables = self.tables.get(id(segment))
-        if tables is None or tables.segment() is not segment:
+        if tables is None or tables.segment() is not segment or tables.head_dim != head_dim:
             if len(self.tables) >= MANY_SEGMENTS:
                 self.tables.clear()
             tables = make_tables(segment, head_dim)
@@ -228,10 +245,16 @@ class PackedAttention:
     ) -> tuple[Tensor, Tensor]:
         """See `SegmentAttention` for shapes."""
         q = q.contiguous()
-        _, n_heads, head_dim = q.shape
-        n_kv_heads = segment.k[0].shape[1]
-        plan = self.plan(seg_batch, batch, params.window, n_heads // n_kv_heads, n_kv_heads)
+        n_tokens, n_heads, head_dim = q.shape
         tables = self.segment_tables(segment, head_dim)
+        group = n_heads // tables.n_kv_heads
+        plan = self.plan(seg_batch, batch, params.window, group, tables.n_kv_heads, tables.n_pages)
+        if (
+            q.dtype != torch.float32
+            or n_tokens != len(plan.visible)
+            or n_heads != group * tables.n_kv_heads
+        ):
+            raise BoundsError(f"{q.dtype} queries {list(q.shape)}, of {len(plan.visible)} tokens")
         key = segment.format_k.name, segment.format_v.name, head_dim, params
         launches = plan.launches.get(key)
         if launches is None:

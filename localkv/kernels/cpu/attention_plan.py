@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from localkv.cache_layout import PAGE_TOKENS, pages_for
 from localkv.config import AttentionParams
+from localkv.kernels.cpu.attention_bounds import check_batch, check_pieces
 from localkv.kernels.cpu.attention_job import (
     BLOCK_ITEMS,
     CHUNK_ITEMS,
@@ -68,6 +69,7 @@ class Plan:
     Attributes:
         batch: the batch's share of the segment, for which this is.
         group: query heads of a KV head, which the split into pieces depends on.
+        n_kv_heads, n_pages: of the segment's cache.
         visible: int64 [tokens, 2], the first row of the segment that each token sees, and the end.
         sequences, chunks: tables of the decode kernels (see `attention_job`).
         blocks: table of the prefill kernels.
@@ -78,6 +80,8 @@ class Plan:
 
     batch: SegmentBatch
     group: int
+    n_kv_heads: int
+    n_pages: int
     visible: Table
     sequences: Table
     chunks: Table
@@ -86,6 +90,10 @@ class Plan:
     few_tokens: int
     complete: bool
     launches: dict[LaunchKey, tuple[Launch, ...]] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.group, self.n_kv_heads, self.n_pages
 
 
 def table_of(rows: Seq[Seq[int]], n_columns: int) -> Table:
@@ -112,10 +120,17 @@ def row_blocks(first: int, n_new: int, group: int, pages: int) -> list[Block]:
 
 
 def make_plan(
-    seg_batch: SegmentBatch, batch: Batch, window: int, group: int, n_kv_heads: int
+    seg_batch: SegmentBatch, batch: Batch, window: int, group: int, n_kv_heads: int, n_pages: int
 ) -> Plan:
-    """Cut a batch into pieces, enough of them for all threads to be busy to the end."""
+    """Cut a batch into pieces, enough of them for all threads to be busy to the end.
+
+    `n_pages` and `n_kv_heads` are those of the cache.
+
+    Raises:
+        BoundsError: the batch is not of such a cache.
+    """
     visible = visible_rows(seg_batch, batch, window)
+    check_batch(seg_batch, batch, visible, n_pages)
     table, width = seg_batch.page_table.data_ptr(), seg_batch.page_table.shape[1] * 8
     few, blocks = list[tuple[int, int, int, int, range]](), list[Block]()
     complete = True
@@ -130,21 +145,26 @@ def make_plan(
             few.append((first, n_new, pages, length, seen))
         else:
             blocks += row_blocks(first, n_new, group, pages)
-    n_pages = sum(len(seen) for *_, seen in few)
-    chunk_pages = max(1, n_pages * n_kv_heads // (PIECES_PER_THREAD * n_threads()))
+    pages_seen = sum(len(seen) for *_, seen in few)
+    chunk_pages = max(1, pages_seen * n_kv_heads // (PIECES_PER_THREAD * n_threads()))
     sequences, chunks = list[Sequence](), list[Chunk]()
     for i, (first, n_new, pages, length, seen) in enumerate(few):
         starts = seen[::chunk_pages]
         sequences.append(Sequence(first, n_new, pages, length, len(chunks), len(starts)))
         chunks += [Chunk(i, at, min(chunk_pages, seen.stop - at)) for at in starts]
+    n_rows = max((n_new * group for _, n_new, *_ in few), default=0)
+    sizes = {"n_tokens": len(visible), "group": group, "n_rows": n_rows}
+    check_pieces(sequences, chunks, blocks, **sizes)
     return Plan(
         batch=seg_batch,
         group=group,
+        n_kv_heads=n_kv_heads,
+        n_pages=n_pages,
         visible=Table(visible),
         sequences=table_of(sequences, SEQUENCE_ITEMS),
         chunks=table_of(chunks, CHUNK_ITEMS),
         blocks=table_of(blocks, BLOCK_ITEMS),
-        n_rows=max((n_new * group for _, n_new, *_ in few), default=0),
-        few_tokens=n_pages * PAGE_TOKENS,
+        n_rows=n_rows,
+        few_tokens=pages_seen * PAGE_TOKENS,
         complete=complete,
     )

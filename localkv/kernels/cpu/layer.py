@@ -15,8 +15,9 @@ from torch import Tensor
 
 from localkv.config import ModelConfig
 from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention_kernels import n_threads
-from localkv.kernels.cpu.chain import Chain, Item, Scratch
+from localkv.kernels.cpu.chain import Chain, Item, Memory, Place, Scratch
 from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.linear import Product, add_products, with_bias
 from localkv.kernels.cpu.product_matrices import has_kernel
@@ -53,6 +54,10 @@ class _Kept:
     chain: Chain
 
 
+_StoredRows = tuple[tuple[SegmentBatch, ...], list[int], dict[str, int | Tensor]]
+"""Of a batch, and the pages that its segments have."""
+
+
 class CpuLayer:
     """Fused operations, in place of those of `composed`.
 
@@ -65,12 +70,13 @@ class CpuLayer:
         self.scratch = scratch
         self.kept = dict[tuple[str, int], _Kept]()
         self.eps = dict[float, Tensor]()
+        self.stored: _StoredRows | None = None
 
-    def _eps(self, value: float) -> int:
-        """The address of a float32."""
+    def _eps(self, value: float) -> Memory:
+        """A float32."""
         if value not in self.eps:
             self.eps[value] = torch.tensor([value], dtype=torch.float32)
-        return self.eps[value].data_ptr()
+        return Memory(self.eps[value], 4)
 
     def _chain(
         self,
@@ -96,11 +102,22 @@ class CpuLayer:
             self.kept[key] = kept
         return kept.chain
 
-    def _add_norm(self, chain: Chain, n_tokens: int, weight: Tensor, eps: float) -> Item:
+    def _stored_rows(
+        self, cache: LayerCache, segments: tuple[SegmentBatch, ...], n_tokens: int
+    ) -> dict[str, int | Tensor]:
+        """`stored_rows`, which are looked at once for all layers whose caches are alike."""
+        n_pages = [len(segment.k[0]) for segment in cache.segments]
+        if self.stored is None or self.stored[0] is not segments or self.stored[1] != n_pages:
+            self.stored = segments, n_pages, stored_rows(cache, segments, n_tokens)
+        return self.stored[2]
+
+    def _add_norm(self, chain: Chain, n_tokens: int, weight: Tensor, eps: float) -> Place:
         """RMSNorm of the rows that are named "x"."""
         n = weight.shape[0]
-        out = chain.take(4 * n_tokens * n)
-        job = (0, n_tokens, n, "x", weight.data_ptr(), self._eps(eps), out)
+        n_bytes = 4 * n_tokens * n
+        out = chain.take(n_bytes)
+        job: list[Item] = [0, n_tokens, n, Memory("x", n_bytes), Memory(weight, 4 * n)]
+        job += (self._eps(eps), Memory(out, n_bytes))
         chain.add(_worker("norm"), job, min(n_threads(), n_tokens))
         return out
 
@@ -133,11 +150,11 @@ class CpuLayer:
         q = torch.empty(n_tokens, config.n_heads, config.head_dim)
         k = torch.empty(n_tokens, config.n_kv_heads, config.head_dim)
         v = torch.empty_like(k)
-        values = {"x": x.data_ptr(), "q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr()}
+        values: dict[str, int | Tensor] = {"x": x, "q": q, "k": k, "v": v}
         if inputs.rope is not None:
-            values |= {"cos": inputs.rope.cos.data_ptr(), "sin": inputs.rope.sin.data_ptr()}
+            values |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}
         if fused_store:
-            values |= stored_rows(segments)
+            values |= self._stored_rows(cache, segments, n_tokens)
         chain.run(**values)
         if not fused_store:
             store_rotated(store_kv_cpu, k, v, cache, segments)
@@ -163,13 +180,23 @@ class CpuLayer:
         for name, n_heads, norm in sides:
             if norm is None and inputs.rope is None:
                 continue
-            weight = 0 if norm is None else norm.data_ptr()
-            job: list[Item] = [0, n_tokens, n_heads, config.head_dim, name]
-            job += (weight, self._eps(config.rms_eps))
+            size = config.head_dim
+            job: list[Item] = [
+                0,
+                n_tokens,
+                n_heads,
+                size,
+                Memory(name, 4 * n_tokens * n_heads * size),
+            ]
+            job += (0 if norm is None else Memory(norm, 4 * size), self._eps(config.rms_eps))
             if inputs.rope is None:
                 job += (0, 0, 0, 0)
             else:
-                job += (inputs.rope.cos.shape[-1], int(inputs.rope.interleaved), "cos", "sin")
+                pairs = inputs.rope.cos.shape[-1]
+                if 2 * pairs > size:
+                    raise BoundsError(f"RoPE turns {pairs} pairs of {size} channels")
+                job += (pairs, int(inputs.rope.interleaved))
+                job += (Memory(turn, 4 * n_tokens * pairs) for turn in ("cos", "sin"))
             chain.add(_worker("rope"), job, min(n_threads(), n_tokens))
         if cache is not None:
             add_store(chain, "k", "v", n_tokens, cache)
@@ -187,7 +214,7 @@ class CpuLayer:
 
         chain = self._chain("out", (attn_output,), n_tokens, make)
         out = torch.empty_like(x)
-        chain.run(x=x.data_ptr(), attn=attn.data_ptr(), out=out.data_ptr())
+        chain.run(x=x, attn=attn, out=out)
         return out
 
     def mlp_residual(self, x: Tensor, ffn_norm: Tensor, mlp: MlpWeights, eps: float) -> Tensor:
@@ -199,16 +226,18 @@ class CpuLayer:
 
         def make(chain: Chain) -> None:
             h = self._add_norm(chain, n_tokens, ffn_norm, eps)
-            gate, up = (chain.take(4 * n_tokens * n_ff) for _ in range(2))
+            n_bytes = 4 * n_tokens * n_ff
+            gate, up = (chain.take(n_bytes) for _ in range(2))
             products = [with_bias(mlp.ffn_gate, gate), with_bias(mlp.ffn_up, up)]
             add_products(chain, h, n_tokens, products)
-            chain.add(_worker("swiglu"), (0, n_tokens * n_ff, gate, up), n_threads())
+            job = (0, n_tokens * n_ff, Memory(gate, n_bytes), Memory(up, n_bytes))
+            chain.add(_worker("swiglu"), job, n_threads())
             product = Product(mlp.ffn_down.weight, "out", "residual", 4 * x.shape[1])
             add_products(chain, gate, n_tokens, [product])
 
         chain = self._chain("mlp", (mlp, ffn_norm), n_tokens, make)
         out = torch.empty_like(x)
-        chain.run(x=x.data_ptr(), residual=residual.data_ptr(), out=out.data_ptr())
+        chain.run(x=x, residual=residual, out=out)
         return out
 
     def logits(self, x: Tensor, output_norm: Tensor, output: Linear, eps: float) -> Tensor:
@@ -223,7 +252,7 @@ class CpuLayer:
 
         chain = self._chain("logits", (output, output_norm), n_tokens, make)
         out = torch.empty(n_tokens, output.weight.shape[0])
-        chain.run(x=x.data_ptr(), out=out.data_ptr())
+        chain.run(x=x, out=out)
         return out
 
     def operations(self) -> dict[str, Any]:

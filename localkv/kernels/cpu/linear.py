@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localkv.kernels.bounds import check_tensor
 from localkv.kernels.cpu.attention_kernels import n_threads, run
-from localkv.kernels.cpu.chain import Chain, Item, Place, Scratch
+from localkv.kernels.cpu.chain import Chain, Item, Memory, Place, Scratch, Where
 from localkv.kernels.cpu.linear_job import IN_PLACE_FORMATS, MAX_TILE, NEXT, PART_BLOCKS
 from localkv.kernels.cpu.linear_panels import LAYOUTS, PanelArena
 from localkv.kernels.cpu.linear_rows import ROW_FORMATS
@@ -26,6 +27,7 @@ from localkv.kernels.cpu.product_matrices import (
     InPlaceTensor,
     PanelTensor,
     RowTensor,
+    check_matrix,
     has_kernel,
     panel_facts,
     product_kernel,
@@ -57,24 +59,22 @@ class Product:
     Attributes:
         weight: [n_out, n_in], for which there is a kernel.
         out: float32 [n_tokens, n_out].
-        addend: what is added, float32 like `out`, or 0.
+        addend: what is added, float32 like `out`, or None.
         addend_stride: bytes from token to token in the addend; 0 for a bias.
     """
 
     weight: PackedTensor
-    out: Item
-    addend: Item = 0
+    out: Where
+    addend: Where | None = None
     addend_stride: int = 0
 
 
-def with_bias(layer: Linear, out: Item) -> Product:
+def with_bias(layer: Linear, out: Where) -> Product:
     """A product and its bias; whoever runs the chain keeps the layer."""
-    if layer.bias is None:
-        return Product(layer.weight, out)
-    return Product(layer.weight, out, layer.bias.data_ptr())
+    return Product(layer.weight, out, layer.bias)
 
 
-def _add_group(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]) -> None:
+def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product]) -> None:
     """Products with matrices of one format, in one step."""
     threads = n_threads()
     first = products[0].weight
@@ -84,32 +84,39 @@ def _add_group(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]
     for product in products:
         weight = product.weight
         assert isinstance(weight, PanelTensor | InPlaceTensor | RowTensor)
+        check_matrix(weight, first.format.name, n_in)
         n_items += weight.items[2]
-        matrices += (*weight.items, weight.shape[0])
-        matrices += (product.out, product.addend, product.addend_stride)
-    panel_bytes, group, panels = 0, 0, Place(0)
+        n_out, stride = weight.shape[0], product.addend_stride
+        matrices += (*weight.items, n_out, Memory(product.out, 4 * n_tokens * n_out))
+        addend: Item = 0
+        if product.addend is not None:
+            addend = Memory(product.addend, (n_tokens - 1) * stride + 4 * n_out)
+        matrices += (addend, stride)
+    panel_bytes, group, panels = 0, 0, Memory(Place(0, 0), 0)
+    rows = Memory(x, 4 * n_tokens * n_in)
     if isinstance(first, PanelTensor | InPlaceTensor):
         facts = first.facts
         kernel, n_records, token_bytes = facts.kernel, facts.n_records, facts.token_bytes
         packed = chain.take(n_tokens * token_bytes)
+        activations = Memory(packed, n_tokens * token_bytes)
         n_parts = -(-facts.n_blocks // PART_BLOCKS)
-        pack = (NEXT, n_tokens, n_in, facts.n_blocks, n_parts, x, packed)
+        pack = (NEXT, n_tokens, n_in, facts.n_blocks, n_parts, rows, activations)
         chain.add(kernel.pack, pack, threads if n_tokens * n_parts >= FEW_PARTS else 1)
-        activations: Item = packed
         most, panel_bytes = CHUNK_PANELS, facts.panel_bytes
         if isinstance(first, InPlaceTensor) and n_tokens != 1:
             group = 1 if n_tokens <= MAX_TILE else max(1, min(most, MADE_BYTES // panel_bytes))
-            panels = chain.take(threads * group * panel_bytes)
+            n_bytes = threads * group * panel_bytes
+            panels = Memory(chain.take(n_bytes), n_bytes)
     else:
         assert isinstance(first, RowTensor)
-        kernel, n_records, token_bytes, activations, most = first.kernel, 0, 0, x, CHUNK_ROWS
+        kernel, n_records, token_bytes, activations, most = first.kernel, 0, 0, rows, CHUNK_ROWS
     chunk = max(1, min(most, n_items // (threads * CHUNKS_PER_THREAD)))
     head = (NEXT, n_tokens, n_in, n_records, token_bytes, activations, chunk)
     made = (panel_bytes, group, panels)
     chain.add(kernel.multiply, (*head, *made, len(products), *matrices), threads)
 
 
-def add_products(chain: Chain, x: Item, n_tokens: int, products: Sequence[Product]) -> None:
+def add_products(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product]) -> None:
     """Products of float32 x [n_tokens, n_in] with some matrices, in as few steps as they need."""
     groups = dict[str, list[Product]]()
     for product in products:
@@ -143,15 +150,16 @@ class CpuProducts:
         if layout is None:
             return weight
         *stack, n_out, n_in = weight.shape
+        rows = weight.rows.contiguous()
+        row_bytes = weight.format.row_bytes(n_in)
+        check_tensor(f"rows of {name}", rows, torch.uint8, *stack, n_out, row_bytes)
         facts = panel_facts(layout, n_out, n_in)
         if name in IN_PLACE_FORMATS:
-            rows = weight.rows.contiguous()
             return InPlaceTensor(weight.format, rows, weight.shape, facts=facts)
         shape = (*stack, facts.n_panels, facts.panel_bytes)
         panels = self._arena.take(int(np.prod(shape))).reshape(shape)
-        rows = weight.rows.contiguous()
         n_panels = panels.size // shape[-1]
-        job: list[int] = [0, n_panels, n_out, rows.shape[-1]]
+        job: list[int] = [0, n_panels, n_out, row_bytes]
         job += (layout.format.block_bytes, layout.record_blocks, layout.record_bytes, shape[-1])
         job += (len(layout.table), layout.table.ctypes.data, rows.data_ptr(), panels.ctypes.data)
         run("linear_fill", job, n_threads())
@@ -171,6 +179,6 @@ class CpuProducts:
         x = round_activations(x, weight).contiguous()
         out = torch.empty(x.shape[0], weight.shape[0])
         chain = Chain(self._scratch)
-        add_products(chain, x.data_ptr(), x.shape[0], [with_bias(layer, out.data_ptr())])
+        add_products(chain, x, x.shape[0], [with_bias(layer, out)])
         chain.run()
         return out

@@ -6,8 +6,10 @@ import functools
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
+from localkv.kernels.bounds import BoundsError, check_tensor
 from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.linear_job import ACTIVATION_BLOCK_BYTES, BLOCK
 from localkv.kernels.cpu.linear_panels import LAYOUTS, Bytes, PanelLayout
@@ -155,6 +157,26 @@ class RowTensor(PackedTensor):
     @cached_property
     def items(self) -> Items:
         return self.rows.data_ptr(), self.rows.shape[1], self.shape[0]
+
+
+def check_matrix(weight: PanelTensor | InPlaceTensor | RowTensor, name: str, n_in: int) -> None:
+    """A matrix whose `items` are as large as a product with rows of `n_in` values takes them."""
+    n_out, width = weight.shape
+    if weight.format.name != name or width != n_in:
+        raise BoundsError(f"{weight.format.name} of {width} columns next to {name} of {n_in}")
+    if isinstance(weight, PanelTensor):
+        facts, layout = weight.facts, LAYOUTS[name]
+        wanted = layout.n_records(n_in), -(-n_out // LANES), layout.panel_bytes(n_in)
+        found = facts.n_records, facts.n_panels, facts.panel_bytes
+        if found != wanted or weight.panels.shape != wanted[1:]:
+            raise BoundsError(f"panels {found}, {weight.panels.shape} instead of {wanted}")
+        if not weight.panels.flags.c_contiguous:
+            raise BoundsError("panels are not contiguous")
+        return
+    row_bytes = weight.format.row_bytes(n_in)
+    check_tensor(f"rows of {name}", weight.rows, torch.uint8, n_out, row_bytes)
+    if isinstance(weight, RowTensor) and n_in % LANES:
+        raise BoundsError(f"{n_in} columns are no multiple of {LANES}")
 
 
 def has_kernel(weight: PackedTensor, n_tokens: int) -> bool:

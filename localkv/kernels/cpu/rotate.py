@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention_kernels import n_threads, run
 
 MANY_VALUES = 1 << 16
@@ -17,6 +18,8 @@ def rotate_cpu(x: Tensor, block: int) -> Tensor:
         return x
     if block & (block - 1) or x.shape[-1] % block:
         raise ValueError(f"a Hadamard transform of {block} does not fit {x.shape[-1]} channels")
+    if x.dtype != torch.float32:
+        raise BoundsError(f"a Hadamard transform of {x.dtype}")
     x = x.contiguous()
     out = torch.empty_like(x)
     job = (0, x.numel() // block, block, x.data_ptr(), out.data_ptr())

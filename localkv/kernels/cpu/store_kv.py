@@ -7,8 +7,9 @@ import importlib
 
 from torch import Tensor
 
+from localkv.kernels.bounds import BoundsError, check_segment, check_slots
 from localkv.kernels.cpu.attention_kernels import n_threads, run
-from localkv.kernels.cpu.chain import Chain, Item, Scratch
+from localkv.kernels.cpu.chain import Chain, Item, Memory, Scratch, Where
 from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.page_layout import Side, plane_order
 from localkv.kernels.cpu.specialize import specialized
@@ -57,7 +58,7 @@ def has_encoders(cache: LayerCache) -> bool:
 
 
 def add_store(
-    chain: Chain, k: Item, v: Item, n_tokens: int, cache: LayerCache, *, rotate: bool = True
+    chain: Chain, k: Where, v: Where, n_tokens: int, cache: LayerCache, *, rotate: bool = True
 ) -> None:
     """Store k, v (float32 [tokens, n_kv_heads, head_dim]) in every segment of a cache.
 
@@ -71,23 +72,32 @@ def add_store(
         ):
             _, n_kv_heads, _, n_blocks, _ = planes[0].shape
             head_dim = n_blocks * fmt.block_size
-            head: list[Item] = [0, n_kv_heads, head_dim, rotation if rotate else 0, x]
-            head += (f"rows{i}", f"tokens{i}", f"slots{i}")
+            check_segment(segment, head_dim)
+            if rotation and head_dim % rotation:
+                raise BoundsError(f"{rotation} channels of {head_dim} are rotated")
+            rows = Memory(x, 4 * n_tokens * n_kv_heads * head_dim)
+            head: list[Item] = [0, n_kv_heads, head_dim, rotation if rotate else 0, rows]
+            # how many there are differs from batch to batch
+            head += (f"rows{i}", Memory(f"tokens{i}", 0), Memory(f"slots{i}", 0))
             bytes_per_thread = 4 * head_dim + fmt.row_bytes(head_dim) + 64
-            head += (chain.take(threads * bytes_per_thread), bytes_per_thread, len(planes))
+            scratch = chain.take(threads * bytes_per_thread)
+            head += (Memory(scratch, scratch.n_bytes), bytes_per_thread, len(planes))
             assert side == "k" or side == "v"
             for plane, order in zip(planes, _orders(fmt, side), strict=True):
-                head += (plane.data_ptr(), plane.shape[3] * plane.shape[4], *order)
+                head += (Memory(plane, plane.nbytes), plane.shape[3] * plane.shape[4], *order)
             chain.add(_store_worker(fmt), head, min(threads, n_kv_heads))
 
 
-def stored_rows(batches: tuple[SegmentBatch, ...]) -> dict[str, int]:
+def stored_rows(
+    cache: LayerCache, batches: tuple[SegmentBatch, ...], n_tokens: int
+) -> dict[str, int | Tensor]:
     """What `Chain.run` has to know of a batch's rows."""
-    values = dict[str, int]()
-    for i, batch in enumerate(batches):
-        values[f"rows{i}"] = batch.slots.numel()
-        values[f"tokens{i}"] = batch.tokens.data_ptr()
-        values[f"slots{i}"] = batch.slots.data_ptr()
+    values = dict[str, int | Tensor]()
+    for i, (segment, batch) in enumerate(zip(cache.segments, batches, strict=True)):
+        check_slots(batch, n_tokens, len(segment.k[0]))
+        values[f"rows{i}"] = len(batch.slots)
+        values[f"tokens{i}"] = batch.tokens
+        values[f"slots{i}"] = batch.slots
     return values
 
 
@@ -100,8 +110,8 @@ def store_kv_cpu(
         return
     k, v = k.float().contiguous(), v.float().contiguous()
     chain = Chain(Scratch())
-    add_store(chain, k.data_ptr(), v.data_ptr(), k.shape[0], cache, rotate=False)
-    chain.run(**stored_rows(batches))
+    add_store(chain, k, v, k.shape[0], cache, rotate=False)
+    chain.run(**stored_rows(cache, batches, k.shape[0]))
 
 
 def scatter_encoded(
@@ -109,9 +119,14 @@ def scatter_encoded(
 ) -> None:
     """The same for types without a compiled encoder: torch encodes, what it yields is moved."""
     for segment, batch in zip(cache.segments, batches, strict=True):
-        n_rows, n_kv_heads = batch.slots.numel(), k.shape[1]
+        n_tokens, n_kv_heads, head_dim = k.shape
+        n_rows = batch.slots.numel()
         if n_rows == 0:
             continue
+        check_segment(segment, head_dim)
+        check_slots(batch, n_tokens, len(segment.k[0]))
+        if n_kv_heads != segment.k[0].shape[1]:
+            raise BoundsError(f"rows of {n_kv_heads} KV heads for {segment.k[0].shape[1]}")
         rows_k, rows_v = ((x if n_rows == x.shape[0] else x[batch.tokens]).float() for x in (k, v))
         kept = list[Tensor]()  # the job holds addresses only
         entries = list[int]()

@@ -1,0 +1,81 @@
+"""What kernels are given, checked before they run: they follow addresses and check nothing.
+
+Each kernel says in its own file which shapes it takes. Whoever launches it checks them in one
+place, by what is here, where it costs nothing: as a plan, a table or a chain is made, which serve
+many calls, and of a call no more than sizes. On a GPU only what the host knows is checked, as it
+would have to wait for the rest.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localkv.cache_layout import PAGE_TOKENS
+from localkv.kv_cache import Batch, Segment, SegmentBatch, row_fields
+
+FEW_IDS = 64
+"""Up to so many are listed sooner than reduced."""
+
+
+class BoundsError(ValueError):
+    """A kernel was about to touch what isn't its own: our mistake, found before it did harm."""
+
+
+def check_tensor(name: str, x: Tensor, dtype: torch.dtype, *shape: int) -> None:
+    """A contiguous tensor of this type and shape."""
+    if x.dtype != dtype or x.shape != shape or not x.is_contiguous():
+        layout = "" if x.is_contiguous() else ", not contiguous"
+        found = f"{str(x.dtype)[6:]} {list(x.shape)}{layout}"
+        raise BoundsError(f"{name}: {found} instead of {str(dtype)[6:]} {list(shape)}")
+
+
+def check_ids(name: str, ids: Tensor, end: int) -> None:
+    """A contiguous int64 tensor on the CPU of numbers from 0 to `end` - 1."""
+    if ids.dtype != torch.int64 or not ids.is_contiguous():
+        check_tensor(name, ids, torch.int64, *ids.shape)
+    if ids.numel() <= FEW_IDS:
+        values = ids.flatten().tolist()
+        least, most = min(values, default=0), max(values, default=0)
+    else:
+        least, most = (int(x) for x in ids.aminmax())
+    if (least < 0 or most >= end) and ids.numel():
+        raise BoundsError(f"{name}: {least} to {most}, of {end}")
+
+
+def check_segment(segment: Segment, head_dim: int) -> None:
+    """K and V have the planes of their types, all of as many pages and KV heads."""
+    pages_and_heads = segment.k[0].shape[:2]
+    for side, fmt, planes in (
+        ("K", segment.format_k, segment.k),
+        ("V", segment.format_v, segment.v),
+    ):
+        fields = row_fields(fmt, head_dim)
+        if len(fields) != len(planes):
+            raise BoundsError(f"{side}: {len(planes)} planes of {fmt.name}")
+        for plane, field in zip(planes, fields, strict=True):
+            shape = (*pages_and_heads, PAGE_TOKENS, *field)
+            check_tensor(f"a plane of {side} in {fmt.name}", plane, torch.uint8, *shape)
+
+
+def check_tables(rows: SegmentBatch, batch: Batch) -> int:
+    """The tables of a batch are of its sequences and tokens, of which the number is returned."""
+    starts, n_tokens = batch.starts, batch.starts[-1]
+    n_sequences, width = len(starts) - 1, rows.page_table.shape[-1]
+    if starts[0] != 0 or list(starts) != sorted(starts):
+        raise BoundsError(f"sequences start at {starts}")
+    check_tensor("positions", batch.positions, torch.int64, n_tokens)
+    check_tensor("the page table", rows.page_table, torch.int64, n_sequences, width)
+    if len(rows.lengths) != n_sequences:
+        raise BoundsError(f"{len(rows.lengths)} lengths of {n_sequences} sequences")
+    for length in rows.lengths:
+        if not 0 <= length <= width * PAGE_TOKENS:
+            raise BoundsError(f"{length} rows in {width} pages")
+    return n_tokens
+
+
+def check_slots(rows: SegmentBatch, n_tokens: int, n_pages: int) -> None:
+    """The rows that are stored are those of tokens, in pages that there are; on a CPU."""
+    check_tensor("tokens", rows.tokens, torch.int64, len(rows.slots))
+    check_ids("tokens", rows.tokens, n_tokens)
+    check_ids("slots", rows.slots, n_pages * PAGE_TOKENS)

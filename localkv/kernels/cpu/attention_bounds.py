@@ -1,0 +1,66 @@
+"""What the CPU's attention is given, checked before a plan is made of it: once for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.cache_layout import PAGE_TOKENS
+from localkv.kernels.bounds import BoundsError, check_ids, check_tables
+from localkv.kernels.cpu.attention_job import Block, Chunk, Sequence
+from localkv.kernels.cpu.attention_sizes import BLOCK_ROWS
+from localkv.kv_cache import Batch, SegmentBatch
+
+
+def check_batch(rows: SegmentBatch, batch: Batch, visible: NDArray[np.int64], n_pages: int) -> None:
+    """Pages are those of a cache of `n_pages`, and all tokens are among `visible`, which is limited
+    to the rows that there are as it is made.
+
+    Raises:
+        BoundsError: they aren't.
+    """
+    n_tokens = check_tables(rows, batch)
+    if any(rows.lengths):  # else no page is read, and there may be none
+        check_ids("the page table", rows.page_table, n_pages)
+    if visible.shape != (n_tokens, 2):
+        raise BoundsError(f"what {len(visible)} of {n_tokens} tokens see")
+
+
+def check_pieces(
+    sequences: Seq[Sequence],
+    chunks: Seq[Chunk],
+    blocks: Seq[Block],
+    *,
+    n_tokens: int,
+    group: int,
+    n_rows: int,
+) -> None:
+    """Pieces are of tokens and pages that there are, and no larger than the scratch that they get.
+
+    Args:
+        group: query heads of a KV head.
+        n_rows: rows that the decode kernels have room for.
+
+    Raises:
+        BoundsError: they aren't.
+    """
+    for token, row, n, _ in blocks:
+        if (
+            not (token >= 0 and row >= 0 and 0 < n <= BLOCK_ROWS)
+            or token * group + row + n > n_tokens * group
+        ):
+            raise BoundsError(f"a block of {n} rows from row {row} of token {token}")
+    for token, n_new, _, length, first, n in sequences:
+        if not (0 <= token < token + n_new <= n_tokens and n_new * group <= n_rows):
+            raise BoundsError(f"{n_new} tokens from token {token} on, of {n_tokens}")
+        if not 0 <= first < first + n <= len(chunks):
+            raise BoundsError(f"{n} chunks from chunk {first} on, of {len(chunks)}")
+        if not length >= 0:
+            raise BoundsError(f"{length} rows")
+    for of, first, n in chunks:
+        if not (0 <= of < len(sequences) and 0 <= first < first + n):
+            raise BoundsError(f"{n} pages of sequence {of} from page {first} on")
+        if (first + n - 1) * PAGE_TOKENS >= sequences[of].length:
+            raise BoundsError(f"{n} pages from page {first} on, of {sequences[of].length} rows")
