@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class FakeHub:
         announced: repository path -> what the listing says instead of it.
         lie: takes "listing" or "file" and the path asked for, and answers, or leaves it (None).
         lie_bytes: what was sent of such answers.
+        pace: seconds between pieces of 16 KiB of a file.
         waiting: if set, listings wait until `go_on` is, and `stalled` says that one does.
     """
 
@@ -66,6 +68,7 @@ class FakeHub:
     announced: dict[str, str] = field(default_factory=dict)
     lie: Callable[[str, str], Answer | None] | None = None
     lie_bytes: int = 0
+    pace: float = 0.0
     waiting: bool = False
     port: int = 0
 
@@ -204,8 +207,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _write(self, request: Request, data: bytes) -> None:
         request.sent += len(data)  # first: whoever has all of it may look at once
+        pace, step = self.hub.pace, 1 << 14 if self.hub.pace else len(data) or 1
         try:
-            self.wfile.write(data)
-            self.wfile.flush()
+            for start in range(0, len(data), step):
+                self.wfile.write(data[start : start + step])
+                self.wfile.flush()
+                time.sleep(pace)
         except OSError:  # whoever asked is gone
             self.close_connection = True
