@@ -145,6 +145,7 @@ class DecodeLoop:
             table = bucket.batch.segments[i].page_table
             wanted = pages[: table.shape[1]]
             if known != wanted:
+                bucket.pages[i] = []  # should an exception come now
                 table[0, : len(wanted)].copy_(torch.tensor(wanted), non_blocking=True)
                 bucket.pages[i] = wanted
         return bucket

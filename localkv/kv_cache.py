@@ -7,6 +7,7 @@ and knows nothing of what the formats mean beyond their planes.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
@@ -178,6 +179,8 @@ class KVCache:
             values = head_scales(absmax[layer], name) if absmax else [1.0] * n_kv_heads
             return torch.tensor(values, dtype=torch.float32, device=self.device)
 
+        self._sequences = list[weakref.ref[Sequence]]()
+
         absmax_k = kv_scales.absmax_k if kv_scales else ()
         absmax_v = kv_scales.absmax_v if kv_scales else ()
 
@@ -211,7 +214,19 @@ class KVCache:
 
     def new_sequence(self) -> Sequence:
         """An empty sequence; it takes pages as tokens come."""
-        return Sequence(len(self.segments))
+        sequence = Sequence(len(self.segments))
+        self._sequences = [known for known in self._sequences if known() is not None]
+        self._sequences.append(weakref.ref(sequence))
+        return sequence
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget all tokens, whatever an exception between two instructions has left behind."""
+        sequence.length = 0
+        sequence.pages = [[] for _ in self.pools]
+        known = [other for ref in self._sequences if (other := ref()) is not None]
+        for i, pool in enumerate(self.pools):
+            taken = {page for other in known for page in other.pages[i]}
+            pool.free = [page for page in reversed(range(pool.n_pages)) if page not in taken]
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget all tokens from position `length` on, and give their pages back."""

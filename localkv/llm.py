@@ -41,6 +41,13 @@ DEFAULT_N_CTX = 4096
 class LLM:
     """A model ready to complete text.
 
+    It may be used from several threads, and several streams of it may be read by turns: each call
+    of the model is one turn, first come, first served, and every text is the one that it would be
+    alone. What a stream needs and others have overwritten is evaluated again, so streams that take
+    turns are slower than one after the other. Different models run at the same time. A fork of the
+    process can't use it (`LocalKVError`), nor can a signal handler that interrupts a call of it.
+    After an exception in a call, such as Ctrl-C, it goes on with an empty cache.
+
     Args:
         path: a GGUF file (any part of a split one), or a model on Hugging Face: "hf.co/org/repo" or
             "hf.co/org/repo:Q8_0", fetched if it is not in the cache.
@@ -50,7 +57,8 @@ class LLM:
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or what was in it; for
             types that are scaled by head, and needed by them.
         device: "auto", "cuda", "cpu" or "reference".
-        n_threads: CPU threads; None leaves torch's choice. What runs on a GPU takes no notice.
+        n_threads: CPU threads; None takes torch's number at this time. It becomes torch's in each
+            thread that calls the model. What runs on a GPU takes no notice.
         n_batch: most prompt tokens evaluated at a time.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
         fit: "on" refuses what does not fit in memory before anything is allocated, and warns of
@@ -238,12 +246,14 @@ class LLM:
             stop: strings that end the text; they are not part of it.
             ignore_eos: never draw an end-of-generation token.
             parse_special: control tokens written in the prompt count as such.
-            cancel: set it, from any thread, to end after the next token.
+            cancel: set it, from any thread, to end after the next token, or while other threads
+                have their turn.
             params: how tokens are drawn.
             sampling: fields of `SamplingParams`, instead of or on top of `params`.
 
         Raises:
             ContextOverflowError: the prompt is longer than the context.
+            LocalKVError: by the stream: the model yields NaN; or see the class.
         """
         if isinstance(prompt, str):
             ids = self.tokenize(prompt, parse_special=parse_special)

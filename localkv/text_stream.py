@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Protocol
 
-from localkv.engine import FinishReason, Generation, GenerationStats
+from localkv.generation import FinishReason, Generation, GenerationStats
 
 
 class TokenDecoder(Protocol):
@@ -94,7 +95,10 @@ def _overlap(text: str, stop: str) -> int:
 class TextStream(Iterator[str]):
     """Pieces of text as they are generated; `completion` once they are exhausted.
 
-    Closing it, or leaving it, keeps what was evaluated in the cache.
+    Between two pieces it holds nothing: other calls, and other streams of the same model, may come
+    in between, and the text stays what it would have been without them. Threads may share it; each
+    piece goes to one of them. An exception, such as Ctrl-C, while a piece is made ends it, with
+    "cancelled". Closing it, or leaving it, keeps what was evaluated in the cache.
     """
 
     def __init__(
@@ -102,38 +106,47 @@ class TextStream(Iterator[str]):
     ) -> None:
         self.generation = generation
         self.seed = seed
-        self._pieces = self._run(generation, decoder, StopStrings(stops))
+        self._decoder = decoder
+        self._stops = StopStrings(stops)
         self._text: list[str] = []
         self._finish_reason: FinishReason | None = None
+        self._one_at_a_time = RLock()
 
     def __next__(self) -> str:
-        piece = next(self._pieces)
-        self._text.append(piece)
-        return piece
+        with self._one_at_a_time:
+            while self._finish_reason is None:
+                if piece := self._next_piece():
+                    self._text.append(piece)
+                    return piece
+            raise StopIteration
 
     @property
     def stats(self) -> GenerationStats:
         """Counts and seconds so far."""
         return self.generation.stats
 
-    def _run(
-        self, generation: Generation, decoder: TokenDecoder, stops: StopStrings
-    ) -> Iterator[str]:
-        for token in generation:
-            piece = stops.push(decoder.push(token))
-            if piece:
-                yield piece
-            if stops.hit:
-                self._finish_reason = "stop"
-                return
-        piece = stops.push(decoder.flush())
-        if stops.hit:
+    def close(self) -> None:
+        """End it, with "cancelled" unless it has ended."""
+        with self._one_at_a_time:
+            self.generation.close()
+            if self._finish_reason is None:
+                self._finish_reason = "cancelled"
+
+    def _next_piece(self) -> str:
+        """What the next token adds to the text, which may be nothing yet."""
+        try:
+            token = next(self.generation, None)
+            piece = self._decoder.flush() if token is None else self._decoder.push(token)
+        except BaseException:
+            self.close()
+            raise
+        piece = self._stops.push(piece)
+        if self._stops.hit:
             self._finish_reason = "stop"
-        else:
-            piece += stops.flush()
-            self._finish_reason = generation.finish_reason
-        if piece:
-            yield piece
+        elif token is None:
+            piece += self._stops.flush()
+            self._finish_reason = self.generation.finish_reason
+        return piece
 
     @property
     def completion(self) -> Completion:

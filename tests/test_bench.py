@@ -24,6 +24,7 @@ from localkv.bench.run import Options, run
 from localkv.bench.source import file_source, synthetic_source
 from localkv.bench.subject import load
 from localkv.bench.traffic import bytes_per_token, weight_bytes
+from localkv.cache_slot import CacheSlot
 from localkv.cli.bench_plot import fit, series
 from localkv.engine import Engine
 from localkv.errors import UsageError
@@ -191,14 +192,14 @@ def test_a_shape_of_the_environment_does_not_hide_the_model_asked_for(program, t
 def test_only_what_a_test_names_is_evaluated(monkeypatch, tiny_model) -> None:
     """The depth once, then prompts in batches; a warm-up, and the first token of generation."""
     batches: list[int] = []
-    evaluate = Engine.evaluate
+    evaluate = CacheSlot.evaluate
 
-    def counted(self: Engine, ids: list[int], *args: Any) -> torch.Tensor:
+    def counted(self: CacheSlot, ids: list[int], *args: Any) -> torch.Tensor:
         batches.append(len(ids))
         return evaluate(self, ids, *args)
 
     subject = load(file_source(tiny_model), "reference")
-    monkeypatch.setattr(Engine, "evaluate", counted)
+    monkeypatch.setattr(CacheSlot, "evaluate", counted)
     grid = Grid(n_ubatch=(8,), n_depth=(20,), n_prompt=(12,), n_gen=(3,))
     results = list(run(subject, grid, Options(repetitions=2)))
     prompt, generation = [8, 4], [1] * 4

@@ -28,6 +28,7 @@ from localkv.kernels.swiglu import swiglu
 from localkv.kv_cache import Batch, LayerCache, SegmentBatch
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Backend:
             instead of running them; None if kernels are not compiled so.
         records: launches read all that changes from the device's memory, so that those of a token
             can be recorded and repeated.
+        turns: one thread at a time runs the operations: they share scratch memory and more.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Backend:
     ] = nothing_ahead
     compile_together: Callable[[Callable[[], None]], None] | None = None
     records: bool = False
+    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(frozen=True)

@@ -201,9 +201,15 @@ class PackedAttention:
     """`SegmentAttention` by compiled kernels, on float32 queries and pages in the CPU's order."""
 
     def __init__(self) -> None:
-        self.scratch = ScratchMemory()
         self.plans: dict[tuple[int, int], Plan] = {}
         self.tables: dict[int, SegmentTables] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all that is kept from call to call."""
+        self.scratch = ScratchMemory()
+        self.plans.clear()
+        self.tables.clear()
 
     def plan(
         self,

@@ -26,6 +26,10 @@ class Scratch:
     """Memory that chains use one after the other; it grows as needed."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Give the memory back; chains that have its address must go, too."""
         self.data = np.empty(0, np.uint8)
         self.address = 0
 

@@ -25,6 +25,7 @@ from localkv.kernels.moe import moe_mlp
 from localkv.quant_formats.base import QuantFormat
 from localkv.simd.cpu_features import vector_width
 from localkv.simd.vector import LANES
+from localkv.turns import Turns
 
 
 def tiles(fmt: QuantFormat, side: str) -> str:
@@ -38,10 +39,11 @@ def cpu_backend() -> Backend:
     """The backend of machines without a supported GPU."""
     scratch = Scratch()
     products = CpuProducts(scratch)
+    attention = PackedAttention()
     composed = compose(
         "cpu",
         Primitives(
-            attention=PackedAttention(),
+            attention=attention,
             rotate=rotate_cpu,
             store_kv=store_kv_cpu,
             linear=products.linear,
@@ -56,9 +58,18 @@ def cpu_backend() -> Backend:
         head_dim_multiple=LANES,
         compiles=True,
     )
+    layer = CpuLayer(composed, scratch)
+
+    def forget() -> None:
+        """Drop what an operation that broke off may have left half done."""
+        scratch.forget()
+        attention.forget()
+        layer.forget()
+
     return replace(
         composed,
+        turns=Turns(forget),
         tiles=tiles,
         compiling_ahead=lambda *model: compiling_ahead(needed_kernels(*model)),
-        **CpuLayer(composed, scratch).operations(),
+        **layer.operations(),
     )

@@ -255,6 +255,10 @@ class CpuLayer:
         chain.run(x=x, out=out)
         return out
 
+    def forget(self) -> None:
+        """Make all chains anew."""
+        self.kept.clear()
+
     def operations(self) -> dict[str, Any]:
         """For `dataclasses.replace` of the composed backend."""
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping
 
 from localkv.kernels.cpu.compile_ahead import compiled_ahead
@@ -15,9 +16,18 @@ def _addresses(functions: Functions) -> dict[str, int] | None:
     return addresses if all(addresses.values()) else None
 
 
+_one_at_a_time = threading.RLock()
+"""Models that are loaded at the same time need the same kernels."""
+
+
 @functools.cache
 def specialized(source: KernelSource) -> Mapping[str, int]:
     """The addresses of a kernel's callbacks by name; compiles them if no process has before."""
+    with _one_at_a_time:
+        return _linked(source)
+
+
+def _linked(source: KernelSource) -> Mapping[str, int]:
     found = stored(source)
     if found is not None and (addresses := _addresses(found)) is not None:
         return addresses

@@ -23,6 +23,7 @@ from localkv.kernels.cpu.helper_state import STATE_WORDS
 from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.specialize import specialized
 from localkv.simd.atomic import HAS_FUTEX
+from localkv.turns import is_on_stack
 
 HELPERS = KernelSource("helpers")
 
@@ -44,10 +45,13 @@ def run_alone(worker: int, job: int) -> None:
 
 
 class ThreadPool:
-    """Helpers that are started when they are first asked for, and stopped at exit."""
+    """Helpers that are started when they are first asked for, and stopped at exit.
+
+    All models of a process share them.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.users = dict[int, tuple[int]]()
         self.threads = list[threading.Thread]()
         self.memory: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
         self.state = 0
@@ -57,42 +61,82 @@ class ThreadPool:
 
         While another thread uses the helpers, a job gets none.
         """
-        if n_threads > 1 and self.lock.acquire(blocking=False):
-            try:
+        mine = (threading.get_ident(),)
+        try:
+            if n_threads > 1 and self._is_given_to(mine):
                 self._start(n_threads - 1)
                 _callable("run_helped", 4)(self.state, worker, job, n_threads - 1)
-            finally:
-                self.lock.release()
-        else:
-            run_alone(worker, job)
+            else:
+                run_alone(worker, job)
+        finally:
+            self._give_back(mine)
 
     def run_steps(self, steps: int, n_steps: int, n_threads: int) -> None:
         """Run workers one after the other with one call (see `helpers.run_steps`)."""
         run = _callable("run_steps", 3)
-        if n_threads > 1 and self.lock.acquire(blocking=False):
-            try:
+        mine = (threading.get_ident(),)
+        try:
+            if n_threads > 1 and self._is_given_to(mine):
                 self._start(n_threads - 1)
                 run(self.state, steps, n_steps)
-            finally:
-                self.lock.release()
-        else:
-            run(0, steps, n_steps)
+            else:
+                run(0, steps, n_steps)
+        finally:
+            self._give_back(mine)
+
+    def run_loop(self, worker: int, job: int, n_threads: int) -> None:
+        """The same as `run` on Numba's threads, which are no more than one job's at a time, too."""
+        import numba
+
+        from localkv.kernels.cpu.parallel_loop import run_workers
+
+        mine = (threading.get_ident(),)
+        try:
+            if self._is_given_to(mine):
+                numba.set_num_threads(n_threads)
+                run_workers()(worker, job, n_threads)
+            else:
+                run_alone(worker, job)
+        finally:
+            self._give_back(mine)
+
+    def _is_given_to(self, mine: tuple[int]) -> bool:
+        """Take the helpers, unless another thread has them.
+
+        No lock: an exception between taking it and `try` would leave it locked. What a thread has
+        left so is its own when it comes again, unless it is still at it (in a signal handler now).
+        """
+        user = self.users.setdefault(0, mine)
+        if user is mine:
+            return True
+        if user[0] != mine[0] or is_on_stack(user[0], "mine", user):
+            return False
+        self.users[0] = mine
+        return True
+
+    def _give_back(self, mine: tuple[int]) -> None:
+        if self.users.get(0) is mine:
+            self.users.clear()
 
     def _start(self, n_helpers: int) -> None:
+        if len(self.threads) >= n_helpers:
+            return
         if self.memory is None:
-            self.memory = np.zeros(STATE_WORDS + 8, np.int64)
-            self.state = (self.memory.ctypes.data + 63) // 64 * 64
+            memory = np.zeros(STATE_WORDS + 8, np.int64)
+            self.state = (memory.ctypes.data + 63) // 64 * 64
+            self.memory = memory
             atexit.register(self._stop)
         while len(self.threads) < n_helpers:
             args = (self.state, len(self.threads) + 1)
             thread = threading.Thread(target=_callable("help_out", 2), args=args, daemon=True)
+            self.threads.append(thread)  # first: two of one number would share its scratch memory
             thread.start()
-            self.threads.append(thread)
 
     def _stop(self) -> None:
         _callable("stop_helpers", 1)(self.state)
         for thread in self.threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
 
 _POOL = ThreadPool()
@@ -105,16 +149,7 @@ def run_worker(worker: int, job: int, n_threads: int) -> None:
     elif HAS_FUTEX:
         _POOL.run(worker, job, n_threads)
     else:
-        _run_in_loop(worker, job, n_threads)
-
-
-def _run_in_loop(worker: int, job: int, n_threads: int) -> None:
-    import numba
-
-    from localkv.kernels.cpu.parallel_loop import run_workers
-
-    numba.set_num_threads(n_threads)
-    run_workers()(worker, job, n_threads)
+        _POOL.run_loop(worker, job, n_threads)
 
 
 def run_steps(steps: array[int]) -> None:
@@ -133,4 +168,4 @@ def run_steps(steps: array[int]) -> None:
             _POOL.run_steps(one.buffer_info()[0], 1, 1)
         else:
             ctypes.c_int64.from_address(one[1]).value = 0
-            _run_in_loop(one[0], one[1], 1 + steps[3 * i + 2])
+            _POOL.run_loop(one[0], one[1], 1 + steps[3 * i + 2])

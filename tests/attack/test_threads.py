@@ -1,0 +1,202 @@
+"""One model, many users: streams by turns, threads, and those who leave half-way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+from cache_types import PAIRS
+from interleavings import Alone, take_turns
+
+from localkv import LLM, LocalKVError
+from localkv.turns import LOOK_SECONDS, CancelledWaitError, Turns
+
+HERE = Path(__file__).parent
+
+# how much is tried: the first number in ordinary runs, the second by `make attack`
+PROGRAMMES, MANY_PROGRAMMES = 4, 150
+STEPS, MANY_STEPS = 25, 60
+CROWD_SECONDS, MANY_CROWD_SECONDS = 3, 60
+
+TYPES = (("f16", "f16"), ("q8_0", "q4_0"))
+
+
+def run_crowd(model: Path, device: str, types: tuple[str, str], seconds: int, seed: int) -> dict:
+    """In a process of its own, with Python's checks on."""
+    paths = os.pathsep.join((str(HERE), str(HERE.parent)))
+    command = [sys.executable, "-X", "dev", "-W", "ignore", HERE / "crowd.py"]
+    done = subprocess.run(
+        [*command, model, device, *types, str(seconds), str(seed)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120 + 3 * seconds,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = json.loads(done.stdout)
+    assert sum(counts.values()) >= seconds, counts
+    return counts
+
+
+# -- streams by turns
+
+
+@pytest.mark.parametrize("types", TYPES, ids="/".join)
+def test_streams_that_take_turns_say_what_they_say_alone(
+    tiny_model: Path, types: tuple[str, str]
+) -> None:
+    llm = LLM(tiny_model, cache_type_k=types[0], cache_type_v=types[1])
+    alone, finished = Alone(llm), 0
+    for seed in range(PROGRAMMES):
+        finished += take_turns(llm, alone, seed, STEPS)["finished"]
+    assert finished >= PROGRAMMES
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("types", [*TYPES, *PAIRS], ids="/".join)
+def test_many_streams_that_take_turns(tiny_model: Path, types: tuple[str, str]) -> None:
+    llm = LLM(tiny_model, cache_type_k=types[0], cache_type_v=types[1])
+    alone, finished = Alone(llm), 0
+    for seed in range(1000, 1000 + MANY_PROGRAMMES):
+        finished += take_turns(llm, alone, seed, MANY_STEPS)["finished"]
+    assert finished >= MANY_PROGRAMMES
+
+
+def test_an_overtaken_stream_goes_on(tiny_model: Path) -> None:
+    """Greedily and by chance; the other completion is right, too."""
+    llm = LLM(tiny_model, n_ctx=200)
+    for options in ({"temperature": 0}, {"temperature": 1.5, "seed": 5}):
+        options |= {"max_tokens": 30, "ignore_eos": True}
+        wanted = [llm.complete(text, **options).text for text in ("The fox", "They walked")]
+        stream = llm.stream("The fox", **options)
+        begun = "".join(next(stream) for _ in range(5))
+        assert llm.complete("They walked", **options).text == wanted[1]
+        assert begun + "".join(stream) == wanted[0] == stream.completion.text
+
+
+# -- threads
+
+
+@pytest.mark.parametrize("types", TYPES[1:], ids="/".join)
+def test_a_crowd(tiny_model: Path, types: tuple[str, str]) -> None:
+    run_crowd(tiny_model, "cpu", types, CROWD_SECONDS, 1)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("types", TYPES, ids="/".join)
+def test_large_crowds(tiny_model: Path, device: str, types: tuple[str, str], seed: int) -> None:
+    run_crowd(tiny_model, device, types, MANY_CROWD_SECONDS, seed)
+
+
+def test_models_work_at_the_same_time(tiny_model: Path) -> None:
+    """One that waits for nobody does not wait for another model's turn."""
+    first, second = LLM(tiny_model, n_ctx=64), LLM(tiny_model, n_ctx=64)
+    begun, finish = Event(), Event()
+
+    def hold() -> None:
+        begun.set()
+        assert finish.wait(60)
+
+    holder = threading.Thread(target=first.engine.slot.turn, args=(hold,))
+    holder.start()
+    assert begun.wait(60)
+    assert second.complete("The fox", max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
+    assert holder.is_alive()
+    finish.set()
+    holder.join()
+
+
+# -- whose turn it is
+
+
+def waiting(turns: Turns, n: int) -> None:
+    """Return when so many are at work or wait."""
+    deadline = time.monotonic() + 60
+    while len(turns._queue) < n:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_first_come_first_served() -> None:
+    turns, order, finish = Turns(), list[int](), Event()
+    threads = [threading.Thread(target=turns.run, args=(lambda: finish.wait(60),))]
+    threads[0].start()
+    for i in range(20):
+        waiting(turns, i + 1)
+        thread = threading.Thread(target=turns.run, args=(lambda i=i: order.append(i),))
+        thread.start()
+        threads.append(thread)
+    waiting(turns, 21)
+    finish.set()
+    for thread in threads:
+        thread.join()
+    assert order == list(range(20))
+    assert not turns._queue
+
+
+def test_who_waits_can_be_cancelled(tiny_model: Path) -> None:
+    llm = LLM(tiny_model, n_ctx=64)
+    finish, cancel, results = Event(), Event(), []
+    turns = llm.backend.turns
+    holder = threading.Thread(target=turns.run, args=(lambda: finish.wait(60),))
+    holder.start()
+    waiting(turns, 1)
+    waiter = threading.Thread(target=lambda: results.append(llm.complete("The fox", cancel=cancel)))
+    waiter.start()
+    waiting(turns, 2)
+    started = time.monotonic()
+    cancel.set()
+    waiter.join()
+    assert time.monotonic() - started < 100 * LOOK_SECONDS
+    assert results[0].finish_reason == "cancelled"
+    assert holder.is_alive()
+    with pytest.raises(CancelledWaitError):
+        turns.run(lambda: None, cancel)
+    finish.set()
+    holder.join()
+
+
+def test_who_would_wait_for_itself_is_told(tiny_model: Path) -> None:
+    llm = LLM(tiny_model, n_ctx=64)
+    text = llm.complete("The fox", max_tokens=5, temperature=0).text
+
+    class Nosy(Event):
+        """Uses the model where it is asked whether to go on, as a signal handler might."""
+
+        def is_set(self) -> bool:
+            llm.complete("The fox")
+            return False
+
+    with pytest.raises(LocalKVError, match=r"at work in this thread already .*signal handler"):
+        llm.complete("The fox", cancel=Nosy())
+    assert llm.complete("The fox", max_tokens=5, temperature=0).text == text
+
+
+@pytest.mark.parametrize("same_thread", [True, False])
+def test_a_turn_whose_holder_has_gone_is_over(same_thread: bool) -> None:
+    """As after Ctrl-C between two instructions of the queue's own."""
+    turns = Turns()
+
+    def leave_it() -> None:
+        turns._leave = lambda ticket: None  # type: ignore[method-assign]
+        turns.run(lambda: None)
+        del turns._leave
+
+    if same_thread:
+        leave_it()
+    else:
+        thread = threading.Thread(target=leave_it)
+        thread.start()
+        thread.join()
+    assert len(turns._queue) == 1
+    assert turns.run(lambda: 7) == 7
+    assert not turns._queue
