@@ -50,7 +50,7 @@ def filled(
     sequence = cache.new_sequence()
     store = store_kv if plain else store_kv_cpu
     for n_tokens in filter(None, (depth, n_new)):
-        batch = cache.batch([(sequence, [0] * n_tokens)])
+        batch = cache.batch([(sequence, [0] * n_tokens)], generated=n_tokens == 1)
         for layer in cache.layers:
             rows = torch.randn(n_tokens, args.kv_heads, args.head_dim)
             store(rows, rows, layer, batch.segments)

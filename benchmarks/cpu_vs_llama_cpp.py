@@ -100,7 +100,7 @@ def load_localkv(path: str, pair: str, n_ctx: int, n_threads: int) -> Evaluate:
 
     def evaluate(ids: list[int], position: int) -> None:
         engine.truncate(position)
-        engine.evaluate(ids)
+        engine.evaluate(ids, generated=len(ids) == 1)
 
     return evaluate
 

@@ -1,8 +1,8 @@
 """One sequence of the cache, of which several texts may make use by turns.
 
 Whoever goes on with a text says what it is (`Text`). Where the slot has served another since, the
-rows that are missing are evaluated again: the prompt's as a prompt is, and what was generated token
-by token, as when it was drawn.
+rows that are missing are evaluated again, each as what it was: a prompt's token or a generated one,
+for which a backend may have kernels of their own.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class CacheSlot:
 
     Attributes:
         ids: the tokens whose rows the cache holds.
+        generated: whether each was evaluated as a generated one.
         loop: decodes from fixed buffers, where the backend records.
     """
 
@@ -68,6 +69,7 @@ class CacheSlot:
         self.loop = DecodeLoop(model, cache) if model.backend.records else None
         self.sequence = cache.new_sequence()
         self.ids: list[int] = []
+        self.generated: list[bool] = []
         self._text: Text | None = None
         self._unfinished = False
         self._n_threads = torch.get_num_threads()
@@ -94,16 +96,22 @@ class CacheSlot:
 
     def _start_over(self) -> None:
         """Forget all rows: work that broke off may have left anything."""
-        self.ids, self._text = [], None
+        self.ids, self.generated, self._text = [], [], None
         self.cache.drop(self.sequence)
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from position `length` on."""
         self._text = None
         self.cache.truncate(self.sequence, length)
-        del self.ids[length:]
+        del self.ids[length:], self.generated[length:]
 
-    def evaluate(self, ids: Sequence[int], logits: Literal["last", "all"] = "last") -> Tensor:
+    def evaluate(
+        self,
+        ids: Sequence[int],
+        logits: Literal["last", "all"] = "last",
+        *,
+        generated: bool = False,
+    ) -> Tensor:
         """Run `ids`, in one batch, after those that are held: float32 [1 or len(ids), n_vocab].
 
         Raises:
@@ -115,16 +123,22 @@ class CacheSlot:
             with self.scratch_of(1):
                 out = self.loop.logits(self.sequence, ids[0])
         else:
-            out = self.forward(self.model, ids, logits)
+            out = self.forward(self.model, ids, logits, generated=generated)
         self.sequence.length += len(ids)
         self.ids.extend(ids)
+        self.generated.extend([generated] * len(ids))
         return out
 
     def forward(
-        self, model: Transformer, ids: Sequence[int], logits: Literal["last", "all"]
+        self,
+        model: Transformer,
+        ids: Sequence[int],
+        logits: Literal["last", "all"],
+        *,
+        generated: bool,
     ) -> Tensor:
         """Run `model` on `ids` after the tokens that are held, of which they are none yet."""
-        batch = self.cache.batch([(self.sequence, ids)], logits=logits)
+        batch = self.cache.batch([(self.sequence, ids)], logits=logits, generated=generated)
         with self.scratch_of(len(ids)), torch.inference_mode():
             return model.forward(batch, self.cache)
 
@@ -155,8 +169,10 @@ class CacheSlot:
         while (at := self.sequence.length) < len(ids):
             if cancel.is_set():
                 return None
-            end = min(at + self.n_batch, n_prompt) if at < n_prompt else at + 1
-            out = self.evaluate(ids[at:end])
+            generated = at >= n_prompt
+            most = 1 if generated and self.loop is not None else self.n_batch
+            end = min(at + most, len(ids) if generated else n_prompt)
+            out = self.evaluate(ids[at:end], generated=generated)
         return out
 
     def following(self, text: Text, tokens: Iterator[int]) -> int:
@@ -165,6 +181,7 @@ class CacheSlot:
             token = next(tokens)
         self.sequence.length += 1
         self.ids.append(text.ids[-1])
+        self.generated.append(True)
         return token
 
     def scratch_of(self, n_tokens: int) -> AbstractContextManager[None]:

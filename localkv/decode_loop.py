@@ -172,6 +172,7 @@ class DecodeLoop:
             start_table=torch.arange(2, dtype=torch.int32, device=self.device),
             segments=tuple(parts),
             logit_rows=self._zeros(1),
+            generated=(True,),
         )
         return Bucket(batch, segment, [[] for _ in parts])
 

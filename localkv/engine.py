@@ -132,12 +132,24 @@ class Engine:
             DecodeLoop(model, self.cache, records=False).warm_up(self.sequence)
 
     def _try(self, model: Transformer, n_tokens: int) -> None:
-        """Run `model` on so many tokens at the start of the context; none of them counts."""
-        self.slot.truncate(0)
-        self.slot.forward(model, [0] * n_tokens, "last")
+        """Run `model` on so many tokens at the start of the context; none of them counts.
 
-    def evaluate(self, ids: Sequence[int], logits: Literal["last", "all"] = "last") -> Tensor:
+        One token is a generated one, more are a prompt's.
+        """
+        self.slot.truncate(0)
+        self.slot.forward(model, [0] * n_tokens, "last", generated=n_tokens == 1)
+
+    def evaluate(
+        self,
+        ids: Sequence[int],
+        logits: Literal["last", "all"] = "last",
+        *,
+        generated: bool = False,
+    ) -> Tensor:
         """Run `ids`, in one batch, after the cached ones: float32 [1 or len(ids), n_vocab].
+
+        On the CPU logits depend on the tokens and on which of them were `generated`, bit for bit,
+        and not on how they are batched.
 
         Raises:
             LocalKVError: they do not fit the context.
@@ -145,7 +157,7 @@ class Engine:
 
         def work() -> Tensor:
             self.slot.truncate(len(self.slot.ids))  # whoever had the slot has it no more
-            return self.slot.evaluate(ids, logits)
+            return self.slot.evaluate(ids, logits, generated=generated)
 
         return self.slot.turn(work)
 

@@ -35,11 +35,15 @@ class ExactPrefillCache(KVCache):
         ]
 
     def batch(
-        self, parts: Seq[tuple[Sequence, Seq[int]]], *, logits: Literal["last", "all"] = "last"
+        self,
+        parts: Seq[tuple[Sequence, Seq[int]]],
+        *,
+        logits: Literal["last", "all"] = "last",
+        generated: bool | Seq[bool] = False,
     ) -> Batch:
         """See `KVCache.batch`; `parts` is one sequence."""
         ((sequence, ids),) = parts
-        batch = super().batch(parts, logits=logits)
+        batch = super().batch(parts, logits=logits, generated=generated)
         (own,) = self._own.batch([(self._own_sequence, ids)]).segments
         earlier = (
             replace(segment, lengths=(max(0, min(sequence.length, end) - first),))

@@ -125,6 +125,9 @@ class Batch:
         start_table: the same, int32 [n_sequences + 1], where the pages are.
         segments: the same tokens as each segment of the cache sees them.
         logit_rows: int64 [rows], the tokens whose logits are wanted.
+        generated: of each sequence, whether its new tokens were generated, not read in a prompt.
+            A backend may have kernels for each kind that round differently, but it never chooses by
+            the number of tokens: so a prompt gives the same bits in any chunks.
     """
 
     token_ids: Tensor
@@ -133,6 +136,7 @@ class Batch:
     start_table: Tensor
     segments: tuple[SegmentBatch, ...]
     logit_rows: Tensor
+    generated: tuple[bool, ...]
 
 
 class KVCache:
@@ -249,7 +253,11 @@ class KVCache:
                 pages.append(pool.take())
 
     def batch(
-        self, parts: Seq[tuple[Sequence, Seq[int]]], *, logits: Literal["last", "all"] = "last"
+        self,
+        parts: Seq[tuple[Sequence, Seq[int]]],
+        *,
+        logits: Literal["last", "all"] = "last",
+        generated: bool | Seq[bool] = False,
     ) -> Batch:
         """A batch that continues each sequence with the given token ids.
 
@@ -259,6 +267,7 @@ class KVCache:
         Args:
             parts: sequences and their new token ids (at least one each).
             logits: of the last token of each sequence, or of all tokens.
+            generated: the new tokens were generated: of all sequences, or said for each.
 
         Raises:
             LocalKVError: a sequence would grow beyond the context, or no page is free.
@@ -278,6 +287,9 @@ class KVCache:
             start_table=self._index(starts, torch.int32),
             segments=tuple(self._segment_batch(i, parts, starts) for i in range(len(self.pools))),
             logit_rows=self._index(rows),
+            generated=(generated,) * len(parts)
+            if isinstance(generated, bool)
+            else tuple(generated),
         )
 
     def _index(self, values: Seq[int], dtype: torch.dtype = torch.int64) -> Tensor:

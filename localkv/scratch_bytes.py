@@ -12,12 +12,11 @@ than is in use at once: by up to twice as much, measured with glibc. `ALLOCATOR`
 
 from __future__ import annotations
 
-from localkv.cache_layout import pages_for
 from localkv.config import ModelConfig
 from localkv.kernels.cpu.attention_sizes import (
     FEW_ROWS,
-    PIECES_PER_THREAD,
     block_scratch_floats,
+    most_pieces,
     partial_floats,
     row_scratch_floats,
 )
@@ -76,7 +75,7 @@ def scratch_bytes(
     elif backend == "cuda":
         attention = _gpu_attention_bytes(config)
     else:
-        attention = cpu_attention_bytes(config, n_ctx, n_threads)
+        attention = cpu_attention_bytes(config, n_threads)
     logits = VOCABULARY_BYTES * config.n_vocab
     panels = n_threads * max(MADE_BYTES, largest_made_panel) if largest_made_panel else 0
     return int(ALLOCATOR * (n_tokens * per_token + tile + panels)) + attention + logits
@@ -110,14 +109,13 @@ def _gpu_attention_bytes(config: ModelConfig) -> int:
     return FLOAT * GPU_FEW_TOKENS * config.n_heads * GPU_MOST_SPLITS * (config.head_dim + 1)
 
 
-def cpu_attention_bytes(config: ModelConfig, n_ctx: int, n_threads: int) -> int:
-    """As `kernels/cpu/attention.py` takes scratch memory, for one sequence."""
+def cpu_attention_bytes(config: ModelConfig, n_threads: int) -> int:
+    """As `kernels/cpu/attention.py` takes scratch memory, whatever the batch."""
     d, n_kv_heads = config.head_dim, config.n_kv_heads
     most = MAX_TILE_ROWS
     n_rows = -(-max(FEW_ROWS, config.n_heads // n_kv_heads) // most) * most
     per_thread = max(block_scratch_floats(d), row_scratch_floats(n_rows, most, d))
-    # a piece is at least a page of a KV head
-    n_items = min(pages_for(n_ctx) * n_kv_heads, 2 * PIECES_PER_THREAD * n_threads + n_kv_heads)
+    n_items = most_pieces(n_kv_heads)
     return FLOAT * (n_threads * per_thread + partial_floats(n_items, n_rows, d))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,22 +115,26 @@ def check(
     store_rotated(store, new_k, new_v, layer, batch.segments)
     q = 3 * torch.randn(batch.starts[-1], n_kv_heads * group, head_dim, generator=generator)
     params = AttentionParams(1 / math.sqrt(head_dim), window, softcap)
-    got = attention(run, q, layer, batch, params)
-    assert got.shape == q.shape
+    outputs = []
+    for generated in (False, True):  # a token may be of either kind
+        kinds = replace(batch, generated=(generated,) * len(lengths))
+        outputs.append(attention(run, q, layer, kinds, params))
+        assert outputs[-1].shape == q.shape
     ks = [rounded(k, type_k, rotations[0], absmax) for k in ks]
     vs = [rounded(v, type_v, rotations[1], absmax[::-1]) for v in vs]
-    ours, theirs, exact = [], [], []
+    ours, theirs, exact = ([], []), [], []
     for i, (past, _) in enumerate(lengths):
         rows = slice(batch.starts[i], batch.starts[i + 1])
         for head in range(n_kv_heads * group):
             args = (q[rows, head], ks[i][:, head // group], vs[i][:, head // group])
             exact.append(plain(*(x.double() for x in args), past, params))
             theirs.append(plain(*(x.float() for x in args), past, params))
-            ours.append(got[rows, head])
+            for parts, got in zip(ours, outputs, strict=True):
+                parts.append(got[rows, head])
     want = torch.cat(exact)
-    error, plain_error = (float((torch.cat(x) - want).norm()) for x in (ours, theirs))
+    *errors, plain_error = (float((torch.cat(x) - want).norm()) for x in (*ours, theirs))
     # of one row, in which a single key may weigh most, rounding is a matter of luck
-    assert error <= 2 * plain_error + 5e-7 * float(want.norm())
+    assert max(errors) <= 2 * plain_error + 5e-7 * float(want.norm())
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 8, 16])
@@ -290,7 +295,7 @@ def check_rows_without_keys(run: SegmentAttention, store: StoreKV = store_kv) ->
     generator = torch.Generator().manual_seed(0)
     sequence = cache.new_sequence()
     for n_new, window in ((100, 8), (1, 8), (30, 62), (1, 300)):
-        batch = cache.batch([(sequence, [0] * n_new)])
+        batch = cache.batch([(sequence, [0] * n_new)], generated=n_new < 100)
         q, k, v = (torch.randn(n_new, 1, 32, generator=generator) for _ in range(3))
         store_rotated(store, k, v, layer, batch.segments)
         sequence.length += n_new

@@ -138,7 +138,7 @@ def test_pages_outside_the_window_are_not_read() -> None:
     )
     layer, sequence = cache.layers[0], cache.new_sequence()
     for n_new in (900, 1, 40):
-        batch = cache.batch([(sequence, [0] * n_new)])
+        batch = cache.batch([(sequence, [0] * n_new)], generated=n_new == 1)
         rows = torch.randn(n_new, 1, 32)
         store_kv_cpu(rows, rows, layer, batch.segments)
         sequence.length += n_new

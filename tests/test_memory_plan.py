@@ -138,9 +138,11 @@ def test_the_scratch_of_attention_is_not_exceeded(group: int, n_new: int) -> Non
     for n_kv_heads, past in ((1, 0), (3, 700)):
         rows = paged_rows([(past, n_new)], n_kv_heads=n_kv_heads, group=group, head_dim=16)
         run = PackedAttention()
-        run(rows.q, rows.segment, rows.seg_batch, rows.batch, AttentionParams(0.25))
+        for generated in (False, True):
+            batch = dataclasses.replace(rows.batch, generated=(generated,))
+            run(rows.q, rows.segment, rows.seg_batch, batch, AttentionParams(0.25))
         config = SimpleNamespace(head_dim=16, n_heads=n_kv_heads * group, n_kv_heads=n_kv_heads)
-        bound = cpu_attention_bytes(config, past + n_new, n_threads())
+        bound = cpu_attention_bytes(config, n_threads())
         assert 0 < run.scratch.floats.nbytes <= bound + 64
 
 

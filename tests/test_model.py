@@ -40,6 +40,7 @@ def new_cache(
     model: Transformer,
     *segments: SegmentSpec,
     n_ctx: int = 1024,
+    n_sequences: int = 1,
     kv_scales: KVScales | None = None,
 ) -> KVCache:
     """A cache full of bytes that decode to NaN, with its pages in no order."""
@@ -50,6 +51,7 @@ def new_cache(
         head_dim=config.head_dim,
         segments=segments,
         n_ctx=n_ctx,
+        n_sequences=n_sequences,
         kv_scales=kv_scales,
     )
     for layer in cache.layers:

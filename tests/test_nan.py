@@ -79,7 +79,8 @@ def test_attention_makes_nan_of_what_sees_one(type_k: str, softcap: float) -> No
         sequences = [cache.new_sequence() for _ in lengths]
         params = AttentionParams(0.125, 0, softcap)
         for sizes in ([past] * 2, lengths):
-            batch = cache.batch([(s, [0] * n) for s, n in zip(sequences, sizes, strict=True)])
+            parts = [(s, [0] * n) for s, n in zip(sequences, sizes, strict=True)]
+            batch = cache.batch(parts, generated=[n == 1 for n in sizes])
             q, k, v = (
                 torch.randn(sum(sizes), heads, 64, generator=generator) for heads in (4, 2, 2)
             )

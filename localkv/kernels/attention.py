@@ -92,7 +92,10 @@ def merge_segments(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Outputs [tokens, n_heads, head_dim] of several segments, weighted by exp(log-sum-exp)."""
     if len(parts) == 1:
         return parts[0][0]
-    weights = torch.stack([lse for _, lse in parts]).softmax(0)
+    lse = torch.stack([lse for _, lse in parts])
+    # torch's softmax along this axis would treat the last few tokens differently from the others
+    weights = torch.exp(lse - lse.amax(0))
+    weights = weights / weights.sum(0)
     return (torch.stack([out for out, _ in parts]) * weights[..., None]).sum(0)
 
 

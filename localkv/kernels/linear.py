@@ -6,6 +6,8 @@ file plus one tile (`packed_tensor.TILE_VALUES` values), whatever its format.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -25,12 +27,22 @@ def round_activations(x: Tensor, weight: PackedTensor) -> Tensor:
     return x.clamp(-F16_MAX, F16_MAX).half().to(x.dtype)
 
 
-def matmul(x: Tensor, weight: PackedTensor) -> Tensor:
-    """x [tokens, n_in] @ weight [n_out, n_in].T -> [tokens, n_out], in the dtype of `x`."""
+def times_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x [tokens, n_in] @ rows [n_out, n_in].T -> [tokens, n_out]."""
+    return x @ rows.T
+
+
+def matmul(
+    x: Tensor, weight: PackedTensor, times_rows: Callable[[Tensor, Tensor], Tensor] = times_rows
+) -> Tensor:
+    """x [tokens, n_in] @ weight [n_out, n_in].T -> [tokens, n_out], in the dtype of `x`.
+
+    `times_rows` multiplies with a tile that has been decoded.
+    """
     x = round_activations(x, weight)
     out = x.new_empty(x.shape[0], weight.shape[0])
     for rows, tile in weight.row_tiles():
-        out[:, rows] = x @ tile.decode(x.dtype).T
+        out[:, rows] = times_rows(x, tile.decode(x.dtype))
     return out
 
 

@@ -39,10 +39,12 @@ def moe_mlp(
     *,
     matmul: Callable[[Tensor, PackedTensor], Tensor] = matmul,
     linear: Callable[[Tensor, Linear], Tensor] = linear,
+    swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu,
 ) -> Tensor:
     """Weighted sum of the chosen experts' SwiGLU blocks, and the shared one: [tokens, n_embd].
 
-    `matmul` and `linear` are the backend's products.
+    `matmul`, `linear` and `swiglu` are the backend's. What torch does besides gives each token the
+    same alone as in any batch.
     """
     experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
     out = torch.zeros_like(x)
@@ -58,6 +60,7 @@ def moe_mlp(
         hidden = swiglu(linear(x, shared.ffn_gate), linear(x, shared.ffn_up))
         y = linear(hidden, shared.ffn_down)
         if layer.ffn_gate_inp_shexp is not None:
-            y = y * torch.sigmoid(x @ layer.ffn_gate_inp_shexp)[:, None]
+            gate = (x * layer.ffn_gate_inp_shexp).sum(-1, keepdim=True)
+            y = y / (1 + torch.exp(-gate))  # torch.sigmoid treats the last few tokens differently
         out += y
     return out

@@ -113,7 +113,12 @@ def _fold(builder: Any, x: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
     return builder.extract_element(x, ir.Constant(i32, 0))
 
 
-sum_lanes = lanewise(lambda b, x: _fold(b, x, lambda b, x, y: b.fadd(x, y)), [_F], types.float32)
+def folded_sum(builder: Any, x: Any) -> Any:
+    """The sum of a vector's lanes, half of them added to the other half until one is left."""
+    return _fold(builder, x, lambda b, low, high: b.fadd(low, high))
+
+
+sum_lanes = lanewise(folded_sum, [_F], types.float32)
 sum_lanes_i32 = lanewise(lambda b, x: _fold(b, x, lambda b, x, y: b.add(x, y)), [_I], types.int32)
 max_lanes = lanewise(lambda b, x: _fold(b, x, _maximum), [_F], types.float32)
 

@@ -1,7 +1,8 @@
 """The CPU's attention: plans the work of a batch and lets compiled workers do it.
 
-Sequences with few new rows take the decode kernels, which read packed K and V straight into
-registers; the others take the prefill kernels, which decode a tile at a time for many rows.
+Generated tokens take the decode kernels, which read packed K and V straight into registers; those
+of a prompt take the prefill kernels, which decode a tile at a time for many rows. The two round
+differently. What a token gets depends on its kind and on what it sees, not on its batch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from localkv.kernels.cpu.attention_kernels import (
     score_kernel,
     weigh_kernel,
 )
-from localkv.kernels.cpu.attention_plan import Launch, Plan, Table, make_plan, table_of
+from localkv.kernels.cpu.attention_plan import Decode, Launch, Plan, Table, make_plan, table_of
 from localkv.kernels.cpu.attention_sizes import (
     block_scratch_floats,
     partial_floats,
@@ -138,22 +139,22 @@ def prepare(
         visible=plan.visible.address,
     )
     launches = list[Launch]()
-    if len(plan.chunks):
-        launches.append(prepare_rows(plan, segment, job))
+    for decode in plan.decodes:
+        launches.append(prepare_rows(decode, segment, job))
     if len(plan.blocks):
         launches.append(prepare_blocks(plan, segment, job))
     return tuple(launches)
 
 
-def prepare_rows(plan: Plan, segment: Segment, job: Job) -> Launch:
-    """The sequences with few new rows."""
+def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
+    """Generated tokens."""
     n_kv_heads, head_dim = job.n_kv_heads, job.head_dim
     type_k, type_v = segment.format_k.name, segment.format_v.name
     decoder = cache_decoder(type_k)
-    tile = rows_per_tile(plan.n_rows, plan.group)
-    n_rows = -(-plan.n_rows // tile) * tile
-    n_pieces = len(plan.chunks) * n_kv_heads
-    few = plan.few_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
+    tile = rows_per_tile(job.group)
+    n_rows = -(-decode.n_rows // tile) * tile
+    n_pieces = len(decode.chunks) * n_kv_heads
+    few = decode.n_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
     threads = 1 if few else min(n_threads(), n_pieces)
     scratch = row_scratch_floats(n_rows, tile, head_dim)
     steps_k, steps_v = LANES * head_dim // job.k_block, LANES * head_dim // job.v_block
@@ -169,8 +170,8 @@ def prepare_rows(plan: Plan, segment: Segment, job: Job) -> Launch:
         k_ahead=-(-code_bytes(segment.format_k, segment.k) // (64 * steps_v)),
         k_kernel=score_kernel(type_k, tile),
         v_kernel=weigh_kernel(type_v, tile),
-        pieces=plan.chunks.address,
-        sequences=plan.sequences.address,
+        pieces=decode.chunks.address,
+        sequences=decode.sequences.address,
     )
     return Launch(
         "attention_rows",
@@ -178,12 +179,12 @@ def prepare_rows(plan: Plan, segment: Segment, job: Job) -> Launch:
         threads,
         scratch_floats=threads * scratch,
         partial_floats=partial_floats(n_pieces, n_rows, head_dim),
-        done_items=len(plan.sequences) * n_kv_heads,
+        done_items=len(decode.sequences) * n_kv_heads,
     )
 
 
 def prepare_blocks(plan: Plan, segment: Segment, job: Job) -> Launch:
-    """The sequences with many new rows."""
+    """Tokens of prompts."""
     n_pieces = len(plan.blocks) * job.n_kv_heads
     threads = min(n_threads(), n_pieces)
     scratch = block_scratch_floats(job.head_dim, TILE_ROWS)
@@ -224,7 +225,12 @@ class PackedAttention:
         key = id(seg_batch), window
         plan = self.plans.get(key)
         sizes = group, n_kv_heads, n_pages
-        if plan is None or plan.batch is not seg_batch or plan.sizes != sizes:
+        if (
+            plan is None
+            or plan.batch is not seg_batch
+            or plan.generated != batch.generated
+            or plan.sizes != sizes
+        ):
             if len(self.plans) >= MANY_PLANS:
                 self.plans.clear()
             plan = make_plan(seg_batch, batch, window, *sizes)

@@ -96,14 +96,13 @@ def decode_v_kernel(type_v: str) -> int:
     return specialized(decode_v_source(type_v))["decode_tile"]
 
 
-def rows_per_tile(n_rows: int, group: int) -> int:
-    """Rows in each of equal tiles that hold `n_rows`.
+def rows_per_tile(group: int) -> int:
+    """Rows in each of equal tiles, as few as can be, that hold a token's `group` rows.
 
-    Several new tokens run with the kernels of one, whose `group` rows take as few tiles as can be,
-    rather than have more compiled. One row at a time would be slow.
+    Several new tokens run with the kernels of one: those for other sizes of tiles add up in another
+    order.
     """
-    rows = n_rows if group == 1 else group
-    return -(-rows // -(-rows // MAX_ROWS))
+    return -(-group // -(-group // MAX_ROWS))
 
 
 def n_threads() -> int:

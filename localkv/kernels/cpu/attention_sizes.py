@@ -5,12 +5,15 @@ from __future__ import annotations
 from localkv.cache_layout import PAGE_TOKENS
 
 FEW_ROWS = 16
-"""Rows (new tokens * query heads of a KV head) up to which a sequence takes the decode kernels."""
+"""Rows (new tokens * query heads of a KV head) that the decode kernels take at once, or else those
+of one token."""
 TILE = 64
 """Tokens of K and V that the prefill kernels decode at a time; divides a page."""
 BLOCK_ROWS = 96
 """Rows (new token, query head of a KV head) that share a decoded tile."""
-PIECES_PER_THREAD = 16
+LEAST_PIECES = 128
+"""A token's context is cut into so many pieces (of all KV heads), or into pages: enough for many
+threads to be busy to the end, few enough to be cheap to merge."""
 MOST_TILE_ROWS = 12
 """Rows whose products prefill kernels hold in registers at once, where there are most."""
 LANES = 16
@@ -33,6 +36,19 @@ def row_scratch_floats(n_rows: int, tile: int, head_dim: int) -> int:
     """
     row_floats = head_dim + head_dim // LANES + PAGE_TOKENS + LANES
     return n_rows * row_floats + tile * PAGE_TOKENS + 16
+
+
+def chunk_pages(n_pages: int, n_kv_heads: int) -> int:
+    """Pages of a chunk, of the `n_pages` that a token sees.
+
+    Nothing else may decide, neither the batch nor the threads: sums are rounded by chunk.
+    """
+    return max(1, n_pages * n_kv_heads // LEAST_PIECES)
+
+
+def most_pieces(n_kv_heads: int) -> int:
+    """So many pieces are enough for any token, and more than one launch gets for several."""
+    return 2 * LEAST_PIECES + 2 * n_kv_heads
 
 
 def partial_floats(n_items: int, n_rows: int, head_dim: int) -> int:

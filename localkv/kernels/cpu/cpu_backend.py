@@ -20,6 +20,7 @@ from localkv.kernels.cpu.layer import CpuLayer
 from localkv.kernels.cpu.linear import LINEAR_KERNEL, CpuProducts
 from localkv.kernels.cpu.needed_kernels import needed_kernels
 from localkv.kernels.cpu.rotate import rotate_cpu
+from localkv.kernels.cpu.row_operations import apply_rope_cpu, rms_norm_cpu, swiglu_cpu
 from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kernels.moe import moe_mlp
 from localkv.quant_formats.base import QuantFormat
@@ -47,7 +48,12 @@ def cpu_backend() -> Backend:
             rotate=rotate_cpu,
             store_kv=store_kv_cpu,
             linear=products.linear,
-            moe_mlp=partial(moe_mlp, matmul=products.matmul, linear=products.linear),
+            moe_mlp=partial(
+                moe_mlp, matmul=products.matmul, linear=products.linear, swiglu=swiglu_cpu
+            ),
+            rms_norm=rms_norm_cpu,
+            swiglu=swiglu_cpu,
+            apply_rope=apply_rope_cpu,
             prepare=products.prepare,
         ),
         dtype=torch.float32,

@@ -18,10 +18,9 @@ from localkv.kernels.backend import Backend, TokenInputs
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention_kernels import n_threads
 from localkv.kernels.cpu.chain import Chain, Item, Memory, Place, Scratch
-from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.linear import Product, add_products, with_bias
 from localkv.kernels.cpu.product_matrices import has_kernel
-from localkv.kernels.cpu.specialize import specialized
+from localkv.kernels.cpu.row_operations import activation_worker
 from localkv.kernels.cpu.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights
 from localkv.kernels.store_kv import store_rotated
@@ -31,18 +30,8 @@ MANY_CHAINS = 4096
 """So many are remembered."""
 
 
-ACTIVATIONS = KernelSource("activations")
-
-
-def _worker(name: str) -> int:
-    return specialized(ACTIVATIONS)[name]
-
-
-def _runs(layers: tuple[Linear, ...], n_tokens: int) -> bool:
-    return all(
-        has_kernel(layer.weight, n_tokens) and not layer.weight.halves_activations
-        for layer in layers
-    )
+def _runs(*layers: Linear) -> bool:
+    return all(has_kernel(layer.weight) and not layer.weight.halves_activations for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -118,7 +107,7 @@ class CpuLayer:
         out = chain.take(n_bytes)
         job: list[Item] = [0, n_tokens, n, Memory("x", n_bytes), Memory(weight, 4 * n)]
         job += (self._eps(eps), Memory(out, n_bytes))
-        chain.add(_worker("norm"), job, min(n_threads(), n_tokens))
+        chain.add(activation_worker("norm"), job, min(n_threads(), n_tokens))
         return out
 
     def norm_qkv_rope_store(
@@ -131,8 +120,7 @@ class CpuLayer:
         segments: tuple[SegmentBatch, ...],
     ) -> Tensor:
         n_tokens = x.shape[0]
-        layers = (weights.attn_q, weights.attn_k, weights.attn_v)
-        if not _runs(layers, n_tokens):
+        if not _runs(weights.attn_q, weights.attn_k, weights.attn_v):
             return self.composed.norm_qkv_rope_store(x, weights, config, inputs, cache, segments)
         x = x.contiguous()
         scaled = any(s.scale_k is not None or s.scale_v is not None for s in cache.segments)
@@ -197,13 +185,13 @@ class CpuLayer:
                     raise BoundsError(f"RoPE turns {pairs} pairs of {size} channels")
                 job += (pairs, int(inputs.rope.interleaved))
                 job += (Memory(turn, 4 * n_tokens * pairs) for turn in ("cos", "sin"))
-            chain.add(_worker("rope"), job, min(n_threads(), n_tokens))
+            chain.add(activation_worker("rope"), job, min(n_threads(), n_tokens))
         if cache is not None:
             add_store(chain, "k", "v", n_tokens, cache)
 
     def out_residual(self, x: Tensor, attn: Tensor, attn_output: Linear) -> Tensor:
         n_tokens = x.shape[0]
-        if not _runs((attn_output,), n_tokens):
+        if not _runs(attn_output):
             return self.composed.out_residual(x, attn, attn_output)
         x = x if attn_output.bias is None else x + attn_output.bias
         x, attn = x.contiguous(), attn.contiguous()
@@ -219,7 +207,7 @@ class CpuLayer:
 
     def mlp_residual(self, x: Tensor, ffn_norm: Tensor, mlp: MlpWeights, eps: float) -> Tensor:
         n_tokens, n_ff = x.shape[0], mlp.ffn_gate.weight.shape[0]
-        if not _runs((mlp.ffn_gate, mlp.ffn_up, mlp.ffn_down), n_tokens):
+        if not _runs(mlp.ffn_gate, mlp.ffn_up, mlp.ffn_down):
             return self.composed.mlp_residual(x, ffn_norm, mlp, eps)
         x = x.contiguous()
         residual = x if mlp.ffn_down.bias is None else x + mlp.ffn_down.bias
@@ -231,7 +219,7 @@ class CpuLayer:
             products = [with_bias(mlp.ffn_gate, gate), with_bias(mlp.ffn_up, up)]
             add_products(chain, h, n_tokens, products)
             job = (0, n_tokens * n_ff, Memory(gate, n_bytes), Memory(up, n_bytes))
-            chain.add(_worker("swiglu"), job, n_threads())
+            chain.add(activation_worker("swiglu"), job, n_threads())
             product = Product(mlp.ffn_down.weight, "out", "residual", 4 * x.shape[1])
             add_products(chain, gate, n_tokens, [product])
 
@@ -242,7 +230,7 @@ class CpuLayer:
 
     def logits(self, x: Tensor, output_norm: Tensor, output: Linear, eps: float) -> Tensor:
         n_tokens = x.shape[0]
-        if not _runs((output,), n_tokens):
+        if not _runs(output):
             return self.composed.logits(x, output_norm, output, eps)
         x = x.contiguous()
 

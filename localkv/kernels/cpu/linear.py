@@ -3,8 +3,8 @@
 `CpuProducts.prepare` lays a matrix out anew when it is loaded (`linear_panels.py`), and its
 products read that layout as it is: no weight is ever decoded into memory. With AVX512-VNNI Q8_0
 stays in the file (`linear_in_place.py`). F32, F16 and BF16 rows are read as in the file
-(`linear_rows.py`). Formats without a kernel, and these three with many tokens, are decoded tile by
-tile, as in `linear.py`.
+(`linear_rows.py`). Formats without a kernel are decoded tile by tile, as in `linear.py`, to rows of
+F32. Whatever the format, a token's result does not depend on how many tokens come with it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from localkv.kernels.bounds import check_tensor
@@ -28,6 +29,7 @@ from localkv.kernels.cpu.product_matrices import (
     PanelTensor,
     RowTensor,
     check_matrix,
+    float_rows,
     has_kernel,
     panel_facts,
     product_kernel,
@@ -173,8 +175,8 @@ class CpuProducts:
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         """x [tokens, n_in] -> [tokens, n_out]."""
         weight = layer.weight
-        if not has_kernel(weight, x.shape[0]):
-            y = matmul_by_tile(x, weight)
+        if not has_kernel(weight):
+            y = matmul_by_tile(x, weight, self._times_rows)
             return y if layer.bias is None else y.add_(layer.bias)
         x = round_activations(x, weight).contiguous()
         out = torch.empty(x.shape[0], weight.shape[0])
@@ -182,3 +184,9 @@ class CpuProducts:
         add_products(chain, x, x.shape[0], [with_bias(layer, out)])
         chain.run()
         return out
+
+    def _times_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x float32 [tokens, n_in] @ rows float32 [n_out, n_in].T; any n_in."""
+        if missing := -x.shape[1] % LANES:
+            x, rows = F.pad(x, (0, missing)), F.pad(rows, (0, missing))
+        return self.linear(x, Linear(float_rows(rows)))

@@ -16,8 +16,8 @@ BLOCK = 32
 MAX_TILE = 8 if HAS_VNNI else 4
 """Tokens of the largest tile of panels: as many as there are registers for."""
 
-TILE_ROWS = TILE_TOKENS = 4 if HAS_AVX512 else 2
-"""Rows as in the file, and tokens, that meet in one tile: as many sums as registers."""
+TILE_ROWS, MAX_TILE_TOKENS = (4, 6) if HAS_AVX512 else (2, 2)
+"""Rows as in the file, and tokens, that meet in the largest tile: as many sums as registers."""
 
 ACTIVATION_BLOCK_BYTES = BLOCK + 16 if HAS_VNNI else 4 * (BLOCK + 1)
 """Bytes of a token's packed activations for `BLOCK` columns."""

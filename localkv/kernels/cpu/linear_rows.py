@@ -1,7 +1,8 @@
-"""The CPU's products of few tokens with F32, F16 and BF16 matrices, which are read as in the file.
+"""The CPU's products with F32, F16 and BF16 matrices, which are read as in the file.
 
 A value is its own code, so rows need no panels: SIMD lanes run along a row, values become float32
-in registers, and all arithmetic is float32. Many tokens are torch's business (`linear.py`).
+in registers, and all arithmetic is float32. A row's product with a token is added up in the same
+order in tiles of every size, so it does not depend on the other tokens of the batch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from localkv.simd.arithmetic import folded_sum
 from localkv.simd.memory import half_bits_to_float
 from localkv.simd.vector import (
     LANES,
@@ -26,12 +28,6 @@ from localkv.simd.vector import (
 )
 
 ROW_FORMATS = ("f32", "f16", "bf16")
-
-MAX_TOKENS = 32
-"""With more tokens it is faster to decode a tile and leave the product to torch."""
-
-CHUNK_ROWS = 64
-"""Rows that a thread takes at a time."""
 
 
 def _values(b: Any, kind: str, address: Any) -> Any:
@@ -90,20 +86,10 @@ def multiply_rows(
                 for r, weight in enumerate(weights):
                     slot = slots[t * height + r]
                     b.store(multiply_add(b, weight, values, b.load(slot)), slot)
-        zero = ir.Constant(f32, 0.0)
         for t in range(width):
             for r in range(height):
                 lanes = b.load(slots[t * height + r])
-                # the order of the sum is free, or it would be one lane after the other
-                total = b.call(
-                    cgutils.get_or_insert_function(
-                        b.module,
-                        ir.FunctionType(f32, [f32, lanes_of(f32)]),
-                        "llvm.vector.reduce.fadd.v16f32",
-                    ),
-                    [zero, lanes],
-                    fastmath=("reassoc",),
-                )
+                total = folded_sum(b, lanes)
                 slot = cgutils.alloca_once_value(b, total)
                 with b.if_then(b.icmp_signed("!=", addend, ir.Constant(i64, 0))):
                     where = b.add(addend, b.mul(index[t], addend_stride))

@@ -14,10 +14,10 @@ from localkv.kernels.cpu.attention_kernels import (
     weigh_source,
 )
 from localkv.kernels.cpu.kernel_source import KernelSource
-from localkv.kernels.cpu.layer import ACTIVATIONS
 from localkv.kernels.cpu.linear_job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.panel_bytes import PANEL_FORMAT_NAMES
 from localkv.kernels.cpu.product_matrices import product_source
+from localkv.kernels.cpu.row_operations import ACTIVATIONS
 from localkv.kernels.cpu.store_kv import store_source
 from localkv.kernels.cpu.thread_pool import HELPERS
 from localkv.quant_formats import KV_FORMATS
@@ -41,7 +41,7 @@ def needed_kernels(
     sources += [product_source(name) for name in names]
     sources.append(ACTIVATIONS)
     group = config.n_heads // config.n_kv_heads
-    rows = rows_per_tile(group, group)
+    rows = rows_per_tile(group)
     for segment in cache_segments(cache, config.head_dim):
         stores = [store_source(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v)]
         if any(source is None for source in stores):

@@ -13,9 +13,10 @@ from localkv.kernels.bounds import BoundsError, check_tensor
 from localkv.kernels.cpu.kernel_source import KernelSource
 from localkv.kernels.cpu.linear_job import ACTIVATION_BLOCK_BYTES, BLOCK
 from localkv.kernels.cpu.linear_panels import LAYOUTS, Bytes, PanelLayout
-from localkv.kernels.cpu.linear_rows import MAX_TOKENS, ROW_FORMATS
+from localkv.kernels.cpu.linear_rows import ROW_FORMATS
 from localkv.kernels.cpu.panel_bytes import LANES
 from localkv.kernels.cpu.specialize import specialized
+from localkv.quant_formats import FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
 
 
@@ -27,21 +28,18 @@ class Kernel:
     multiply: int
 
 
-def product_source(name: str) -> KernelSource | None:
-    """The kernel of products with matrices of a format, or None without one."""
+def product_source(name: str) -> KernelSource:
+    """The kernel of products with matrices of a format; without one, of its decoded rows."""
     if name in LAYOUTS:
         return KernelSource("linear_product", (('KIND = "q4_0"', f'KIND = "{name}"'),))
-    if name in ROW_FORMATS:
-        return KernelSource("linear_row_product", (('KIND = "f16"', f'KIND = "{name}"'),))
-    return None
+    kind = name if name in ROW_FORMATS else "f32"
+    return KernelSource("linear_row_product", (('KIND = "f16"', f'KIND = "{kind}"'),))
 
 
 @functools.cache
 def product_kernel(name: str) -> Kernel:
-    """The workers of a format that has some; compiles them if no process has before."""
-    source = product_source(name)
-    assert source is not None
-    workers = specialized(source)
+    """The workers of a format; compiles them if no process has before."""
+    workers = specialized(product_source(name))
     return Kernel(workers.get("pack", 0), workers["multiply"])
 
 
@@ -179,8 +177,12 @@ def check_matrix(weight: PanelTensor | InPlaceTensor | RowTensor, name: str, n_i
         raise BoundsError(f"{n_in} columns are no multiple of {LANES}")
 
 
-def has_kernel(weight: PackedTensor, n_tokens: int) -> bool:
-    """Whether products of so many tokens can be part of a chain."""
-    return isinstance(weight, PanelTensor | InPlaceTensor) or (
-        isinstance(weight, RowTensor) and n_tokens <= MAX_TOKENS
-    )
+def has_kernel(weight: PackedTensor) -> bool:
+    """Whether products with it can be part of a chain."""
+    return isinstance(weight, PanelTensor | InPlaceTensor | RowTensor)
+
+
+def float_rows(values: Tensor) -> RowTensor:
+    """A matrix of float32 [n_out, n_in], n_in a multiple of 16, for the kernel of such rows."""
+    rows = values.contiguous().view(torch.uint8)
+    return RowTensor(FORMATS["f32"], rows, tuple(values.shape), kernel=product_kernel("f32"))

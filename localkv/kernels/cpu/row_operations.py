@@ -1,0 +1,71 @@
+"""The CPU's work between products as operations of their own, where no chain holds them.
+
+Each row's result is the same alone as in any batch, which torch does not promise of all it has: its
+`silu` has one approximation for whole vectors and another for what is left over.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localkv.kernels.bounds import BoundsError
+from localkv.kernels.cpu.attention_kernels import n_threads
+from localkv.kernels.cpu.chain import Chain, Item, Memory, Scratch
+from localkv.kernels.cpu.kernel_source import KernelSource
+from localkv.kernels.cpu.specialize import specialized
+from localkv.kernels.rope import RopeTable
+from localkv.simd.vector import LANES
+
+ACTIVATIONS = KernelSource("activations")
+MANY_VALUES = 1 << 14
+"""From so many on, a second thread is worth its start."""
+
+
+def activation_worker(name: str) -> int:
+    """The address of a worker of `activations`."""
+    return specialized(ACTIVATIONS)[name]
+
+
+def _run(name: str, n_values: int, *job: Item) -> None:
+    chain = Chain(Scratch())
+    threads = n_threads() if n_values >= MANY_VALUES else 1
+    chain.add(activation_worker(name), (0, *job), threads)
+    chain.run()
+
+
+def _memory(x: Tensor) -> Memory:
+    return Memory(x, x.nbytes)
+
+
+def rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `rms_norm`, for float32."""
+    x, n = x.contiguous(), x.shape[-1]
+    out, epsilon = torch.empty_like(x), torch.tensor([eps], dtype=torch.float32)
+    memory = (_memory(x), Memory(weight, 4 * n), _memory(epsilon), _memory(out))
+    _run("norm", x.numel(), x.numel() // n, n, *memory)
+    return out
+
+
+def swiglu_cpu(gate: Tensor, up: Tensor) -> Tensor:
+    """As `swiglu`, for float32 of any width."""
+    n = gate.shape[-1]
+    missing = -n % LANES
+    gate, up = (F.pad(x, (0, missing)).contiguous() for x in (gate, up))
+    gate = gate if missing else gate.clone()
+    _run("swiglu", gate.numel(), gate.numel(), _memory(gate), Memory(up, gate.nbytes))
+    return gate[..., :n]
+
+
+def apply_rope_cpu(x: Tensor, table: RopeTable) -> Tensor:
+    """As `apply_rope`, for float32 x [tokens, heads, head_dim]."""
+    out = x.contiguous().clone()
+    n_tokens, n_heads, head_dim = x.shape
+    pairs = table.cos.shape[-1]
+    if 2 * pairs > head_dim:
+        raise BoundsError(f"RoPE turns {pairs} pairs of {head_dim} channels")
+    turns = (Memory(turn.contiguous(), 4 * n_tokens * pairs) for turn in (table.cos, table.sin))
+    sizes = (n_tokens, n_heads, head_dim)
+    _run("rope", x.numel(), *sizes, _memory(out), 0, 0, pairs, int(table.interleaved), *turns)
+    return out
