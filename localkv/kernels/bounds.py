@@ -58,8 +58,8 @@ def check_segment(segment: Segment, head_dim: int) -> None:
             check_tensor(f"a plane of {side} in {fmt.name}", plane, torch.uint8, *shape)
 
 
-def check_tables(rows: SegmentBatch, batch: Batch) -> int:
-    """The tables of a batch are of its sequences and tokens, of which the number is returned."""
+def check_tables(rows: SegmentBatch, batch: Batch) -> None:
+    """The tables of a batch are of its sequences and tokens."""
     starts, n_tokens = batch.starts, batch.starts[-1]
     n_sequences, width = len(starts) - 1, rows.page_table.shape[-1]
     if starts[0] != 0 or list(starts) != sorted(starts):
@@ -71,7 +71,6 @@ def check_tables(rows: SegmentBatch, batch: Batch) -> int:
     for length in rows.lengths:
         if not 0 <= length <= width * PAGE_TOKENS:
             raise BoundsError(f"{length} rows in {width} pages")
-    return n_tokens
 
 
 def check_slots(rows: SegmentBatch, n_tokens: int, n_pages: int) -> None:

@@ -220,8 +220,8 @@ def make_plan(
     Raises:
         BoundsError: the batch is not of such a cache.
     """
+    check_batch(seg_batch, batch, n_pages)
     visible = visible_rows(seg_batch, batch, window)
-    check_batch(seg_batch, batch, visible, n_pages)
     table, width = seg_batch.page_table.data_ptr(), seg_batch.page_table.shape[1] * 8
     most = most_pieces(n_kv_heads)
     splits, blocks, n_covered = [Splits()], list[Block](), 0
