@@ -44,6 +44,10 @@ class LoadProgress:
     done: int = 0
     total: int = 0
 
+    def __post_init__(self) -> None:
+        if self.stage not in LOAD_STAGES:
+            raise ValueError(f"loading has no stage {self.stage!r}")
+
 
 @dataclass(frozen=True)
 class EngineFacts:

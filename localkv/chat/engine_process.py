@@ -24,11 +24,13 @@ from localkv.chat.engine import (
     TextDelta,
 )
 from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode
-from localkv.errors import LocalKVError
+from localkv.errors import LocalKVError, UsageError
 from localkv.python_child import child_command, child_environment
 
 STOP_SECONDS = 2.0
 """How long `close` lets the child end by itself."""
+LONGEST_LINE = 16 << 20
+"""Bytes of a message from the child, which sends a few tokens at a time."""
 
 
 class EngineProcess:
@@ -74,24 +76,23 @@ class EngineProcess:
             if self._closed:  # meanwhile
                 self._process.kill()
             self._send(self.options)
-            while isinstance(news := self._receive(), LoadProgress):
+            while isinstance(news := self._receive(LoadProgress, EngineFacts), LoadProgress):
                 on_progress(news)
-            assert isinstance(news, EngineFacts)
-            return news
+            facts: EngineFacts = news
+            return facts
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         with self._asking:
             self._send(CountTokens(tuple(messages)))
-            answer = self._receive()
-            assert isinstance(answer, TokenCount)
-            return answer.n_tokens
+            count: TokenCount = self._receive(TokenCount)
+            return count.n_tokens
 
     def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
         with self._asking:
             self._send(request)
             news = None
             while not isinstance(news, Finished):
-                news = self._receive()
+                news = self._receive(TextDelta, Finished)
                 try:
                     yield news
                 except GeneratorExit:
@@ -103,7 +104,7 @@ class EngineProcess:
         """Let the answer end that nobody listens to any more."""
         with suppress(LocalKVError):
             self.cancel()
-            while not isinstance(self._receive(), Finished):
+            while not isinstance(self._receive(TextDelta, Finished), Finished):
                 pass
 
     def cancel(self) -> None:
@@ -140,14 +141,24 @@ class EngineProcess:
         except (OSError, ValueError):
             raise self._stopped() from None
 
-    def _receive(self) -> Any:
+    def _receive(self, *expected: type) -> Any:
         """The next line's value; an error that it holds is raised."""
         assert self._process is not None
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.endswith(b"\n"):
+        line = self._process.stdout.readline(LONGEST_LINE)
+        if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
             raise self._stopped()
-        news = decode(line)
+        try:
+            news = decode(line)
+            if not isinstance(news, (Failure, *expected)):
+                raise ValueError(f"{type(news).__name__} is not what was asked for")
+        except (ValueError, UsageError) as error:
+            # what follows can't be understood either
+            self._process.kill()
+            self._process.wait()
+            raise EngineStoppedError(
+                "the engine was stopped: it sent what is no message", str(error)[:200]
+            ) from None
         if isinstance(news, Failure):
             raise news.error()
         return news

@@ -54,8 +54,8 @@ class EngineDriver:
         def ask() -> None:
             try:
                 self._tell(job())
-            except LocalKVError as error:
-                self._tell(EngineFailed(self, error))
+            except Exception as error:
+                self._tell(EngineFailed(self, _as_error(error)))
 
         self._jobs.put(ask)
 
@@ -91,8 +91,8 @@ class EngineDriver:
                         self._tell(AnswerEnded(self, news))
                     else:
                         self._tell(AnswerGrew(self, news))
-            except LocalKVError as error:
-                self._tell(AnswerFailed(self, error))
+            except Exception as error:
+                self._tell(AnswerFailed(self, _as_error(error)))
 
         self._jobs.put(job)
 
@@ -105,3 +105,10 @@ class EngineDriver:
         """Stop the engine and the thread; does not wait for them."""
         self._jobs.put(None)
         Thread(target=self.engine.close, daemon=True).start()
+
+
+def _as_error(error: Exception) -> LocalKVError:
+    """What can be shown: nobody would see a traceback of this thread, and all would wait for it."""
+    if isinstance(error, LocalKVError):
+        return error
+    return LocalKVError(f"{type(error).__name__}: {error}", hint="a bug: please report it")
