@@ -496,3 +496,36 @@ def test_sessions(folders: Path) -> None:
     finding = storage.check_sessions()
     assert finding.status == "warning"
     assert "not a database" in finding.summary
+    assert "localkv chat --repair" in str(finding.hint)
+    path.unlink()
+    path.mkdir()
+    assert storage.check_sessions().summary == f"{path} is no file"
+
+
+def test_sessions_that_are_damaged_are_said_to_be(folders: Path) -> None:
+    path = folders / "XDG_DATA_HOME" / "localkv" / "chats.sqlite3"
+    store = Store(path)
+    for number in range(200):
+        store.add_session(f"{number} " * 50, "model", "", {})
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[8 * 4096 : 9 * 4096] = bytes(4096)
+    path.write_bytes(data)
+    finding = storage.check_sessions()
+    assert finding.status == "warning"
+    assert "is damaged" in finding.summary or "malformed" in finding.summary
+    assert "localkv chat --repair" in str(finding.hint)
+    assert path.read_bytes() == data
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_sessions_that_others_may_read(folders: Path) -> None:
+    path = folders / "XDG_DATA_HOME" / "localkv" / "chats.sqlite3"
+    Store(path).close()
+    assert storage.check_sessions().status == "ok"
+    for loose in (path, path.parent):
+        loose.chmod(0o755)
+        finding = storage.check_sessions()
+        assert finding.status == "warning"
+        assert "others may read it" in finding.summary
+        loose.chmod(0o700)

@@ -664,7 +664,7 @@ async def test_a_store_that_fails_does_not_end_the_chat(monkeypatch) -> None:
 async def test_a_store_that_fails_is_told_of_once(monkeypatch) -> None:
     pause = Wait()
 
-    def fail(*args: object) -> None:
+    def fail(*args: object, **named: object) -> None:
         raise LocalKVError("the disk is full")
 
     async with user(FakeEngine(["One", " two", " three", pause])) as me:

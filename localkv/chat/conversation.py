@@ -5,7 +5,7 @@ It knows nothing of engines, files or screens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -82,9 +82,10 @@ class Conversation:
 
     def show_branch(self, message: Message) -> None:
         """Show a message, and after it the newest of what follows at each turn."""
+        newest = {other.parent_id: other.id for other in self.messages.values()}
         self.leaf_id = message.id
-        while children := [m for m in self.messages.values() if m.parent_id == self.leaf_id]:
-            self.leaf_id = children[-1].id
+        while self.leaf_id in newest:
+            self.leaf_id = newest[self.leaf_id]
 
     def prompt(self, system_prompt: str) -> list[dict[str, str]]:
         """What the model is told: without reasoning, and without an answer that is yet empty."""
@@ -106,8 +107,29 @@ class Conversation:
 
 
 def conversation_of(messages: Iterable[Message], leaf_id: int | None) -> Conversation:
-    """A conversation from what was stored of it."""
+    """A conversation from what was stored of it.
+
+    Raises:
+        ValueError: the messages are no tree.
+    """
     by_id = {message.id: message for message in messages}
-    if leaf_id is None and by_id:
-        leaf_id = max(by_id)
-    return Conversation(by_id, leaf_id if leaf_id in by_id else None)
+    _check_tree(by_id)
+    if leaf_id not in by_id:
+        leaf_id = max(by_id, default=None)
+    return Conversation(by_id, leaf_id)
+
+
+def _check_tree(messages: Mapping[int, Message]) -> None:
+    """From every message the way back must end."""
+    rooted: set[int] = set()
+    for message_id in messages:
+        way: set[int] = set()
+        at: int | None = message_id
+        while at is not None and at not in rooted:
+            if at in way:
+                raise ValueError(f"message {at} follows itself")
+            if at not in messages:
+                raise ValueError(f"message {at}, which another one follows, is missing")
+            way.add(at)
+            at = messages[at].parent_id
+        rooted.update(way)

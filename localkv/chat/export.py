@@ -12,6 +12,9 @@ from localkv.chat.reasoning import split_reasoning
 from localkv.chat.session import ChatSession
 from localkv.errors import UsageError, printable
 
+NAME_BYTES = 100
+"""Of a name that is made from a title: file systems take 255, some fewer."""
+
 
 def to_markdown(session: ChatSession) -> str:
     """The branch that is shown, with reasoning folded away."""
@@ -52,8 +55,9 @@ def to_json(session: ChatSession) -> str:
 
 def default_name(title: str, suffix: str) -> str:
     """A file name that says which conversation it holds."""
-    words = re.findall(r"\w+", title.lower())[:8]
-    return f"{'-'.join(words) or 'chat'}.{suffix}"
+    words = "-".join(re.findall(r"\w+", title[:1000].lower())[:8])
+    short = words.encode()[:NAME_BYTES].decode(errors="ignore")
+    return f"{short or 'chat'}.{suffix}"
 
 
 def export(session: ChatSession, path: Path) -> None:

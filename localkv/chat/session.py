@@ -11,14 +11,18 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from localkv.chat.conversation import Conversation, Message
+from localkv.chat.database import PATIENCE
 from localkv.chat.engine import ChatRequest, Finished
 from localkv.chat.store import Store
-from localkv.chat.wire import sampling_params_from_json
+from localkv.chat.stored_row import chosen_params
 from localkv.config import SamplingParams
 from localkv.errors import ContextOverflowError, LocalKVError
 
 NEW_TITLE = "New chat"
 TITLE_LENGTH = 60
+KEEP_PATIENCE = 0.2
+"""Seconds that an answer which is still being written waits for another chat: it is tried again
+soon, and the screen waits with it."""
 
 
 class ChatSession:
@@ -33,8 +37,8 @@ class ChatSession:
 
     Attributes:
         model_name: the model's own name, once it is known.
-        on_problem: told what kept something from being written; None raises it instead. A new
-            message that can't be stored is an error in any case.
+        on_problem: told what kept something from being written, once until a write succeeds again;
+            None raises it instead. A new message that can't be stored is an error in any case.
         id: in the store; None as long as nothing was said.
     """
 
@@ -61,16 +65,21 @@ class ChatSession:
         self.id: int | None = None
         self.conversation = Conversation()
         self.on_problem: Callable[[LocalKVError], None] | None = None
+        self._told: str | None = None
+        self._unwritten: dict[int, Message] = {}
 
     @contextmanager
     def _written(self) -> Iterator[None]:
         """Around a write that the conversation can do without: `on_problem` is told, if set."""
         try:
             yield
+            self._told = None
         except LocalKVError as error:
             if self.on_problem is None:
                 raise
-            self.on_problem(error)
+            if self._told != str(error):
+                self._told = str(error)
+                self.on_problem(error)
 
     def new(self) -> ChatSession:
         """An empty session with the same settings."""
@@ -94,9 +103,7 @@ class ChatSession:
         session.id, session.title = stored.id, stored.title
         session.system_prompt = stored.system_prompt
         session.conversation = stored.conversation
-        settings = dict(stored.settings)
-        session.max_tokens = settings.pop("max_tokens", None)
-        session.params = sampling_params_from_json({**asdict(SamplingParams()), **settings})
+        session.params, session.max_tokens = chosen_params(stored.settings)
         return session
 
     def _settings(self) -> Mapping[str, Any]:
@@ -129,6 +136,7 @@ class ChatSession:
             self.id = self.store.add_session(self.title, self.model, self.system_prompt, settings)
         message = self.store.add_message(self.id, parent_id, role, content)
         self.conversation.add(message)
+        self._write_rest()
         self.save()
         return message
 
@@ -157,7 +165,7 @@ class ChatSession:
 
     def keep(self, message: Message) -> None:
         """Write what there is of an answer, so that it outlives this process."""
-        self._update(message)
+        self._update(message, patience=KEEP_PATIENCE)
 
     def finish(self, message: Message, stats: Finished) -> None:
         """The end of an answer."""
@@ -170,13 +178,24 @@ class ChatSession:
         message.finish_reason, message.error = "error", error
         self._update(message)
 
-    def _update(self, message: Message) -> None:
+    def _update(self, message: Message, *, patience: float = PATIENCE) -> None:
+        self._unwritten[message.id] = message
         with self._written():
-            self.store.update_message(message)
+            self.store.update_message(message, patience=patience)
+            del self._unwritten[message.id]
+            self._write_rest()
+
+    def _write_rest(self) -> None:
+        """Write what could not be written when it was due, now that there may be room again."""
+        with self._written():
+            for message in list(self._unwritten.values()):
+                self.store.update_message(message)
+                del self._unwritten[message.id]
 
     def discard(self, message: Message) -> None:
         """Take back an answer of which there is nothing."""
         del self.conversation.messages[message.id]
+        self._unwritten.pop(message.id, None)
         self.conversation.leaf_id = message.parent_id
         self.save()
         with self._written():

@@ -5,54 +5,36 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from localkv.chat.conversation import Conversation, Message, Role, conversation_of
-from localkv.chat.engine import Finished
-from localkv.errors import LocalKVError, printable
-
-_MIGRATIONS = (
-    """
-    CREATE TABLE sessions (
-        id INTEGER PRIMARY KEY,
-        title TEXT NOT NULL,
-        model TEXT NOT NULL,
-        system_prompt TEXT NOT NULL,
-        settings TEXT NOT NULL,
-        leaf_id INTEGER,
-        dropped_id INTEGER,
-        created REAL NOT NULL,
-        updated REAL NOT NULL
-    );
-    CREATE TABLE messages (
-        id INTEGER PRIMARY KEY,
-        session_id INTEGER NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-        parent_id INTEGER REFERENCES messages (id),
-        role TEXT NOT NULL,
-        content TEXT NOT NULL,
-        finish_reason TEXT,
-        stats TEXT,
-        error TEXT,
-        created REAL NOT NULL
-    );
-    CREATE INDEX messages_of_session ON messages (session_id);
-    CREATE TABLE preferences (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-    """,
+from localkv.chat.database import (
+    PATIENCE,
+    DamagedStoreError,
+    Database,
+    SessionGoneError,
+    damaged,
+    default_path,
 )
-"""From each version of the schema to the next; PRAGMA user_version counts them."""
+from localkv.chat.schema import SCHEMA_VERSION
+from localkv.chat.stored_row import MESSAGE_COLUMNS, message_of, settings_of
+from localkv.errors import LocalKVError
 
-SCHEMA_VERSION = len(_MIGRATIONS)
+__all__ = [
+    "SCHEMA_VERSION",
+    "DamagedStoreError",
+    "SessionGoneError",
+    "SessionSummary",
+    "Store",
+    "StoredSession",
+    "default_path",
+]
 
-
-def default_path() -> Path:
-    """Where sessions are kept: the platform's data folder (~/.local/share/localkv on Linux)."""
-    from platformdirs import user_data_path
-
-    return user_data_path("localkv", appauthor=False) / "chats.sqlite3"
+LATEST = 1e11
+"""Seconds since the epoch; what is said to be later is damaged."""
 
 
 @dataclass(frozen=True)
@@ -85,55 +67,19 @@ class StoredSession:
 class Store:
     """The file of sessions; made where there is none.
 
+    Every method can raise what `Database` does: what is damaged is an error, never a wrong value.
+
     Args:
         path: the file, or ":memory:".
 
     Raises:
+        DamagedStoreError: the file is damaged.
         LocalKVError: it can't be used, or a newer localkv made it.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
-        try:
-            if path != ":memory:":
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, timeout=5.0)
-            try:
-                self._prepare()
-            except Exception:
-                self.close()
-                raise
-        except (OSError, sqlite3.Error) as error:
-            raise self._failure(error) from error
-
-    def _failure(self, error: Exception) -> LocalKVError:
-        return LocalKVError(f"{printable(self.path)}: {error}", hint="--sessions names another")
-
-    def _prepare(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("PRAGMA foreign_keys = ON")
-        with self._change() as db:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > SCHEMA_VERSION:
-                raise LocalKVError(
-                    f"{printable(self.path)}: made by a newer localkv (version {version})",
-                    hint="--sessions names another file",
-                )
-            for number, script in enumerate(_MIGRATIONS[version:], version + 1):
-                for statement in script.split(";"):
-                    db.execute(statement)
-                db.execute(f"PRAGMA user_version = {number}")
-
-    @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, which nobody else's interrupts."""
-        try:
-            with self._db:
-                self._db.execute("BEGIN IMMEDIATE")
-                yield self._db
-        except sqlite3.Error as error:
-            raise self._failure(error) from error
+        self._db = Database(path)
 
     def close(self) -> None:
         self._db.close()
@@ -143,10 +89,13 @@ class Store:
     ) -> int:
         """Begin a session; its id."""
         now = time.time()
-        with self._change() as db:
-            row = (title, model, system_prompt, json.dumps(dict(settings)), now, now)
-            columns = "title, model, system_prompt, settings, created, updated"
-            done = db.execute(f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?, ?)", row)
+        texts = (title, model, system_prompt, json.dumps(dict(settings)))
+        columns = "title, model, system_prompt, settings, created, updated"
+        with self._db.change() as db:
+            done = db.execute(
+                f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?, ?)",
+                (*map(_storable, texts), now, now),
+            )
         assert done.lastrowid is not None
         return done.lastrowid
 
@@ -161,118 +110,175 @@ class Store:
         leaf_id: int | None,
         dropped_id: int | None,
     ) -> None:
-        """Write everything but the messages."""
-        with self._change() as db:
-            db.execute(
+        """Write everything but the messages.
+
+        Raises:
+            SessionGoneError: another chat has deleted it.
+        """
+        texts = (title, model, system_prompt, json.dumps(dict(settings)))
+        with self._db.change() as db:
+            done = db.execute(
                 "UPDATE sessions SET title = ?, model = ?, system_prompt = ?, settings = ?, "
                 "leaf_id = ?, dropped_id = ?, updated = ? WHERE id = ?",
-                (
-                    title,
-                    model,
-                    system_prompt,
-                    json.dumps(dict(settings)),
-                    leaf_id,
-                    dropped_id,
-                    time.time(),
-                    session_id,
-                ),
+                (*map(_storable, texts), leaf_id, dropped_id, time.time(), session_id),
             )
+        _require(done)
 
     def delete_session(self, session_id: int) -> None:
-        with self._change() as db:
+        with self._db.change(foreign_keys=False) as db:  # all that follow a message go, too
+            db.execute("DELETE FROM messages WHERE session_id = ?", (session_id,))
             db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
 
     def sessions(self, search: str = "") -> list[SessionSummary]:
-        """Sessions with a title or a message that contains every word, the newest first."""
+        """Sessions with a title or a message that contains every word, the newest first.
+
+        One that is damaged is listed as far as it can be read; `session` says what is wrong.
+        """
         where, values = "1", []
-        for word in search.split():
+        for word in _storable(search).split():
             where += (
                 " AND (title LIKE ? ESCAPE '\\' OR EXISTS (SELECT 1 FROM messages WHERE "
                 "session_id = sessions.id AND content LIKE ? ESCAPE '\\'))"
             )
             pattern = "%" + word.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%"
             values += [pattern, pattern]
-        rows = self._db.execute(
+        rows = self._db.rows(
             "SELECT id, title, model, (SELECT COUNT(*) FROM messages WHERE session_id = "
             f"sessions.id), updated FROM sessions WHERE {where} ORDER BY updated DESC, id DESC",
             values,
         )
-        return [SessionSummary(*row) for row in rows]
+        return [_summary(row) for row in rows]
 
     def session(self, session_id: int) -> StoredSession:
         """A session with its messages.
 
         Raises:
             LocalKVError: there is no such session.
+            DamagedStoreError: it can't be read as it is.
         """
-        row = self._db.execute(
-            "SELECT title, model, system_prompt, settings, leaf_id, dropped_id FROM sessions "
+        rows = self._db.rows(
+            "SELECT title, model, system_prompt, leaf_id, dropped_id, settings FROM sessions "
             "WHERE id = ?",
             (session_id,),
-        ).fetchone()
-        if row is None:
-            raise LocalKVError(f"there is no session {session_id}")
-        title, model, system_prompt, settings, leaf_id, dropped_id = row
-        conversation = conversation_of(self._messages(session_id), leaf_id)
-        conversation.dropped_id = dropped_id
-        return StoredSession(
-            session_id, title, model, system_prompt, json.loads(settings), conversation
         )
-
-    def _messages(self, session_id: int) -> Iterator[Message]:
-        rows = self._db.execute(
-            "SELECT id, parent_id, role, content, finish_reason, stats, error FROM messages "
-            "WHERE session_id = ? ORDER BY id",
+        if not rows:
+            raise LocalKVError(f"there is no session {session_id}")
+        title, model, system_prompt, leaf_id, dropped_id, settings = rows[0]
+        messages = self._db.rows(
+            f"SELECT {MESSAGE_COLUMNS} FROM messages WHERE session_id = ? ORDER BY id",
             (session_id,),
         )
-        for number, parent_id, role, content, reason, stats, error in rows:
-            finished = Finished(**json.loads(stats)) if stats else None
-            yield Message(number, parent_id, role, content, reason, finished, error)
+        try:
+            if not all(isinstance(text, str) for text in (title, model, system_prompt)):
+                raise ValueError("a text is none")
+            conversation = conversation_of(map(message_of, messages), leaf_id)
+            conversation.dropped_id = dropped_id
+            chosen = settings_of(settings)
+        except ValueError as error:
+            raise damaged(self.path, f"session {session_id} is damaged: {error}") from None
+        return StoredSession(session_id, title, model, system_prompt, chosen, conversation)
 
     def add_message(
         self, session_id: int, parent_id: int | None, role: Role, content: str
     ) -> Message:
-        """Store a new message."""
-        with self._change() as db:
-            done = db.execute(
-                "INSERT INTO messages (session_id, parent_id, role, content, created) "
-                "VALUES (?, ?, ?, ?, ?)",
-                (session_id, parent_id, role, content, time.time()),
-            )
+        """Store a new message.
+
+        Raises:
+            SessionGoneError: another chat has deleted the session.
+        """
+        with self._db.change() as db:
+            try:
+                done = db.execute(
+                    "INSERT INTO messages (session_id, parent_id, role, content, created) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    (session_id, parent_id, role, _storable(content), time.time()),
+                )
+            except sqlite3.IntegrityError:
+                raise _gone() from None
         assert done.lastrowid is not None
         return Message(done.lastrowid, parent_id, role, content)
 
-    def update_message(self, message: Message) -> None:
-        stats = json.dumps(asdict(message.stats)) if message.stats else None
-        with self._change() as db:
-            db.execute(
+    def update_message(self, message: Message, *, patience: float = PATIENCE) -> None:
+        """Write what there is of a message, and how it ended.
+
+        Args:
+            message: one that was stored.
+            patience: seconds to wait for another chat that is writing.
+
+        Raises:
+            SessionGoneError: another chat has deleted the session.
+        """
+        texts = (
+            message.content,
+            message.finish_reason,
+            json.dumps(asdict(message.stats)) if message.stats else None,
+            message.error,
+        )
+        with self._db.change(patience) as db:
+            done = db.execute(
                 "UPDATE messages SET content = ?, finish_reason = ?, stats = ?, error = ? "
                 "WHERE id = ?",
-                (message.content, message.finish_reason, stats, message.error, message.id),
+                (*(text if text is None else _storable(text) for text in texts), message.id),
             )
+        _require(done)
 
     def delete_message(self, message_id: int) -> None:
-        """Delete a message that nothing follows."""
-        with self._change() as db:
-            db.execute("DELETE FROM messages WHERE id = ?", (message_id,))
+        """Delete a message, unless another chat has gone on from it."""
+        with self._db.change() as db:
+            db.execute(
+                "DELETE FROM messages WHERE id = ? AND NOT EXISTS "
+                "(SELECT 1 FROM messages WHERE parent_id = ?)",
+                (message_id, message_id),
+            )
 
     def prompts(self, limit: int = 200) -> list[str]:
         """What users wrote last, in all sessions; the oldest first, each text once."""
-        rows = self._db.execute(
-            "SELECT content FROM messages WHERE role = 'user' GROUP BY content "
-            "ORDER BY MAX(id) DESC LIMIT ?",
+        rows = self._db.rows(
+            "SELECT content FROM messages WHERE role = 'user' AND typeof(content) = 'text' "
+            "GROUP BY content ORDER BY MAX(id) DESC LIMIT ?",
             (limit,),
         )
         return [content for (content,) in rows][::-1]
 
     def preference(self, name: str) -> str | None:
-        row = self._db.execute("SELECT value FROM preferences WHERE name = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
+        rows = self._db.rows("SELECT value FROM preferences WHERE name = ?", (name,))
+        return str(rows[0][0]) if rows else None
 
     def set_preference(self, name: str, value: str) -> None:
-        with self._change() as db:
+        with self._db.change() as db:
             db.execute(
                 "INSERT INTO preferences VALUES (?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                (name, value),
+                (name, _storable(value)),
             )
+
+
+def _storable(text: str) -> str:
+    """Text as UTF-8 can hold it: halves of a surrogate pair are joined, or replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _summary(row: Sequence[Any]) -> SessionSummary:
+    number, title, model, n_messages, updated = row
+    return SessionSummary(
+        number,
+        title if isinstance(title, str) else "(damaged)",
+        model if isinstance(model, str) else "(damaged)",
+        n_messages,
+        updated if isinstance(updated, float) and 0 <= updated < LATEST else 0.0,
+    )
+
+
+def _require(done: sqlite3.Cursor) -> None:
+    """Something was there to be updated."""
+    if not done.rowcount:
+        raise _gone()
+
+
+def _gone() -> SessionGoneError:
+    return SessionGoneError(
+        "another chat has deleted this session: nothing of it is stored any more",
+        hint="/export keeps what is on the screen, Ctrl+N begins a new chat",
+    )

@@ -23,7 +23,7 @@ from localkv.cli.options import (
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
-from localkv.errors import UsageError
+from localkv.errors import UsageError, printable
 from localkv.kv_scales import read_kv_scales, require_scales
 from localkv.processor import usable_cores
 
@@ -44,17 +44,16 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         help="A Jinja template instead of the model's.",
     ),
     flag("--continue", panel="Chat", help="Go on with the newest session, and its settings."),
-    flag(
-        "--exact",
-        panel="Chat",
-        help="Read each answer again as part of the next prompt, so that on a CPU no answer "
-        "depends on what the cache happens to hold. Else it stays there as it was written.",
-    ),
     option(
         "--sessions",
         panel="Chat",
         metavar="FILE",
         help="Where sessions are kept. [default: chats.sqlite3 in the platform's data folder]",
+    ),
+    flag(
+        "--repair",
+        panel="Chat",
+        help="Save what can be read of a damaged file of sessions, and keep that file.",
     ),
 ]
 
@@ -70,12 +69,15 @@ def _run(
     escape: bool,
     chat_template_file: str | None,
     sessions: str | None,
+    repair: bool,
     n_predict: int,
     stop: tuple[str, ...],
     ignore_eos: bool,
     **values: Any,
 ) -> int:
     """Run the chat; returns the exit code."""
+    if repair:
+        return _repair(sessions)
     if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
         raise UsageError(
             "chat needs a terminal", hint="localkv complete --chat answers one prompt in a pipe"
@@ -104,7 +106,6 @@ def _run(
     arguments = loading_arguments(values)
     if arguments["n_threads"] is None:
         arguments["n_threads"] = default_threads()
-    arguments["exact"] = values["exact"]
     with closing(Store(sessions or default_path())) as store:
         session = ChatSession(
             store,
@@ -121,6 +122,24 @@ def _run(
         app = ChatApp(session, options, EngineProcess)
         app.run()
     return app.return_code or 0
+
+
+def _repair(sessions: str | None) -> int:
+    """Say what was saved; returns the exit code."""
+    from localkv.chat.database import default_path
+    from localkv.chat.repair import repair
+
+    path = Path(sessions or default_path())
+    done = repair(path)
+    saved = f"{done.n_sessions:,} sessions with {done.n_messages:,} messages"
+    if done.kept is None:
+        click.echo(f"{printable(path)} is sound, nothing was changed: {saved}")
+        return 0
+    click.echo(f"{printable(path)} was damaged, and is kept as {printable(done.kept)}")
+    click.echo(f"saved: {saved}")
+    click.echo(f"lost: {done.n_lost:,} messages that are known of")
+    click.echo(f"replaced: {done.n_changed:,} values that made no sense")
+    return 0
 
 
 def _is_terminal(stream: Any) -> bool:

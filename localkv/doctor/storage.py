@@ -80,7 +80,8 @@ def check_models() -> Finding:
 
 def check_sessions() -> Finding:
     """The file of chat's sessions, which is only read."""
-    from localkv.chat.store import SCHEMA_VERSION, default_path
+    from localkv.chat.schema import SCHEMA_VERSION, SQLITE_ERRORS, damage_of, version_of
+    from localkv.chat.store import default_path
 
     path = default_path()
     facts: dict[str, Any] = {"path": str(path), "sessions": None}
@@ -89,17 +90,35 @@ def check_sessions() -> Finding:
         return Finding("sessions", "warning", f"{path} can't be written", hint, facts)
     if not path.exists():
         return Finding("sessions", "info", f"none yet, {path}", None, facts)
+    if not path.is_file():
+        return Finding("sessions", "warning", f"{path} is no file", hint, facts)
+    repair = "localkv chat --repair saves what can be read, and keeps the damaged file"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
+            version = version_of(db)
+            if version > SCHEMA_VERSION:
+                return Finding(
+                    "sessions", "warning", f"{path}: made by a newer localkv", hint, facts
+                )
+            damage = damage_of(db)
             (n_sessions,) = db.execute("SELECT COUNT(*) FROM sessions").fetchone()
-    except sqlite3.Error as error:
-        return Finding("sessions", "warning", f"{path}: {error}", hint, facts)
-    facts |= {"sessions": n_sessions, "bytes": path.stat().st_size}
-    if version > SCHEMA_VERSION:
-        return Finding("sessions", "warning", f"{path}: made by a newer localkv", hint, facts)
+    except SQLITE_ERRORS as error:
+        return Finding("sessions", "warning", f"{path}: {error}", repair, facts)
+    if damage:
+        return Finding("sessions", "warning", f"{path} is damaged: {damage}", repair, facts)
+    facts |= {"sessions": n_sessions, "bytes": path.stat().st_size, "private": _private(path)}
     summary = f"{path}, {n_sessions} sessions, {byte_size(facts['bytes'])}"
+    if not facts["private"]:
+        hint = f"the next localkv chat closes it to them, if it is yours; or chmod go= {path}"
+        return Finding("sessions", "warning", f"{summary}; others may read it", hint, facts)
     return Finding("sessions", "ok", summary, None, facts)
+
+
+def _private(path: Path) -> bool:
+    from localkv.chat.private_file import SIDECARS, is_private
+
+    files = (Path(f"{path}{suffix}") for suffix in SIDECARS)
+    return all(is_private(file) for file in (path, path.parent, *files) if file.exists())
 
 
 def _size(n_bytes: int) -> str:

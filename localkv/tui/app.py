@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
+from textual.theme import Theme
 
 from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
+from localkv.errors import LocalKVError
 from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.engine_screen import EngineFactory
 from localkv.tui.themes import DARK, LIGHT
@@ -41,12 +44,24 @@ class ChatApp(App[None]):
     def on_mount(self) -> None:
         self.register_theme(DARK)
         self.register_theme(LIGHT)
-        chosen = self.store.preference("theme")
+        chosen = None
+        with self._told():
+            chosen = self.store.preference("theme")
         self.theme = chosen if chosen in self.available_themes else DARK.name
-        self.theme_changed_signal.subscribe(
-            self, lambda theme: self.store.set_preference("theme", theme.name)
-        )
+        self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.push_screen(self.chat)
+
+    def _keep_theme(self, theme: Theme) -> None:
+        with self._told():
+            self.store.set_preference("theme", theme.name)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Around what the chat can do without."""
+        try:
+            yield
+        except LocalKVError as error:
+            self.notify(str(error), severity="error", markup=False)
 
     def action_help_quit(self) -> None:
         """Ctrl+C where nothing is selected, which ends other programs."""

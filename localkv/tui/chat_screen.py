@@ -20,6 +20,7 @@ from localkv.chat.conversation import Message
 from localkv.chat.reasoning import split_reasoning
 from localkv.errors import LocalKVError
 from localkv.tui.answering import Answering
+from localkv.tui.figures import title_line
 from localkv.tui.help_screen import HelpScreen
 from localkv.tui.messages import (
     BranchWanted,
@@ -74,10 +75,17 @@ class ChatScreen(Answering):
                 yield LoadStrip("", id="load-strip")
                 yield CommandHints("", id="hints")
                 yield Static("", id="editing")
-                yield Prompt(self.session.store.prompts())
+                yield Prompt(self._sent_before())
                 yield StatusLine("", id="status")
             yield SidePanel(id="panel")
         yield Footer(show_command_palette=True)
+
+    def _sent_before(self) -> list[str]:
+        try:
+            return self.session.store.prompts()
+        except LocalKVError as error:
+            self._tell_problem(error)
+            return []
 
     async def on_mount(self) -> None:
         self.query_one(CommandHints).display = False
@@ -97,9 +105,10 @@ class ChatScreen(Answering):
         await self.transcript.show(conversation, self.session.model_name or "Assistant")
 
     def show_title(self) -> None:
-        self.query_one("#title", Static).update(Content(self.session.title))
+        title = title_line(self.session.title)
+        self.query_one("#title", Static).update(Content(title))
         self.query_one("#model-name", Static).update(Content(self.session.model_name))
-        self.sub_title = self.session.title
+        self.sub_title = title
 
     def show_settings(self) -> None:
         self.query_one(Settings).show(self.session)
@@ -168,7 +177,7 @@ class ChatScreen(Answering):
             change_setting(self, event.name, event.text)
         except LocalKVError as error:
             self.query_one(Settings).refuse(event.name)
-            self.notify(str(error), severity="error")
+            self.notify(str(error), severity="error", markup=False)
 
     @on(SystemPromptChanged)
     def _system_prompt_changed(self, event: SystemPromptChanged) -> None:
@@ -262,8 +271,14 @@ class ChatScreen(Answering):
 
     async def open_session(self, session_id: int) -> None:
         """Resume a stored session."""
-        if not self.refuse_while_busy():
-            await self.show_session(self.session.resumed(session_id))
+        if self.refuse_while_busy():
+            return
+        try:
+            session = self.session.resumed(session_id)
+        except LocalKVError as error:  # another chat has deleted it, or it is damaged
+            await self.transcript.note(str(error), error=True)
+            return
+        await self.show_session(session)
 
     async def action_select_message(self, step: int) -> None:
         """Move the focus over the messages; past the last one to the prompt."""

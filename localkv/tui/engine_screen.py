@@ -59,7 +59,7 @@ class EngineScreen(Screen[None]):
         said, when = self._problem
         if str(error) != said or time.monotonic() - when > PROBLEM_SECONDS:
             self._problem = (str(error), time.monotonic())
-            self.notify(str(error), severity="error")
+            self.notify(str(error), severity="error", markup=False)
 
     # for subclasses to fill in
 
@@ -124,7 +124,7 @@ class EngineScreen(Screen[None]):
         self.show_model()
         self.show_meter()
         for line in facts.warnings:
-            self.notify(line, severity="warning", timeout=10)
+            self.notify(line, severity="warning", timeout=10, markup=False)
         if self.wants_answer:
             await self.begin_answer()
         else:

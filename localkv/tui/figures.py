@@ -9,6 +9,8 @@ from textual.content import Content
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 RISING = " ▁▂▃▄▅▆▇█"
+LONGEST_TITLE = 200
+"""Characters of a session's title that are shown."""
 
 
 def size(n_bytes: float) -> str:
@@ -66,3 +68,8 @@ _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t
 def printable_text(text: str) -> str:
     """A text without what could steer a terminal: control characters as their pictures."""
     return text.translate(_PICTURES)
+
+
+def title_line(title: str) -> str:
+    """A session's title on one line, however long and whatever is in it."""
+    return printable_text(" ".join(title[:LONGEST_TITLE].split()))

@@ -14,7 +14,8 @@ from textual.widgets import Input, Label, OptionList
 from textual.widgets.option_list import Option
 
 from localkv.chat.store import SessionSummary, Store
-from localkv.tui.figures import ago
+from localkv.errors import LocalKVError
+from localkv.tui.figures import ago, title_line
 
 _KEYS = "↑↓ choose   Enter resume   Ctrl+D delete   Esc back"
 
@@ -52,7 +53,11 @@ class SessionsScreen(ModalScreen[int | None]):
         self._search("")
 
     def _search(self, text: str) -> None:
-        self._found = self.store.sessions(text)
+        nothing = "No session matches" if text else "No session yet"
+        try:
+            self._found = self.store.sessions(text)
+        except LocalKVError as error:
+            self._found, nothing = [], str(error)
         options = self.query_one(OptionList)
         at = options.highlighted or 0
         options.clear_options()
@@ -60,15 +65,15 @@ class SessionsScreen(ModalScreen[int | None]):
         if self._found:
             options.highlighted = min(at, len(self._found) - 1)
         else:
-            options.add_option(
-                Option("No session matches" if text else "No session yet", disabled=True)
-            )
+            options.add_option(Option(Content(nothing), disabled=True))
         self._ask(None)
 
     def _option(self, session: SessionSummary) -> Option:
         mark = " · open" if session.id == self.current_id else ""
         facts = f"{session.n_messages} messages · {ago(session.updated)}{mark}"
-        prompt = Content.assemble((session.title, "bold"), "\n", (facts, "$foreground 60%"))
+        prompt = Content.assemble(
+            (title_line(session.title), "bold"), "\n", (facts, "$foreground 60%")
+        )
         return Option(prompt, id=str(session.id))
 
     def _ask(self, session_id: int | None) -> None:
@@ -106,6 +111,10 @@ class SessionsScreen(ModalScreen[int | None]):
         if self._asked != session.id:
             self._ask(session.id)
             return
-        self.store.delete_session(session.id)
+        try:
+            self.store.delete_session(session.id)
+        except LocalKVError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
         self.deleted.add(session.id)
         self._search(self.query_one(Input).value)

@@ -1,0 +1,88 @@
+"""From rows of the file of sessions to values, and which rows are damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, get_args
+
+from localkv.chat.conversation import Message, Role
+from localkv.chat.engine import Finished
+from localkv.chat.wire import checked, sampling_params_from_json
+from localkv.config import SamplingParams
+from localkv.errors import UsageError
+
+MESSAGE_COLUMNS = "id, parent_id, role, content, finish_reason, stats, error"
+
+_FINISHED = {field.name for field in fields(Finished)}
+
+
+def message_of(row: Sequence[Any]) -> Message:
+    """The message of a row of `MESSAGE_COLUMNS`.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    number, parent_id, role, content, reason, stats, error = row
+    if role not in get_args(Role):
+        raise ValueError(f"message {number} is neither the user's nor an answer")
+    try:
+        values = (parent_id, role, content, reason, None, error)
+        message = checked(Message, dict(zip(_MESSAGE_FIELDS, (number, *values), strict=True)))
+        message.stats = stats_of(stats)
+    except ValueError as wrong:
+        raise ValueError(f"message {number}: {wrong}") from None
+    return message
+
+
+_MESSAGE_FIELDS = [field.name for field in fields(Message)]
+
+
+def stats_of(text: Any) -> Finished | None:
+    """The figures of an answer; what a later version may add to them is left out.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    if text is None:
+        return None
+    values = _json_object(text, "stats")
+    return checked(Finished, {k: v for k, v in values.items() if k in _FINISHED})
+
+
+def settings_of(text: Any) -> Mapping[str, Any]:
+    """What was chosen for a session.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    settings = _json_object(text, "settings")
+    chosen_params(settings)
+    return settings
+
+
+def chosen_params(settings: Mapping[str, Any]) -> tuple[SamplingParams, int | None]:
+    """How tokens are drawn, and how many at most (None is as many as there is room for).
+
+    Raises:
+        ValueError: there are no such settings, or they have no such values.
+    """
+    values = dict(settings)
+    max_tokens = values.pop("max_tokens", None)
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 0):
+        raise ValueError(f"its max_tokens is {max_tokens!r:.60}")
+    try:
+        return sampling_params_from_json({**asdict(SamplingParams()), **values}), max_tokens
+    except UsageError as error:
+        raise ValueError(error.message) from None
+
+
+def _json_object(text: Any, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"its {name} can't be read")
+    return value
