@@ -64,6 +64,8 @@ def check_tables(rows: SegmentBatch, batch: Batch) -> None:
     n_sequences, width = len(starts) - 1, rows.page_table.shape[-1]
     if starts[0] != 0 or list(starts) != sorted(starts):
         raise BoundsError(f"sequences start at {starts}")
+    if len(batch.generated) != n_sequences:
+        raise BoundsError(f"{len(batch.generated)} kinds of {n_sequences} sequences")
     check_tensor("positions", batch.positions, torch.int64, n_tokens)
     check_tensor("the page table", rows.page_table, torch.int64, n_sequences, width)
     if len(rows.lengths) != n_sequences:

@@ -33,15 +33,17 @@ from localkv.kernels.cpu.linear_panels import LAYOUTS
 from localkv.kernels.cpu.linear_rows import ROW_FORMATS
 from localkv.kernels.cpu.page_layout import Side, plane_order, restore_plane
 from localkv.kernels.cpu.rotate import rotate_cpu
+from localkv.kernels.cpu.row_operations import apply_rope_cpu, rms_norm_cpu, swiglu_cpu
 from localkv.kernels.cpu.specialize import specialized
 from localkv.kernels.cpu.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.hadamard import hadamard_transform
+from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rms_norm import rms_norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.store_kv import store_kv
 from localkv.kernels.swiglu import swiglu
 from localkv.kv_cache import Batch, KVCache, LayerCache, Segment, SegmentBatch
-from localkv.quant_formats import FORMATS, KV_FORMATS
+from localkv.quant_formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import HAS_VNNI
@@ -108,9 +110,11 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
         lengths.pop()
     while work() > MOST_WORK:
         lengths = [(lengths[0][0] // 2, max(1, lengths[0][1] // 2))]
+    generated = [rng.random() < 0.5 for _ in lengths]
     say(
         f"{type_k}/{type_v} head_dim {head_dim} group {group} x {n_kv_heads} window {window} "
-        f"softcap {softcap} lengths {lengths} segments {bounds} threads {threads(rng)}"
+        f"softcap {softcap} lengths {lengths} segments {bounds} generated {generated} "
+        f"threads {threads(rng)}"
     )
     specs = [SegmentSpec(type_k, type_v, first) for first in bounds]
     cache = KVCache(
@@ -131,7 +135,9 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
     sequences = [cache.new_sequence() for _ in lengths]
 
     def store(parts: list[tuple[int, int]]) -> Batch:
-        batch = cache.batch([(sequences[i], [0] * n) for i, n in parts])
+        batch = cache.batch(
+            [(sequences[i], [0] * n) for i, n in parts], generated=[generated[i] for i, _ in parts]
+        )
         k, v = (torch.randn(batch.starts[-1], n_kv_heads, head_dim) for _ in range(2))
         for segment, rows in zip(layer.segments, batch.segments, strict=True):
             if len(rows.tokens):
@@ -286,6 +292,22 @@ def product_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str],
             part.out.fill_(math.nan)
 
 
+def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
+    """A product as an operation of its own, of every format that a weight can have."""
+    name = rng.choice(list(WEIGHT_FORMATS.values())).name
+    n_in = FORMATS[name].block_size * rng.choice((1, 2, 3, 33))
+    n_out, n_tokens = rng.choice((1, 2, 17, 40)), rng.choice((1, 2, 5, 40))
+    say(f"{name} {n_out} x {n_in}, {n_tokens} tokens, threads {threads(rng)}")
+    products = CpuProducts()
+    packed = guarded_matrix(memory, random_packed(name, n_out, n_in, seed=rng.randrange(1 << 30)))
+    x, bias = (memory.tensor(torch.randn(*shape), "x") for shape in ((n_tokens, n_in), (n_out,)))
+    got = products.linear(x, Linear(products.prepare(packed), bias))
+    rounded = eight_bits(x) if HAS_VNNI and name in LAYOUTS else x.double()
+    assert not got.isnan().any()
+    error = product_error(got.double() - bias, rounded, packed.decode(torch.float64))
+    assert error < 1e-5 * (1 + float(bias.abs().max()) * 10)
+
+
 def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
     """RMSNorm, SwiGLU, RoPE and the Hadamard transform, of any sizes."""
     kind = one_of(rng, "norm", "swiglu", "rope", "rotate")
@@ -303,14 +325,17 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
         chain.add(workers["norm"], [*job, Memory(eps, 4), Memory(out, out.nbytes)], n_threads)
         chain.run()
         close(out, rms_norm(x.double(), weight.double(), 1e-5))
+        assert torch.equal(rms_norm_cpu(x, weight, 1e-5), out)
     elif kind == "swiglu":
         say(f"swiglu {n_tokens} x {n}, threads {n_threads}")
         gate, up = (memory.tensor(9 * torch.randn(n_tokens * n), "x") for _ in range(2))
         want = swiglu(gate.double(), up.double())
-        job = [0, n_tokens * n, Memory(gate, gate.nbytes), Memory(up, up.nbytes)]
-        chain.add(workers["swiglu"], job, n_threads)
-        chain.run()
-        close(gate, want)
+        close(swiglu_cpu(gate.view(n_tokens, n), up.view(n_tokens, n)).flatten(), want)
+        if n_tokens * n % 16 == 0:
+            job = [0, n_tokens * n, Memory(gate, gate.nbytes), Memory(up, up.nbytes)]
+            chain.add(workers["swiglu"], job, n_threads)
+            chain.run()
+            close(gate, want)
     elif kind == "rope":
         head_dim, n_heads = rng.choice((16, 48, 64, 80)), rng.choice((1, 3))
         pairs = rng.choice((1, 2, head_dim // 4, head_dim // 2))
@@ -326,6 +351,8 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
         memories = [Memory(turn, turn.nbytes) for turn in (cos, sin)]
         job = [0, n_tokens, n_heads, head_dim, Memory(x, x.nbytes)]
         job += [Memory(weight, weight.nbytes) if normed else 0, Memory(eps, 4)]
+        if not normed:
+            close(apply_rope_cpu(x, RopeTable(cos, sin, neighbours)), want)
         chain.add(workers["rope"], [*job, pairs, int(neighbours), *memories], n_threads)
         chain.run()
         close(x, want)
@@ -369,6 +396,7 @@ KINDS: dict[str, Callable[[random.Random, GuardedMemory, Callable[[str], None]],
     "attention": attention_case,
     "store": store_case,
     "products": product_case,
+    "linear": linear_case,
     "activations": activation_case,
     **{f"wrong {kind}": partial(wrong_case, kind) for kind in WRONG},
 }

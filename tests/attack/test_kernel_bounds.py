@@ -27,8 +27,8 @@ from localkv.kernels.cpu.rotate import rotate_cpu
 from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kv_cache import LayerCache
 
-FAST = {"attention": 20, "store": 30, "products": 40, "activations": 40}
-LONG = {"attention": 3000, "store": 4000, "products": 6000, "activations": 10000}
+FAST = {"attention": 20, "store": 30, "products": 40, "linear": 20, "activations": 40}
+LONG = {"attention": 3000, "store": 4000, "products": 6000, "linear": 3000, "activations": 10000}
 """Cases by kind."""
 PARTS = 4
 """Processes that the long part is divided among."""

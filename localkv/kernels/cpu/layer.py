@@ -25,6 +25,7 @@ from localkv.kernels.cpu.store_kv import add_store, has_encoders, store_kv_cpu, 
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights
 from localkv.kernels.store_kv import store_rotated
 from localkv.kv_cache import LayerCache, SegmentBatch
+from localkv.simd.vector import LANES
 
 MANY_CHAINS = 4096
 """So many are remembered."""
@@ -214,6 +215,8 @@ class CpuLayer:
 
         def make(chain: Chain) -> None:
             h = self._add_norm(chain, n_tokens, ffn_norm, eps)
+            if n_ff % LANES:
+                raise BoundsError(f"{n_ff} values are no multiple of {LANES}")
             n_bytes = 4 * n_tokens * n_ff
             gate, up = (chain.take(n_bytes) for _ in range(2))
             products = [with_bias(mlp.ffn_gate, gate), with_bias(mlp.ffn_up, up)]
