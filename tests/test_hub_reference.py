@@ -70,6 +70,10 @@ def test_names(text: str, expected: HubReference) -> None:
         "https://huggingface.co/",
         "https://huggingface.co/org/repo/blob/main/README.md",
         "ä/b",
+        "org/repo/../x.gguf",
+        "org/repo/a//x.gguf",
+        "org/repo/.gguf",
+        "https://huggingface.co/org/repo/blob/main/a%1b%5bx.gguf",
     ],
 )
 def test_what_is_no_name(text: str) -> None:
@@ -88,6 +92,14 @@ def test_a_file_given_apart() -> None:
     for text in ("org/repo:Q4_0", "org/repo/y.gguf"):
         with pytest.raises(UsageError, match="name two files"):
             parse_reference(text, "x.gguf")
+
+
+@pytest.mark.parametrize(
+    "file", ["", "x", "../x.gguf", "a\nx.gguf", "/x.gguf", "x" * 300 + ".gguf"]
+)
+def test_a_file_that_no_repository_has(file: str) -> None:
+    with pytest.raises(UsageError, match="is not the path of a GGUF file"):
+        parse_reference("org/repo", file)
 
 
 def test_what_can_only_be_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import struct
 import time
 import zlib
 from collections import Counter
@@ -18,7 +19,7 @@ from fake_hub import Answer, FakeHub
 from hub_lies import NAMES, VALUES, hostile_answer, mutated_bytes, mutated_listing
 from program import Program, Result
 
-from localkv.loader.hub import client, exchange
+from localkv.loader.hub import client, exchange, remote_header
 
 REPO = "org/repo"
 FAST_SEEDS, LONG_SEEDS = 120, 6000
@@ -54,6 +55,18 @@ class Attack:
         result = self._program("pull", name)
         assert time.monotonic() - start < LIMIT_S
         self._check(result)
+        return result
+
+    def run(self, *argv: str) -> Result:
+        """Run another command that asks the hub, in an empty cache, which stays empty."""
+        shutil.rmtree(self._outside, ignore_errors=True)
+        start = time.monotonic()
+        result = self._program(*argv)
+        assert time.monotonic() - start < LIMIT_S
+        assert "a bug" not in result.err
+        assert "Traceback" not in result.err
+        assert all(line.isprintable() for line in result.err.splitlines())
+        assert not self._outside.exists()
         return result
 
     def _check(self, result: Result) -> None:
@@ -472,3 +485,80 @@ def test_an_endpoint_that_is_no_address(attack: Attack, monkeypatch, endpoint: s
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     assert attack.pull().code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HTTP_PROXY", "nonsense://x"),
+        ("ALL_PROXY", "socks5://127.0.0.1:1"),
+        ("SSL_CERT_FILE", "/dev/null/none"),
+        ("HTTP_PROXY", "http://[::1"),
+    ],
+)
+def test_a_client_that_can_not_be_set_up(
+    attack: Attack, monkeypatch, name: str, value: str
+) -> None:
+    from huggingface_hub import close_session
+
+    close_session()
+    for variable in (name, name.lower()):
+        monkeypatch.setenv(variable, value)
+    attack.pull()  # what no variable forbids may succeed
+    close_session()
+
+
+@pytest.mark.parametrize("what", ["bytes", "folder"])
+def test_a_token_that_can_not_be_read(attack: Attack, tmp_path: Path, what: str) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(b"\xff\xfe") if what == "bytes" else path.mkdir()
+    assert "the access token can't be read" in attack.pull().err
+
+
+# -- headers of models that are not fetched
+
+
+def plan(attack: Attack, seeds: range) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            one_lie(Random(seed), attack.hub)
+            result = attack.run("plan", "-hf", REPO)
+        except BaseException:
+            print(f"seed {seed}")
+            raise
+        assert result.code in (0, 1)
+        outcomes["planned" if result.code == 0 else "refused"] += 1
+    return outcomes
+
+
+def test_a_search_for_headers(attack: Attack, tiny_model: Path) -> None:
+    attack.hub.repos[REPO] = {**FILES, "m-Q4_K_M.gguf": tiny_model.read_bytes()}
+    outcomes = plan(attack, range(FAST_SEEDS // 2))
+    assert min(outcomes.values()) > FAST_SEEDS // 40
+
+
+def test_a_header_without_end(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 1 TiB whose first value is an array of nearly as much."""
+    size, limit = 1 << 40, 4 << 20
+    monkeypatch.setattr(remote_header, "MAX_BYTES", limit)
+    array = struct.pack("<IIQ", 9, 0, size // 2)  # of bytes
+    head = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + array
+    data = listing(attack.hub)
+    file = data["siblings"][0]
+    file["size"] = file["lfs"]["size"] = size
+    body = json.dumps(data).encode()
+
+    def answer(kind: str, path: str) -> Answer:
+        if kind == "listing":
+            return ok(body)
+        start, _, last = (attack.hub.requests[-1].range or "").removeprefix("bytes=").partition("-")
+        n_bytes = int(last) + 1 - int(start)
+        about = f"HTTP/1.1 206 x\r\nContent-Range: bytes {start}-{last}/{size}\r\n\r\n"
+        content = head + bytes(n_bytes - len(head)) if start == "0" else bytes(n_bytes)
+        return [about.encode(), content]
+
+    attack.hub.lie = answer
+    result = attack.run("plan", "-hf", REPO)
+    assert "the header of m-Q4_K_M.gguf takes more than 4.00 MiB" in result.err
+    assert attack.hub.lie_bytes <= 2 * limit

@@ -115,16 +115,25 @@ def _endpoint() -> str:
 
 
 def _headers() -> dict[str, str]:
-    from huggingface_hub import get_token
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    token = get_token()
-    if token is not None and not (token.isascii() and token.isprintable()):
-        raise HubError(
-            "the access token has characters that none can have",
-            hint="set HF_TOKEN to a valid one, or unset it (or run `hf auth logout`)",
-        )
+    _token()  # before it is put into a header, and that into a message
     return build_hf_headers(library_name="localkv")
+
+
+def _token() -> str | None:
+    """The access token, if there is one."""
+    from huggingface_hub import get_token
+
+    try:
+        token = get_token()
+        if token is None or (token.isascii() and token.isprintable()):
+            return token
+        problem = "has characters that none can have"
+    except (OSError, ValueError) as error:
+        problem = f"can't be read: {type(error).__name__}"
+    hint = "set HF_TOKEN to a valid one, or unset it (or run `hf auth logout`)"
+    raise HubError(f"the access token {problem}", hint=hint)
 
 
 def _is_rest(response: Any, file: RepoFile, start: int) -> bool:
@@ -157,7 +166,7 @@ def _other_size(file: RepoFile, n_bytes: int | None) -> HubError:
 
 @contextmanager
 def _one_line_errors(reference: HubReference, file: RepoFile | None = None) -> Iterator[None]:
-    from huggingface_hub import errors, get_token
+    from huggingface_hub import errors
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # its warnings would go between our lines
@@ -172,7 +181,7 @@ def _one_line_errors(reference: HubReference, file: RepoFile | None = None) -> I
             hint=f"accept them on https://{host()}/{repo}, and set HF_TOKEN to your access token",
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise _not_found(repo, get_token()) from error
+        raise _not_found(repo, _token()) from error
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{repo} has no revision {quoted(reference.revision)}") from error
     except errors.EntryNotFoundError as error:
@@ -181,7 +190,7 @@ def _one_line_errors(reference: HubReference, file: RepoFile | None = None) -> I
         status = error.response.status_code
         if status == 416 and file is not None:
             raise _other_size(file, None) from error
-        if status == 401 and get_token() is None:  # so the hub hides what is private
+        if status == 401 and _token() is None:  # so the hub hides what is private
             raise _not_found(repo, None) from error
         raise _status_error(status, repo) from error
     except errors.HFValidationError as error:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
+from localkv.errors import HubError, printable
 from localkv.loader.hub.listing import NonsenseError
 
 if TYPE_CHECKING:
@@ -51,9 +52,8 @@ def answer_of(
         huggingface_hub's errors, and those of its HTTP client: a refusal, or no answer.
     """
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # its names are lazy
 
-    client = get_session()
+    client = _client()
     with _Deadline(ANSWER_SECONDS) as deadline:
         request = client.build_request(
             "GET",
@@ -70,6 +70,18 @@ def answer_of(
         yield response
     finally:
         response.close()
+
+
+def _client() -> Any:
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # its names are lazy
+
+    try:
+        return get_session()
+    except Exception as error:  # of any kind: it reads half a dozen variables
+        raise HubError(
+            f"no request can be made: {printable(str(error)[:200])}",
+            hint="look at HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and the like",
+        ) from error
 
 
 def _final_response(client: Any, request: Any) -> Any:

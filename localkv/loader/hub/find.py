@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localkv.errors import HubError
+from localkv.errors import HubError, printable
 from localkv.loader.hub.cache import CachedModel, cached_models
 from localkv.loader.hub.client import HubUnreachableError, host, is_offline, list_files
 from localkv.loader.hub.download import Download, fetch, plan_download
@@ -110,5 +110,5 @@ def _choose_cached(cached: list[CachedModel], reference: HubReference) -> Cached
 
 def _names(cached: list[CachedModel]) -> str:
     more = len(cached) - MAX_LISTED
-    names = ", ".join(item.name for item in cached[:MAX_LISTED])
+    names = ", ".join(printable(item.name) for item in cached[:MAX_LISTED])
     return f"{names} and {more} more" if more > 0 else names

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from localkv.errors import UsageError, quoted
-from localkv.loader.hub.plain_path import is_plain_path
+from localkv.loader.hub.plain_path import is_model_path, is_plain_path
 
 DEFAULT_REVISION = "main"
 
@@ -82,17 +82,23 @@ def parse_reference(text: str, file: str | None = None) -> HubReference:
     repo, _, quant = "/".join(parts[:2]).partition(":")
     inner = unquote("/".join(parts[2:])) or None
     quant_fits = _QUANT.fullmatch(quant) if quant else repo == "/".join(parts[:2])
-    file_fits = inner is None or (inner.lower().endswith(".gguf") and not quant)
+    file_fits = inner is None or (_is_file(inner) and not quant)
     if not (is_repo(repo) and quant_fits and file_fits):
         raise UsageError(
             f"{quoted(text)} does not name a model on Hugging Face",
             hint="such a name is ORG/REPO, ORG/REPO:QUANT or ORG/REPO/FILE.gguf",
         )
     if file is not None:
+        if not _is_file(file):
+            raise UsageError(f"{quoted(file)} is not the path of a GGUF file")
         if quant or inner not in (None, file):
             raise UsageError(f"{quoted(text)} and {quoted(file)} name two files, give one")
         inner = file
     return HubReference(repo, quant or None, inner, revision)
+
+
+def _is_file(path: str) -> bool:
+    return is_plain_path(path) and is_model_path(path)
 
 
 def _without_host(text: str) -> str:

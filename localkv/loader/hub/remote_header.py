@@ -18,8 +18,8 @@ FIRST_BYTES = 1 << 20
 """Bytes of the first request; each further one doubles what there is."""
 
 
-MAX_BYTES = 256 << 20
-"""Bytes of a header; those of the largest vocabularies take a tenth of it."""
+MAX_BYTES = 128 << 20
+"""Bytes of a header that are asked for; those of the largest vocabularies take a tenth of it."""
 
 
 @dataclass(frozen=True)

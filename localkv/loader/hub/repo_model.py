@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from localkv.errors import HubError, byte_size
+from localkv.errors import HubError, byte_size, printable
 from localkv.loader.hub.plain_path import is_model_path
 from localkv.loader.hub.reference import HubReference
 from localkv.loader.split_name import split_name
@@ -165,6 +165,8 @@ def choose(models: Sequence[RepoModel], reference: HubReference, where: str) -> 
 def listed(named: Iterable[tuple[str, RepoModel]]) -> str:
     """Names with sizes for a line, the smallest first; of many a few."""
     in_order = sorted(named, key=lambda item: item[1].n_bytes)
-    shown = [f"{name} ({byte_size(model.n_bytes)})" for name, model in in_order[:MAX_LISTED]]
+    shown = [
+        f"{printable(name)} ({byte_size(model.n_bytes)})" for name, model in in_order[:MAX_LISTED]
+    ]
     more = len(in_order) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
