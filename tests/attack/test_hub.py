@@ -538,6 +538,15 @@ def test_a_search_for_headers(attack: Attack, tiny_model: Path) -> None:
     assert min(outcomes.values()) > FAST_SEEDS // 40
 
 
+@pytest.mark.attack
+def test_a_long_search_for_headers(attack: Attack, tiny_model: Path) -> None:
+    attack.hub.repos[REPO] = {**FILES, "m-Q4_K_M.gguf": tiny_model.read_bytes()}
+    n_seeds = LONG_SEEDS // 4
+    outcomes = plan(attack, range(50_000, 50_000 + n_seeds))
+    print(dict(outcomes))
+    assert min(outcomes.values()) > n_seeds // 20
+
+
 def test_a_header_without_end(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of 1 TiB whose first value is an array of nearly as much."""
     size, limit = 1 << 40, 4 << 20

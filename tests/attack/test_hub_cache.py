@@ -8,11 +8,14 @@ import os
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from fake_hub import COMMIT, FakeHub
+from odd_cache import fill_at_random
 from program import Program, Result
 
 from localkv.loader.hub.cache import cached_models
@@ -22,6 +25,7 @@ from localkv.loader.hub.reference import parse_reference
 from localkv.loader.split_name import split_name
 
 REPO = "org/repo"
+FAST_SEEDS, LONG_SEEDS = 30, 1500
 DATA = hashlib.shake_128(b"model").digest(100_000)
 OTHER = hashlib.shake_128(b"other").digest(3_000)
 OTHER_DIGEST = hashlib.sha256(OTHER).hexdigest()
@@ -265,6 +269,58 @@ def test_many_entries(here: Program, folder: Path, snapshot: Path) -> None:
     assert "and 3988 more" in removal.err
     assert len(removal.err) < 1200
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.attack
+def test_a_hundred_thousand_entries(here: Program, snapshot: Path) -> None:
+    (snapshot / "x.gguf").write_bytes(b"GGUF")
+    for i in range(100_000):
+        os.link(snapshot / "x.gguf", snapshot / f"d{i % 3}-{i}-Q8_0.gguf") if i % 50_000 else None
+    start = time.monotonic()
+    assert len(cached_models()) > 99_000
+    assert "can mean" in in_lines(here("rm", REPO, "-y")).err
+    assert here("rm", f"{REPO}/x.gguf", "-y").code == 0
+    print(f"{time.monotonic() - start:.1f} s")
+
+
+def search(here: Program, tmp_path: Path, model: Path, seeds: range) -> Counter[str]:
+    """Fill caches at random, look at all that is listed and delete it; outcomes by kind."""
+    from huggingface_hub import constants
+
+    outcomes: Counter[str] = Counter()
+    for seed in seeds:
+        box = tmp_path / f"{seed}"
+        outside = box / "outside"
+        outside.mkdir(parents=True)
+        (outside / "important.gguf").write_bytes(DATA)
+        fill_at_random(Random(seed), box / "hub", model, outside)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(constants, "HF_HUB_CACHE", str(box / "hub"))
+            print(f"seed {seed}")
+            every_command(here)
+            names = here("list", "-q").out.splitlines()
+            for name in (*names, REPO, "org/two"):
+                in_lines(here("show", name))
+                outcomes[f"rm {in_lines(here('rm', name, '-y')).code}"] += 1
+            outcomes["listed"] += len(names)
+            assert in_lines(here("pull", f"{REPO}:Q8_0")).code in (0, 1)
+        assert [path.name for path in outside.iterdir()] == ["important.gguf"]
+        assert (outside / "important.gguf").read_bytes() == DATA
+        assert model.exists()
+        shutil.rmtree(box)
+    return outcomes
+
+
+def test_random_caches(here: Program, tmp_path: Path, tiny_model: Path) -> None:
+    outcomes = search(here, tmp_path, tiny_model, range(FAST_SEEDS))
+    assert min(outcomes["rm 0"], outcomes["rm 1"], outcomes["listed"]) > FAST_SEEDS // 5
+
+
+@pytest.mark.attack
+def test_many_random_caches(here: Program, tmp_path: Path, tiny_model: Path) -> None:
+    outcomes = search(here, tmp_path, tiny_model, range(1000, 1000 + LONG_SEEDS))
+    print(dict(outcomes))
+    assert min(outcomes["rm 0"], outcomes["rm 1"], outcomes["listed"]) > LONG_SEEDS // 5
 
 
 # -- rm
