@@ -189,6 +189,17 @@ def test_pull_prints_the_path(here: Program, repo: FakeHub, tmp_path: Path) -> N
     assert here("pull", REPO, "-hff", "tiny-Q4_K_M.gguf").out.endswith("tiny-Q4_K_M.gguf\n")
 
 
+def test_pull_asks_for_nothing_else(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repos[REPO] = {"m.gguf": b"x" * 1000}
+    with localkv_process("pull", REPO, env=environment(hub, tmp_path)) as process:
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [request.path for request in hub.requests] == [
+        f"/api/models/{REPO}/revision/main",
+        f"/{REPO}/resolve/{COMMIT}/m.gguf",
+    ]
+
+
 @pytest.mark.parametrize(
     ("reference", "error"),
     [

@@ -115,10 +115,18 @@ def _endpoint() -> str:
 
 
 def _headers() -> dict[str, str]:
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    """Who asks, with the access token if there is one.
 
-    _token()  # before it is put into a header, and that into a message
-    return build_hf_headers(library_name="localkv")
+    Not huggingface_hub's, which would ask the hub first, without any limit, for names of variables
+    to look for and tell it of.
+    """
+    from huggingface_hub import constants
+
+    from localkv import __version__
+
+    headers = {"User-Agent": f"localkv/{__version__}"}
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else _token()
+    return headers if token is None else headers | {"Authorization": f"Bearer {token}"}
 
 
 def _token() -> str | None:
