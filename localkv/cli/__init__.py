@@ -15,6 +15,7 @@ from localkv.cli.failure import BROKEN_PIPE, INTERRUPTED, USAGE, report, silence
 from localkv.cli.interrupts import end_unseen
 from localkv.cli.options import version_option
 from localkv.cli.standard_streams import prepare_streams
+from localkv.cli.terminal import guard_streams
 
 __all__ = ["cli", "main", "run"]
 
@@ -83,4 +84,5 @@ def main() -> NoReturn:
         from localkv.cli.completion import answer_shell
 
         sys.exit(answer_shell(cli, instruction))
+    guard_streams()
     sys.exit(run(sys.argv[1:]))

@@ -16,6 +16,7 @@ from rich_click import RichCommand, RichGroup
 from localkv.cli.arguments import check_arguments
 from localkv.cli.config_file import config_defaults
 from localkv.cli.messages import did_you_mean
+from localkv.cli.terminal import OwnText
 from localkv.errors import UsageError
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "rich_help_config": {"theme": "default-slim"}}
@@ -44,7 +45,7 @@ class Command(RichCommand):
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
-        return super().get_help(ctx) if _on_terminal() else _plain_help(self, ctx)
+        return OwnText(super().get_help(ctx)) if _on_terminal() else _plain_help(self, ctx)
 
 
 class Group(RichGroup):
@@ -96,7 +97,7 @@ class Group(RichGroup):
         return command
 
     def get_help(self, ctx: click.Context) -> str:
-        return super().get_help(ctx) if _on_terminal() else _plain_help(self, ctx)
+        return OwnText(super().get_help(ctx)) if _on_terminal() else _plain_help(self, ctx)
 
 
 def _siblings(ctx: click.Context) -> list[str]:

@@ -28,6 +28,7 @@ from localkv.cli.options import (
     json_option,
     loading_options,
     option,
+    raw_option,
 )
 from localkv.cli.prompt import read_file, read_stdin, without_final_newline
 from localkv.cli.sampling_options import sampling_options, sampling_params
@@ -93,6 +94,7 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
         default=True,
         help="Print the text as it comes, or once it is complete.  [default: stream]",
     ),
+    raw_option(),
     flag("--stats", panel="Output", help="Print speed and sizes on stderr at the end."),
     flag(
         "-v",
@@ -124,6 +126,7 @@ def _run(
     output: str | None,
     as_json: bool,
     stream: bool,
+    raw: bool,
     stats: bool,
     verbose: bool,
     quiet: bool,
@@ -145,7 +148,7 @@ def _run(
     if chat_template_file is not None:
         template_text = read_file(chat_template_file, "the chat template")
     text = _prompt_text(prompt, file, escape)
-    with TextOutput(output) as out:
+    with TextOutput(output, raw=raw) as out:
         if chat:
             from localkv.loader.template_process import start_ahead
 

@@ -13,6 +13,7 @@ import click
 from localkv.cli.command import Command
 from localkv.cli.messages import one_line
 from localkv.cli.options import json_option
+from localkv.cli.terminal import OwnText
 
 if TYPE_CHECKING:
     from localkv.doctor.finding import Finding
@@ -39,7 +40,7 @@ def _run(*, as_json: bool) -> int:
         click.echo(json.dumps({"version": __version__, "ok": is_ok, "checks": checks}))
     else:
         for line in _lines(findings):
-            click.echo(line)
+            click.echo(OwnText(line))
     return 0 if is_ok else 1
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from localkv.cli.messages import say
+from localkv.cli.terminal import unguarded
 from localkv.errors import byte_size
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def _bar(download: Download) -> Iterator[Advance]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(
+        *columns, console=Console(file=unguarded(sys.stderr)), transient=True
+    ) as progress:
         task = progress.add_task("", total=download.n_bytes, completed=download.present_bytes)
         yield lambda n_bytes: progress.advance(task, n_bytes)

@@ -83,6 +83,16 @@ def flag(*names: str, panel: str, **attributes: Any) -> RichOption:
     return option(*names, panel=panel, is_flag=True, default=False, **attributes)
 
 
+def raw_option() -> RichOption:
+    """`--raw`, for commands that print what a model or a file says."""
+    return flag(
+        "--raw",
+        panel="Output",
+        help="Send control characters to a terminal as they are; otherwise pictures show where "
+        "they are. Files and pipes always get them.",
+    )
+
+
 def version_option() -> click.Option:
     """`--version`."""
 

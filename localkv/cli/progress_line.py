@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from localkv.cli.messages import one_line
+from localkv.cli.terminal import OwnText
 
 _TO_LINE_START = "\r\x1b[K"
 
@@ -31,7 +32,7 @@ class ProgressLine:
 
     def _print(self, text: str) -> None:
         if self.on_terminal:
-            print(text, end="", file=sys.stderr, flush=True)
+            print(OwnText(text), end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self

@@ -14,8 +14,9 @@ from localkv.cli.command import Command
 from localkv.cli.completion import model_values
 from localkv.cli.messages import one_line
 from localkv.cli.model_file import model_file
-from localkv.cli.options import TEXT, flag, json_option, model_options
+from localkv.cli.options import TEXT, flag, json_option, model_options, raw_option
 from localkv.cli.table import table
+from localkv.cli.text_output import TextOutput
 from localkv.errors import ModelFileError, byte_size
 
 if TYPE_CHECKING:
@@ -27,13 +28,13 @@ _SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask
 _TEMPLATE = "tokenizer.chat_template"
 
 
-def _run(*, file: str | None, template: bool, as_json: bool, **values: Any) -> None:
+def _run(*, file: str | None, template: bool, raw: bool, as_json: bool, **values: Any) -> None:
     from localkv.loader.gguf_file import open_gguf
 
     path = model_file(values, argument=file)
     gguf = open_gguf(path)
     if template:
-        _show_template(gguf.metadata, str(path))
+        _show_template(gguf.metadata, str(path), raw)
         return
     facts = describe(gguf)
     if as_json:
@@ -42,11 +43,12 @@ def _run(*, file: str | None, template: bool, as_json: bool, **values: Any) -> N
         click.echo("\n".join(_lines(facts)))
 
 
-def _show_template(metadata: Metadata, path: str) -> None:
+def _show_template(metadata: Metadata, path: str, raw: bool) -> None:
     text = metadata.string(_TEMPLATE, default=None)
     if text is None:
         raise ModelFileError(f"{path}: there is no chat template")
-    click.echo(text, nl=not text.endswith("\n"))
+    with TextOutput(None, raw=raw) as out:
+        out.write(text)
 
 
 def describe(gguf: GGUFFile) -> dict[str, Any]:
@@ -267,6 +269,7 @@ show = Command(
         ),
         *model_options(),
         flag("--template", panel="Output", help="Print the chat template as it is, nothing else."),
+        raw_option(),
         json_option(),
     ],
     callback=_run,

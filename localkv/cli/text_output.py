@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from localkv.cli.terminal import guarded, unguarded
 from localkv.errors import LocalKVError, UsageError
 
 
@@ -19,12 +20,14 @@ class TextOutput:
 
     Args:
         path: a file, or None for stdout.
+        raw: whether a terminal gets control characters as they are.
 
     Raises:
         UsageError: the file can't be written.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, *, raw: bool = False) -> None:
+        self._raw = raw
         self._path = None if path is None or path == "-" else Path(path)
         self._file: TextIO | None = None
         self._last = ""
@@ -47,11 +50,13 @@ class TextOutput:
     def _open(self) -> TextIO:
         if self._file is None:
             if self._path is not None:
-                self._file = self._path.open("w", encoding="utf-8", newline="")
+                self._file = guarded(self._path.open("w", encoding="utf-8", newline=""))
             elif sys.stdout is not None:
                 self._file = sys.stdout
             else:
                 raise LocalKVError("stdout is closed", hint="-o FILE writes to a file")
+            if self._raw:
+                self._file = unguarded(self._file)
         return self._file
 
     def __enter__(self) -> TextOutput:

@@ -21,6 +21,7 @@ from localkv.cli.options import (
     model_options,
     option,
     override_pre_option,
+    raw_option,
 )
 from localkv.cli.prompt import read_file, read_stdin
 from localkv.cli.text_output import TextOutput
@@ -88,7 +89,7 @@ def _piece(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.token_bytes(token, special=True).decode("utf-8", errors="backslashreplace")
 
 
-def _detokenize(*, ids: tuple[str, ...], as_json: bool, **values: Any) -> None:
+def _detokenize(*, ids: tuple[str, ...], raw: bool, as_json: bool, **values: Any) -> None:
     check_model_is_named(values)
     text = " ".join(ids) if ids else read_stdin()
     if text is None:
@@ -98,7 +99,7 @@ def _detokenize(*, ids: tuple[str, ...], as_json: bool, **values: Any) -> None:
     result = tokenizer.decode(tokens)
     if as_json:
         result = json.dumps({"text": result, "ids": tokens}, ensure_ascii=False)
-    with TextOutput(None) as out:
+    with TextOutput(None, raw=raw) as out:
         out.write(result)
 
 
@@ -146,6 +147,7 @@ detokenize = Command(
         RichArgument(["ids"], nargs=-1, type=TEXT, metavar="[IDS]..."),
         *model_options(),
         override_pre_option(),
+        raw_option(),
         json_option(),
     ],
     callback=_detokenize,

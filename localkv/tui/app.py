@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
+from rich.console import Console
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.filter import LineFilter
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.theme import Theme
 
 from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
 from localkv.errors import LocalKVError
+from localkv.terminal_text import visible
 from localkv.tui.chat_screen import ChatScreen
+from localkv.tui.control_filter import ControlFilter
 from localkv.tui.engine_screen import EngineFactory
 from localkv.tui.themes import DARK, LIGHT
+
+_SCHEMES = ("http", "https", "mailto")
+_LONGEST_URL = 200
 
 
 class ChatApp(App[None]):
@@ -38,6 +47,9 @@ class ChatApp(App[None]):
         self, session: ChatSession, options: EngineOptions, new_engine: EngineFactory
     ) -> None:
         super().__init__()
+        self._controls = ControlFilter()
+        # what ends the program may quote an answer: Rich, too, would send its control characters
+        self.error_console = Console(file=sys.stderr, color_system=None, markup=False)
         self.store = session.store
         self.chat = ChatScreen(session, options, new_engine)
 
@@ -61,7 +73,33 @@ class ChatApp(App[None]):
         try:
             yield
         except LocalKVError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.notify(str(error), severity="error")
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), self._controls]
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """Say something in a corner, never as markup: it may quote what a model or a file says."""
+        super().notify(
+            visible(message), title=title, severity=severity, timeout=timeout, markup=False
+        )
+
+    def open_url(self, url: str, *, new_tab: bool = True) -> None:
+        """Open a link of an answer that was clicked, if it is one to open without a thought."""
+        shown = url if len(url) <= _LONGEST_URL else f"{url[:_LONGEST_URL]} …"
+        if url.split(":", 1)[0].lower() not in _SCHEMES:
+            self.notify(f"Not opened, as it is no address on the web: {shown}", severity="warning")
+            return
+        self.notify(f"Opened {shown}")
+        super().open_url(url, new_tab=new_tab)
 
     def action_help_quit(self) -> None:
         """Ctrl+C where nothing is selected, which ends other programs."""

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from textual.content import Content
 
+from localkv.terminal_text import visible
+
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 RISING = " ▁▂▃▄▅▆▇█"
 LONGEST_TITLE = 200
@@ -62,14 +64,6 @@ def ago(then: float) -> str:
     raise AssertionError
 
 
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-
-
-def printable_text(text: str) -> str:
-    """A text without what could steer a terminal: control characters as their pictures."""
-    return text.translate(_PICTURES)
-
-
 def title_line(title: str) -> str:
     """A session's title on one line, however long and whatever is in it."""
-    return printable_text(" ".join(title[:LONGEST_TITLE].split()))
+    return visible(" ".join(title[:LONGEST_TITLE].split()))

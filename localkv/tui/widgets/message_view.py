@@ -13,7 +13,7 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence, MarkdownStrea
 
 from localkv.chat.conversation import Message
 from localkv.chat.reasoning import Reasoned, split_reasoning
-from localkv.tui.figures import printable_text
+from localkv.terminal_text import visible
 from localkv.tui.messages import BranchWanted, EditWanted, RetryWanted
 from localkv.tui.widgets.markdown_parser import markdown_parser
 
@@ -54,9 +54,9 @@ class MessageView(Vertical, can_focus=True):
         self._marks = ""
 
     def compose(self) -> ComposeResult:
-        yield Static(self.author, classes="author")
+        yield Static(Content(self.author), classes="author")
         if self.message.role == "user":
-            yield Static(printable_text(self.message.content), markup=False, classes="said")
+            yield Static(visible(self.message.content), markup=False, classes="said")
             return
         parts = self._parts()
         with Collapsible(title=_reasoning_title(parts), classes="reasoning") as reasoning:
@@ -70,7 +70,7 @@ class MessageView(Vertical, can_focus=True):
         self.show_figures()
 
     def _parts(self) -> Reasoned:
-        return split_reasoning(printable_text(self.message.content))
+        return split_reasoning(visible(self.message.content))
 
     @property
     def writing(self) -> bool:
