@@ -122,9 +122,7 @@ def _headers() -> dict[str, str]:
     """
     from huggingface_hub import constants
 
-    from localkv import __version__
-
-    headers = {"User-Agent": f"localkv/{__version__}"}
+    headers = {"User-Agent": "localkv"}
     token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else _token()
     return headers if token is None else headers | {"Authorization": f"Bearer {token}"}
 
