@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.errors import LocalKVError, UsageError, printable
+from localkv.errors import LocalKVError, UsageError, byte_size, printable
 
 Logits = NDArray[np.float32]
 Chunks = Sequence[Sequence[int]]
@@ -81,8 +81,8 @@ class BaseWriter:
         free = shutil.disk_usage(self._path.parent).free
         if n_bytes > free:
             raise UsageError(
-                f"a base of {len(chunks)} chunks takes {n_bytes / 2**30:.2f} GiB, "
-                f"but {printable(self._path.parent)} has {free / 2**30:.2f} GiB left",
+                f"a base of {len(chunks)} chunks takes {byte_size(n_bytes)}, "
+                f"but {printable(self._path.parent)} has {byte_size(free)} left",
                 hint="use fewer chunks (--chunks)",
             )
         self._archive = zipfile.ZipFile(self._part, "w", allowZip64=True)

@@ -11,17 +11,21 @@ import os
 import reprlib
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from localkv.cache_layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig, KVScales, ModelConfig
 from localkv.errors import UsageError, printable
+from localkv.input_file import read_input
 from localkv.quant_formats import KV_FORMATS
+from localkv.whole_file import write_whole
 
 KIND, VERSION = "localkv KV scales", 1
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """The normal numbers of float32."""
+
+MOST_BYTES = 64 << 20
+"""Of a file of scales; 1000 layers of 1000 heads take half of that."""
 
 _COUNTS = ("n_layers", "n_kv_heads", "head_dim")
 _ROTATIONS = ("rotation_k", "rotation_v")
@@ -107,7 +111,7 @@ def write_kv_scales(path: str | os.PathLike[str], scales: KVScales) -> None:
     """
     text = json.dumps({"kind": KIND, "version": VERSION, **asdict(scales)}, ensure_ascii=False)
     try:
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_whole(path, (text + "\n").encode(errors="replace"))
     except OSError as error:
         raise UsageError(f"the KV scales {printable(path)}: {error.strerror}") from error
 
@@ -120,7 +124,7 @@ def read_kv_scales(path: str | os.PathLike[str]) -> KVScales:
     """
     what = f"the KV scales {printable(path)}"
     try:
-        data = json.loads(Path(path).read_bytes())
+        data = json.loads(read_input(path, MOST_BYTES, what))
     except OSError as error:
         raise UsageError(f"{what}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

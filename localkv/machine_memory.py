@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localkv.system_limits import address_space
+
 _UNLIMITED = 1 << 60
 """Limits from here on are what control groups say where there is none."""
 RUNTIME_BYTES = {"cpu": 256 << 20, "cuda": 512 << 20}
@@ -45,6 +47,8 @@ def machine_memory(root: Path = Path("/")) -> Budget | None:
     if available is None:
         return None
     budgets = [Budget(available, "available on this machine"), *_group_memory(root)]
+    if (space := address_space()) is not None:
+        budgets.append(Budget(space[1], "left of what this process may map (ulimit -v)"))
     return min(budgets, key=lambda budget: budget.n_bytes)
 
 

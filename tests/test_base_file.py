@@ -188,7 +188,7 @@ def test_a_disk_without_room_is_found_out_first(monkeypatch, run, tmp_path: Path
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     result = run("--save-base", tmp_path / "base.npz")
     assert (result.code, result.out) == (2, "")
-    assert result.err_lines[0].startswith("error: a base of 3 chunks takes 0.00 GiB, but ")
+    assert result.err_lines[0].startswith("error: a base of 3 chunks takes 66.80 KiB, but ")
     assert result.err_lines[1] == "hint: use fewer chunks (--chunks)"
     assert list(tmp_path.glob("base*")) == []
 

@@ -15,8 +15,9 @@ from typing import BinaryIO
 from localkv.bus_errors import end_cleanly
 from localkv.chat.engine import ChatEngine
 from localkv.chat.local_engine import LocalEngine
-from localkv.chat.wire import Cancel, CountTokens, TokenCount, decode, encode, failure
+from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode, failure
 from localkv.errors import LocalKVError
+from localkv.system_limits import exhausted
 
 
 def serve(source: BinaryIO, out: BinaryIO) -> None:
@@ -42,15 +43,23 @@ def serve(source: BinaryIO, out: BinaryIO) -> None:
     Thread(target=listen, daemon=True).start()
     try:
         send(engine.load(send))
-    except LocalKVError as error:
-        send(failure(error))
+    except Exception as error:
+        send(_failure(error))
         return
     while True:
         try:
             for answer in answers.get():
                 send(answer)
-        except LocalKVError as error:
-            send(failure(error))
+        except Exception as error:
+            send(_failure(error))
+
+
+def _failure(error: Exception) -> Failure:
+    """What the user is told. A bug of ours ends the process instead."""
+    known = error if isinstance(error, LocalKVError) else exhausted(error)
+    if known is None:
+        raise error
+    return failure(known)
 
 
 def _count(engine: ChatEngine, request: CountTokens) -> Iterator[TokenCount]:

@@ -26,6 +26,7 @@ from localkv.chat.engine import (
 from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode
 from localkv.errors import LocalKVError, UsageError
 from localkv.python_child import child_command, child_environment
+from localkv.system_limits import exhausted
 
 STOP_SECONDS = 2.0
 """How long `close` lets the child end by itself."""
@@ -63,16 +64,7 @@ class EngineProcess:
         with self._asking:
             if self._closed or self._process is not None:
                 raise EngineStoppedError("this engine was used before; start a new one")
-            # a file, since nobody would empty a pipe, and a full one would block the child
-            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env=child_environment(),
-                start_new_session=True,  # Ctrl+C on the terminal is not meant for it
-            )
+            self._process = self._started()
             if self._closed:  # meanwhile
                 self._process.kill()
             self._send(self.options)
@@ -80,6 +72,22 @@ class EngineProcess:
                 on_progress(news)
             facts: EngineFacts = news
             return facts
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        try:
+            # a file, since nobody would empty a pipe, and a full one would block the child
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+            return subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=child_environment(),
+                start_new_session=True,  # Ctrl+C on the terminal is not meant for it
+            )
+        except OSError as error:
+            reason = exhausted(error) or error.strerror or error
+            raise EngineStoppedError(f"the engine can't be started: {reason}") from error
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         with self._asking:

@@ -18,6 +18,7 @@ from localkv.chat.engine import (
     TextDelta,
 )
 from localkv.errors import UsageError
+from localkv.system_limits import require_address_space
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -53,6 +54,7 @@ class LocalEngine:
         start_ahead()
         # Threads that spin while they wait starve each other once another process wants a core.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        require_address_space()
         from localkv.llm import LLM
 
         llm = LLM(

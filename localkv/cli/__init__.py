@@ -16,6 +16,7 @@ from localkv.cli.interrupts import end_unseen
 from localkv.cli.options import version_option
 from localkv.cli.standard_streams import prepare_streams
 from localkv.cli.terminal import guard_streams
+from localkv.system_limits import spare_threads
 
 __all__ = ["cli", "main", "run"]
 
@@ -80,6 +81,7 @@ def main() -> NoReturn:
     prepare_streams()
     end_unseen()
     end_cleanly()
+    spare_threads()
     if instruction := os.environ.get("_LOCALKV_COMPLETE"):
         from localkv.cli.completion import answer_shell
 

@@ -21,12 +21,13 @@ from localkv.cli.command import Command
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.messages import note, warn
 from localkv.cli.model_file import model_file
-from localkv.cli.options import Whole, flag, loading_options, model_options, option
+from localkv.cli.options import FILE, Whole, flag, loading_options, model_options, option
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError
 from localkv.kv_scales import read_kv_scales, require_scales
+from localkv.system_limits import require_address_space
 
 if TYPE_CHECKING:
     from localkv.bench.grid import Grid
@@ -45,6 +46,7 @@ _MODEL_OPTIONS: list[click.Parameter] = [
         llama_env="MODEL",
         multiple=True,
         metavar="FILE,...",
+        type=FILE,
         help="GGUF files (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
     ),
     *(param for param in model_options() if param.name != "model"),
@@ -129,6 +131,7 @@ def _run(
     scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
     # Threads that spin while they wait starve each other as soon as another process wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    require_address_space()
     from localkv.bench.run import Options
 
     results: list[Result] = []
@@ -184,7 +187,7 @@ def _sources(values: dict[str, Any]) -> list[Source]:
         return [synthetic_source(name.strip()) for name in shapes]
     files: list[str | None] = []
     for item in values["model"]:
-        files += [item] if Path(item).exists() else item.split(",")
+        files += [item] if Path(item).exists() else filter(None, item.split(","))
     return [file_source(model_file({**values, "model": name})) for name in files or [None]]
 
 

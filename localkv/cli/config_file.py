@@ -19,7 +19,11 @@ from typing import Any
 import click
 
 from localkv.cli.messages import did_you_mean
-from localkv.errors import UsageError
+from localkv.errors import UsageError, printable
+from localkv.input_file import is_endless, read_input
+
+MOST_BYTES, MOST_DOTS = 1 << 18, 200
+"""Of the file, and of a line of it: to read a dotted key takes the square of its parts."""
 
 _TYPES: dict[type, str] = {
     str: "a string",
@@ -48,8 +52,7 @@ def config_defaults(
     Raises:
         UsageError: the file can't be read, or a table, key or value in it is not an option's.
     """
-    path = config_path()
-    tables = _read(path)
+    tables, path = _read(config_path()), printable(config_path())
     for name, table in tables.items():
         if name not in commands:
             raise UsageError(f"{path}: [{name}] is no command{did_you_mean(name, commands)}")
@@ -69,18 +72,26 @@ def config_defaults(
 def _read(path: Path) -> dict[str, Any]:
     import tomllib
 
+    shown = printable(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        if is_endless(path):
+            raise UsageError(f"{shown}: not a regular file")
+        text = read_input(path, MOST_BYTES, shown).decode()
+        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+            raise UsageError(f"{shown}: more than {MOST_DOTS} dots in one line")
+        return tomllib.loads(text.replace("\r\n", "\n"))
+    except (FileNotFoundError, NotADirectoryError):
         if "LOCALKV_CONFIG" in os.environ:
-            raise UsageError(f"{path}: no such file, which LOCALKV_CONFIG names") from None
+            raise UsageError(f"{shown}: no such file, which LOCALKV_CONFIG names") from None
         return {}
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+        raise UsageError(f"{shown}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{shown}: not UTF-8") from error
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        raise UsageError(f"{shown}: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{shown}: too many brackets within each other") from error
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:

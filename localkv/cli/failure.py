@@ -15,10 +15,12 @@ import click
 
 from localkv.cli.messages import say
 from localkv.errors import LocalKVError
+from localkv.system_limits import exhausted
 
 if TYPE_CHECKING:
     from click.core import ParameterSource
 
+_OURS = ("OMP_WAIT_POLICY",)
 FAILURE, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 
@@ -32,6 +34,8 @@ def report(error: Exception) -> int:
         message, hint, code = error.message, error.hint, error.exit_code
     elif isinstance(error, click.ClickException):
         message, hint, code = _click_message(error), None, error.exit_code
+    elif (known := exhausted(error)) is not None:
+        message, hint, code = known.message, known.hint, known.exit_code
     else:
         message, hint, code = _other_message(error)
     say(f"error: {message}")
@@ -44,10 +48,17 @@ def _other_message(error: Exception) -> tuple[str, str | None, int]:
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror}", None, FAILURE
-    if isinstance(error, MemoryError):
-        return "out of memory", "use a smaller context (-c)", FAILURE
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return what, "a bug: LOCALKV_DEBUG=1 shows where, please report it", FAILURE
+    hint = "a bug: LOCALKV_DEBUG=1 shows where, please report it"
+    if isinstance(error, ValueError) and (names := _library_settings()):
+        hint = f"try it without {', '.join(names)} in the environment; otherwise {hint}"
+    return what, hint, FAILURE
+
+
+def _library_settings() -> list[str]:
+    """Variables that are set for the libraries that models run on, which refuse some values."""
+    prefixes = ("NUMBA_", "TORCH_", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "KMP_")
+    return sorted(name for name in os.environ if name.startswith(prefixes) and name not in _OURS)
 
 
 def _click_message(error: click.ClickException) -> str:

@@ -10,6 +10,7 @@ from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
 from localkv.cli.preset_choice import say_preset
 from localkv.kv_scales import read_kv_scales, require_scales
+from localkv.system_limits import require_address_space
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -36,6 +37,7 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
         arguments["kv_scales"] = read_kv_scales(arguments["kv_scales"])
     # Threads that spin while they wait starve each other as soon as another process wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    require_address_space()
     from localkv.llm import LLM
 
     llm = LLM(path, **arguments)

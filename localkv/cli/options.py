@@ -43,6 +43,21 @@ class Text(click.types.StringParamType):
 TEXT = Text()
 
 
+class FileName(Text):
+    """The name of a file, or of a model. "" would be the current folder."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = super().convert(value, param, ctx)
+        if not text:
+            self.fail("empty, expected the name of a file", param, ctx)
+        return text
+
+
+FILE = FileName()
+
+
 class Whole(click.types.IntParamType):
     """A whole number from `least` to `most`."""
 
@@ -72,8 +87,11 @@ def option(*names: str, panel: str, llama_env: str | None = None, **attributes: 
     envvar = [f"LOCALKV_{name.upper().replace('-', '_')}" for name in long_names]
     if llama_env is not None:
         envvar.append(f"LLAMA_ARG_{llama_env}")
-    attributes.setdefault("type", None if attributes.get("is_flag") else TEXT)
-    if attributes.get("metavar") == "FILE":
+    names_file = attributes.get("metavar") == "FILE"
+    attributes.setdefault(
+        "type", None if attributes.get("is_flag") else FILE if names_file else TEXT
+    )
+    if names_file:
         attributes.setdefault("shell_complete", file_values)
     return RichOption(names, panel=panel, envvar=envvar, **attributes)
 

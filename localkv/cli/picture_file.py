@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localkv.cli.text_output import check_writable
 from localkv.errors import UsageError
+from localkv.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +35,8 @@ def save(figure: Figure, path: str) -> None:
     from matplotlib import rc_context
 
     dates = {".svg": "Date", ".pdf": "CreationDate"}
-    key = dates.get(Path(path).suffix.lower())
+    kind, picture = Path(path).suffix.lower(), io.BytesIO()
     with rc_context({"svg.hashsalt": "localkv"}):
-        figure.savefig(path, dpi=150, metadata={key: None} if key else None)
+        metadata = {dates[kind]: None} if kind in dates else None
+        figure.savefig(picture, format=kind[1:], dpi=150, metadata=metadata)
+    write_whole(path, picture.getvalue())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import select
 import sys
-from pathlib import Path
 
 from localkv.cli.messages import say
-from localkv.errors import LocalKVError, UsageError
+from localkv.errors import LocalKVError, UsageError, byte_size
+from localkv.input_file import read_input
+
+MOST_BYTES = 256 << 20
+"""Of a text; no model has a context for a tenth of that."""
 
 PATIENCE = 2.0
 """Seconds after which a silent stdin is spoken of."""
@@ -26,7 +29,7 @@ def read_file(path: str, what: str = "the prompt") -> str:
             raise UsageError(f"{what} is to be read from stdin, which is a terminal or closed")
         return text
     try:
-        data = Path(path).read_bytes()
+        data = read_input(path, MOST_BYTES, f"{what} {path}")
     except OSError as error:
         raise UsageError(f"{what} {path}: {error.strerror}") from error
     return _decode(data, f"{what} {path}")
@@ -38,7 +41,10 @@ def read_stdin() -> str | None:
         return None
     if not _has_input(PATIENCE):
         say("waiting for the end of stdin; run with </dev/null if there is no text on it")
-    return _decode(sys.stdin.buffer.read(), "the text on stdin")
+    data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"the text on stdin: more than {byte_size(MOST_BYTES)}")
+    return _decode(data, "the text on stdin")
 
 
 def _has_input(seconds: float) -> bool:

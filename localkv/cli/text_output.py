@@ -38,8 +38,13 @@ class TextOutput:
         if not piece:
             return
         file = self._open()
-        file.write(piece)
-        file.flush()
+        try:
+            file.write(piece)
+            file.flush()
+        except OSError as error:
+            if self._path is None:
+                raise
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
         self._last = piece[-1]
 
     def _finish(self) -> None:

@@ -140,4 +140,10 @@ def store(source: KernelSource, functions: Functions) -> None:
         write_kernel(folder / source.name, pack(source.name, functions))
         remove_unused(folder)
     except OSError as error:
-        logger.warning("cannot keep a compiled kernel: %s", error)
+        _said(folder, error.strerror or str(error))
+
+
+@functools.cache
+def _said(folder: Path, reason: str) -> None:
+    """Once, and not for each of a model's kernels."""
+    logger.warning("compiled kernels are not kept in %s: %s", folder, reason)

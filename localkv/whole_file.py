@@ -1,0 +1,60 @@
+"""Files that are written whole or not at all, so that a full disk doesn't cost what was there."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file, or leave it as it is.
+
+    The bytes go to a file beside it first, which then takes its name. What is no regular file, such
+    as /dev/stdout, is written to as it is, and so is a file in a folder that can't be.
+
+    Raises:
+        OSError: it can't be written; it names the file.
+    """
+    goal = Path(os.path.realpath(path))
+    try:
+        if _takes_a_new_file(goal):
+            _replace(goal, data)
+        else:
+            goal.write_bytes(data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _takes_a_new_file(goal: Path) -> bool:
+    if not os.access(goal.parent, os.W_OK | os.X_OK):
+        return False
+    try:
+        return stat.S_ISREG(goal.stat().st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def _replace(goal: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=goal.parent, prefix=f".{goal.name[:50]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, _mode(goal))
+        os.replace(temporary, goal)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _mode(goal: Path) -> int:
+    """The mode of the file that is replaced, or what the umask leaves to a new one."""
+    try:
+        return stat.S_IMODE(goal.stat().st_mode)
+    except FileNotFoundError:
+        umask = os.umask(0o077)
+        os.umask(umask)
+        return 0o666 & ~umask
