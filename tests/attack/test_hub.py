@@ -515,6 +515,13 @@ def test_a_token_that_can_not_be_read(attack: Attack, tmp_path: Path, what: str)
     assert "the access token can't be read" in attack.pull().err
 
 
+def test_a_password_for_the_hub_is_not_shown(attack: Attack, monkeypatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://me:secret@127.0.0.1:1")
+    assert attack.pull().err.startswith("error: 127.0.0.1:1 can't be reached")
+
+
 # -- headers of models that are not fetched
 
 

@@ -36,11 +36,12 @@ class HubUnreachableError(HubError):
 
 
 def host() -> str:
-    """The host that is asked, for messages."""
+    """The host that is asked, for messages: without a name and password for it."""
     from huggingface_hub import constants
 
     try:
-        return printable(urlsplit(constants.ENDPOINT).netloc) or quoted(constants.ENDPOINT)
+        netloc = urlsplit(constants.ENDPOINT).netloc.rpartition("@")[2]
+        return printable(netloc) or quoted(constants.ENDPOINT)
     except ValueError:
         return quoted(constants.ENDPOINT)
 
