@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from threading import Event
 
 import pytest
+import torch
+from attack_script import run_script
 from cache_types import PAIRS
 from interleavings import Alone, take_turns
 
 from localkv import LLM, LocalKVError
 from localkv.turns import LOOK_SECONDS, CancelledWaitError, Turns
-
-HERE = Path(__file__).parent
 
 # how much is tried: the first number in ordinary runs, the second by `make attack`
 PROGRAMMES, MANY_PROGRAMMES = 4, 150
@@ -28,21 +24,9 @@ CROWD_SECONDS, MANY_CROWD_SECONDS = 3, 60
 TYPES = (("f16", "f16"), ("q8_0", "q4_0"))
 
 
-def run_crowd(model: Path, device: str, types: tuple[str, str], seconds: int, seed: int) -> dict:
-    """In a process of its own, with Python's checks on."""
-    paths = os.pathsep.join((str(HERE), str(HERE.parent)))
-    command = [sys.executable, "-X", "dev", "-W", "ignore", HERE / "crowd.py"]
-    done = subprocess.run(
-        [*command, model, device, *types, str(seconds), str(seed)],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=120 + 3 * seconds,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    counts = json.loads(done.stdout)
+def run_crowd(model: Path, device: str, types: tuple[str, str], seconds: int, seed: int) -> None:
+    counts = run_script("crowd.py", model, device, *types, seconds, seed, seconds=seconds)
     assert sum(counts.values()) >= seconds, counts
-    return counts
 
 
 # -- streams by turns
@@ -84,6 +68,7 @@ def test_an_overtaken_stream_goes_on(tiny_model: Path) -> None:
 # -- threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", TYPES[1:], ids="/".join)
 def test_a_crowd(tiny_model: Path, types: tuple[str, str]) -> None:
     run_crowd(tiny_model, "cpu", types, CROWD_SECONDS, 1)
@@ -113,6 +98,70 @@ def test_models_work_at_the_same_time(tiny_model: Path) -> None:
     assert holder.is_alive()
     finish.set()
     holder.join()
+
+
+def test_models_are_loaded_at_the_same_time(tiny_model: Path) -> None:
+    """Of several sizes, by threads that start together; each says what it says alone."""
+    options = {"max_tokens": 8, "temperature": 0.0}
+    wanted = LLM(tiny_model, n_ctx=64).complete("The fox", **options).text
+    start, texts = threading.Barrier(4), list[str]()
+
+    def load(n_ctx: int) -> None:
+        start.wait(60)
+        texts.append(LLM(tiny_model, n_ctx=n_ctx).complete("The fox", **options).text)
+
+    threads = [threading.Thread(target=load, args=(64 + i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == [wanted] * 4
+
+
+@pytest.mark.attack
+def test_models_are_loaded_at_the_same_time_with_no_kernel_compiled(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert run_script("loads.py", tiny_model, seconds=300, env=env) == {"loaded": 4}
+    kernels = list((tmp_path / "localkv" / "kernels").iterdir())
+    assert len(kernels) > 5
+    assert not [path for path in kernels if path.suffix == ".tmp"]
+
+
+def test_a_model_brings_its_number_of_threads_along(tiny_model: Path) -> None:
+    """torch has one number for each thread, and one model would change that of the other."""
+    seen = dict[str, int]()
+    one, two = LLM(tiny_model, n_ctx=64, n_threads=1), LLM(tiny_model, n_ctx=64, n_threads=2)
+
+    def look(name: str, llm: LLM) -> None:
+        llm.engine.slot.turn(lambda: seen.update({name: torch.get_num_threads()}))
+
+    before = torch.get_num_threads()
+    try:
+        for name, llm in (("one", one), ("two", two), ("one again", one)):
+            look(name, llm)
+        thread = threading.Thread(target=look, args=("elsewhere", two))
+        thread.start()
+        thread.join()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {"one": 1, "two": 2, "one again": 1, "elsewhere": 2}
+
+
+def test_two_threads_may_read_one_stream(tiny_model: Path) -> None:
+    llm = LLM(tiny_model)
+    options = {"max_tokens": 60, "temperature": 1.0, "seed": 9, "ignore_eos": True}
+    wanted = llm.complete("The fox", **options)
+    stream = llm.stream("The fox", **options)
+    parts: list[list[str]] = [[], []]
+    threads = [threading.Thread(target=part.extend, args=(stream,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stream.completion.text == wanted.text
+    assert sum(map(len, parts)) == len(list(llm.stream("The fox", **options)))
 
 
 # -- whose turn it is
