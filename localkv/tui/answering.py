@@ -207,9 +207,12 @@ class Answering(EngineScreen):
         self.show_meter()
         self.count_tokens()
 
-    def on_unmount(self) -> None:
+    def keep_answer(self) -> None:
         """Keep what was written so far."""
         if self.answer is not None:
             self.session.keep(self.answer)
+
+    def on_unmount(self) -> None:
+        self.keep_answer()
         if self.driver is not None:
             self.driver.close()

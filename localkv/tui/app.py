@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +28,20 @@ from localkv.tui.themes import DARK, LIGHT
 
 _SCHEMES = ("http", "https", "mailto")
 _LONGEST_URL = 200
+TERMINAL_SECONDS = 1.0
+"""How often it is looked whether the terminal is still there."""
+
+
+def terminal_is_gone() -> bool:
+    """Whether the other end of the terminal was closed. Windows ends the program by itself."""
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    try:
+        poll.register(sys.__stdin__.fileno(), 0)  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return True
+    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
 
 class ChatApp(App[None]):
@@ -62,6 +78,18 @@ class ChatApp(App[None]):
         self.theme = chosen if chosen in self.available_themes else DARK.name
         self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.push_screen(self.chat)
+        if not self.is_headless:
+            self.set_interval(TERMINAL_SECONDS, self._end_without_terminal)
+
+    def _end_without_terminal(self) -> None:
+        """End as SIGHUP would, which does not come where it is ignored (nohup) or nobody sends it.
+
+        Textual would wait for keys for ever.
+        """
+        if terminal_is_gone():
+            self.chat.keep_answer()
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGHUP)
 
     def _keep_theme(self, theme: Theme) -> None:
         with self._told():
