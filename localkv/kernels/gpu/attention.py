@@ -22,6 +22,7 @@ from localkv.kernels.gpu.attention_merge import merge_kernel
 from localkv.kernels.gpu.attention_prefill import prefill_kernel
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.launch import launch
+from localkv.kernels.gpu.launch_bounds import check_attention
 from localkv.kv_cache import Batch, Segment, SegmentBatch
 from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.gpu_cache import gpu_codec
@@ -32,6 +33,8 @@ MOST_SPLITS = 64
 MOST_CHANNELS = 256
 LEAST_QUERIES = 8
 """Columns that a matrix product needs."""
+MOST_QUERIES = 128
+"""Rows (new token, query head of a KV head) of a sequence that one program of decoding takes."""
 PROGRAMS_PER_PROCESSOR = 2
 
 
@@ -136,13 +139,14 @@ def segment_attention(
         output [tokens, n_heads, head_dim] of q's type, log-sum-exp fp32 [tokens, n_heads]; where a
         token sees nothing, 0 and -inf.
     """
+    check_attention(q, segment, seg_batch, batch, sinks)
     tokens, n_heads, head_dim = q.shape
     n_kv_heads = segment.k[0].shape[1]
     group = n_heads // n_kv_heads
     sequences = len(batch.starts) - 1
     most_new = max(end - at for at, end in itertools.pairwise(batch.starts))
     width = padded(head_dim)
-    decode = most_new <= FEW_TOKENS
+    decode = most_new <= FEW_TOKENS and most_new * group <= MOST_QUERIES
     tiles = tiles_of(
         gpu.arch,
         head_dim,

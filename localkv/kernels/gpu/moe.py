@@ -13,6 +13,7 @@ from torch import Tensor
 from localkv.config import MoeConfig
 from localkv.kernels.gpu.activations import Activations, row_warps
 from localkv.kernels.gpu.launch import launch
+from localkv.kernels.gpu.launch_bounds import check_experts
 from localkv.kernels.gpu.moe_kernels import (
     combine_kernel,
     experts_down_kernel,
@@ -74,6 +75,7 @@ def expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeigh
     gate, up = planes_of(layer.ffn_gate_exps), planes_of(layer.ffn_up_exps)
     down = planes_of(layer.ffn_down_exps)
     n_experts, n_ff, n_embd = gate.shape
+    check_experts(x, experts, weights, (gate, up, down))
 
     sizes = _sizes(n_pairs, [gate, up])
     n_tiles, tables = _tiles(experts, n_experts, sizes)

@@ -14,8 +14,10 @@ import torch
 import triton
 from torch import Tensor
 
+from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.activations import Activations, pack_rows
 from localkv.kernels.gpu.launch import launch
+from localkv.kernels.gpu.launch_bounds import check_products
 from localkv.kernels.gpu.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.product_kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.rms_norm import rms_norm, rms_norm_packed
@@ -105,6 +107,7 @@ def linears(
     """
     weights = [planes_of(layer.weight) for layer in layers]
     packed = activations(x, weights)
+    check_products(packed.values, weights, layers, residual)
     n_tokens, n_in = packed.values.shape
     n_out = [weight.shape[0] for weight in weights]
     sizes = sizes_for(n_tokens, sum(n_out), weights)
@@ -152,8 +155,11 @@ def gate_up(x: Tensor | Activations, gate: Linear, up: Linear) -> Tensor:
     """silu(gate(x)) * up(x), float32 [tokens, n_ff]."""
     weights = [planes_of(gate.weight), planes_of(up.weight)]
     packed = activations(x, weights)
+    check_products(packed.values, weights, (gate, up))
     n_tokens, n_in = packed.values.shape
     n_out = weights[0].shape[0]
+    if weights[1].shape[0] != n_out:
+        raise BoundsError(f"{n_out} rows of gate and {weights[1].shape[0]} of up")
     sizes = sizes_for(n_tokens, n_out, weights)
     shape = (n_tokens, n_out) if sizes.n_splits == 1 else (sizes.n_splits, 2, n_tokens, n_out)
     out = packed.values.new_empty(shape, dtype=torch.float32)

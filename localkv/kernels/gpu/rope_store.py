@@ -10,6 +10,7 @@ from torch import Tensor
 
 from localkv.kernels.gpu.attention import padded
 from localkv.kernels.gpu.launch import launch
+from localkv.kernels.gpu.launch_bounds import check_rows, check_stored, check_turns
 from localkv.kernels.gpu.store_kv import store_kernel
 from localkv.kernels.rope import RopeTable
 from localkv.kv_cache import LayerCache, Segment, SegmentBatch
@@ -53,8 +54,13 @@ def _store(
     *,
     scaled: bool,
 ) -> None:
+    check_stored(k, v, segment, batch)
     n_tokens, n_kv_heads, head_dim = k.shape
     n_heads = 0 if q is None else q.shape[1]
+    if q is not None:
+        check_rows(q, "q", n_tokens, n_heads, head_dim)
+    if steps.rope is not None:
+        check_turns(steps.rope, n_tokens, head_dim)
     n_stored = batch.slots.numel()
     most = max(n_stored, n_tokens if n_heads else 0)
     if most == 0:

@@ -210,12 +210,15 @@ def _guarded_tensors(memory: GuardedMemory) -> Iterator[Any]:
     yield patch.object(linear_panels.PanelArena, "join_pages", nothing)
 
 
+Part = Callable[[GuardedMemory], Iterator[Any]]
+TENSORS: tuple[Part, ...] = (_guarded_tensors,)
+CPU: tuple[Part, ...] = (_guarded_scratch, _guarded_jobs, _guarded_tensors)
+
+
 @contextmanager
-def guarded(rng: random.Random) -> Iterator[GuardedMemory]:
-    """Kernels of the CPU work on guarded memory; at the end nothing beside it was written."""
+def guarded(rng: random.Random, parts: tuple[Part, ...] = CPU) -> Iterator[GuardedMemory]:
+    """Kernels work on guarded memory; at the end nothing beside it was written."""
     memory = GuardedMemory(rng)
-    parts: tuple[Callable[[GuardedMemory], Iterator[Any]], ...]
-    parts = (_guarded_scratch, _guarded_jobs, _guarded_tensors)
     patches = [change for part in parts for change in part(memory)]
     for change in patches:
         change.start()

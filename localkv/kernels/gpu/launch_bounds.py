@@ -1,0 +1,103 @@
+"""What the GPU's kernels are given, as far as the host knows it: shapes, types, layouts.
+
+Ids and lengths in the device's memory are not looked at, as the host would have to wait for them.
+They come from `KVCache` and from the kernels that draw tokens, which keep them within bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from localkv.kernels.bounds import BoundsError, check_segment, check_tables, check_tensor
+from localkv.kernels.gpu.plane_tensor import PlaneTensor
+from localkv.kernels.layer_weights import Linear
+from localkv.kernels.rope import RopeTable
+from localkv.kv_cache import Batch, Segment, SegmentBatch
+
+
+def check_attention(
+    q: Tensor, segment: Segment, rows: SegmentBatch, batch: Batch, sinks: Tensor | None
+) -> None:
+    """Queries, pages and tables are of the same tokens, heads and sequences."""
+    _, n_heads, head_dim = q.shape
+    n_sequences, n_kv_heads = len(batch.starts) - 1, segment.k[0].shape[1]
+    check_segment(segment, head_dim)
+    check_tables(rows, batch)
+    check_tensor("queries", q, q.dtype, batch.starts[-1], n_heads, head_dim)
+    check_tensor("lengths", rows.length_table, torch.int32, n_sequences)
+    check_tensor("starts", batch.start_table, torch.int32, n_sequences + 1)
+    if n_heads % n_kv_heads:
+        raise BoundsError(f"{n_heads} heads of {n_kv_heads} KV heads")
+    if sinks is not None:
+        check_tensor("sinks", sinks, torch.float32, n_heads)
+
+
+def check_rows(x: Tensor, name: str, n_tokens: int, n_heads: int, head_dim: int) -> None:
+    """Heads of tokens, of any type."""
+    check_tensor(name, x, x.dtype, n_tokens, n_heads, head_dim)
+
+
+def check_turns(rope: RopeTable, n_tokens: int, head_dim: int) -> None:
+    """A table for these tokens, of no more channels than a head has."""
+    pairs = rope.cos.shape[-1]
+    if 2 * pairs > head_dim:
+        raise BoundsError(f"RoPE turns {pairs} pairs of {head_dim} channels")
+    for name, turn in (("cosines", rope.cos), ("sines", rope.sin)):
+        check_tensor(name, turn, torch.float32, n_tokens, pairs)
+
+
+def check_stored(k: Tensor, v: Tensor, segment: Segment, batch: SegmentBatch) -> None:
+    """Rows are of the segment's heads, and there is a slot for each that is stored."""
+    n_tokens, _, head_dim = k.shape
+    check_segment(segment, head_dim)
+    n_kv_heads = segment.k[0].shape[1]
+    for name, x in (("k", k), ("v", v)):
+        check_rows(x, name, n_tokens, n_kv_heads, head_dim)
+    for name, ids in (("tokens", batch.tokens), ("slots", batch.slots)):
+        check_tensor(name, ids, torch.int64, batch.slots.numel())
+
+
+def check_products(
+    values: Tensor,
+    weights: Sequence[PlaneTensor],
+    layers: Sequence[Linear] = (),
+    residual: Tensor | None = None,
+) -> None:
+    """Matrices, or stacks, are as wide as the activations; what is added is as long as a row."""
+    n_tokens, n_in = values.shape
+    check_tensor("activations", values, values.dtype, n_tokens, n_in)
+    for weight in weights:
+        check_planes(weight, n_in)
+    for layer in layers:
+        if layer.bias is not None:
+            check_tensor("a bias", layer.bias, layer.bias.dtype, layer.weight.shape[0])
+    if residual is not None:
+        check_tensor("a residual", residual, torch.float32, n_tokens, weights[0].shape[0])
+
+
+def check_planes(weight: PlaneTensor, n_in: int) -> None:
+    """A matrix or a stack of `n_in` columns, whose planes have all rows."""
+    if weight.shape[-1] != n_in:
+        raise BoundsError(f"{weight.format.name} {weight.shape} for {n_in} columns")
+    for plane in weight.planes:
+        if len(plane) != math.prod(weight.shape[:-1]) or not plane.is_contiguous():
+            raise BoundsError(f"a plane of {weight.format.name} has {len(plane)} rows")
+
+
+def check_experts(
+    x: Tensor, experts: Tensor, factors: Tensor, stacks: Sequence[PlaneTensor]
+) -> None:
+    """Gate and up, [n_experts, n_ff, n_embd], and down, the other way round; ids of each token."""
+    gate, up, down = stacks
+    n_experts, n_ff, n_embd = gate.shape
+    if up.shape != gate.shape or down.shape != (n_experts, n_embd, n_ff):
+        raise BoundsError(f"experts {gate.shape}, {up.shape}, {down.shape}")
+    for weight, n_in in ((gate, x.shape[-1]), (up, x.shape[-1]), (down, n_ff)):
+        check_planes(weight, n_in)
+    shape = (x.shape[0], experts.shape[-1])
+    check_tensor("experts", experts, torch.int32, *shape)
+    check_tensor("factors", factors, torch.float32, *shape)
