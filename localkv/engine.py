@@ -152,8 +152,9 @@ class Engine:
         and not on how they are batched.
 
         Raises:
-            LocalKVError: they do not fit the context.
+            LocalKVError: they do not fit the context, or one is not in the vocabulary.
         """
+        self._check_ids(ids)
 
         def work() -> Tensor:
             self.slot.truncate(len(self.slot.ids))  # whoever had the slot has it no more
@@ -170,6 +171,10 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, but the context holds {self.n_ctx}",
                 hint=f"use a context of at least {len(ids)} (-c) or a shorter prompt",
             )
+        self._check_ids(ids)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """No backend looks at ids: they are indices of the embedding's rows."""
         n_vocab = self.model.config.n_vocab
         for token in ids:
             if not 0 <= token < n_vocab:

@@ -14,18 +14,24 @@ from pathlib import Path
 import pytest
 import torch
 from paged_rows import paged_rows
+from random_model import RandomModel
 from test_kernels import random_packed
 
-from localkv.config import AttentionParams
+from localkv.config import AttentionParams, CacheConfig, SamplingParams
+from localkv.engine import Engine
+from localkv.errors import LocalKVError
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention import PackedAttention
 from localkv.kernels.cpu.attention_bounds import check_pieces
 from localkv.kernels.cpu.attention_job import Block, Chunk, Sequence
 from localkv.kernels.cpu.chain import Chain, Memory, Scratch
+from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear import CpuProducts, Product, add_products
 from localkv.kernels.cpu.rotate import rotate_cpu
 from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kv_cache import LayerCache
+from localkv.loader.weights import load_model
+from localkv.sampling import Sampler
 
 FAST = {"attention": 20, "store": 30, "products": 40, "linear": 20, "activations": 40}
 LONG = {"attention": 3000, "store": 4000, "products": 6000, "linear": 3000, "activations": 10000}
@@ -210,3 +216,21 @@ def test_products_take_no_matrix_of_another_size(name: str) -> None:
 
 def test_what_is_rotated_is_float32() -> None:
     refused("float64", lambda: rotate_cpu(torch.zeros(2, 64, dtype=torch.float64), 64))
+
+
+@pytest.mark.parametrize("token", [-1, 96, 1 << 40])
+def test_ids_are_those_of_the_embedding(token: int, tmp_path: Path) -> None:
+    """Whoever gives them: nothing behind the engine looks at them."""
+    path = RandomModel(n_layers=1).write(tmp_path / "model.gguf")
+    engine = Engine(load_model(path, cpu_backend())[0], CacheConfig(n_ctx=64))
+    sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=96)
+    calls: list[Callable[[list[int]], object]] = [
+        engine.evaluate,
+        engine.logits,
+        lambda ids: list(engine.logit_batches(ids)),
+        lambda ids: list(engine.generate(ids, sampler=sampler)),
+    ]
+    for call in calls:
+        with pytest.raises(LocalKVError, match=f"token id {token} is not in the vocabulary"):
+            call([1, token])
+    assert engine.evaluate([1, 95]).isfinite().all()
