@@ -72,7 +72,12 @@ def export(session: ChatSession, path: Path) -> None:
     text = write(session)
     try:
         with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                path.unlink()  # a part of a conversation is none
+                raise
     except FileExistsError:
         raise UsageError(f"{printable(path)} is there already", hint="name another file") from None
     except OSError as error:

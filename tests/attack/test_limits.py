@@ -51,7 +51,7 @@ def run(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         preexec_fn=limit,
-        timeout=180,
+        timeout=550,
         check=False,
     )
     return done.returncode, done.stderr.decode(errors="replace").splitlines(), done.stdout.decode()
@@ -162,6 +162,28 @@ def test_a_full_disk_leaves_what_was_there(tiny_model: Path, tmp_path: Path) -> 
         assert code == 0
         assert path.read_bytes() != b"before"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plot.png", "plot.svg"]
+
+
+EXPORT = """
+import resource, signal, sys
+from pathlib import Path
+from localkv.chat import export
+from localkv.errors import UsageError
+export.to_json = lambda session: "x" * 1_000_000
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    export.export(None, Path(sys.argv[1]))
+except UsageError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_under_an_export(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    command = [sys.executable, "-c", EXPORT, str(path)]
+    done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{path}: File too large\n", "")
+    assert not path.exists()
 
 
 @pytest.mark.slow
