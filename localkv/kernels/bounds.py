@@ -34,7 +34,9 @@ def check_ids(name: str, ids: Tensor, end: int) -> None:
     """A contiguous int64 tensor on the CPU of numbers from 0 to `end` - 1."""
     if ids.dtype != torch.int64 or not ids.is_contiguous():
         check_tensor(name, ids, torch.int64, *ids.shape)
-    if ids.numel() <= FEW_IDS:
+    if ids.numel() == 1:
+        least = most = int(ids.item())
+    elif ids.numel() <= FEW_IDS:
         values = ids.flatten().tolist()
         least, most = min(values, default=0), max(values, default=0)
     else:
