@@ -22,6 +22,7 @@ from program import clean_env
 
 from localkv.chat.conversation import Message
 from localkv.chat.store import Store
+from localkv.errors import LocalKVError
 
 MODEL = Path(__file__).parents[2] / "models" / "tales-4M-F16.gguf"
 SECONDS = 90.0
@@ -169,10 +170,10 @@ def check_end(chat: Chat, way: str) -> None:
     [
         ("closed", "controlling"),
         ("closed", "ignored"),
-        ("closed", "other"),
-        ("SIGHUP", "controlling"),
-        ("SIGTERM", "controlling"),
-        ("SIGKILL", "controlling"),
+        pytest.param("closed", "other", marks=pytest.mark.attack),
+        pytest.param("SIGHUP", "controlling", marks=pytest.mark.attack),
+        pytest.param("SIGTERM", "controlling", marks=pytest.mark.attack),
+        pytest.param("SIGKILL", "controlling", marks=pytest.mark.attack),
     ],
 )
 def test_it_ends_in_the_middle_of_an_answer(
@@ -189,8 +190,15 @@ def test_it_ends_in_the_middle_of_an_answer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cold", [False, True])
-@pytest.mark.parametrize("way", ["closed", "SIGKILL"])
+@pytest.mark.parametrize(
+    ("way", "cold"),
+    [
+        ("closed", False),
+        pytest.param("closed", True, marks=pytest.mark.attack),
+        pytest.param("SIGKILL", False, marks=pytest.mark.attack),
+        pytest.param("SIGKILL", True, marks=pytest.mark.attack),
+    ],
+)
 def test_it_ends_while_it_loads(start: Callable[..., Chat], way: str, cold: bool) -> None:
     chat = start(cold=cold)
     wait_for(lambda: len(chat.family()) > 1, "no engine")
@@ -202,7 +210,7 @@ def test_it_ends_while_it_loads(start: Callable[..., Chat], way: str, cold: bool
     assert [message.content for message in chat.messages()] == ["Hello?"]
 
 
-@pytest.mark.slow
+@pytest.mark.attack
 def test_two_screens_on_one_file(start: Callable[..., Chat]) -> None:
     one, two = start(), start()
     for chat in (one, two):
@@ -269,8 +277,6 @@ def test_a_disk_that_can_not_be_written(little_disk: Path) -> None:
     Store(little_disk / "chats").close()
     subprocess.run(["mount", "-o", "remount,ro", str(little_disk)], check=True)
     for path in (little_disk / "chats", little_disk / "new"):
-        from localkv.errors import LocalKVError
-
         with pytest.raises(LocalKVError) as raised:
             Store(path)
         assert str(path) in raised.value.message
