@@ -15,6 +15,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -90,8 +91,18 @@ class BaseWriter:
         self._add("tokens", np.array(chunks, np.int32))
 
     def _add(self, name: str, values: NDArray[np.generic]) -> None:
-        with self._archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-            np.lib.format.write_array(file, values, allow_pickle=False)
+        try:
+            with self._archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, values, allow_pickle=False)
+        except OSError as error:
+            raise self._given_up(error) from error
+
+    def _given_up(self, error: OSError) -> OSError:
+        """The error with the file's name; what was written is gone."""
+        with suppress(OSError, ValueError):
+            self._archive.close()
+        self._part.unlink(missing_ok=True)
+        return OSError(error.errno, error.strerror, str(self._path))
 
     def write(self, logits: Logits) -> None:
         """The next chunk's: [n_scored, n_vocab]."""
@@ -107,7 +118,10 @@ class BaseWriter:
         """An interrupted base is no base."""
         complete = kind is None and self._n_written == self._n_chunks
         try:
-            self._archive.close()
+            try:
+                self._archive.close()
+            except OSError as failed:
+                raise self._given_up(failed) from failed
             if complete:
                 os.replace(self._part, self._path)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -44,6 +45,8 @@ class TextOutput:
         except OSError as error:
             if self._path is None:
                 raise
+            with suppress(OSError):  # it would try to write the rest once more
+                file.close()
             raise OSError(error.errno, error.strerror, str(self._path)) from error
         self._last = piece[-1]
 
