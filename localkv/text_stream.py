@@ -114,11 +114,17 @@ class TextStream(Iterator[str]):
 
     def __next__(self) -> str:
         with self._one_at_a_time:
-            while self._finish_reason is None:
-                if piece := self._next_piece():
+            piece = ""
+            try:
+                while not piece and self._finish_reason is None:
+                    piece = self._next_piece()
                     self._text.append(piece)
-                    return piece
-            raise StopIteration
+            except BaseException:
+                self.close()
+                raise
+            if not piece:
+                raise StopIteration
+            return piece
 
     @property
     def stats(self) -> GenerationStats:
@@ -134,12 +140,8 @@ class TextStream(Iterator[str]):
 
     def _next_piece(self) -> str:
         """What the next token adds to the text, which may be nothing yet."""
-        try:
-            token = next(self.generation, None)
-            piece = self._decoder.flush() if token is None else self._decoder.push(token)
-        except BaseException:
-            self.close()
-            raise
+        token = next(self.generation, None)
+        piece = self._decoder.flush() if token is None else self._decoder.push(token)
         piece = self._stops.push(piece)
         if self._stops.hit:
             self._finish_reason = "stop"

@@ -13,6 +13,7 @@ from random_model import RandomModel
 from localkv.config import CacheConfig, SamplingParams
 from localkv.engine import Engine
 from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.generation import Generation
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
@@ -261,3 +262,30 @@ def test_a_seed_gives_the_same_tokens_on_the_device(reference: Transformer) -> N
     first = text(1)
     assert text(2) != first
     assert text(1) == first
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_recorded_steps_that_others_overtake(reference: Transformer, penalty: float) -> None:
+    """Drawn on the device, which is a token ahead, and on the host: by turns as one by one."""
+
+    def begin(engine: Engine, seed: int) -> Generation:
+        params = SamplingParams(seed=seed, temperature=2.0, repeat_penalty=penalty)
+        sampler = Sampler(params, n_vocab=96)
+        return engine.generate(PROMPT[seed:], sampler=sampler, max_tokens=10)
+
+    engine = recording_engine(reference)
+    wanted = []
+    for seed in range(3):
+        engine.reset()
+        wanted.append(list(begin(engine, seed)))
+    logits = engine.logits(PROMPT[:20])
+    generations = [begin(engine, seed) for seed in range(3)]
+    got: list[list[int]] = [[], [], []]
+    for i, number in enumerate([0, 0, 0, 1, 0, 2, 2, 1, 0, 0, 2, 1, 1, 0, 2]):
+        got[number].append(next(generations[number]))
+        if i % 6 == 5:
+            assert torch.equal(engine.logits(PROMPT[:20]), logits)
+    for ids, generation in zip(got, generations, strict=True):
+        ids += generation
+    assert got == wanted
+    assert len({*map(tuple, wanted)}) == 3

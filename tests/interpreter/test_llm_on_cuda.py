@@ -71,6 +71,17 @@ def test_draws_on_the_device_repeat(tiny_model: Path) -> None:
     assert one == same != other
 
 
+@pytest.mark.slow
+def test_streams_take_turns(tiny_model: Path) -> None:
+    """One that is overtaken while the device is a token ahead says what it says alone."""
+    llm = LLM(tiny_model, device="cuda", n_ctx=64)
+    options = {"max_tokens": 3, "temperature": 1.5, "seed": 1, "ignore_eos": True}
+    wanted = [llm.complete(text, **options).text for text in ("The fox", "The owl")]
+    streams = [llm.stream(text, **options) for text in ("The fox", "The owl")]
+    begun = [next(stream) for stream in streams]
+    assert [a + "".join(b) for a, b in zip(begun, streams, strict=True)] == wanted
+
+
 def test_auto_takes_the_gpu() -> None:
     assert select_backend("auto").name == "cuda"
 
