@@ -13,7 +13,7 @@ from threading import Thread
 from typing import BinaryIO
 
 from localkv.bus_errors import end_cleanly
-from localkv.chat.engine import ChatEngine
+from localkv.chat.engine import ChatEngine, EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode, failure
 from localkv.errors import LocalKVError
@@ -23,18 +23,23 @@ from localkv.system_limits import exhausted
 def serve(source: BinaryIO, out: BinaryIO) -> None:
     """Answer requests until `source` ends; then the process ends, whatever it is doing."""
     answers: SimpleQueue[Iterator[object]] = SimpleQueue()
-    engine: ChatEngine = LocalEngine(decode(source.readline()))
+    options = decode(source.readline())
+    if not isinstance(options, EngineOptions):
+        raise ValueError("the first line must say what to load")
+    engine: ChatEngine = LocalEngine(options)
 
     def listen() -> None:
-        for line in source:
-            request = decode(line)
-            if isinstance(request, Cancel):
-                engine.cancel()
-            elif isinstance(request, CountTokens):
-                answers.put(_count(engine, request))
-            else:
-                answers.put(engine.answer(request))  # begun here, so that a Cancel comes after
-        os._exit(0)
+        try:
+            for line in source:
+                request = decode(line)
+                if isinstance(request, Cancel):
+                    engine.cancel()
+                elif isinstance(request, CountTokens):
+                    answers.put(_count(engine, request))
+                else:
+                    answers.put(engine.answer(request))  # begun here: a Cancel comes after
+        finally:  # also where a line is damaged: nobody would notice the end any more
+            os._exit(0)
 
     def send(value: object) -> None:
         out.write(encode(value))

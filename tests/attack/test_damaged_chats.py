@@ -320,7 +320,7 @@ def test_repair_on_the_command_line(program, copy: Path) -> None:
     assert (missing.code, missing.out, len(missing.err_lines)) == (1, "", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.attack
 def test_a_million_messages_in_a_row(tmp_path: Path) -> None:
     path = tmp_path / "chats"
     Store(path).close()

@@ -172,6 +172,25 @@ def test_a_child_that_reads_nonsense_ends() -> None:
             timeout=60,
         )
         assert done.stdout == b""
+        assert done.returncode != 0
+
+
+def test_a_child_ends_whose_listener_failed() -> None:
+    program = """
+import sys, time
+from localkv.chat import engine_child
+class Slow:
+    def __init__(self, options): pass
+    def load(self, on_progress): time.sleep(60)
+engine_child.LocalEngine = Slow
+engine_child.main()
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(encode(EngineOptions("m.gguf")) + b"nonsense\n")
+        process.stdin.flush()  # and it stays open
+        assert process.wait(timeout=40) == 0
 
 
 def test_nobody_waits_for_a_thread_that_failed() -> None:
