@@ -1,6 +1,6 @@
 """Threads that use one model as they like, to be run as a program: crashes end it, not the tests.
 
-Arguments: a model file, a device, types of K and V, seconds, a seed. What was done is printed as
+Arguments: a model file, types of K and V, seconds, a seed. What was done is printed as
 JSON; what went wrong ends it with a traceback.
 """
 
@@ -104,9 +104,9 @@ class Answers:
         self.logits = [alone.logits(prompt) for prompt in range(len(PROMPTS))]
 
 
-def main(path: str, device: str, type_k: str, type_v: str, seconds: str, seed: str) -> None:
+def main(path: str, type_k: str, type_v: str, seconds: str, seed: str) -> None:
     faulthandler.dump_traceback_later(60 + 2 * float(seconds), exit=True)
-    options: dict[str, Any] = {"device": device, "cache_type_k": type_k, "cache_type_v": type_v}
+    options: dict[str, Any] = {"cache_type_k": type_k, "cache_type_v": type_v}
     models = [LLM(path, n_ctx=256, n_threads=2, **options), LLM(path, n_ctx=200, **options)]
     chance = random.Random(int(seed))
     answers = [Answers(llm, chance) for llm in models]

@@ -24,8 +24,8 @@ CROWD_SECONDS, MANY_CROWD_SECONDS = 3, 60
 TYPES = (("f16", "f16"), ("q8_0", "q4_0"))
 
 
-def run_crowd(model: Path, device: str, types: tuple[str, str], seconds: int, seed: int) -> None:
-    counts = run_script("crowd.py", model, device, *types, seconds, seed, seconds=seconds)
+def run_crowd(model: Path, types: tuple[str, str], seconds: int, seed: int) -> None:
+    counts = run_script("crowd.py", model, *types, seconds, seed, seconds=seconds)
     assert sum(counts.values()) >= seconds, counts
 
 
@@ -53,6 +53,13 @@ def test_many_streams_that_take_turns(tiny_model: Path, types: tuple[str, str]) 
     assert finished >= MANY_PROGRAMMES
 
 
+@pytest.mark.attack
+def test_streams_of_the_reference_take_turns(tiny_model: Path) -> None:
+    """It is slow; few of them will do."""
+    llm = LLM(tiny_model, device="reference", cache_type_k="q8_0")
+    assert take_turns(llm, Alone(llm), 1, STEPS)["finished"]
+
+
 def test_an_overtaken_stream_goes_on(tiny_model: Path) -> None:
     """Greedily and by chance; the other completion is right, too."""
     llm = LLM(tiny_model, n_ctx=200)
@@ -71,15 +78,14 @@ def test_an_overtaken_stream_goes_on(tiny_model: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("types", TYPES[1:], ids="/".join)
 def test_a_crowd(tiny_model: Path, types: tuple[str, str]) -> None:
-    run_crowd(tiny_model, "cpu", types, CROWD_SECONDS, 1)
+    run_crowd(tiny_model, types, CROWD_SECONDS, 1)
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("types", TYPES, ids="/".join)
-def test_large_crowds(tiny_model: Path, device: str, types: tuple[str, str], seed: int) -> None:
-    run_crowd(tiny_model, device, types, MANY_CROWD_SECONDS, seed)
+def test_large_crowds(tiny_model: Path, types: tuple[str, str], seed: int) -> None:
+    run_crowd(tiny_model, types, MANY_CROWD_SECONDS, seed)
 
 
 def test_models_work_at_the_same_time(tiny_model: Path) -> None:
