@@ -143,7 +143,7 @@ ANSWERS: dict[str, str] = {
     "stars": "*a " * 5_000 + "**b" * 5_000,
     "backticks": "".join("`" * i + " " for i in range(1, 300)),
     "fences": "```\n" * 301,
-    "a table": "|" + "a|" * 300 + "\n|" + "-|" * 300 + "\n" + ("|" + "b|" * 300 + "\n") * 3,
+    "a table": "|" + "a|" * 100 + "\n|" + "-|" * 100 + "\n" + ("|" + "b|" * 100 + "\n") * 3,
     "a long line": "word " * 40_000,
     "a long word": "w" * 100_000,
     "addresses": "http://a.b/" * 5_000,
