@@ -272,15 +272,15 @@ def test_many_entries(here: Program, folder: Path, snapshot: Path) -> None:
 
 
 @pytest.mark.attack
-def test_a_hundred_thousand_entries(here: Program, snapshot: Path) -> None:
+def test_twenty_thousand_models(here: Program, snapshot: Path) -> None:
     (snapshot / "x.gguf").write_bytes(b"GGUF")
-    for i in range(100_000):
+    for i in range(20_000):
         (snapshot / f"m{i}-Q8_0.gguf").write_bytes(b"GGUF")
     start = time.monotonic()
-    assert len(cached_models()) > 99_000
+    assert len(cached_models()) == 20_001
     assert "can mean" in in_lines(here("rm", REPO, "-y")).err
     assert here("rm", f"{REPO}/x.gguf", "-y").code == 0
-    print(f"{time.monotonic() - start:.1f} s")
+    assert time.monotonic() - start < 60
 
 
 def search(here: Program, tmp_path: Path, model: Path, seeds: range) -> Counter[str]:
