@@ -16,7 +16,7 @@ from localkv.config import ModelConfig
 from localkv.kernels.cpu.attention_sizes import (
     FEW_ROWS,
     block_scratch_floats,
-    most_pieces,
+    most_parts,
     partial_floats,
     row_scratch_floats,
 )
@@ -115,8 +115,7 @@ def cpu_attention_bytes(config: ModelConfig, n_threads: int) -> int:
     most = MAX_TILE_ROWS
     n_rows = -(-max(FEW_ROWS, config.n_heads // n_kv_heads) // most) * most
     per_thread = max(block_scratch_floats(d), row_scratch_floats(n_rows, most, d))
-    n_items = most_pieces(n_kv_heads)
-    return FLOAT * (n_threads * per_thread + partial_floats(n_items, n_rows, d))
+    return FLOAT * (n_threads * per_thread + partial_floats(most_parts(n_kv_heads), n_rows, d))
 
 
 def _reference_attention_bytes(config: ModelConfig, n_ctx: int, n_tokens: int) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from localkv.kernels.cpu import (
     attention,
-    attention_plan,
+    attention_tables,
     chain,
     linear,
     linear_panels,
@@ -157,7 +157,9 @@ def _guarded_jobs(memory: GuardedMemory) -> Iterator[Any]:
             facts = Job(*items.tolist())
             part = {"scratch": 4 * threads * facts.scratch_floats}
             if template == "attention_rows":
-                part["partial"] = 4 * facts.n_pieces * facts.n_rows * (facts.head_dim + 2)
+                part["partial"] = (
+                    4 * facts.n_parts * facts.n_kv_heads * facts.n_rows * (facts.head_dim + 2)
+                )
             for name, n_bytes in part.items():
                 data = memory.bytes(n_bytes, f"{name} of {template}")
                 items[Job._fields.index(name)] = data.ctypes.data
@@ -166,11 +168,11 @@ def _guarded_jobs(memory: GuardedMemory) -> Iterator[Any]:
     for module in (attention, linear, rotate, store_kv):
         yield patch.object(module, "run", run)
 
-    def table(self: attention_plan.Table, items: np.ndarray) -> None:
+    def table(self: attention_tables.Table, items: np.ndarray) -> None:
         self.items = memory.array(np.ascontiguousarray(items), "a table")
         self.address = int(self.items.ctypes.data)
 
-    yield patch.object(attention_plan.Table, "__init__", table)
+    yield patch.object(attention_tables.Table, "__init__", table)
 
 
 def _guarded_tensors(memory: GuardedMemory) -> Iterator[Any]:

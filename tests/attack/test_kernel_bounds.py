@@ -138,8 +138,8 @@ def test_attention_takes_no_rows_that_are_not_there() -> None:
 
 
 def test_pieces_of_attention_are_no_larger_than_their_scratch() -> None:
-    sizes = {"n_tokens": 8, "group": 97, "n_rows": 97}
-    sequence, chunk = Sequence(0, 1, 0, 300, 0, 2), Chunk(0, 0, 1)
+    sizes = {"n_tokens": 8, "group": 97, "n_rows": 97, "n_parts": 3}
+    sequence, chunk = Sequence(0, 1, 0, 300, 2, 1, 2, 0, 1), Chunk(0, 0, 1)
     good = [sequence], [chunk, Chunk(0, 1, 1)], [Block(7, 1, 96, 0)]
     check_pieces(*good, **sizes)
     for block in (Block(0, 0, 97, 0), Block(7, 2, 96, 0), Block(-1, 0, 1, 0), Block(0, 0, 0, 0)):
@@ -149,10 +149,20 @@ def test_pieces_of_attention_are_no_larger_than_their_scratch() -> None:
         sequence._replace(token=8),
         sequence._replace(token=-1),
         sequence._replace(n_chunks=3),
-        sequence._replace(first_chunk=1),
+        sequence._replace(first_part=2),
+        sequence._replace(first_part=-1),
+        sequence._replace(n_parts=1),
+        sequence._replace(skipped_parts=1),
+        sequence._replace(skipped_parts=-1),
     ):
         refused(".", lambda wrong=wrong: check_pieces([wrong], good[1], [], **sizes))
-    for wrong_chunk in (Chunk(1, 0, 1), Chunk(0, 1, 2), Chunk(0, -1, 1), Chunk(0, 0, 0)):
+    for wrong_chunk in (
+        Chunk(1, 0, 1),
+        Chunk(0, 1, 2),
+        Chunk(0, 2, 1),
+        Chunk(0, -1, 1),
+        Chunk(0, 0, 0),
+    ):
         chunks = [chunk, wrong_chunk]
         refused("pages", lambda chunks=chunks: check_pieces([sequence], chunks, [], **sizes))
 

@@ -30,12 +30,14 @@ from localkv.kernels.cpu.attention_kernels import (
     score_kernel,
     weigh_kernel,
 )
-from localkv.kernels.cpu.attention_plan import Decode, Launch, Plan, Table, make_plan, table_of
+from localkv.kernels.cpu.attention_plan import Launch, Plan, make_plan
 from localkv.kernels.cpu.attention_sizes import (
     block_scratch_floats,
     partial_floats,
     row_scratch_floats,
 )
+from localkv.kernels.cpu.attention_splits import Decode
+from localkv.kernels.cpu.attention_tables import Table, table_of
 from localkv.kv_cache import Batch, Segment, SegmentBatch
 from localkv.quant_formats.base import QuantFormat
 from localkv.simd.vector import LANES
@@ -163,6 +165,7 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
         scratch_floats=scratch,
         n_rows=n_rows,
         n_tiles=n_rows // tile,
+        n_parts=decode.n_parts,
         k_affine=int(decoder.affine),
         k_digits=int(decoder.digits),
         k_offset=decoder.offset,
@@ -178,7 +181,7 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
         array("q", job),
         threads,
         scratch_floats=threads * scratch,
-        partial_floats=partial_floats(n_pieces, n_rows, head_dim),
+        partial_floats=partial_floats(decode.n_parts * n_kv_heads, n_rows, head_dim),
         done_items=len(decode.sequences) * n_kv_heads,
     )
 

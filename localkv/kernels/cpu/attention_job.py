@@ -38,7 +38,8 @@ class Job(NamedTuple):
         k_planes, v_planes: int64 [5, 2], address of a plane and its bytes per page and KV head.
         scratch, scratch_floats: memory of the threads, and how much each has.
         n_rows, n_tiles: rows of a sequence, padded to tiles, and tiles (decode).
-        partial: results of chunks, float32 [n_pieces, n_rows * (head_dim + 2)] (decode).
+        n_parts: of all sequences, for each KV head (decode).
+        partial: results of parts, float32 [n_parts, n_kv_heads, n_rows * (head_dim + 2)] (decode).
         done: int64 [sequences, n_kv_heads], chunks that are done (decode).
     """
 
@@ -70,24 +71,30 @@ class Job(NamedTuple):
     scratch_floats: int
     n_rows: int
     n_tiles: int
+    n_parts: int
     partial: int
     done: int
 
 
 class Sequence(NamedTuple):
-    """A sequence with few new tokens: the first one, how many, its page table, its rows, its first
-    chunk and how many it has."""
+    """Generated tokens of a sequence: the first one, how many, their page table, its rows; how many
+    chunks they take. Then the parts of the context, whose sums are rounded apart: the first,
+    counted from that of the first sequence; how many; how many come before them in the context; and
+    how many pages one has."""
 
     token: int
     n_new: int
     table: int
     length: int
-    first_chunk: int
     n_chunks: int
+    first_part: int
+    n_parts: int
+    skipped_parts: int
+    part_pages: int
 
 
 class Chunk(NamedTuple):
-    """Pages of a sequence that one thread takes at once."""
+    """Pages of a sequence that one thread takes at once: whole parts."""
 
     sequence: int
     first_page: int

@@ -1,8 +1,9 @@
 """Decode attention: few rows of queries over long contexts, split along the context.
 
 A worker (see `thread_pool`) takes one *chunk*, some pages of one sequence, of one KV head at a
-time, and leaves an unnormalised output with its maximum and sum of exponentials. Whoever finishes
-the last chunk of a sequence and KV head merges them (split softmax: Rabe & Staats 2021; Dao et al.,
+time. For each *part* of it, which are pages whose sums are rounded apart whatever the chunks, it
+leaves an unnormalised output with its maximum and sum of exponentials. Whoever finishes the last
+chunk of a sequence and KV head merges its parts (split softmax: Rabe & Staats 2021; Dao et al.,
 Flash-Decoding, 2023). The products are functions of K's and V's type, called by address.
 """
 
@@ -86,13 +87,25 @@ def first_place(job: Any, piece: int) -> Any:
 
 
 @njit
-def attend_chunk(
-    address: Any, job: Any, chunk: Any, sequence: Any, head: int, partial: Any, scratch: Any
-) -> None:
-    """One chunk and KV head.
+def part_at(job: Any, sequence: Any, head: int, part: int) -> Any:
+    """The address of a part's result, of those of a sequence and KV head: outputs [n_rows,
+    head_dim], references [n_rows], sums [n_rows]."""
+    index = (sequence.first_part + part) * job.n_kv_heads + head
+    return job.partial + index * job.n_rows * (job.head_dim + 2) * 4
 
-    `partial` is left: outputs [n_rows, head_dim], references [n_rows], sums [n_rows].
-    """
+
+@njit
+def finish_part(job: Any, partial: Any, totals: Any) -> None:
+    sums = partial + job.n_rows * (job.head_dim + 1) * 4
+    for row in range(job.n_rows):
+        put_f32(sums, row, row_sum(totals + row * 64))
+
+
+@njit
+def attend_chunk(
+    address: Any, job: Any, chunk: Any, sequence: Any, head: int, scratch: Any
+) -> None:
+    """One chunk and KV head: leaves the results of its parts."""
     head_dim, group, n_rows, token = job.head_dim, job.group, job.n_rows, sequence.token
     k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
     softcap = softcap_of(address)
@@ -102,7 +115,7 @@ def attend_chunk(
     logits = sums + n_rows * (head_dim // LANES) * 4
     totals = logits + n_rows * PAGE * 4
     scaled = totals + n_rows * LANES * 4
-    references = partial + n_rows * head_dim * 4
+    partial, references = job.partial, job.partial  # of the part at hand
 
     n_used = sequence.n_new * group
     gather_queries(address, job, q, token, head, 0, n_used, n_rows)
@@ -110,11 +123,18 @@ def attend_chunk(
         sum_blocks(job, q, sums)
     if job.k_digits:
         split_queries(q, n_rows * k_blocks, job.k_offset)
-    for row in range(n_rows):
-        clear_row(partial + row * head_dim * 4, head_dim, references + row * 4, totals + row * 64)
 
     end_page = chunk.first_page + chunk.n_pages
     for page in range(chunk.first_page, end_page):
+        if page == chunk.first_page or page % sequence.part_pages == 0:
+            if page != chunk.first_page:
+                finish_part(job, partial, totals)
+            part = page // sequence.part_pages - sequence.skipped_parts
+            partial = part_at(job, sequence, head, part)
+            references = partial + n_rows * head_dim * 4
+            for row in range(n_rows):
+                out = partial + row * head_dim * 4
+                clear_row(out, head_dim, references + row * 4, totals + row * 64)
         n_tokens = min(PAGE, sequence.length - page * PAGE)
         n_padded = (n_tokens + LANES - 1) // LANES * LANES
         place = get_i64(sequence.table, page) * job.n_kv_heads + head
@@ -169,24 +189,23 @@ def attend_chunk(
                 job.k_ahead,
             ),
         )
-    for row in range(n_rows):
-        put_f32(references, n_rows + row, row_sum(totals + row * 64))
+    finish_part(job, partial, totals)
 
 
 @njit
-def merge_chunks(job: Any, sequence: Any, head: int, item_floats: int) -> None:
-    """The output and log-sum-exp of a sequence and KV head from its chunks."""
-    head_dim, n_rows, n_chunks = job.head_dim, job.n_rows, sequence.n_chunks
-    first = job.partial + (sequence.first_chunk * job.n_kv_heads + head) * item_floats * 4
-    stride = job.n_kv_heads * item_floats  # from chunk to chunk, in floats
+def merge_parts(job: Any, sequence: Any, head: int) -> None:
+    """The output and log-sum-exp of a sequence and KV head from its parts."""
+    head_dim, n_rows, n_parts = job.head_dim, job.n_rows, sequence.n_parts
+    first = part_at(job, sequence, head, 0)
+    stride = job.n_kv_heads * n_rows * (head_dim + 2)  # from part to part, in floats
     references, totals = n_rows * head_dim, n_rows * head_dim + n_rows
     for row in range(sequence.n_new * job.group):
         top = START
-        for i in range(n_chunks):
+        for i in range(n_parts):
             top = max(top, get_f32(first, i * stride + references + row))
         merged = first + row * head_dim * 4
         total = ZERO
-        for i in range(n_chunks):
+        for i in range(n_parts):
             weight = np.exp2(get_f32(first, i * stride + references + row) - top)
             total += weight * get_f32(first, i * stride + totals + row)
             if i == 0:
@@ -202,7 +221,6 @@ def merge_chunks(job: Any, sequence: Any, head: int, item_floats: int) -> None:
 def worker(address: Any, thread: Any) -> None:
     job = read_job(address)
     scratch = job.scratch + thread * job.scratch_floats * 4
-    item_floats = job.n_rows * (job.head_dim + 2)
     while True:
         piece = take_next(address)
         if piece >= job.n_pieces:
@@ -210,8 +228,7 @@ def worker(address: Any, thread: Any) -> None:
         head = piece % job.n_kv_heads
         chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
         sequence = read_sequence(job.sequences, chunk.sequence)
-        partial = job.partial + piece * item_floats * 4
-        attend_chunk(address, job, chunk, sequence, head, partial, scratch)
+        attend_chunk(address, job, chunk, sequence, head, scratch)
         done = take_next(job.done + (chunk.sequence * job.n_kv_heads + head) * 8)
         if done + 1 == sequence.n_chunks:
-            merge_chunks(job, sequence, head, item_floats)
+            merge_parts(job, sequence, head)

@@ -11,9 +11,10 @@ TILE = 64
 """Tokens of K and V that the prefill kernels decode at a time; divides a page."""
 BLOCK_ROWS = 96
 """Rows (new token, query head of a KV head) that share a decoded tile."""
-LEAST_PIECES = 128
-"""A token's context is cut into so many pieces (of all KV heads), or into pages: enough for many
-threads to be busy to the end, few enough to be cheap to merge."""
+PIECES_PER_THREAD = 16
+LEAST_PARTS = 64
+"""A generated token's context is cut into so many parts (of all KV heads), or into pages: enough
+for many threads to be busy to the end, few enough to be cheap to merge."""
 MOST_TILE_ROWS = 12
 """Rows whose products prefill kernels hold in registers at once, where there are most."""
 LANES = 16
@@ -38,19 +39,19 @@ def row_scratch_floats(n_rows: int, tile: int, head_dim: int) -> int:
     return n_rows * row_floats + tile * PAGE_TOKENS + 16
 
 
-def chunk_pages(n_pages: int, n_kv_heads: int) -> int:
-    """Pages of a chunk, of the `n_pages` that a token sees.
+def part_pages(n_pages: int, n_kv_heads: int) -> int:
+    """Pages of a part, of the `n_pages` that a generated token sees.
 
-    Nothing else may decide, neither the batch nor the threads: sums are rounded by chunk.
+    Nothing else may decide, neither the batch nor the threads: sums are rounded by part.
     """
-    return max(1, n_pages * n_kv_heads // LEAST_PIECES)
+    return max(1, n_pages * n_kv_heads // LEAST_PARTS)
 
 
-def most_pieces(n_kv_heads: int) -> int:
-    """So many pieces are enough for any token, and more than one launch gets for several."""
-    return 2 * LEAST_PIECES + 2 * n_kv_heads
+def most_parts(n_kv_heads: int) -> int:
+    """So many parts (of all KV heads) are enough for any token; no launch has more for several."""
+    return 2 * LEAST_PARTS + 2 * n_kv_heads
 
 
-def partial_floats(n_items: int, n_rows: int, head_dim: int) -> int:
-    """Of the outputs, maxima and sums that the pieces of the decode kernels leave to be merged."""
-    return n_items * n_rows * (head_dim + 2)
+def partial_floats(n_parts: int, n_rows: int, head_dim: int) -> int:
+    """Of the outputs, maxima and sums that the decode kernels leave of parts, to be merged."""
+    return n_parts * n_rows * (head_dim + 2)
