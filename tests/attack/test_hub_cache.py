@@ -401,6 +401,23 @@ def test_rm_is_not_kept_from_it_by_another_repository(here: Program, folder: Pat
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_rm_deletes_a_pipe_without_opening_it(
+    here: Program, folder: Path, snapshot: Path, is_named: bool
+) -> None:
+    get(REPO)
+    get(f"{REPO}:Q8_0")
+    os.mkfifo(folder / "blobs" / ("a" * 64))
+    (folder / "blobs" / f"{OTHER_DIGEST}.incomplete").write_bytes(OTHER[:5])
+    (snapshot / "README.md").write_text("keeps the repository")
+    if is_named:
+        (snapshot / "x-00001-of-00001.gguf").symlink_to("../../blobs/" + "a" * 64)
+    for name in (REPO, f"{REPO}:Q8_0"):
+        in_lines(here("rm", f"{name}/m-Q4_K_M.gguf" if name == REPO else name, "-y"))
+    assert here("list", "-q").out == ""
+    assert (folder / "blobs" / ("a" * 64)).exists() == is_named
+
+
 def test_rm_says_what_it_can_not_delete(here: Program, folder: Path, monkeypatch) -> None:
     get(REPO)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +83,10 @@ def remove(removal: Removal) -> None:
         kept = {_blob_of(folder, name) for name in names if name not in doomed}
         blobs = {blob for name in doomed if (blob := _blob_of(folder, name)) is not None}
         nameless = _nameless(folder) if removal.partial_bytes else set()
-        _delete(names=doomed, blobs=blobs - kept | nameless)
+        doomed_blobs = blobs - kept | nameless
+        for path in filter(_is_special, doomed_blobs):
+            path.unlink()  # huggingface_hub would open a pipe, and wait for ever
+        _delete(names=doomed, blobs=doomed_blobs)
     except RecursionError as error:
         raise HubError(
             f"{printable(folder)} has folders that are nested too deeply to delete",
@@ -107,6 +111,15 @@ def _nameless(folder: Path) -> set[Path]:
     """What is in the store of a repository and in none of its snapshots."""
     named = {_blob_of(folder, name) for name in files_in(folder / "snapshots")}
     return {path for path in files_in(folder / "blobs") if path not in named}
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a path is neither a file, a folder nor a link, but a pipe or the like."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
 
 
 def _size(path: Path) -> int:
