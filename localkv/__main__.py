@@ -5,6 +5,7 @@ command is done, it ends the process as it ends any program: by the signal. What
 is not imported before that is so.
 """
 
+import os
 import sys
 from _signal import SIG_DFL, SIGINT, default_int_handler, getsignal, signal  # type: ignore
 
@@ -38,8 +39,13 @@ def main() -> "NoReturn":
 def _show_uncaught(
     kind: type[BaseException], error: BaseException, traceback: "TracebackType | None"
 ) -> None:
-    """A second Ctrl-C may come while the first is dealt with. Python then ends by the signal."""
-    if not issubclass(kind, KeyboardInterrupt):
+    """A second Ctrl-C may come while the first is dealt with; Python then ends by the signal.
+
+    And there may be too little memory to import what would say so.
+    """
+    if issubclass(kind, MemoryError):
+        os.write(2, b"error: out of memory\n")
+    elif not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, traceback)
 
 
