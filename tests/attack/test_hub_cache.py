@@ -469,8 +469,32 @@ def test_what_is_in_the_way(
         assert Path(result.out.strip()).read_bytes() == DATA
     else:
         assert "localkv rm makes room" not in result.err
-        assert "is in the way" in result.err or which == "lock"
+        assert "is in the way" in result.err or "is a link" in result.err or which == "lock"
     assert mine.read_text() == "mine" or which == "lock"
+
+
+@pytest.mark.parametrize("which", ["blobs", "snapshots", f"snapshots/{COMMIT}", "refs"])
+def test_nothing_is_fetched_through_a_link(
+    here: Program, folder: Path, tmp_path: Path, which: str
+) -> None:
+    mine = other_file(tmp_path)
+    (mine.parent / "m-Q4_K_M.gguf").write_bytes(b"mine")
+    (folder / which).parent.mkdir(parents=True)
+    (folder / which).symlink_to(mine.parent)
+    result = in_lines(here("pull", REPO))
+    assert result.code == 1
+    assert "is a link, and nothing is fetched to where it leads" in result.err
+    assert {path.name for path in mine.parent.iterdir()} == {mine.name, "m-Q4_K_M.gguf"}
+    assert (mine.parent / "m-Q4_K_M.gguf").read_bytes() == b"mine"
+
+
+def test_a_repository_on_another_disk(here: Program, folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder.parent.mkdir()
+    folder.symlink_to(elsewhere)
+    assert here("pull", REPO).code == 0
+    assert here("list", "-q").out == f"{REPO}:Q4_K_M\n"
 
 
 def test_a_partial_file_that_is_a_link(here: Program, folder: Path, tmp_path: Path) -> None:

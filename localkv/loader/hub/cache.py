@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,16 @@ def partial_path(repo: str, digest: str) -> Path:
 
 def snapshot_folder(repo: str, commit: str) -> Path:
     return repo_folder(repo) / "snapshots" / commit
+
+
+def linked_folder(repo: str, revision: str, commit: str, files: Iterable[RepoFile]) -> Path | None:
+    """A folder of a repository that is a link, so that what is put there would lie elsewhere."""
+    folder = repo_folder(repo)
+    ref = folder / "refs" / revision
+    places = {folder / "blobs", ref.parent, snapshot_folder(repo, commit)}
+    places |= {_file_path(repo, commit, file).parent for file in files}
+    places |= {above for place in places for above in place.parents if folder in above.parents}
+    return next((place for place in sorted(places) if place.is_symlink()), None)
 
 
 def is_whole(path: Path, file: RepoFile) -> bool:

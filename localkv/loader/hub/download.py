@@ -24,6 +24,7 @@ from localkv.loader.hub.cache import (
     has_file,
     is_whole,
     link_blob,
+    linked_folder,
     partial_path,
     set_revision,
     snapshot_folder,
@@ -104,7 +105,13 @@ def fetch(download: Download, advance: Advance) -> CachedModel:
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     repo, commit = download.reference.repo, download.commit
+    revision = download.reference.revision
     with _disk_errors():
+        if link := linked_folder(repo, revision, commit, download.model.files):
+            raise HubError(
+                f"{printable(link)} is a link, and nothing is fetched to where it leads",
+                hint="move it elsewhere; HF_HOME=FOLDER takes another cache",
+            )
         # There from the start: without it huggingface_hub takes the folder for damaged.
         snapshot_folder(repo, commit).mkdir(parents=True, exist_ok=True)
         for file in download.model.files:
@@ -117,7 +124,7 @@ def fetch(download: Download, advance: Advance) -> CachedModel:
                     if not is_whole(blob, file):  # another process can have been faster
                         _fetch_file(download, file, advance)
             link_blob(repo, commit, file)
-        set_revision(repo, download.reference.revision, commit)
+        set_revision(repo, revision, commit)
     return cached_model(repo, commit, download.model)
 
 
