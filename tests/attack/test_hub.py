@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import socket
 import struct
 import time
 import zlib
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from fake_hub import Answer, FakeHub
@@ -111,6 +113,14 @@ def attack(
     """With waits that are short, and no shelf."""
     from huggingface_hub import constants
 
+    ask = socket.getaddrinfo
+
+    def on_loopback(name: str, *args: Any, **options: Any) -> Any:
+        if name not in ("127.0.0.1", "localhost"):  # no name server hears of these names
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return ask(name, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", on_loopback)
     monkeypatch.setattr("localkv.loader.shelf.shelves", list)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     monkeypatch.setattr(exchange, "ANSWER_SECONDS", 1.0)
