@@ -46,6 +46,8 @@ class CacheSlot:
         model: weights on a backend, whose `turns` are ours.
         cache: has room for the sequence.
         n_batch: most prompt tokens evaluated at a time.
+        exact: of the rows that are held, take only those for a text's prompt that were a prompt's
+            before, and those for what it generated that were generated.
         check_source: called before a batch is evaluated; raises if the weights are no longer what
             was loaded.
 
@@ -60,9 +62,12 @@ class CacheSlot:
         model: Transformer,
         cache: KVCache,
         n_batch: int,
+        *,
+        exact: bool,
         check_source: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
+        self.exact = exact
         self.check_source = check_source
         self.cache = cache
         self.n_batch = n_batch
@@ -145,14 +150,17 @@ class CacheSlot:
     def take(self, text: Text) -> int:
         """Make the slot a text's; how many of its tokens are held, fewer than all."""
         if self._text is not text:
-            reused = 0
-            for ours, theirs in zip(self.ids, text.ids[:-1], strict=False):
-                if ours != theirs:
-                    break
-                reused += 1
-            self.truncate(reused)
+            self.truncate(self._held(text))
             self._text = text
         return self.sequence.length
+
+    def _held(self, text: Text) -> int:
+        """How many tokens of a text, but for its last, the slot holds rows of."""
+        for i, (ours, theirs) in enumerate(zip(self.ids, text.ids[:-1], strict=False)):
+            same_kind = self.generated[i] == (i >= text.n_prompt)
+            if ours != theirs or (self.exact and not same_kind):
+                return i
+        return min(len(self.ids), len(text.ids) - 1)
 
     def is_taken_by(self, text: Text) -> bool:
         """Whether nothing has been evaluated for others since `take`."""

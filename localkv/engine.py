@@ -46,6 +46,8 @@ class Engine:
         model: weights on a backend.
         cache: types and context length.
         n_batch: most prompt tokens evaluated at a time.
+        exact: evaluate what was generated once more where it has become part of a prompt, so that,
+            on a CPU, a generation does not depend on those before it. Else its rows are reused.
         make_cache: takes what `KVCache` takes; measurements make another one.
         check_source: called before anything is evaluated; raises if the weights are no longer what
             was loaded.
@@ -62,6 +64,7 @@ class Engine:
         cache: CacheConfig,
         *,
         n_batch: int = 512,
+        exact: bool = True,
         make_cache: Callable[..., KVCache] = KVCache,
         check_source: Callable[[], None] = lambda: None,
     ) -> None:
@@ -71,7 +74,7 @@ class Engine:
         self.n_ctx = cache.n_ctx
         check_scales(cache, model.config)
         self.cache = allocated_cache(model, cache, make_cache)
-        self.slot = CacheSlot(model, self.cache, n_batch, check_source)
+        self.slot = CacheSlot(model, self.cache, n_batch, exact=exact, check_source=check_source)
 
     @property
     def loop(self) -> DecodeLoop | None:

@@ -60,6 +60,9 @@ class LLM:
         n_threads: CPU threads; None takes torch's number at this time. It becomes torch's in each
             thread that calls the model. What runs on a GPU takes no notice.
         n_batch: most prompt tokens evaluated at a time.
+        exact: whatever ran before, the same call gives the same result, on a CPU bit for bit. What
+            was generated is read again where the next prompt contains it. False reuses it as it
+            lies in the cache: a conversation goes on sooner, and may go on with other words.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
         fit: "on" refuses what does not fit in memory before anything is allocated, and warns of
             mapped weights that do not; "off" tries.
@@ -94,6 +97,7 @@ class LLM:
         device: str = "auto",
         n_threads: int | None = None,
         n_batch: int = 512,
+        exact: bool = True,
         override_pre: str | None = None,
         fit: str = "on",
         on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
@@ -146,7 +150,9 @@ class LLM:
                 self.gguf, backend, on_layer=lambda done, of: on_progress("weights", done, of)
             )
             unchanged = self.gguf.check_unchanged
-            self.engine = Engine(model, self.cache, n_batch=n_batch, check_source=unchanged)
+            self.engine = Engine(
+                model, self.cache, n_batch=n_batch, exact=exact, check_source=unchanged
+            )
             if backend.compiles:
                 on_progress("kernels", 0, 0)
                 self.engine.warm_up()

@@ -29,8 +29,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
     return load_model(path, cpu_backend())[0]
 
 
-def new_engine(model: Transformer, n_ctx: int = 300, n_batch: int = 512) -> Engine:
-    return Engine(model, CacheConfig(n_ctx=n_ctx), n_batch=n_batch)
+def new_engine(
+    model: Transformer, n_ctx: int = 300, n_batch: int = 512, exact: bool = True
+) -> Engine:
+    return Engine(model, CacheConfig(n_ctx=n_ctx), n_batch=n_batch, exact=exact)
 
 
 def recording_engine(model: Transformer) -> Engine:
@@ -58,8 +60,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
 class CountingSampler(Sampler):
     """Greedy, and keeps what it was told and shown."""
 
-    def __init__(self) -> None:
-        super().__init__(SamplingParams(temperature=0.0), n_vocab=96)
+    def __init__(self, n_vocab: int = 96) -> None:
+        super().__init__(SamplingParams(temperature=0.0), n_vocab=n_vocab)
         self.accepted: list[int] = []
         self.seen: list[np.ndarray] = []
 
@@ -98,15 +100,16 @@ def test_sampler_is_told_prompt_and_output(model: Transformer) -> None:
     assert len(sampler.seen) == 4
 
 
-def test_prefix_is_reused(model: Transformer) -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_prefix_is_reused(model: Transformer, exact: bool) -> None:
     """The second turn of a conversation evaluates what is new, and draws what it would anew."""
-    engine = new_engine(model)
+    engine = new_engine(model, exact=exact)
     first = list(engine.generate(PROMPT, sampler=greedy(), max_tokens=6))
     longer = [*PROMPT, *first, 5, 6, 7]
     generation = engine.generate(longer, sampler=greedy(), max_tokens=6)
     again = list(generation)
     # the last token drawn was never evaluated, so it is not in the cache
-    assert generation.stats.n_reused == len(PROMPT) + 5
+    assert generation.stats.n_reused == len(PROMPT) + (0 if exact else 5)
     assert generation.stats.n_prompt == len(longer)
     assert again == list(new_engine(model).generate(longer, sampler=greedy(), max_tokens=6))
 
@@ -171,7 +174,7 @@ def test_ids_that_are_none(model: Transformer, ids: list[int]) -> None:
 
 
 def test_cancel_between_tokens(model: Transformer) -> None:
-    engine, cancel = new_engine(model), Event()
+    engine, cancel = new_engine(model, exact=False), Event()
     generation = engine.generate(PROMPT, sampler=greedy(), cancel=cancel)
     ids = [next(generation) for _ in range(3)]
     cancel.set()

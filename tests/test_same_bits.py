@@ -16,11 +16,13 @@ import pytest
 import torch
 from cache_types import NAMES, PAIRS, scales_of
 from random_model import VARIANTS, variant
+from test_engine import CountingSampler
 from test_model import new_cache
 from torch import Tensor
 
 from localkv.cache_layout import SegmentSpec
-from localkv.config import AttentionParams
+from localkv.config import AttentionParams, CacheConfig
+from localkv.engine import Engine
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kv_cache import KVCache
 from localkv.loader.gguf_file import open_gguf
@@ -158,3 +160,40 @@ def test_groups_windows_and_segments(group: int, window: int, tmp_path: Path) ->
     segments = (SegmentSpec("f16", "f16"), SegmentSpec("q4_0", "q8_0", first_position=40))
     check(model, rng, *segments)
     check(model, rng, SegmentSpec("q8_0", "q4_1"), n=256 * 5 - 6)
+
+
+def seen(engine: Engine, prompt: list[int], n: int) -> list[bytes]:
+    """The logits that a generation draws its tokens by."""
+    sampler = CountingSampler(engine.model.config.n_vocab)
+    list(engine.generate(prompt, sampler=sampler, max_tokens=n))
+    return [logits.tobytes() for logits in sampler.seen]
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), PAIRS[::5])
+def test_what_ran_before(tiny: Transformer, type_k: str, type_v: str) -> None:
+    """Prompts that begin with one another and with what was generated, in any order and chunks."""
+    rng = random.Random(type_k + type_v)
+    cache = CacheConfig(
+        type_k, type_v, n_ctx=1024, kv_scales=scales_of(tiny.config, absmax_k=30.0, absmax_v=10.0)
+    )
+    texts = [[rng.randrange(90) for _ in range(60)]]
+    engine = Engine(tiny, cache)
+    for _ in range(12):
+        start = rng.choice(texts)
+        start = start[: rng.randrange(1, len(start) + 1)]
+        prompt = start + [rng.randrange(90) for _ in range(rng.choice((0, 1, 2, 40)))]
+        engine.n_batch = engine.slot.n_batch = rng.choice((1, 2, 7, 33, 512))
+        got = seen(engine, prompt, 6)
+        assert got == seen(Engine(tiny, cache), prompt, 6)
+        texts.append(engine.cached_ids.copy())
+
+
+def test_answers_may_be_kept_as_they_were_written(tiny: Transformer) -> None:
+    """What `exact=False` is faster by: only the last token of a text is evaluated again."""
+    cache = CacheConfig("q8_0", "q4_0", n_ctx=512)
+    for exact, n_reused in ((True, 40), (False, 47)):
+        engine = Engine(tiny, cache, exact=exact)
+        first = list(engine.generate([7] * 40, sampler=CountingSampler(512), max_tokens=8))
+        again = engine.generate([7] * 40 + first, sampler=CountingSampler(512), max_tokens=1)
+        list(again)
+        assert again.stats.n_reused == n_reused

@@ -44,6 +44,12 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         help="A Jinja template instead of the model's.",
     ),
     flag("--continue", panel="Chat", help="Go on with the newest session, and its settings."),
+    flag(
+        "--exact",
+        panel="Chat",
+        help="Read each answer again as part of the next prompt, so that on a CPU no answer "
+        "depends on what the cache happens to hold. Else it stays there as it was written.",
+    ),
     option(
         "--sessions",
         panel="Chat",
@@ -106,6 +112,7 @@ def _run(
     arguments = loading_arguments(values)
     if arguments["n_threads"] is None:
         arguments["n_threads"] = default_threads()
+    arguments["exact"] = values["exact"]
     with closing(Store(sessions or default_path())) as store:
         session = ChatSession(
             store,
