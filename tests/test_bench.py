@@ -194,9 +194,9 @@ def test_only_what_a_test_names_is_evaluated(monkeypatch, tiny_model) -> None:
     batches: list[int] = []
     evaluate = CacheSlot.evaluate
 
-    def counted(self: CacheSlot, ids: list[int], *args: Any) -> torch.Tensor:
+    def counted(self: CacheSlot, ids: list[int], *args: Any, **kind: bool) -> torch.Tensor:
         batches.append(len(ids))
-        return evaluate(self, ids, *args)
+        return evaluate(self, ids, *args, **kind)
 
     subject = load(file_source(tiny_model), "reference")
     monkeypatch.setattr(CacheSlot, "evaluate", counted)

@@ -116,8 +116,8 @@ def test_rotated_while_stored() -> None:
         object.__setattr__(segment, "rotation_v", 32)
         chain = Chain(Scratch())
         k, v = k.contiguous(), v.contiguous()
-        add_store(chain, k.data_ptr(), v.data_ptr(), len(k), layer)
-        chain.run(**stored_rows(batches))
+        add_store(chain, k, v, len(k), layer)
+        chain.run(**stored_rows(layer, batches, len(k)))
 
     def reference(k, v, layer, batches):
         scatter_encoded(hadamard_transform(k, 64), hadamard_transform(v, 32), layer, batches)

@@ -128,7 +128,10 @@ def test_chat_says_it(model: Path) -> None:
     try:
         engine.load(lambda progress: None)
         request = ChatRequest(
-            ({"role": "user", "content": "fox"},), SamplingParams(seed=1), max_tokens=4000
+            ({"role": "user", "content": "fox"},),
+            SamplingParams(seed=1),
+            max_tokens=4000,
+            ignore_eos=True,
         )
         with pytest.raises(EngineStoppedError) as caught:  # noqa: PT012
             for number, _ in enumerate(engine.answer(request)):
