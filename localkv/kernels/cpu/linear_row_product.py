@@ -28,6 +28,8 @@ from localkv.kernels.cpu.linear_rows import multiply_rows
 from localkv.simd.memory import get_i64, take_next
 
 KIND = "f16"
+SOME_TOKENS = min(4, MAX_TILE_TOKENS)
+"""Of a tile that has fewer than most."""
 
 
 @njit
@@ -35,12 +37,14 @@ def tile_width(n_tokens: int) -> int:
     """Tokens of the next tile, of so many that are left."""
     if n_tokens >= MAX_TILE_TOKENS:
         return MAX_TILE_TOKENS
+    if n_tokens >= SOME_TOKENS:
+        return SOME_TOKENS
     return 2 if n_tokens >= 2 else 1
 
 
 @njit
 def multiply_tile(job: Any, matrix: Any, row: int, token: int, height: int, width: int) -> None:
-    """Some rows times some tokens; what is no tile of one of four sizes is done one by one."""
+    """Some rows times some tokens; what is no tile of one of these sizes is done one by one."""
     n_in, n_out = get_i64(job, N_IN), get_i64(matrix, N_OUT)
     row_bytes, stride = get_i64(matrix, ITEM_BYTES), get_i64(matrix, ADDEND_STRIDE)
     w = get_i64(matrix, DATA) + row * row_bytes
@@ -59,6 +63,8 @@ def multiply_tile(job: Any, matrix: Any, row: int, token: int, height: int, widt
         multiply_rows(
             KIND, TILE_ROWS, MAX_TILE_TOKENS, w, row_bytes, x, n_in, out, n_out, plus, stride
         )
+    elif width == SOME_TOKENS:
+        multiply_rows(KIND, TILE_ROWS, SOME_TOKENS, w, row_bytes, x, n_in, out, n_out, plus, stride)
     elif width == 2:
         multiply_rows(KIND, TILE_ROWS, 2, w, row_bytes, x, n_in, out, n_out, plus, stride)
     else:
