@@ -237,6 +237,7 @@ def test_stack_with_incomplete_panels() -> None:
         assert product_error(got, rounded, stack[expert].decode(torch.float64)) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_VNNI, reason="is what the other tests have tested")
 def test_without_8_bit_products(tmp_path: Path) -> None:
     """The float32 path of CPUs without AVX-512, in a process that believes to be on one."""

@@ -122,7 +122,7 @@ def pair_of(name: str) -> tuple[str, str]:
     return PAIRS[WEIGHTS.index(name) * 7 % len(PAIRS)]
 
 
-@pytest.mark.parametrize("shape", ["llama-tiny", "moe-tiny"])
+@pytest.mark.parametrize("shape", ["llama-tiny", pytest.param("moe-tiny", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_types_of_weights(name: str, shape: str) -> None:
     model = synthetic_model(shape, name, cpu_backend())
@@ -134,6 +134,12 @@ def tiny() -> Transformer:
     return synthetic_model("llama-tiny", "q8_0", cpu_backend())
 
 
+@pytest.mark.parametrize(("type_k", "type_v"), [(name, name) for name in NAMES])
+def test_one_type_of_the_cache(tiny: Transformer, type_k: str, type_v: str) -> None:
+    check(tiny, random.Random(type_k), SegmentSpec(type_k, type_v))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
 def test_types_of_the_cache(tiny: Transformer, type_k: str, type_v: str) -> None:
     rotation = 32 if (NAMES.index(type_k) + NAMES.index(type_v)) % 2 else 0
@@ -151,7 +157,7 @@ def test_parts_of_the_graph(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", [1, 3, 16, 23])
-@pytest.mark.parametrize("window", [0, 9, 260])
+@pytest.mark.parametrize("window", [0, pytest.param(9, marks=pytest.mark.slow), 260])
 def test_groups_windows_and_segments(group: int, window: int, tmp_path: Path) -> None:
     path = variant("llama", n_heads=2 * group, head_dim=32, n_kv_heads=2).write(tmp_path / "m.gguf")
     model, _ = load_model(open_gguf(path), cpu_backend())
@@ -169,7 +175,7 @@ def seen(engine: Engine, prompt: list[int], n: int) -> list[bytes]:
     return [logits.tobytes() for logits in sampler.seen]
 
 
-@pytest.mark.parametrize(("type_k", "type_v"), PAIRS[::5])
+@pytest.mark.parametrize(("type_k", "type_v"), PAIRS[::9])
 def test_what_ran_before(tiny: Transformer, type_k: str, type_v: str) -> None:
     """Prompts that begin with one another and with what was generated, in any order and chunks."""
     rng = random.Random(type_k + type_v)

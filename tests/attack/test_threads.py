@@ -32,6 +32,7 @@ def run_crowd(model: Path, types: tuple[str, str], seconds: int, seed: int) -> N
 # -- streams by turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", TYPES, ids="/".join)
 def test_streams_that_take_turns_say_what_they_say_alone(
     tiny_model: Path, types: tuple[str, str]
