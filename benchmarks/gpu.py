@@ -436,7 +436,8 @@ def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
     run.seconds_left()
     s = run.sizes
     n_ctx = s.model_depths[-1] + max(*s.prompts, s.n_decode + 2)
-    engine = Engine(model, CacheConfig(*sides(pair), n_ctx=n_ctx))
+    # with rows that nobody generated: reused as if they were a prompt's
+    engine = Engine(model, CacheConfig(*sides(pair), n_ctx=n_ctx), exact=False)
     fill_randomly(engine.cache)
     if model.backend.compiles:
         engine.warm_up()
@@ -482,7 +483,7 @@ def place(engine: Any, depth: int) -> None:
     engine.truncate(0)
     engine.cache.reserve(engine.sequence, depth)
     engine.sequence.length = depth
-    engine.cached_ids[:] = [0] * depth
+    engine.slot.ids[:], engine.slot.generated[:] = [0] * depth, [False] * depth
 
 
 def wait(run: Run) -> None:
