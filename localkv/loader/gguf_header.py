@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from localkv.errors import ModelFileError, printable, quoted
+from localkv.loader.ggml_types import ggml_type_name
 from localkv.quant_formats import WEIGHT_FORMATS, QuantFormat
 
 _MAGIC = b"GGUF"
@@ -158,7 +159,7 @@ class HeaderReader:
         fmt = WEIGHT_FORMATS.get(ggml_type)
         if fmt is None:
             raise self.error(
-                f"{what} is of type {_ggml_type_name(ggml_type)}, which is not supported",
+                f"{what} is of type {ggml_type_name(ggml_type)}, which is not supported",
                 hint="types that are: " + " ".join(fmt.name for fmt in WEIGHT_FORMATS.values()),
             )
         if 0 in shape:
@@ -276,12 +277,3 @@ class LazyArray:
             items = (values.astype(bool) if item_type == _BOOL else values).tolist()
             position += count * dtype.itemsize
         return items, position
-
-
-def _ggml_type_name(ggml_type: int) -> str:
-    from gguf.constants import GGMLQuantizationType
-
-    try:
-        return str(GGMLQuantizationType(ggml_type).name)
-    except ValueError:
-        return f"{ggml_type} (unknown)"
