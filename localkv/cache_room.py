@@ -16,7 +16,7 @@ from localkv.model import Transformer
 def allocated_cache(
     model: Transformer, cache: CacheConfig, make_cache: Callable[..., KVCache] = KVCache
 ) -> KVCache:
-    """The cache of a model for one sequence, on its backend's device.
+    """The cache of a model for `cache.n_sequences` sequences, on its backend's device.
 
     Args:
         make_cache: takes what `KVCache` takes.
@@ -33,7 +33,7 @@ def allocated_cache(
     }
 
     def bytes_of(n_ctx: int) -> int:
-        return sum(cache_bytes(segments, **sizes, n_ctx=n_ctx))
+        return sum(cache_bytes(segments, **sizes, n_ctx=n_ctx, n_sequences=cache.n_sequences))
 
     def what_fits(room: Room) -> str:
         pages = range(1, pages_for(cache.n_ctx) + 1)
@@ -42,12 +42,14 @@ def allocated_cache(
             return "the weights leave no room: use a smaller model, or --device cpu"
         return f"{fit} tokens (-c) would fit, or more in smaller types of K and V (-ctk, -ctv)"
 
-    what = f"a KV cache of {byte_size(bytes_of(cache.n_ctx))} for {cache.n_ctx} tokens"
+    times = f"{cache.n_sequences} times " if cache.n_sequences > 1 else ""
+    what = f"a KV cache of {byte_size(bytes_of(cache.n_ctx))} for {times}{cache.n_ctx} tokens"
     try:
         with naming_what_fails(what, device, what_fits):
             return make_cache(
                 **sizes,
                 n_ctx=cache.n_ctx,
+                n_sequences=cache.n_sequences,
                 segments=segments,
                 device=device,
                 kv_scales=cache.kv_scales,

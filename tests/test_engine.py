@@ -214,6 +214,8 @@ def test_seed_is_reproducible(model: Transformer) -> None:
 def test_cache_that_does_not_fit(model: Transformer) -> None:
     with pytest.raises(LocalKVError, match=r"KV cache of [\d.]+ GiB for .* does not fit"):
         new_engine(model, n_ctx=1 << 44)
+    with pytest.raises(LocalKVError, match=rf"GiB for 3 times {1 << 44} tokens does not fit"):
+        Engine(model, CacheConfig(n_ctx=1 << 44, n_sequences=3))
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])

@@ -20,7 +20,8 @@ from random_model import MOE, RandomModel, variant
 
 from localkv import LLM
 from localkv.cache_layout import SegmentSpec, cache_bytes
-from localkv.config import AttentionParams
+from localkv.config import AttentionParams, CacheConfig
+from localkv.engine import Engine
 from localkv.errors import byte_size
 from localkv.kernels.cpu.attention import PackedAttention
 from localkv.kernels.cpu.attention_kernels import MAX_ROWS, n_threads
@@ -130,6 +131,20 @@ def test_a_model_s_cache(tiny_model: Path, type_k: str) -> None:
 
 def test_the_kernels_limits_are_those_that_are_counted_with() -> None:
     assert MAX_ROWS <= MAX_TILE_ROWS <= FEW_ROWS
+
+
+@pytest.mark.parametrize("n_sequences", [1, 3])
+def test_the_sequences_that_are_planned_are_allocated(
+    program: Program, tiny_model: Path, n_sequences: int
+) -> None:
+    argv = ("plan", tiny_model, "-ctk", "q8_0", "-ctv", "q4_0", "-c", 600)
+    planned = json.loads(program(*argv, "--sequences", n_sequences, "--json").out)["pairs"][0]
+    cache = CacheConfig("q8_0", "q4_0", n_ctx=600, n_sequences=n_sequences)
+    allocated = Engine(LLM(tiny_model, n_ctx=256).engine.model, cache).cache
+    assert planned["cache_k"] == storages(allocated, "k")
+    assert planned["cache_v"] == storages(allocated, "v")
+    for _ in range(n_sequences):  # as long as the context, all at the same time
+        allocated.reserve(allocated.new_sequence(), 600)
 
 
 @pytest.mark.parametrize("group", [1, 3, 9, 17, 96, 97, 101, 512])
