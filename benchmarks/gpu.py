@@ -429,9 +429,10 @@ def model_of(run: Run, weights: str, pairs: Sequence[str]) -> None:
 
 def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
     """Seconds from one token to the next, by depth, with a cache of that pair."""
-    from localkv.config import CacheConfig, SamplingParams
+    from localkv.config import CacheConfig
     from localkv.engine import Engine
-    from localkv.sampling import Sampler
+    from localkv.sampling.params import SamplingParams
+    from localkv.sampling.sampler import Sampler
 
     run.seconds_left()
     s = run.sizes

@@ -6,9 +6,9 @@ the command line stay free of torch until a model is loaded.
 
 TYPE_CHECKING = False  # `typing` would be half the time that it takes to import this package
 if TYPE_CHECKING:
-    from localkv.config import SamplingParams
     from localkv.errors import LocalKVError
     from localkv.llm import LLM
+    from localkv.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "LocalKVError", "SamplingParams", "__version__"]
@@ -16,7 +16,7 @@ __all__ = ["LLM", "LocalKVError", "SamplingParams", "__version__"]
 _HOMES = {
     "LLM": "localkv.llm",
     "LocalKVError": "localkv.errors",
-    "SamplingParams": "localkv.config",
+    "SamplingParams": "localkv.sampling.params",
 }
 
 

@@ -24,7 +24,7 @@ from localkv.kv_cache import KVCache
 from localkv.kv_cache import Sequence as CachedSequence
 from localkv.kv_scales import check_scales
 from localkv.model import Transformer
-from localkv.sampling import Sampler
+from localkv.sampling.sampler import Sampler
 
 WARM_UP_TOKENS = 16
 """A prompt of so many tokens uses the kernels that long prompts use, where these are not recorded

@@ -13,8 +13,8 @@ import torch
 
 from localkv.cache_slot import CacheSlot, Text
 from localkv.errors import LocalKVError
-from localkv.sampling import Sampler
 from localkv.sampling.device_draw import NO_TOKEN, device_draw
+from localkv.sampling.sampler import Sampler
 from localkv.turns import CancelledWaitError
 
 LEAST_SHARE = 0.05

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localkv.bus_errors import end_cleanly_from_threads
 from localkv.cache_layout import cache_segments, check_cache_type
-from localkv.config import FIT, CacheConfig, KVScales, ModelConfig, SamplingParams
+from localkv.config import FIT, CacheConfig, KVScales, ModelConfig
 from localkv.engine import Engine
 from localkv.errors import UsageError
 from localkv.kernels.device_memory import gpu_room
@@ -31,7 +31,8 @@ from localkv.loader.weights import load_model
 from localkv.machine_memory import Budget, machine_memory
 from localkv.memory_fit import check_fit
 from localkv.memory_plan import ModelMemory
-from localkv.sampling import Sampler
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
 from localkv.text_stream import Completion, TextStream
 
 DEFAULT_N_CTX = 4096

@@ -17,7 +17,7 @@ from localkv.chat.conversation import Message
 from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
-from localkv.config import SamplingParams
+from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
 from localkv.tui.widgets.prompt import Prompt
 from localkv.tui.widgets.transcript import Note

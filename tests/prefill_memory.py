@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from localkv import LLM
-from localkv.config import SamplingParams
-from localkv.sampling import Sampler
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
 
 
 def status(field: str) -> int:

@@ -27,8 +27,8 @@ from localkv.chat.engine import (
 )
 from localkv.chat.engine_process import EngineProcess
 from localkv.chat.local_engine import LocalEngine, opened_reasoning
-from localkv.config import SamplingParams
 from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.sampling.params import SamplingParams
 
 HELLO = ({"role": "user", "content": "Tell me of the fox"},)
 GREEDY = SamplingParams(temperature=0.0)

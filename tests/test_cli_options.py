@@ -13,8 +13,9 @@ from localkv.cli import COMMANDS
 from localkv.cli.arguments import check_arguments
 from localkv.cli.complete import complete
 from localkv.cli.foreign_flags import BY_NAME, FOREIGN_FLAGS
-from localkv.config import SAMPLER_ORDER, SamplingParams
 from localkv.quant_formats import KV_FORMATS
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.table import SAMPLER_ORDER
 
 BREAKER = "--dry-sequence-breaker"
 

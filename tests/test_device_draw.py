@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.config import SamplingParams
-from localkv.sampling import Sampler
 from localkv.sampling.device_draw import NO_TOKEN, device_draw, uniform
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
 
 
 def random_words(seed: int, n: int) -> list[int]:

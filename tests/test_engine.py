@@ -10,7 +10,7 @@ import pytest
 import torch
 from random_model import RandomModel
 
-from localkv.config import CacheConfig, SamplingParams
+from localkv.config import CacheConfig
 from localkv.engine import Engine
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.generation import Generation
@@ -18,7 +18,8 @@ from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.sampling import Sampler
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
 
 PROMPT = [(i * 37 + 11) % 96 for i in range(40)]
 

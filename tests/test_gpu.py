@@ -15,7 +15,7 @@ from cache_types import BY_HEAD, NAMES, PAIRS
 from paged_rows import PagedRows, paged_rows, plain_attention
 
 from localkv.cache_layout import SegmentSpec
-from localkv.config import AttentionParams, CacheConfig, SamplingParams
+from localkv.config import AttentionParams, CacheConfig
 from localkv.engine import Engine
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import linear as plain_linear
@@ -25,7 +25,8 @@ from localkv.kv_cache import KVCache, Segment
 from localkv.loader.synthetic import random_rows, synthetic_model
 from localkv.quant_formats import FORMATS
 from localkv.quant_formats.packed_tensor import PackedTensor
-from localkv.sampling import Sampler
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
 
 HAS_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -12,10 +12,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from localkv import sampling
-from localkv.config import SAMPLER_ORDER, SamplingParams
 from localkv.errors import LocalKVError, UsageError
-from localkv.sampling import Candidates, Sampler, dry
+from localkv.sampling.candidates import Candidates
+from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
+from localkv.sampling.dry import Breakers, dry, dry_breakers
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
+from localkv.sampling.state import SamplerState
+from localkv.sampling.table import SAMPLER_ORDER
 
 INF = float("inf")
 FIXTURE = json.loads(
@@ -37,6 +41,24 @@ any_vocabulary = vocabularies | wide_vocabularies
 probabilities = st.floats(0, 1)
 histories = st.lists(st.integers(0, 4), max_size=40)
 examples = settings(deadline=None, max_examples=100)
+
+
+def penalised(
+    start: Candidates,
+    history: list[int],
+    breakers: Breakers,
+    multiplier: float,
+    base: float,
+    allowed_length: int,
+) -> Candidates:
+    """What DRY makes of candidates after a text."""
+    params = SamplingParams(
+        dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed_length
+    )
+    state = SamplerState(1, n_ctx=4096, windows=[-1], find_breakers=lambda: breakers)
+    for token in history:
+        state.accept(token)
+    return dry(start, params, state)
 
 
 def make(logits: list[float], **params: object) -> Sampler:
@@ -259,7 +281,7 @@ def test_dry(
     if n <= allowed:
         expected = [0.0] * 5
     start = Candidates(np.arange(5), np.zeros(5))
-    found = dry.dry(start, np.array(history, np.int64), breakers, 0.7, base, allowed)
+    found = penalised(start, history, breakers, 0.7, base, allowed)
     assert found.logits.tolist() == pytest.approx(expected)
     assert not start.logits.any()
 
@@ -267,16 +289,16 @@ def test_dry(
 @pytest.mark.parametrize(("base", "exponent"), [(1.75, 158), (1.2, 486), (1.0, 997)])
 def test_dry_bounds_the_exponent(base: float, exponent: int) -> None:
     start = Candidates(np.array([7, 9]), np.zeros(2))
-    found = dry.dry(start, np.full(1000, 7), {}, 1e-38, base, 2)
+    found = penalised(start, [7] * 1000, {}, 1e-38, base, 2)
     assert found.logits.tolist() == pytest.approx([-1e-38 * base**exponent, 0], rel=1e-9)
 
 
 def test_dry_takes_the_longest_breaker() -> None:
     # 2 1 is a breaker and 2 1 1 0 is one, after which nothing is left that could be a repeat.
-    history = np.array([1, 0, 4, 2, 1, 1, 0])
+    history = [1, 0, 4, 2, 1, 1, 0]
     start = Candidates(np.arange(5), np.zeros(5))
-    assert dry.dry(start, history, {2: {(1,)}}, 1.0, 1.2, 2).logits[4] == -1
-    assert not dry.dry(start, history, {2: {(1,), (1, 1, 0)}}, 1.0, 1.2, 2).logits.any()
+    assert penalised(start, history, {2: {(1,)}}, 1.0, 1.2, 2).logits[4] == -1
+    assert not penalised(start, history, {2: {(1,), (1, 1, 0)}}, 1.0, 1.2, 2).logits.any()
 
 
 def test_a_mass_that_is_reached_exactly() -> None:
@@ -391,7 +413,7 @@ def test_greedy_comes_after_what_moves_logits() -> None:
 
 def test_a_range_around_zero_is_not_greedy() -> None:
     sampler = make([0.0] * 2, temperature=0, dynatemp_range=5.0, samplers=("temperature",))
-    sampler._random = Dial(0.99)
+    sampler._state.random = Dial(0.99)
     assert sampler.sample(np.float32([1, 0.9])) == 1
 
 
@@ -472,10 +494,10 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution() -> None:
     logits = np.float32([0.0, -INF, math.log(3), math.log(4), -INF])  # 1/8, 0, 3/8, 1/2, 0
     sampler = make([0.0] * 5, samplers=())
     draws = {0.0: 0, 0.12: 0, 0.13: 2, 0.49: 2, 0.51: 3, 1 - 2**-53: 3}
-    sampler._random = Dial(*draws)
+    sampler._state.random = Dial(*draws)
     assert [sampler.sample(logits) for _ in draws] == list(draws.values())
     even = make([0.0] * 4, samplers=())
-    even._random = Dial(0.0, 0.25, 0.5, 0.75)
+    even._state.random = Dial(0.0, 0.25, 0.5, 0.75)
     assert [even.sample(np.zeros(4, np.float32)) for _ in range(4)] == [0, 1, 2, 3]
 
 
@@ -483,14 +505,14 @@ def test_xtc_runs_with_its_probability() -> None:
     logits = np.float32([2.0, 1.9, 0.0])
     sampler = make([0.0] * 3, samplers=("xtc",), xtc_probability=0.3)
     for number, n_left in [(0.0, 2), (0.3, 2), (0.31, 3), (0.99, 3)]:
-        sampler._random = Dial(number)
+        sampler._state.random = Dial(number)
         assert len(sampler.candidates(logits)[0]) == n_left
 
 
 def test_xtc_draws_no_number_where_it_cannot_run() -> None:
     for params in ({"top_k": 1}, {"xtc_threshold": 0.6}):
         sampler = make([0.0] * 3, samplers=("top_k", "xtc"), xtc_probability=1.0, **params)
-        sampler._random = Dial()
+        sampler._state.random = Dial()
         sampler.candidates(np.float32([2, 1, 0]))
 
 
@@ -498,7 +520,7 @@ def test_greedy_draws_no_random_numbers() -> None:
     logits = np.float32([2.0, 1.9, 0.0])
     for params in ({}, {"repeat_penalty": 1.1}, {"typ_p": 0.5}):
         sampler = make([0.0] * 3, temperature=0, **params)
-        sampler._random = Dial()
+        sampler._state.random = Dial()
         sampler.sample(logits)
 
 
@@ -561,23 +583,23 @@ TEXTS = ["a", "\n", "x\n", "##", "# y", "###", "\n###", "", "#"]
 
 
 def test_breakers_are_found_within_and_across_tokens() -> None:
-    assert dry.dry_breakers(["\n"], TEXTS) == {1: {()}, 2: {()}, 6: {()}}
-    assert dry.dry_breakers(["", "é"], TEXTS) == {}
-    across = dry.dry_breakers(["\n###"], TEXTS)
+    assert dry_breakers(["\n"], TEXTS) == {1: {()}, 2: {()}, 6: {()}}
+    assert dry_breakers(["", "é"], TEXTS) == {}
+    across = dry_breakers(["\n###"], TEXTS)
     assert across == {1: {(5,)}, 2: {(5,)}, 6: {()}}
-    assert dry.dry_breakers(["##"], TEXTS) == {3: {()}, 5: {()}, 6: {()}, 8: {(8,)}}
-    cut = dry.dry_breakers(["\n###"], TEXTS, {"###": [3, 8], "##": [3], "#": [8]}.__getitem__)
+    assert dry_breakers(["##"], TEXTS) == {3: {()}, 5: {()}, 6: {()}, 8: {(8,)}}
+    cut = dry_breakers(["\n###"], TEXTS, {"###": [3, 8], "##": [3], "#": [8]}.__getitem__)
     assert cut == {1: {(3, 8)}, 2: {(3, 8)}, 6: {()}}
 
 
 def test_a_rest_that_no_tokens_spell_breaks_nothing() -> None:
-    assert dry.dry_breakers(["a!"], TEXTS) == {}
+    assert dry_breakers(["a!"], TEXTS) == {}
 
 
 def test_long_breakers_are_cut_as_in_llama_cpp() -> None:
     texts = ["a", "b", "a" * 40, "é" * 20]
-    assert dry.dry_breakers(["a" * 40 + "b"], texts) == {0: {(0,) * 20}, 2: {()}}
-    assert dry.dry_breakers(["é" * 30], texts) == {3: {()}}
+    assert dry_breakers(["a" * 40 + "b"], texts) == {0: {(0,) * 20}, 2: {()}}
+    assert dry_breakers(["é" * 30], texts) == {3: {()}}
 
 
 def test_texts_are_asked_for_once_and_only_by_dry() -> None:
@@ -614,26 +636,26 @@ def test_dry_without_texts_has_no_breakers() -> None:
 
 
 def test_chains_are_parsed() -> None:
-    assert sampling.parse_samplers("top_k;temperature") == ("top_k", "temperature")
-    assert sampling.parse_samplers(" nucleus ; top-k;typical;min-p;temp;") == (
+    assert parse_samplers("top_k;temperature") == ("top_k", "temperature")
+    assert parse_samplers(" nucleus ; top-k;typical;min-p;temp;") == (
         "top_p",
         "top_k",
         "typ_p",
         "min_p",
         "temperature",
     )
-    assert sampling.parse_samplers("") == ()
-    assert sampling.parse_samplers(";".join(SAMPLER_ORDER)) == SAMPLER_ORDER
-    assert sampling.parse_sampler_sequence("edskypmxt") == SAMPLER_ORDER
-    assert sampling.parse_sampler_sequence("tk") == ("temperature", "top_k")
+    assert parse_samplers("") == ()
+    assert parse_samplers(";".join(SAMPLER_ORDER)) == SAMPLER_ORDER
+    assert parse_sampler_sequence("edskypmxt") == SAMPLER_ORDER
+    assert parse_sampler_sequence("tk") == ("temperature", "top_k")
 
 
 def test_unknown_samplers_are_named() -> None:
     with pytest.raises(UsageError, match="unknown sampler 'mirostat'") as error:
-        sampling.parse_samplers("top_k;mirostat")
+        parse_samplers("top_k;mirostat")
     assert all(name in str(error.value.hint) for name in SAMPLER_ORDER)
     with pytest.raises(UsageError, match="unknown sampler 'z' in 'kz'") as error:
-        sampling.parse_sampler_sequence("kz")
+        parse_sampler_sequence("kz")
     assert "k top_k" in str(error.value.hint)
 
 

@@ -12,8 +12,8 @@ from textual.widgets import Collapsible, Input, OptionList, Static
 from localkv.chat.engine import EngineStoppedError
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
-from localkv.config import SamplingParams
 from localkv.errors import LocalKVError, ModelFileError
+from localkv.sampling.params import SamplingParams
 from localkv.tui.choice_screen import ChoiceScreen
 from localkv.tui.figures import columns
 from localkv.tui.help_screen import HelpScreen

@@ -20,10 +20,11 @@ from localkv.bench.machine import PeakMemory, bandwidth, gpu_name
 from localkv.bench.result import Machine, Result
 from localkv.bench.subject import Subject
 from localkv.bench.traffic import bytes_per_token
-from localkv.config import CacheConfig, KVScales, SamplingParams
+from localkv.config import CacheConfig, KVScales
 from localkv.engine import Engine
 from localkv.processor import processor_name
-from localkv.sampling import Sampler
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 WARM_UP_GEN = 2

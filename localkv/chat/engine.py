@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from localkv.config import SamplingParams
 from localkv.errors import LocalKVError
+from localkv.sampling.params import SamplingParams
 
 LOAD_STAGES = ("header", "runtime", "weights", "kernels")
 """What loading goes through: the file's header, torch, the weights, compiling and a first run."""

@@ -15,8 +15,8 @@ from localkv.chat.database import PATIENCE
 from localkv.chat.engine import ChatRequest, Finished
 from localkv.chat.store import Store
 from localkv.chat.stored_row import chosen_params
-from localkv.config import SamplingParams
 from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.sampling.params import SamplingParams
 
 NEW_TITLE = "New chat"
 TITLE_LENGTH = 60

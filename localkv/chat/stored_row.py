@@ -10,8 +10,8 @@ from typing import Any, get_args
 from localkv.chat.conversation import Message, Role
 from localkv.chat.engine import Finished
 from localkv.chat.wire import checked, sampling_params_from_json
-from localkv.config import SamplingParams
 from localkv.errors import UsageError
+from localkv.sampling.params import SamplingParams
 
 MESSAGE_COLUMNS = "id, parent_id, role, content, finish_reason, stats, error"
 

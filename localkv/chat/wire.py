@@ -21,8 +21,8 @@ from localkv.chat.engine import (
     LoadProgress,
     TextDelta,
 )
-from localkv.config import SamplingParams
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
+from localkv.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from rich_click import RichOption
 
 from localkv.cli.escapes import unescape
 from localkv.cli.options import Text, Whole, option
-from localkv.config import SAMPLER_ORDER, SamplingParams
 from localkv.errors import UsageError
+from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.table import SAMPLER_LETTERS, SAMPLER_ORDER
 
 PANEL = "Sampling"
 _DEFAULTS = SamplingParams()
@@ -134,7 +136,7 @@ def sampling_options() -> list[click.Parameter]:
             "--sampling-seq",
             panel=PANEL,
             metavar="LETTERS",
-            help="The same by letters. [default: edskypmxt]",
+            help=f"The same by letters. [default: {SAMPLER_LETTERS}]",
         ),
     ]
 
@@ -177,6 +179,4 @@ def _chain(names: str | None, letters: str | None) -> tuple[str, ...]:
         return SAMPLER_ORDER
     if names is not None and letters is not None:
         raise UsageError("--samplers and --sampling-seq are two ways to say one thing, give one")
-    from localkv.sampling import parse_sampler_sequence, parse_samplers
-
     return parse_samplers(names) if names is not None else parse_sampler_sequence(letters or "")

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from localkv.config import SAMPLER_ORDER
 from localkv.errors import UsageError
+from localkv.sampling.table import SAMPLER_ORDER, SAMPLERS
 
-_ALIASES = {
-    "top-k": "top_k",
-    "top-p": "top_p",
-    "nucleus": "top_p",
-    "top-n-sigma": "top_n_sigma",
-    "typical-p": "typ_p",
-    "typical": "typ_p",
-    "typ-p": "typ_p",
-    "typ": "typ_p",
-    "min-p": "min_p",
-    "temp": "temperature",
-}
-
-_LETTERS = dict(zip("edskypmxt", SAMPLER_ORDER, strict=True))
+_ALIASES = {alias: entry.name for entry in SAMPLERS for alias in entry.aliases}
+_LETTERS = {entry.letter: entry.name for entry in SAMPLERS}
 
 
 def parse_samplers(text: str) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localkv.config import SamplingParams
-from localkv.sampling.sampler import active_chain
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.table import active_samplers
 
 NO_TOKEN = -1
 """Drawn where logits are not numbers."""
@@ -71,19 +71,7 @@ class DeviceDraw:
         usable = x[0].isfinite()
         rank = torch.arange(len(x), device=x.device)
         for name in self.chain:
-            match name:
-                case "top_k":
-                    keep = rank < self.top_k
-                case "top_p":
-                    held = x.softmax(0).cumsum(0)
-                    count = (held < self.top_p).sum() + 1
-                    keep = rank < count.clamp(min=self.min_keep)
-                case "min_p":
-                    keep = (x >= x[0] + math.log(self.min_p)) | (rank < self.min_keep)
-                case _:
-                    x = x / self.temperature
-                    continue
-            x = x.masked_fill(~keep, -torch.inf)
+            x = ON_DEVICE[name](self, x, rank)
         held = x.softmax(0).cumsum(0)
         at = torch.searchsorted(held, uniform(random) * held[-1], right=True)
         last = x.isfinite().sum() - 1
@@ -100,13 +88,42 @@ class DeviceDraw:
         return x.double(), ids
 
 
-SUPPORTED = frozenset({"top_k", "top_p", "min_p", "temperature"})
+def _top_k(draw: DeviceDraw, x: Tensor, rank: Tensor) -> Tensor:
+    return _kept(x, rank < draw.top_k)
+
+
+def _top_p(draw: DeviceDraw, x: Tensor, rank: Tensor) -> Tensor:
+    held = x.softmax(0).cumsum(0)
+    count = (held < draw.top_p).sum() + 1
+    return _kept(x, rank < count.clamp(min=draw.min_keep))
+
+
+def _min_p(draw: DeviceDraw, x: Tensor, rank: Tensor) -> Tensor:
+    return _kept(x, (x >= x[0] + math.log(draw.min_p)) | (rank < draw.min_keep))
+
+
+def _temperature(draw: DeviceDraw, x: Tensor, rank: Tensor) -> Tensor:
+    return x / draw.temperature
+
+
+def _kept(x: Tensor, keep: Tensor) -> Tensor:
+    return x.masked_fill(~keep, -torch.inf)
+
+
+ON_DEVICE: dict[str, Callable[[DeviceDraw, Tensor, Tensor], Tensor]] = {
+    "top_k": _top_k,
+    "top_p": _top_p,
+    "min_p": _min_p,
+    "temperature": _temperature,
+}
+"""Samplers that can run on the device: from float64 logits [n], the largest first, and their ranks
+to such logits. A chain with another one is drawn on the host."""
 
 
 def device_draw(params: SamplingParams) -> Callable[[Tensor, Tensor], Tensor] | None:
     """How to draw by these parameters on the device, or None if the host must."""
-    chain = active_chain(params)
-    if not SUPPORTED.issuperset(chain) or params.logit_bias or params.dynatemp_range > 0:
+    chain = tuple(entry.name for entry in active_samplers(params))
+    if not ON_DEVICE.keys() >= set(chain) or params.logit_bias or params.dynatemp_range > 0:
         return None
     p = params
     return DeviceDraw(chain, p.temperature, p.top_k, p.top_p, p.min_p, p.min_keep)

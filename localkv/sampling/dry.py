@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from localkv.sampling.candidates import Candidates, Ints, find
+
+if TYPE_CHECKING:
+    from localkv.sampling.params import SamplingParams
+    from localkv.sampling.state import SamplerState
 
 Breakers = Mapping[int, set[tuple[int, ...]]]
 """DRY's sequence breakers: a token that one begins with -> the tokens that then complete it, none
@@ -78,14 +83,7 @@ def _tokens_since_breaker(recent: Ints, breakers: Breakers) -> int:
     return n
 
 
-def dry(
-    candidates: Candidates,
-    recent: Ints,
-    breakers: Breakers,
-    multiplier: float,
-    base: float,
-    allowed_length: int,
-) -> Candidates:
+def dry(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
     """Lowers the logits of tokens that would go on with a sequence that was there before.
 
     "Don't repeat yourself" (p-e-w, text-generation-webui #5677). A token is worth
@@ -93,10 +91,9 @@ def dry(
     tokens (not across a sequence breaker) that the token followed earlier; nothing where it is
     shorter than `allowed_length`, or where the token holds a breaker. llama.cpp bounds the exponent
     so that the power stays finite in float32.
-
-    Args:
-        recent: the last tokens, int64 [n].
     """
+    base, allowed_length = params.dry_base, params.dry_allowed_length
+    recent, breakers = state.recent(params.dry_penalty_last_n), state.breakers
     n = len(recent)
     limit = _tokens_since_breaker(recent, breakers)
     if n <= allowed_length or limit < allowed_length:
@@ -119,7 +116,8 @@ def dry(
     longest = np.zeros(len(tokens), np.int64)
     np.maximum.at(longest, inverse, lengths[repeats])
     breaks = np.array([() in breakers.get(token, ()) for token in tokens.tolist()], np.bool_)
-    penalty = np.where(breaks, 0.0, multiplier * np.power(base, longest - allowed_length))
+    penalty = params.dry_multiplier * np.power(base, longest - allowed_length)
+    penalty = np.where(breaks, 0.0, penalty)
     at, found = find(candidates.ids, tokens)
     logits = candidates.logits.copy()
     logits[at] -= penalty[found]

@@ -11,15 +11,19 @@ from textual.content import Content
 
 from localkv.chat.export import default_name, export
 from localkv.chat.session import sampling_value
-from localkv.config import SamplingParams
 from localkv.errors import UsageError
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.table import SAMPLERS
 from localkv.tui.figures import size
 from localkv.tui.widgets.settings import setting_text
 
 if TYPE_CHECKING:
     from localkv.tui.chat_screen import ChatScreen
 
-ALIASES = {"temp": "temperature", "typical": "typ_p", "dynatemp_exp": "dynatemp_exponent"}
+ALIASES = {
+    **{alias.replace("-", "_"): entry.name for entry in SAMPLERS for alias in entry.aliases},
+    "dynatemp_exp": "dynatemp_exponent",
+}
 """llama.cpp's names of settings that are called otherwise here."""
 
 

@@ -20,7 +20,7 @@ from random_model import VARIANTS, variant
 from tiny_model import write_tiny_model
 
 from localkv import LLM
-from localkv.config import CacheConfig, SamplingParams
+from localkv.config import CacheConfig
 from localkv.engine import Engine
 from localkv.errors import LocalKVError
 from localkv.kernels.gpu import triton_backend as backend_module
@@ -28,6 +28,7 @@ from localkv.kernels.gpu.launch import compile_together, launch
 from localkv.loader.shapes import SHAPES
 from localkv.loader.weights import load_model
 from localkv.sampling.device_draw import device_draw
+from localkv.sampling.params import SamplingParams
 
 MOST_STACK = 128
 """Bytes of local memory of a thread, for registers that are spilled outside of loops."""

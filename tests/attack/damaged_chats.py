@@ -11,7 +11,7 @@ from pathlib import Path
 from localkv.chat.engine import Finished
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
-from localkv.config import SamplingParams
+from localkv.sampling.params import SamplingParams
 
 PAGE = 4096
 DONE = Finished("stop", 5, 7, 3, 0.1, 0.2, 35.0, 42)

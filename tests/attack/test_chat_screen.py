@@ -13,8 +13,8 @@ from textual.widgets import OptionList
 
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
-from localkv.config import SamplingParams
 from localkv.errors import LocalKVError
+from localkv.sampling.params import SamplingParams
 from localkv.tui.sessions_screen import SessionsScreen
 
 TITLES = [

@@ -19,8 +19,8 @@ from localkv.chat import session as session_module
 from localkv.chat.export import default_name, export
 from localkv.chat.session import ChatSession
 from localkv.chat.store import DamagedStoreError, SessionGoneError, Store, default_path
-from localkv.config import SamplingParams
 from localkv.errors import LocalKVError
+from localkv.sampling.params import SamplingParams
 
 N_FIRST_OPENS = 10
 """Processes that open a file together that is not there."""

@@ -29,8 +29,8 @@ from localkv.chat.export import to_json, to_markdown
 from localkv.chat.repair import repair
 from localkv.chat.session import ChatSession
 from localkv.chat.store import DamagedStoreError, Store
-from localkv.config import SamplingParams
 from localkv.errors import LocalKVError
+from localkv.sampling.params import SamplingParams
 
 N_SEEDS = 3
 """Of each way to damage bytes."""

@@ -17,7 +17,7 @@ from paged_rows import paged_rows
 from random_model import RandomModel
 from test_kernels import random_packed
 
-from localkv.config import AttentionParams, CacheConfig, SamplingParams
+from localkv.config import AttentionParams, CacheConfig
 from localkv.engine import Engine
 from localkv.errors import LocalKVError
 from localkv.kernels.bounds import BoundsError
@@ -31,7 +31,8 @@ from localkv.kernels.cpu.rotate import rotate_cpu
 from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kv_cache import LayerCache
 from localkv.loader.weights import load_model
-from localkv.sampling import Sampler
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
 
 FAST = {"attention": 20, "store": 30, "products": 40, "linear": 20, "activations": 40}
 LONG = {"attention": 3000, "store": 4000, "products": 6000, "linear": 3000, "activations": 10000}

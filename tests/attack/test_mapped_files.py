@@ -15,9 +15,9 @@ from program import clean_env, localkv_process
 
 from localkv.chat.engine import ChatRequest, EngineOptions, EngineStoppedError
 from localkv.chat.engine_process import EngineProcess
-from localkv.config import SamplingParams
 from localkv.errors import ModelFileError
 from localkv.loader.gguf_file import open_gguf
+from localkv.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SIGBUS as Linux sends it")
 

@@ -17,8 +17,8 @@ from textual.widgets import Markdown
 
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
-from localkv.config import SamplingParams
 from localkv.errors import LocalKVError
+from localkv.sampling.params import SamplingParams
 from localkv.terminal_text import without_controls
 
 FAST_ANSWERS, LONG_ANSWERS = 6, 400

@@ -13,13 +13,14 @@ from random_model import variant
 from test_model import logits, nmse
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localkv.config import CacheConfig, SamplingParams
+from localkv.config import CacheConfig
 from localkv.engine import Engine
 from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
-from localkv.sampling import Sampler
 from localkv.sampling.device_draw import device_draw
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.usefixtures("large_tiles")
 

@@ -1,0 +1,101 @@
+"""`SamplingParams`: how a request wants its tokens drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+
+from localkv.errors import UsageError
+from localkv.sampling.table import SAMPLER_ORDER
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is drawn. Names, order and defaults are llama.cpp's (`common/common.h`).
+
+    Attributes:
+        seed: of the random generator; None or -1 draws one, which `Completion` reports.
+        temperature: <= 0 is greedy: the token with the largest logit after the other samplers.
+        dynatemp_range, dynatemp_exponent: entropy-dependent temperature in
+            [temperature - range, temperature + range]; a range <= 0 turns it off.
+        top_k: keep the k most likely; <= 0 keeps all.
+        top_p, min_p, typ_p: nucleus, minimum relative probability, locally typical; 1, 0 and 1
+            turn them off.
+        top_n_sigma: keep logits within n standard deviations of the largest; <= 0 turns it off.
+        xtc_probability, xtc_threshold: exclude top choices; a probability of 0 or a threshold above
+            0.5 turns it off.
+        min_keep: tokens that top_p, typ_p, min_p and xtc leave at least.
+        repeat_last_n: tokens the penalties look back on; 0 none, -1 the whole context.
+        repeat_penalty, frequency_penalty, presence_penalty: 1, 0 and 0 turn them off.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers:
+            the DRY repetition penalty; multiplier 0 turns it off, and so does a last_n of 0; a
+            last_n of -1 is the whole context.
+        logit_bias: token id -> added to its logit, before all samplers; -inf bans the token.
+        samplers: the chain, in this order; a sampler left out does not run.
+
+    Raises:
+        UsageError: a value out of its range, or not a number.
+    """
+
+    seed: int | None = None
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typ_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_keep: int = 0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    samplers: tuple[str, ...] = SAMPLER_ORDER
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.type == "int" and not isinstance(value, Integral):
+                raise UsageError(f"{f.name} must be a whole number, not {value!r}")
+            if f.type == "float" and not isinstance(value, Real):
+                raise UsageError(f"{f.name} must be a number, not {value!r}")
+
+        def check(accepts: Callable[[float], bool], wanted: str, *names: str) -> None:
+            for name in names:
+                if not accepts(value := getattr(self, name)):
+                    raise UsageError(f"{name} must be {wanted}, not {value}")
+
+        probabilities = ("top_p", "min_p", "typ_p", "xtc_probability", "xtc_threshold")
+        scales = ("temperature", "dynatemp_range", "top_n_sigma", "dry_multiplier")
+        check(lambda x: 0 <= x <= 1, "between 0 and 1", *probabilities)
+        check(math.isfinite, "a finite number", *scales, "frequency_penalty", "presence_penalty")
+        check(lambda x: 0 < x < math.inf, "more than 0", "repeat_penalty")
+        check(lambda x: 1 <= x < math.inf, "1 or more", "dry_base")
+        check(lambda x: 0 <= x < math.inf, "0 or more", "dynatemp_exponent")
+        check(lambda x: x >= 0, "0 or more", "dry_allowed_length", "min_keep")
+        check(lambda x: x >= -1, "-1 or more", "repeat_last_n", "dry_penalty_last_n")
+        if self.seed is not None and not (isinstance(self.seed, Integral) and self.seed >= -1):
+            raise UsageError(f"seed must be a whole number of 0 or more, not {self.seed!r}")
+        for token, bias in self.logit_bias.items():
+            if not (isinstance(token, Integral) and token >= 0):
+                raise UsageError(f"logit_bias has {token!r} where a token id should be")
+            if not (isinstance(bias, Real) and bias < math.inf):
+                raise UsageError(f"logit_bias of token {token} must be a number, not {bias}")
+        if isinstance(self.dry_sequence_breakers, str):
+            raise UsageError("dry_sequence_breakers must be a tuple of strings, not one string")
+        unknown = [name for name in self.samplers if name not in SAMPLER_ORDER]
+        if unknown:
+            raise UsageError(
+                f"unknown sampler {unknown[0]!r}", hint=f"samplers: {', '.join(SAMPLER_ORDER)}"
+            )
