@@ -25,7 +25,7 @@ from localkv.chat.engine import (
 )
 from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode
 from localkv.errors import LocalKVError, UsageError
-from localkv.python_child import child_command, child_environment
+from localkv.python_child import child_command, start_child
 from localkv.system_limits import exhausted
 
 STOP_SECONDS = 2.0
@@ -77,14 +77,7 @@ class EngineProcess:
         try:
             # a file, since nobody would empty a pipe, and a full one would block the child
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
-            return subprocess.Popen(
-                self.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env=child_environment(),
-                start_new_session=True,  # Ctrl+C on the terminal is not meant for it
-            )
+            return start_child(self.command, stderr=self._stderr)
         except OSError as error:
             reason = exhausted(error) or error.strerror or error
             raise EngineStoppedError(f"the engine can't be started: {reason}") from error

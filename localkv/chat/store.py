@@ -67,18 +67,14 @@ class StoredSession:
 class Store:
     """The file of sessions; made where there is none.
 
-    Every method can raise what `Database` does: what is damaged is an error, never a wrong value.
+    It and every method raise what `Database` does: what is damaged is an error, never a wrong
+    value.
 
     Args:
-        path: the file, or ":memory:".
-
-    Raises:
-        DamagedStoreError: the file is damaged.
-        LocalKVError: it can't be used, or a newer localkv made it.
+        path: as `Database` takes it.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = path
         self._db = Database(path)
 
     def close(self) -> None:
@@ -175,7 +171,7 @@ class Store:
             conversation.dropped_id = dropped_id
             chosen = settings_of(settings)
         except ValueError as error:
-            raise damaged(self.path, f"session {session_id} is damaged: {error}") from None
+            raise damaged(self._db.path, f"session {session_id} is damaged: {error}") from None
         return StoredSession(session_id, title, model, system_prompt, chosen, conversation)
 
     def add_message(

@@ -19,7 +19,7 @@ from typing import Any
 
 from localkv.errors import ChatTemplateError, LocalKVError, UsageError, byte_size
 from localkv.loader.template_child import LENGTH, MAX_MEMORY, READY
-from localkv.python_child import child_command, child_environment
+from localkv.python_child import child_command, start_child
 
 RENDER_SECONDS = 5.0
 """How long a template may take; those of real models take milliseconds."""
@@ -95,14 +95,8 @@ class _Process:
 
     def __init__(self) -> None:
         try:
-            self._child = subprocess.Popen(
-                child_command("localkv.loader.template_child"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=child_environment(),
-                start_new_session=True,  # Ctrl+C on the terminal is not meant for it
-            )
+            command = child_command("localkv.loader.template_child")
+            self._child = start_child(command, stderr=subprocess.DEVNULL)
         except OSError as error:
             raise LocalKVError(
                 f"the process that renders chat templates can't be started: {error.strerror}",
