@@ -2,8 +2,8 @@
 
 A preset is nothing but the two flags it stands for. The pairs follow from figures: divergence from
 an f16 cache in docs/kv-cache.md (KLD, rotated: of the model that ships, to its twin with K x16),
-speed behind 4,096 tokens in the README. K gets at least as many bits as V, since an error of K
-moves the softmax's weights and one of V only what is averaged.
+speed at a depth of 4,096 tokens in docs/benchmarks.md. K gets at least as many bits as V, since an
+error of K moves the softmax's weights and an error of V only the values that are averaged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRESETS = {
     "speed": Preset(
         "q8_0",
         "q4_0",
-        "as fast behind a long context as 4 bits for both, while K keeps 8 (KLD 1.2e-2 to 2.1e-2)",
+        "as fast in a long context as 4 bits for both, while K keeps 8 (KLD 1.2e-2 to 2.1e-2)",
     ),
     "memory": Preset(
         "q4_0",

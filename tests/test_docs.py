@@ -22,23 +22,47 @@ def test_commands_page_is_current() -> None:
     assert written == make_commands.page(), "run python docs/make_commands.py"
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "benchmarks/README.md",
-        "docs/architecture.md",
-        "docs/chat.md",
-        "docs/kv-cache.md",
-        "docs/quality.md",
-        "models/README.md",
-    ],
-)
-def test_links_and_paths_exist(page: str) -> None:
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in ("", "benchmarks", "docs", "examples", "models")
+    for path in sorted((ROOT / folder).glob("*.md"))
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page: str) -> None:
     path = ROOT / page
-    targets = re.findall(r"\]\(([^)#:]+)\)", path.read_text())
-    missing = [target for target in targets if not (path.parent / target).exists()]
+    missing = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(path.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            missing.append(target)
     assert missing == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_the_index_names_every_page(page: str) -> None:
+    name = page.removeprefix("docs/")
+    assert name == "README.md" or f"]({name})" in (ROOT / "docs" / "README.md").read_text()
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def without_code(text: str) -> str:
+    """A page without its fenced blocks, in which neither links nor headings count."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", without_code(path.read_text()), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", title.lower()) for title in titles)
+    return {title.strip().replace(" ", "-") for title in plain}
 
 
 def test_chat_page_has_every_key_and_command() -> None:

@@ -60,10 +60,10 @@ def test_reasons_quote_the_table_of_costs(name: str) -> None:
     assert [float(cost) for cost in quoted[1].split(" to ")] == sorted({costs[0], costs[-1]})
 
 
-def test_the_readme_gives_the_same_reasons() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_of_cache_types_gives_the_same_reasons() -> None:
+    page = (ROOT / "docs/kv-cache.md").read_text()
     for name, preset in PRESETS.items():
-        assert f"| `{name}` | {preset.type_k}/{preset.type_v} | {preset.reason} |\n" in readme
+        assert f"| `{name}` | {preset.type_k}/{preset.type_v} | {preset.reason} |\n" in page
 
 
 @pytest.mark.parametrize("name", PRESETS)
