@@ -21,7 +21,8 @@ from localkv.cli.command import Command
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.messages import note, warn
 from localkv.cli.model_file import model_file
-from localkv.cli.options import FILE, Whole, flag, loading_options, model_options, option
+from localkv.cli.option_types import FILE, Whole
+from localkv.cli.options import flag, loading_options, model_options, option
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.text_output import TextOutput

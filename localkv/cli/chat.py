@@ -13,13 +13,7 @@ from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.length_options import length_options
 from localkv.cli.model_file import model_file
-from localkv.cli.options import (
-    escape_option,
-    flag,
-    loading_arguments,
-    loading_options,
-    option,
-)
+from localkv.cli.options import escape_option, flag, loading_arguments, loading_options, option
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params

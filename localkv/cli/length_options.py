@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from localkv.cli.options import Whole, flag, option
+from localkv.cli.option_types import Whole
+from localkv.cli.options import flag, option
 
 
 def length_options() -> list[click.Parameter]:

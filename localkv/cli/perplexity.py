@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,26 +12,27 @@ import click
 from click.core import ParameterSource
 
 from localkv.cli.cache_pairs import fitting_pairs, parse_pairs
+from localkv.cli.chunk_progress import ChunkProgress
 from localkv.cli.command import Command
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.messages import warn
 from localkv.cli.model_file import check_model_is_named
-from localkv.cli.options import Whole, flag, json_option, loading_options, option
+from localkv.cli.option_types import Whole
+from localkv.cli.options import flag, json_option, loading_options, option
 from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
+from localkv.cli.perplexity_calibrate import calibrate_kv
 from localkv.cli.perplexity_plot import plot
 from localkv.cli.perplexity_report import (
     CacheResult,
     divergence_lines,
-    identity,
     sweep_lines,
     to_json,
 )
 from localkv.cli.picture_file import check_plot
-from localkv.cli.progress_line import ProgressLine
 from localkv.cli.prompt import read_file, without_final_newline
 from localkv.cli.text_output import TextOutput, check_writable
 from localkv.errors import UsageError
-from localkv.kv_scales import check_scales, read_kv_scales, require_scales, write_kv_scales
+from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 
 if TYPE_CHECKING:
     from localkv.base_file import BaseFile, BaseWriter
@@ -163,7 +164,7 @@ def _run(
     )
     if calibrate_file is not None:
         facts = {"path": file, "n_tokens": len(ids), "n_chunks": len(pieces)}
-        _calibrate(llm, pieces, calibrate_file, facts if as_json else None)
+        calibrate_kv(llm, pieces, calibrate_file, facts if as_json else None)
         return
     base: CacheConfig | BaseFile | None = None
     if base_path is not None:
@@ -252,40 +253,6 @@ def _sweep_scales(sweep: str, path: str | None) -> KVScales | None:
     return None if path is None else read_kv_scales(path)
 
 
-def _calibrate(
-    llm: LLM, pieces: list[list[int]], path: str, text_facts: dict[str, Any] | None
-) -> None:
-    """Measure and write the scales; `text_facts` are for JSON, None for a line of text."""
-    from localkv.calibration import calibrate
-
-    scales = None
-    with _Progress(len(pieces)) as progress:
-        found = calibrate(
-            llm.engine.model,
-            pieces,
-            n_ctx=llm.cache.n_ctx,
-            kv_rotation=llm.cache.kv_rotation,
-            n_batch=llm.engine.n_batch,
-        )
-        for n_done, scales_so_far in enumerate(found, start=1):
-            scales = scales_so_far
-            if progress.on_terminal:
-                progress.show_chunk(n_done, "K and V of every head")
-    assert scales is not None  # a text has a chunk
-    write_kv_scales(path, scales)
-    with TextOutput(None) as out:
-        if text_facts is not None:
-            facts = {**identity(llm), "text": text_facts, "n_ctx": llm.cache.n_ctx}
-            facts["kv_scales"] = {"path": path, **asdict(scales)}
-            out.write(json.dumps(facts, ensure_ascii=False))
-        else:
-            out.write(
-                f"{path}: K up to {max(map(max, scales.absmax_k)):.4g}, "
-                f"V up to {max(map(max, scales.absmax_v)):.4g}, in {scales.n_layers} layers of "
-                f"{scales.n_kv_heads} KV heads, over {scales.n_tokens} tokens"
-            )
-
-
 def _score(
     llm: LLM,
     pieces: list[list[int]],
@@ -308,7 +275,7 @@ def _score(
         n_batch=engine.n_batch,
         prefill_exact=prefill_exact,
     )
-    with _Progress(len(pieces)) as progress:
+    with ChunkProgress(len(pieces)) as progress:
         for scores in by_chunk:
             found.append(scores)
             if progress.on_terminal:
@@ -316,19 +283,6 @@ def _score(
                 name = f"K {caches[0].type_k} V {caches[0].type_v}"
                 progress.show_chunk(len(found), f"{name}, PPL {perplexity(nll).value:.4f}")
     return [joined(list(chunks)) for chunks in zip(*found, strict=True)]
-
-
-class _Progress(ProgressLine):
-    """Which chunk it is at, and how long the others will take."""
-
-    def __init__(self, n_chunks: int) -> None:
-        super().__init__()
-        self.n_chunks = n_chunks
-        self._started = time.perf_counter()
-
-    def show_chunk(self, n_done: int, text: str) -> None:
-        left = (time.perf_counter() - self._started) / n_done * (self.n_chunks - n_done)
-        self.show(f"chunk {n_done} of {self.n_chunks}: {text}, {left:.0f} s left")
 
 
 perplexity = Command(

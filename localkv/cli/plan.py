@@ -16,9 +16,8 @@ from localkv.cli.command import Command
 from localkv.cli.completion import model_values
 from localkv.cli.messages import warn
 from localkv.cli.model_file import model_header
+from localkv.cli.option_types import TEXT, Whole
 from localkv.cli.options import (
-    TEXT,
-    Whole,
     compute_options,
     context_option,
     flag,

@@ -8,7 +8,8 @@ from localkv.cli.command import Command
 from localkv.cli.completion import cached_values
 from localkv.cli.download import fetched
 from localkv.cli.messages import note
-from localkv.cli.options import TEXT, hf_file_option
+from localkv.cli.option_types import TEXT
+from localkv.cli.options import hf_file_option
 from localkv.cli.text_output import TextOutput
 
 

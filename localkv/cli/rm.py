@@ -10,7 +10,8 @@ from rich_click import RichArgument
 from localkv.cli.command import Command
 from localkv.cli.completion import cached_values
 from localkv.cli.messages import one_line, say
-from localkv.cli.options import TEXT, flag, hf_file_option
+from localkv.cli.option_types import TEXT
+from localkv.cli.options import flag, hf_file_option
 from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:

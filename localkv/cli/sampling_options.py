@@ -11,7 +11,8 @@ import click
 from rich_click import RichOption
 
 from localkv.cli.escapes import unescape
-from localkv.cli.options import Text, Whole, option
+from localkv.cli.option_types import Text, Whole
+from localkv.cli.options import option
 from localkv.errors import UsageError
 from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
 from localkv.sampling.params import SamplingParams

@@ -14,7 +14,8 @@ from localkv.cli.command import Command
 from localkv.cli.completion import model_values
 from localkv.cli.messages import one_line
 from localkv.cli.model_file import model_file
-from localkv.cli.options import TEXT, flag, json_option, model_options, raw_option
+from localkv.cli.option_types import TEXT
+from localkv.cli.options import flag, json_option, model_options, raw_option
 from localkv.cli.table import table
 from localkv.cli.text_output import TextOutput
 from localkv.errors import ModelFileError, byte_size

@@ -13,8 +13,8 @@ from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.messages import escaped, warn
 from localkv.cli.model_file import check_model_is_named, model_file
+from localkv.cli.option_types import TEXT
 from localkv.cli.options import (
-    TEXT,
     escape_option,
     flag,
     json_option,

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import cache
 
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
-from localkv.loader.vocabulary import TokenType, Vocabulary
+from localkv.loader.token_types import TokenType
+from localkv.loader.vocabulary import Vocabulary
 
 _UNREACHABLE = frozenset((TokenType.CONTROL, TokenType.UNKNOWN))
 

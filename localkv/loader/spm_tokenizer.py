@@ -14,7 +14,8 @@ import warnings
 from collections.abc import Callable
 
 from localkv.errors import ModelFileError
-from localkv.loader.vocabulary import BYTE_TEXTS, SPACE, TokenType, Vocabulary
+from localkv.loader.token_types import BYTE_TEXTS, SPACE, TokenType
+from localkv.loader.vocabulary import Vocabulary
 
 _BPE = 2  # TrainerSpec.ModelType
 

@@ -19,7 +19,8 @@ from localkv.errors import UsageError
 from localkv.loader.bpe_tokenizer import bpe_encoder, bpe_token_bytes
 from localkv.loader.spm_tokenizer import spm_encoder, spm_token_bytes
 from localkv.loader.stream_decoder import StreamDecoder
-from localkv.loader.vocabulary import SPACE, SPECIAL_TYPES, TokenType, Vocabulary, read_vocabulary
+from localkv.loader.token_types import SPACE, SPECIAL_TYPES, TokenType
+from localkv.loader.vocabulary import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from localkv.loader.metadata import Metadata

@@ -1,99 +1,26 @@
 """What a GGUF file says about its tokens: texts, types, special ids, end of generation.
 
 Follows `llama_vocab::impl::load` of llama.cpp (`src/llama-vocab.cpp`), corrections of wrong files
-included. It knows nothing about splitting or merging text.
+(`token_corrections`) included. It knows nothing about splitting or merging text.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from localkv.errors import ModelFileError, UsageError
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
+from localkv.loader.token_corrections import correct_spm_types, correct_types, special_id
+from localkv.loader.token_types import SPECIAL_TYPES, TokenType
 
 if TYPE_CHECKING:
     from localkv.loader.metadata import Metadata
 
 _KINDS = {"llama": "spm", "gpt2": "bpe"}
 
-# A token with one of these texts ends a turn or a document, whatever its type in the file.
-_EOG_TEXTS = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<｜end▁of▁sentence｜>",
-    "[e~[",
-)
-# Fill-in-the-middle tokens that end a file: the key that names one, or else its text.
-_EOG_FIM = (
-    ("fim_pad_token_id", ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]")),
-    ("fim_rep_token_id", ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")),
-    ("fim_sep_token_id", ("<|file_sep|>",)),
-)
-# The other fill-in-the-middle tokens, which are control tokens even if the file says otherwise.
-_FIM = (
-    (
-        ("fim_pre_token_id", "prefix_token_id"),
-        "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> "
-        "<|prefix|>",
-    ),
-    (
-        ("fim_suf_token_id", "suffix_token_id"),
-        "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> "
-        "<|suffix|>",
-    ),
-    (
-        ("fim_mid_token_id", "middle_token_id"),
-        "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> "
-        "<|middle|>",
-    ),
-)
-# gpt-oss's channel markup, which is shown like text.
-_SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-
 _NO_TOKEN = (-1, (1 << 32) - 1)
 """llama.cpp's `LLAMA_TOKEN_NULL`, in either type: the file says that there is none."""
-
-SPACE = "▁"
-"""What SentencePiece writes for a space."""
-
-BYTE_TEXTS = tuple(f"<0x{byte:02X}>" for byte in range(256))
-"""SentencePiece's tokens for single bytes."""
-
-
-class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-SPECIAL_TYPES = frozenset((TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN))
-"""Types of tokens that are matched in a text as a whole, before anything is merged."""
 
 
 class NoTokenizerError(ModelFileError):
@@ -170,9 +97,9 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
     ids = {tokens[i]: i for i in reversed(range(n_vocab))}
     types = types[:n_vocab]
     if kind == "spm":
-        _correct_spm_types(tokens, types, ids)
+        correct_spm_types(tokens, types, ids)
     bos_id, eos_id = bos_and_eos(metadata)
-    eog_ids = _correct_types(metadata, tokens, types, ids, eos_id)
+    eog_ids = correct_types(metadata, tokens, types, ids, eos_id)
     add_bos = metadata.boolean(
         "tokenizer.ggml.add_bos_token", kind == "spm" or PRE_TOKENIZERS[pre].add_bos
     )
@@ -192,7 +119,7 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         merges=metadata.strings("tokenizer.ggml.merges") if kind == "bpe" else [],
         bos_id=bos_id,
         eos_id=eos_id,
-        unk_id=_special_id(metadata, "unknown_token_id", 0 if kind == "spm" else None, n_vocab),
+        unk_id=special_id(metadata, "unknown_token_id", 0 if kind == "spm" else None, n_vocab),
         eog_ids=eog_ids,
         add_bos=add_bos and bos_id is not None,
         add_eos=add_eos and eos_id is not None,
@@ -213,8 +140,8 @@ def bos_and_eos(metadata: Metadata) -> tuple[int | None, int | None]:
     n_vocab = len(metadata.strings("tokenizer.ggml.tokens", []))
     is_spm = metadata.string("tokenizer.ggml.model", "") == "llama"
     return (
-        _special_id(metadata, "bos_token_id", 1 if is_spm else None, n_vocab),
-        _special_id(metadata, "eos_token_id", 2 if is_spm else None, n_vocab),
+        special_id(metadata, "bos_token_id", 1 if is_spm else None, n_vocab),
+        special_id(metadata, "eos_token_id", 2 if is_spm else None, n_vocab),
     )
 
 
@@ -250,13 +177,6 @@ def _pre(metadata: Metadata, override_pre: str | None, warnings: list[str]) -> s
     return pre
 
 
-def _special_id(metadata: Metadata, name: str, default: int | None, n_vocab: int) -> int | None:
-    for token in (metadata.integer(f"tokenizer.ggml.{name}", None), default):
-        if token is not None and 0 <= token < n_vocab:
-            return token
-    return None
-
-
 def _strange_ids(metadata: Metadata, n_vocab: int) -> list[str]:
     """A line on each special id that is no token's, and is not used for that."""
     lines = []
@@ -265,73 +185,6 @@ def _strange_ids(metadata: Metadata, n_vocab: int) -> list[str]:
         if token is not None and token not in _NO_TOKEN and not 0 <= token < n_vocab:
             lines.append(f"{name}_token_id is {token}, which is not among the {n_vocab} tokens")
     return lines
-
-
-def _correct_spm_types(tokens: list[str], types: list[int], ids: dict[str, int]) -> None:
-    """Set the types by which tokens stand for text, so that decoding undoes encoding."""
-    for text in BYTE_TEXTS:
-        token = ids.get(text)
-        if token is not None and types[token] == TokenType.NORMAL:
-            types[token] = TokenType.BYTE
-    for token, token_type in enumerate(types):
-        # Written with an escaped space it can't be found in a text, it can only be merged.
-        if token_type == TokenType.USER_DEFINED and SPACE in tokens[token]:
-            types[token] = TokenType.NORMAL
-
-
-def _correct_types(
-    metadata: Metadata, tokens: list[str], types: list[int], ids: dict[str, int], eos_id: int | None
-) -> frozenset[int]:
-    """Set the types that files are known to get wrong, in place.
-
-    Returns:
-        the tokens that end a generation.
-    """
-    n_vocab = len(tokens)
-    eog: set[int] = set()
-
-    def first(keys: tuple[str, ...], texts: tuple[str, ...]) -> int | None:
-        """The id that a key names, or else that of the first text that is there: then control."""
-        for key in keys:
-            if (token := _special_id(metadata, key, None, n_vocab)) is not None:
-                return token
-        for text in texts:
-            if text in ids:
-                types[ids[text]] = TokenType.CONTROL
-                return ids[text]
-        return None
-
-    for keys, texts in _FIM:
-        first(keys, tuple(texts.split()))
-    found = [first((key,), texts) for key, texts in _EOG_FIM]
-    for text in _EOG_TEXTS:
-        if text in ids:
-            eog.add(ids[text])
-            types[ids[text]] = TokenType.CONTROL
-    for text in _SHOWN_TEXTS:
-        if text in ids:
-            types[ids[text]] = TokenType.USER_DEFINED
-    found += [first((key,), ()) for key in ("eot_token_id", "eom_token_id")]
-    eog.update(token for token in [*found, eos_id] if token is not None)
-    texts_of_eog = {tokens[token] for token in eog}
-    # In gpt-oss and Solar, <|end|> ends a channel and not the turn.
-    if {"<|return|>", "<|call|>"} <= texts_of_eog or (
-        "<|flush|>" in texts_of_eog and texts_of_eog & {"<|call|>", "<|calls|>"}
-    ):
-        _demote("<|end|>", TokenType.USER_DEFINED, ids, types, eog)
-    # In Gemma 4 and PLaMo, </s> is text.
-    if texts_of_eog & {"<|tool_response>", "<|plamo:eos|>"}:
-        _demote("</s>", TokenType.NORMAL, ids, types, eog)
-    return frozenset(eog)
-
-
-def _demote(
-    text: str, token_type: TokenType, ids: dict[str, int], types: list[int], eog: set[int]
-) -> None:
-    token = ids.get(text)
-    if token in eog:
-        eog.discard(token)
-        types[token] = token_type
 
 
 def _stripping_ids(

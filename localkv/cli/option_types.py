@@ -1,0 +1,59 @@
+"""What the value of an option can be, beyond click's types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+class Text(click.types.StringParamType):
+    """A string that is valid Unicode. In a variable it is one string, spaces and all."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail("not valid UTF-8", param, ctx)
+        return text
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return [rv]
+
+
+TEXT = Text()
+
+
+class FileName(Text):
+    """The name of a file, or of a model. "" would be the current folder."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = super().convert(value, param, ctx)
+        if not text:
+            self.fail("empty, expected the name of a file", param, ctx)
+        return text
+
+
+FILE = FileName()
+
+
+class Whole(click.types.IntParamType):
+    """A whole number from `least` to `most`."""
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = super().convert(value, param, ctx)
+        if number < self.least:
+            self.fail(f"{number} is less than {self.least}", param, ctx)
+        if self.most is not None and number > self.most:
+            self.fail(f"{number} is more than {self.most}", param, ctx)
+        return number
