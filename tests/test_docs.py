@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from localkv import __version__
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,6 +54,24 @@ def test_the_index_names_every_page(page: str) -> None:
 
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_changelog_has_a_section_for_this_version() -> None:
+    versions = re.findall(r"^## \[(\S+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[:2] == ["Unreleased", __version__]
+
+
+def test_hosted_ci_runs_every_python_that_the_package_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = (name.rpartition(":: ")[2] for name in project["classifiers"] if "Python :: 3." in name)
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    matrix = re.search(r"python: \[(.+)\]", workflow)
+    assert matrix is not None
+    assert matrix[1] == ", ".join(f'"{name}"' for name in names)
+
+
+def test_type_checkers_may_read_the_package() -> None:
+    assert (ROOT / "localkv" / "py.typed").is_file()
 
 
 def without_code(text: str) -> str:
