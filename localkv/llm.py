@@ -19,6 +19,7 @@ from localkv.config import FIT, CacheConfig, KVScales, ModelConfig
 from localkv.engine import Engine
 from localkv.errors import UsageError
 from localkv.kernels.device_memory import gpu_room
+from localkv.kernels.method import in_words, missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
@@ -76,7 +77,9 @@ class LLM:
         memory: bytes of weights, cache and scratch.
         warnings: one line each on what the user should know: unused tensors, a GPU that is not
             used, a context longer than the model was trained for, a cache type that this model is
-            known to suffer from, weights that do not all stay in memory.
+            known to suffer from, weights that do not all stay in memory, an operation that is slow
+            because it has no kernel.
+        kernels: what implements each operation, in a few words.
         load_seconds: time from the start to readiness.
 
     Raises:
@@ -160,6 +163,9 @@ class LLM:
         self.gguf.check_unchanged()
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
+        found = model.uses(self.cache.type_k, self.cache.type_v)
+        self.kernels = in_words(found)
+        self.warnings += missing_kernels(found, backend.device)
         used = tuple(info for name, info in self.gguf.tensors.items() if name not in unused)
         self._memory, self._fit = replace(memory, tensors=used), fit
         self.memory = self._memory.plan(self.cache)

@@ -16,6 +16,7 @@ from localkv.arch import ArchSpec
 from localkv.config import AttentionParams, ModelConfig
 from localkv.kernels.backend import Backend, TokenInputs
 from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights
+from localkv.kernels.method import Use, uses
 from localkv.kernels.rope import rope_frequencies, rope_table
 from localkv.kv_cache import Batch, KVCache
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -59,6 +60,11 @@ class Transformer:
         kinds = [(_kind(layer), self._has_rope(index)) for index, layer in layers]
         n = 1 + max(map(kinds.index, kinds))
         return self.first_layers(min(n + 1, len(kinds)))
+
+    def uses(self, type_k: str, type_v: str) -> list[Use]:
+        """What the backend does for this model and a cache of two types, and how."""
+        weights = self.weights
+        return uses(self.backend.methods, weights.layers, weights.output, type_k, type_v)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Run a batch: its K and V are stored in `cache`, whose sequences keep their lengths.

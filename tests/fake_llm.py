@@ -49,9 +49,8 @@ class FakeLLM:
         self.backend = SimpleNamespace(
             name="cpu",
             hardware="",
-            kernels={"linear": "fake"},
-            tiles=lambda fmt, side: f"{side} {fmt.name}",
         )
+        self.kernels = {"attention": "fake", "products": "q4_0: panels; f32: rows"}
         self.cache = SimpleNamespace(
             type_k=arguments["cache_type_k"], type_v=arguments["cache_type_v"], n_ctx=64
         )

@@ -293,12 +293,16 @@ def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
     assert result.err_lines == [
         "memory: weights 1.00 MiB (1.00 MiB mapped), K f16 512.00 KiB, V bf16 512.00 KiB, "
         "scratch 3.00 MiB (context 64)",
-        "fake: llama, K rotated by 64, on cpu (linear: fake; tiles of K: K f16, of V: V bf16)",
+        "fake: llama, K rotated by 64, on cpu",
+        "attention: fake",
+        "products: q4_0: panels; f32: rows",
         "load:         0.12 s",
         "prompt eval:  3 tokens in 0.50 s, 6.00 tokens/s",
         "eval:         2 tokens in 0.25 s, 4.00 tokens/s",
         "cache:        K f16, V bf16, 5 of 64 tokens, 1.00 MiB",
         "memory:       weights 1049600 (1048576 mapped), K 524288, V 524288, scratch 3145728 bytes",
+        "attention:    fake",
+        "products:     q4_0: panels; f32: rows",
         "finished:     stop, seed 42",
     ]
 

@@ -22,6 +22,7 @@ from localkv.bench.subject import Subject
 from localkv.bench.traffic import bytes_per_token
 from localkv.config import CacheConfig, KVScales
 from localkv.engine import Engine
+from localkv.kernels.method import in_words
 from localkv.processor import processor_name
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
@@ -192,11 +193,12 @@ class _Bench:
 
 def _machine(subject: Subject, device: str) -> Machine:
     backend = subject.model.backend
+    kernels = in_words(subject.model.uses("f16", "f16"))  # attention's words are those of all types
     return Machine(
         cpu=processor_name(),
         gpu=gpu_name(),
         backend=backend.name,
         device=device,
-        attention=backend.kernels.get("attention", "plain torch"),
-        linear=backend.kernels.get("linear", "plain torch"),
+        attention=kernels["attention"],
+        linear=kernels["products"],
     )

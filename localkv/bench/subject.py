@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from localkv.bench.source import Source
 from localkv.cache_layout import PAGE_TOKENS
+from localkv.kernels.method import missing_kernels
 from localkv.kernels.select import select_backend
 from localkv.llm import LLM
 from localkv.loader.synthetic import synthetic_model
@@ -19,6 +22,12 @@ class Subject:
     source: Source
     model: Transformer
     warnings: tuple[str, ...] = ()
+
+    def missing_kernels(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
+        """What is slow for want of a kernel, with caches of some pairs of types; one line each."""
+        model = self.model
+        lines = (missing_kernels(model.uses(*pair), model.backend.device) for pair in pairs)
+        return list(dict.fromkeys(chain.from_iterable(lines)))
 
 
 def load(source: Source, device: str = "auto", fit: str = "on") -> Subject:

@@ -8,14 +8,10 @@ still be gained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from typing import Any
 
-from torch import Tensor
-
 from localkv.bench.grid import BenchTest
-from localkv.kernels.layer_weights import MoeWeights
+from localkv.kernels.layer_weights import MoeWeights, tensors_of
 from localkv.memory_plan import kv_bytes_per_token
 from localkv.model import Transformer
 from localkv.quant_formats.packed_tensor import PackedTensor
@@ -68,15 +64,3 @@ def _bytes(part: Any) -> int:
         tensor.n_bytes if isinstance(tensor, PackedTensor) else tensor.nbytes
         for tensor in tensors_of(part)
     )
-
-
-def tensors_of(part: Any) -> Iterator[PackedTensor | Tensor]:
-    """All tensors in a part of the weights, one that is there twice twice."""
-    if isinstance(part, PackedTensor | Tensor):
-        yield part
-    elif isinstance(part, tuple):
-        for item in part:
-            yield from tensors_of(item)
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from tensors_of(getattr(part, field.name))

@@ -216,7 +216,8 @@ def _results(
         progress.show(f"loading {source.name}")
         subject = load(source, options.device, fit)
         progress.clear()
-        for line in dict.fromkeys((*warnings, *subject.warnings)):
+        warnings += (*subject.warnings, *subject.missing_kernels(grid.pairs))
+        for line in dict.fromkeys(warnings):
             warn(line)
         yield from run(subject, grid, options)
         del subject

@@ -77,7 +77,8 @@ class MarkdownTable(Table):
 
     def row(self, result: Result) -> str:
         machine = result.machine
-        self._note(self._kernels, f"attention: {machine.attention}; products: {machine.linear}")
+        self._note(self._kernels, f"attention: {machine.attention}")
+        self._note(self._kernels, f"products: {machine.linear}")
         how = "a copy" if machine.backend == "cuda" else f"a read by {_threads(result.n_threads)}"
         self._note(self._bandwidths, f"{result.bandwidth / 1e9:.1f} GB/s ({how})")
         self._note(self._kernels, machine.gpu if machine.backend == "cuda" else machine.cpu, 0)

@@ -34,7 +34,6 @@ from localkv.cli.prompt import read_file, read_stdin, without_final_newline
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError, byte_size
-from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -157,7 +156,8 @@ def _run(
         if not quiet:
             say(memory_line(llm))
         if verbose:
-            say(_summary(llm))
+            for line in _summary(llm):
+                say(line)
         cancel = Event()
         options: dict[str, Any] = {
             "max_tokens": n_predict if n_predict >= 0 else None,
@@ -247,17 +247,14 @@ def _interruptible(cancel: Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _summary(llm: LLM) -> str:
+def _summary(llm: LLM) -> list[str]:
     (segment,) = llm.engine.cache.segments
     rotations = {"K": segment.rotation_k, "V": segment.rotation_v}
     rotated = "".join(f"{side} rotated by {n}, " for side, n in rotations.items() if n)
-    ops = [f"{op}: {how}" for op, how in llm.backend.kernels.items()]
-    k = llm.backend.tiles(KV_FORMATS[segment.type_k], "K")
-    v = llm.backend.tiles(KV_FORMATS[segment.type_v], "V")
-    ops.append(f"tiles of K: {k}, of V: {v}")
     device = llm.backend.name + (f", {llm.backend.hardware}" if llm.backend.hardware else "")
     model = f"{llm.config.name}: {llm.config.architecture}"
-    return f"{model}, {rotated}on {device} ({'; '.join(ops)})"
+    kernels = (f"{operation}: {words}" for operation, words in llm.kernels.items())
+    return [f"{model}, {rotated}on {device}", *kernels]
 
 
 def _report(llm: LLM, completion: Completion) -> dict[str, Any]:
@@ -296,6 +293,8 @@ def _stats(llm: LLM, completion: Completion) -> list[str]:
         f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, "
         f"{byte_size(llm.memory.cache_k + llm.memory.cache_v)}",
         f"memory:       {memory_bytes(llm.memory)}",
+        f"attention:    {llm.kernels['attention']}",
+        f"products:     {llm.kernels['products']}",
         f"finished:     {completion.finish_reason}, seed {completion.seed}",
     ]
 

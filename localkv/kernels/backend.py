@@ -1,13 +1,13 @@
 """What a backend is: one frozen table of functions, at the grain at which kernels fuse.
 
 The forward pass calls nothing else. A backend that does not fuse composes its functions from
-primitives (`compose`); one that does replaces entries of the table. An operation that a backend
-lacks is an error, never another backend's.
+primitives (`compose`); one that does replaces entries of the table, and falls back on the composed
+ones where a kernel is missing: `methods` says where, and what that costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -20,13 +20,13 @@ from localkv.kernels.embedding import embed
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
 from localkv.kernels.linear import linear
+from localkv.kernels.method import Methods
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.rms_norm import rms_norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.store_kv import StoreKV, store_kv, store_rotated
 from localkv.kernels.swiglu import swiglu
 from localkv.kv_cache import Batch, LayerCache, SegmentBatch
-from localkv.quant_formats.base import QuantFormat
 from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.turns import Turns
 
@@ -76,8 +76,7 @@ class Backend:
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
             model whose output matrix is its embedding shares it.
         hardware: the GPU, for the start summary; empty on a CPU.
-        kernels: what implements each operation, for the start summary.
-        tiles: (cache type, "K" or "V") -> what attention makes of its rows to multiply them.
+        methods: how operations are carried out, for the start summary and for what is slow.
         head_dim_multiple: what the size of a head must be a multiple of.
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
         compiling_ahead: (weight types of matrices, model, cache) -> a context to load the model and
@@ -110,10 +109,9 @@ class Backend:
     moe_residual: Callable[[Tensor, Tensor, MoeWeights, MoeConfig, float], Tensor]
     logits: Callable[[Tensor, Tensor, Linear, float], Tensor]
     prepare: Callable[[PackedTensor], PackedTensor]
+    methods: Methods
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
     hardware: str = ""
-    kernels: Mapping[str, str] = field(default_factory=dict)
-    tiles: Callable[[QuantFormat, str], str] = lambda fmt, side: "float32"
     head_dim_multiple: int = 1
     compiles: bool = False
     compiling_ahead: Callable[
@@ -146,7 +144,7 @@ def compose(
     *,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    kernels: Mapping[str, str] | None = None,
+    methods: Methods,
     head_dim_multiple: int = 1,
     compiles: bool = False,
 ) -> Backend:
@@ -207,7 +205,7 @@ def compose(
         moe_residual=moe_residual,
         logits=logits,
         prepare=p.prepare,
-        kernels=kernels or {},
+        methods=methods,
         head_dim_multiple=head_dim_multiple,
         compiles=compiles,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -66,3 +68,15 @@ class LayerWeights:
     attention: AttentionWeights
     ffn_norm: Tensor
     ffn: MlpWeights | MoeWeights
+
+
+def tensors_of(part: Any) -> Iterator[PackedTensor | Tensor]:
+    """All tensors in a part of the weights, one that is there twice twice."""
+    if isinstance(part, PackedTensor | Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from tensors_of(item)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from tensors_of(getattr(part, field.name))

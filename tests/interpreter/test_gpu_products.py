@@ -17,6 +17,7 @@ from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.plane_tensor import PlaneTensor, prepare
 from localkv.kernels.gpu.products import gate_up, linear, linears, normed
 from localkv.kernels.gpu.rms_norm import rms_norm, rms_norm_packed
+from localkv.kernels.gpu.triton_backend import METHODS
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rms_norm import rms_norm as plain_rms_norm
 from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
@@ -43,6 +44,16 @@ def error(got: Tensor, want: Tensor) -> float:
     assert got.dtype == torch.float32
     assert got.shape == want.shape
     return float((got.double() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_said_of_a_product_is_what_it_reads(name: str) -> None:
+    weight = prepared(name, 16, 512)
+    said = METHODS.product(weight)
+    one, more = (products.activations(torch.randn(n, 512), [weight]).values for n in (1, 4))
+    assert one.dtype == torch.float32
+    assert ("more fp16" in said.words) == (more.dtype == torch.float16)
+    assert said.slowdown is None
 
 
 def far(weight: PlaneTensor) -> PlaneTensor:

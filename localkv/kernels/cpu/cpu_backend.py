@@ -13,27 +13,18 @@ import torch
 
 from localkv.kernels.backend import Backend, Primitives, compose
 from localkv.kernels.cpu.attention import PackedAttention
-from localkv.kernels.cpu.attention_kernels import cache_decoder
 from localkv.kernels.cpu.chain import Scratch
 from localkv.kernels.cpu.compile_ahead import compiling_ahead
 from localkv.kernels.cpu.layer import CpuLayer
-from localkv.kernels.cpu.linear import LINEAR_KERNEL, CpuProducts
+from localkv.kernels.cpu.linear import CpuProducts
+from localkv.kernels.cpu.methods import methods
 from localkv.kernels.cpu.needed_kernels import needed_kernels
 from localkv.kernels.cpu.rotate import rotate_cpu
 from localkv.kernels.cpu.row_operations import apply_rope_cpu, rms_norm_cpu, swiglu_cpu
 from localkv.kernels.cpu.store_kv import store_kv_cpu
 from localkv.kernels.moe import moe_mlp
-from localkv.quant_formats.base import QuantFormat
-from localkv.simd.cpu_features import vector_width
 from localkv.simd.vector import LANES
 from localkv.turns import Turns
-
-
-def tiles(fmt: QuantFormat, side: str) -> str:
-    """What attention multiplies of a cache type's rows; see `attention_score`."""
-    if side == "K" and cache_decoder(fmt.name).digits:
-        return "8-bit codes by 24-bit queries, exactly (AVX512-VNNI), and float32 for prompts"
-    return "float32"
 
 
 def cpu_backend() -> Backend:
@@ -57,14 +48,12 @@ def cpu_backend() -> Backend:
             prepare=products.prepare,
         ),
         dtype=torch.float32,
-        kernels={
-            "attention": f"packed K and V, Numba, {vector_width()}",
-            "linear": LINEAR_KERNEL,
-        },
+        methods=methods(()),
         head_dim_multiple=LANES,
         compiles=True,
     )
     layer = CpuLayer(composed, scratch)
+    fused = layer.operations()
 
     def forget() -> None:
         """Drop what an operation that broke off may have left half done."""
@@ -75,7 +64,7 @@ def cpu_backend() -> Backend:
     return replace(
         composed,
         turns=Turns(forget),
-        tiles=tiles,
+        methods=methods(fused),
         compiling_ahead=lambda *model: compiling_ahead(needed_kernels(*model)),
-        **layer.operations(),
+        **fused,
     )

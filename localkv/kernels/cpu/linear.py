@@ -38,11 +38,6 @@ from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile
 from localkv.kernels.linear import round_activations
 from localkv.quant_formats.packed_tensor import PackedTensor
-from localkv.simd.cpu_features import HAS_VNNI
-
-LINEAR_KERNEL = (
-    "packed panels, activations in 8 bits (AVX512-VNNI)" if HAS_VNNI else "packed panels, float32"
-)
 
 CHUNK_PANELS, CHUNK_ROWS = 8, 64
 """The most panels or rows that a thread takes at a time; its cache keeps them for all tokens."""

@@ -14,24 +14,15 @@ from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.launch import compile_together
 from localkv.kernels.gpu.moe import moe_mlp
 from localkv.kernels.gpu.plane_tensor import prepare
-from localkv.kernels.gpu.products import gate_up, linears, normed
+from localkv.kernels.gpu.products import gate_up, linears, normed, planes_of
 from localkv.kernels.gpu.rms_norm import rms_norm
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.gpu.tile_sizes import gpu_of
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
+from localkv.kernels.method import Method, Methods
 from localkv.kv_cache import Batch, LayerCache, SegmentBatch
-
-KERNELS = {
-    "embedding": "Triton",
-    "norms": "Triton, float32",
-    "q, k, v": "one Triton product; norm, RoPE, packing and storing in one more launch",
-    "attention": "Triton on packed K and V, float32 sums; decoding splits the context",
-    "linear": "Triton on packed weights; one token float32, more fp16 with float32 sums",
-    "experts": "Triton on packed weights, routed on the GPU",
-    "decoding": "recorded steps; tokens are drawn on the GPU where the samplers allow it",
-}
-"""What implements each operation."""
+from localkv.quant_formats.packed_tensor import PackedTensor
 
 TILES = {
     "fp16": "fp16",
@@ -39,6 +30,35 @@ TILES = {
     "tf32x3": "tf32 in three products (nearly float32)",
 }
 """What attention multiplies rows of a cache type as."""
+
+
+def product_method(weight: PackedTensor) -> Method:
+    """How a prepared matrix is multiplied."""
+    if planes_of(weight).layout.is_exact:
+        return Method("Triton on packed weights, float32")
+    if weight.halves_activations:
+        return Method("Triton on packed weights, activations in fp16, float32 sums")
+    return Method("Triton on packed weights; one token float32, more fp16 with float32 sums")
+
+
+METHODS = Methods(
+    attention=Method(
+        "Triton on packed K and V, float32 sums; decoding splits the context",
+    ),
+    tiles=lambda fmt, side: Method(TILES[product_of(fmt)]),
+    store=lambda fmt: Method("Triton, with norm, RoPE and rotation"),
+    product=product_method,
+    experts=Method("Triton on packed weights, routed on the GPU"),
+    others={
+        "embedding": Method("Triton"),
+        "norms": Method("Triton, float32"),
+        "q, k, v": Method("one Triton product"),
+        "decoding": Method(
+            "recorded steps; tokens are drawn on the GPU where the samplers allow it"
+        ),
+    },
+)
+"""Each operation has a kernel for all types, so none has a slowdown."""
 
 
 def norm_qkv(
@@ -120,8 +140,7 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         prepare=lambda weight: prepare(weight, device),
         prepare_embedding=lambda weight: prepare(weight, device),
         hardware=gpu_of(device).name,
-        kernels=KERNELS,
-        tiles=lambda fmt, side: TILES[product_of(fmt)],
+        methods=METHODS,
         compiles=packed.gpu.ptx,
         compile_together=compile_together if packed.gpu.ptx else None,
         records=True,

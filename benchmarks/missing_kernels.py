@@ -1,0 +1,138 @@
+"""What it costs that an operation has no CPU kernel, next to a like one that has.
+
+    python benchmarks/missing_kernels.py [--threads 2] [--rounds 5] [--json FILE]
+
+Which operations these are, the backend says. For each, on one token and on a prompt of 512: how
+many times as long it takes as its counterpart, both in turn, with the median of the rounds.
+
+- products: a 32768x4096 matrix, larger than caches, next to the same shape in Q4_K;
+- storing: rows of 8 KV heads of 128 channels that torch encodes, next to Q8_0;
+- experts: 8 of 32 experts 1024 wide in Q4_K, next to a dense block 8192 wide: the same arithmetic.
+
+`localkv/kernels/cpu/methods.py` has the figures, rounded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts: as `localkv` sets it
+
+import torch
+
+from localkv.cache_layout import SegmentSpec
+from localkv.config import MoeConfig
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.cpu.store_kv import store_kv_cpu, store_source
+from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
+from localkv.kv_cache import KVCache
+from localkv.loader.synthetic import random_rows
+from localkv.quant_formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+N_OUT, N_IN, N_HEADS, HEAD_DIM = 32768, 4096, 8, 128
+N_EMBD, N_FF, MOE = 2048, 1024, MoeConfig(n_experts=32, n_experts_used=8, n_ff=1024)
+TOKENS = (1, 512)
+
+Run = Callable[[], object]
+
+
+def matrix(name: str, *shape: int) -> PackedTensor:
+    rows = [random_rows(FORMATS[name], *shape[-2:]) for _ in range(shape[0] if shape[2:] else 1)]
+    packed = torch.stack(rows) if shape[2:] else rows[0]
+    return cpu_backend().prepare(PackedTensor(FORMATS[name], packed, shape))
+
+
+def product(name: str) -> Callable[[int], Run]:
+    backend, layer, norm = cpu_backend(), Linear(matrix(name, N_OUT, N_IN)), torch.ones(N_IN)
+
+    def of(n_tokens: int) -> Run:
+        x = torch.randn(n_tokens, N_IN)
+        return lambda: backend.logits(x, norm, layer, 1e-5)
+
+    return of
+
+
+def storing(name: str) -> Callable[[int], Run]:
+    cache = KVCache(
+        n_layers=1,
+        n_kv_heads=N_HEADS,
+        head_dim=HEAD_DIM,
+        segments=[SegmentSpec(name, name)],
+        n_ctx=2 * TOKENS[-1],
+    )
+
+    def of(n_tokens: int) -> Run:
+        k, v = torch.randn(2, n_tokens, N_HEADS, HEAD_DIM)
+        segments = cache.batch([(cache.new_sequence(), [0] * n_tokens)]).segments
+        return lambda: store_kv_cpu(k, v, cache.layers[0], segments)
+
+    return of
+
+
+def experts(is_routed: bool) -> Callable[[int], Run]:
+    backend, norm = cpu_backend(), torch.ones(N_EMBD)
+    if is_routed:
+        up, down = (MOE.n_experts, N_FF, N_EMBD), (MOE.n_experts, N_EMBD, N_FF)
+        router = Linear(matrix("f32", MOE.n_experts, N_EMBD))
+        routed = MoeWeights(router, *(matrix("q4_K", *shape) for shape in (up, up, down)))
+        return lambda n: (lambda x: lambda: backend.moe_residual(x, norm, routed, MOE, 1e-5))(
+            torch.randn(n, N_EMBD)
+        )
+    n_ff = MOE.n_experts_used * N_FF
+    up, down = (n_ff, N_EMBD), (N_EMBD, n_ff)
+    dense = MlpWeights(*(Linear(matrix("q4_K", *shape)) for shape in (up, up, down)))
+    return lambda n: (lambda x: lambda: backend.mlp_residual(x, norm, dense, 1e-5))(
+        torch.randn(n, N_EMBD)
+    )
+
+
+def times(slow: Run, fast: Run, rounds: int) -> float:
+    """How many times as long `slow` takes, in turn."""
+    ratios = []
+    for turn in range(-1, rounds):
+        seconds = []
+        for run in (slow, fast):
+            started = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - started)
+        if turn >= 0:  # the first compiles
+            ratios.append(seconds[0] / seconds[1])
+    return statistics.median(ratios)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    methods = cpu_backend().methods
+    rows = []
+    cases = []
+    for fmt in WEIGHT_FORMATS.values():
+        if methods.product(matrix(fmt.name, 16, 256)).slowdown:
+            cases.append((f"product with {fmt.name}", product(fmt.name), product("q4_K")))
+    for fmt in KV_FORMATS.values():
+        if store_source(fmt) is None:
+            cases.append((f"storing {fmt.name}", storing(fmt.name), storing("q8_0")))
+    if methods.experts.slowdown:
+        cases.append(("experts", experts(True), experts(False)))
+    print("| operation | times as long, 1 token | 512 tokens |\n|---|---|---|")
+    for title, slow, fast in cases:
+        one, many = (times(slow(n), fast(n), options.rounds) for n in TOKENS)
+        print(f"| {title} | {one:.1f} | {many:.1f} |", flush=True)
+        rows.append({"operation": title, "1 token": one, "512 tokens": many})
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""How the CPU's operations are carried out, by kind of prepared matrix and by type of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from localkv.kernels.cpu.attention_kernels import cache_decoder
+from localkv.kernels.cpu.product_matrices import (
+    InPlaceTensor,
+    PanelTensor,
+    RowTensor,
+    has_kernel,
+)
+from localkv.kernels.cpu.store_kv import store_source
+from localkv.kernels.method import Method, Methods, Slowdown
+from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.simd.cpu_features import HAS_VNNI, vector_width
+
+DECODED = Slowdown("40 to 120", "5")
+"""Products with weights that torch decodes, next to Q4_K (`benchmarks/missing_kernels.py`)."""
+
+EXPERTS = Slowdown("3", "1.5")
+"""Routed experts, next to a dense block of the same arithmetic (the same program)."""
+
+ACTIVATIONS = "8-bit activations (AVX512-VNNI)" if HAS_VNNI else "float32 activations"
+
+
+def product_method(weight: PackedTensor) -> Method:
+    """How a prepared matrix, or a stack of them, is multiplied."""
+    match weight:
+        case PanelTensor():
+            return Method(f"packed panels, {ACTIVATIONS}")
+        case InPlaceTensor():
+            return Method(f"packed as in the file, {ACTIVATIONS}")
+        case RowTensor(halves_activations=True):
+            return Method("rows as in the file, activations rounded to fp16")
+        case RowTensor():
+            return Method("rows as in the file, float32 activations")
+    assert not has_kernel(weight)
+    return Method("decoded tile by tile in torch", DECODED)
+
+
+def tiles_method(fmt: QuantFormat, side: str) -> Method:
+    """What attention multiplies of a cache type's rows; see `attention_score`."""
+    if side == "K" and cache_decoder(fmt.name).digits:
+        return Method("8-bit codes by 24-bit queries, exactly (AVX512-VNNI), float32 for prompts")
+    return Method("float32")
+
+
+def store_method(fmt: QuantFormat) -> Method:
+    """How rows of a cache type are packed."""
+    if store_source(fmt) is None:
+        return Method("encoded in torch")  # takes no longer
+    return Method(f"Numba, {vector_width()}")
+
+
+def methods(fused: Container[str]) -> Methods:
+    """Those of a backend; `fused` has the operations of the table that are compiled."""
+    return Methods(
+        attention=Method(f"packed K and V, Numba, {vector_width()}"),
+        tiles=tiles_method,
+        store=store_method,
+        product=product_method,
+        experts=Method("Numba")
+        if "moe_residual" in fused
+        else Method("one after the other, composed in torch", EXPERTS),
+    )

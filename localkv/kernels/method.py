@@ -1,0 +1,124 @@
+"""How a backend carries out its operations, in words, and what that costs without a kernel.
+
+A backend answers for tensors as it has prepared them and for types of the cache (`Methods`), so
+that what is said of a model follows from what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights, tensors_of
+from localkv.quant_formats import KV_FORMATS
+from localkv.quant_formats.base import QuantFormat
+from localkv.quant_formats.packed_tensor import PackedTensor
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """How many times as long an operation takes, "2" or "2 to 4": on one token, and on a prompt."""
+
+    token: str
+    prompt: str
+
+    def __str__(self) -> str:
+        return f"about {self.token} times slower (prompts: {self.prompt} times)"
+
+
+@dataclass(frozen=True)
+class Method:
+    """How an operation is carried out.
+
+    Attributes:
+        words: "packed panels, 8-bit activations".
+        slowdown: what it costs that there is no kernel for it; None where there is one, and where
+            torch takes as long.
+    """
+
+    words: str
+    slowdown: Slowdown | None = None
+
+
+@dataclass(frozen=True)
+class Methods:
+    """Those of one backend.
+
+    Attributes:
+        attention: of all cache types.
+        tiles: (cache type, "K" or "V") -> what attention makes of its rows to multiply them.
+        store: cache type -> how new rows are packed.
+        product: a prepared matrix, or a stack of them -> how it is multiplied.
+        experts: how routed experts are run.
+        others: operations that depend on no type.
+    """
+
+    attention: Method
+    tiles: Callable[[QuantFormat, str], Method]
+    store: Callable[[QuantFormat], Method]
+    product: Callable[[PackedTensor], Method]
+    experts: Method
+    others: Mapping[str, Method] = field(default_factory=dict)
+
+
+class Use(NamedTuple):
+    """What a model has a backend do; `of` is a type, or empty."""
+
+    operation: str
+    of: str
+    method: Method
+
+
+def uses(
+    methods: Methods, layers: Sequence[LayerWeights], output: Linear, type_k: str, type_v: str
+) -> list[Use]:
+    """All that runs for a model's prepared weights and a cache of two types, each once."""
+    cache = ((type_k, "K"), (type_v, "V"))
+    found = [Use(operation, "", method) for operation, method in methods.others.items()]
+    found.append(Use("attention", "", methods.attention))
+    found += [Use(f"tiles of {side}", "", methods.tiles(KV_FORMATS[t], side)) for t, side in cache]
+    found += [Use("storing", name, methods.store(KV_FORMATS[name])) for name, _ in cache]
+    matrices = (part for part in tensors_of((*layers, output)) if isinstance(part, PackedTensor))
+    found += [Use("products", matrix.format.name, methods.product(matrix)) for matrix in matrices]
+    if any(isinstance(layer.ffn, MoeWeights) for layer in layers):
+        found.append(Use("experts", "", methods.experts))
+    return list(dict.fromkeys(found))
+
+
+def in_words(found: Sequence[Use]) -> dict[str, str]:
+    """Each operation in a few words, as "q4_K, q6_K: packed panels; f32: rows" where types differ.
+
+    Types of one method stand together.
+    """
+    operations = dict[str, dict[str, list[str]]]()
+    for operation, of, method in found:
+        operations.setdefault(operation, {}).setdefault(method.words, []).append(of)
+    return {
+        operation: "; ".join(
+            f"{', '.join(types)}: {words}" if any(types) else words
+            for words, types in methods.items()
+        )
+        for operation, methods in operations.items()
+    }
+
+
+def missing_kernels(found: Sequence[Use], device: torch.device) -> list[str]:
+    """One line for each operation that is slow for want of a kernel, with what that costs."""
+    where = "GPU" if device.type == "cuda" else "CPU"
+    missing = dict[tuple[str, Method], list[str]]()
+    for operation, of, method in found:
+        if method.slowdown is not None:
+            missing.setdefault((operation, method), []).append(of)
+    return [
+        f"no {where} kernel for {operation}{f' of {_listed(types)}' if any(types) else ''}: "
+        f"{method.words}, {method.slowdown}"
+        for (operation, method), types in missing.items()
+    ]
+
+
+def _listed(types: list[str]) -> str:
+    *most, last = types
+    return f"{', '.join(most)} and {last}" if most else last
