@@ -353,7 +353,7 @@ def test_rm(here: Program, repo: FakeHub, tmp_path: Path) -> None:
     here("pull", f"{REPO}:F16")
     refused = here("rm", f"{REPO}:F16")
     assert (refused.code, refused.out) == (2, "")
-    assert refused.err_lines[0] == "error: stdin is no terminal to ask on"
+    assert refused.err_lines[0] == "error: stdin is not a terminal to ask on"
     several = here("rm", REPO, "--yes")
     assert several.code == 1
     assert several.err_lines[0] == f"error: {REPO} can mean 2 models in the cache"

@@ -256,7 +256,7 @@ def test_types_that_are_named(plan: Any, program: Program, tiny_model: Path) -> 
         (("-ctk", "q9"), "error: -ctk/--cache-type-k: unknown cache type 'q9'"),
         (("-ctv", "q8_0,q4"), "error: -ctv/--cache-type-v: unknown cache type 'q4'; did you mean"),
         (("--all", "-ctk", "f16"), "--all plans every pair"),
-        (("--memory", "much"), "'much' is no size"),
+        (("--memory", "much"), "'much' is not a size"),
         (("--synthetic", "llama-8b:q4_0"), "--synthetic takes the place of a file"),
     ):
         result = program("plan", tiny_model, *argv)

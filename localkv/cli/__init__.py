@@ -32,7 +32,7 @@ COMMANDS = {
     "pull": ("localkv.cli.pull", "Fetch a model from Hugging Face."),
     "list": ("localkv.cli.list_models:list_models", "List the models on this machine."),
     "rm": ("localkv.cli.rm", "Delete a fetched model."),
-    "doctor": ("localkv.cli.doctor", "Check what localkv needs of this machine."),
+    "doctor": ("localkv.cli.doctor", "Check that this machine can run models."),
 }
 """Command -> the module that holds it under the same name, or MODULE:NAME, and what it does."""
 
@@ -40,8 +40,8 @@ cli = Group(
     "localkv",
     commands_at=COMMANDS,
     params=[version_option()],
-    help="Run language models from GGUF files, with the KV cache packed in a type of its own for "
-    "K and for V.",
+    help="Run language models from GGUF files, with the KV cache packed, in types chosen "
+    "separately for K and for V.",
     epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.",
 )
 

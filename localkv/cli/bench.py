@@ -91,7 +91,7 @@ _RUN_OPTIONS: list[click.Parameter] = [
         panel="Output",
         type=click.Choice(FORMATS, case_sensitive=False),
         metavar="FORMAT",
-        help="What to print on stderr besides.",
+        help="Also print in this format, on stderr.",
     ),
     option(
         "plot_file",
@@ -254,6 +254,6 @@ bench = Command(
     ],
     callback=_run,
     help="Measure how fast a model evaluates prompts (pp) and generates (tg).\n\n"
-    "Numbers can be lists and ranges (512,1024 or 1-8 or 0-4096+1024 or 512-4096*2); everything is "
-    "measured with everything, as llama-bench does, and the columns bear llama-bench's names.",
+    "Numbers can be lists and ranges (512,1024 or 1-8 or 0-4096+1024 or 512-4096*2); every "
+    "combination is measured, as llama-bench does, and the columns bear llama-bench's names.",
 )

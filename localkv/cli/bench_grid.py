@@ -104,7 +104,7 @@ def grid_options() -> list[click.Parameter]:
             panel="Tests",
             type=Listed(lambda text: [prompt_and_generation(text)]),
             metavar="PP,TG",
-            help="Evaluate a prompt and generate behind it, timed as one; can be repeated.",
+            help="Evaluate a prompt and generate after it, timed together; can be repeated.",
         ),
         _list_option(
             "-d",
@@ -113,8 +113,8 @@ def grid_options() -> list[click.Parameter]:
             type=_numbers(0),
             default=("0",),
             metavar="N,...",
-            help="Tokens that the cache holds before: random ones, evaluated once per cache and "
-            "depth, and not timed.",
+            help="Tokens that are in the cache before a test: random ones, evaluated once per "
+            "cache and depth, and not timed.",
         ),
         _list_option(
             "-ctk",

@@ -27,7 +27,7 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         "--system-prompt",
         panel="Chat",
         metavar="TEXT",
-        help="What the model is told before the conversation.",
+        help="An instruction that comes before the conversation.",
     ),
     escape_option("Chat", "-sys, -r and --dry-sequence-breaker"),
     option(
@@ -42,7 +42,7 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         "--exact",
         panel="Chat",
         help="Read each answer again as part of the next prompt, so that on a CPU no answer "
-        "depends on what the cache happens to hold. Else it stays there as it was written.",
+        "depends on the content of the cache. Otherwise it stays there as it was written.",
     ),
     option(
         "--sessions",
@@ -53,7 +53,8 @@ _CHAT_OPTIONS: list[click.Parameter] = [
     flag(
         "--repair",
         panel="Chat",
-        help="Save what can be read of a damaged file of sessions, and keep that file.",
+        help="Make a new file of sessions from everything that can be read in a damaged one, which "
+        "is kept.",
     ),
 ]
 

@@ -52,13 +52,13 @@ _PROMPT_OPTIONS: list[click.Parameter] = [
         "--file",
         panel="Prompt",
         metavar="FILE",
-        help="Read the prompt from a UTF-8 file, as it is but for one final line break.",
+        help="Read the prompt from a UTF-8 file, unchanged except for one final line break.",
     ),
     escape_option("Prompt", "-p, -sys, -r and --dry-sequence-breaker; never in files and stdin"),
     flag(
         "--parse-special",
         panel="Prompt",
-        help="Read control tokens written in the prompt, such as <|im_start|>, as what they are.",
+        help="Read control tokens written in the prompt, such as <|im_start|>, as control tokens.",
     ),
     flag("--chat", panel="Prompt", help="Answer the prompt through the model's chat template."),
     option(
@@ -66,7 +66,7 @@ _PROMPT_OPTIONS: list[click.Parameter] = [
         "--system-prompt",
         panel="Prompt",
         metavar="TEXT",
-        help="What the chat template puts before the prompt; implies --chat.",
+        help="An instruction that comes before the prompt; implies --chat.",
     ),
     option(
         "--chat-template-file",
@@ -83,7 +83,7 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
         "--output",
         panel="Output",
         metavar="FILE",
-        help="Write to this file instead of stdout, as the text comes.",
+        help="Write to this file instead of stdout, while the text is generated.",
     ),
     json_option(),
     option(
@@ -91,7 +91,7 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
         panel="Output",
         type=bool,
         default=True,
-        help="Print the text as it comes, or once it is complete.  [default: stream]",
+        help="Print the text while it is generated, or once it is complete.  [default: stream]",
     ),
     raw_option(),
     flag("--stats", panel="Output", help="Print speed and sizes on stderr at the end."),
@@ -99,13 +99,13 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
         "-v",
         "--verbose",
         panel="Output",
-        help="Say on stderr which model is loaded and what it runs on.",
+        help="Describe on stderr the model, and the kernels that run it.",
     ),
     flag(
         "-q",
         "--quiet",
         panel="Output",
-        help="Leave out the lines on stderr on memory and on what --preset stands for.",
+        help="Leave out the lines on stderr about memory and about the flags of --preset.",
     ),
 ]
 
@@ -258,7 +258,7 @@ def _summary(llm: LLM) -> list[str]:
 
 
 def _report(llm: LLM, completion: Completion) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The object that `--json` prints."""
     result = asdict(completion)
     result["timings"] = {"load_seconds": llm.load_seconds, **result["timings"]}
     return {

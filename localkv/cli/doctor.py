@@ -68,7 +68,7 @@ doctor = Command(
     reads_config=False,
     params=[json_option()],
     callback=_run,
-    help="Check what localkv needs of this machine: Python, torch, CPU, memory, GPU and the C "
-    "compiler that Triton needs, caches, settings.\n\nExit code 1 if models can't be run or every "
-    "command would stop; what is only slower or missing is a warning.",
+    help="Check that this machine can run models: Python, torch, CPU, memory, GPU and the C "
+    "compiler that Triton needs, caches, settings.\n\nExits with 1 if models can't be run or every "
+    "command would stop. Slowness and missing extras are only warnings.",
 )

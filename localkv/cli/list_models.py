@@ -21,7 +21,7 @@ from localkv.errors import ModelFileError, byte_size
 
 @dataclass(frozen=True)
 class _Entry:
-    """A model: what to call it, where it is, its size and age."""
+    """A model: its name, its place, its size and age."""
 
     name: str
     path: Path
@@ -43,7 +43,7 @@ def _run(*, quiet: bool, as_json: bool) -> None:
 
 
 def _entries() -> list[_Entry]:
-    """What the shelves hold, then what the cache holds, each by name."""
+    """The models on the shelves, then those in the cache, each by name."""
     from localkv.loader.hub.cache import cached_models
     from localkv.loader.shelf import models_on, shelves
 
@@ -60,7 +60,7 @@ def _entries() -> list[_Entry]:
 
 
 def _facts(entry: _Entry) -> dict[str, Any]:
-    """A model as JSON; what its header does not say is null."""
+    """A model as JSON; facts that its header lacks are null."""
     from localkv.loader.model_summary import ModelSummary, model_summary
 
     summary = ModelSummary(None, None, None)

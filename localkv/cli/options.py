@@ -52,12 +52,12 @@ def flag(*names: str, panel: str, **attributes: Any) -> RichOption:
 
 
 def raw_option() -> RichOption:
-    """`--raw`, for commands that print what a model or a file says."""
+    """`--raw`, for commands that print text of a model or a file."""
     return flag(
         "--raw",
         panel="Output",
-        help="Send control characters to a terminal as they are; otherwise pictures show where "
-        "they are. Files and pipes always get them.",
+        help="Send control characters to a terminal as they are; otherwise visible symbols replace "
+        "them. Files and pipes always get them.",
     )
 
 
@@ -109,7 +109,7 @@ def model_options() -> list[click.Parameter]:
             "--offline",
             panel="Model",
             llama_env="OFFLINE",
-            help="Take models from the cache only, make no request.",
+            help="Use only models in the cache; make no request.",
         ),
     ]
 
@@ -161,7 +161,7 @@ def _cache_type_option(side: str, short: str) -> RichOption:
         show_default=True,
         metavar="TYPE",
         callback=preset_or_given,
-        help=f"How {side} is kept: {', '.join(KV_FORMATS)}.",
+        help=f"The type of {side} in the cache: {', '.join(KV_FORMATS)}.",
     )
 
 
@@ -174,7 +174,7 @@ def preset_option() -> RichOption:
         type=click.Choice(tuple(PRESETS), case_sensitive=False),
         is_eager=True,
         metavar="NAME",
-        help=f"The types of K and V by what they are for: {pairs}. -ctk and -ctv win over it.",
+        help=f"The types of K and V by purpose: {pairs}. -ctk and -ctv win over it.",
     )
 
 
@@ -190,13 +190,13 @@ def context_option(n_ctx: int | None) -> RichOption:
         default=n_ctx,
         show_default=True,
         metavar="N",
-        help="Tokens of context, 0 for as many as the model was trained with."
-        + (" [default: as many, but at most 4096]" if n_ctx is None else ""),
+        help="Tokens of context; 0 for all that the model was trained with."
+        + (" [default: the same, but at most 4096]" if n_ctx is None else ""),
     )
 
 
 def compute_options(default_threads: str) -> list[click.Parameter]:
-    """The options that say where a model runs, and how many tokens at a time."""
+    """The options for the place where a model runs and the tokens that it evaluates at a time."""
     return [
         option(
             "-b",
@@ -237,8 +237,8 @@ def compute_options(default_threads: str) -> list[click.Parameter]:
             default="auto",
             show_default=True,
             metavar="NAME",
-            help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison). auto: a GPU if there "
-            "is one that is supported.",
+            help=f"Where to run: {', '.join(DEVICES)} (slow, for comparison). auto: a supported "
+            "GPU if there is one.",
         ),
     ]
 
@@ -275,7 +275,7 @@ def loading_options(
             metavar="FILE",
             help="The scales of types that are scaled by head ("
             f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
-            "): what localkv perplexity --calibrate-kv FILE measured.",
+            "), in a file that localkv perplexity --calibrate-kv wrote.",
         ),
         *compute_options(default_threads),
         option(
@@ -287,7 +287,8 @@ def loading_options(
             default="on",
             show_default=True,
             metavar="WHEN",
-            help="on: refuse what does not fit in memory, before anything is allocated. off: try.",
+            help="on: refuse a model that does not fit in memory, before anything is allocated. "
+            "off: try it.",
         ),
         override_pre_option(),
     ]

@@ -49,7 +49,7 @@ _TEXT_OPTIONS: list[click.Parameter] = [
         panel="Text",
         required=True,
         metavar="FILE",
-        help="The text, UTF-8, as it is but for one final line break; - is stdin.",
+        help="The text, UTF-8, unchanged except for one final line break; - is stdin.",
     ),
     option(
         "--chunks",
@@ -73,7 +73,7 @@ _MEASURE_OPTIONS: list[click.Parameter] = [
         "--base",
         panel="Measure",
         metavar="FILE",
-        help="Compare with what --save-base wrote, instead of an f16 cache.",
+        help="Compare with a file of --save-base instead of an f16 cache.",
     ),
     option(
         "--save-base",
@@ -86,7 +86,8 @@ _MEASURE_OPTIONS: list[click.Parameter] = [
         "--prefill-exact",
         panel="Measure",
         help="Let the tokens of a batch (-ub) see each other's K and V unpacked, and only earlier "
-        "batches through the cache: what packing costs after the prompt, which hides most of it.",
+        "batches through the cache. Engines that pack only after the prompt measure "
+        "this way, which hides most of the cost.",
     ),
     option(
         "--sweep",
@@ -100,8 +101,8 @@ _MEASURE_OPTIONS: list[click.Parameter] = [
         "--calibrate-kv",
         panel="Measure",
         metavar="FILE",
-        help="Instead, run the text through an f32 cache, and write down how large K and V get in "
-        "each head: the scales of --kv-scales.",
+        help="Instead, run the text through an f32 cache, and write the largest K and V of each "
+        "head to a file for --kv-scales.",
     ),
     option(
         "--plot",

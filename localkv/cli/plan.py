@@ -47,7 +47,9 @@ def byte_size_of(ctx: click.Context, param: click.Parameter, value: str | None) 
         return None
     match = _SIZE.fullmatch(value.strip())
     if match is None:
-        raise click.BadParameter(f"{value!r} is no size, as 24GiB, 24GB and 512MiB are", ctx, param)
+        raise click.BadParameter(
+            f"{value!r} is not a size such as 24GiB, 24GB or 512MiB", ctx, param
+        )
     number, unit, binary, byte = match.groups()
     base = 1000 if byte and not binary else 1024
     return int(float(number) * (base ** _POWERS[unit.upper()] if unit else 1))
@@ -72,8 +74,8 @@ _PLAN_OPTIONS: list[click.Parameter] = [
         panel="Plan",
         callback=byte_size_of,
         metavar="SIZE",
-        help="The memory to plan for, such as 24GiB. [default: what is free on the GPU, if "
-        "nvidia-ml-py tells, else on this machine]",
+        help="The memory to plan for, such as 24GiB. [default: free memory of the GPU, if "
+        "nvidia-ml-py is installed, else of this machine]",
     ),
     option(
         "--sequences",
@@ -314,7 +316,7 @@ plan = Command(
     ],
     callback=_run,
     help="Say what fits in memory: weights, KV cache and scratch, for pairs of cache types.\n\n"
-    "Only the header is read; of a model on Hugging Face that isn't here, only that is fetched.",
-    epilog="Exit code 1, after the table: -c N fits with none of its pairs (those that are named, "
-    "if any are), or without -c no context does. What fits 'slowly' counts as fitting.",
+    "Only the header is read. If a model on Hugging Face isn't here, only its header is fetched.",
+    epilog="Exits with 1, after the table, if -c N fits with none of its pairs (the named ones, if "
+    "any), or, without -c, if no context fits. 'slowly' counts as fitting.",
 )

@@ -43,8 +43,8 @@ pull = Command(
     callback=_run,
     help="Fetch a model from Hugging Face, or bring it up to date.\n\n"
     "QUANT is a type of weights such as Q8_0, in any case; without it Q4_K_M is fetched, else "
-    "Q8_0, else the only model there is. Split files are fetched whole. What was interrupted goes "
-    "on where it was, and every file's checksum is compared.",
+    "Q8_0, else the only model there is. Split files are fetched whole. An interrupted "
+    "download continues where it stopped, and every file's checksum is verified.",
     epilog="HF_HOME (the cache), HF_TOKEN (for private and gated models), HF_ENDPOINT and "
-    "HF_HUB_OFFLINE mean what they mean to all of Hugging Face's tools.",
+    "HF_HUB_OFFLINE mean the same as to Hugging Face's own tools.",
 )

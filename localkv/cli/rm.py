@@ -49,7 +49,7 @@ def _described(removal: Removal) -> str:
 def _asked(what: str) -> bool:
     """Whether the user says yes."""
     if sys.stdin is None or sys.stderr is None or not sys.stdin.isatty():
-        raise UsageError("stdin is no terminal to ask on", hint=f"--yes deletes {what}")
+        raise UsageError("stdin is not a terminal to ask on", hint=f"--yes deletes {what}")
     print(f"delete {one_line(what)}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

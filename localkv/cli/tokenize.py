@@ -130,7 +130,7 @@ tokenize = Command(
             type=bool,
             default=True,
             show_default=True,
-            help="Read control tokens written in the text as what they are.",
+            help="Read control tokens written in the text as control tokens.",
         ),
         flag("--ids", panel="Output", help="Print the ids only, as [1, 2, 3]."),
         flag("--show-count", panel="Output", help="Print the number of tokens too."),
