@@ -24,14 +24,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import Batch, KVCache
+from localkv.cache.layout import SegmentSpec
 from localkv.config import AttentionParams
+from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import attention_reference
-from localkv.kernels.cpu.attention import PackedAttention
-from localkv.kernels.cpu.store_kv import store_kv_cpu
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.store_kv import store_kv
-from localkv.kv_cache import Batch, KVCache
-from localkv.quant_formats import KV_FORMATS
 
 PROMPT = 512
 

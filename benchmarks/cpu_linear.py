@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from localkv.kernels.cpu.linear import CpuProducts
-from localkv.quant_formats import FORMATS
-from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.formats import FORMATS
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.cpu.linear.products import CpuProducts
 
 N_OUT = 8192
 TYPES = ("q4_0", "q8_0", "q4_K", "q6_K", "q5_K", "q5_0", "q5_1", "q4_1", "iq4_nl", "f16")

@@ -43,8 +43,8 @@ def write_model(path: Path, name: str) -> None:
     import gguf
     import numpy as np
 
+    from localkv.formats import FORMATS
     from localkv.loader.synthetic import random_rows
-    from localkv.quant_formats import FORMATS
 
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(1 << 17)

@@ -266,11 +266,11 @@ class Attention:
 def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     import torch
 
-    from localkv.cache_layout import SegmentSpec
+    from localkv.cache.kv_cache import KVCache
+    from localkv.cache.layout import SegmentSpec
     from localkv.config import AttentionParams
+    from localkv.formats import KV_FORMATS
     from localkv.kernels.gpu.triton_backend import triton_backend
-    from localkv.kv_cache import KVCache
-    from localkv.quant_formats import KV_FORMATS
 
     s = run.sizes
     types = sides(pair)
@@ -327,11 +327,11 @@ def stage_decode(run: Run) -> None:
 def stage_linear(run: Run) -> None:
     import torch
 
+    from localkv.formats import FORMATS
+    from localkv.formats.packed_tensor import PackedTensor
     from localkv.kernels.gpu.triton_backend import triton_backend
     from localkv.kernels.layer_weights import Linear
     from localkv.loader.synthetic import random_rows
-    from localkv.quant_formats import FORMATS
-    from localkv.quant_formats.packed_tensor import PackedTensor
 
     n_out, n_in = run.sizes.matrix
     backend = triton_backend(run.device)
@@ -430,7 +430,7 @@ def model_of(run: Run, weights: str, pairs: Sequence[str]) -> None:
 def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
     """Seconds from one token to the next, by depth, with a cache of that pair."""
     from localkv.config import CacheConfig
-    from localkv.engine import Engine
+    from localkv.engine.engine import Engine
     from localkv.sampling.params import SamplingParams
     from localkv.sampling.sampler import Sampler
 

@@ -26,15 +26,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts: as `
 
 import torch
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
 from localkv.config import MoeConfig
+from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.cpu.store_kv import store_kv_cpu, store_source
+from localkv.kernels.cpu.store.store_kv import store_kv_cpu, store_source
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
-from localkv.kv_cache import KVCache
 from localkv.loader.synthetic import random_rows
-from localkv.quant_formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 N_OUT, N_IN, N_HEADS, HEAD_DIM = 32768, 4096, 8, 128
 N_EMBD, N_FF, MOE = 2048, 1024, MoeConfig(n_experts=32, n_experts_used=8, n_ff=1024)

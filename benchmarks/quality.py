@@ -40,11 +40,11 @@ from quality_recall import encoder_of, make_series, recall  # noqa: E402
 from quality_table import Measured, Report, full_table, insert_tables  # noqa: E402
 
 from localkv import LLM  # noqa: E402
-from localkv.calibration import calibrate  # noqa: E402
 from localkv.config import CacheConfig, KVScales  # noqa: E402
 from localkv.errors import LocalKVError  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
-from localkv.quality import (  # noqa: E402
+from localkv.quality.calibration import calibrate  # noqa: E402
+from localkv.quality.scores import (  # noqa: E402
     TokenScores,
     base_cache,
     bits_per_value,

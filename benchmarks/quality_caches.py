@@ -1,12 +1,12 @@
-"""Which caches `quality.py` measures."""
+"""Which caches `quality/scores.py` measures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from localkv.cache.scales import wants_scales
 from localkv.config import CacheConfig, KVScales
-from localkv.kv_scales import wants_scales
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
 
 ROTATIONS = ("off", "on")
 BASE = "f16"

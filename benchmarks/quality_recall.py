@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localkv import LLM
 from localkv.config import CacheConfig
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
 from localkv.model import Transformer
 
 MOST_QUESTION = 64

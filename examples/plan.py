@@ -8,7 +8,7 @@ import sys
 from localkv.config import CacheConfig
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_config import model_config
-from localkv.memory_plan import ModelMemory
+from localkv.memory.plan import ModelMemory
 
 model = sys.argv[1] if len(sys.argv) > 1 else "models/tales-4M-F16.gguf"
 budget = int(float(sys.argv[2] if len(sys.argv) > 2 else 40) * 2**20)

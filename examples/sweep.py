@@ -5,7 +5,7 @@ from pathlib import Path
 
 from localkv import LLM
 from localkv.config import CacheConfig
-from localkv.quality import (
+from localkv.quality.scores import (
     base_cache,
     divergence,
     joined,

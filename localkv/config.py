@@ -123,7 +123,7 @@ KV_ROTATIONS = ("auto", "on", "off")
 
 @dataclass(frozen=True)
 class KVScales:
-    """How large K and V of a model get, by layer and KV head; `kv_scales.py` keeps it in a file.
+    """How large K and V of a model get, by layer and KV head; `cache/scales.py` keeps it in a file.
 
     Attributes:
         architecture, name, n_layers, n_kv_heads, head_dim: the model's.
@@ -150,7 +150,7 @@ class CacheConfig:
     """What the KV cache is made of.
 
     Attributes:
-        type_k, type_v: names in `localkv.quant_formats.KV_FORMATS`, chosen apart.
+        type_k, type_v: names in `localkv.formats.KV_FORMATS`, chosen apart.
         n_ctx: tokens that one sequence can hold.
         n_sequences: sequences that are held at the same time.
         kv_rotation: whether K and V are stored rotated (`kernels/hadamard.py`): "on", "off", or

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localkv.bus_errors import end_cleanly_from_threads
-from localkv.cache_layout import cache_segments, check_cache_type
+from localkv.cache.layout import cache_segments, check_cache_type
+from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales, ModelConfig
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
+from localkv.engine.text_stream import Completion, TextStream
 from localkv.errors import UsageError
 from localkv.kernels.device_memory import gpu_room
 from localkv.kernels.method import in_words, missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
-from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import local_path
@@ -29,12 +29,12 @@ from localkv.loader.kv_risks import kv_risks
 from localkv.loader.model_config import model_config
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.loader.weights import load_model
-from localkv.machine_memory import Budget, machine_memory
-from localkv.memory_fit import check_fit
-from localkv.memory_plan import ModelMemory
+from localkv.memory.fit import check_fit
+from localkv.memory.plan import ModelMemory
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
-from localkv.text_stream import Completion, TextStream
+from localkv.system.bus_errors import end_cleanly_from_threads
+from localkv.system.machine_memory import Budget, machine_memory
 
 DEFAULT_N_CTX = 4096
 """Tokens of context where the user names none and the model can hold more."""

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from localkv.arch import ArchSpec
+from localkv.cache.kv_cache import Batch, KVCache
 from localkv.config import AttentionParams, ModelConfig
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, TokenInputs
 from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights
 from localkv.kernels.method import Use, uses
 from localkv.kernels.rope import rope_frequencies, rope_table
-from localkv.kv_cache import Batch, KVCache
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 @dataclass(frozen=True)

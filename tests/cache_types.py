@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localkv.config import KVScales, ModelConfig
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
 
 NAMES = list(KV_FORMATS)
 BY_HEAD = [name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head]

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from localkv.cache_layout import SegmentSpec
-from localkv.memory_plan import MemoryPlan
-from localkv.text_stream import Completion, Timings, Usage
+from localkv.cache.layout import SegmentSpec
+from localkv.engine.text_stream import Completion, Timings, Usage
+from localkv.memory.plan import MemoryPlan
 
 
 class FakeStream(Iterator[str]):

@@ -22,17 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.kernels.cpu import (
-    attention,
-    attention_tables,
-    chain,
-    linear,
-    linear_panels,
-    rotate,
-    store_kv,
-)
-from localkv.kernels.cpu import attention_kernels as kernels
-from localkv.kernels.cpu.attention_job import Job
+from localkv.kernels.cpu.attention import kernels
+from localkv.kernels.cpu.attention import packed_attention as attention
+from localkv.kernels.cpu.attention import tables as attention_tables
+from localkv.kernels.cpu.attention.job import Job
+from localkv.kernels.cpu.linear import panels as linear_panels
+from localkv.kernels.cpu.linear import products as linear
+from localkv.kernels.cpu.runtime import chain
+from localkv.kernels.cpu.store import rotate, store_kv
 
 PAGE = mmap.PAGESIZE
 PATTERN, POISON = 0xA5, 0xFF
@@ -156,7 +153,7 @@ def _guarded_jobs(memory: GuardedMemory) -> Iterator[Any]:
         if template.startswith("attention"):
             facts = Job(*items.tolist())
             part = {"scratch": 4 * threads * facts.scratch_floats}
-            if template == "attention_rows":
+            if template == "attention/rows":
                 part["partial"] = (
                     4 * facts.n_parts * facts.n_kv_heads * facts.n_rows * (facts.head_dim + 2)
                 )

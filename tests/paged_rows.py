@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import Batch, KVCache, Segment, SegmentBatch
+from localkv.cache.layout import SegmentSpec
 from localkv.kernels.attention import read_pages
 from localkv.kernels.store_kv import store_kv
-from localkv.kv_cache import Batch, KVCache, Segment, SegmentBatch
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
 from localkv.config import AttentionParams, KVScales
+from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import (
     SegmentAttention,
     attention,
@@ -21,8 +23,6 @@ from localkv.kernels.attention import (
 )
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.store_kv import StoreKV, store_kv, store_rotated
-from localkv.kv_cache import KVCache
-from localkv.quant_formats import KV_FORMATS
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, past: int, params: AttentionParams) -> Tensor:

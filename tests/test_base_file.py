@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from program import Program, Result
 
-from localkv.base_file import BaseFacts, BaseFile, BaseWriter, vocabulary_hash
 from localkv.errors import LocalKVError, UsageError
+from localkv.quality.base_file import BaseFacts, BaseFile, BaseWriter, vocabulary_hash
 
 N_CTX = 32
 TEXT = "The fox said hello to the owl, and the owl said hello to the fox. " * 12

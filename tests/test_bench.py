@@ -24,13 +24,13 @@ from localkv.bench.run import Options, run
 from localkv.bench.source import file_source, synthetic_source
 from localkv.bench.subject import load
 from localkv.bench.traffic import bytes_per_token, weight_bytes
-from localkv.cache_slot import CacheSlot
 from localkv.cli.bench_plot import fit, series
-from localkv.engine import Engine
+from localkv.engine.cache_slot import CacheSlot
+from localkv.engine.engine import Engine
 from localkv.errors import UsageError
+from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import open_gguf
-from localkv.machine_memory import Budget
-from localkv.quant_formats import KV_FORMATS
+from localkv.system.machine_memory import Budget
 
 # as its own source lists them, in this order
 LLAMA_BENCH_KEYS = [

@@ -18,7 +18,7 @@ from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
 from localkv.chat.wire import Failure, decode, encode, failure
 from localkv.errors import ContextOverflowError, LocalKVError, ModelFileError, UsageError
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
 from localkv.sampling.params import SamplingParams
 
 DONE = Finished("stop", 5, 7, 3, 0.1, 0.2, 35.0, 42)

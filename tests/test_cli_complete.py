@@ -345,10 +345,10 @@ def test_a_seed_repeats_the_text(program, tiny_model: Path) -> None:
 def test_every_cache_type_completes(program, tiny_model: Path, tmp_path: Path) -> None:
     from cache_types import scales_of
 
-    from localkv.kv_scales import write_kv_scales
+    from localkv.cache.scales import write_kv_scales
+    from localkv.formats import KV_FORMATS
     from localkv.loader.gguf_file import open_gguf
     from localkv.loader.model_config import model_config
-    from localkv.quant_formats import KV_FORMATS
 
     scales = tmp_path / "scales.json"
     write_kv_scales(scales, scales_of(model_config(open_gguf(tiny_model)), 20.0, 20.0))
@@ -361,7 +361,7 @@ def test_every_cache_type_completes(program, tiny_model: Path, tmp_path: Path) -
 
 
 def test_a_cache_type_that_does_not_divide_the_head(program, conformance: Path) -> None:
-    from localkv.quant_formats import KV_FORMATS
+    from localkv.formats import KV_FORMATS
 
     refused = [name for name, fmt in KV_FORMATS.items() if 80 % fmt.block_size]
     path = conformance / "archs" / "llama-hd80.gguf"

@@ -13,7 +13,7 @@ from localkv.cli import COMMANDS
 from localkv.cli.arguments import check_arguments
 from localkv.cli.complete import complete
 from localkv.cli.foreign_flags import BY_NAME, FOREIGN_FLAGS
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.table import SAMPLER_ORDER
 

@@ -22,11 +22,12 @@ from test_memory_plan import held, storages
 
 from localkv import LLM
 from localkv.arch import ARCHS
-from localkv.cache_layout import cache_segments
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import HubError
+from localkv.formats import FORMATS, KV_FORMATS
 from localkv.kernels.select import select_backend
-from localkv.kv_cache import KVCache
 from localkv.loader import kv_risks
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub import remote_header
@@ -34,11 +35,10 @@ from localkv.loader.kv_risks import LARGE_BIAS
 from localkv.loader.shapes import SHAPES, shape_tensors
 from localkv.loader.synthetic import RandomTensors
 from localkv.loader.weights import TensorReader, model_weights
-from localkv.machine_memory import Budget
-from localkv.memory_plan import ModelMemory
+from localkv.memory.plan import ModelMemory
+from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
 from localkv.presets import PRESETS
-from localkv.quant_formats import FORMATS, KV_FORMATS
-from localkv.requantised import QUANTS, bits_per_weight, requantised
+from localkv.system.machine_memory import Budget
 
 GIB = 1 << 30
 
@@ -306,7 +306,8 @@ def test_heads_that_blocks_do_not_fit(plan: Any, program: Program, tmp_path: Pat
 def test_whose_memory_it_is(
     plan: Any, program: Program, tiny_model: Path, monkeypatch: Any
 ) -> None:
-    gpu, machine = "localkv.machine_memory.gpu_memory", "localkv.machine_memory.machine_memory"
+    module = "localkv.system.machine_memory"
+    gpu, machine = f"{module}.gpu_memory", f"{module}.machine_memory"
     monkeypatch.setattr(machine, lambda: Budget(8 * GIB, "here"))
     monkeypatch.setattr(gpu, lambda: None)
     assert plan(tiny_model)["backend"] == "cpu"
@@ -315,7 +316,7 @@ def test_whose_memory_it_is(
     result = program("plan", tiny_model, "--device", "cuda")
     assert (result.code, result.err_lines[1]) == (2, "hint: say how much there is: --memory 24GiB")
     monkeypatch.setattr(gpu, lambda: Budget(16 * GIB, "there"))
-    without_cuda = "localkv.installed_torch.built_without_cuda"
+    without_cuda = "localkv.system.installed_torch.built_without_cuda"
     monkeypatch.setattr(without_cuda, lambda: True)
     found = plan(tiny_model)
     assert (found["backend"], found["memory"]["source"][:4]) == ("cpu", "here")

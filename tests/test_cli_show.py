@@ -11,10 +11,10 @@ import pytest
 import tiny_model as tiny
 from program import Program
 
+from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_config import model_config
-from localkv.memory_plan import fits_head, kv_bytes_per_token, weights_by_type
-from localkv.quant_formats import KV_FORMATS
+from localkv.memory.plan import fits_head, kv_bytes_per_token, weights_by_type
 
 
 def lines_of(text: str) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_json_agrees_with_the_arithmetic(program: Program, tiny_model: Path) -> 
 
 
 def test_kv_bytes_are_what_the_cache_allocates(tiny_model: Path) -> None:
-    from localkv.cache_layout import SegmentSpec, cache_bytes
+    from localkv.cache.layout import SegmentSpec, cache_bytes
 
     config = model_config(open_gguf(tiny_model))
     sizes = {"n_layers": 2, "n_kv_heads": 1, "head_dim": 64, "n_ctx": 512}

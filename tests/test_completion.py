@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from program import HEAVY, clean_env
 
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="shells of POSIX")
 

@@ -18,17 +18,18 @@ from hypothesis import strategies as st
 from test_attention import check as check_attention
 from test_attention import check_rows_without_keys, check_windows
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
 from localkv.config import AttentionParams
-from localkv.kernels.cpu import attention_kernels, kernel_folder
-from localkv.kernels.cpu.attention import PackedAttention
-from localkv.kernels.cpu.attention_plan import row_blocks
-from localkv.kernels.cpu.attention_sizes import BLOCK_ROWS
-from localkv.kernels.cpu.page_layout import Side, plane_order, restore_plane
-from localkv.kernels.cpu.specialize import specialized
-from localkv.kernels.cpu.store_kv import store_kv_cpu
-from localkv.kv_cache import KVCache
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention import kernels as attention_kernels
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.attention.plan import row_blocks
+from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS
+from localkv.kernels.cpu.jit import kernel_folder
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.store.page_layout import Side, plane_order, restore_plane
+from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
 
@@ -231,7 +232,7 @@ def test_what_k_is_multiplied_as_is_told(features: str, digits: bool) -> None:
     """By K's type and by what the CPU has."""
     program = """
 from localkv.kernels.cpu.cpu_backend import tiles
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
 for name in ("f16", "fp8_e4m3_token", "q8_0", "q4_1", "iq4_nl"):
     print(name, *(tiles(KV_FORMATS[name], side)[:12] for side in "KV"))
 """
@@ -249,9 +250,9 @@ for name in ("f16", "fp8_e4m3_token", "q8_0", "q4_1", "iq4_nl"):
 def test_compiled_kernels_are_found_again(tmp_path: Path) -> None:
     """A second process compiles nothing."""
     program = """
-from localkv.kernels.cpu import machine_code, specialize
-from localkv.kernels.cpu.attention_kernels import decode_v_kernel, score_kernel
-from localkv.kernels.cpu.kernel_source import KernelSource
+from localkv.kernels.cpu.jit import machine_code, specialize
+from localkv.kernels.cpu.attention.kernels import decode_v_kernel, score_kernel
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
 compiled = []
 compile_source = machine_code.compile_source
 def counted(self):
@@ -259,7 +260,7 @@ def counted(self):
     return compile_source(self.name, self.text)
 KernelSource.compile = counted
 addresses = [score_kernel("f16", 2), decode_v_kernel("f16")]
-for name in ("scatter", "helpers"):
+for name in ("store/scatter", "jit/helpers"):
     addresses += specialize.specialized(KernelSource(name)).values()
 assert all(addresses)
 print(len(compiled))

@@ -15,11 +15,11 @@ import pytest
 from gguf import GGMLQuantizationType as GGMLType
 from random_model import RandomModel
 
-from localkv.kernels.cpu import compile_ahead, kernel_folder, kernel_source, machine_code
-from localkv.kernels.cpu.kernel_source import KernelSource, is_stored, stored
-from localkv.kernels.cpu.specialize import specialized
+from localkv.kernels.cpu.jit import compile_ahead, kernel_folder, kernel_source, machine_code
+from localkv.kernels.cpu.jit.kernel_source import KernelSource, is_stored, stored
+from localkv.kernels.cpu.jit.specialize import specialized
 
-SOURCES = [KernelSource("rotate_rows", (("PART = 64", f"PART = {n}"),)) for n in (8, 16)]
+SOURCES = [KernelSource("store/rotate_rows", (("PART = 64", f"PART = {n}"),)) for n in (8, 16)]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def localkv_imports(path: Path) -> Iterator[Path]:
 def test_the_name_of_machine_code_follows_all_that_it_is_built_on() -> None:
     package = kernel_source.PACKAGE
     known = {path for pattern in kernel_source._BUILT_ON for path in package.glob(pattern)}
-    templates = [p for p in (package / "kernels/cpu").glob("*.py") if "@cfunc" in p.read_text()]
+    templates = [p for p in (package / "kernels/cpu").rglob("*.py") if "\n@cfunc" in p.read_text()]
     found, todo = set[Path](), list(templates)
     while todo:
         new = set(localkv_imports(todo.pop())) - found
@@ -201,8 +201,8 @@ def test_all_that_a_model_needs_is_known_before(
 import sys
 import time
 from localkv import LLM
-from localkv.kernels.cpu import specialize
-from localkv.kernels.cpu.needed_kernels import needed_kernels
+from localkv.kernels.cpu.jit import specialize
+from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
 used = []
 stored = specialize.stored
 specialize.stored = lambda source: used.append(source) or stored(source)

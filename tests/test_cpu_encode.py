@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.cache_layout import SegmentSpec
-from localkv.kernels.cpu.chain import Chain, Scratch
-from localkv.kernels.cpu.rotate import rotate_cpu
-from localkv.kernels.cpu.store_kv import (
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.runtime.chain import Chain, Scratch
+from localkv.kernels.cpu.store.rotate import rotate_cpu
+from localkv.kernels.cpu.store.store_kv import (
     add_store,
     has_encoders,
     scatter_encoded,
@@ -17,8 +19,6 @@ from localkv.kernels.cpu.store_kv import (
     stored_rows,
 )
 from localkv.kernels.hadamard import hadamard_transform
-from localkv.kv_cache import KVCache
-from localkv.quant_formats import KV_FORMATS
 
 HEAD_DIM = 64
 

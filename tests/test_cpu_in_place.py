@@ -15,11 +15,11 @@ from numba import njit
 from test_cpu_linear import check, plain_panels
 from test_kernels import random_packed
 
-from localkv.kernels.cpu.linear import CpuProducts
-from localkv.kernels.cpu.linear_in_place import make_panel
-from localkv.kernels.cpu.linear_job import IN_PLACE_FORMATS
-from localkv.kernels.cpu.linear_panels import LAYOUTS
-from localkv.kernels.cpu.product_matrices import InPlaceTensor
+from localkv.kernels.cpu.linear.in_place import make_panel
+from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.matrices import InPlaceTensor
+from localkv.kernels.cpu.linear.panels import LAYOUTS
+from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.layer_weights import Linear
 from localkv.simd.memory import address
 

@@ -15,16 +15,16 @@ import torch
 from test_kernels import random_packed
 
 from localkv.config import MoeConfig
-from localkv.kernels.cpu.linear import CpuProducts
-from localkv.kernels.cpu.linear_job import IN_PLACE_FORMATS
-from localkv.kernels.cpu.linear_panels import FLIP_SIGNS, LAYOUTS, SPREAD_BITS, PanelLayout
-from localkv.kernels.cpu.panel_bytes import LANES
-from localkv.kernels.cpu.product_matrices import PanelTensor
+from localkv.formats import FORMATS, WEIGHT_FORMATS
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.matrices import PanelTensor
+from localkv.kernels.cpu.linear.panel_bytes import LANES
+from localkv.kernels.cpu.linear.panels import FLIP_SIGNS, LAYOUTS, SPREAD_BITS, PanelLayout
+from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
-from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
-from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.host_features import expects_vnni
 
@@ -146,7 +146,7 @@ def test_threads_do_not_matter(threads: int, n_tokens: int, name: str) -> None:
 
 
 def plain_panels(weight: PackedTensor, layout: PanelLayout) -> np.ndarray:
-    """What `linear_panels` says of a matrix's panels, one unit at a time."""
+    """What `linear/panels.py` says of a matrix's panels, one unit at a time."""
     n_out, n_in = weight.shape
     blocks = weight.rows.numpy().reshape(n_out, -1, layout.format.block_bytes)
     out = np.zeros((-(-n_out // LANES), layout.n_records(n_in), layout.record_bytes), np.uint8)

@@ -7,11 +7,11 @@ import torch
 from random_model import RandomModel
 from torch import Tensor
 
-from localkv.cache_layout import SegmentSpec
-from localkv.decode_loop import MANY_DRAWS, DecodeLoop
+from localkv.cache.kv_cache import KVCache, Sequence
+from localkv.cache.layout import SegmentSpec
+from localkv.engine.decode_loop import MANY_DRAWS, DecodeLoop
 from localkv.errors import LocalKVError
 from localkv.kernels.reference_backend import reference_backend
-from localkv.kv_cache import KVCache, Sequence
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 

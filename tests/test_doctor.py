@@ -203,7 +203,7 @@ def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_instructions_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nmodel name\t: Some  CPU\nmodel name\t: Some  CPU\n")
-    monkeypatch.setattr("localkv.processor.CPUINFO", cpuinfo)
+    monkeypatch.setattr("localkv.system.processor.CPUINFO", cpuinfo)
     monkeypatch.setattr(processor, "usable_cores", lambda: 1)
 
     def check(**facts: object) -> Finding:

@@ -15,8 +15,8 @@ from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.quant_formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
-from localkv.quant_formats.base import join_planes, split_blocks
+from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
+from localkv.formats.base import join_planes, split_blocks
 
 LIKE_GGUF_PY = [FORMATS[name] for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")]
 PACKED = [*LIKE_GGUF_PY, FORMATS["iq4_nl"]]

@@ -11,9 +11,9 @@ import torch
 from random_model import RandomModel
 
 from localkv.config import CacheConfig
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
+from localkv.engine.generation import Generation
 from localkv.errors import ContextOverflowError, LocalKVError
-from localkv.generation import Generation
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model

@@ -13,16 +13,16 @@ from random_model import RandomModel
 from test_model import IDS, nmse, run
 
 from localkv import LLM
-from localkv.cache_layout import SegmentSpec, cache_segments
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
-from localkv.exact_prefill import ExactPrefillCache
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
-from localkv.kv_cache import KVCache
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quality import base_cache, divergence, joined, score_chunks, text_chunks
+from localkv.quality.exact_prefill import ExactPrefillCache
+from localkv.quality.scores import base_cache, divergence, joined, score_chunks, text_chunks
 
 TEXT = "The fox said hello to the owl, and the owl said hello to the fox. " * 12
 LONG = (IDS * 4)[:600]

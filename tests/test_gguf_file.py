@@ -14,8 +14,8 @@ from gguf import GGUFValueType as ValueType
 from gguf_bytes import ARRAY, BOOL, F32, I32, STRING, Tensor, gguf_bytes
 
 from localkv.errors import ModelFileError
+from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.loader.gguf_file import Metadata, TensorInfo, open_gguf
-from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
 
 SCALARS = {
     "u8": (255, ValueType.UINT8),

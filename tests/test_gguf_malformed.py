@@ -35,8 +35,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from localkv.errors import LocalKVError, ModelFileError
+from localkv.formats import WEIGHT_FORMATS
 from localkv.loader.gguf_file import open_gguf
-from localkv.quant_formats import WEIGHT_FORMATS
 
 HUGE = [2**64 - 1, 2**63, 2**63 - 1, 2**62, 2**48, 2**32, 2**31 - 1]
 

@@ -14,17 +14,17 @@ import torch
 from cache_types import BY_HEAD, NAMES, PAIRS
 from paged_rows import PagedRows, paged_rows, plain_attention
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import KVCache, Segment
+from localkv.cache.layout import SegmentSpec
 from localkv.config import AttentionParams, CacheConfig
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
+from localkv.formats import FORMATS
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import linear as plain_linear
 from localkv.kernels.reference_backend import reference_backend
 from localkv.kernels.store_kv import StoreKV, store_kv
-from localkv.kv_cache import KVCache, Segment
 from localkv.loader.synthetic import random_rows, synthetic_model
-from localkv.quant_formats import FORMATS
-from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 
@@ -78,8 +78,8 @@ SHAPES: tuple[tuple[list[tuple[int, int]], int, int], ...] = (
 def test_attention(
     type_k: str, type_v: str, lengths: list[tuple[int, int]], head_dim: int, group: int
 ) -> None:
-    from localkv.kernels.gpu.attention import segment_attention
-    from localkv.kernels.gpu.tile_sizes import gpu_of
+    from localkv.kernels.gpu.attention.packed_attention import segment_attention
+    from localkv.kernels.gpu.products.tile_sizes import gpu_of
 
     rows = paged_rows(
         lengths, type_k=type_k, type_v=type_v, n_kv_heads=2, group=group, head_dim=head_dim

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from localkv.formats import KV_FORMATS
 from localkv.kernels.hadamard import hadamard_transform
-from localkv.quant_formats import KV_FORMATS
 
 BLOCKS = (1, 2, 16, 32, 64, 128, 256)
 

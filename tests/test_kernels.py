@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from localkv.config import MoeConfig
+from localkv.formats import FORMATS, packed_tensor
+from localkv.formats.base import Codec, QuantFormat, join_planes, split_blocks
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.linear import linear, matmul
 from localkv.kernels.moe import moe_mlp, route
-from localkv.quant_formats import FORMATS, packed_tensor
-from localkv.quant_formats.base import Codec, QuantFormat, join_planes, split_blocks
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 NAMES = [name for name, fmt in FORMATS.items() if not fmt.row_planes]
 """Formats that a matrix can have, and those of the cache that are like them."""

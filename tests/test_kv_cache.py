@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.cache_layout import PAGE_TOKENS, SegmentSpec, cache_bytes
+from localkv.cache.kv_cache import KVCache, Sequence
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, cache_bytes
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
+from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import read_pages
 from localkv.kernels.store_kv import store_kv
-from localkv.kv_cache import KVCache, Sequence
-from localkv.quant_formats import KV_FORMATS
 
 SIZES = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 32}
 

@@ -24,19 +24,19 @@ from test_model import IDS, new_cache, nmse, run
 from tiny_model import HEAD_DIM, N_KV_HEADS, N_LAYERS
 
 from localkv import LLM
-from localkv.cache_layout import SegmentSpec
-from localkv.calibration import calibrate
+from localkv.cache.layout import SegmentSpec
+from localkv.cache.scales import KIND, check_scales, read_kv_scales, write_kv_scales
 from localkv.config import CacheConfig, KVScales
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError, UsageError
+from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import read_pages
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
-from localkv.kv_scales import KIND, check_scales, read_kv_scales, write_kv_scales
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quant_formats import KV_FORMATS
+from localkv.quality.calibration import calibrate
 
 F16 = Path(__file__).parents[1] / "models" / "tales-4M-F16.gguf"
 TEXT = "The fox said hello to the owl, and the owl said hello to the fox. " * 8

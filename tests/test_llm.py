@@ -16,10 +16,10 @@ from torch import Tensor
 
 import localkv
 from localkv import LLM, LocalKVError, SamplingParams
-from localkv.calibration import calibrate
+from localkv.cache.scales import wants_scales
 from localkv.errors import ContextOverflowError, ModelFileError, UsageError
-from localkv.kv_scales import wants_scales
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
+from localkv.quality.calibration import calibrate
 
 PROMPT = "Once upon a time there was a fox"
 

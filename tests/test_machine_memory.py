@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localkv.machine_memory import gpu_memory, machine_memory, without_runtime
+from localkv.system.machine_memory import gpu_memory, machine_memory, without_runtime
 
 MIB = 1 << 20
 

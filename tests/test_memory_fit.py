@@ -16,21 +16,21 @@ from program import Program
 from random_model import RandomModel
 
 from localkv import LLM
-from localkv.cache_layout import PAGE_TOKENS
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.chat.engine import EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
+from localkv.formats import KV_FORMATS
 from localkv.llm import free_memory
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_config import model_config
 from localkv.loader.shapes import SHAPES, shape_tensors
-from localkv.machine_memory import Budget
-from localkv.memory_advice import mean_bits, recommend
-from localkv.memory_fit import check_fit, smaller_pairs, usual_pairs
-from localkv.memory_plan import ModelMemory, fits_head
+from localkv.memory.advice import mean_bits, recommend
+from localkv.memory.fit import check_fit, smaller_pairs, usual_pairs
+from localkv.memory.plan import ModelMemory, fits_head
 from localkv.presets import PRESETS
-from localkv.quant_formats import KV_FORMATS
+from localkv.system.machine_memory import Budget
 
 GIB = 1 << 30
 
@@ -272,7 +272,7 @@ def test_a_sweep_is_refused_before_it_measures(
     text.write_text("The fox said hello to the owl. " * 40)
     free = iter([budget(GIB)])
     monkeypatch.setattr("localkv.llm.machine_memory", lambda: next(free, budget(1 << 10)))
-    monkeypatch.setattr("localkv.quality.score_chunks", never)
+    monkeypatch.setattr("localkv.quality.scores.score_chunks", never)
     argv = ("perplexity", "-m", tiny_model, "-f", text, "-c", "256", "--sweep", "f32/f32")
     result = program(*argv)
     assert result.code == 1

@@ -19,17 +19,17 @@ from program import Program, clean_env
 from random_model import MOE, RandomModel, variant
 
 from localkv import LLM
-from localkv.cache_layout import SegmentSpec, cache_bytes
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec, cache_bytes
 from localkv.config import AttentionParams, CacheConfig
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
 from localkv.errors import byte_size
-from localkv.kernels.cpu.attention import PackedAttention
-from localkv.kernels.cpu.attention_kernels import MAX_ROWS, n_threads
-from localkv.kernels.cpu.attention_sizes import FEW_ROWS
-from localkv.kv_cache import KVCache
-from localkv.memory_plan import MemoryPlan
-from localkv.quant_formats import KV_FORMATS
-from localkv.scratch_bytes import MAX_TILE_ROWS, cpu_attention_bytes
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention.kernels import MAX_ROWS, n_threads
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.attention.sizes import FEW_ROWS
+from localkv.memory.plan import MemoryPlan
+from localkv.memory.scratch import MAX_TILE_ROWS, cpu_attention_bytes
 from localkv.simd.cpu_features import HAS_VNNI
 
 

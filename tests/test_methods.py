@@ -17,15 +17,15 @@ from test_cpu_linear import eight_bits, error
 from test_kernels import random_packed
 
 from localkv import LLM
+from localkv.formats import KV_FORMATS, WEIGHT_FORMATS
+from localkv.formats.base import QuantFormat
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.methods import DECODED, EXPERTS, methods
-from localkv.kernels.cpu.product_matrices import has_kernel
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear, MlpWeights
 from localkv.kernels.method import Method, Use, in_words, missing_kernels, uses
 from localkv.kernels.reference_backend import reference_backend
-from localkv.quant_formats import KV_FORMATS, WEIGHT_FORMATS
-from localkv.quant_formats.base import QuantFormat
-from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import HAS_VNNI
 
 WEIGHT_NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]

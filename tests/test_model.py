@@ -12,14 +12,14 @@ from float64_model import float64_logits
 from gguf import GGMLQuantizationType as GGMLType
 from random_model import MOE, VARIANTS, RandomModel, variant
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig, KVScales
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
 from localkv.errors import ModelFileError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
-from localkv.kv_cache import KVCache
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.simd.cpu_features import HAS_VNNI

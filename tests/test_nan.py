@@ -11,13 +11,13 @@ from gguf_bytes import spoil
 from random_model import RandomModel
 
 from localkv import LLM
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
 from localkv.config import AttentionParams
 from localkv.kernels.attention import attention, attention_reference
-from localkv.kernels.cpu.attention import PackedAttention
-from localkv.kernels.cpu.store_kv import store_kv_cpu
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.store_kv import store_kv
-from localkv.kv_cache import KVCache
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 

@@ -14,7 +14,7 @@ from random_model import variant
 from tiny_model import write_vocabulary
 
 from localkv.config import CacheConfig
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError, ModelFileError, UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend

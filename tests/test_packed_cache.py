@@ -15,16 +15,16 @@ from random_model import RandomModel, variant
 from test_model import CONFORMANCE_IDS, IDS, new_cache, nmse, run
 
 from localkv import LLM
-from localkv.cache_layout import SegmentSpec, cache_segments
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
+from localkv.formats import KV_FORMATS
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
-from localkv.kv_cache import KVCache
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quant_formats import KV_FORMATS
 
 if TYPE_CHECKING:
     from conftest import Summary

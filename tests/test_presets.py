@@ -10,8 +10,8 @@ from fake_llm import FakeLLM
 from program import Program
 from random_model import variant
 
+from localkv.formats import KV_FORMATS
 from localkv.presets import PRESETS
-from localkv.quant_formats import KV_FORMATS
 
 ROOT = Path(__file__).parent.parent
 

@@ -19,7 +19,8 @@ from localkv import LLM
 from localkv.cli.perplexity_plot import unbeaten
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, UsageError
-from localkv.quality import (
+from localkv.formats import KV_FORMATS
+from localkv.quality.scores import (
     MIN_CONTEXT,
     TokenScores,
     base_cache,
@@ -33,7 +34,6 @@ from localkv.quality import (
     score_chunks,
     text_chunks,
 )
-from localkv.quant_formats import KV_FORMATS
 
 N_CTX = 32
 TEXT = "The fox said hello to the owl, and the owl said hello to the fox. " * 12

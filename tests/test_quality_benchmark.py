@@ -21,7 +21,7 @@ from quality_recall import answer_logits, encoder_of, make_series  # noqa: E402
 from quality_table import BEGIN, END  # noqa: E402
 
 from localkv import LLM  # noqa: E402
-from localkv.quant_formats import KV_FORMATS  # noqa: E402
+from localkv.formats import KV_FORMATS  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 from gguf import quants
 
+from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
+from localkv.formats import packed_tensor as packed_tensor_module
+from localkv.formats.base import join_planes, split_blocks
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.loader.gguf_file import open_gguf
-from localkv.quant_formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
-from localkv.quant_formats import packed_tensor as packed_tensor_module
-from localkv.quant_formats.base import join_planes, split_blocks
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 GGML_FORMATS = [fmt for fmt in FORMATS.values() if fmt.ggml_type is not None]
 FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -225,7 +225,7 @@ def test_packed_vector() -> None:
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
 def test_a_format_is_a_module_of_its_name(fmt: QuantFormat) -> None:
     module = fmt.name.lower().removesuffix("_head")  # whose scales are applied outside
-    assert fmt.codec is importlib.import_module(f"localkv.quant_formats.{module}")
+    assert fmt.codec is importlib.import_module(f"localkv.formats.{module}.reference")
     assert fmt.codec.__doc__.startswith(f"{fmt.name.removesuffix('_head')}: ")
 
 

@@ -12,12 +12,12 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
-from localkv.cache_layout import SegmentSpec
-from localkv.kernels.cpu.attention_kernels import cache_decoder, score_kernel
-from localkv.kernels.cpu.attention_queries import LARGEST_INTEGER, SMALLEST, split_queries
-from localkv.kernels.cpu.store_kv import store_kv_cpu
-from localkv.kv_cache import KVCache
-from localkv.quant_formats import KV_FORMATS
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention.kernels import cache_decoder, score_kernel
+from localkv.kernels.cpu.attention.queries import LARGEST_INTEGER, SMALLEST, split_queries
+from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.simd.memory import address
 from localkv.simd.quads import SCALE, STARTS
 

@@ -20,16 +20,16 @@ from test_engine import CountingSampler
 from test_model import new_cache
 from torch import Tensor
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
 from localkv.config import AttentionParams, CacheConfig
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
+from localkv.formats import FORMATS
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kv_cache import KVCache
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.synthetic import synthetic_model
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
-from localkv.quant_formats import FORMATS
 
 WEIGHTS = [name for name, fmt in FORMATS.items() if fmt.is_weight]
 N_PROMPT, N_GENERATED = 300, 12

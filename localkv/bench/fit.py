@@ -6,12 +6,12 @@ import torch
 
 from localkv.bench.grid import Grid
 from localkv.bench.source import Source
-from localkv.cache_layout import check_cache_type
+from localkv.cache.layout import check_cache_type
 from localkv.config import CacheConfig
 from localkv.kernels.select import select_backend
 from localkv.llm import free_memory
-from localkv.memory_fit import check_fit
-from localkv.memory_plan import ModelMemory
+from localkv.memory.fit import check_fit
+from localkv.memory.plan import ModelMemory
 
 
 def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> list[str]:

@@ -21,11 +21,11 @@ from localkv.bench.result import Machine, Result
 from localkv.bench.subject import Subject
 from localkv.bench.traffic import bytes_per_token
 from localkv.config import CacheConfig, KVScales
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
 from localkv.kernels.method import in_words
-from localkv.processor import processor_name
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
+from localkv.system.processor import processor_name
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 WARM_UP_GEN = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from localkv.bench.source import Source
-from localkv.cache_layout import PAGE_TOKENS
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.method import missing_kernels
 from localkv.kernels.select import select_backend
 from localkv.llm import LLM

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from localkv.bench.grid import BenchTest
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import MoeWeights, tensors_of
-from localkv.memory_plan import kv_bytes_per_token
+from localkv.memory.plan import kv_bytes_per_token
 from localkv.model import Transformer
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 

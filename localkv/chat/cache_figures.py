@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localkv.cache_layout import cache_bytes, cache_segments
+from localkv.cache.layout import cache_bytes, cache_segments
 from localkv.chat.engine import EngineFacts
 from localkv.config import CacheConfig
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
 
 SMALLER_PAIRS = (
     ("q8_0", "q8_0"),

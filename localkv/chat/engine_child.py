@@ -12,12 +12,12 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import BinaryIO
 
-from localkv.bus_errors import end_cleanly
 from localkv.chat.engine import ChatEngine, EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode, failure
 from localkv.errors import LocalKVError
-from localkv.system_limits import exhausted
+from localkv.system.bus_errors import end_cleanly
+from localkv.system.limits import exhausted
 
 
 def serve(source: BinaryIO, out: BinaryIO) -> None:

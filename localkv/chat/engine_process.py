@@ -25,8 +25,8 @@ from localkv.chat.engine import (
 )
 from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode
 from localkv.errors import LocalKVError, UsageError
-from localkv.python_child import child_command, start_child
-from localkv.system_limits import exhausted
+from localkv.system.limits import exhausted
+from localkv.system.python_child import child_command, start_child
 
 STOP_SECONDS = 2.0
 """How long `close` lets the child end by itself."""

@@ -18,12 +18,12 @@ from localkv.chat.engine import (
     TextDelta,
 )
 from localkv.errors import UsageError
-from localkv.system_limits import require_address_space
+from localkv.system.limits import require_address_space
 
 if TYPE_CHECKING:
+    from localkv.engine.text_stream import Completion, TextStream
     from localkv.llm import LLM
     from localkv.loader.chat_template import ChatTemplate
-    from localkv.text_stream import Completion, TextStream
 
 DELTA_SECONDS = 0.05
 """Deltas come at most so often: a screen that is drawn 20 times a second needs no more."""

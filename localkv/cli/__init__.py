@@ -9,14 +9,14 @@ from typing import NoReturn
 
 import click
 
-from localkv.bus_errors import end_cleanly
 from localkv.cli.command import Group
 from localkv.cli.failure import BROKEN_PIPE, INTERRUPTED, USAGE, report, silence_stdout
 from localkv.cli.interrupts import end_unseen
 from localkv.cli.options import version_option
 from localkv.cli.standard_streams import prepare_streams
 from localkv.cli.terminal import guard_streams
-from localkv.system_limits import spare_threads
+from localkv.system.bus_errors import end_cleanly
+from localkv.system.limits import spare_threads
 
 __all__ = ["cli", "main", "run"]
 

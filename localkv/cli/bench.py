@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.bench_grid import grid as make_grid
 from localkv.cli.bench_grid import grid_options
 from localkv.cli.bench_plot import check_bench_plot, plot
@@ -27,8 +28,7 @@ from localkv.cli.preset_choice import say_preset
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError
-from localkv.kv_scales import read_kv_scales, require_scales
-from localkv.system_limits import require_address_space
+from localkv.system.limits import require_address_space
 
 if TYPE_CHECKING:
     from localkv.bench.grid import Grid

@@ -19,7 +19,7 @@ from localkv.cli.options import (
 )
 from localkv.cli.preset_choice import preset_or_given
 from localkv.errors import LocalKVError, UsageError
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
 
 
 class Listed(click.ParamType[Any]):

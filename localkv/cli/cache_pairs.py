@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localkv.cache_layout import check_cache_type
+from localkv.cache.layout import check_cache_type
+from localkv.cache.scales import wants_scales
 from localkv.cli.messages import did_you_mean
 from localkv.errors import UsageError
-from localkv.kv_scales import wants_scales
-from localkv.memory_fit import Pair
-from localkv.memory_plan import fits_head
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
+from localkv.memory.fit import Pair
+from localkv.memory.plan import fits_head
 
 if TYPE_CHECKING:
     from localkv.config import ModelConfig

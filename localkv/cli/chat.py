@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.length_options import length_options
@@ -18,8 +19,7 @@ from localkv.cli.preset_choice import say_preset
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.errors import UsageError, printable
-from localkv.kv_scales import read_kv_scales, require_scales
-from localkv.processor import usable_cores
+from localkv.system.processor import usable_cores
 
 _CHAT_OPTIONS: list[click.Parameter] = [
     option(

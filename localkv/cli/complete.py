@@ -36,8 +36,8 @@ from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:
+    from localkv.engine.text_stream import Completion, TextStream
     from localkv.llm import LLM
-    from localkv.text_stream import Completion, TextStream
 
 _PROMPT_OPTIONS: list[click.Parameter] = [
     option(

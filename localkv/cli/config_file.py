@@ -20,7 +20,7 @@ import click
 
 from localkv.cli.messages import did_you_mean
 from localkv.errors import UsageError, printable
-from localkv.input_file import is_endless, read_input
+from localkv.system.input_file import is_endless, read_input
 
 MOST_BYTES, MOST_DOTS = 1 << 18, 200
 """Of the file, and of a line of it: to read a dotted key takes the square of its parts."""

@@ -15,7 +15,7 @@ import click
 
 from localkv.cli.messages import say
 from localkv.errors import LocalKVError
-from localkv.system_limits import exhausted
+from localkv.system.limits import exhausted
 
 if TYPE_CHECKING:
     from click.core import ParameterSource

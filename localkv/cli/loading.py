@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
 from localkv.cli.preset_choice import say_preset
-from localkv.kv_scales import read_kv_scales, require_scales
-from localkv.system_limits import require_address_space
+from localkv.system.limits import require_address_space
 
 if TYPE_CHECKING:
     from localkv.llm import LLM

@@ -9,7 +9,7 @@ from localkv.errors import byte_size
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
-    from localkv.memory_plan import MemoryPlan
+    from localkv.memory.plan import MemoryPlan
 
 
 def memory_line(llm: LLM) -> str:

@@ -16,8 +16,8 @@ from localkv.cli.completion import cached_values, file_values, model_values
 from localkv.cli.option_types import FILE, TEXT, Whole
 from localkv.cli.preset_choice import preset_or_given
 from localkv.config import DEVICES, FIT, KV_ROTATIONS
+from localkv.formats import KV_FORMATS
 from localkv.presets import PRESETS
-from localkv.quant_formats import KV_FORMATS
 
 DEFAULT_LOGICAL_BATCH = 2048
 DEFAULT_BATCH = 512

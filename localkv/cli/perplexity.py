@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.cli.cache_pairs import fitting_pairs, parse_pairs
 from localkv.cli.chunk_progress import ChunkProgress
 from localkv.cli.command import Command
@@ -32,13 +33,12 @@ from localkv.cli.picture_file import check_plot
 from localkv.cli.prompt import read_file, without_final_newline
 from localkv.cli.text_output import TextOutput, check_writable
 from localkv.errors import UsageError
-from localkv.kv_scales import check_scales, read_kv_scales, require_scales
 
 if TYPE_CHECKING:
-    from localkv.base_file import BaseFile, BaseWriter
     from localkv.config import CacheConfig, KVScales
     from localkv.llm import LLM
-    from localkv.quality import TokenScores
+    from localkv.quality.base_file import BaseFile, BaseWriter
+    from localkv.quality.scores import TokenScores
 
 DEFAULT_N_CTX = 512  # llama-perplexity's
 
@@ -142,7 +142,7 @@ def _run(
         values |= {"cache_type_k": "f32", "cache_type_v": "f32", "preset": None}
     text = without_final_newline(read_file(file, "the text"))
     llm = load_llm(values)
-    from localkv.quality import base_cache, divergence, perplexity, text_chunks
+    from localkv.quality.scores import base_cache, divergence, perplexity, text_chunks
 
     tokenizer = llm.tokenizer
     for line in all_warnings(llm):
@@ -263,7 +263,7 @@ def _score(
     prefill_exact: bool,
 ) -> list[TokenScores]:
     """The scores of the whole text with each cache."""
-    from localkv.quality import joined, perplexity, score_chunks
+    from localkv.quality.scores import joined, perplexity, score_chunks
 
     engine = llm.engine
     found: list[list[TokenScores]] = []

@@ -11,9 +11,9 @@ from localkv.cli.text_output import check_writable
 from localkv.errors import UsageError
 
 if TYPE_CHECKING:
-    from localkv.base_file import BaseFile, BaseWriter
     from localkv.config import CacheConfig
     from localkv.llm import LLM
+    from localkv.quality.base_file import BaseFile, BaseWriter
 
 
 def check_base_options(
@@ -23,7 +23,7 @@ def check_base_options(
     if path is not None:
         if save_path is not None:
             raise UsageError("--base reads a base and --save-base writes one, use one")
-        from localkv.base_file import BaseFile
+        from localkv.quality.base_file import BaseFile
 
         BaseFile(path)  # says what is wrong with it
     if save_path is not None:
@@ -37,7 +37,7 @@ def check_base_options(
 
 def open_base(path: str, llm: LLM, chunks: Sequence[Sequence[int]]) -> BaseFile:
     """The base in a file, if it was made from these chunks with this vocabulary."""
-    from localkv.base_file import BaseFile
+    from localkv.quality.base_file import BaseFile
 
     base = BaseFile(path)
     base.check(llm.cache.n_ctx, llm.config.n_vocab, _vocabulary(llm), chunks)
@@ -51,8 +51,8 @@ def base_writer(
     chunks: Sequence[Sequence[int]],
 ) -> AbstractContextManager[BaseWriter | None]:
     """What writes the base to a file, or nothing where no file is wanted."""
-    from localkv.base_file import BaseFacts, BaseFile, BaseWriter
-    from localkv.quality import n_scored
+    from localkv.quality.base_file import BaseFacts, BaseFile, BaseWriter
+    from localkv.quality.scores import n_scored
 
     if path is None or base is None or isinstance(base, BaseFile):
         return nullcontext()
@@ -69,6 +69,6 @@ def base_writer(
 
 
 def _vocabulary(llm: LLM) -> str:
-    from localkv.base_file import vocabulary_hash
+    from localkv.quality.base_file import vocabulary_hash
 
     return vocabulary_hash(llm.gguf.metadata.strings("tokenizer.ggml.tokens"))

@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from localkv.cache.scales import write_kv_scales
 from localkv.cli.chunk_progress import ChunkProgress
 from localkv.cli.perplexity_report import identity
 from localkv.cli.text_output import TextOutput
-from localkv.kv_scales import write_kv_scales
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -19,7 +19,7 @@ def calibrate_kv(
     llm: LLM, pieces: list[list[int]], path: str, text_facts: dict[str, Any] | None
 ) -> None:
     """Measure and write the scales; `text_facts` are for JSON, None for a line of text."""
-    from localkv.calibration import calibrate
+    from localkv.quality.calibration import calibrate
 
     scales = None
     with ChunkProgress(len(pieces)) as progress:

@@ -29,7 +29,7 @@ def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int
     """
     from matplotlib.figure import Figure
 
-    from localkv.quality import bits_per_value
+    from localkv.quality.scores import bits_per_value
 
     points = []
     for result in results:

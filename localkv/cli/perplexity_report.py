@@ -10,10 +10,10 @@ from localkv.cli.loading import all_warnings
 from localkv.cli.table import table
 
 if TYPE_CHECKING:
-    from localkv.base_file import BaseFile
     from localkv.config import CacheConfig, ModelConfig
     from localkv.llm import LLM
-    from localkv.quality import Divergence, Estimate
+    from localkv.quality.base_file import BaseFile
+    from localkv.quality.scores import Divergence, Estimate
 
 MIB = 1 << 20
 
@@ -68,7 +68,7 @@ def _percent(estimate: Estimate) -> str:
 
 def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str]:
     """One row per cache, in the order they were named."""
-    from localkv.quality import bits_per_value, context_bytes
+    from localkv.quality.scores import bits_per_value, context_bytes
 
     header = ("K/V", "bits", "KV MiB", "PPL", "+/-", "KLD mean", "+/-", "KLD 99 %", "RMS Δp")
     rows = [(*header, "same top")]
@@ -102,7 +102,7 @@ def to_json(
     prefill_exact: bool,
 ) -> dict[str, Any]:
     """What `--json` prints. Divergences are in nats; Δp and shares are fractions, not percent."""
-    from localkv.quality import bits_per_value, context_bytes
+    from localkv.quality.scores import bits_per_value, context_bytes
 
     found = []
     for result in results:
@@ -133,7 +133,7 @@ def to_json(
 
 
 def _base_json(base: CacheConfig | BaseFile | None) -> dict[str, str] | None:
-    from localkv.base_file import BaseFile
+    from localkv.quality.base_file import BaseFile
 
     if base is None:
         return None

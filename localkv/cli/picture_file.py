@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localkv.cli.text_output import check_writable
 from localkv.errors import UsageError
-from localkv.whole_file import write_whole
+from localkv.system.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

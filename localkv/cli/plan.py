@@ -28,14 +28,14 @@ from localkv.cli.options import (
 )
 from localkv.cli.preset_choice import preset_or_given, say_preset
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError
-from localkv.processor import usable_cores
-from localkv.quant_formats import KV_FORMATS
+from localkv.formats import KV_FORMATS
+from localkv.system.processor import usable_cores
 
 if TYPE_CHECKING:
     from localkv.cli.plan_report import PlannedModel
     from localkv.config import ModelConfig
-    from localkv.machine_memory import Budget
-    from localkv.memory_fit import Pair
+    from localkv.memory.fit import Pair
+    from localkv.system.machine_memory import Budget
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)(B?))?B?", re.IGNORECASE)
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
@@ -102,9 +102,9 @@ def _run(
 ) -> None:
     from localkv.cli.plan_report import Plan, plan_json, plan_lines
     from localkv.config import CacheConfig
-    from localkv.memory_advice import pair_fit, quant_fits, recommend, shown_pairs
-    from localkv.memory_fit import usual_pairs
-    from localkv.memory_plan import ModelMemory
+    from localkv.memory.advice import pair_fit, quant_fits, recommend, shown_pairs
+    from localkv.memory.fit import usual_pairs
+    from localkv.memory.plan import ModelMemory
 
     if plot_file is not None:
         from localkv.cli.picture_file import check_plot
@@ -168,7 +168,7 @@ def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
     from localkv.loader.kv_risks import kv_risks
     from localkv.loader.model_config import model_config
     from localkv.loader.model_summary import file_type_name
-    from localkv.memory_plan import weights_by_type
+    from localkv.memory.plan import weights_by_type
 
     header = model_header(values, argument=file)
     try:
@@ -204,8 +204,8 @@ def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
     Raises:
         UsageError: how much there is can't be found out.
     """
-    from localkv.installed_torch import built_without_cuda
-    from localkv.machine_memory import Budget, gpu_memory, machine_memory, without_runtime
+    from localkv.system.installed_torch import built_without_cuda
+    from localkv.system.machine_memory import Budget, gpu_memory, machine_memory, without_runtime
 
     gpu = gpu_memory() if device in ("auto", "cuda") else None
     backend, why = device, "as asked"
@@ -259,8 +259,8 @@ def _fitting(pairs: list[Pair], config: ModelConfig, all_pairs: bool) -> list[Pa
     Raises:
         UsageError: one does not; the hint names the types that do.
     """
-    from localkv.cache_layout import check_cache_type
-    from localkv.memory_plan import fits_head
+    from localkv.cache.layout import check_cache_type
+    from localkv.memory.plan import fits_head
 
     if all_pairs:
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]

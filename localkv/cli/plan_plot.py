@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localkv.cache_layout import PAGE_TOKENS
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.cli.picture_file import save
-from localkv.memory_plan import kv_bytes_per_token
+from localkv.memory.plan import kv_bytes_per_token
 
 if TYPE_CHECKING:
     from localkv.cli.plan_report import Plan

@@ -10,18 +10,18 @@ from localkv.cli.messages import one_line
 from localkv.cli.options import DEFAULT_BATCH
 from localkv.cli.table import table
 from localkv.errors import byte_size
-from localkv.memory_fit import type_flags
-from localkv.memory_plan import kv_bytes_per_token
-from localkv.requantised import bits_per_weight
+from localkv.memory.fit import type_flags
+from localkv.memory.plan import kv_bytes_per_token
+from localkv.memory.requantised import bits_per_weight
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig, ModelConfig
     from localkv.loader.gguf_header import TensorInfo
     from localkv.loader.kv_risks import KVRisk
-    from localkv.machine_memory import Budget
-    from localkv.memory_advice import PairFit, QuantFit, Recommendation
-    from localkv.memory_fit import Pair
-    from localkv.memory_plan import ModelMemory
+    from localkv.memory.advice import PairFit, QuantFit, Recommendation
+    from localkv.memory.fit import Pair
+    from localkv.memory.plan import ModelMemory
+    from localkv.system.machine_memory import Budget
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import sys
 
 from localkv.cli.messages import say
 from localkv.errors import LocalKVError, UsageError, byte_size
-from localkv.input_file import read_input
+from localkv.system.input_file import read_input
 
 MOST_BYTES = 256 << 20
 """Of a text; no model has a context for a tenth of that."""

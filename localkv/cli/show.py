@@ -83,15 +83,15 @@ def describe(gguf: GGUFFile) -> dict[str, Any]:
 
 
 def _weights(gguf: GGUFFile) -> list[dict[str, Any]]:
-    from localkv.memory_plan import weights_by_type
+    from localkv.memory.plan import weights_by_type
 
     return [asdict(share) for share in weights_by_type(gguf.tensors.values())]
 
 
 def _kv_cache(config: ModelConfig) -> list[dict[str, Any]]:
     """A row for each type: bytes per token of K or of V alone, and of both for the full context."""
-    from localkv.memory_plan import fits_head, kv_side_bytes_per_token
-    from localkv.quant_formats import KV_FORMATS
+    from localkv.formats import KV_FORMATS
+    from localkv.memory.plan import fits_head, kv_side_bytes_per_token
 
     rows = []
     for name, fmt in KV_FORMATS.items():

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
-from localkv.terminal_text import visible
+from localkv.system.terminal_text import visible
 
 
 class OwnText(str):

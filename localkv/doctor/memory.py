@@ -7,7 +7,7 @@ from pathlib import Path
 
 from localkv.doctor.finding import Finding
 from localkv.errors import byte_size
-from localkv.machine_memory import machine_memory
+from localkv.system.machine_memory import machine_memory
 
 LITTLE_BYTES = 1 << 30
 

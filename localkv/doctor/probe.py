@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from localkv.errors import LocalKVError
-from localkv.python_child import child_command, child_environment
+from localkv.system.python_child import child_command, child_environment
 
 TIMEOUT_SECONDS = 60.0
 

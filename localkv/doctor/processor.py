@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localkv.doctor.finding import Finding
 from localkv.doctor.probe import ProbeError, Probes
-from localkv.processor import processor_name, usable_cores
+from localkv.system.processor import processor_name, usable_cores
 
 _INSTRUCTIONS = {
     "avx2": "AVX2",

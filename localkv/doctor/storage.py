@@ -17,7 +17,7 @@ LITTLE_DISK = 5 << 30
 
 def check_kernel_cache() -> Finding:
     """Kernels that Numba compiled."""
-    from localkv.kernels.cpu.kernel_folder import cache_folder, is_ours_alone
+    from localkv.kernels.cpu.jit.kernel_folder import cache_folder, is_ours_alone
 
     folder = cache_folder()
     hint = "kernels are compiled at every start; XDG_CACHE_HOME=FOLDER takes another folder"

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from localkv.cache_layout import PAGE_TOKENS
+from localkv.cache.kv_cache import Batch, LayerCache, Segment, SegmentBatch
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.config import AttentionParams
+from localkv.formats.base import QuantFormat
 from localkv.kernels.hadamard import hadamard_transform
-from localkv.kv_cache import Batch, LayerCache, Segment, SegmentBatch
-from localkv.quant_formats.base import QuantFormat
 
 SegmentAttention = Callable[
     [Tensor, Segment, SegmentBatch, Batch, AttentionParams], tuple[Tensor, Tensor]

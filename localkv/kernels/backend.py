@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from localkv.cache.kv_cache import Batch, LayerCache, SegmentBatch
 from localkv.config import AttentionParams, CacheConfig, ModelConfig, MoeConfig
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import Rotate, SegmentAttention, attention, attention_reference
 from localkv.kernels.embedding import embed
 from localkv.kernels.hadamard import hadamard_transform
@@ -26,9 +28,7 @@ from localkv.kernels.rms_norm import rms_norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.store_kv import StoreKV, store_kv, store_rotated
 from localkv.kernels.swiglu import swiglu
-from localkv.kv_cache import Batch, LayerCache, SegmentBatch
-from localkv.quant_formats.packed_tensor import PackedTensor
-from localkv.turns import Turns
+from localkv.system.turns import Turns
 
 
 @dataclass(frozen=True)

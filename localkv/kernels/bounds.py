@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localkv.cache_layout import PAGE_TOKENS
-from localkv.kv_cache import Batch, Segment, SegmentBatch, row_fields
+from localkv.cache.kv_cache import Batch, Segment, SegmentBatch, row_fields
+from localkv.cache.layout import PAGE_TOKENS
 
 FEW_IDS = 64
 """Up to so many are listed sooner than reduced."""

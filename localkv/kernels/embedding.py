@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.formats.packed_tensor import PackedTensor
 
 
 def embed(token_ids: Tensor, token_embd: PackedTensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from localkv.quant_formats.packed_tensor import PackedTensor
+from localkv.formats.packed_tensor import PackedTensor
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import Linear
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 F16_MAX = 65504.0
 

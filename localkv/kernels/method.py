@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from localkv.formats import KV_FORMATS
+from localkv.formats.base import QuantFormat
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights, tensors_of
-from localkv.quant_formats import KV_FORMATS
-from localkv.quant_formats.base import QuantFormat
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from localkv.config import MoeConfig
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.linear import linear, matmul
 from localkv.kernels.swiglu import swiglu
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 MIN_WEIGHT_SUM = 2.0**-14
 """The selected weights' sum is never taken as less (llama.cpp, `build_moe_ffn`)."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from localkv.cache_layout import PAGE_TOKENS
+from localkv.cache.kv_cache import LayerCache, SegmentBatch
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats.base import QuantFormat
 from localkv.kernels.hadamard import hadamard_transform
-from localkv.kv_cache import LayerCache, SegmentBatch
-from localkv.quant_formats.base import QuantFormat
 
 StoreKV = Callable[[Tensor, Tensor, LayerCache, tuple[SegmentBatch, ...]], None]
 """(k, v, cache, its batches) with k, v [tokens, n_kv_heads, head_dim] as they are to be packed."""

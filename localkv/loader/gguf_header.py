@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 
 from localkv.errors import ModelFileError, printable, quoted
+from localkv.formats import WEIGHT_FORMATS, QuantFormat
 from localkv.loader.ggml_types import ggml_type_name
-from localkv.quant_formats import WEIGHT_FORMATS, QuantFormat
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from localkv.config import ModelConfig
+from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.model_header import ModelHeader
-from localkv.quant_formats import KV_FORMATS
 
 LARGE_BIAS = 16.0
 """Beyond it a step of 4 bits, an eighth of a block's largest value, is as large as what K's other

@@ -8,8 +8,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from localkv.bus_errors import watch
 from localkv.errors import ModelFileError, printable
+from localkv.system.bus_errors import watch
 
 
 @dataclass(frozen=True, eq=False)

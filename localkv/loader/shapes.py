@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from localkv.arch import ARCHS
 from localkv.config import ModelConfig, MoeConfig, RopeConfig
 from localkv.errors import UsageError
+from localkv.formats import FORMATS
 from localkv.loader.gguf_header import TensorInfo
-from localkv.quant_formats import FORMATS
 
 
 def _llama(

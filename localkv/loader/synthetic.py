@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from localkv.arch import ARCHS
+from localkv.formats import FORMATS, QuantFormat
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.loader.shapes import SHAPES, check_shape, output_type
 from localkv.loader.weights import TensorReader, model_weights
 from localkv.model import Transformer
-from localkv.quant_formats import FORMATS, QuantFormat
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 RANDOM_ROWS = 1024
 """So many rows are random; larger matrices repeat them."""

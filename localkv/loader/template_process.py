@@ -19,7 +19,7 @@ from typing import Any
 
 from localkv.errors import ChatTemplateError, LocalKVError, UsageError, byte_size
 from localkv.loader.template_child import LENGTH, MAX_MEMORY, READY
-from localkv.python_child import child_command, start_child
+from localkv.system.python_child import child_command, start_child
 
 RENDER_SECONDS = 5.0
 """How long a template may take; those of real models take milliseconds."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from localkv.arch import ArchSpec
 from localkv.config import ModelConfig
 from localkv.errors import ModelFileError, byte_size
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.device_memory import naming_what_fails
 from localkv.kernels.layer_weights import (
@@ -32,7 +33,6 @@ from localkv.kernels.layer_weights import (
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.model_config import arch_spec, model_config
 from localkv.model import ModelWeights, Transformer
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 
 class TensorSource(Protocol):

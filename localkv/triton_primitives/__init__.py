@@ -9,6 +9,6 @@
 Everything is `@triton.jit`. Functions that take `PTX` have two bodies with the same results: plain
 Triton (False: for the interpreter and for GPUs that aren't NVIDIA's), and PTX (True).
 
-Nothing above this floor but `quant_formats.gpu_cache`, `quant_formats.gpu_weights` and
+Nothing above this floor but the GPU files of `formats` and
 `kernels.gpu` may import it or Triton: elsewhere a start without a GPU would pay for them.
 """

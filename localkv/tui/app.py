@@ -20,7 +20,7 @@ from textual.theme import Theme
 from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
 from localkv.errors import LocalKVError
-from localkv.terminal_text import visible
+from localkv.system.terminal_text import visible
 from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.control_filter import ControlFilter
 from localkv.tui.engine_screen import EngineFactory

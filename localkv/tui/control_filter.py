@@ -11,7 +11,7 @@ from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
 
-from localkv.terminal_text import without_controls
+from localkv.system.terminal_text import without_controls
 
 
 class ControlFilter(LineFilter):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from textual.content import Content
 
-from localkv.terminal_text import visible
+from localkv.system.terminal_text import visible
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 RISING = " ▁▂▃▄▅▆▇█"

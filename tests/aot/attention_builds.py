@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from aot_report import compile_kernel
 
-from localkv.kernels.gpu.attention import attention_constants, tiles_of
-from localkv.kernels.gpu.attention_config import TileConfig
-from localkv.kernels.gpu.attention_decode import decode_kernel
-from localkv.kernels.gpu.attention_prefill import prefill_kernel
-from localkv.quant_formats import KV_FORMATS, QuantFormat
+from localkv.formats import KV_FORMATS, QuantFormat
+from localkv.kernels.gpu.attention.config import TileConfig
+from localkv.kernels.gpu.attention.decode import decode_kernel
+from localkv.kernels.gpu.attention.packed_attention import attention_constants, tiles_of
+from localkv.kernels.gpu.attention.prefill import prefill_kernel
 
 NUMBERS = {
     "first_position": "i32",

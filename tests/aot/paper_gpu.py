@@ -25,16 +25,16 @@ from triton.runtime.jit import JITFunction
 
 from localkv.arch import ARCHS
 from localkv.config import ModelConfig
-from localkv.decode_loop import DecodeLoop, Step
+from localkv.engine.decode_loop import DecodeLoop, Step
+from localkv.formats import FORMATS
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
-from localkv.kernels.gpu import tile_sizes
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.products import tile_sizes
 from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.loader.shapes import output_type
 from localkv.loader.weights import TensorReader, model_weights
 from localkv.model import Transformer
-from localkv.quant_formats import FORMATS
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 META = torch.device("meta")
 READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from aot_report import Report, compile_kernel, report
 
+from localkv.formats import FORMATS
+from localkv.formats.gpu.weight_layout import WeightLayout, weight_layout
 from localkv.kernels.gpu.gpu_info import GpuInfo
-from localkv.kernels.gpu.moe_kernels import experts_down_kernel, experts_gate_up_kernel
-from localkv.kernels.gpu.product_kernels import gate_up_kernel, linear_kernel
-from localkv.kernels.gpu.tile_sizes import TileSizes, tile_sizes, wants_fence
-from localkv.quant_formats import FORMATS
-from localkv.quant_formats.gpu_weights.weight_layout import WeightLayout, weight_layout
+from localkv.kernels.gpu.moe.kernels import experts_down_kernel, experts_gate_up_kernel
+from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
+from localkv.kernels.gpu.products.tile_sizes import TileSizes, tile_sizes, wants_fence
 
 N_IN = N_OUT = 4096
 N_PROCESSORS = 100

@@ -17,13 +17,12 @@ from aot_report import (
 )
 from attention_builds import build
 
-from localkv.kernels.gpu.attention_config import TileConfig
-from localkv.kernels.gpu.attention_decode import decode_kernel
-from localkv.kernels.gpu.attention_prefill import prefill_kernel
-from localkv.quant_formats import KV_FORMATS
-from localkv.quant_formats.gpu_cache import has_own_file
+from localkv.formats import KV_FORMATS
+from localkv.kernels.gpu.attention.config import TileConfig
+from localkv.kernels.gpu.attention.decode import decode_kernel
+from localkv.kernels.gpu.attention.prefill import prefill_kernel
 
-NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
+NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
 OTHER_DIMS = (64, 96, 256)
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token

@@ -8,12 +8,11 @@ import pytest
 from aot_report import ARCHS, compile_kernel, on_every_gpu, report
 from attention_builds import plane_types
 
+from localkv.formats import KV_FORMATS
 from localkv.kernels.gpu.rope_store import ROWS
 from localkv.kernels.gpu.store_kv import store_kernel
-from localkv.quant_formats import KV_FORMATS
-from localkv.quant_formats.gpu_cache import gpu_codec, has_own_file
 
-NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
+NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
 FLOATS = ("q_norm_ptr", "k_norm_ptr", "cos_ptr", "sin_ptr", "q_scale_ptr")
 SCALES = ("k_scale_ptr", "v_scale_ptr")
 
@@ -24,7 +23,7 @@ def test_store(arch: int, name: str) -> None:
     """For one token or eight, with norms of heads or without: hardly a spill, two roundings."""
     rows = (1, ROWS)[(ARCHS.index(arch) + NAMES.index(name)) % 2]
     fmt = KV_FORMATS[name]
-    codec = gpu_codec(fmt)
+    codec = fmt.part("gpu_cache")
     types: dict[str, str | tuple[str, ...]] = {
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "q_out_ptr"), "*fp32"),
         **dict.fromkeys((*FLOATS, *SCALES), "*fp32"),

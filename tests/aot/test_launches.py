@@ -21,7 +21,7 @@ from tiny_model import write_tiny_model
 
 from localkv import LLM
 from localkv.config import CacheConfig
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
 from localkv.kernels.gpu import triton_backend as backend_module
 from localkv.kernels.gpu.launch import compile_together, launch

@@ -17,7 +17,7 @@ from aot_report import (
 )
 from product_builds import Build, experts_down_build, gate_up_build, linear_build
 
-from localkv.quant_formats import WEIGHT_FORMATS
+from localkv.formats import WEIGHT_FORMATS
 
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 ONE, FEW, MANY = 1, 8, 128

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from ptx_emulator import Words, run
 
-from localkv.quant_formats.bits import IQ4_CODEBOOK
+from localkv.formats.bits import IQ4_CODEBOOK
 from localkv.triton_primitives import ptx
 
 BYTES = np.stack([np.roll(np.arange(256), shift) for shift in (0, 37, 91, 200)], 1).astype(np.uint8)

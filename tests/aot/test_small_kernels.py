@@ -8,15 +8,15 @@ import pytest
 from aot_report import compile_kernel, on_every_gpu, report
 from product_builds import plane_types
 
-from localkv.kernels.gpu.activations import pack_rows_kernel, row_warps
-from localkv.kernels.gpu.attention_merge import merge_kernel
+from localkv.formats import FORMATS, WEIGHT_FORMATS
+from localkv.formats.gpu.weight_layout import weight_layout
+from localkv.kernels.gpu.attention.merge import merge_kernel
 from localkv.kernels.gpu.embedding import WIDTH, embed_kernel
-from localkv.kernels.gpu.moe_kernels import combine_kernel
-from localkv.kernels.gpu.moe_route import route_kernel
+from localkv.kernels.gpu.moe.kernels import combine_kernel
+from localkv.kernels.gpu.moe.route import route_kernel
+from localkv.kernels.gpu.products.activations import pack_rows_kernel, row_warps
 from localkv.kernels.gpu.rms_norm import rms_norm_kernel
 from localkv.kernels.gpu.rotate import ROWS, rotate_kernel
-from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
-from localkv.quant_formats.gpu_weights.weight_layout import weight_layout
 
 N = 4096
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from localkv.kernels.cpu.machine_code import Function, Functions
+from localkv.kernels.cpu.jit.machine_code import Function, Functions
 
 Put = Callable[[Path], None]
 """Puts something at a path."""

@@ -22,30 +22,30 @@ from test_cpu_linear import eight_bits, product_error
 from test_kernels import random_packed
 from torch import Tensor
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import Batch, KVCache, LayerCache, Segment, SegmentBatch
+from localkv.cache.layout import SegmentSpec
 from localkv.config import AttentionParams
+from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
+from localkv.formats.base import QuantFormat
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import attention_reference
-from localkv.kernels.cpu.attention import PackedAttention
-from localkv.kernels.cpu.chain import Chain, Memory, Scratch
-from localkv.kernels.cpu.kernel_source import KernelSource
-from localkv.kernels.cpu.linear import CpuProducts, Product, add_products
-from localkv.kernels.cpu.linear_panels import LAYOUTS
-from localkv.kernels.cpu.linear_rows import ROW_FORMATS
-from localkv.kernels.cpu.page_layout import Side, plane_order, restore_plane
-from localkv.kernels.cpu.rotate import rotate_cpu
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.linear.panels import LAYOUTS
+from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
+from localkv.kernels.cpu.linear.rows import ROW_FORMATS
 from localkv.kernels.cpu.row_operations import apply_rope_cpu, rms_norm_cpu, swiglu_cpu
-from localkv.kernels.cpu.specialize import specialized
-from localkv.kernels.cpu.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
+from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch
+from localkv.kernels.cpu.store.page_layout import Side, plane_order, restore_plane
+from localkv.kernels.cpu.store.rotate import rotate_cpu
+from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rms_norm import rms_norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.store_kv import store_kv
 from localkv.kernels.swiglu import swiglu
-from localkv.kv_cache import Batch, KVCache, LayerCache, Segment, SegmentBatch
-from localkv.quant_formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
-from localkv.quant_formats.base import QuantFormat
-from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import HAS_VNNI
 
 GROUPS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 23, 31, 48, 95, 96, 97, 112, 128, 193, 291, 512)
@@ -313,7 +313,7 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
     kind = one_of(rng, "norm", "swiglu", "rope", "rotate")
     n_tokens = rng.choice((1, 2, 3, 7, 33))
     n = rng.choice((1, 2, 5, 15, 16, 17, 31, 48, 100, 257, 1023, 1024, 1025))
-    workers = specialized(KernelSource("activations"))
+    workers = specialized(KernelSource("linear/activations"))
     chain = Chain(Scratch())
     eps = memory.tensor(torch.tensor([1e-5]), "eps")
     n_threads = threads(rng)
@@ -387,7 +387,7 @@ def wrong_case(
         x.fill_(math.nan)  # as what was not written
     eps = Memory(memory.tensor(torch.ones(1), "eps"), 4)
     job = [0, 1, told, Memory(x, 4 * n), Memory(weight, 4 * n), eps, goal]
-    chain.add(specialized(KernelSource("activations"))["norm"], job, 1)
+    chain.add(specialized(KernelSource("linear/activations"))["norm"], job, 1)
     chain.run()
     close(out[:n], torch.ones(n) / math.sqrt(2))
 

@@ -17,19 +17,19 @@ from paged_rows import paged_rows
 from random_model import RandomModel
 from test_kernels import random_packed
 
+from localkv.cache.kv_cache import LayerCache
 from localkv.config import AttentionParams, CacheConfig
-from localkv.engine import Engine
+from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.attention import PackedAttention
-from localkv.kernels.cpu.attention_bounds import check_pieces
-from localkv.kernels.cpu.attention_job import Block, Chunk, Sequence
-from localkv.kernels.cpu.chain import Chain, Memory, Scratch
+from localkv.kernels.cpu.attention.bounds import check_pieces
+from localkv.kernels.cpu.attention.job import Block, Chunk, Sequence
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.cpu.linear import CpuProducts, Product, add_products
-from localkv.kernels.cpu.rotate import rotate_cpu
-from localkv.kernels.cpu.store_kv import store_kv_cpu
-from localkv.kv_cache import LayerCache
+from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
+from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch
+from localkv.kernels.cpu.store.rotate import rotate_cpu
+from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.loader.weights import load_model
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler

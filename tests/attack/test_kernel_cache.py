@@ -11,10 +11,10 @@ import pytest
 from damaged_kernels import code_of_others, contents, cut, flipped, sealed, strange_places
 from test_cpu_compilation import SOURCES, folder
 
-from localkv.kernels.cpu import kernel_source, machine_code
-from localkv.kernels.cpu.kernel_source import KernelSource, stored
-from localkv.kernels.cpu.machine_code import Functions, pack, unpack
-from localkv.kernels.cpu.specialize import specialized
+from localkv.kernels.cpu.jit import kernel_source, machine_code
+from localkv.kernels.cpu.jit.kernel_source import KernelSource, stored
+from localkv.kernels.cpu.jit.machine_code import Functions, pack, unpack
+from localkv.kernels.cpu.jit.specialize import specialized
 
 FAST, LONG = 300, 20_000
 """Files with bits flipped or parts missing."""
@@ -144,14 +144,15 @@ def test_a_folder_that_is_full_leaves_nothing_behind(
 def test_the_functions_of_a_source_are_known() -> None:
     """Those that are found are compared with what the source says that it has."""
     n = 0
-    for path in (kernel_source.PACKAGE / "kernels/cpu").glob("*.py"):
-        if "@cfunc" in path.read_text():
-            source = KernelSource(path.stem)
+    folder = kernel_source.PACKAGE / "kernels/cpu"
+    for path in folder.rglob("*.py"):
+        if "\n@cfunc" in path.read_text():
+            source = KernelSource(path.relative_to(folder).with_suffix("").as_posix())
             assert len(source.callbacks) == source.text.count("\n@cfunc("), path
             n += 1
     assert n > 9
     assert SOURCE.callbacks == ["worker"]
-    found = stored(KernelSource("helpers")) or machine_code.compile_source(
-        "helpers", KernelSource("helpers").text
+    found = stored(KernelSource("jit/helpers")) or machine_code.compile_source(
+        "helpers", KernelSource("jit/helpers").text
     )
-    assert sorted(found) == sorted(KernelSource("helpers").callbacks)
+    assert sorted(found) == sorted(KernelSource("jit/helpers").callbacks)

@@ -15,7 +15,7 @@ import pytest
 from program import clean_env
 
 from localkv.errors import LocalKVError
-from localkv.system_limits import exhausted
+from localkv.system.limits import exhausted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux has them")
 

@@ -19,7 +19,7 @@ from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
-from localkv.terminal_text import without_controls
+from localkv.system.terminal_text import without_controls
 
 FAST_ANSWERS, LONG_ANSWERS = 6, 400
 SECONDS = 30.0

@@ -28,7 +28,7 @@ from program import clean_env, localkv_process
 
 from localkv.cli import COMMANDS
 from localkv.cli.terminal import OwnText, Terminal, guarded
-from localkv.terminal_text import visible, without_controls
+from localkv.system.terminal_text import visible, without_controls
 
 FAST_SEEDS, LONG_SEEDS = 300, 100_000
 

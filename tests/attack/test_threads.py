@@ -14,7 +14,7 @@ from cache_types import PAIRS
 from interleavings import Alone, take_turns
 
 from localkv import LLM, LocalKVError
-from localkv.turns import LOOK_SECONDS, CancelledWaitError, Turns
+from localkv.system.turns import LOOK_SECONDS, CancelledWaitError, Turns
 
 # how much is tried: the first number in ordinary runs, the second by `make attack`
 PROGRAMMES, MANY_PROGRAMMES = 4, 150

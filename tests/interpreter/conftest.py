@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from localkv.kernels.gpu.tile_sizes import TileSizes
+    from localkv.kernels.gpu.products.tile_sizes import TileSizes
 
 if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("Triton is loaded without its interpreter: run tests/interpreter alone")
@@ -41,8 +41,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of few programs: the interpreter takes as long for one, however large its tile."""
-    from localkv.kernels.gpu import moe, products
-    from localkv.kernels.gpu.tile_sizes import tile_sizes
+    from localkv.kernels.gpu.moe import experts as moe
+    from localkv.kernels.gpu.products import products
+    from localkv.kernels.gpu.products.tile_sizes import tile_sizes
 
     def large(*args: Any, **settings: Any) -> TileSizes:
         return replace(tile_sizes(*args, **settings), rows=128)

@@ -12,19 +12,18 @@ import torch
 from paged_rows import paged_rows, plain_attention
 from torch import Tensor
 
-from localkv.cache_layout import SegmentSpec
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
 from localkv.config import AttentionParams
+from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import attention, attention_reference
-from localkv.kernels.gpu.attention import PackedAttention, segment_attention
+from localkv.kernels.gpu.attention.packed_attention import PackedAttention, segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.hadamard import hadamard_transform
-from localkv.kv_cache import KVCache
-from localkv.quant_formats import KV_FORMATS
-from localkv.quant_formats.gpu_cache import has_own_file
 
-NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
+NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
 
 

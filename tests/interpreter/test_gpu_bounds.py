@@ -19,23 +19,22 @@ from paged_rows import PagedRows, paged_rows, plain_attention
 from test_kernels import random_packed
 from torch import Tensor
 
+from localkv.cache.kv_cache import LayerCache
 from localkv.config import AttentionParams
+from localkv.formats import KV_FORMATS
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.gpu.attention import segment_attention
+from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.gpu_info import GpuInfo
-from localkv.kernels.gpu.plane_tensor import PlaneTensor, prepare
-from localkv.kernels.gpu.products import linear
+from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
+from localkv.kernels.gpu.products.products import linear
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, store_kv_gpu
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rope import RopeTable
 from localkv.kernels.store_kv import store_kv
-from localkv.kv_cache import LayerCache
-from localkv.quant_formats import KV_FORMATS
-from localkv.quant_formats.gpu_cache import has_own_file
 
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
-NAMES = [fmt.name for fmt in KV_FORMATS.values() if has_own_file(fmt)]
+NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
 WEIGHTS = ("q4_0", "q5_1", "q8_0", "q6_K", "q3_K", "f16", "f32")
 N_CASES = 6
 """Of attention and of the store, each."""
@@ -183,7 +182,8 @@ import os, random, sys
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from guarded_memory import TENSORS, guarded
-from localkv.kernels.gpu import embedding, plane_tensor
+from localkv.kernels.gpu import embedding
+    from localkv.kernels.gpu.products import plane_tensor
 from test_kernels import random_packed
 weight = plane_tensor.prepare(random_packed("f32", 4, 512), torch.device("cpu"))
 with guarded(random.Random(1), TENSORS) as memory:

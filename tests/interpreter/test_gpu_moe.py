@@ -10,13 +10,13 @@ from test_gpu_products import EXACT, error, far, prepared, with_rows
 from test_kernels import random_packed
 
 from localkv.config import MoeConfig
-from localkv.kernels.gpu import moe as gpu_moe
-from localkv.kernels.gpu.moe_route import expert_tiles, route
-from localkv.kernels.gpu.products import planes_of
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.gpu.moe import experts as gpu_moe
+from localkv.kernels.gpu.moe.route import expert_tiles, route
+from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.moe import route as plain_route
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 N_EMBD, N_FF, N_EXPERTS = 256, 256, 5
 

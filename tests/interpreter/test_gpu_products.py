@@ -10,18 +10,18 @@ from test_kernels import random_packed
 from torch import Tensor
 
 from localkv.errors import ModelFileError
-from localkv.kernels.gpu import products
-from localkv.kernels.gpu.activations import pack_rows
+from localkv.formats import FORMATS, WEIGHT_FORMATS
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.gpu_info import GpuInfo
-from localkv.kernels.gpu.plane_tensor import PlaneTensor, prepare
-from localkv.kernels.gpu.products import gate_up, linear, linears, normed
+from localkv.kernels.gpu.products import products
+from localkv.kernels.gpu.products.activations import pack_rows
+from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
+from localkv.kernels.gpu.products.products import gate_up, linear, linears, normed
 from localkv.kernels.gpu.rms_norm import rms_norm, rms_norm_packed
 from localkv.kernels.gpu.triton_backend import METHODS
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rms_norm import rms_norm as plain_rms_norm
-from localkv.quant_formats import FORMATS, WEIGHT_FORMATS
-from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.sampling.device_draw import NO_TOKEN
 
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]

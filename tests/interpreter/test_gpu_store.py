@@ -9,18 +9,17 @@ import torch
 from paged_rows import poisoned_cache
 from torch import Tensor
 
-from localkv.cache_layout import PAGE_TOKENS, SegmentSpec
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
+from localkv.formats import KV_FORMATS, QuantFormat
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, store_kv_gpu
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.rms_norm import rms_norm
 from localkv.kernels.rope import RopeTable, apply_rope
-from localkv.kv_cache import KVCache
-from localkv.quant_formats import KV_FORMATS, QuantFormat
-from localkv.quant_formats.gpu_cache import has_own_file
 
 by_format = pytest.mark.parametrize(
     "fmt",
-    [fmt for fmt in KV_FORMATS.values() if has_own_file(fmt)],
+    [fmt for fmt in KV_FORMATS.values() if not fmt.shared_codec],
     ids=lambda fmt: fmt.name,
 )
 

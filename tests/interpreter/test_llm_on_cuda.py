@@ -12,10 +12,10 @@ from program import Program
 from tiny_model import write_tiny_model
 
 from localkv import LLM
+from localkv.cache.kv_cache import KVCache
 from localkv.errors import LocalKVError
 from localkv.kernels.gpu import triton_backend as module
 from localkv.kernels.select import select_backend
-from localkv.kv_cache import KVCache
 from localkv.model import Transformer
 
 PROMPT = "Once upon a time there was a small fox who lived near the river."

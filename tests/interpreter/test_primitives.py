@@ -11,7 +11,7 @@ import triton.language as tl
 from test_encode import fp8_inputs
 from torch import Tensor
 
-from localkv.quant_formats.bits import IQ4_CODEBOOK
+from localkv.formats.bits import IQ4_CODEBOOK
 from localkv.triton_primitives import float_bits, unpack
 
 CODEBOOK = tl.constexpr(IQ4_CODEBOOK)

@@ -1,7 +1,7 @@
 """CPU: Numba's kernels on packed weights and a packed cache.
 
 Attention and the store that goes with it are compiled by Numba and keep pages in an order of their
-own (`page_layout`), so a cache is written and read by this backend only.
+own (`store/page_layout.py`), so a cache is written and read by this backend only.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from functools import partial
 import torch
 
 from localkv.kernels.backend import Backend, Primitives, compose
-from localkv.kernels.cpu.attention import PackedAttention
-from localkv.kernels.cpu.chain import Scratch
-from localkv.kernels.cpu.compile_ahead import compiling_ahead
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.jit.compile_ahead import compiling_ahead
+from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
 from localkv.kernels.cpu.layer import CpuLayer
-from localkv.kernels.cpu.linear import CpuProducts
+from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.methods import methods
-from localkv.kernels.cpu.needed_kernels import needed_kernels
-from localkv.kernels.cpu.rotate import rotate_cpu
 from localkv.kernels.cpu.row_operations import apply_rope_cpu, rms_norm_cpu, swiglu_cpu
-from localkv.kernels.cpu.store_kv import store_kv_cpu
+from localkv.kernels.cpu.runtime.chain import Scratch
+from localkv.kernels.cpu.store.rotate import rotate_cpu
+from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.moe import moe_mlp
 from localkv.simd.vector import LANES
-from localkv.turns import Turns
+from localkv.system.turns import Turns
 
 
 def cpu_backend() -> Backend:

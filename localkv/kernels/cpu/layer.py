@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localkv.cache.kv_cache import LayerCache, SegmentBatch
 from localkv.config import ModelConfig
 from localkv.kernels.backend import Backend, TokenInputs
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.attention_kernels import n_threads
-from localkv.kernels.cpu.chain import Chain, Item, Memory, Place, Scratch
-from localkv.kernels.cpu.linear import Product, add_products, with_bias
-from localkv.kernels.cpu.product_matrices import has_kernel
+from localkv.kernels.cpu.attention.kernels import n_threads
+from localkv.kernels.cpu.linear.matrices import has_kernel
+from localkv.kernels.cpu.linear.products import Product, add_products, with_bias
 from localkv.kernels.cpu.row_operations import activation_worker
-from localkv.kernels.cpu.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
+from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place, Scratch
+from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights
 from localkv.kernels.store_kv import store_rotated
-from localkv.kv_cache import LayerCache, SegmentBatch
 from localkv.simd.vector import LANES
 
 MANY_CHAINS = 4096

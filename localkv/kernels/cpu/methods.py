@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from localkv.kernels.cpu.attention_kernels import cache_decoder
-from localkv.kernels.cpu.product_matrices import (
+from localkv.formats.base import QuantFormat
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.cpu.attention.kernels import cache_decoder
+from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
     PanelTensor,
     RowTensor,
     has_kernel,
 )
-from localkv.kernels.cpu.store_kv import store_source
+from localkv.kernels.cpu.store.store_kv import store_source
 from localkv.kernels.method import Method, Methods, Slowdown
-from localkv.quant_formats.base import QuantFormat
-from localkv.quant_formats.packed_tensor import PackedTensor
 from localkv.simd.cpu_features import HAS_VNNI, vector_width
 
 DECODED = Slowdown("40 to 120", "5")
@@ -42,7 +42,7 @@ def product_method(weight: PackedTensor) -> Method:
 
 
 def tiles_method(fmt: QuantFormat, side: str) -> Method:
-    """What attention multiplies of a cache type's rows; see `attention_score`."""
+    """What attention multiplies of a cache type's rows; see `attention/score.py`."""
     if side == "K" and cache_decoder(fmt.name).digits:
         return Method("8-bit codes by 24-bit queries, exactly (AVX512-VNNI), float32 for prompts")
     return Method("float32")

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.attention_kernels import n_threads
-from localkv.kernels.cpu.chain import Chain, Item, Memory, Scratch
-from localkv.kernels.cpu.kernel_source import KernelSource
-from localkv.kernels.cpu.specialize import specialized
+from localkv.kernels.cpu.attention.kernels import n_threads
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch
 from localkv.kernels.rope import RopeTable
 from localkv.simd.vector import LANES
 
-ACTIVATIONS = KernelSource("activations")
+ACTIVATIONS = KernelSource("linear/activations")
 MANY_VALUES = 1 << 14
 """From so many on, a second thread is worth its start."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import triton
 
 from localkv.kernels.gpu.driver import what_is_missing
-from localkv.processor import usable_cores
+from localkv.system.processor import usable_cores
 
 _ahead: ContextVar[set[Any] | None] = ContextVar("ahead", default=None)
 """Within `compile_together`, the kernels whose compilation has begun."""

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
 from localkv.kernels.bounds import BoundsError, check_segment, check_tables, check_tensor
-from localkv.kernels.gpu.plane_tensor import PlaneTensor
+from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rope import RopeTable
-from localkv.kv_cache import Batch, Segment, SegmentBatch
 
 
 def check_attention(

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.kernels.gpu.activations import Activations, row_warps, scale_to_fp16
 from localkv.kernels.gpu.launch import launch
+from localkv.kernels.gpu.products.activations import Activations, row_warps, scale_to_fp16
 
 TILE = 2048
 """Values that a program takes at least."""

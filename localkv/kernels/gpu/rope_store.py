@@ -8,13 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.kernels.gpu.attention import padded
+from localkv.cache.kv_cache import LayerCache, Segment, SegmentBatch
+from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_rows, check_stored, check_turns
 from localkv.kernels.gpu.store_kv import store_kernel
 from localkv.kernels.rope import RopeTable
-from localkv.kv_cache import LayerCache, Segment, SegmentBatch
-from localkv.quant_formats.gpu_cache import gpu_codec
 
 FEW_TOKENS = 16
 ROWS = 8
@@ -88,8 +87,8 @@ def _store(
         n_tokens,
         n_stored,
         steps.eps,
-        WRITE_K=gpu_codec(segment.format_k).write_rows,
-        WRITE_V=gpu_codec(segment.format_v).write_rows,
+        WRITE_K=segment.format_k.part("gpu_cache").write_rows,
+        WRITE_V=segment.format_v.part("gpu_cache").write_rows,
         N_HEADS=n_heads,
         N_KV_HEADS=n_kv_heads,
         HEAD_DIM=head_dim,

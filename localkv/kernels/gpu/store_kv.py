@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.cache_layout import PAGE_TOKENS
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.gpu.hadamard import hadamard
 
 PAGE = tl.constexpr(PAGE_TOKENS)

@@ -5,24 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from localkv.cache.kv_cache import Batch, LayerCache, SegmentBatch
 from localkv.config import AttentionParams, ModelConfig, MoeConfig
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import attention
 from localkv.kernels.backend import Backend, TokenInputs
-from localkv.kernels.gpu.attention import PackedAttention, product_of
+from localkv.kernels.gpu.attention.packed_attention import PackedAttention, product_of
 from localkv.kernels.gpu.driver import start_triton
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.launch import compile_together
-from localkv.kernels.gpu.moe import moe_mlp
-from localkv.kernels.gpu.plane_tensor import prepare
-from localkv.kernels.gpu.products import gate_up, linears, normed, planes_of
+from localkv.kernels.gpu.moe.experts import moe_mlp
+from localkv.kernels.gpu.products.plane_tensor import prepare
+from localkv.kernels.gpu.products.products import gate_up, linears, normed, planes_of
+from localkv.kernels.gpu.products.tile_sizes import gpu_of
 from localkv.kernels.gpu.rms_norm import rms_norm
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
-from localkv.kernels.gpu.tile_sizes import gpu_of
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
 from localkv.kernels.method import Method, Methods
-from localkv.kv_cache import Batch, LayerCache, SegmentBatch
-from localkv.quant_formats.packed_tensor import PackedTensor
 
 TILES = {
     "fp16": "fp16",

@@ -13,7 +13,7 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence, MarkdownStrea
 
 from localkv.chat.conversation import Message
 from localkv.chat.reasoning import Reasoned, split_reasoning
-from localkv.terminal_text import visible
+from localkv.system.terminal_text import visible
 from localkv.tui.messages import BranchWanted, EditWanted, RetryWanted
 from localkv.tui.widgets.markdown_parser import markdown_parser
 

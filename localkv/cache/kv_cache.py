@@ -1,0 +1,320 @@
+"""The paged KV cache: where packed rows of K and V live, and which rows belong to which sequence.
+
+A *page* holds `PAGE_TOKENS` rows of every layer; a *segment* is a range of token positions that is
+stored in one pair of types; a *sequence* owns page ids and a length. The cache moves bytes about
+and knows nothing of what the formats mean beyond their planes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, pages_for, segment_bounds
+from localkv.cache.scales import head_scales
+from localkv.config import KVScales
+from localkv.errors import LocalKVError
+from localkv.formats import KV_FORMATS
+from localkv.formats.base import QuantFormat
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One layer's storage of one segment.
+
+    Attributes:
+        format_k, format_v: how a row of `head_dim` values is packed.
+        rotation_k, rotation_v: channels that are rotated together before a row is packed, or 0.
+        k, v: one tensor per plane, uint8 [n_pages, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
+            Rows that were never stored hold arbitrary bytes. A field of a whole row has 1 block.
+        scale_k, scale_v: float32 [n_kv_heads], by which rows of each head were divided before they
+            were packed; None for types that are not scaled by head.
+    """
+
+    format_k: QuantFormat
+    format_v: QuantFormat
+    rotation_k: int
+    rotation_v: int
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+    scale_k: Tensor | None = None
+    scale_v: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's segments, in order of position."""
+
+    segments: tuple[Segment, ...]
+
+
+def row_fields(fmt: QuantFormat, head_dim: int) -> list[tuple[int, int]]:
+    """Blocks of a row and bytes of a block in each plane of a type; of a row's field 1 block."""
+    fmt.row_bytes(head_dim)  # a row must be a whole number of blocks
+    n_blocks = head_dim // fmt.block_size
+    fields = [(n_blocks, plane.n_bytes) for plane in fmt.planes]
+    return fields + [(1, plane.n_bytes) for plane in fmt.row_planes]
+
+
+class PagePool:
+    """The ids of one segment's pages, shared by all layers and sequences."""
+
+    def __init__(self, n_pages: int) -> None:
+        self.n_pages = n_pages
+        self.free = list(reversed(range(n_pages)))
+
+    def take(self) -> int:
+        if not self.free:
+            raise LocalKVError(
+                f"the KV cache is full: all {self.n_pages} pages of {PAGE_TOKENS} tokens are taken",
+                hint="use a larger context",
+            )
+        return self.free.pop()
+
+    def give_back(self, pages: Seq[int]) -> None:
+        self.free.extend(reversed(pages))
+
+
+@dataclass
+class Sequence:
+    """The rows of one sequence: `length` tokens, in the pages `pages[segment]`."""
+
+    n_segments: int
+    length: int = 0
+    pages: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pages = [[] for _ in range(self.n_segments)]
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Where the tokens of a batch and their history are, in one segment.
+
+    Attributes:
+        page_table: int64 [n_sequences, most pages]; row i lists the pages of sequence i, in order
+            of position; entries behind its last page are 0.
+        lengths: rows of each sequence that are valid once the batch's own rows are stored.
+        length_table: the same, int32 [n_sequences], where the pages are.
+        first_position: position of row 0 of the segment.
+        tokens: int64 [n], the batch's tokens whose rows belong to this segment.
+        slots: int64 [n], the row of each of them: page * PAGE_TOKENS + offset.
+    """
+
+    page_table: Tensor
+    lengths: tuple[int, ...]
+    length_table: Tensor
+    first_position: int
+    tokens: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of one forward pass; one sequence is a batch of one.
+
+    Attributes:
+        token_ids: int64 [tokens], the sequences one after the other.
+        positions: int64 [tokens].
+        starts: n_sequences + 1 offsets into `token_ids`.
+        start_table: the same, int32 [n_sequences + 1], where the pages are.
+        segments: the same tokens as each segment of the cache sees them.
+        logit_rows: int64 [rows], the tokens whose logits are wanted.
+        generated: of each sequence, whether its new tokens were generated, not read in a prompt.
+            A backend may have kernels for each kind that round differently, but it never chooses by
+            the number of tokens: so a prompt gives the same bits in any chunks.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    starts: tuple[int, ...]
+    start_table: Tensor
+    segments: tuple[SegmentBatch, ...]
+    logit_rows: Tensor
+    generated: tuple[bool, ...]
+
+
+class KVCache:
+    """Packed K and V of all layers, for `n_sequences` sequences of `n_ctx` tokens.
+
+    Args:
+        n_layers, n_kv_heads, head_dim: the model's.
+        segments: types by range of positions; usually one.
+        n_ctx: tokens that one sequence can hold.
+        n_sequences: sequences that fit at the same time.
+        device: where the pages live.
+        kv_scales: for types that are scaled by head; without it their scales are 1. Their bytes
+            are not counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_layers: int,
+        n_kv_heads: int,
+        head_dim: int,
+        segments: Seq[SegmentSpec],
+        n_ctx: int,
+        n_sequences: int = 1,
+        device: torch.device | str = "cpu",
+        kv_scales: KVScales | None = None,
+    ) -> None:
+        self.segments = tuple(segments)
+        self.bounds = segment_bounds(segments, n_ctx)
+        self.n_ctx = n_ctx
+        self.device = torch.device(device)
+        self.pools = [PagePool(pages_for(end - at) * n_sequences) for at, end in self.bounds]
+
+        def planes(name: str, n_pages: int) -> tuple[Tensor, ...]:
+            rows = (n_pages, n_kv_heads, PAGE_TOKENS)
+            return tuple(
+                torch.empty(*rows, *field, dtype=torch.uint8, device=self.device)
+                for field in row_fields(KV_FORMATS[name], head_dim)
+            )
+
+        def scales(name: str, absmax: Seq[Seq[float]], layer: int) -> Tensor | None:
+            if not KV_FORMATS[name].scales_by_head:
+                return None
+            values = head_scales(absmax[layer], name) if absmax else [1.0] * n_kv_heads
+            return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+        self._sequences = list[weakref.ref[Sequence]]()
+
+        absmax_k = kv_scales.absmax_k if kv_scales else ()
+        absmax_v = kv_scales.absmax_v if kv_scales else ()
+
+        self.layers = [
+            LayerCache(
+                tuple(
+                    Segment(
+                        KV_FORMATS[spec.type_k],
+                        KV_FORMATS[spec.type_v],
+                        spec.rotation_k,
+                        spec.rotation_v,
+                        planes(spec.type_k, pool.n_pages),
+                        planes(spec.type_v, pool.n_pages),
+                        scales(spec.type_k, absmax_k, layer),
+                        scales(spec.type_v, absmax_v, layer),
+                    )
+                    for spec, pool in zip(self.segments, self.pools, strict=True)
+                )
+            )
+            for layer in range(n_layers)
+        ]
+
+    def n_bytes(self, side: Literal["k", "v"]) -> int:
+        """Bytes allocated for K or for V."""
+        return sum(
+            plane.numel()
+            for layer in self.layers
+            for segment in layer.segments
+            for plane in getattr(segment, side)
+        )
+
+    def new_sequence(self) -> Sequence:
+        """An empty sequence; it takes pages as tokens come."""
+        sequence = Sequence(len(self.segments))
+        self._sequences = [known for known in self._sequences if known() is not None]
+        self._sequences.append(weakref.ref(sequence))
+        return sequence
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget all tokens, whatever an exception between two instructions has left behind."""
+        sequence.length = 0
+        sequence.pages = [[] for _ in self.pools]
+        known = [other for ref in self._sequences if (other := ref()) is not None]
+        for i, pool in enumerate(self.pools):
+            taken = {page for other in known for page in other.pages[i]}
+            pool.free = [page for page in reversed(range(pool.n_pages)) if page not in taken]
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget all tokens from position `length` on, and give their pages back."""
+        sequence.length = min(sequence.length, length)
+        for pages, pool, (first, end) in zip(sequence.pages, self.pools, self.bounds, strict=True):
+            keep = pages_for(max(0, min(length, end) - first))
+            pool.give_back(pages[keep:])
+            del pages[keep:]
+
+    def reserve(self, sequence: Sequence, length: int) -> None:
+        """Take the pages that a sequence of `length` tokens needs.
+
+        Raises:
+            LocalKVError: a sequence would grow beyond the context, or no page is free.
+        """
+        if length > self.n_ctx:
+            raise LocalKVError(f"{length} tokens do not fit the context of {self.n_ctx}")
+        for pages, pool, (first, end) in zip(sequence.pages, self.pools, self.bounds, strict=True):
+            while len(pages) < pages_for(max(0, min(length, end) - first)):
+                pages.append(pool.take())
+
+    def batch(
+        self,
+        parts: Seq[tuple[Sequence, Seq[int]]],
+        *,
+        logits: Literal["last", "all"] = "last",
+        generated: bool | Seq[bool] = False,
+    ) -> Batch:
+        """A batch that continues each sequence with the given token ids.
+
+        Takes the pages that the new tokens need. The sequences' lengths stay as they are: whoever
+        runs the batch adds to them afterwards.
+
+        Args:
+            parts: sequences and their new token ids (at least one each).
+            logits: of the last token of each sequence, or of all tokens.
+            generated: the new tokens were generated: of all sequences, or said for each.
+
+        Raises:
+            LocalKVError: a sequence would grow beyond the context, or no page is free.
+        """
+        starts, positions = [0], list[int]()
+        for sequence, ids in parts:
+            end = sequence.length + len(ids)
+            self.reserve(sequence, end)
+            starts.append(starts[-1] + len(ids))
+            positions += range(sequence.length, end)
+        all_ids = [token for _, ids in parts for token in ids]
+        rows = list(range(starts[-1])) if logits == "all" else [end - 1 for end in starts[1:]]
+        return Batch(
+            token_ids=self._index(all_ids),
+            positions=self._index(positions),
+            starts=tuple(starts),
+            start_table=self._index(starts, torch.int32),
+            segments=tuple(self._segment_batch(i, parts, starts) for i in range(len(self.pools))),
+            logit_rows=self._index(rows),
+            generated=(generated,) * len(parts)
+            if isinstance(generated, bool)
+            else tuple(generated),
+        )
+
+    def _index(self, values: Seq[int], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def _segment_batch(
+        self, index: int, parts: Seq[tuple[Sequence, Seq[int]]], starts: list[int]
+    ) -> SegmentBatch:
+        first, end = self.bounds[index]
+        lengths, tokens, slots = [], [], []
+        for (sequence, ids), start in zip(parts, starts, strict=False):
+            pages = sequence.pages[index]
+            length = max(0, min(sequence.length + len(ids), end) - first)
+            lengths.append(length)
+            for row in range(max(0, sequence.length - first), length):
+                tokens.append(start + first + row - sequence.length)
+                slots.append(pages[row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS)
+        tables = [sequence.pages[index] for sequence, _ in parts]
+        width = max(1, *(len(table) for table in tables)) if tables else 1
+        padded = [table + [0] * (width - len(table)) for table in tables]
+        return SegmentBatch(
+            page_table=self._index([page for table in padded for page in table]).view(-1, width),
+            lengths=tuple(lengths),
+            length_table=self._index(lengths, torch.int32),
+            first_position=first,
+            tokens=self._index(tokens),
+            slots=self._index(slots),
+        )

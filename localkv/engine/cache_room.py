@@ -1,0 +1,60 @@
+"""Allocating the KV cache, and what to say where there is no room for it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import PAGE_TOKENS, cache_bytes, cache_segments, pages_for
+from localkv.config import CacheConfig
+from localkv.errors import LocalKVError, byte_size
+from localkv.kernels.device_memory import Room, naming_what_fails
+from localkv.model import Transformer
+
+
+def allocated_cache(
+    model: Transformer, cache: CacheConfig, make_cache: Callable[..., KVCache] = KVCache
+) -> KVCache:
+    """The cache of a model for `cache.n_sequences` sequences, on its backend's device.
+
+    Args:
+        make_cache: takes what `KVCache` takes.
+
+    Raises:
+        LocalKVError: it does not fit the memory; says how much it takes and what would fit.
+    """
+    config, device = model.config, model.backend.device
+    segments = cache_segments(cache, config.head_dim)
+    sizes = {
+        "n_layers": config.n_layers,
+        "n_kv_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+    }
+
+    def bytes_of(n_ctx: int) -> int:
+        return sum(cache_bytes(segments, **sizes, n_ctx=n_ctx, n_sequences=cache.n_sequences))
+
+    def what_fits(room: Room) -> str:
+        pages = range(1, pages_for(cache.n_ctx) + 1)
+        fit = PAGE_TOKENS * bisect_right(pages, room.free, key=lambda n: bytes_of(n * PAGE_TOKENS))
+        if fit == 0:
+            return "the weights leave no room: use a smaller model, or --device cpu"
+        return f"{fit} tokens (-c) would fit, or more in smaller types of K and V (-ctk, -ctv)"
+
+    times = f"{cache.n_sequences} times " if cache.n_sequences > 1 else ""
+    what = f"a KV cache of {byte_size(bytes_of(cache.n_ctx))} for {times}{cache.n_ctx} tokens"
+    try:
+        with naming_what_fails(what, device, what_fits):
+            return make_cache(
+                **sizes,
+                n_ctx=cache.n_ctx,
+                n_sequences=cache.n_sequences,
+                segments=segments,
+                device=device,
+                kv_scales=cache.kv_scales,
+            )
+    except (RuntimeError, MemoryError) as error:
+        raise LocalKVError(
+            f"{what} does not fit the memory", hint="use a smaller context (-c)"
+        ) from error

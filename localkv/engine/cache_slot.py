@@ -1,0 +1,206 @@
+"""One sequence of the cache, of which several texts may make use by turns.
+
+Whoever goes on with a text says what it is (`Text`). Where the slot has served another since, the
+rows that are missing are evaluated again, each as what it was: a prompt's token or a generated one,
+for which a backend may have kernels of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from threading import Event
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from localkv.cache.kv_cache import KVCache
+from localkv.engine.decode_loop import DecodeLoop
+from localkv.kernels.device_memory import Room, naming_what_fails
+from localkv.model import Transformer
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Text:
+    """Tokens that are evaluated one after the other.
+
+    Attributes:
+        ids: all of them; whoever owns the text adds to them.
+        n_prompt: so many came at once, as a prompt; those behind were drawn one by one.
+    """
+
+    ids: list[int]
+    n_prompt: int
+
+
+class CacheSlot:
+    """A sequence, and which tokens its rows are of.
+
+    Everything but `turn` is to be called in a turn.
+
+    Args:
+        model: weights on a backend, whose `turns` are ours.
+        cache: has room for the sequence.
+        n_batch: most prompt tokens evaluated at a time.
+        exact: of the rows that are held, take only those for a text's prompt that were a prompt's
+            before, and those for what it generated that were generated.
+        check_source: called before a batch is evaluated; raises if the weights are no longer what
+            was loaded.
+
+    Attributes:
+        ids: the tokens whose rows the cache holds.
+        generated: whether each was evaluated as a generated one.
+        loop: decodes from fixed buffers, where the backend records.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        n_batch: int,
+        *,
+        exact: bool,
+        check_source: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.model = model
+        self.exact = exact
+        self.check_source = check_source
+        self.cache = cache
+        self.n_batch = n_batch
+        self.loop = DecodeLoop(model, cache) if model.backend.records else None
+        self.sequence = cache.new_sequence()
+        self.ids: list[int] = []
+        self.generated: list[bool] = []
+        self._text: Text | None = None
+        self._unfinished = False
+        self._n_threads = torch.get_num_threads()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether other threads wait for the one whose turn it is."""
+        return self.model.backend.turns.are_wanted
+
+    def turn(self, work: Callable[[], T], cancel: Event | None = None) -> T:
+        """Do `work` when no other thread runs the model; see `Turns.run`."""
+        return self.model.backend.turns.run(lambda: self._worked(work), cancel)
+
+    def _worked(self, work: Callable[[], T]) -> T:
+        # torch keeps a number for each thread, and sums are split by it
+        if torch.get_num_threads() != self._n_threads:
+            torch.set_num_threads(self._n_threads)
+        if self._unfinished:
+            self._start_over()
+        self._unfinished = True
+        result = work()
+        self._unfinished = False
+        return result
+
+    def _start_over(self) -> None:
+        """Forget all rows: work that broke off may have left anything."""
+        self.ids, self.generated, self._text = [], [], None
+        self.cache.drop(self.sequence)
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from position `length` on."""
+        self._text = None
+        self.cache.truncate(self.sequence, length)
+        del self.ids[length:], self.generated[length:]
+
+    def evaluate(
+        self,
+        ids: Sequence[int],
+        logits: Literal["last", "all"] = "last",
+        *,
+        generated: bool = False,
+    ) -> Tensor:
+        """Run `ids`, in one batch, after those that are held: float32 [1 or len(ids), n_vocab].
+
+        Raises:
+            LocalKVError: they do not fit the context.
+        """
+        if len(ids) > 1:
+            self.check_source()
+        if self.loop is not None and len(ids) == 1:
+            with self.scratch_of(1):
+                out = self.loop.logits(self.sequence, ids[0])
+        else:
+            out = self.forward(self.model, ids, logits, generated=generated)
+        self.sequence.length += len(ids)
+        self.ids.extend(ids)
+        self.generated.extend([generated] * len(ids))
+        return out
+
+    def forward(
+        self,
+        model: Transformer,
+        ids: Sequence[int],
+        logits: Literal["last", "all"],
+        *,
+        generated: bool,
+    ) -> Tensor:
+        """Run `model` on `ids` after the tokens that are held, of which they are none yet."""
+        batch = self.cache.batch([(self.sequence, ids)], logits=logits, generated=generated)
+        with self.scratch_of(len(ids)), torch.inference_mode():
+            return model.forward(batch, self.cache)
+
+    def take(self, text: Text) -> int:
+        """Make the slot a text's; how many of its tokens are held, fewer than all."""
+        if self._text is not text:
+            self.truncate(self._held(text))
+            self._text = text
+        return self.sequence.length
+
+    def _held(self, text: Text) -> int:
+        """How many tokens of a text, but for its last, the slot holds rows of."""
+        for i, (ours, theirs) in enumerate(zip(self.ids, text.ids[:-1], strict=False)):
+            same_kind = self.generated[i] == (i >= text.n_prompt)
+            if ours != theirs or (self.exact and not same_kind):
+                return i
+        return min(len(self.ids), len(text.ids) - 1)
+
+    def is_taken_by(self, text: Text) -> bool:
+        """Whether nothing has been evaluated for others since `take`."""
+        return self._text is text
+
+    def logits(self, text: Text, cancel: Event) -> Tensor | None:
+        """Evaluate what is missing of the text that took the slot: the last token's logits.
+
+        Returns:
+            float32 [1, n_vocab], valid until the next call; None if it was cancelled.
+        """
+        out = None
+        ids, n_prompt = text.ids, text.n_prompt
+        while (at := self.sequence.length) < len(ids):
+            if cancel.is_set():
+                return None
+            generated = at >= n_prompt
+            most = 1 if generated and self.loop is not None else self.n_batch
+            end = min(at + most, len(ids) if generated else n_prompt)
+            out = self.evaluate(ids[at:end], generated=generated)
+        return out
+
+    def following(self, text: Text, tokens: Iterator[int]) -> int:
+        """The next token of the loop's `tokens`, which stores the row of the text's last."""
+        with self.scratch_of(1):
+            token = next(tokens)
+        self.sequence.length += 1
+        self.ids.append(text.ids[-1])
+        self.generated.append(True)
+        return token
+
+    def scratch_of(self, n_tokens: int) -> AbstractContextManager[None]:
+        """Name what fails if the GPU has no room to run so many tokens."""
+
+        def hint(room: Room) -> str:
+            if n_tokens == 1:
+                return "use a smaller context (-c), or smaller types of K and V (-ctk, -ctv)"
+            return "use a smaller batch (-b) or a smaller context (-c)"
+
+        what = (
+            f"the scratch of a batch of {n_tokens} tokens" if n_tokens > 1 else "a step's scratch"
+        )
+        return naming_what_fails(what, self.model.backend.device, hint)

@@ -1,0 +1,252 @@
+"""Decoding from buffers that stay where they are, so that a GPU can repeat a step without the host.
+
+A step takes one token, stores its K and V, and yields logits or, with a draw, the next token. It
+reads positions, page tables and the token itself from the device's memory and leaves them ready for
+the next step. On a GPU it is recorded once per `Bucket` as a CUDA graph: then a token costs one
+launch, and the host reads a token while the next is computed. Elsewhere the same function runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from localkv.cache.kv_cache import Batch, KVCache, SegmentBatch, Sequence
+from localkv.cache.layout import PAGE_TOKENS, pages_for
+from localkv.model import Transformer
+
+Draw = Callable[[Tensor, Tensor], Tensor]
+"""(logits float32 [1, n_vocab], int64 [2]: seed and number of the draw) -> token ids int64 [1]; on
+the device, without asking the host. Of two that are equal one may serve for both."""
+
+Step = Callable[[], Tensor]
+"""Runs on the buffers and yields logits or the next token, valid until the next step."""
+
+WARM_UP_STEPS = 2
+"""Steps before one is recorded: the first may compile kernels and allocate."""
+MANY_DRAWS = 8
+"""Ways to draw whose recordings are kept."""
+
+
+@dataclass
+class Bucket:
+    """The steps of a context of so many pages: one grid and one set of buffers.
+
+    Attributes:
+        batch: what the model is run on; its tensors are written to in place.
+        segment: index of the segment in which new rows are stored.
+        pages: of each segment, the ids that its page table was filled with.
+        steps: by draw (None for logits), what runs a step.
+    """
+
+    batch: Batch
+    segment: int
+    pages: list[list[int]]
+    steps: dict[Draw | None, Step] = field(default_factory=dict)
+
+
+class DecodeLoop:
+    """Decodes one sequence of a cache, token by token.
+
+    Args:
+        model: on a backend whose launches can be recorded.
+        cache: whose sequence is decoded.
+        records: on a GPU steps are recorded; else they are launched each time.
+    """
+
+    def __init__(self, model: Transformer, cache: KVCache, *, records: bool = True) -> None:
+        self.model = model
+        self.cache = cache
+        self.records = records
+        self.device = model.backend.device
+        self._buckets: dict[tuple[int, int], Bucket] = {}
+        self._token = self._zeros(1)
+        self._position = self._zeros(1)
+        self._random = self._zeros(2)
+        self._draws: list[Draw] = []
+        self._graph_memory: tuple[int, int] | None = None
+
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype, device=self.device)
+
+    def warm_up(self, sequence: Sequence) -> None:
+        """Record the steps of every bucket, so that none is recorded while a user waits.
+
+        The sequence must be empty, and is so again afterwards.
+        """
+        for first, end in self.cache.bounds:
+            n_pages = 1
+            while first < end:
+                length = min(end, first + n_pages * PAGE_TOKENS)
+                sequence.length = length - 1
+                self.logits(sequence, 0)
+                if length == end:
+                    break
+                n_pages *= 2
+        self.cache.truncate(sequence, 0)
+
+    def logits(self, sequence: Sequence, token: int) -> Tensor:
+        """Logits behind `token`, which comes after the sequence's: float32 [1, n_vocab].
+
+        The sequence's length stays as it is. The result is valid until the next step.
+
+        Raises:
+            LocalKVError: the token does not fit the context.
+        """
+        bucket = self._place(sequence, sequence.length)
+        self._token.fill_(token)
+        self._position.fill_(sequence.length)
+        return self._step(bucket, None)()
+
+    def tokens(
+        self, sequence: Sequence, token: int, draw: Draw, *, seed: int, number: int, limit: int
+    ) -> Iterator[int]:
+        """The next tokens, each drawn on the device from the logits behind the last.
+
+        While one is on its way to the host the next is computed, so a reader who stops leaves one
+        more row in the cache than tokens. The caller sets the sequence's length, at any time.
+
+        Args:
+            sequence: as it is when the first token is asked for.
+            token: the first one whose K and V are not stored yet.
+            draw: how tokens are drawn.
+            seed, number: of the first draw; the following ones count on.
+            limit: tokens to draw at most; the context must have room for as many rows.
+
+        Raises:
+            LocalKVError: they do not fit the context.
+        """
+        self._token.fill_(token)
+        self._position.fill_(sequence.length)
+        self._random.copy_(torch.tensor([seed, number]))
+        waiting: Readback | None = None
+        for position in range(sequence.length, sequence.length + limit):
+            bucket = self._place(sequence, position)
+            arriving = Readback(self._step(bucket, draw)())
+            if waiting is not None:
+                yield waiting.value()
+            waiting = arriving
+        if waiting is not None:
+            yield waiting.value()
+
+    def _place(self, sequence: Sequence, position: int) -> Bucket:
+        """The bucket for a token at `position`, its page tables filled."""
+        self.cache.reserve(sequence, position + 1)
+        segment = max(i for i, (first, _) in enumerate(self.cache.bounds) if first <= position)
+        n_pages = pages_for(position + 1 - self.cache.bounds[segment][0])
+        width = min(self.cache.pools[segment].n_pages, 1 << (n_pages - 1).bit_length())
+        if (segment, width) not in self._buckets:
+            self._buckets[segment, width] = self._new_bucket(segment, width)
+        bucket = self._buckets[segment, width]
+        for i, (known, pages) in enumerate(zip(bucket.pages, sequence.pages, strict=True)):
+            table = bucket.batch.segments[i].page_table
+            wanted = pages[: table.shape[1]]
+            if known != wanted:
+                bucket.pages[i] = []  # should an exception come now
+                table[0, : len(wanted)].copy_(torch.tensor(wanted), non_blocking=True)
+                bucket.pages[i] = wanted
+        return bucket
+
+    def _new_bucket(self, segment: int, width: int) -> Bucket:
+        parts = []
+        for i, (first, end) in enumerate(self.cache.bounds):
+            n_new = int(i == segment)
+            n_rows = width * PAGE_TOKENS if n_new else end - first if i < segment else 0
+            parts.append(
+                SegmentBatch(
+                    page_table=self._zeros(1, max(1, pages_for(n_rows))),
+                    lengths=(n_rows,),
+                    length_table=self._zeros(1, dtype=torch.int32) + n_rows,
+                    first_position=first,
+                    tokens=self._zeros(n_new),
+                    slots=self._zeros(n_new),
+                )
+            )
+        batch = Batch(
+            token_ids=self._token,
+            positions=self._position,
+            starts=(0, 1),
+            start_table=torch.arange(2, dtype=torch.int32, device=self.device),
+            segments=tuple(parts),
+            logit_rows=self._zeros(1),
+            generated=(True,),
+        )
+        return Bucket(batch, segment, [[] for _ in parts])
+
+    def _step(self, bucket: Bucket, draw: Draw | None) -> Step:
+        if draw not in bucket.steps:
+            if draw is not None and draw not in self._draws:
+                self._draws.append(draw)
+                if len(self._draws) > MANY_DRAWS:
+                    forgotten = self._draws.pop(0)
+                    for other in self._buckets.values():
+                        other.steps.pop(forgotten, None)
+            bucket.steps[draw] = self._record(lambda: self._run(bucket, draw))
+        return bucket.steps[draw]
+
+    def _run(self, bucket: Bucket, draw: Draw | None) -> Tensor:
+        part = bucket.batch.segments[bucket.segment]
+        with torch.inference_mode():
+            row = self._position - part.first_position
+            part.length_table.copy_(row + 1)
+            page = part.page_table[0].gather(0, row // PAGE_TOKENS)
+            part.slots.copy_(page * PAGE_TOKENS + row % PAGE_TOKENS)
+            logits = self.model.forward(bucket.batch, self.cache)
+            if draw is None:
+                return logits
+            self._token.copy_(draw(logits, self._random))
+            self._position.add_(1)
+            self._random[1].add_(1)
+            return self._token
+
+    def _record(self, step: Step) -> Step:
+        """What repeats `step`; nothing has changed when this returns."""
+        if self.device.type != "cuda" or not self.records:
+            return step
+        state = (self._token, self._position, self._random)
+        kept = [buffer.clone() for buffer in state]
+
+        def restore() -> None:
+            for buffer, value in zip(state, kept, strict=True):
+                buffer.copy_(value)
+
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_STEPS):
+                step()
+                restore()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_memory):  # type: ignore[arg-type]
+            result = step()
+        self._graph_memory = graph.pool()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
+class Readback:
+    """A token on its way to the host."""
+
+    def __init__(self, token: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if token.device.type != "cuda":
+            self._host = token.clone()
+            return
+        self._host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+        self._host.copy_(token, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def value(self) -> int:
+        """Wait for it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return int(self._host[0])

@@ -1,0 +1,264 @@
+"""Token ids in, token ids out: prefill in chunks, decode, cancel, prefix reuse, figures.
+
+Knows nothing of text: stop strings, templates and detokenising are the layer's above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from threading import Event
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.kv_cache import Sequence as CachedSequence
+from localkv.cache.scales import check_scales
+from localkv.config import CacheConfig
+from localkv.engine.cache_room import allocated_cache
+from localkv.engine.cache_slot import CacheSlot, Text
+from localkv.engine.decode_loop import DecodeLoop
+from localkv.engine.generation import Generation
+from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.model import Transformer
+from localkv.sampling.sampler import Sampler
+
+WARM_UP_TOKENS = 16
+"""A prompt of so many tokens uses the kernels that long prompts use, where these are not recorded
+on a GPU."""
+
+
+class Engine:
+    """A model with a KV cache that holds one sequence.
+
+    The cache keeps the tokens of the last call; a prompt that starts with them is only evaluated
+    from where it differs.
+
+    Threads may call it at the same time: they take turns, first come, first served, and each call
+    of the model is one turn. Generations and `logit_batches` take one for each step, and go on
+    where they were if others came in between. So do engines of the same backend. After an
+    exception in a turn, Ctrl-C for one, the cache starts empty.
+
+    Args:
+        model: weights on a backend.
+        cache: types and context length.
+        n_batch: most prompt tokens evaluated at a time.
+        exact: evaluate what was generated once more where it has become part of a prompt, so that,
+            on a CPU, a generation does not depend on those before it. Else its rows are reused.
+        make_cache: takes what `KVCache` takes; measurements make another one.
+        check_source: called before anything is evaluated; raises if the weights are no longer what
+            was loaded.
+
+    Raises:
+        UsageError: a type's scales are missing or not this model's.
+        LocalKVError: the cache does not fit the memory. Of all methods: this is a fork of the
+            process that made the engine, or the thread is in a turn already (a signal handler).
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: CacheConfig,
+        *,
+        n_batch: int = 512,
+        exact: bool = True,
+        make_cache: Callable[..., KVCache] = KVCache,
+        check_source: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.model = model
+        self.check_source = check_source
+        self.n_batch = n_batch
+        self.n_ctx = cache.n_ctx
+        check_scales(cache, model.config)
+        self.cache = allocated_cache(model, cache, make_cache)
+        self.slot = CacheSlot(model, self.cache, n_batch, exact=exact, check_source=check_source)
+
+    @property
+    def loop(self) -> DecodeLoop | None:
+        """Decodes from fixed buffers, where the backend records."""
+        return self.slot.loop
+
+    @property
+    def sequence(self) -> CachedSequence:
+        """The rows of the cache."""
+        return self.slot.sequence
+
+    @property
+    def cached_ids(self) -> list[int]:
+        """The tokens whose rows the cache holds."""
+        return self.slot.ids
+
+    def reset(self) -> None:
+        """Forget the cached tokens."""
+        self.truncate(0)
+
+    def truncate(self, length: int) -> None:
+        """Forget the cached tokens from position `length` on."""
+        self.slot.turn(lambda: self.slot.truncate(length))
+
+    def warm_up(self) -> None:
+        """Run the model on some tokens and forget them, so that all kernels it needs are compiled.
+
+        On a GPU a product's tiles depend on the number of tokens, each size from one power of two
+        to another at least; so every power of two is run. Where weights may still be in a file and
+        products are compiled when these are prepared, one layer has all the rest.
+        """
+        self.slot.turn(self._warm_up)
+
+    def _warm_up(self) -> None:
+        if self.loop is None:
+            for n_tokens in (min(self.n_ctx, WARM_UP_TOKENS), 1):
+                self._try(self.model.first_layers(1), n_tokens)
+            self.slot.truncate(0)
+            return
+        most = min(self.n_ctx, self.n_batch)
+        # the longest first: if there is no room for its scratch, that shows at once
+        sizes = sorted({most, *(1 << i for i in range(most.bit_length()))} - {1}, reverse=True)
+        if self.model.backend.compile_together is not None:
+            self.model.backend.compile_together(lambda: self._rehearse(sizes))
+        for n_tokens in sizes:
+            self._try(self.model, n_tokens)
+        self.slot.truncate(0)
+        with self.slot.scratch_of(1):
+            self.loop.warm_up(self.sequence)
+
+    def _rehearse(self, sizes: list[int]) -> None:
+        """Launch what `warm_up` does on a GPU, but each kind of layer once."""
+        model = self.model.one_of_each_layer()
+        for n_tokens in sizes:
+            self._try(model, n_tokens)
+        self.slot.truncate(0)
+        with self.slot.scratch_of(1):
+            DecodeLoop(model, self.cache, records=False).warm_up(self.sequence)
+
+    def _try(self, model: Transformer, n_tokens: int) -> None:
+        """Run `model` on so many tokens at the start of the context; none of them counts.
+
+        One token is a generated one, more are a prompt's.
+        """
+        self.slot.truncate(0)
+        self.slot.forward(model, [0] * n_tokens, "last", generated=n_tokens == 1)
+
+    def evaluate(
+        self,
+        ids: Sequence[int],
+        logits: Literal["last", "all"] = "last",
+        *,
+        generated: bool = False,
+    ) -> Tensor:
+        """Run `ids`, in one batch, after the cached ones: float32 [1 or len(ids), n_vocab].
+
+        On the CPU logits depend on the tokens and on which of them were `generated`, bit for bit,
+        and not on how they are batched.
+
+        Raises:
+            LocalKVError: they do not fit the context, or one is not in the vocabulary.
+        """
+        self._check_ids(ids)
+
+        def work() -> Tensor:
+            self.slot.truncate(len(self.slot.ids))  # whoever had the slot has it no more
+            return self.slot.evaluate(ids, logits, generated=generated)
+
+        return self.slot.turn(work)
+
+    def _check(self, ids: Sequence[int]) -> None:
+        self.check_source()
+        if not ids:
+            raise LocalKVError("there is nothing to evaluate: the prompt has no tokens")
+        if len(ids) > self.n_ctx:
+            raise ContextOverflowError(
+                f"the prompt has {len(ids)} tokens, but the context holds {self.n_ctx}",
+                hint=f"use a context of at least {len(ids)} (-c) or a shorter prompt",
+            )
+        self._check_ids(ids)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """No backend looks at ids: they are indices of the embedding's rows."""
+        n_vocab = self.model.config.n_vocab
+        for token in ids:
+            if not 0 <= token < n_vocab:
+                raise LocalKVError(f"token id {token} is not in the vocabulary of {n_vocab}")
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """Logits of every position, through the cache: float32 [len(ids), n_vocab] on the CPU.
+
+        Raises:
+            ContextOverflowError: more ids than the context holds.
+        """
+        self._check(ids)
+        out = torch.empty(len(ids), self.model.config.n_vocab)
+
+        def work() -> None:
+            self.slot.truncate(0)
+            for start in range(0, len(ids), self.n_batch):
+                part = self.slot.evaluate(ids[start : start + self.n_batch], "all")
+                out[start : start + len(part)] = part
+
+        self.slot.turn(work)
+        return out
+
+    def logit_batches(self, ids: Sequence[int], *, first: int = 0) -> Iterator[Tensor]:
+        """Logits of the positions from `first` on, a batch at a time, on the backend's device.
+
+        Nobody has to hold those of a whole context: float32 [at most n_batch, n_vocab] each. A part
+        is valid until the next is asked for, or another thread calls the engine.
+
+        Raises:
+            ContextOverflowError: more ids than the context holds.
+        """
+        self._check(ids)
+        text = Text(list(ids), len(ids))
+        bounds = [*range(0, first, self.n_batch), *range(first, len(ids), self.n_batch), len(ids)]
+        parts = list(pairwise(bounds))
+
+        def run_up_to(number: int) -> Tensor:
+            """The parts that are missing; the logits of the last of them."""
+            if not self.slot.is_taken_by(text):
+                self.slot.truncate(0)
+                self.slot.take(text)
+            for start, end in parts[:number]:
+                if self.sequence.length <= start:
+                    self.slot.evaluate(ids[start:end])
+            start, end = parts[number]
+            return self.slot.evaluate(ids[start:end], "all")
+
+        for number, (start, _) in enumerate(parts):
+            if start >= first:
+                yield self.slot.turn(partial(run_up_to, number))
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        sampler: Sampler,
+        max_tokens: int | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+        cancel: Event | None = None,
+    ) -> Generation:
+        """Continue a prompt.
+
+        Args:
+            prompt_ids: the whole prompt; what the cache still holds of it is reused.
+            sampler: draws the tokens; it is told those of the prompt first.
+            max_tokens: most tokens to draw; None goes on to the end of the context.
+            stop_ids: tokens that end the generation.
+            cancel: looked at while other threads have their turn, before every chunk of the prompt
+                and before every token.
+
+        Raises:
+            ContextOverflowError: the prompt is longer than the context; nothing was computed.
+        """
+        self._check(prompt_ids)
+        return Generation(
+            self.slot,
+            prompt_ids,
+            sampler,
+            n_ctx=self.n_ctx,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            cancel=cancel or Event(),
+        )

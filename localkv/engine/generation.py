@@ -1,0 +1,225 @@
+"""One generation: a text of its own, a sampler, and where it ends."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import Event
+from typing import Literal
+
+import torch
+
+from localkv.engine.cache_slot import CacheSlot, Text
+from localkv.errors import LocalKVError
+from localkv.sampling.device_draw import NO_TOKEN, device_draw
+from localkv.sampling.sampler import Sampler
+from localkv.system.turns import CancelledWaitError
+
+LEAST_SHARE = 0.05
+"""Seconds of tokens that a generation draws, at least, in a turn that others wait for."""
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass
+class GenerationStats:
+    """Counts and seconds of one generation, filled in while it runs.
+
+    `n_prompt` counts the whole prompt, of which `n_reused` tokens were still in the cache.
+    `decode_seconds` covers the tokens after the first: the first comes with the prompt. Waiting for
+    other threads is not counted, what has to be evaluated again because of them is.
+    """
+
+    n_prompt: int = 0
+    n_reused: int = 0
+    n_generated: int = 0
+    prompt_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Prompt tokens evaluated (not reused) per second."""
+        return _rate(self.n_prompt - self.n_reused, self.prompt_seconds)
+
+    @property
+    def decode_per_second(self) -> float:
+        """Tokens decoded per second."""
+        return _rate(self.n_generated - 1, self.decode_seconds)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0
+
+
+class Generation(Iterator[int]):
+    """The token ids of one generation, as they are drawn.
+
+    Nothing is held between two tokens: the engine may do other work, for other generations, too,
+    and this one goes on as if it had been alone. An exception ends it ("cancelled"). One thread at
+    a time may ask for tokens.
+
+    Args:
+        slot: whose turns it takes.
+        prompt_ids: the whole prompt, at most `n_ctx`.
+        sampler: draws the tokens; it is told those of the prompt first.
+        n_ctx: tokens of context.
+        max_tokens: most tokens to draw; None goes on to the end of the context.
+        stop_ids: tokens that end the generation.
+        cancel: looked at before every chunk of the prompt and before every token.
+
+    Attributes:
+        stats: counts and seconds so far.
+        finish_reason: None while it runs, then "stop" (a stop token, which is not part of the
+            ids), "length" (`max_tokens` or the end of the context) or "cancelled".
+        context_full: it ended because the context did.
+    """
+
+    def __init__(
+        self,
+        slot: CacheSlot,
+        prompt_ids: Sequence[int],
+        sampler: Sampler,
+        *,
+        n_ctx: int,
+        max_tokens: int | None,
+        stop_ids: frozenset[int],
+        cancel: Event,
+    ) -> None:
+        self.stats = GenerationStats(n_prompt=len(prompt_ids))
+        self.finish_reason: FinishReason | None = None
+        self.context_full = False
+        self._slot = slot
+        self._text = Text(list(prompt_ids), len(prompt_ids))
+        self._sampler = sampler
+        self._draw = None if slot.loop is None else device_draw(sampler.params)
+        self._tokens: Iterator[int] | None = None
+        room = n_ctx - len(prompt_ids)
+        self._budget = room if max_tokens is None else min(max_tokens, room)
+        self._fills_context = max_tokens is None or room < max_tokens
+        self._stop_ids = stop_ids
+        self._cancel = cancel
+        self._ready = deque[tuple[int, float]]()
+        self._end: FinishReason | None = None
+        self._error: Exception | None = None
+
+    def __next__(self) -> int:
+        if self.finish_reason is not None:
+            raise StopIteration
+        if self._ready:
+            if self._cancel.is_set():
+                self._finish("cancelled")
+        elif self.stats.n_generated < self._budget and self._end is None:
+            self._take_turn()
+        if self.finish_reason is not None or not self._ready:
+            self._finish(self.finish_reason or self._end or "length")
+            raise StopIteration
+        token, seconds = self._ready.popleft()
+        stats = self.stats
+        if stats.n_generated:
+            stats.decode_seconds += seconds
+        stats.n_generated += 1
+        if stats.n_generated == self._budget:
+            self._finish("length")
+        return token
+
+    def _take_turn(self) -> None:
+        try:
+            if self._error is not None:
+                raise self._error
+            self._slot.turn(self._fetch, self._cancel)
+        except CancelledWaitError:
+            self._finish("cancelled")
+        except BaseException as error:
+            if not self._ready or not isinstance(error, Exception):
+                self._finish("cancelled")
+                raise
+            self._error = error  # who asks for more than what was drawn before is told
+
+    def close(self) -> None:
+        """End it, as `cancel` does."""
+        if self.finish_reason is None:
+            self._finish("cancelled")
+
+    def _finish(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        self.context_full = reason == "length" and self._fills_context
+        self._tokens = None
+        self._ready.clear()
+
+    def _fetch(self) -> None:
+        """Draw a token; and more, while others wait, as every change has its price.
+
+        The others then have the rows evaluated that they lack. So at least half of the time goes
+        into new tokens, whoever takes turns.
+        """
+        started = time.perf_counter()
+        self._fetch_one()
+        if not self._slot.is_wanted:
+            return
+        fetched = time.perf_counter()
+        until = fetched + max(LEAST_SHARE, fetched - started)
+        while self._slot.is_wanted and time.perf_counter() < until and not self._has_all:
+            self._fetch_one()
+
+    @property
+    def _has_all(self) -> bool:
+        n_drawn = len(self._text.ids) - self._text.n_prompt
+        return self._end is not None or n_drawn >= self._budget
+
+    def _fetch_one(self) -> None:
+        started = time.perf_counter()
+        token = self._drawn()
+        if token is None:
+            self._end = "cancelled"
+        elif token in self._stop_ids:
+            self._end = "stop"
+        else:
+            self._sampler.accept(token)
+            self._text.ids.append(token)
+            self._ready.append((token, time.perf_counter() - started))
+
+    def _drawn(self) -> int | None:
+        """The next token, or None if it was cancelled."""
+        slot, text = self._slot, self._text
+        if self._tokens is not None and slot.is_taken_by(text):
+            if self._cancel.is_set():
+                return None
+            return _checked(slot.following(text, self._tokens))
+        number = len(text.ids) - text.n_prompt
+        started = time.perf_counter()
+        reused = slot.take(text)
+        if number == 0:
+            self.stats.n_reused = reused
+            for token in text.ids:
+                self._sampler.accept(token)
+        logits = slot.logits(text, self._cancel)
+        if number == 0:
+            self.stats.prompt_seconds = time.perf_counter() - started
+            if self._cancel.is_set():
+                return None
+        if logits is None:
+            return None
+        if self._draw is None:
+            return self._sampler.sample(logits[0].cpu().numpy())
+        seed = self._sampler.seed
+        token = _checked(
+            int(self._draw(logits, torch.tensor([seed, number], device=logits.device)))
+        )
+        assert slot.loop is not None
+        self._tokens = slot.loop.tokens(
+            slot.sequence,
+            token,
+            self._draw,
+            seed=seed,
+            number=number + 1,
+            limit=self._budget - number - 1,
+        )
+        return token
+
+
+def _checked(token: int) -> int:
+    if token == NO_TOKEN:
+        raise LocalKVError("the model produced NaN or infinite logits")
+    return token

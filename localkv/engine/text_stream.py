@@ -1,0 +1,177 @@
+"""From token ids to text: pieces as they come, stop strings, and what is known at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import Protocol
+
+from localkv.engine.generation import FinishReason, Generation, GenerationStats
+
+
+class TokenDecoder(Protocol):
+    """Turns ids into text that never ends within a character."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished generation.
+
+    Attributes:
+        text: without the stop string that ended it.
+        finish_reason: "stop", "length" or "cancelled".
+        usage: token counts.
+        timings: seconds and rates.
+        seed: of the sampler that drew it.
+        context_full: it ended with "length" because the context did.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    seed: int
+    context_full: bool = False
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts, with OpenAI's names; `cached_tokens` of the prompt were not evaluated again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds, and tokens per second, of the prompt and of decoding."""
+
+    prompt_seconds: float
+    prompt_per_second: float
+    decode_seconds: float
+    decode_per_second: float
+
+
+class StopStrings:
+    """Ends a text where one of several strings begins, holding back what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = tuple(stop for stop in stops if stop)
+        self.held = ""
+        self.hit = False
+
+    def push(self, piece: str) -> str:
+        """Text that is certain; after a hit, the text before the stop string."""
+        text = self.held + piece
+        starts = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
+        if starts:
+            self.hit, self.held = True, ""
+            return text[: min(starts)]
+        keep = max((_overlap(text, stop) for stop in self.stops), default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back, now that no more comes."""
+        held, self.held = self.held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[len(text) - size :]):
+            return size
+    return 0
+
+
+class TextStream(Iterator[str]):
+    """Pieces of text as they are generated; `completion` once they are exhausted.
+
+    Between two pieces it holds nothing: other calls, and other streams of the same model, may come
+    in between, and the text stays what it would have been without them. Threads may share it; each
+    piece goes to one of them. An exception, such as Ctrl-C, while a piece is made ends it, with
+    "cancelled". Closing it, or leaving it, keeps what was evaluated in the cache.
+    """
+
+    def __init__(
+        self, generation: Generation, decoder: TokenDecoder, stops: Sequence[str], seed: int
+    ) -> None:
+        self.generation = generation
+        self.seed = seed
+        self._decoder = decoder
+        self._stops = StopStrings(stops)
+        self._text: list[str] = []
+        self._finish_reason: FinishReason | None = None
+        self._one_at_a_time = RLock()
+
+    def __next__(self) -> str:
+        with self._one_at_a_time:
+            piece = ""
+            try:
+                while not piece and self._finish_reason is None:
+                    piece = self._next_piece()
+                    self._text.append(piece)
+            except BaseException:
+                self.close()
+                raise
+            if not piece:
+                raise StopIteration
+            return piece
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Counts and seconds so far."""
+        return self.generation.stats
+
+    def close(self) -> None:
+        """End it, with "cancelled" unless it has ended."""
+        with self._one_at_a_time:
+            self.generation.close()
+            if self._finish_reason is None:
+                self._finish_reason = "cancelled"
+
+    def _next_piece(self) -> str:
+        """What the next token adds to the text, which may be nothing yet."""
+        token = next(self.generation, None)
+        piece = self._decoder.flush() if token is None else self._decoder.push(token)
+        piece = self._stops.push(piece)
+        if self._stops.hit:
+            self._finish_reason = "stop"
+        elif token is None:
+            piece += self._stops.flush()
+            self._finish_reason = self.generation.finish_reason
+        return piece
+
+    @property
+    def completion(self) -> Completion:
+        """Everything about the generation; reads the rest of it first."""
+        for _ in self:
+            pass
+        assert self._finish_reason is not None
+        stats = self.stats
+        return Completion(
+            text="".join(self._text),
+            finish_reason=self._finish_reason,
+            usage=Usage(
+                prompt_tokens=stats.n_prompt,
+                completion_tokens=stats.n_generated,
+                total_tokens=stats.n_prompt + stats.n_generated,
+                cached_tokens=stats.n_reused,
+            ),
+            timings=Timings(
+                prompt_seconds=stats.prompt_seconds,
+                prompt_per_second=stats.prompt_per_second,
+                decode_seconds=stats.decode_seconds,
+                decode_per_second=stats.decode_per_second,
+            ),
+            seed=self.seed,
+            context_full=self._finish_reason == "length" and self.generation.context_full,
+        )

@@ -1,0 +1,84 @@
+"""The registry of number formats: one line each, and no torch.
+
+`FORMATS` maps a name to its facts; `WEIGHT_FORMATS` maps ggml's type id to the formats that a
+weight may have; `KV_FORMATS` maps a name to those that the KV cache can store. Command-line
+choices, byte arithmetic, tests, documentation and benchmarks iterate these. Block layouts are
+those of ggml's `ggml-common.h`.
+"""
+
+from __future__ import annotations
+
+from localkv.formats.base import Plane, QuantFormat
+
+E4M3_LARGEST, E5M2_LARGEST = 448.0, 57344.0
+
+
+def _format(
+    name: str,
+    ggml_type: int | None,
+    block_size: int,
+    planes: dict[str, int],
+    *,
+    is_weight: bool = True,
+    is_cache: bool = False,
+) -> QuantFormat:
+    fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
+    return QuantFormat(
+        name,
+        ggml_type,
+        block_size,
+        fields,
+        is_weight=is_weight,
+        is_cache=is_cache,
+    )
+
+
+def _fp8(
+    name: str, largest: float, *, row: tuple[Plane, ...] = (), by_head_of: str = ""
+) -> QuantFormat:
+    """An 8-bit float for caches: `by_head_of` names the type whose codes it scales by head."""
+    return QuantFormat(
+        name,
+        None,
+        1,
+        (Plane("values", 1),),
+        is_weight=False,
+        is_cache=True,
+        row_planes=row,
+        scales_by_head=bool(by_head_of),
+        largest=largest,
+        shared_codec=by_head_of,
+    )
+
+
+_SCALE = (Plane("d", 2),)
+
+_ALL = (
+    _format("f32", 0, 1, {"values": 4}, is_cache=True),
+    _format("f16", 1, 1, {"values": 2}, is_cache=True),
+    _format("bf16", 30, 1, {"values": 2}, is_cache=True),
+    _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True),
+    _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True),
+    _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}, is_cache=True),
+    _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}, is_cache=True),
+    _format("q4_0", 2, 32, {"d": 2, "qs": 16}, is_cache=True),
+    _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}, is_cache=True),
+    _fp8("fp8_e4m3", E4M3_LARGEST),
+    _fp8("fp8_e4m3_head", E4M3_LARGEST, by_head_of="fp8_e4m3"),
+    _fp8("fp8_e4m3_token", E4M3_LARGEST, row=_SCALE),
+    _fp8("fp8_e5m2", E5M2_LARGEST),
+    _fp8("fp8_e5m2_head", E5M2_LARGEST, by_head_of="fp8_e5m2"),
+    _fp8("fp8_e5m2_token", E5M2_LARGEST, row=_SCALE),
+    _format("q2_K", 10, 256, {"scales": 16, "qs": 64, "d": 2, "dmin": 2}),
+    _format("q3_K", 11, 256, {"hmask": 32, "qs": 64, "scales": 12, "d": 2}),
+    _format("q4_K", 12, 256, {"d": 2, "dmin": 2, "scales": 12, "qs": 128}),
+    _format("q5_K", 13, 256, {"d": 2, "dmin": 2, "scales": 12, "qh": 32, "qs": 128}),
+    _format("q6_K", 14, 256, {"ql": 128, "qh": 64, "scales": 16, "d": 2}),
+    _format("iq4_xs", 23, 256, {"d": 2, "scales_h": 2, "scales_l": 4, "qs": 128}),
+)
+
+FORMATS = {fmt.name: fmt for fmt in _ALL}
+WEIGHT_FORMATS = {fmt.ggml_type: fmt for fmt in _ALL if fmt.is_weight and fmt.ggml_type is not None}
+KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache}
+
+__all__ = ["FORMATS", "KV_FORMATS", "WEIGHT_FORMATS", "Plane", "QuantFormat"]

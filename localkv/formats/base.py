@@ -1,0 +1,160 @@
+"""What every number format tells about itself.
+
+A format is one folder, and one line in the registry (`formats/__init__.py`). The line holds the
+facts below, which are free of torch, so that `--help`, `show` and the memory arithmetic can iterate
+them. The folder `<name>/` holds
+
+    reference.py    decode and, for cache types, encode in plain torch: what tests compare with
+    cpu.py          a cache type's rows on the CPU (`formats/cpu/`)
+    gpu_cache.py    a cache type's rows on a GPU (`formats/gpu/`)
+    gpu_weight.py   a weight type's matrices on a GPU (`formats/gpu/`)
+
+which kernels find by these names and import on first use (`QuantFormat.part`).
+
+A ggml *block* holds `block_size` values in `block_bytes` bytes, its fields one after the other.
+Kernels want each field in a *plane* of its own (structure of arrays), so a format lists its planes
+as byte ranges of the block: splitting and joining are generic and lossless. A cache type may have
+fields that occur once per row, too: its planes are those of the block, then those of the row.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+TILE_VALUES = 1 << 20
+"""Values of a weight decoded at a time: 4 MiB of float32, which stays in the last-level cache."""
+
+
+class Codec(Protocol):
+    """The functions that a format's file, `<codec_name>/reference.py`, holds."""
+
+    @staticmethod
+    def decode(planes: Sequence[Tensor]) -> Tensor:
+        """Decode planes (uint8 [..., n_blocks, plane bytes]) to float32 [..., n_blocks * size].
+
+        Planes of the row are uint8 [..., 1, plane bytes].
+        """
+        ...
+
+    @staticmethod
+    def encode(x: Tensor) -> tuple[Tensor, ...]:
+        """Encode float32 [..., n] to planes, with ggml's reference rounding. Cache types only."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One field of a block or row: its name (ggml's, where it has one) and bytes in each."""
+
+    name: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class QuantFormat:
+    """The facts about one number format.
+
+    Attributes:
+        name: as users write it, and ggml's lower-case name ("q4_0", "q4_K").
+        ggml_type: ggml's type id in files, or None if ggml has no such type.
+        block_size: values per block.
+        planes: the block's fields in ggml's order; their sizes add up to `block_bytes`.
+        is_weight, is_cache: where it can be used.
+        group_tokens: cache rows that are written together.
+        row_planes: fields that occur once per row (of head_dim values). Cache types only.
+        scales_by_head: rows are divided by a scale of their layer and KV head before they are
+            encoded, and multiplied by it once they are decoded. The scale is absmax / `largest`.
+            Codecs and kernels know nothing of it: `store_rotated` and `attention` apply it.
+        largest: the largest finite value, of types that have a use for it, else 0.
+        shared_codec: the name of the format whose file encodes and decodes, if not its own.
+    """
+
+    name: str
+    ggml_type: int | None
+    block_size: int
+    planes: tuple[Plane, ...]
+    is_weight: bool = True
+    is_cache: bool = False
+    group_tokens: int = 1
+    row_planes: tuple[Plane, ...] = ()
+    scales_by_head: bool = False
+    largest: float = 0.0
+    shared_codec: str = ""
+
+    @property
+    def all_planes(self) -> tuple[Plane, ...]:
+        """The planes of a block, then those of a row: in this order `encode` gives them."""
+        return (*self.planes, *self.row_planes)
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(plane.n_bytes for plane in self.planes)
+
+    def bits_per_value(self, row_values: int) -> float:
+        """Bits that a value takes with its share of scales, in rows of so many (head_dim)."""
+        row_bits = 8 * sum(plane.n_bytes for plane in self.row_planes)
+        return 8 * self.block_bytes / self.block_size + row_bits / row_values
+
+    @property
+    def shares_scale(self) -> bool:
+        """Whether an outlier costs the values beside it their precision, as a block's scale does.
+
+        Such a type gains by a rotation, which spreads outliers; a float type hardly does. Nor does
+        one whose rows of floats share a scale: that only moves the range of the exponents, and a
+        value keeps its precision until it is 2 ** 14 (e4m3) times smaller than the largest.
+        """
+        return self.block_size > 1
+
+    def row_bytes(self, n_values: int) -> int:
+        """Bytes of a row of `n_values`; a row must be a whole number of blocks."""
+        if n_values % self.block_size:
+            raise ValueError(f"{self.name}: {n_values} is no multiple of {self.block_size}")
+        row_fields = sum(plane.n_bytes for plane in self.row_planes)
+        return n_values // self.block_size * self.block_bytes + row_fields
+
+    @property
+    def codec_name(self) -> str:
+        """The name of the folder with what is known of this format's bytes."""
+        return (self.shared_codec or self.name).lower()
+
+    @property
+    def codec(self) -> Codec:
+        """The module of this format; the first use imports it, and torch with it."""
+        return cast(Codec, self.part("reference"))
+
+    def part(self, name: str) -> ModuleType:
+        """The file `<name>.py` of this format's folder.
+
+        Raises:
+            ModuleNotFoundError: there is none, so nothing of that kind is known of the format.
+        """
+        return importlib.import_module(f"localkv.formats.{self.codec_name}.{name}")
+
+    def has_part(self, name: str) -> bool:
+        """Whether this format's folder has a file `<name>.py`; imports nothing heavy."""
+        return (Path(__file__).parent / self.codec_name / f"{name}.py").exists()
+
+
+def split_blocks(fmt: QuantFormat, blocks: Tensor) -> tuple[Tensor, ...]:
+    """Views of each plane: uint8 [..., n * block_bytes] -> uint8 [..., n, plane bytes] each."""
+    import torch
+
+    n_blocks = blocks.shape[-1] // fmt.block_bytes
+    fields = blocks.view(*blocks.shape[:-1], n_blocks, fmt.block_bytes)
+    return torch.split(fields, [plane.n_bytes for plane in fmt.planes], dim=-1)
+
+
+def join_planes(planes: Sequence[Tensor]) -> Tensor:
+    """The inverse of `split_blocks`, as a new tensor: uint8 [..., n * block_bytes]."""
+    import torch
+
+    return torch.cat(tuple(planes), dim=-1).flatten(-2)

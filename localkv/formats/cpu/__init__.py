@@ -1,0 +1,21 @@
+"""How the CPU reads and writes each cache type: `<type>/cpu.py`, a Numba decoder and an encoder.
+
+A *unit* is what one decoder call yields: one vector of 16 values (types without blocks) or two
+(types with blocks of 32: values i and i + 16 of 16 tokens for K; values 0 to 15 and 16 to 31 of
+one token for V). `kernels/cpu/store/page_layout.py` orders a page's bytes so that a unit's bytes
+are consecutive on either side. The file holds
+
+    BLOCK                values per block: 16 or 32
+    SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1
+    decode(planes, u)    the codes of unit u as a tuple of BLOCK / 16 F32x16; `planes` are the
+                         addresses of four planes, in the format's order; unused ones are 0
+    OFFSET, quads(planes, u)
+                         integer types only: the codes of units u to u + 3 of K, as unsigned bytes
+                         that are OFFSET too large; values i, then values i + 16, as one I32x16
+                         each, with tokens in lanes and units in bytes (see `simd/quads.py`)
+    encode(x, planes, u) BLOCK floats at x + BLOCK u -> block u of a row; `planes` are the addresses
+                         of a row's fields in the format's order, as the pool has them
+
+Scale and minimum are applied by the kernel: once per block and token, not per value. These files
+know nothing of torch; `reference.py` beside them is the reference.
+"""

@@ -1,0 +1,1 @@
+"""f32: IEEE single precision, 4 bytes a value."""

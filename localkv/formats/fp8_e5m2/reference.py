@@ -1,0 +1,25 @@
+"""fp8_e5m2: 5 bits of exponent, 2 of mantissa (OCP's OFP8 E5M2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from localkv.formats.bits import as_bytes, reinterpret
+
+LARGEST = torch.finfo(torch.float8_e5m2).max
+
+
+def decode(planes: Sequence[Tensor]) -> Tensor:
+    """uint8 [..., n, 1] -> float32 [..., n]."""
+    return reinterpret(planes[0], torch.float8_e5m2).to(torch.float32).flatten(-2)
+
+
+def encode(x: Tensor) -> tuple[Tensor, ...]:
+    """[..., n] -> uint8 [..., n, 1], rounded to nearest even; what is larger becomes the largest.
+
+    Infinities do so too: an outlier costs its own precision, not the whole row's attention.
+    """
+    return (as_bytes(x.clamp(-LARGEST, LARGEST).to(torch.float8_e5m2)),)

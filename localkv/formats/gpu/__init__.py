@@ -1,0 +1,31 @@
+"""How a GPU reads and writes each type: Triton functions that kernels take as constants.
+
+Cache types: `<type>/gpu_cache.py`
+
+Pages have the pool's own layout: a plane is uint8 [pages, KV heads, 256, blocks, bytes]. So the
+rows of a page and head are one piece of memory, and a *row* is numbered as if all were one list:
+(page * n_kv_heads + head) * 256 + offset. The file holds
+
+    PRODUCT        how a tile is multiplied: "fp16", or as fp32, where fp16's range is too small:
+                   "tf32", which is exact for bf16, or "tf32x3", in three products
+    columns(WIDTH) -> the channels that the two halves of a tile hold, int32 [WIDTH / 2] each
+    read_tile(planes, first_row, valid, HEAD_DIM, WIDTH, PTX) -> two halves [rows, WIDTH / 2]
+    write_rows(planes, rows, valid, x, HEAD_DIM, WIDTH)
+
+Tiles come in halves because a byte of a 4-bit type holds two values, 16 channels apart: nothing has
+to be interleaved if queries and outputs are addressed accordingly. WIDTH is the power of two (at
+least 64) that HEAD_DIM is padded to; the padding reads as 0.
+
+`read_tile` reads the rows from `first_row` on (int64, the first of a tile within a page); those
+that aren't `valid` (bool [rows]) become 0, whatever bytes are there. `write_rows` packs fp32
+`x` [rows, WIDTH] into the `valid` ones of `rows` (int64) with the bytes of the format's own
+`encode`, save for the bits of a NaN.
+
+Weight types: `<type>/gpu_weight.py`
+
+A file's blocks interleave codes and scales in 18, 22, 34, ... bytes, which a GPU can only load two
+bytes at a time. So a matrix is laid out anew when it is loaded: each field in a *plane* of its own,
+codes in runs of 16 bytes, which one thread loads at once. Nothing is lost, and nothing but padding
+is added. One file per type holds a `LAYOUT`; kernels take its `read` as a compile-time argument, so
+no type has a kernel of its own.
+"""

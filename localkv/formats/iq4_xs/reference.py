@@ -1,0 +1,18 @@
+"""iq4_xs: iq4_nl's codebook, 8 groups of 32, `x = d (scale - 32) codebook[q]` (`block_iq4_xs`).
+
+The low 4 bits of the 8 scales are in `scales_l`, the high 2 in `scales_h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from localkv.formats.bits import half, iq4_values, iq4_xs_codes, less, scaled
+
+
+def decode(planes: Sequence[Tensor]) -> Tensor:
+    """d (fp16), scales_h, scales_l (2, 4 bytes), qs (128) -> float32 [..., n_blocks * 256]."""
+    d, scales_h, scales_l, qs = planes
+    return scaled(iq4_values(qs), half(d) * less(iq4_xs_codes(scales_h, scales_l), 32))

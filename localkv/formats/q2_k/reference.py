@@ -1,0 +1,19 @@
+"""q2_K: 2-bit codes, 16 groups of 16, `x = d scale q - dmin min` (ggml's `block_q2_K`).
+
+A byte of `scales` holds a group's scale in its low and its minimum in its high 4 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from localkv.formats.bits import bit_fields, half, scaled
+
+
+def decode(planes: Sequence[Tensor]) -> Tensor:
+    """scales (16 bytes), qs (64 bytes), d, dmin (fp16) -> float32 [..., n_blocks * 256]."""
+    scales, qs, d, dmin = planes
+    codes = bit_fields(qs, n_bits=2, run=32)
+    return scaled(codes, half(d) * (scales & 15), minimum=half(dmin) * (scales >> 4))

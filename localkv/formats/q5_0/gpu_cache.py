@@ -1,0 +1,46 @@
+"""q5_0: 5-bit codes less 16 and a scale; planes d, qh, qs."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.formats.gpu.five_bit_rows import load_five_bits
+from localkv.formats.gpu.planes import (
+    as_f16,
+    as_i32,
+    load_scales,
+    nibble_columns,
+    repeat,
+    store_rows,
+)
+from localkv.formats.gpu.rounding import (
+    in_blocks,
+    pack_fifth_bits,
+    pack_nibbles,
+    symmetric_codes,
+)
+from localkv.triton_primitives.fence import fence
+
+PRODUCT = "fp16"
+columns = nibble_columns
+
+
+@triton.jit
+def read_tile(
+    planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
+):
+    low, high = load_five_bits(
+        planes[2], planes[1], first_row, valid.shape[0], HEAD_DIM, WIDTH, 16, PTX
+    )
+    d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, 16)
+    d = repeat(d, 16)
+    return fence(low * d, PTX), fence(high * d, PTX)
+
+
+@triton.jit
+def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    d, codes = symmetric_codes(in_blocks(x), 5)
+    store_rows(as_f16(planes[0]), rows, valid, d.to(tl.float16), HEAD_DIM // 32)
+    store_rows(as_i32(planes[1]), rows, valid, pack_fifth_bits(codes), HEAD_DIM // 32)
+    store_rows(planes[2], rows, valid, pack_nibbles(codes), HEAD_DIM // 2)

@@ -1,0 +1,20 @@
+"""q6_K: 6-bit codes, 16 groups of 16, `x = d scale (q - 32)` (ggml's `block_q6_K`).
+
+Bits 0 to 3 of the codes are in `ql`, bits 4 and 5 in `qh`; the scales are signed bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from localkv.formats.bits import bit_fields, half, less, scaled
+
+
+def decode(planes: Sequence[Tensor]) -> Tensor:
+    """ql (128 bytes), qh (64), scales (16 int8), d (fp16) -> float32 [..., n_blocks * 256]."""
+    ql, qh, scales, d = planes
+    codes = bit_fields(ql, n_bits=4, run=64) | (bit_fields(qh, n_bits=2, run=32) << 4)
+    return scaled(less(codes, 32), half(d) * scales.view(torch.int8))

@@ -1,0 +1,168 @@
+"""What the CPU's attention workers are told: arrays of int64, read as named tuples.
+
+Both kinds of worker (`attention/rows.py`, `attention/blocks.py`) get the same `Job`; what only
+one of them reads is 0 for the other. Addresses are int64, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba import njit
+
+from localkv.kernels.cpu.attention.sizes import MOST_TILE_ROWS
+from localkv.simd.cpu_features import HAS_AVX512
+from localkv.simd.memory import get_i64, get_i64s
+
+TILE_ROWS, TILE_VECTORS = (MOST_TILE_ROWS, 2) if HAS_AVX512 else (6, 1)
+"""Rows and vectors whose products are in registers at once; the rows divide BLOCK_ROWS."""
+
+
+class Job(NamedTuple):
+    """One call.
+
+    Attributes:
+        next_piece, n_pieces: the piece of work to take next, and how many there are.
+        n_kv_heads, group, head_dim: sizes; `group` query heads share a KV head.
+        softmax_scale, softcap: the bits of these float32 (see `AttentionParams`).
+        k_block, v_block: values per block of the types.
+        k_affine: K's type has minima (decode).
+        k_digits, k_offset: K's kernel takes queries as digits, and codes that are so much too large
+            (decode).
+        k_ahead, v_ahead: cache lines to fetch at a time (decode).
+        k_kernel, v_kernel: addresses of the sides' kernels.
+        q, out, lse: float32 [tokens, n_heads, head_dim], the same, float32 [tokens, n_heads].
+        visible: int64 [tokens, 2], the first row of the segment that a token sees, and the end.
+        pieces: the table of pieces, for each of which there are n_kv_heads items.
+        sequences: the table of sequences (decode).
+        k_planes, v_planes: int64 [5, 2], address of a plane and its bytes per page and KV head.
+        scratch, scratch_floats: memory of the threads, and how much each has.
+        n_rows, n_tiles: rows of a sequence, padded to tiles, and tiles (decode).
+        n_parts: of all sequences, for each KV head (decode).
+        partial: results of parts, float32 [n_parts, n_kv_heads, n_rows * (head_dim + 2)] (decode).
+        done: int64 [sequences, n_kv_heads], chunks that are done (decode).
+    """
+
+    next_piece: int
+    n_pieces: int
+    n_kv_heads: int
+    group: int
+    head_dim: int
+    softmax_scale: int
+    softcap: int
+    k_block: int
+    v_block: int
+    k_affine: int
+    k_digits: int
+    k_offset: int
+    k_ahead: int
+    v_ahead: int
+    k_kernel: int
+    v_kernel: int
+    q: int
+    out: int
+    lse: int
+    visible: int
+    pieces: int
+    sequences: int
+    k_planes: int
+    v_planes: int
+    scratch: int
+    scratch_floats: int
+    n_rows: int
+    n_tiles: int
+    n_parts: int
+    partial: int
+    done: int
+
+
+class Sequence(NamedTuple):
+    """Generated tokens of a sequence: the first one, how many, their page table, its rows; how many
+    chunks they take. Then the parts of the context, whose sums are rounded apart: the first,
+    counted from that of the first sequence; how many; how many come before them in the context; and
+    how many pages one has."""
+
+    token: int
+    n_new: int
+    table: int
+    length: int
+    n_chunks: int
+    first_part: int
+    n_parts: int
+    skipped_parts: int
+    part_pages: int
+
+
+class Chunk(NamedTuple):
+    """Pages of a sequence that one thread takes at once: whole parts."""
+
+    sequence: int
+    first_page: int
+    n_pages: int
+
+
+class Block(NamedTuple):
+    """Rows of a sequence that are taken at once, at most BLOCK_ROWS: which token and which of its
+    rows is the first (see `attention_queries.row_index`), how many, and its page table."""
+
+    token: int
+    row: int
+    n_rows: int
+    table: int
+
+
+JOB_ITEMS, SEQUENCE_ITEMS, CHUNK_ITEMS, BLOCK_ITEMS = (
+    len(kind._fields) for kind in (Job, Sequence, Chunk, Block)
+)
+NEXT_PIECE, SOFTMAX_SCALE, SOFTCAP = (
+    Job._fields.index(name) for name in ("next_piece", "softmax_scale", "softcap")
+)
+
+
+@njit
+def read_job(address: Any) -> Any:
+    return Job(*get_i64s(address, JOB_ITEMS))
+
+
+@njit
+def read_sequence(table: Any, index: int) -> Any:
+    return Sequence(*get_i64s(table + index * SEQUENCE_ITEMS * 8, SEQUENCE_ITEMS))
+
+
+@njit
+def read_chunk(table: Any, index: int) -> Any:
+    return Chunk(*get_i64s(table + index * CHUNK_ITEMS * 8, CHUNK_ITEMS))
+
+
+@njit
+def read_block(table: Any, index: int) -> Any:
+    return Block(*get_i64s(table + index * BLOCK_ITEMS * 8, BLOCK_ITEMS))
+
+
+@njit
+def first_visible(job: Any, token: int) -> Any:
+    """The first row of the segment that a token sees."""
+    return get_i64(job.visible, token * 2)
+
+
+@njit
+def end_visible(job: Any, token: int) -> Any:
+    """The row behind the last one that a token sees."""
+    return get_i64(job.visible, token * 2 + 1)
+
+
+@njit
+def region(planes: Any, plane: int, place: int) -> Any:
+    """The address of a page and KV head (`place` counts those) in one plane."""
+    return get_i64(planes, plane * 2) + place * get_i64(planes, plane * 2 + 1)
+
+
+@njit
+def regions(planes: Any, place: int) -> Any:
+    """`region` in each of four planes."""
+    return (
+        region(planes, 0, place),
+        region(planes, 1, place),
+        region(planes, 2, place),
+        region(planes, 3, place),
+    )

@@ -1,0 +1,119 @@
+"""The compiled kernels of the CPU's attention by type, as addresses; each compiled on first use."""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numba
+import torch
+
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.runtime.thread_pool import run_worker
+from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_SHUFFLE, HAS_VNNI
+
+MAX_ROWS = 8 if HAS_AVX512 else 4
+"""Rows that decode kernels hold in registers at once."""
+
+
+@dataclass(frozen=True)
+class CacheDecoder:
+    """What `formats/<codec_name>/cpu.py` says of a type.
+
+    Attributes:
+        block: values per block.
+        affine: there are minima.
+        digits: `score` takes queries as digits.
+        offset: how much larger than values the codes are that it then reads.
+    """
+
+    block: int
+    affine: bool
+    digits: bool
+    offset: int
+
+
+@functools.cache
+def cache_decoder(name: str) -> CacheDecoder:
+    module = KV_FORMATS[name].part("cpu")
+    offset = getattr(module, "OFFSET", None)
+    digits = HAS_VNNI and HAS_BYTE_SHUFFLE and offset is not None
+    return CacheDecoder(module.BLOCK, module.AFFINE, digits, offset or 0)
+
+
+def _decoder(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """What makes a template that of one type: its decoder, and the plane of its rows' scales."""
+    fmt = KV_FORMATS[name]
+    row_scales = len(fmt.planes) if fmt.row_planes else 0
+    return (
+        ("formats.q8_0.cpu", f"formats.{fmt.codec_name}.cpu"),
+        ("ROW_SCALES = 0", f"ROW_SCALES = {row_scales}"),
+    )
+
+
+def score_source(type_k: str, rows: int) -> KernelSource:
+    size = ("ROWS = 4", f"ROWS = {rows}")
+    digits = ("DIGITS = False", f"DIGITS = {cache_decoder(type_k).digits}")
+    return KernelSource("attention/score", (*_decoder(type_k), digits, size))
+
+
+def weigh_source(type_v: str, rows: int) -> KernelSource:
+    return KernelSource("attention/weigh", (*_decoder(type_v), ("ROWS = 4", f"ROWS = {rows}")))
+
+
+def decode_k_source(type_k: str) -> KernelSource:
+    return KernelSource("attention/tiles", _decoder(type_k))
+
+
+def decode_v_source(type_v: str) -> KernelSource:
+    side = ("OF_V = False", "OF_V = True")
+    return KernelSource("attention/tiles", (*_decoder(type_v), side))
+
+
+@functools.cache
+def score_kernel(type_k: str, rows: int) -> int:
+    return specialized(score_source(type_k, rows))["score"]
+
+
+@functools.cache
+def weigh_kernel(type_v: str, rows: int) -> int:
+    return specialized(weigh_source(type_v, rows))["weigh"]
+
+
+@functools.cache
+def decode_k_kernel(type_k: str) -> int:
+    return specialized(decode_k_source(type_k))["decode_tile"]
+
+
+@functools.cache
+def decode_v_kernel(type_v: str) -> int:
+    return specialized(decode_v_source(type_v))["decode_tile"]
+
+
+def rows_per_tile(group: int) -> int:
+    """Rows in each of equal tiles, as few as can be, that hold a token's `group` rows.
+
+    Several new tokens run with the kernels of one: those for other sizes of tiles add up in another
+    order.
+    """
+    return -(-group // -(-group // MAX_ROWS))
+
+
+def n_threads() -> int:
+    """Threads for kernels: as many as torch uses."""
+    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+
+
+@functools.cache
+def _worker(template: str) -> int:
+    return specialized(KernelSource(template))["worker"]
+
+
+def run(template: str, job: Sequence[int] | array[int], threads: int) -> None:
+    """Run the worker of a template on some threads; it returns when the job is done."""
+    items = job if isinstance(job, array) else array("q", job)
+    run_worker(_worker(template), items.buffer_info()[0], threads)

@@ -1,0 +1,291 @@
+"""The CPU's attention: plans the work of a batch and lets compiled workers do it.
+
+Generated tokens take the decode kernels, which read packed K and V straight into registers; those
+of a prompt take the prefill kernels, which decode a tile at a time for many rows. The two round
+differently. What a token gets depends on its kind and on what it sees, not on its batch.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import weakref
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.config import AttentionParams
+from localkv.formats.base import QuantFormat
+from localkv.kernels.bounds import BoundsError, check_segment
+from localkv.kernels.cpu.attention.job import TILE_ROWS, Job
+from localkv.kernels.cpu.attention.kernels import (
+    cache_decoder,
+    decode_k_kernel,
+    decode_v_kernel,
+    n_threads,
+    rows_per_tile,
+    run,
+    score_kernel,
+    weigh_kernel,
+)
+from localkv.kernels.cpu.attention.plan import Launch, Plan, make_plan
+from localkv.kernels.cpu.attention.sizes import (
+    block_scratch_floats,
+    partial_floats,
+    row_scratch_floats,
+)
+from localkv.kernels.cpu.attention.splits import Decode
+from localkv.kernels.cpu.attention.tables import Table, table_of
+from localkv.simd.vector import LANES
+
+FEW_PRODUCTS = 1 << 19
+"""Products of Q and K that one thread makes before a second one would have come to help."""
+MANY_PLANS, MANY_SEGMENTS = 16, 1024
+"""So many are remembered."""
+Q, OUT, LSE, K_PLANES, V_PLANES, SCRATCH, PARTIAL, DONE = (
+    Job._fields.index(name)
+    for name in ("q", "out", "lse", "k_planes", "v_planes", "scratch", "partial", "done")
+)
+
+
+class ScratchMemory(threading.local):
+    """Memory that is used again by the next call; it grows as needed."""
+
+    def __init__(self) -> None:
+        self.floats = np.empty(0, np.float32)
+        self.address = 0
+
+    def take(self, n_floats: int) -> int:
+        """The address of `n_floats` floats, at the start of a cache line."""
+        if self.floats.size < n_floats + 16:
+            self.floats = np.empty(n_floats + 16, np.float32)
+            self.address = (self.floats.ctypes.data + 63) // 64 * 64
+        return self.address
+
+
+def plane_table(fmt: QuantFormat, planes: tuple[Tensor, ...]) -> Table:
+    """int64 [5, 2]: address and bytes of a region of up to four planes; the codes' plane again."""
+    rows = [(plane.data_ptr(), plane.stride(1)) for plane in planes]
+    codes = rows[len(fmt.planes) - 1]
+    return table_of([*rows, *[(0, 0)] * (4 - len(rows)), codes], 2)
+
+
+def code_bytes(fmt: QuantFormat, planes: tuple[Tensor, ...]) -> int:
+    """Bytes of codes of a page and KV head."""
+    return planes[len(fmt.planes) - 1].stride(1)
+
+
+@dataclass(frozen=True)
+class SegmentTables:
+    """What kernels need to know of one layer's segment, whatever the batch.
+
+    Attributes:
+        segment: for which this is; its cache may go before we do.
+        n_pages, n_kv_heads, head_dim: its sizes.
+        k_planes, v_planes: see `plane_table`.
+        k_block, v_block: values per block of the decoders.
+    """
+
+    segment: weakref.ref[Segment]
+    n_pages: int
+    n_kv_heads: int
+    head_dim: int
+    k_planes: Table
+    v_planes: Table
+    k_block: int
+    v_block: int
+
+
+def make_tables(segment: Segment, head_dim: int) -> SegmentTables:
+    check_segment(segment, head_dim)
+    n_pages, n_kv_heads = segment.k[0].shape[:2]
+    blocks = []
+    for fmt in (segment.format_k, segment.format_v):
+        blocks.append(cache_decoder(fmt.name).block)
+        if head_dim % blocks[-1]:
+            raise ValueError(
+                f"head_dim {head_dim} is no multiple of {blocks[-1]}, as {fmt.name} needs here"
+            )
+    return SegmentTables(
+        weakref.ref(segment),
+        n_pages,
+        n_kv_heads,
+        head_dim,
+        plane_table(segment.format_k, segment.k),
+        plane_table(segment.format_v, segment.v),
+        *blocks,
+    )
+
+
+def float_bits(x: float) -> int:
+    """The bits of a float32, as a job carries them."""
+    return int.from_bytes(struct.pack("<f", x), "little")
+
+
+def prepare(
+    plan: Plan, tables: SegmentTables, segment: Segment, head_dim: int, params: AttentionParams
+) -> tuple[Launch, ...]:
+    """The calls of a plan for one layer and those that are like it."""
+    job = Job(*[0] * len(Job._fields))._replace(
+        softmax_scale=float_bits(params.softmax_scale),
+        softcap=float_bits(params.softcap),
+        n_kv_heads=segment.k[0].shape[1],
+        group=plan.group,
+        head_dim=head_dim,
+        k_block=tables.k_block,
+        v_block=tables.v_block,
+        visible=plan.visible.address,
+    )
+    launches = list[Launch]()
+    for decode in plan.decodes:
+        launches.append(prepare_rows(decode, segment, job))
+    if len(plan.blocks):
+        launches.append(prepare_blocks(plan, segment, job))
+    return tuple(launches)
+
+
+def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
+    """Generated tokens."""
+    n_kv_heads, head_dim = job.n_kv_heads, job.head_dim
+    type_k, type_v = segment.format_k.name, segment.format_v.name
+    decoder = cache_decoder(type_k)
+    tile = rows_per_tile(job.group)
+    n_rows = -(-decode.n_rows // tile) * tile
+    n_pieces = len(decode.chunks) * n_kv_heads
+    few = decode.n_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
+    threads = 1 if few else min(n_threads(), n_pieces)
+    scratch = row_scratch_floats(n_rows, tile, head_dim)
+    steps_k, steps_v = LANES * head_dim // job.k_block, LANES * head_dim // job.v_block
+    job = job._replace(
+        n_pieces=n_pieces,
+        scratch_floats=scratch,
+        n_rows=n_rows,
+        n_tiles=n_rows // tile,
+        n_parts=decode.n_parts,
+        k_affine=int(decoder.affine),
+        k_digits=int(decoder.digits),
+        k_offset=decoder.offset,
+        v_ahead=-(-code_bytes(segment.format_v, segment.v) // (64 * steps_k)),
+        k_ahead=-(-code_bytes(segment.format_k, segment.k) // (64 * steps_v)),
+        k_kernel=score_kernel(type_k, tile),
+        v_kernel=weigh_kernel(type_v, tile),
+        pieces=decode.chunks.address,
+        sequences=decode.sequences.address,
+    )
+    return Launch(
+        "attention/rows",
+        array("q", job),
+        threads,
+        scratch_floats=threads * scratch,
+        partial_floats=partial_floats(decode.n_parts * n_kv_heads, n_rows, head_dim),
+        done_items=len(decode.sequences) * n_kv_heads,
+    )
+
+
+def prepare_blocks(plan: Plan, segment: Segment, job: Job) -> Launch:
+    """Tokens of prompts."""
+    n_pieces = len(plan.blocks) * job.n_kv_heads
+    threads = min(n_threads(), n_pieces)
+    scratch = block_scratch_floats(job.head_dim, TILE_ROWS)
+    job = job._replace(
+        n_pieces=n_pieces,
+        scratch_floats=scratch,
+        k_kernel=decode_k_kernel(segment.format_k.name),
+        v_kernel=decode_v_kernel(segment.format_v.name),
+        pieces=plan.blocks.address,
+    )
+    return Launch("attention/blocks", array("q", job), threads, threads * scratch)
+
+
+class PackedAttention:
+    """`SegmentAttention` by compiled kernels, on float32 queries and pages in the CPU's order."""
+
+    def __init__(self) -> None:
+        self.plans: dict[tuple[int, int], Plan] = {}
+        self.tables: dict[int, SegmentTables] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all that is kept from call to call."""
+        self.scratch = ScratchMemory()
+        self.plans.clear()
+        self.tables.clear()
+
+    def plan(
+        self,
+        seg_batch: SegmentBatch,
+        batch: Batch,
+        window: int,
+        group: int,
+        n_kv_heads: int,
+        n_pages: int,
+    ) -> Plan:
+        """The plan of a batch, which is made for its first layer of that window."""
+        key = id(seg_batch), window
+        plan = self.plans.get(key)
+        sizes = group, n_kv_heads, n_pages
+        if (
+            plan is None
+            or plan.batch is not seg_batch
+            or plan.generated != batch.generated
+            or plan.sizes != sizes
+        ):
+            if len(self.plans) >= MANY_PLANS:
+                self.plans.clear()
+            plan = make_plan(seg_batch, batch, window, *sizes)
+            self.plans[key] = plan
+        return plan
+
+    def segment_tables(self, segment: Segment, head_dim: int) -> SegmentTables:
+        """The tables of a segment, which are made when it is first read."""
+        tables = self.tables.get(id(segment))
+        if tables is None or tables.segment() is not segment or tables.head_dim != head_dim:
+            if len(self.tables) >= MANY_SEGMENTS:
+                self.tables.clear()
+            tables = make_tables(segment, head_dim)
+            self.tables[id(segment)] = tables
+        return tables
+
+    def __call__(
+        self,
+        q: Tensor,
+        segment: Segment,
+        seg_batch: SegmentBatch,
+        batch: Batch,
+        params: AttentionParams,
+    ) -> tuple[Tensor, Tensor]:
+        """See `SegmentAttention` for shapes."""
+        q = q.contiguous()
+        n_tokens, n_heads, head_dim = q.shape
+        tables = self.segment_tables(segment, head_dim)
+        group = n_heads // tables.n_kv_heads
+        plan = self.plan(seg_batch, batch, params.window, group, tables.n_kv_heads, tables.n_pages)
+        if (
+            q.dtype != torch.float32
+            or n_tokens != len(plan.visible)
+            or n_heads != group * tables.n_kv_heads
+        ):
+            raise BoundsError(f"{q.dtype} queries {list(q.shape)}, of {len(plan.visible)} tokens")
+        key = segment.format_k.name, segment.format_v.name, head_dim, params
+        launches = plan.launches.get(key)
+        if launches is None:
+            launches = prepare(plan, tables, segment, head_dim, params)
+            plan.launches[key] = launches
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
+        if not plan.complete:
+            out.zero_()
+            lse.fill_(-torch.inf)
+        for launch in launches:
+            memory = self.scratch.take(launch.scratch_floats + launch.partial_floats)
+            done = array("q", bytes(8 * launch.done_items))
+            job = launch.job[:]
+            job[Q], job[OUT], job[LSE] = q.data_ptr(), out.data_ptr(), lse.data_ptr()
+            job[K_PLANES], job[V_PLANES] = tables.k_planes.address, tables.v_planes.address
+            job[SCRATCH], job[PARTIAL] = memory, memory + launch.scratch_floats * 4
+            job[DONE] = done.buffer_info()[0]
+            run(launch.template, job, launch.threads)
+        return out, lse

@@ -1,0 +1,234 @@
+"""Decode attention: few rows of queries over long contexts, split along the context.
+
+A worker (see `thread_pool`) takes one *chunk*, some pages of one sequence, of one KV head at a
+time. For each *part* of it, which are pages whose sums are rounded apart whatever the chunks, it
+leaves an unnormalised output with its maximum and sum of exponentials. Whoever finishes the last
+chunk of a sequence and KV head merges its parts (split softmax: Rabe & Staats 2021; Dao et al.,
+Flash-Decoding, 2023). The products are functions of K's and V's type, called by address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cfunc, njit
+
+from localkv.kernels.cpu.attention.job import (
+    NEXT_PIECE,
+    end_visible,
+    first_visible,
+    read_chunk,
+    read_job,
+    read_sequence,
+    region,
+    regions,
+)
+from localkv.kernels.cpu.attention.queries import (
+    gather_queries,
+    put_output,
+    row_index,
+    softcap_of,
+    split_queries,
+)
+from localkv.kernels.cpu.attention.softmax import (
+    START,
+    ZERO,
+    cap_logits,
+    clear_row,
+    fade,
+    row_sum,
+    soften,
+)
+from localkv.simd.arithmetic import add, f32x16, mul, sum_lanes, zero_f32
+from localkv.simd.memory import (
+    call_address,
+    get_f32,
+    get_i64,
+    load_f32,
+    prefetch,
+    put_f32,
+    store_f32,
+    take_next,
+)
+from localkv.simd.vector import LANES
+
+PAGE = 256
+LARGEST = 4
+"""The plane of codes, listed once more: what is worth fetching ahead."""
+
+
+@njit
+def sum_blocks(job: Any, q: Any, sums: Any) -> None:
+    """The sum of each block of K's of each row of q, which K's minima are multiplied with."""
+    for i in range(job.n_rows * job.head_dim // job.k_block):
+        total = zero_f32()
+        for c in range(0, job.k_block, LANES):
+            total = add(total, load_f32(q, i * job.k_block + c))
+        put_f32(sums, i, sum_lanes(total))
+
+
+@njit
+def fetch_scales(planes: Any, place: int) -> None:
+    """Ask for all planes of a page and KV head but the codes, which kernels fetch step by step."""
+    for plane in range(4):
+        n_bytes = get_i64(planes, plane * 2 + 1)
+        if get_i64(planes, plane * 2) != get_i64(planes, LARGEST * 2):
+            for at in range(0, n_bytes, 64):
+                prefetch(region(planes, plane, place), at)
+
+
+@njit
+def first_place(job: Any, piece: int) -> Any:
+    """The first page and KV head of a piece."""
+    chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
+    table = read_sequence(job.sequences, chunk.sequence).table
+    return get_i64(table, chunk.first_page) * job.n_kv_heads + piece % job.n_kv_heads
+
+
+@njit
+def part_at(job: Any, sequence: Any, head: int, part: int) -> Any:
+    """The address of a part's result, of those of a sequence and KV head: outputs [n_rows,
+    head_dim], references [n_rows], sums [n_rows]."""
+    index = (sequence.first_part + part) * job.n_kv_heads + head
+    return job.partial + index * job.n_rows * (job.head_dim + 2) * 4
+
+
+@njit
+def finish_part(job: Any, partial: Any, totals: Any) -> None:
+    sums = partial + job.n_rows * (job.head_dim + 1) * 4
+    for row in range(job.n_rows):
+        put_f32(sums, row, row_sum(totals + row * 64))
+
+
+@njit
+def attend_chunk(
+    address: Any, job: Any, chunk: Any, sequence: Any, head: int, scratch: Any
+) -> None:
+    """One chunk and KV head: leaves the results of its parts."""
+    head_dim, group, n_rows, token = job.head_dim, job.group, job.n_rows, sequence.token
+    k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
+    softcap = softcap_of(address)
+
+    q = scratch
+    sums = q + n_rows * head_dim * 4
+    logits = sums + n_rows * (head_dim // LANES) * 4
+    totals = logits + n_rows * PAGE * 4
+    scaled = totals + n_rows * LANES * 4
+    partial, references = job.partial, job.partial  # of the part at hand
+
+    n_used = sequence.n_new * group
+    gather_queries(address, job, q, token, head, 0, n_used, n_rows)
+    if job.k_affine:
+        sum_blocks(job, q, sums)
+    if job.k_digits:
+        split_queries(q, n_rows * k_blocks, job.k_offset)
+
+    end_page = chunk.first_page + chunk.n_pages
+    for page in range(chunk.first_page, end_page):
+        if page == chunk.first_page or page % sequence.part_pages == 0:
+            if page != chunk.first_page:
+                finish_part(job, partial, totals)
+            part = page // sequence.part_pages - sequence.skipped_parts
+            partial = part_at(job, sequence, head, part)
+            references = partial + n_rows * head_dim * 4
+            for row in range(n_rows):
+                out = partial + row * head_dim * 4
+                clear_row(out, head_dim, references + row * 4, totals + row * 64)
+        n_tokens = min(PAGE, sequence.length - page * PAGE)
+        n_padded = (n_tokens + LANES - 1) // LANES * LANES
+        place = get_i64(sequence.table, page) * job.n_kv_heads + head
+        # what is read after this page: the next one's K, or that of the piece to take next
+        after = place
+        if page + 1 < end_page:
+            after = get_i64(sequence.table, page + 1) * job.n_kv_heads + head
+        else:
+            coming = get_i64(address, NEXT_PIECE)
+            if coming < job.n_pieces:
+                after = first_place(job, coming)
+        fetch_scales(job.v_planes, place)
+        call_address(
+            job.k_kernel,
+            (
+                logits,
+                q,
+                sums,
+                *regions(job.k_planes, place),
+                k_blocks,
+                n_tokens,
+                job.n_tiles,
+                region(job.v_planes, LARGEST, place),
+                job.v_ahead,
+            ),
+        )
+        if softcap > ZERO:
+            cap_logits(logits, n_used * PAGE, softcap)
+        for row in range(n_used):
+            soften(
+                logits + row * PAGE * 4,
+                n_padded,
+                first_visible(job, token + row // group) - page * PAGE,
+                min(n_tokens, end_visible(job, token + row // group) - page * PAGE),
+                partial + row * head_dim * 4,
+                head_dim,
+                references + row * 4,
+                totals + row * 64,
+            )
+        fetch_scales(job.k_planes, after)
+        call_address(
+            job.v_kernel,
+            (
+                partial,
+                logits,
+                scaled,
+                *regions(job.v_planes, place),
+                v_blocks,
+                n_tokens,
+                job.n_tiles,
+                region(job.k_planes, LARGEST, after),
+                job.k_ahead,
+            ),
+        )
+    finish_part(job, partial, totals)
+
+
+@njit
+def merge_parts(job: Any, sequence: Any, head: int) -> None:
+    """The output and log-sum-exp of a sequence and KV head from its parts."""
+    head_dim, n_rows, n_parts = job.head_dim, job.n_rows, sequence.n_parts
+    first = part_at(job, sequence, head, 0)
+    stride = job.n_kv_heads * n_rows * (head_dim + 2)  # from part to part, in floats
+    references, totals = n_rows * head_dim, n_rows * head_dim + n_rows
+    for row in range(sequence.n_new * job.group):
+        top = START
+        for i in range(n_parts):
+            top = max(top, get_f32(first, i * stride + references + row))
+        merged = first + row * head_dim * 4
+        total = ZERO
+        for i in range(n_parts):
+            weight = np.exp2(get_f32(first, i * stride + references + row) - top)
+            total += weight * get_f32(first, i * stride + totals + row)
+            if i == 0:
+                fade(merged, head_dim, weight)
+                continue
+            for c in range(0, head_dim, LANES):
+                part = mul(load_f32(merged, i * stride + c), f32x16(weight))
+                store_f32(merged, c, add(load_f32(merged, c), part))
+        put_output(job, row_index(job, sequence.token, head, row), merged, top, total)
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def worker(address: Any, thread: Any) -> None:
+    job = read_job(address)
+    scratch = job.scratch + thread * job.scratch_floats * 4
+    while True:
+        piece = take_next(address)
+        if piece >= job.n_pieces:
+            break
+        head = piece % job.n_kv_heads
+        chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
+        sequence = read_sequence(job.sequences, chunk.sequence)
+        attend_chunk(address, job, chunk, sequence, head, scratch)
+        done = take_next(job.done + (chunk.sequence * job.n_kv_heads + head) * 8)
+        if done + 1 == sequence.n_chunks:
+            merge_parts(job, sequence, head)

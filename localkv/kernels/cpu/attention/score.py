@@ -1,0 +1,185 @@
+"""Decode attention, the side of K: logits of the tokens of one page, for one type of K.
+
+Compiled for each type of K (the decoder) and number of rows in a tile (see `specialize`). A
+page's K is ordered in groups of 16 tokens, so that a vector's lanes are tokens.
+
+Where the CPU has 8-bit dot products, types of integers are read as codes: a block of a row of q
+then is 24-bit integers times a scale (`attention_queries.split_queries`), so what codes are
+multiplied with has as many bits as a float, and a block's products are summed exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import cfunc, njit
+
+import localkv.formats.q8_0.cpu as codec
+from localkv.simd.memory import load_f16, prefetch
+from localkv.simd.quads import QUAD, add_digits, dot_digits, start_digits
+from localkv.simd.vector_tuple import (
+    MOST_SUMS,
+    add_each,
+    fma_each,
+    fma_grid,
+    store_grid,
+    zeros_f32,
+)
+
+ROWS = 4
+"""Rows of queries (query heads of a KV head, new tokens) of a tile."""
+DIGITS = False
+"""Whether q is digit blocks."""
+ROW_SCALES = 0
+"""The plane of the scales of whole rows, or 0 for none."""
+PAGE = 256
+BLOCK, SCALED, AFFINE = codec.BLOCK, codec.SCALED, codec.AFFINE
+PASSES = 2 if DIGITS and ROWS in (6, 8) else 1
+"""Parts of a tile: of a whole one there would be too many sums for two groups of tokens."""
+N = ROWS // PASSES
+"""Rows whose sums are in registers at once."""
+HALVES = BLOCK // 16
+"""Vectors of a unit."""
+SUMS = N * (3 if DIGITS else HALVES)
+"""Vectors of sums that a group of tokens has."""
+ROOM = 24 if DIGITS else MOST_SUMS
+"""Vectors of sums that stay in registers."""
+GROUPS = 4 if DIGITS and 4 * SUMS <= ROOM else 2 if 2 * SUMS <= ROOM else 1
+"""Groups of tokens that share what is loaded of q. Sums of one have to wait for each other."""
+TOTALS = N * GROUPS
+UNITS = QUAD if DIGITS else 1
+"""Units that are multiplied at once."""
+STEPS = 16 // UNITS
+PART = STEPS // GROUPS
+"""After so many the next lines are fetched."""
+
+
+@njit
+def of_groups(first: int, step: int) -> Any:
+    """Where each group's part begins."""
+    if GROUPS == 1:
+        return (first,)
+    if GROUPS == 2:
+        return first, first + step
+    return first, first + step, first + 2 * step, first + 3 * step
+
+
+@njit
+def load_unit(planes: Any, unit: int) -> Any:
+    """Values i of a unit and, where there are two vectors, values i + 16; of digits, of 4 units."""
+    if DIGITS:
+        return codec.quads(planes, unit)
+    return codec.decode(planes, unit)
+
+
+@njit
+def load_groups(planes: Any, units: Any, i: int) -> Any:
+    """The vectors of `load_unit`, `i` units on, each as a tuple of groups."""
+    a = load_unit(planes, units[0] + i)
+    if GROUPS == 1:
+        return ((a[0],),) if HALVES == 1 else ((a[0],), (a[1],))
+    b = load_unit(planes, units[1] + i)
+    if GROUPS == 2:
+        return ((a[0], b[0]),) if HALVES == 1 else ((a[0], b[0]), (a[1], b[1]))
+    c, d = load_unit(planes, units[2] + i), load_unit(planes, units[3] + i)
+    return (a[0], b[0], c[0], d[0]), (a[1], b[1], c[1], d[1])
+
+
+@njit
+def load_scales(plane: Any, units: Any) -> Any:
+    """Scales or minima of each group."""
+    a = load_f16(plane, units[0])
+    if GROUPS == 1:
+        return (a,)
+    b = load_f16(plane, units[1])
+    if GROUPS == 2:
+        return a, b
+    return a, b, load_f16(plane, units[2]), load_f16(plane, units[3])
+
+
+@njit
+def start_sums(q: Any, at: int, head_dim: int) -> Any:
+    """What the products of a block of channels are added to: of floats, a tuple of each half."""
+    if DIGITS:
+        return start_digits(q, at, head_dim, N, GROUPS)
+    if HALVES == 1:
+        return (zeros_f32(TOTALS),)
+    return zeros_f32(TOTALS), zeros_f32(TOTALS)
+
+
+@njit
+def add_products(sums: Any, halves: Any, q: Any, at: int, head_dim: int) -> Any:
+    """A channel, or two that are 16 apart, of all rows times those of all groups, as floats."""
+    low = fma_grid(sums[0], halves[0], q, at, 0, head_dim)
+    if HALVES == 1:
+        return (low,)
+    return low, fma_grid(sums[1], halves[1], q, at + 16, 0, head_dim)
+
+
+@njit
+def add_block(total: Any, sums: Any, plane: Any, units: Any, q: Any, at: int, head_dim: int) -> Any:
+    """The sums of a block of channels, scaled, on top of the logits."""
+    if DIGITS:
+        return add_digits(total, sums, load_scales(plane, units), q, at, head_dim)
+    block = sums[0] if HALVES == 1 else add_each(sums[0], sums[1])
+    if SCALED:
+        return fma_each(total, block, load_scales(plane, units))
+    return add_each(total, block)
+
+
+@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
+def score(
+    logits: Any,
+    q: Any,
+    q_sums: Any,
+    plane0: Any,
+    plane1: Any,
+    plane2: Any,
+    plane3: Any,
+    n_blocks: Any,
+    n_tokens: Any,
+    n_tiles: Any,
+    ahead: Any,
+    ahead_lines: Any,
+) -> None:
+    """logits[r, t] = q[r] . K[t] for the first `n_tokens` tokens (and the rest of their groups).
+
+    All but counts are addresses.
+
+    Args:
+        logits: float32 [n_tiles * ROWS, PAGE].
+        q: float32 [n_tiles * ROWS, n_blocks * BLOCK], scaled, or as many digit blocks of 32 words.
+        q_sums: float32 [n_tiles * ROWS, n_blocks], the sum of each block of q; AFFINE types only.
+        plane0..3: the region of one page and KV head in each plane of K.
+        ahead: what is read next, of which `ahead_lines` cache lines are fetched per block.
+    """
+    planes = (plane0, plane1, plane2, plane3)
+    head_dim = n_blocks * BLOCK
+    for group in range(0, (n_tokens + 15) // 16, GROUPS):
+        for tile in range(n_tiles * PASSES):
+            total = zeros_f32(TOTALS)
+            for block in range(n_blocks):
+                units = of_groups((group * n_blocks + block) * 16, n_blocks * 16)
+                at = tile * N * head_dim + block * BLOCK
+                sums = start_sums(q, at, head_dim)
+                for part in range(0, STEPS, PART):
+                    if tile == 0:
+                        for line in range(ahead_lines):
+                            prefetch(ahead, line * 64)
+                        ahead += ahead_lines * 64
+                    for i in range(part, part + PART):
+                        halves = load_groups(planes, units, i * UNITS)
+                        if DIGITS:
+                            sums = dot_digits(sums, halves[0], q, at + i, head_dim)
+                            sums = dot_digits(sums, halves[1], q, at + i + STEPS, head_dim)
+                        else:
+                            sums = add_products(sums, halves, q, at + i, head_dim)
+                total = add_block(total, sums, plane0, units, q, at, head_dim)
+                if AFFINE:
+                    first = tile * N * n_blocks + block
+                    minima = load_scales(plane1, units)
+                    total = fma_grid(total, minima, q_sums, first, 0, n_blocks)
+            if ROW_SCALES:
+                scales = load_scales(planes[ROW_SCALES], of_groups(group * 16, 16))
+                total = fma_each(zeros_f32(TOTALS), total, scales)
+            store_grid(logits, tile * N * PAGE + group * 16, 16, PAGE, GROUPS, total)

@@ -1,0 +1,77 @@
+"""Prefill attention, the sides of K and V: tiles of one page, decoded to float32.
+
+Compiled for each type (the decoder) and side. A tile is small enough to stay in the caches of one
+core.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cfunc
+
+from localkv.formats.q8_0.cpu import AFFINE, BLOCK, SCALED, decode
+from localkv.kernels.cpu.attention.sizes import TILE
+from localkv.simd.arithmetic import f32x16, zero_f32
+from localkv.simd.memory import broadcast_f32, load_f16, store_f32
+from localkv.simd.vector_tuple import mul_add_all, store_tuple
+
+ROW_SCALES = 0
+"""The plane of the scales of whole rows, or 0 for none."""
+HAS_SCALE = SCALED or ROW_SCALES > 0
+OF_V = False
+"""The side: K has tokens in its lanes, V channels."""
+ONE = np.float32(1)
+
+
+@cfunc("void(" + ", ".join(["int64"] * 8) + ")")
+def decode_tile(
+    out: Any,
+    scratch: Any,
+    plane0: Any,
+    plane1: Any,
+    plane2: Any,
+    plane3: Any,
+    n_blocks: Any,
+    first_group: Any,
+) -> None:
+    """`TILE` tokens from group `first_group` on.
+
+    Args:
+        out: of K, transposed: float32 [n_blocks * BLOCK, TILE]; of V: [TILE, n_blocks * BLOCK].
+        scratch: room for 32 floats.
+        plane0..3: the region of one page and KV head in each plane.
+    """
+    planes = (plane0, plane1, plane2, plane3)
+    for group in range(TILE // 16):
+        for block in range(n_blocks):
+            # scales and minima lie alike on both sides
+            unit = ((first_group + group) * n_blocks + block) * 16
+            scale, minimum = f32x16(ONE), zero_f32()
+            if SCALED:
+                scale = load_f16(plane0, unit)
+            if ROW_SCALES:
+                scale = load_f16(planes[ROW_SCALES], (first_group + group) * 16)
+            if OF_V and HAS_SCALE:
+                store_f32(scratch, 0, scale)
+            if AFFINE:
+                minimum = load_f16(plane1, unit)
+                if OF_V:
+                    store_f32(scratch, 16, minimum)
+            for i in range(16):
+                token = group * 16 + i
+                if OF_V:
+                    values = decode(planes, (first_group * 16 + token) * n_blocks + block)
+                    if HAS_SCALE:
+                        scale = broadcast_f32(scratch, i)
+                    if AFFINE:
+                        minimum = broadcast_f32(scratch, 16 + i)
+                else:
+                    values = decode(planes, unit + i)
+                if HAS_SCALE:
+                    values = mul_add_all(values, scale, minimum)
+                if OF_V:
+                    store_tuple(out, (token * n_blocks + block) * BLOCK, 16, values)
+                else:
+                    store_tuple(out, (block * BLOCK + i) * TILE + group * 16, 16 * TILE, values)

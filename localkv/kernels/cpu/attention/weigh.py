@@ -1,0 +1,117 @@
+"""Decode attention, the side of V: the weighted sum of the tokens of one page, for one type of V.
+
+Compiled for each type of V (the decoder) and number of rows in a tile (see `specialize`). A
+vector's lanes are channels; scales lie in groups of 16 tokens, and are multiplied into the weights
+first, so that the loop over tokens has none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import cfunc
+
+from localkv.formats.q8_0.cpu import AFFINE, BLOCK, SCALED, decode
+from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
+from localkv.simd.memory import load_f16, load_f32, prefetch, store_f32
+from localkv.simd.vector_tuple import (
+    MOST_SUMS,
+    add_each,
+    fma_grid,
+    load_grid,
+    store_grid,
+    zeros_f32,
+)
+
+ROWS = 4
+"""Rows of weights (query heads of a KV head, new tokens) whose sums are in registers at once."""
+ROW_SCALES = 0
+"""The plane of the scales of whole rows, or 0 for none."""
+PAGE = 256
+VECTORS = BLOCK // 16
+SUMS = VECTORS * ROWS
+PAIRS = SUMS <= MOST_SUMS // 2
+"""Whether every second token has sums of its own. Sums of one have to wait for each other."""
+
+
+@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
+def weigh(
+    out: Any,
+    p: Any,
+    scaled_p: Any,
+    plane0: Any,
+    plane1: Any,
+    plane2: Any,
+    plane3: Any,
+    n_blocks: Any,
+    n_tokens: Any,
+    n_tiles: Any,
+    ahead: Any,
+    ahead_lines: Any,
+) -> None:
+    """out[r] += sum over the first `n_tokens` tokens t of p[r, t] V[t].
+
+    All but counts are addresses.
+
+    Args:
+        out: float32 [n_tiles * ROWS, n_blocks * BLOCK].
+        p: float32 [n_tiles * ROWS, PAGE]; overwritten where rows have scales.
+        scaled_p: float32 [ROWS, PAGE], scratch.
+        plane0..3: the region of one page and KV head in each plane of V.
+        ahead: what is read next, of which `ahead_lines` cache lines are fetched per block and
+            group of 16 tokens.
+    """
+    planes = (plane0, plane1, plane2, plane3)
+    head_dim = n_blocks * BLOCK
+    n_groups = (n_tokens + 15) // 16
+    for block in range(n_blocks):
+        for tile in range(n_tiles):
+            tile_p = p + tile * ROWS * PAGE * 4
+            weights = tile_p
+            at = tile * ROWS * head_dim + block * BLOCK
+            if ROW_SCALES and block == 0:
+                for group in range(n_groups):
+                    row_scale = load_f16(planes[ROW_SCALES], group * 16)
+                    for row in range(ROWS):
+                        i = row * PAGE + group * 16
+                        store_f32(tile_p, i, mul(load_f32(tile_p, i), row_scale))
+            if SCALED:
+                weights = scaled_p
+                for group in range(n_groups):
+                    scale = load_f16(plane0, (group * n_blocks + block) * 16)
+                    for row in range(ROWS):
+                        i = row * PAGE + group * 16
+                        store_f32(scaled_p, i, mul(load_f32(tile_p, i), scale))
+            if AFFINE:
+                for row in range(ROWS):
+                    total = zero_f32()
+                    for group in range(n_groups):
+                        minimum = load_f16(plane1, (group * n_blocks + block) * 16)
+                        # rows that were never written may hold NaN
+                        written = lanes_below(n_tokens - group * 16)
+                        minimum = select(written, minimum, zero_f32())
+                        total = fma(load_f32(tile_p, row * PAGE + group * 16), minimum, total)
+                    shift = f32x16(sum_lanes(total))
+                    for i in range(VECTORS):
+                        channel = at + row * head_dim + i * 16
+                        store_f32(out, channel, add(load_f32(out, channel), shift))
+            sums = load_grid(out, at, 16, head_dim, VECTORS, ROWS)
+            sums_next = zeros_f32(SUMS)
+            for group in range(n_groups):
+                if tile == 0:
+                    for line in range(ahead_lines):
+                        prefetch(ahead, line * 64)
+                    ahead += ahead_lines * 64
+                token, end = group * 16, min(n_tokens, group * 16 + 16)
+                if PAIRS:
+                    while token + 1 < end:
+                        values = decode(planes, token * n_blocks + block)
+                        sums = fma_grid(sums, values, weights, token, 0, PAGE)
+                        values = decode(planes, (token + 1) * n_blocks + block)
+                        sums_next = fma_grid(sums_next, values, weights, token + 1, 0, PAGE)
+                        token += 2
+                while token < end:
+                    values = decode(planes, token * n_blocks + block)
+                    sums = fma_grid(sums, values, weights, token, 0, PAGE)
+                    token += 1
+            store_grid(out, at, 16, head_dim, VECTORS, add_each(sums, sums_next))

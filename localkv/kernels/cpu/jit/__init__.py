@@ -1,0 +1,1 @@
+"""Compiling kernels with Numba: sources, machine code, where it is kept, helpers that compile."""

@@ -1,0 +1,171 @@
+"""Compiling several kernels at once, at the first start: processes that help this one.
+
+Numba compiles under a lock, so a second core is of use to a second process only. While a block
+`with compiling_ahead(sources)` runs, helpers compile sources from the end of the list; this process
+goes on with its work and compiles, or waits for, what it comes to need (`specialized`). A helper
+sends machine code through a pipe. If it fails, this process compiles by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from localkv.kernels.cpu.jit.kernel_source import KernelSource, is_stored, store
+from localkv.kernels.cpu.jit.machine_code import Functions, unpack
+from localkv.system.processor import usable_cores
+from localkv.system.python_child import child_command, child_environment
+
+logger = logging.getLogger(__name__)
+
+FEWEST = 6
+"""With fewer kernels to compile, a helper would start after this process has made them."""
+MOST_HELPERS = 3
+HELPER = "localkv.kernels.cpu.jit.compile_helper"
+
+_one_at_a_time = threading.Lock()
+_current: _Helpers | None = None
+
+
+class _Helpers:
+    """Processes that compile, a thread for each that talks with it, and what is left to do."""
+
+    def __init__(self, sources: Sequence[KernelSource], n_helpers: int) -> None:
+        self.lock = threading.Lock()
+        self.pending = list(sources)
+        self.taken = dict[KernelSource, Future[Functions | None]]()
+        self.processes = _started(n_helpers)
+        self.threads = [
+            threading.Thread(target=self._serve, args=(process,), daemon=True)
+            for process in self.processes
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _take_last(self) -> tuple[KernelSource, Future[Functions | None]] | None:
+        with self.lock:
+            if not self.pending:
+                return None
+            source = self.pending.pop()
+            future = self.taken[source] = Future[Functions | None]()
+            return source, future
+
+    def _serve(self, process: subprocess.Popen[bytes]) -> None:
+        """Give a helper one source after the other."""
+        while (taken := self._take_last()) is not None:
+            source, future = taken
+            functions = None
+            try:
+                functions = _ask(process, source)
+                if functions is not None:
+                    store(source, functions)
+            finally:
+                future.set_result(functions)
+            if functions is None:
+                logger.info("a helper that compiles kernels has ended")
+                return
+
+    def result(self, source: KernelSource) -> Functions | None:
+        """What a helper has made of a source; None if the caller has to compile it."""
+        with self.lock:
+            if source in self.pending:
+                self.pending.remove(source)
+            future = self.taken.get(source)
+        if future is None:
+            return None
+        while not future.done() and (other := self._take_last()) is not None:
+            _compile_here(*other)
+        return future.result()
+
+    def close(self) -> None:
+        with self.lock:
+            self.pending.clear()
+        for process in self.processes:
+            process.kill()
+        for thread in self.threads:
+            thread.join()
+        for process in self.processes:
+            with process:  # closes its pipes and waits
+                pass
+
+
+def _compile_here(source: KernelSource, future: Future[Functions | None]) -> None:
+    functions = None
+    try:
+        functions = source.compile()
+        store(source, functions)
+    finally:
+        future.set_result(functions)
+
+
+def _started(n_helpers: int) -> list[subprocess.Popen[bytes]]:
+    """So many helpers, or as many as the system can start."""
+    processes = list[subprocess.Popen[bytes]]()
+    try:
+        for _ in range(n_helpers):
+            process = subprocess.Popen(
+                child_command(HELPER),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+            processes.append(process)
+    except OSError as error:
+        logger.info("a helper that compiles kernels cannot be started: %s", error)
+    return processes
+
+
+def _ask(process: subprocess.Popen[bytes], source: KernelSource) -> Functions | None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        request = json.dumps([source.template, source.replacements])
+        process.stdin.write(request.encode() + b"\n")
+        process.stdin.flush()
+        size = process.stdout.read(8)
+        if len(size) < 8:
+            return None
+        return unpack(source.name, process.stdout.read(int.from_bytes(size, "little")))
+    except OSError:
+        return None
+
+
+def compiled_ahead(source: KernelSource) -> Functions | None:
+    """What a helper has compiled, which is waited for; None if the caller has to compile it."""
+    helpers = _current
+    return None if helpers is None else helpers.result(source)
+
+
+@contextmanager
+def compiling_ahead(
+    sources: Sequence[KernelSource], *, n_cores: int | None = None
+) -> Iterator[None]:
+    """Have other cores compile those of `sources` that no process has compiled before.
+
+    Args:
+        sources: what the block will need, in this order.
+        n_cores: all that may be used, this process's included; None counts them.
+    """
+    global _current
+    missing = [source for source in dict.fromkeys(sources) if not is_stored(source)]
+    n_helpers = min(MOST_HELPERS, (n_cores or usable_cores()) - 1)
+    few = len(missing) < FEWEST or n_helpers == 0 or not sys.executable
+    if few or not _one_at_a_time.acquire(blocking=False):
+        yield
+        return
+    try:
+        helpers = _current = _Helpers(missing, n_helpers)
+        try:
+            yield
+        finally:
+            _current = None
+            helpers.close()
+    finally:
+        _one_at_a_time.release()

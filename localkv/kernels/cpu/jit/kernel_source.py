@@ -1,0 +1,150 @@
+"""Where the sources of kernels come from, and where their machine code is kept.
+
+A specialised kernel is the source of an ordinary module with some text replaced. Its machine code
+is a file in the user's cache folder, named by a hash of the source, of everything it is built on,
+and of the compiler and the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from localkv.kernels.cpu.jit.kernel_folder import (
+    mark_used,
+    read_kernel,
+    remove_unused,
+    usable_folder,
+    write_kernel,
+)
+from localkv.kernels.cpu.jit.machine_code import (
+    Functions,
+    compile_source,
+    pack,
+    toolchain,
+    unpack,
+)
+
+logger = logging.getLogger(__name__)
+
+PACKAGE = Path(__file__).parents[3]
+_CALLBACK = re.compile(r"^[@]cfunc\(.*\ndef (\w+)", re.MULTILINE)
+_BUILT_ON = (
+    "simd/*.py",
+    "formats/*/cpu.py",
+    "formats/cpu/*.py",
+    "kernels/cpu/attention/job.py",
+    "kernels/cpu/attention/queries.py",
+    "kernels/cpu/attention/sizes.py",
+    "kernels/cpu/attention/softmax.py",
+    "kernels/cpu/jit/helper_state.py",
+    "kernels/cpu/jit/machine_code.py",
+    "kernels/cpu/linear/*.py",
+    "kernels/cpu/store/page_row.py",
+    "kernels/cpu/store/rotation.py",
+    "formats/__init__.py",
+    "formats/base.py",
+    "formats/bits.py",
+    "cache/layout.py",
+    "config.py",
+    "errors.py",
+)
+
+
+@functools.cache
+def _foundation() -> bytes:
+    """A hash of the sources that every kernel may be built on, and of what compiles them."""
+    digest = hashlib.sha256(toolchain().encode())
+    for pattern in _BUILT_ON:
+        for path in sorted(PACKAGE.glob(pattern)):
+            name = path.relative_to(PACKAGE).as_posix()
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.digest()
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A module of `localkv.kernels.cpu` with other constants.
+
+    Attributes:
+        template: the path of a module of C callbacks below `kernels/cpu`, without its suffix.
+        replacements: (text, replacement) pairs; each text occurs exactly once in the template.
+    """
+
+    template: str
+    replacements: tuple[tuple[str, str], ...] = ()
+
+    @functools.cached_property
+    def text(self) -> str:
+        path = PACKAGE / "kernels" / "cpu" / f"{self.template}.py"
+        text = path.read_text(encoding="utf-8")
+        for old, new in self.replacements:
+            if text.count(old) != 1:
+                raise ValueError(f"{self.template}: {old!r} occurs {text.count(old)} times")
+            text = text.replace(old, new)
+        return text
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Unique for what the source says and is built on, and for the CPU."""
+        key = hashlib.sha256(_foundation() + self.text.encode()).hexdigest()[:16]
+        return f"localkv_{self.template.replace('/', '_')}_{key}"
+
+    @property
+    def callbacks(self) -> list[str]:
+        """The names of its functions."""
+        return _CALLBACK.findall(self.text)
+
+    def compile(self) -> Functions:
+        return compile_source(self.name, self.text)
+
+
+def is_stored(source: KernelSource) -> bool:
+    """Whether an earlier process has compiled it."""
+    folder = usable_folder()
+    return folder is not None and (folder / source.name).exists()
+
+
+def stored(source: KernelSource) -> Functions | None:
+    """What an earlier process has compiled, if it is there and whole."""
+    folder = usable_folder()
+    if folder is None:
+        return None
+    try:
+        data = read_kernel(folder / source.name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("cannot read a compiled kernel: %s", error)
+        return None
+    functions = unpack(source.name, data)
+    if functions is None or sorted(functions) != sorted(source.callbacks):
+        logger.warning("a compiled kernel is damaged and compiled anew: %s", folder / source.name)
+        return None
+    mark_used(folder / source.name)
+    return functions
+
+
+def store(source: KernelSource, functions: Functions) -> None:
+    """Keep machine code for later processes, if the folder can be written.
+
+    What no process has taken for long is removed then: each version adds files.
+    """
+    folder = usable_folder()
+    if folder is None:
+        return
+    try:
+        write_kernel(folder / source.name, pack(source.name, functions))
+        remove_unused(folder)
+    except OSError as error:
+        _said(folder, error.strerror or str(error))
+
+
+@functools.cache
+def _said(folder: Path, reason: str) -> None:
+    """Once, and not for each of a model's kernels."""
+    logger.warning("compiled kernels are not kept in %s: %s", folder, reason)

@@ -1,0 +1,55 @@
+"""The kernels that a model and its cache need, known before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from localkv.cache.layout import cache_segments
+from localkv.config import CacheConfig, ModelConfig
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention.kernels import (
+    decode_k_source,
+    decode_v_source,
+    rows_per_tile,
+    score_source,
+    weigh_source,
+)
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.matrices import product_source
+from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
+from localkv.kernels.cpu.row_operations import ACTIVATIONS
+from localkv.kernels.cpu.runtime.thread_pool import HELPERS
+from localkv.kernels.cpu.store.store_kv import store_source
+
+
+def needed_kernels(
+    matrix_types: Iterable[str], config: ModelConfig, cache: CacheConfig
+) -> list[KernelSource]:
+    """Those of the first prompt and the first token, in the order in which they are needed.
+
+    Only those that a model of one architecture may do without are left to chance, so this says
+    what to compile ahead, not what there has to be.
+
+    Args:
+        matrix_types: names of the weight formats of matrices.
+    """
+    names = sorted(set(matrix_types))
+    sources: list[KernelSource | None] = [HELPERS]
+    if any(name in PANEL_FORMAT_NAMES and name not in IN_PLACE_FORMATS for name in names):
+        sources.append(KernelSource("linear/fill"))
+    sources += [product_source(name) for name in names]
+    sources.append(ACTIVATIONS)
+    group = config.n_heads // config.n_kv_heads
+    rows = rows_per_tile(group)
+    for segment in cache_segments(cache, config.head_dim):
+        stores = [store_source(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v)]
+        if any(source is None for source in stores):
+            stores = [KernelSource("store/scatter")]
+        sources += stores
+        if segment.rotation_k or segment.rotation_v:
+            sources.append(KernelSource("store/rotate_rows"))
+        sources += [decode_k_source(segment.type_k), decode_v_source(segment.type_v)]
+        sources += [score_source(segment.type_k, rows), weigh_source(segment.type_v, rows)]
+    sources += [KernelSource("attention/rows"), KernelSource("attention/blocks")]
+    return list(dict.fromkeys(source for source in sources if source is not None))

@@ -1,0 +1,192 @@
+"""Packing activations for the CPU's products with panels.
+
+With AVX512-VNNI activations are rounded to 8 bits, 32 values to a scale, as ggml does for
+quantised weights; otherwise they stay float32. They are packed for a tile of T tokens, block after
+block of 32 columns:
+
+    8 bits   T x 4 int8 for each 4 columns, then T each of: scale (float32), -zero * sum of the
+             codes of the first and the second half (int32; whole and 0 where a block has one
+             scale), scale * sum of the codes (float32)
+    float32  T floats for each column, then T sums
+
+For rows that are multiplied as they lie in the file (`linear/in_place.py`) the only token's 8 bits
+are in planes instead: the codes of all blocks, then all scales, and the other three alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from localkv.kernels.cpu.linear.blocks import PANEL_FORMATS, PanelFormat
+from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES, BLOCK
+from localkv.kernels.cpu.linear.panel_bytes import LANES
+from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, splat
+
+F32X16, I32X16 = lanes_of(f32), lanes_of(i32)
+
+
+def index_of(value: int) -> Any:
+    return ir.Constant(i64, value)
+
+
+def pointer_at(builder: Any, address: Any, offset: Any, target: ir.Type) -> Any:
+    """i8* plus an offset in bytes, as a pointer to `target`."""
+    if isinstance(offset, int):
+        offset = index_of(offset)
+    return builder.bitcast(builder.gep(address, [offset]), target.as_pointer())
+
+
+def load_at(builder: Any, address: Any, offset: Any, target: ir.Type) -> Any:
+    return builder.load(pointer_at(builder, address, offset, target), align=1)
+
+
+def store_at(builder: Any, value: Any, address: Any, offset: Any) -> None:
+    builder.store(value, pointer_at(builder, address, offset, value.type), align=1)
+
+
+def as_address(builder: Any, value: Any) -> Any:
+    return builder.inttoptr(value, i8.as_pointer())
+
+
+def total_of(b: Any, x: Any, operation: str, item: ir.Type) -> Any:
+    suffix = "f32" if item is f32 else "i32"
+    if operation == "fadd":
+        return call(b, "llvm.vector.reduce.fadd.v16f32", f32, [ir.Constant(f32, 0.0), x])
+    return call(b, f"llvm.vector.reduce.{operation}.v16{suffix}", item, [x])
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """Where words lie of which there is one for each of `n`: word i of number `index`."""
+
+    start: Any
+    n: Any
+    index: Any
+
+    def store(self, b: Any, value: Any, i: int) -> None:
+        slot = b.add(b.mul(index_of(i), self.n), self.index)
+        store_at(b, value, self.start, b.mul(slot, index_of(4)))
+
+
+def _pack_integers(
+    b: Any, fmt: PanelFormat, x: list[Any], code_words: _Slots, facts: _Slots
+) -> None:
+    """Two vectors of 16 columns of a token -> 8 words of codes, and 4 facts of the block."""
+    tops = [total_of(b, call(b, "llvm.fabs.v16f32", F32X16, [v]), "fmax", f32) for v in x]
+    top = b.select(b.fcmp_ordered(">", tops[0], tops[1]), tops[0], tops[1])
+    # that maximum passes over NaN, and an integer can't be one
+    is_nan = b.bitcast(b.fcmp_unordered("uno", *x), ir.IntType(LANES))
+    is_nan = b.icmp_unsigned("!=", is_nan, ir.Constant(is_nan.type, 0))
+    top = b.select(is_nan, ir.Constant(f32, float("nan")), top)
+    scale = b.fdiv(top, ir.Constant(f32, 127.0))
+    is_zero = b.fcmp_ordered("==", top, ir.Constant(f32, 0.0))
+    inverse = b.fdiv(ir.Constant(f32, 127.0), top)
+    inverse = splat(b, b.select(is_zero, ir.Constant(f32, 0.0), inverse))
+    totals = []
+    for half, values in enumerate(x):
+        rounded = call(b, "llvm.rint.v16f32", F32X16, [b.fmul(values, inverse)])
+        codes = b.fptosi(rounded, I32X16)
+        totals.append(total_of(b, codes, "add", i32))
+        words = b.bitcast(b.trunc(codes, lanes_of(i8)), lanes_of(i32, 4))
+        for j in range(4):
+            word = b.extract_element(words, ir.Constant(i32, j))
+            code_words.store(b, word, 4 * half + j)
+    both = b.add(*totals)
+    zero = ir.Constant(i32, -fmt.zero)
+    starts = totals if fmt.halves else [both, ir.Constant(i32, 0)]
+    values = [scale, *(b.mul(zero, t) for t in starts), b.fmul(scale, b.sitofp(both, f32))]
+    for i, value in enumerate(values):
+        facts.store(b, value, i)
+
+
+def _pack_floats(b: Any, x: list[Any], values: _Slots) -> None:
+    for i in range(BLOCK):
+        values.store(b, b.extract_element(x[i // LANES], ir.Constant(i32, i % LANES)), i)
+    values.store(b, total_of(b, b.fadd(*x), "fadd", f32), BLOCK)
+
+
+def _columns(b: Any, x: Any, n_in: Any, block: Any) -> list[Any]:
+    """Two vectors of 16 columns of float32 x [n_in], zero from `n_in` on."""
+    mask = splat(b, b.icmp_signed("<", block, b.sdiv(n_in, index_of(BLOCK))))
+    halves = []
+    for half in range(2):
+        offset = b.add(b.mul(block, index_of(4 * BLOCK)), index_of(4 * LANES * half))
+        arguments = [pointer_at(b, x, offset, F32X16), ir.Constant(i32, 4), mask]
+        arguments.append(constant(f32, 0.0))
+        halves.append(call(b, "llvm.masked.load.v16f32.p0", F32X16, arguments))
+    return halves
+
+
+@intrinsic(prefer_literal=True)
+def pack_row(
+    typing: Any,
+    kind: Any,
+    x: Any,
+    n_in: Any,
+    n_blocks: Any,
+    activations: Any,
+    tokens: Any,
+    token: Any,
+) -> Any:
+    """Pack the activations of one token.
+
+    Args:
+        x: address of float32 [n_in].
+        n_blocks: blocks to write; columns from `n_in` on are zero.
+        activations: address of the token's tile.
+        tokens, token: how many tokens the tile has, and which one of them this is.
+    """
+    fmt = PANEL_FORMATS[kind.literal_value]
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        x, n_in, n_blocks, activations, tokens, token = args[1:]
+        x, activations = as_address(b, x), as_address(b, activations)
+        block_bytes = b.mul(tokens, index_of(ACTIVATION_BLOCK_BYTES))
+        with cgutils.for_range(b, n_blocks) as loop:
+            act = b.gep(activations, [b.mul(loop.index, block_bytes)])
+            columns = _columns(b, x, n_in, loop.index)
+            words = _Slots(act, tokens, token)
+            if HAS_VNNI:
+                facts = b.gep(act, [b.mul(tokens, index_of(BLOCK))])
+                _pack_integers(b, fmt, columns, words, _Slots(facts, tokens, token))
+            else:
+                _pack_floats(b, columns, words)
+        return context.get_dummy_value()
+
+    address = types.intp
+    return types.void(kind, *[address] * 6), generate
+
+
+@intrinsic(prefer_literal=True)
+def pack_planes(
+    typing: Any, kind: Any, x: Any, n_in: Any, n_blocks: Any, planes: Any, first: Any, n_all: Any
+) -> Any:
+    """Pack the activations of the only token into planes.
+
+    Args:
+        x: address of float32 [n_in], which starts with block `first`.
+        n_blocks: blocks to write; columns from `n_in` on are zero.
+        planes: address of the codes of all blocks; the facts of all follow.
+        n_all: blocks of the token.
+    """
+    fmt = PANEL_FORMATS[kind.literal_value]
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        x, n_in, n_blocks, planes, first, n_all = args[1:]
+        x, planes = as_address(b, x), as_address(b, planes)
+        facts = b.gep(planes, [b.mul(n_all, index_of(BLOCK))])
+        with cgutils.for_range(b, n_blocks) as loop:
+            block = b.add(first, loop.index)
+            codes = b.gep(planes, [b.mul(block, index_of(BLOCK))])
+            words = _Slots(codes, index_of(1), index_of(0))
+            columns = _columns(b, x, n_in, loop.index)
+            _pack_integers(b, fmt, columns, words, _Slots(facts, n_all, block))
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.intp] * 6), generate

@@ -1,0 +1,87 @@
+"""The worker of products with rows as in the file; `specialize` puts a format's name in.
+
+Chunks of rows go to threads; a thread multiplies its chunk with all tokens, a tile of tokens at a
+time, while the rows are in its cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import cfunc, njit
+
+from localkv.kernels.cpu.linear.job import (
+    ACTIVATIONS,
+    ADDEND,
+    ADDEND_STRIDE,
+    DATA,
+    ITEM_BYTES,
+    MAX_TILE_TOKENS,
+    N_IN,
+    N_OUT,
+    N_TOKENS,
+    OUT,
+    TILE_ROWS,
+    find_chunk,
+)
+from localkv.kernels.cpu.linear.rows import multiply_rows
+from localkv.simd.memory import get_i64, take_next
+
+KIND = "f16"
+SOME_TOKENS = min(4, MAX_TILE_TOKENS)
+"""Of a tile that has fewer than most."""
+
+
+@njit
+def tile_width(n_tokens: int) -> int:
+    """Tokens of the next tile, of so many that are left."""
+    if n_tokens >= MAX_TILE_TOKENS:
+        return MAX_TILE_TOKENS
+    if n_tokens >= SOME_TOKENS:
+        return SOME_TOKENS
+    return 2 if n_tokens >= 2 else 1
+
+
+@njit
+def multiply_tile(job: Any, matrix: Any, row: int, token: int, height: int, width: int) -> None:
+    """Some rows times some tokens; what is no tile of one of these sizes is done one by one."""
+    n_in, n_out = get_i64(job, N_IN), get_i64(matrix, N_OUT)
+    row_bytes, stride = get_i64(matrix, ITEM_BYTES), get_i64(matrix, ADDEND_STRIDE)
+    w = get_i64(matrix, DATA) + row * row_bytes
+    x = get_i64(job, ACTIVATIONS) + 4 * token * n_in
+    out = get_i64(matrix, OUT) + 4 * (token * n_out + row)
+    plus = get_i64(matrix, ADDEND)
+    if plus != 0:
+        plus += token * stride + 4 * row
+    if height < TILE_ROWS:
+        for i in range(height):
+            for j in range(width):
+                at = w + i * row_bytes, x + 4 * j * n_in, out + 4 * (j * n_out + i)
+                addend = plus + j * stride + 4 * i if plus != 0 else 0
+                multiply_rows(KIND, 1, 1, at[0], row_bytes, at[1], n_in, at[2], n_out, addend, 0)
+    elif width == MAX_TILE_TOKENS:
+        multiply_rows(
+            KIND, TILE_ROWS, MAX_TILE_TOKENS, w, row_bytes, x, n_in, out, n_out, plus, stride
+        )
+    elif width == SOME_TOKENS:
+        multiply_rows(KIND, TILE_ROWS, SOME_TOKENS, w, row_bytes, x, n_in, out, n_out, plus, stride)
+    elif width == 2:
+        multiply_rows(KIND, TILE_ROWS, 2, w, row_bytes, x, n_in, out, n_out, plus, stride)
+    else:
+        multiply_rows(KIND, TILE_ROWS, 1, w, row_bytes, x, n_in, out, n_out, plus, stride)
+
+
+@cfunc("void(int64, int64)")
+def multiply(job: Any, thread: Any) -> None:
+    """Multiply rows of some matrices with float32 activations, tile by tile."""
+    n_tokens = get_i64(job, N_TOKENS)
+    while True:
+        matrix, first, last = find_chunk(job, take_next(job))
+        if matrix == 0:
+            break
+        token = 0
+        while token < n_tokens:
+            width = tile_width(n_tokens - token)
+            for row in range(first, last, TILE_ROWS):
+                multiply_tile(job, matrix, row, token, min(TILE_ROWS, last - row), width)
+            token += width

@@ -1,0 +1,208 @@
+"""Tiles of the CPU's products with panels: 16 rows x 1 to 8 tokens, as generated code.
+
+With AVX512-VNNI codes are multiplied as integers with activations in 8 bits; otherwise codes
+become float32 and meet float32 activations (`linear/packing.py`). Both read a panel's codes
+once per tile of tokens and keep the sums in registers. A token's result does not depend on the
+other tokens of the batch: every tile adds up the same numbers in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from localkv.kernels.cpu.linear.blocks import (
+    BLOCK_VECTORS,
+    PANEL_FORMATS,
+    PanelFormat,
+    Record,
+)
+from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES, BLOCK
+from localkv.kernels.cpu.linear.packing import (
+    F32X16,
+    I32X16,
+    as_address,
+    index_of,
+    load_at,
+    pointer_at,
+)
+from localkv.kernels.cpu.linear.panel_bytes import LANES
+from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.vector import call, constant, f32, i8, i32, lanes_of, multiply_add, splat
+
+PREFETCH_BYTES = 6144
+"""How far ahead a product with few tokens asks for panels, which is memory's delay."""
+
+PREFETCH_TOKENS = 4
+"""The most tokens of a tile for which memory, not arithmetic, is the limit."""
+
+
+def _forget(builder: Any, address: Any) -> Any:
+    """The same address, of which LLVM does not know that it is the same.
+
+    Otherwise it keeps words that hold bits of several blocks in registers until these run out.
+    """
+    kind = ir.FunctionType(address.type, [address.type])
+    return builder.asm(kind, "", "=r,0", [address], side_effect=True)
+
+
+def _prefetch(builder: Any, address: Any, offset: int) -> None:
+    where = builder.gep(address, [index_of(offset)])
+    read, level_2, data = (ir.Constant(i32, x) for x in (0, 2, 1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, level_2, data])
+
+
+class _Sums:
+    """Vectors in stack slots, which LLVM turns into registers."""
+
+    def __init__(self, builder: Any, n: int, item: ir.Type = F32X16) -> None:
+        self.builder = builder
+        self.slots = [cgutils.alloca_once(builder, item) for _ in range(n)]
+
+    def clear(self) -> None:
+        for slot in self.slots:
+            self.builder.store(constant(f32, 0.0), slot)
+
+    def add_product(self, i: int, x: Any, y: Any) -> None:
+        total = multiply_add(self.builder, x, y, self.builder.load(self.slots[i]))
+        self.builder.store(total, self.slots[i])
+
+    def add(self, i: int, x: Any) -> None:
+        self.builder.store(self.builder.fadd(self.builder.load(self.slots[i]), x), self.slots[i])
+
+    def __getitem__(self, i: int) -> Any:
+        return self.builder.load(self.slots[i])
+
+
+def _integer_block(
+    b: Any, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Any, sums: _Sums
+) -> None:
+    """sums += a block of panels x activations in 8 bits, at `act`."""
+    codes = fmt.codes(record, block)
+    scales = [fmt.scale(record, block, half) for half in range(1 + fmt.halves)]
+    minimum = None if fmt.minimum is None else fmt.minimum(record, block)
+    facts = tokens * BLOCK  # where scales and sums start
+    bytes64 = lanes_of(i8, 64)
+    for first in range(0, tokens, 4):  # few tokens at a time, so that all stays in registers
+        group = range(first, min(tokens, first + 4))
+        totals = {}
+        for half, scale in enumerate(scales):
+            for t in group:
+                if fmt.zero:
+                    start = load_at(b, act, facts + 4 * ((1 + half) * tokens + t), i32)
+                    totals[t] = splat(b, start)
+                else:
+                    totals[t] = constant(i32, 0)
+            n = BLOCK_VECTORS // len(scales)
+            for j in range(half * n, half * n + n):
+                for t in group:
+                    x = splat(b, load_at(b, act, 4 * (j * tokens + t), i32))
+                    operands = [b.bitcast(v, bytes64) for v in (codes[j], x)]
+                    totals[t] = call(
+                        b, "llvm.x86.avx512.vpdpbusd.512", I32X16, [totals[t], *operands]
+                    )
+            for t in group:
+                d = splat(b, load_at(b, act, facts + 4 * t, f32))
+                sums.add_product(t, b.sitofp(totals[t], F32X16), b.fmul(scale, d))
+        if minimum is not None:
+            for t in group:
+                x = splat(b, load_at(b, act, facts + 4 * (3 * tokens + t), f32))
+                sums.add_product(t, minimum, x)
+
+
+def _float_block(
+    b: Any, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Any, sums: _Sums
+) -> None:
+    """The same with activations in float32."""
+    codes = fmt.codes(record, block)
+    scales = [fmt.scale(record, block, half) for half in range(1 + fmt.halves)]
+    for j, vector in enumerate(codes):
+        scale = scales[j * len(scales) // BLOCK_VECTORS]
+        for byte in range(4):
+            code = b.and_(b.lshr(vector, constant(i32, 8 * byte)), constant(i32, 255))
+            code = b.sub(code, constant(i32, fmt.zero))
+            value = b.fmul(b.sitofp(code, F32X16), scale)
+            for t in range(tokens):
+                x = load_at(b, act, 4 * ((4 * j + byte) * tokens + t), f32)
+                sums.add_product(t, value, splat(b, x))
+    if fmt.minimum is not None:
+        minimum = fmt.minimum(record, block)
+        for t in range(tokens):
+            x = load_at(b, act, 4 * (BLOCK * tokens + t), f32)
+            sums.add_product(t, minimum, splat(b, x))
+
+
+@intrinsic(prefer_literal=True)
+def multiply_tile(
+    typing: Any,
+    kind: Any,
+    tokens: Any,
+    panel: Any,
+    n_records: Any,
+    activations: Any,
+    out: Any,
+    out_stride: Any,
+    n_rows: Any,
+    addend: Any,
+    addend_stride: Any,
+) -> Any:
+    """A panel times a tile of tokens.
+
+    Args:
+        kind, tokens: a format's name and the tokens of the tile; known when compiling.
+        panel, activations, out: addresses; `out` is that of float32 [tokens, n_rows].
+        out_stride: bytes from token to token in `out`.
+        n_rows: rows of the panel that exist.
+        addend: address of what is added, float32 as `out`, or 0.
+    """
+    fmt = PANEL_FORMATS[kind.literal_value]
+    n = tokens.literal_value
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        panel, n_records, activations, out, out_stride, n_rows, addend, addend_stride = args[2:]
+        panel, activations, out = (as_address(b, x) for x in (panel, activations, out))
+        sums = _Sums(b, n)
+        sums.clear()
+        part = _Sums(b, n)
+        record_bytes = fmt.layout.record_bytes
+        block_bytes = ACTIVATION_BLOCK_BYTES * n
+        multiply = _integer_block if HAS_VNNI else _float_block
+        with cgutils.for_range(b, n_records) as loop:
+            at = b.gep(panel, [b.mul(loop.index, index_of(record_bytes))])
+            act_offset = b.mul(loop.index, index_of(block_bytes * fmt.record_blocks))
+            act = b.gep(activations, [act_offset])
+            n_lines = record_bytes // 64
+            if not HAS_VNNI:
+                part.clear()  # shorter sums are rounded less
+            for block in range(fmt.record_blocks):
+                if n <= PREFETCH_TOKENS:
+                    for line in range(
+                        block * n_lines // fmt.record_blocks,
+                        (block + 1) * n_lines // fmt.record_blocks,
+                    ):
+                        _prefetch(b, at, PREFETCH_BYTES + 64 * line)
+                record = Record(b, fmt.layout, _forget(b, at))
+                block_act = b.gep(act, [index_of(block * block_bytes)])
+                multiply(b, fmt, record, block, n, block_act, sums if HAS_VNNI else part)
+            if not HAS_VNNI:
+                for t in range(n):
+                    sums.add(t, part[t])
+        lanes = ir.Constant(I32X16, list(range(LANES)))
+        mask = b.icmp_signed("<", lanes, splat(b, b.trunc(n_rows, i32)))
+        align = ir.Constant(i32, 4)
+        with b.if_then(b.icmp_signed("!=", addend, index_of(0))):
+            addend = as_address(b, addend)
+            for t in range(n):
+                pointer = pointer_at(b, addend, b.mul(addend_stride, index_of(t)), F32X16)
+                arguments = [pointer, align, mask, constant(f32, 0.0)]
+                sums.add(t, call(b, "llvm.masked.load.v16f32.p0", F32X16, arguments))
+        for t in range(n):
+            pointer = pointer_at(b, out, b.mul(out_stride, index_of(t)), F32X16)
+            call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), [sums[t], pointer, align, mask])
+        return context.get_dummy_value()
+
+    address = types.intp
+    return types.void(kind, tokens, *[address] * 8), generate

@@ -1,0 +1,1 @@
+"""Running kernels: threads, chains of workers, scratch memory."""

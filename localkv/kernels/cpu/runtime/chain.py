@@ -1,0 +1,152 @@
+"""Chains of workers that run with one call: what a layer's operation is made of on the CPU.
+
+A chain is put together once and run many times. Its jobs (arrays of int64, see `thread_pool`)
+name what differs from run to run, such as a batch's tensors, and what lies in scratch memory, whose
+address may change when it grows. With each address a job says how many bytes its worker will touch
+there, and no chain runs with less.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from localkv.kernels.bounds import BoundsError
+from localkv.kernels.cpu.runtime.thread_pool import run_steps
+
+LINE = 64
+"""Bytes of a cache line."""
+
+
+class Scratch:
+    """Memory that chains use one after the other; it grows as needed."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Give the memory back; chains that have its address must go, too."""
+        self.data = np.empty(0, np.uint8)
+        self.address = 0
+
+    def reserve(self, n_bytes: int) -> None:
+        if len(self.data) < n_bytes + LINE:
+            self.data = np.empty(n_bytes + LINE, np.uint8)
+            self.address = (self.data.ctypes.data + LINE - 1) // LINE * LINE
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of the scratch memory: bytes from its start, and how many."""
+
+    offset: int
+    n_bytes: int
+
+
+Where = Tensor | Place | str
+"""A tensor, scratch memory, or the name of a tensor that is given to `Chain.run`."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a worker is given an address of, and how many bytes it touches from there on."""
+
+    where: Where
+    n_bytes: int
+
+
+Item = int | str | Memory
+"""Of a job: a number, the name of one that is given to `Chain.run`, or memory."""
+
+
+def said(name: str, x: Tensor, n_bytes: int) -> str:
+    layout = "" if x.is_contiguous() else ", not contiguous"
+    return f"{name} has {x.nbytes} bytes{layout}, workers touch {n_bytes}"
+
+
+class Chain:
+    """Workers and their jobs, in order.
+
+    Args:
+        scratch: whose memory the places are in.
+    """
+
+    def __init__(self, scratch: Scratch) -> None:
+        self.scratch = scratch
+        self.n_bytes = 0
+        self.items = array("q")
+        self.steps = array("q")
+        self.starts = list[int]()
+        self.names = dict[str, list[int]]()
+        self.needs = dict[str, int]()
+        self.places = list[int]()
+        self.kept = list[Tensor]()
+        self.base = 0
+        self.n_items = 0
+
+    def take(self, n_bytes: int) -> Place:
+        """Scratch memory that is the chain's own while it runs."""
+        place = Place(self.n_bytes, n_bytes)
+        self.n_bytes += -(-n_bytes // LINE) * LINE
+        return place
+
+    def add(self, worker: int, job: Sequence[Item], threads: int) -> None:
+        """Run a worker, by its address, on some threads; a job's first item is its counter."""
+        self.starts.append(len(self.items))
+        for item in job:
+            if isinstance(item, Memory):
+                self.items.append(self._address(item.where, item.n_bytes))
+            elif isinstance(item, str):
+                self.names.setdefault(item, []).append(len(self.items))
+                self.items.append(0)
+            else:
+                self.items.append(item)
+        self.steps.extend((worker, 0, threads - 1))
+
+    def _address(self, where: Where, n_bytes: int) -> int:
+        """The next item, as far as it is known now."""
+        if isinstance(where, Tensor):
+            if where.nbytes < n_bytes or not where.is_contiguous():
+                raise BoundsError(said("a tensor", where, n_bytes))
+            self.kept.append(where)
+            return where.data_ptr()
+        if isinstance(where, Place):
+            if n_bytes > where.n_bytes:
+                raise BoundsError(f"{n_bytes} bytes of {where.n_bytes} in scratch memory")
+            self.places.append(len(self.items))
+            return where.offset
+        self.needs[where] = max(n_bytes, self.needs.get(where, 0))
+        self.names.setdefault(where, []).append(len(self.items))
+        return 0
+
+    def run(self, **values: int | Tensor) -> None:
+        """Run all steps, with the numbers and tensors that the jobs name.
+
+        Raises:
+            BoundsError: something is missing, or a tensor has less than workers will touch.
+        """
+        items, base = self.items, self.base
+        self.scratch.reserve(self.n_bytes)
+        if self.n_items != len(items):
+            self.n_items = len(items)
+            address = items.buffer_info()[0]
+            for i, start in enumerate(self.starts):
+                self.steps[3 * i + 1] = address + 8 * start
+        if base != self.scratch.address:
+            self.base = self.scratch.address
+            for i in self.places:
+                items[i] += self.base - base
+        if len(values) != len(self.names):
+            raise BoundsError(f"{', '.join(values)} are given, {', '.join(self.names)} needed")
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                if value.nbytes < self.needs[name] or not value.is_contiguous():
+                    raise BoundsError(said(name, value, self.needs[name]))
+                value = value.data_ptr()
+            for i in self.names[name]:
+                items[i] = value
+        run_steps(self.steps)

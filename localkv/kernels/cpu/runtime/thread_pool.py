@@ -1,0 +1,171 @@
+"""Threads for the CPU's kernels, which nobody waits for if another program has their core.
+
+A *worker* is a C function of two int64: the address of a job, which is an array of int64 of the
+worker's own making, and the number of the thread, 0 to n - 1. Workers take pieces of the job one
+after the other from a counter in it (`simd.memory.take_next`), so any number of threads will do.
+
+OpenMP's threads all have to arrive at the end of a parallel region. Where another program runs on
+one core, that takes several milliseconds (a time slice), many times as long as the work itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import threading
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+
+from localkv.kernels.cpu.jit.helper_state import STATE_WORDS
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.simd.atomic import HAS_FUTEX
+from localkv.system.turns import is_on_stack
+
+HELPERS = KernelSource("jit/helpers")
+
+
+@functools.cache
+def _callable(name: str, n_arguments: int) -> Callable[..., None]:
+    """A function of `helpers` that takes integers; it runs without the interpreter's lock."""
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_arguments)
+    function: Callable[..., None] = kind(specialized(HELPERS)[name])
+    return function
+
+
+_WORKER = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+
+
+def run_alone(worker: int, job: int) -> None:
+    """Run a worker on this thread only."""
+    _WORKER(worker)(job, 0)
+
+
+class ThreadPool:
+    """Helpers that are started when they are first asked for, and stopped at exit.
+
+    All models of a process share them.
+    """
+
+    def __init__(self) -> None:
+        self.users = dict[int, tuple[int]]()
+        self.threads = list[threading.Thread]()
+        self.memory: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
+        self.state = 0
+
+    def run(self, worker: int, job: int, n_threads: int) -> None:
+        """Run a worker on this thread and on up to n_threads - 1 helpers, until the job is done.
+
+        While another thread uses the helpers, a job gets none.
+        """
+        mine = (threading.get_ident(),)
+        try:
+            if n_threads > 1 and self._is_given_to(mine):
+                self._start(n_threads - 1)
+                _callable("run_helped", 4)(self.state, worker, job, n_threads - 1)
+            else:
+                run_alone(worker, job)
+        finally:
+            self._give_back(mine)
+
+    def run_steps(self, steps: int, n_steps: int, n_threads: int) -> None:
+        """Run workers one after the other with one call (see `helpers.run_steps`)."""
+        run = _callable("run_steps", 3)
+        mine = (threading.get_ident(),)
+        try:
+            if n_threads > 1 and self._is_given_to(mine):
+                self._start(n_threads - 1)
+                run(self.state, steps, n_steps)
+            else:
+                run(0, steps, n_steps)
+        finally:
+            self._give_back(mine)
+
+    def run_loop(self, worker: int, job: int, n_threads: int) -> None:
+        """The same as `run` on Numba's threads, which are no more than one job's at a time, too."""
+        import numba
+
+        from localkv.kernels.cpu.runtime.parallel_loop import run_workers
+
+        mine = (threading.get_ident(),)
+        try:
+            if self._is_given_to(mine):
+                numba.set_num_threads(n_threads)
+                run_workers()(worker, job, n_threads)
+            else:
+                run_alone(worker, job)
+        finally:
+            self._give_back(mine)
+
+    def _is_given_to(self, mine: tuple[int]) -> bool:
+        """Take the helpers, unless another thread has them.
+
+        No lock: an exception between taking it and `try` would leave it locked. What a thread has
+        left so is its own when it comes again, unless it is still at it (in a signal handler now).
+        """
+        user = self.users.setdefault(0, mine)
+        if user is mine:
+            return True
+        if user[0] != mine[0] or is_on_stack(user[0], "mine", user):
+            return False
+        self.users[0] = mine
+        return True
+
+    def _give_back(self, mine: tuple[int]) -> None:
+        if self.users.get(0) is mine:
+            self.users.clear()
+
+    def _start(self, n_helpers: int) -> None:
+        if len(self.threads) >= n_helpers:
+            return
+        if self.memory is None:
+            memory = np.zeros(STATE_WORDS + 8, np.int64)
+            self.state = (memory.ctypes.data + 63) // 64 * 64
+            self.memory = memory
+            atexit.register(self._stop)
+        while len(self.threads) < n_helpers:
+            args = (self.state, len(self.threads) + 1)
+            thread = threading.Thread(target=_callable("help_out", 2), args=args, daemon=True)
+            self.threads.append(thread)  # first: two of one number would share its scratch memory
+            thread.start()
+
+    def _stop(self) -> None:
+        _callable("stop_helpers", 1)(self.state)
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+_POOL = ThreadPool()
+
+
+def run_worker(worker: int, job: int, n_threads: int) -> None:
+    """Run a worker, known by its address, on some threads; it returns when the job is done."""
+    if n_threads == 1:
+        run_alone(worker, job)
+    elif HAS_FUTEX:
+        _POOL.run(worker, job, n_threads)
+    else:
+        _POOL.run_loop(worker, job, n_threads)
+
+
+def run_steps(steps: array[int]) -> None:
+    """Run workers one after the other: worker, job and how many threads help, for each step.
+
+    The first item of a job is its counter, which becomes 0.
+    """
+    n_steps = len(steps) // 3
+    n_threads = 1 + max(steps[2::3])
+    if HAS_FUTEX or n_threads == 1:
+        _POOL.run_steps(steps.buffer_info()[0], n_steps, n_threads)
+        return
+    for i in range(n_steps):
+        one = steps[3 * i : 3 * i + 2] + array("q", [0])
+        if steps[3 * i + 2] == 0:
+            _POOL.run_steps(one.buffer_info()[0], 1, 1)
+        else:
+            ctypes.c_int64.from_address(one[1]).value = 0
+            _POOL.run_loop(one[0], one[1], 1 + steps[3 * i + 2])

@@ -1,0 +1,145 @@
+"""Packing new rows of K and V into pages in the CPU's order."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+from torch import Tensor
+
+from localkv.cache.kv_cache import LayerCache, SegmentBatch
+from localkv.formats.base import QuantFormat
+from localkv.kernels.bounds import BoundsError, check_segment, check_slots
+from localkv.kernels.cpu.attention.kernels import n_threads, run
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
+from localkv.kernels.cpu.store.page_layout import Side, plane_order
+
+MANY_BYTES = 1 << 16
+"""From so many on, a second thread is worth its start."""
+MANY_ROWS = 16
+"""The same for rows that are encoded, too."""
+
+
+@functools.cache
+def _orders(fmt: QuantFormat, side: Side) -> tuple[tuple[int, int], ...]:
+    orders = [plane_order(fmt, plane, side) for plane in fmt.all_planes]
+    return tuple((order.item_bits, int(order.halves)) for order in orders)
+
+
+@functools.cache
+def _has_encoder(name: str) -> bool:
+    return hasattr(importlib.import_module(f"localkv.formats.{name}.cpu"), "encode")
+
+
+def store_source(fmt: QuantFormat) -> KernelSource | None:
+    """The kernel that encodes a type's rows; None for types that torch encodes."""
+    name = fmt.codec_name
+    if fmt.row_planes or not _has_encoder(name):
+        return None
+    return KernelSource("store/store_rows", (("formats.q8_0.cpu", f"formats.{name}.cpu"),))
+
+
+@functools.cache
+def _store_worker(fmt: QuantFormat) -> int:
+    source = store_source(fmt)
+    assert source is not None
+    return specialized(source)["worker"]
+
+
+def has_encoders(cache: LayerCache) -> bool:
+    """Whether rows of all the cache's types are encoded by compiled code."""
+    return all(
+        store_source(fmt) is not None
+        for segment in cache.segments
+        for fmt in (segment.format_k, segment.format_v)
+    )
+
+
+def add_store(
+    chain: Chain, k: Where, v: Where, n_tokens: int, cache: LayerCache, *, rotate: bool = True
+) -> None:
+    """Store k, v (float32 [tokens, n_kv_heads, head_dim]) in every segment of a cache.
+
+    When the chain runs, it is given `stored_rows`.
+    """
+    threads = n_threads() if n_tokens >= MANY_ROWS else 1
+    for i, segment in enumerate(cache.segments):
+        for side, x, fmt, planes, rotation in (
+            ("k", k, segment.format_k, segment.k, segment.rotation_k),
+            ("v", v, segment.format_v, segment.v, segment.rotation_v),
+        ):
+            _, n_kv_heads, _, n_blocks, _ = planes[0].shape
+            head_dim = n_blocks * fmt.block_size
+            check_segment(segment, head_dim)
+            if rotation and head_dim % rotation:
+                raise BoundsError(f"{rotation} channels of {head_dim} are rotated")
+            rows = Memory(x, 4 * n_tokens * n_kv_heads * head_dim)
+            head: list[Item] = [0, n_kv_heads, head_dim, rotation if rotate else 0, rows]
+            # how many there are differs from batch to batch
+            head += (f"rows{i}", Memory(f"tokens{i}", 0), Memory(f"slots{i}", 0))
+            bytes_per_thread = 4 * head_dim + fmt.row_bytes(head_dim) + 64
+            scratch = chain.take(threads * bytes_per_thread)
+            head += (Memory(scratch, scratch.n_bytes), bytes_per_thread, len(planes))
+            assert side == "k" or side == "v"
+            for plane, order in zip(planes, _orders(fmt, side), strict=True):
+                head += (Memory(plane, plane.nbytes), plane.shape[3] * plane.shape[4], *order)
+            chain.add(_store_worker(fmt), head, min(threads, n_kv_heads))
+
+
+def stored_rows(
+    cache: LayerCache, batches: tuple[SegmentBatch, ...], n_tokens: int
+) -> dict[str, int | Tensor]:
+    """What `Chain.run` has to know of a batch's rows."""
+    values = dict[str, int | Tensor]()
+    for i, (segment, batch) in enumerate(zip(cache.segments, batches, strict=True)):
+        check_slots(batch, n_tokens, len(segment.k[0]))
+        values[f"rows{i}"] = len(batch.slots)
+        values[f"tokens{i}"] = batch.tokens
+        values[f"slots{i}"] = batch.slots
+    return values
+
+
+def store_kv_cpu(
+    k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
+) -> None:
+    """Store a batch's rows: k, v [tokens, n_kv_heads, head_dim], each in its segment's types."""
+    if not has_encoders(cache):
+        scatter_encoded(k, v, cache, batches)
+        return
+    k, v = k.float().contiguous(), v.float().contiguous()
+    chain = Chain(Scratch())
+    add_store(chain, k, v, k.shape[0], cache, rotate=False)
+    chain.run(**stored_rows(cache, batches, k.shape[0]))
+
+
+def scatter_encoded(
+    k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
+) -> None:
+    """The same for types without a compiled encoder: torch encodes, what it yields is moved."""
+    for segment, batch in zip(cache.segments, batches, strict=True):
+        n_tokens, n_kv_heads, head_dim = k.shape
+        n_rows = batch.slots.numel()
+        if n_rows == 0:
+            continue
+        check_segment(segment, head_dim)
+        check_slots(batch, n_tokens, len(segment.k[0]))
+        if n_kv_heads != segment.k[0].shape[1]:
+            raise BoundsError(f"rows of {n_kv_heads} KV heads for {segment.k[0].shape[1]}")
+        rows_k, rows_v = ((x if n_rows == x.shape[0] else x[batch.tokens]).float() for x in (k, v))
+        kept = list[Tensor]()  # the job holds addresses only
+        entries = list[int]()
+        for rows, fmt, planes, side in (
+            (rows_k, segment.format_k, segment.k, "k"),
+            (rows_v, segment.format_v, segment.v, "v"),
+        ):
+            assert side == "k" or side == "v"
+            encoded = fmt.codec.encode(rows)
+            for values, plane, order in zip(encoded, planes, _orders(fmt, side), strict=True):
+                kept.append(values.contiguous())
+                row_bytes = plane.shape[3] * plane.shape[4]
+                entries += (kept[-1].data_ptr(), plane.data_ptr(), row_bytes, *order)
+        header = (0, n_kv_heads, n_rows, batch.slots.data_ptr(), len(kept))
+        many = sum(values.numel() for values in kept) >= MANY_BYTES
+        run("store/scatter", (*header, *entries), min(n_threads(), n_kv_heads) if many else 1)

@@ -1,0 +1,1 @@
+"""Attention that reads packed K and V: decode, prefill and the merge of their parts."""

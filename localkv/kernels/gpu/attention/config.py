@@ -1,0 +1,92 @@
+"""Sizes of attention's tiles for each generation of GPUs.
+
+They come from what compiled code shows: no spilled register, shared memory that every GPU of the
+generation has, few instructions per key. None of them has been timed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import triton
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """How a kernel is launched.
+
+    Attributes:
+        queries: rows of Q of a program, a power of two.
+        keys: rows of K and V of a tile; divides a page.
+        warps: of a program.
+        stages: tiles on their way from memory at the same time, plus one.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+PRODUCTS = ("fp16", "tf32", "tf32x3")
+"""How tiles are multiplied (see `formats/gpu/`), by the room that it takes."""
+
+SERVER_BLACKWELL = 10
+"""Compute capability 10.x: its matrix unit has a memory of its own."""
+PIPELINES_FEW_QUERIES = triton.__version__.startswith("3.8.")
+"""Triton 3.8 gives 8 queries to that unit, too, and then its pipeliner fails as in prefill."""
+
+DECODE_KEYS = {
+    "fp16": {64: 128, 128: 64, 256: 64},
+    "tf32": {64: 64, 128: 64, 256: 32},
+    "tf32x3": {64: 64, 128: 32, 256: 16},
+}
+PREFILL = {
+    "fp16": {
+        64: TileConfig(128, 128, 8, 2),
+        128: TileConfig(128, 64, 8, 2),
+        256: TileConfig(32, 64, 4, 2),
+    },
+    "tf32": {
+        64: TileConfig(64, 64, 4, 2),
+        128: TileConfig(64, 32, 4, 2),
+        256: TileConfig(32, 32, 8, 1),
+    },
+    "tf32x3": {
+        64: TileConfig(64, 32, 4, 2),
+        128: TileConfig(32, 32, 4, 2),
+        256: TileConfig(16, 16, 4, 1),
+    },
+}
+"""By channels of a head, as a power of two; within the 99 KiB of shared memory of 8.6."""
+LEAST_KEYS = min(min(by_width.values()) for by_width in DECODE_KEYS.values())
+"""No tile of decoding has fewer."""
+
+
+def decode_config(arch: int, width: int, product: str, queries: int) -> TileConfig:
+    """For `attention_decode`.
+
+    Args:
+        arch: compute capability, 86 for 8.6.
+        width: channels of a head, as a power of two.
+        product: of `PRODUCTS`, the later of K's and V's.
+        queries: rows of Q, as a power of two.
+    """
+    keys = DECODE_KEYS[product][width]
+    if arch // 10 == SERVER_BLACKWELL:
+        # fewer than its matrix unit takes, which is made for large products
+        keys = min(keys, 64 if queries <= 8 else 32)
+        if PIPELINES_FEW_QUERIES:
+            return TileConfig(queries, keys, 4, 1)
+    return TileConfig(queries, keys, 4, 2)
+
+
+def prefill_config(arch: int, width: int, product: str) -> TileConfig:
+    """For `attention_prefill`; arguments as of `decode_config`."""
+    if arch == 90 and width == 256 and product == "fp16":
+        return TileConfig(128, 64, 8, 2)  # wgmma reads from more shared memory
+    tiles = PREFILL[product][width]
+    if arch // 10 == SERVER_BLACKWELL:
+        # the pipeliner of Triton 3.6 to 3.8 fails on its tensor memory and the fence
+        return replace(tiles, stages=1)
+    return tiles

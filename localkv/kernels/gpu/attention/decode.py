@@ -1,0 +1,148 @@
+"""Attention of a few new tokens per sequence: the context is split among programs.
+
+Each program reads its share of one sequence's rows of one KV head, once for all query heads and
+tokens, and yields an output and a log-sum-exp; `attention_merge` adds the shares up. Scores are
+laid out with keys as the rows of a matrix product, since there are few queries.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.kernels.gpu.attention.online_softmax import (
+    LN_2,
+    LOWEST,
+    dot,
+    query,
+    rounded_to,
+    scaled_logits,
+    sees,
+)
+
+PAGE = tl.constexpr(PAGE_TOKENS)
+
+
+@triton.jit(do_not_specialize=["first_position", "table_width", "window"])
+def decode_kernel(
+    q_ptr,
+    k_planes,
+    v_planes,
+    page_table_ptr,
+    lengths_ptr,
+    starts_ptr,
+    positions_ptr,
+    out_ptr,
+    lse_ptr,
+    first_position,
+    table_width,
+    scale,
+    softcap,
+    window,
+    READ_K: tl.constexpr,
+    COLUMNS_K: tl.constexpr,
+    PRODUCT_K: tl.constexpr,
+    READ_V: tl.constexpr,
+    COLUMNS_V: tl.constexpr,
+    PRODUCT_V: tl.constexpr,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """Grid (KV heads, splits, sequences).
+
+    Args:
+        q_ptr: [tokens, N_KV_HEADS * GROUP, HEAD_DIM].
+        k_planes, v_planes: tuples of uint8 pointers.
+        page_table_ptr: int64 [sequences, table_width].
+        lengths_ptr: int32 [sequences], rows in this segment.
+        starts_ptr: int32 [sequences + 1], offsets of the sequences' tokens in q.
+        positions_ptr: int64 [tokens].
+        out_ptr, lse_ptr: fp32 [tokens, heads, splits, HEAD_DIM] and [tokens, heads, splits]; of a
+            split without keys only the log-sum-exp, -inf, is written.
+        first_position: position of the segment's row 0.
+        window: keys that a token sees, itself included, if WINDOW.
+        QUERIES: GROUP * new tokens of a sequence at most, as a power of two.
+        KEYS: rows of a tile; divides a page.
+    """
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    sequence = tl.program_id(2)
+    n_splits = tl.num_programs(1)
+    start = tl.load(starts_ptr + sequence)
+    n_queries = (tl.load(starts_ptr + sequence + 1) - start) * GROUP
+    length = tl.load(lengths_ptr + sequence)
+
+    i = tl.arange(0, QUERIES)
+    is_query = i < n_queries
+    token = start + i // GROUP
+    row = (token * N_KV_HEADS + head).to(tl.int64) * GROUP + i % GROUP
+    position = tl.load(positions_ptr + token, mask=is_query, other=0)
+    position = (position - first_position).to(tl.int32)
+
+    first_tile = 0
+    if WINDOW:
+        earliest = tl.min(tl.where(is_query, position, length), 0)
+        first_tile = tl.maximum(earliest - window + 1, 0) // KEYS
+    tiles = tl.cdiv(length, KEYS) - first_tile
+    share = tl.cdiv(tiles, n_splits)
+    begin = (first_tile + split * share) * KEYS
+    end = tl.minimum(begin + share * KEYS, length)
+
+    k_low, k_high = COLUMNS_K(WIDTH)
+    q_row = q_ptr + row[None, :] * HEAD_DIM
+    q_low = tl.load(
+        q_row + k_low[:, None], mask=is_query[None, :] & (k_low < HEAD_DIM)[:, None], other=0.0
+    )
+    q_high = tl.load(
+        q_row + k_high[:, None], mask=is_query[None, :] & (k_high < HEAD_DIM)[:, None], other=0.0
+    )
+    q_low = query(q_low, PRODUCT_K)
+    q_high = query(q_high, PRODUCT_K)
+
+    largest = tl.full((QUERIES,), LOWEST, tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    out_low = tl.zeros((WIDTH // 2, QUERIES), tl.float32)
+    out_high = tl.zeros((WIDTH // 2, QUERIES), tl.float32)
+    pages = page_table_ptr + sequence * table_width
+    for at in tl.range(begin, end, KEYS, num_stages=STAGES):
+        entry = at // PAGE
+        page = tl.load(pages + entry).to(tl.int64)
+        first_row = (page * N_KV_HEADS + head - entry) * PAGE + at
+        first_row = tl.multiple_of(first_row, KEYS)
+        key = at + tl.arange(0, KEYS)
+        valid = key < length
+        low, high = READ_K(k_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+        products = dot(low, q_low, None, PRODUCT_K)
+        products = dot(high, q_high, products, PRODUCT_K)
+        logits = scaled_logits(products, scale, softcap, SOFTCAP)
+        seen = valid[:, None] & sees(key[:, None], position[None, :], window, WINDOW)
+        logits = tl.where(seen, logits, -float("inf"))
+        larger = tl.maximum(largest, tl.max(logits, 0))
+        weights = tl.exp2(logits - larger[None, :])
+        shrink = tl.exp2(largest - larger)
+        total = total * shrink + tl.sum(weights, 0)
+        largest = larger
+        low, high = READ_V(v_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+        weights = rounded_to(weights, PRODUCT_V)
+        out_low = dot(tl.trans(low), weights, out_low * shrink[None, :], PRODUCT_V)
+        out_high = dot(tl.trans(high), weights, out_high * shrink[None, :], PRODUCT_V)
+
+    row = row * n_splits + split
+    seen = total != 0  # NaN too, so that it shows
+    lse = tl.where(seen, largest * LN_2 + tl.log(total), -float("inf"))
+    tl.store(lse_ptr + row, lse, mask=is_query)
+    v_low, v_high = COLUMNS_V(WIDTH)
+    out_row = out_ptr + row[None, :] * HEAD_DIM
+    seen = (seen & is_query)[None, :]
+    norm = 1 / total[None, :]
+    tl.store(out_row + v_low[:, None], out_low * norm, mask=seen & (v_low < HEAD_DIM)[:, None])
+    tl.store(out_row + v_high[:, None], out_high * norm, mask=seen & (v_high < HEAD_DIM)[:, None])

@@ -1,0 +1,243 @@
+"""Attention over packed pages on a GPU: which kernel, in which grid, with which tiles."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.config import AttentionParams
+from localkv.formats.base import QuantFormat
+from localkv.kernels.gpu.attention.config import (
+    LEAST_KEYS,
+    PRODUCTS,
+    TileConfig,
+    decode_config,
+    prefill_config,
+)
+from localkv.kernels.gpu.attention.decode import decode_kernel
+from localkv.kernels.gpu.attention.merge import merge_kernel
+from localkv.kernels.gpu.attention.prefill import prefill_kernel
+from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.launch import launch
+from localkv.kernels.gpu.launch_bounds import check_attention
+
+FEW_TOKENS = 8
+"""New tokens of a sequence up to which its context is split among programs."""
+MOST_SPLITS = 64
+MOST_CHANNELS = 256
+LEAST_QUERIES = 8
+"""Columns that a matrix product needs."""
+MOST_QUERIES = 128
+"""Rows (new token, query head of a KV head) of a sequence that one program of decoding takes."""
+PROGRAMS_PER_PROCESSOR = 2
+
+
+def padded(head_dim: int) -> int:
+    """The power of two that a head's channels are padded to.
+
+    Raises:
+        ValueError: a head has more channels than tiles are made for.
+    """
+    if head_dim > MOST_CHANNELS:
+        raise ValueError(f"heads of {head_dim} channels: kernels take {MOST_CHANNELS} at most")
+    width: int = triton.next_power_of_2(head_dim)
+    return max(64, width)
+
+
+def _side(fmt: QuantFormat, side: str) -> dict[str, Any]:
+    codec = fmt.part("gpu_cache")
+    return {
+        f"READ_{side}": codec.read_tile,
+        f"COLUMNS_{side}": codec.columns,
+        f"PRODUCT_{side}": codec.PRODUCT,
+    }
+
+
+def attention_constants(
+    format_k: QuantFormat,
+    format_v: QuantFormat,
+    *,
+    n_kv_heads: int,
+    group: int,
+    head_dim: int,
+    tiles: TileConfig,
+    softcap: bool,
+    window: bool,
+    ptx: bool,
+) -> dict[str, Any]:
+    """The compile-time arguments that `decode_kernel` and `prefill_kernel` share."""
+    return {
+        **_side(format_k, "K"),
+        **_side(format_v, "V"),
+        "N_KV_HEADS": n_kv_heads,
+        "GROUP": group,
+        "QUERIES": tiles.queries,
+        "HEAD_DIM": head_dim,
+        "WIDTH": padded(head_dim),
+        "KEYS": tiles.keys,
+        "STAGES": tiles.stages,
+        "SOFTCAP": softcap,
+        "WINDOW": window,
+        "PTX": ptx,
+    }
+
+
+def product_of(*formats: QuantFormat) -> str:
+    """The product, of those that the types need, that takes the most room."""
+    products: list[str] = [fmt.part("gpu_cache").PRODUCT for fmt in formats]
+    return max(products, key=PRODUCTS.index)
+
+
+def tiles_of(
+    arch: int,
+    head_dim: int,
+    format_k: QuantFormat,
+    format_v: QuantFormat,
+    group: int,
+    few_tokens: int,
+) -> TileConfig:
+    """Tiles of `decode_kernel` for so many new tokens of a sequence, or, with 0, of prefill."""
+    width, product = padded(head_dim), product_of(format_k, format_v)
+    if few_tokens == 0:
+        return prefill_config(arch, width, product)
+    queries: int = triton.next_power_of_2(few_tokens * group)
+    return decode_config(arch, width, product, max(LEAST_QUERIES, queries))
+
+
+def n_splits(gpu: GpuInfo, sequences: int, n_kv_heads: int, capacity: int, keys: int) -> int:
+    """Among how many programs a context is split, whatever its length, so that all are busy."""
+    programs = sequences * n_kv_heads
+    wanted = -(-PROGRAMS_PER_PROCESSOR * gpu.n_processors // programs)
+    return max(1, min(wanted, MOST_SPLITS, capacity // keys))
+
+
+def segment_attention(
+    gpu: GpuInfo,
+    q: Tensor,
+    segment: Segment,
+    seg_batch: SegmentBatch,
+    batch: Batch,
+    params: AttentionParams,
+    *,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of a batch's queries to the rows of a segment.
+
+    Args:
+        q: [tokens, n_heads, head_dim], contiguous.
+        seg_batch, batch: of what changes from token to token, only tensors are read.
+        sinks: fp32 [n_heads], logit of a key that has no value; of several segments' calls, at most
+            one may have it.
+
+    Returns:
+        output [tokens, n_heads, head_dim] of q's type, log-sum-exp fp32 [tokens, n_heads]; where a
+        token sees nothing, 0 and -inf.
+    """
+    check_attention(q, segment, seg_batch, batch, sinks)
+    tokens, n_heads, head_dim = q.shape
+    n_kv_heads = segment.k[0].shape[1]
+    group = n_heads // n_kv_heads
+    sequences = len(batch.starts) - 1
+    most_new = max(end - at for at, end in itertools.pairwise(batch.starts))
+    width = padded(head_dim)
+    decode = most_new <= FEW_TOKENS and most_new * group <= MOST_QUERIES
+    tiles = tiles_of(
+        gpu.arch,
+        head_dim,
+        segment.format_k,
+        segment.format_v,
+        group,
+        most_new if decode else 0,
+    )
+    constants = attention_constants(
+        segment.format_k,
+        segment.format_v,
+        n_kv_heads=n_kv_heads,
+        group=group,
+        head_dim=head_dim,
+        tiles=tiles,
+        softcap=params.softcap != 0,
+        window=params.window != 0,
+        ptx=gpu.ptx,
+    )
+    table = seg_batch.page_table
+    tables = (table, seg_batch.length_table, batch.start_table, batch.positions)
+    numbers = (seg_batch.first_position, table.shape[1])
+    numbers += (params.softmax_scale, params.softcap, params.window)
+    options: dict[str, Any] = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    out = torch.empty_like(q)
+    lse = torch.empty(tokens, n_heads, dtype=torch.float32, device=q.device)
+    if not decode:
+        blocks = triton.cdiv(most_new * group, tiles.queries)
+        launch(
+            prefill_kernel,
+            (blocks, n_kv_heads, sequences),
+            q,
+            segment.k,
+            segment.v,
+            *tables,
+            sinks,
+            out,
+            lse,
+            *numbers,
+            **constants,
+            SINKS=sinks is not None,
+            **options,
+        )
+        return out, lse
+    capacity = table.shape[1] * segment.k[0].shape[2]
+    splits = n_splits(gpu, sequences, n_kv_heads, capacity, tiles.keys)
+    parts = torch.empty(tokens, n_heads, splits, head_dim, dtype=torch.float32, device=q.device)
+    part_lse = torch.empty(tokens, n_heads, splits, dtype=torch.float32, device=q.device)
+    launch(
+        decode_kernel,
+        (n_kv_heads, splits, sequences),
+        q,
+        segment.k,
+        segment.v,
+        *tables,
+        parts,
+        part_lse,
+        *numbers,
+        **constants,
+        **options,
+    )
+    launch(
+        merge_kernel,
+        (tokens, n_heads),
+        parts,
+        part_lse,
+        sinks,
+        out,
+        lse,
+        splits,
+        N_HEADS=n_heads,
+        # whatever the tiles: so that it depends on the context only, not on the number of tokens
+        SPLITS=triton.next_power_of_2(n_splits(gpu, sequences, n_kv_heads, capacity, LEAST_KEYS)),
+        HEAD_DIM=head_dim,
+        WIDTH=width,
+        SINKS=sinks is not None,
+    )
+    return out, lse
+
+
+class PackedAttention:
+    """`SegmentAttention` on a GPU."""
+
+    def __init__(self, gpu: GpuInfo) -> None:
+        self.gpu = gpu
+
+    def __call__(
+        self,
+        q: Tensor,
+        segment: Segment,
+        seg_batch: SegmentBatch,
+        batch: Batch,
+        params: AttentionParams,
+    ) -> tuple[Tensor, Tensor]:
+        return segment_attention(self.gpu, q, segment, seg_batch, batch, params)

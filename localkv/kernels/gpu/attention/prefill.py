@@ -1,0 +1,156 @@
+"""Attention of many new tokens per sequence: a program has a block of queries and reads all keys.
+
+The query heads of a KV head count as further rows of the block, so K and V are decoded once for
+them: query r of a sequence is token r // GROUP in head r % GROUP of the group.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.kernels.gpu.attention.online_softmax import (
+    LN_2,
+    LOG2_E,
+    LOWEST,
+    dot,
+    query,
+    rounded_to,
+    scaled_logits,
+    sees,
+)
+
+PAGE = tl.constexpr(PAGE_TOKENS)
+
+
+@triton.jit(do_not_specialize=["first_position", "table_width", "window"])
+def prefill_kernel(
+    q_ptr,
+    k_planes,
+    v_planes,
+    page_table_ptr,
+    lengths_ptr,
+    starts_ptr,
+    positions_ptr,
+    sinks_ptr,
+    out_ptr,
+    lse_ptr,
+    first_position,
+    table_width,
+    scale,
+    softcap,
+    window,
+    READ_K: tl.constexpr,
+    COLUMNS_K: tl.constexpr,
+    PRODUCT_K: tl.constexpr,
+    READ_V: tl.constexpr,
+    COLUMNS_V: tl.constexpr,
+    PRODUCT_V: tl.constexpr,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """Grid (blocks of QUERIES, KV heads, sequences); the arguments are those of `decode_kernel`.
+
+    Others:
+        sinks_ptr: fp32 [heads], logits of a key without a value, if SINKS.
+        out_ptr, lse_ptr: [tokens, heads, HEAD_DIM] and fp32 [tokens, heads].
+    """
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with the longest rows come first
+    head = tl.program_id(1)
+    sequence = tl.program_id(2)
+    start = tl.load(starts_ptr + sequence)
+    n_queries = (tl.load(starts_ptr + sequence + 1) - start) * GROUP
+    if block * QUERIES >= n_queries:
+        return
+
+    i = block * QUERIES + tl.arange(0, QUERIES)
+    is_query = i < n_queries
+    token = start + i // GROUP
+    row = (token * N_KV_HEADS + head).to(tl.int64) * GROUP + i % GROUP
+    position = tl.load(positions_ptr + token, mask=is_query, other=0)
+    position = (position - first_position).to(tl.int32)
+    length = tl.load(lengths_ptr + sequence)
+    end = tl.minimum(length, tl.max(tl.where(is_query, position, -1), 0) + 1)
+    begin = 0
+    if WINDOW:
+        earliest = tl.min(tl.where(is_query, position, length), 0)
+        begin = tl.maximum(earliest - window + 1, 0) // KEYS * KEYS
+
+    k_low, k_high = COLUMNS_K(WIDTH)
+    q_row = q_ptr + row[:, None] * HEAD_DIM
+    q_low = tl.load(
+        q_row + k_low[None, :], mask=is_query[:, None] & (k_low < HEAD_DIM)[None, :], other=0.0
+    )
+    q_high = tl.load(
+        q_row + k_high[None, :], mask=is_query[:, None] & (k_high < HEAD_DIM)[None, :], other=0.0
+    )
+    q_low = query(q_low, PRODUCT_K)
+    q_high = query(q_high, PRODUCT_K)
+
+    largest = tl.full((QUERIES,), LOWEST, tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    out_low = tl.zeros((QUERIES, WIDTH // 2), tl.float32)
+    out_high = tl.zeros((QUERIES, WIDTH // 2), tl.float32)
+    pages = page_table_ptr + sequence * table_width
+    for at in tl.range(begin, end, KEYS, num_stages=STAGES):
+        entry = at // PAGE
+        page = tl.load(pages + entry).to(tl.int64)
+        first_row = (page * N_KV_HEADS + head - entry) * PAGE + at
+        first_row = tl.multiple_of(first_row, KEYS)
+        key = at + tl.arange(0, KEYS)
+        valid = key < end
+        low, high = READ_K(k_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+        products = dot(q_low, tl.trans(low), None, PRODUCT_K)
+        products = dot(q_high, tl.trans(high), products, PRODUCT_K)
+        logits = scaled_logits(products, scale, softcap, SOFTCAP)
+        seen = valid[None, :] & sees(key[None, :], position[:, None], window, WINDOW)
+        logits = tl.where(seen, logits, -float("inf"))
+        larger = tl.maximum(largest, tl.max(logits, 1))
+        weights = tl.exp2(logits - larger[:, None])
+        shrink = tl.exp2(largest - larger)
+        total = total * shrink + tl.sum(weights, 1)
+        largest = larger
+        low, high = READ_V(v_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+        weights = rounded_to(weights, PRODUCT_V)
+        out_low = dot(weights, low, out_low * shrink[:, None], PRODUCT_V)
+        out_high = dot(weights, high, out_high * shrink[:, None], PRODUCT_V)
+
+    if SINKS:
+        sink = LOG2_E * tl.load(sinks_ptr + head * GROUP + i % GROUP)
+        larger = tl.maximum(largest, sink)
+        shrink = tl.exp2(largest - larger)
+        total = total * shrink + tl.exp2(sink - larger)
+        out_low = out_low * shrink[:, None]
+        out_high = out_high * shrink[:, None]
+        largest = larger
+    # plus zero, which only the GPU knows: addresses of the output are those of q, and if they were
+    # not computed again they would take registers all through the loop
+    i += tl.load(starts_ptr + sequence, volatile=True) - start
+    is_query = i < n_queries
+    row = ((start + i // GROUP) * N_KV_HEADS + head).to(tl.int64) * GROUP + i % GROUP
+    seen = total != 0  # NaN too, so that it shows
+    lse = tl.where(seen, largest * LN_2 + tl.log(total), -float("inf"))
+    tl.store(lse_ptr + row, lse, mask=is_query)
+    norm = 1 / tl.where(seen, total, 1.0)[:, None]
+    v_low, v_high = COLUMNS_V(WIDTH)
+    out_row = out_ptr + row[:, None] * HEAD_DIM
+    tl.store(
+        out_row + v_low[None, :],
+        out_low * norm,
+        mask=is_query[:, None] & (v_low < HEAD_DIM)[None, :],
+    )
+    tl.store(
+        out_row + v_high[None, :],
+        out_high * norm,
+        mask=is_query[:, None] & (v_high < HEAD_DIM)[None, :],
+    )

@@ -1,0 +1,1 @@
+"""Routed experts: who goes where, and products with stacks of matrices."""

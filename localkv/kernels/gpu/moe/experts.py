@@ -1,0 +1,160 @@
+"""Routed experts on the GPU: as `kernels.moe`, without a word to the host.
+
+Few pairs of token and expert are multiplied one by one. Many are sorted by expert on the device,
+and a tile takes pairs of one expert; the grid has room for the worst distribution.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from localkv.config import MoeConfig
+from localkv.kernels.gpu.launch import launch
+from localkv.kernels.gpu.launch_bounds import check_experts
+from localkv.kernels.gpu.moe.kernels import (
+    combine_kernel,
+    experts_down_kernel,
+    experts_gate_up_kernel,
+)
+from localkv.kernels.gpu.moe.route import ExpertTiles, expert_tiles, route
+from localkv.kernels.gpu.products.activations import Activations, row_warps
+from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
+from localkv.kernels.gpu.products.products import (
+    activations,
+    gate_up,
+    launch_constants,
+    linear,
+    planes_of,
+)
+from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes
+from localkv.kernels.layer_weights import MoeWeights
+
+FEW_PAIRS = 2
+"""Pairs an expert, on average, up to which they are multiplied one by one."""
+
+
+def _sizes(n_pairs: int, weights: list[PlaneTensor]) -> TileSizes:
+    """Of pairs an expert has on average; experts' products are never split."""
+    n_experts, n_out, n_in = weights[0].shape
+    return tile_sizes(
+        1 if n_pairs <= FEW_PAIRS * n_experts else triton.cdiv(n_pairs, n_experts),
+        n_out,
+        n_in,
+        max(weight.layout.unit for weight in weights),
+        gpu_of(weights[0].planes[0].device).n_processors,
+        exact=any(weight.layout.is_exact for weight in weights),
+        alone=len(weights) == 1,
+    )
+
+
+def _tiles(
+    experts: Tensor, n_experts: int, sizes: TileSizes
+) -> tuple[int, tuple[Tensor | None, ...]]:
+    """How many tiles of pairs there are, and the tables that the kernels read."""
+    if sizes.tokens == 1:
+        return experts.numel(), (experts, None, None, None)
+    tiles: ExpertTiles = expert_tiles(experts, n_experts, sizes.tokens)
+    return len(tiles.expert), (tiles.expert, tiles.first, tiles.end, tiles.order)
+
+
+def _rows(x: Tensor, sizes: TileSizes, weights: list[PlaneTensor]) -> Activations:
+    """A tile of one pair reads float32, whatever there are of them."""
+    return Activations(x.contiguous()) if sizes.tokens == 1 else activations(x, weights)
+
+
+def expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeights) -> Tensor:
+    """float32 [pairs, n_embd]: each pair's expert's output, times its weight.
+
+    Args:
+        x: float32 or float16 [tokens, n_embd].
+        experts, weights: int32 and float32 [tokens, experts of a token].
+    """
+    n_pairs, n_used = experts.numel(), experts.shape[1]
+    gate, up = planes_of(layer.ffn_gate_exps), planes_of(layer.ffn_up_exps)
+    down = planes_of(layer.ffn_down_exps)
+    n_experts, n_ff, n_embd = gate.shape
+    check_experts(x, experts, weights, (gate, up, down))
+
+    sizes = _sizes(n_pairs, [gate, up])
+    n_tiles, tables = _tiles(experts, n_experts, sizes)
+    rows = _rows(x, sizes, [gate, up])
+    hidden = x.new_empty(n_pairs, n_ff, dtype=torch.float32)
+    launch(
+        experts_gate_up_kernel,
+        (triton.cdiv(n_ff, sizes.rows), n_tiles),
+        rows.values,
+        rows.restore,
+        hidden,
+        *tables,
+        n_experts,
+        n_embd,
+        n_ff,
+        gate.planes,
+        gate.scale,
+        up.planes,
+        up.scale,
+        N_USED=n_used,
+        GATE=gate.layout.read,
+        GATE_UNIT=gate.layout.unit,
+        UP=up.layout.read,
+        UP_UNIT=up.layout.unit,
+        **launch_constants(sizes, [gate, up]),
+    )
+
+    down_sizes = _sizes(n_pairs, [down])
+    if down_sizes.tokens != sizes.tokens:
+        n_tiles, tables = _tiles(experts, n_experts, down_sizes)
+    rows = _rows(hidden, down_sizes, [down])
+    out = x.new_empty(n_pairs, n_embd, dtype=torch.float32)
+    launch(
+        experts_down_kernel,
+        (triton.cdiv(n_embd, down_sizes.rows), n_tiles),
+        rows.values,
+        rows.restore,
+        weights,
+        out,
+        *tables,
+        n_experts,
+        n_ff,
+        n_embd,
+        down.planes,
+        down.scale,
+        DOWN=down.layout.read,
+        DOWN_UNIT=down.layout.unit,
+        **launch_constants(down_sizes, [down]),
+    )
+    return out
+
+
+def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig, residual: Tensor | None = None) -> Tensor:
+    """As `kernels.moe.moe_mlp`, and `residual` added: float32 [tokens, n_embd].
+
+    Args:
+        x: float32 or float16 [tokens, n_embd].
+    """
+    experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
+    pairs = expert_products(x, experts, weights, layer)
+    shared = None
+    if layer.shared is not None:
+        hidden = gate_up(x, layer.shared.ffn_gate, layer.shared.ffn_up)
+        shared = linear(hidden, layer.shared.ffn_down)
+    n_tokens, n = x.shape
+    out = torch.empty_like(pairs[:n_tokens])
+    width = triton.next_power_of_2(n)
+    launch(
+        combine_kernel,
+        (n_tokens,),
+        pairs,
+        residual,
+        shared,
+        x,
+        layer.ffn_gate_inp_shexp,
+        out,
+        n,
+        N_USED=moe.n_experts_used,
+        N=width,
+        num_warps=row_warps(width),
+    )
+    return out

@@ -1,0 +1,101 @@
+"""Packed matrices in a GPU's memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localkv.errors import ModelFileError
+from localkv.formats.base import split_blocks
+from localkv.formats.gpu.weight_layout import WeightLayout, weight_layout
+from localkv.formats.packed_tensor import PackedTensor
+
+TILE_VALUES = 1 << 24
+"""Values that are laid out at a time, which takes some bytes of scratch for each."""
+
+LARGEST_F16 = 15
+"""fp16 weights are scaled by a power of two such that none is above 2 ** LARGEST_F16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaneTensor(PackedTensor):
+    """A matrix, or a stack of them, as planes on a device.
+
+    `rows` are empty: what the file has need not stay in memory, and is never read again.
+
+    Attributes:
+        planes: [rows of all matrices, ...] each (`formats/gpu/`).
+        layout: how to read them.
+        scale: a power of two by which values are multiplied where they are rounded to fp16, so
+            that none overflows and few are subnormal.
+    """
+
+    planes: tuple[Tensor, ...]
+    layout: WeightLayout
+    scale: float
+
+    @property
+    def reads_rows(self) -> bool:
+        return False
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the planes."""
+        return sum(plane.nbytes for plane in self.planes)
+
+    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+        raise TypeError("planes are not indexed: kernels read them whole")
+
+    def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        raise TypeError("planes are not decoded: kernels read them")
+
+    @property
+    def needs_wide_index(self) -> bool:
+        """A plane has more items than 32 bits can count."""
+        return max(plane.numel() for plane in self.planes) >= 2**31
+
+
+def prepare(weight: PackedTensor, device: torch.device) -> PlaneTensor:
+    """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in] of the file, on `device`.
+
+    Raises:
+        ModelFileError: rows of plain numbers whose length is no multiple of 8.
+    """
+    layout = weight_layout(weight.format)
+    n_in = weight.shape[-1]
+    if n_in % 8:
+        raise ModelFileError(
+            f"a {weight.format.name} matrix has {n_in} columns, which is no multiple of 8",
+            hint="use --device cpu",
+        )
+    rows = weight.rows.flatten(0, -2)
+    step = max(1, TILE_VALUES // n_in)
+    planes: tuple[Tensor, ...] = ()
+    for start in range(0, len(rows), step):
+        tile = rows[start : start + step].to(device)
+        parts = layout.planes(split_blocks(weight.format, tile))
+        if not planes:
+            planes = tuple(part.new_empty(len(rows), *part.shape[1:]) for part in parts)
+        for plane, part in zip(planes, parts, strict=True):
+            plane[start : start + step] = part
+    return PlaneTensor(
+        weight.format,
+        weight.rows.new_empty(*weight.rows.shape[:-1], 0),
+        weight.shape,
+        weight.halves_activations,
+        planes=planes,
+        layout=layout,
+        scale=_fp16_scale(layout, planes),
+    )
+
+
+def _fp16_scale(layout: WeightLayout, planes: tuple[Tensor, ...]) -> float:
+    if layout.bound is None:
+        return 1.0
+    bound = float(layout.bound(planes))
+    if bound == 0 or not math.isfinite(bound):
+        return 1.0
+    return 2.0 ** min(LARGEST_F16 - math.frexp(bound)[1], 100)

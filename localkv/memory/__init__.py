@@ -1,0 +1,1 @@
+"""What a model and its cache take, what fits, and advice on what would."""

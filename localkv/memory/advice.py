@@ -1,0 +1,196 @@
+"""What fits a budget: every pair of cache types, other types of weights, and what to take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from localkv.config import CacheConfig
+from localkv.errors import byte_size
+from localkv.formats import KV_FORMATS
+from localkv.memory.fit import Pair, usual_pairs
+from localkv.memory.plan import MemoryPlan, ModelMemory
+from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
+from localkv.presets import PRESETS
+
+if TYPE_CHECKING:
+    from localkv.loader.kv_risks import KVRisk
+
+FURTHER_PAIRS: tuple[Pair, ...] = (("q8_0", "q5_1"), ("q5_1", "q4_0"))
+"""Pairs between the presets' that a table shows too."""
+
+
+@dataclass(frozen=True)
+class PairFit:
+    """One pair of cache types and a budget.
+
+    Attributes:
+        pair: the types of K and of V.
+        bits: per value, averaged over K and V.
+        plan: what it takes with the context asked for.
+        fits: all of it, mapped weights too.
+        longest: tokens of the longest context that fits, in whole pages; 0 for none.
+    """
+
+    pair: Pair
+    bits: float
+    plan: MemoryPlan
+    fits: bool
+    longest: int
+
+
+@dataclass(frozen=True)
+class QuantFit:
+    """The same model with weights of one type.
+
+    Attributes:
+        name: the type; that of the file for the model as it is.
+        is_own: it is the model as it is.
+        n_bytes: of the weights.
+        bits: per weight.
+        longest: the longest context that fits, by pair.
+    """
+
+    name: str
+    is_own: bool
+    n_bytes: int
+    bits: float
+    longest: dict[Pair, int]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to take.
+
+    Attributes:
+        pair: the types of K and of V; None if nothing fits.
+        n_ctx: tokens of context, fewer than asked for if these do not fit.
+        reason: one line.
+        quant: another type of weights that this is for; None for the model as it is.
+    """
+
+    pair: Pair | None
+    n_ctx: int
+    reason: str
+    quant: str | None = None
+
+
+def mean_bits(pair: Pair, head_dim: int) -> float:
+    """Bits per value, scales included, averaged over K and V."""
+    return sum(KV_FORMATS[name].bits_per_value(head_dim) for name in pair) / 2
+
+
+def shown_pairs(memory: ModelMemory) -> list[Pair]:
+    """The pairs of a table where the user names none, from the most bits to the fewest."""
+    config, pairs = memory.config, usual_pairs(memory.config)
+    if len(pairs) == len(PRESETS):  # blocks fit the heads
+        pairs += FURTHER_PAIRS
+    return sorted(pairs, key=lambda pair: -mean_bits(pair, config.head_dim))
+
+
+def pair_fit(memory: ModelMemory, cache: CacheConfig, pair: Pair, budget: int) -> PairFit:
+    """How a pair fits so many bytes; `cache` says how many tokens and sequences."""
+    asked = replace(cache, type_k=pair[0], type_v=pair[1])
+    plan = memory.plan(asked)
+    return PairFit(
+        pair,
+        mean_bits(pair, memory.config.head_dim),
+        plan,
+        plan.total <= budget,
+        memory.longest_context(asked, budget),
+    )
+
+
+def quant_fits(
+    memory: ModelMemory, cache: CacheConfig, pairs: Sequence[Pair], budget: int, own: str
+) -> list[QuantFit]:
+    """The longest contexts with weights of the model's `own` types and of others, by bits."""
+
+    def fit(name: str, is_own: bool, model: ModelMemory) -> QuantFit:
+        longest = {
+            pair: model.longest_context(replace(cache, type_k=pair[0], type_v=pair[1]), budget)
+            for pair in pairs
+        }
+        bits = bits_per_weight(model.tensors)
+        return QuantFit(name, is_own, sum(model.weights), bits, longest)
+
+    rows = [fit(own, True, memory)]
+    for name in QUANTS:
+        if name.lower() != own.lower():
+            other = replace(memory, tensors=requantised(memory.tensors, name))
+            rows.append(fit(name, False, other))
+    return sorted(rows, key=lambda row: -row.bits)
+
+
+def recommend(
+    memory: ModelMemory,
+    cache: CacheConfig,
+    pairs: Sequence[Pair],
+    budget: int,
+    risks: Sequence[KVRisk] = (),
+) -> Recommendation:
+    """The pair with the most bits that holds the context, else the longest context there is.
+
+    Pairs that the model is known to suffer from are taken only if all are such.
+
+    Args:
+        pairs: those to choose from.
+        budget: bytes.
+    """
+    head_dim = memory.config.head_dim
+    safe = [pair for pair in pairs if not any(risk.concerns(*pair) for risk in risks)] or [*pairs]
+    safe.sort(key=lambda pair: (-mean_bits(pair, head_dim), -_k_bits(pair)))
+    fits = [pair_fit(memory, cache, pair, budget) for pair in safe]
+    tokens = f"{cache.n_ctx} tokens"
+    if cache.n_sequences > 1:
+        tokens = f"{cache.n_sequences} times {tokens}"
+    for i, fit in enumerate(fits):
+        if not fit.fits:
+            continue
+        left = byte_size(budget - fit.plan.total)
+        if i == 0:
+            reason = f"{tokens} fit in {_name(fit.pair)}, the most bits of these, with {left} left"
+        else:
+            over = byte_size(fits[i - 1].plan.total - budget)
+            reason = (
+                f"the most bits that hold {tokens}: {_name(fits[i - 1].pair)} takes {over} too "
+                f"much, {_name(fit.pair)} leaves {left}"
+            )
+        return Recommendation(fit.pair, cache.n_ctx, reason)
+    best = max(fits, key=lambda fit: fit.longest)
+    smaller = _smaller_weights(memory, cache, safe, budget)
+    if best.longest:
+        over = byte_size(best.plan.total - budget)
+        reason = f"{tokens} fit in none: {_name(best.pair)}, the smallest, takes {over} too much"
+        if smaller is not None:
+            reason += f", unless weights are {smaller[0].upper()} ({_name(smaller[1])})"
+        return Recommendation(best.pair, best.longest, reason)
+    reason = f"weights and scratch alone take more than {byte_size(budget)}"
+    if smaller is not None:
+        name, pair = smaller
+        reason += f"; with {name.upper()} weights {tokens} fit in {_name(pair)}"
+        return Recommendation(pair, cache.n_ctx, reason, quant=name)
+    return Recommendation(None, 0, f"{reason}; take a smaller file, or a smaller model")
+
+
+def _smaller_weights(
+    memory: ModelMemory, cache: CacheConfig, pairs: Sequence[Pair], budget: int
+) -> tuple[str, Pair] | None:
+    """The type of weights with the most bits, and the first of `pairs`, that hold the context."""
+    own = bits_per_weight(memory.tensors)
+    for name in QUANTS:
+        other = replace(memory, tensors=requantised(memory.tensors, name))
+        if bits_per_weight(other.tensors) < own:
+            for pair in pairs:
+                if pair_fit(other, cache, pair, budget).fits:
+                    return name, pair
+    return None
+
+
+def _k_bits(pair: Pair) -> float:
+    return 8 * KV_FORMATS[pair[0]].block_bytes / KV_FORMATS[pair[0]].block_size
+
+
+def _name(pair: Pair) -> str:
+    return "/".join(pair)

@@ -1,0 +1,109 @@
+"""Whether a model with its cache fits in memory, and what is nearest to it that does.
+
+Mapped weights are the system's cache of the file: they need not all fit, but where they do not they
+are read from the file again for every token. So they are warned of, and the rest is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from localkv.errors import DoesNotFitError, byte_size
+from localkv.memory.plan import fits_head
+from localkv.presets import PRESETS
+
+if TYPE_CHECKING:
+    from localkv.config import CacheConfig, ModelConfig
+    from localkv.memory.plan import MemoryPlan, ModelMemory
+    from localkv.system.machine_memory import Budget
+
+Pair = tuple[str, str]
+"""Names of the types of K and of V."""
+
+WITHOUT_BLOCKS: Pair = ("fp8_e4m3_token", "fp8_e4m3_token")
+"""The packed pair for heads that are no multiple of a block."""
+
+
+def usual_pairs(config: ModelConfig) -> list[Pair]:
+    """The presets' pairs that a model's heads can be kept in, from the most bits to the fewest."""
+    pairs = [(preset.type_k, preset.type_v) for preset in PRESETS.values()]
+    fitting = [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
+    return fitting if len(fitting) > 1 else [*fitting, WITHOUT_BLOCKS]
+
+
+def type_flags(pair: Pair) -> str:
+    """A pair as it is asked for: "-ctk q8_0 -ctv q4_0"."""
+    return f"-ctk {pair[0]} -ctv {pair[1]}"
+
+
+def check_fit(
+    memory: ModelMemory, cache: CacheConfig, budget: Budget, *, has_ctx: bool = True
+) -> str | None:
+    """Refuse what can't fit.
+
+    Args:
+        has_ctx: `-c` says how long the context is, so that it can be named as what to change.
+
+    Returns:
+        A warning, where it fits only without all of the mapped weights; else None.
+
+    Raises:
+        DoesNotFitError: one line with what takes how much, and the nearest that does fit.
+    """
+    plan = memory.plan(cache)
+    if plan.resident > budget.n_bytes:
+        nearest = _nearest(memory, cache, budget, "-c {}" if has_ctx else "{} tokens")
+        raise DoesNotFitError(
+            f"{_asked(plan, cache)}, but {byte_size(budget.n_bytes)} is {budget.source}; {nearest}",
+            hint="localkv plan shows all that fits; --fit off tries it anyway",
+        )
+    if plan.total > budget.n_bytes:
+        left = max(0, budget.n_bytes - plan.resident)
+        return (
+            f"{byte_size(plan.weights_mapped)} of weights are read from the file, and only "
+            f"{byte_size(left)} of memory is left to keep them in: expect it to be slow"
+        )
+    return None
+
+
+def _asked(plan: MemoryPlan, cache: CacheConfig) -> str:
+    """What is asked for, and how much it takes."""
+    sequences = f"{cache.n_sequences} times " if cache.n_sequences > 1 else ""
+    besides = "weights and scratch" if plan.weights_allocated else "scratch"  # not what is mapped
+    return (
+        f"K and V of {sequences}{cache.n_ctx} tokens in {cache.type_k}/{cache.type_v} take "
+        f"{byte_size(plan.cache_k + plan.cache_v)}, with {besides} "
+        f"{byte_size(plan.resident)}"
+    )
+
+
+def _nearest(memory: ModelMemory, cache: CacheConfig, budget: Budget, context: str) -> str:
+    """What does fit: a shorter context, the same one in fewer bits, or in the fewest a shorter."""
+    fitting = []
+    if n_ctx := memory.longest_context(cache, budget.n_bytes, only_resident=True):
+        fitting.append(context.format(n_ctx))
+    fewer = smaller_pairs(memory, cache)
+    for pair in fewer:
+        other = replace(cache, type_k=pair[0], type_v=pair[1], kv_scales=None)
+        if memory.plan(other).resident <= budget.n_bytes:
+            return " or ".join([*fitting, type_flags(pair)]) + " would fit"
+    if not fitting and fewer:
+        other = replace(cache, type_k=fewer[-1][0], type_v=fewer[-1][1], kv_scales=None)
+        if n_ctx := memory.longest_context(other, budget.n_bytes, only_resident=True):
+            return f"{type_flags(fewer[-1])} {context.format(n_ctx)} would fit"
+    if fitting:
+        return f"{fitting[0]} would fit"
+    return "no context does: a smaller file of the model is needed"
+
+
+def smaller_pairs(memory: ModelMemory, cache: CacheConfig) -> Sequence[Pair]:
+    """The usual pairs that take fewer bytes than a cache's own, the largest first."""
+
+    def n_bytes(pair: Pair) -> int:
+        plan = memory.plan(replace(cache, type_k=pair[0], type_v=pair[1], kv_scales=None))
+        return plan.cache_k + plan.cache_v
+
+    own = n_bytes((cache.type_k, cache.type_v))
+    return [pair for pair in usual_pairs(memory.config) if n_bytes(pair) < own]

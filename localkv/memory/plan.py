@@ -1,0 +1,229 @@
+"""Bytes of weights, of the KV cache and of scratch, from a file's header and the settings.
+
+Arithmetic only: nothing is loaded and torch is not imported, so a plan can be made, and refused,
+before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from localkv.cache.layout import PAGE_TOKENS, cache_bytes, cache_segments
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.linear.panel_bytes import (
+    IN_PLACE_FORMAT_NAMES,
+    LANES,
+    PANEL_FORMAT_NAMES,
+    panels_bytes,
+)
+from localkv.memory.scratch import scratch_bytes
+from localkv.simd.host_features import expects_vnni
+
+if TYPE_CHECKING:
+    from localkv.config import CacheConfig, ModelConfig
+    from localkv.loader.gguf_header import TensorInfo
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes that a model with one cache takes on one backend.
+
+    Attributes:
+        weights_mapped: tensors that are read as they lie in the mapped file. The system keeps them
+            in memory as long as there is room, and reads them again from the file.
+        weights_allocated: tensors that were copied when they were loaded: laid out anew, or vectors
+            of another type than float32.
+        cache_k, cache_v: what `KVCache` allocates for K and for V.
+        scratch: upper bound of what a batch takes besides (`scratch_bytes`).
+    """
+
+    weights_mapped: int
+    weights_allocated: int
+    cache_k: int
+    cache_v: int
+    scratch: int
+
+    @property
+    def weights(self) -> int:
+        return self.weights_mapped + self.weights_allocated
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache_k + self.cache_v + self.scratch
+
+    @property
+    def resident(self) -> int:
+        """What has to be in memory whatever happens: all but mapped weights."""
+        return self.total - self.weights_mapped
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """What a model takes with any cache.
+
+    Attributes:
+        tensors: those that the model uses, or all of a file.
+        config: its sizes.
+        backend: the name of the backend, not "auto".
+        n_batch: most tokens evaluated at a time.
+        n_threads: threads of the CPU's kernels.
+        is_file: the weights are a file's; those of a model that is made in memory are not mapped.
+    """
+
+    tensors: tuple[TensorInfo, ...]
+    config: ModelConfig
+    backend: str
+    n_batch: int
+    n_threads: int
+    is_file: bool = True
+
+    @cached_property
+    def weights(self) -> tuple[int, int]:
+        """Bytes of weights that stay in the file, and of those that are copied."""
+        mapped, allocated = weight_bytes(self.tensors, self.backend)
+        return (mapped, allocated) if self.is_file else (0, mapped + allocated)
+
+    @cached_property
+    def _products(self) -> tuple[bool, int, int]:
+        """Whether activations are packed; values of the largest matrix that is decoded; bytes of
+        the largest panel that is made when it is multiplied.
+        """
+        matrices = [tensor for tensor in self.tensors if len(tensor.shape) > 1]
+        in_panels = [_in_panels(tensor, self.backend) for tensor in matrices]
+        decoded = [
+            math.prod(tensor.shape[-2:])
+            for tensor, in_panel in zip(matrices, in_panels, strict=True)
+            if self.backend != "cuda" and not in_panel
+        ]
+        made = [
+            panels_bytes(tensor.format, (LANES, tensor.shape[-1]))
+            for tensor, in_panel in zip(matrices, in_panels, strict=True)
+            if in_panel and not _is_laid_out(tensor, self.backend)
+        ]
+        return any(in_panels), max(decoded, default=0), max(made, default=0)
+
+    def plan(self, cache: CacheConfig) -> MemoryPlan:
+        """The bytes with one cache.
+
+        Raises:
+            UsageError: the model can't have this cache.
+        """
+        config = self.config
+        k, v = cache_bytes(
+            cache_segments(cache, config.head_dim),
+            n_layers=config.n_layers,
+            n_kv_heads=config.n_kv_heads,
+            head_dim=config.head_dim,
+            n_ctx=cache.n_ctx,
+            n_sequences=cache.n_sequences,
+        )
+        packs_activations, largest_decoded, largest_made_panel = self._products
+        scratch = scratch_bytes(
+            config,
+            n_ctx=cache.n_ctx,
+            n_batch=self.n_batch,
+            n_threads=self.n_threads,
+            backend=self.backend,
+            packs_activations=packs_activations,
+            largest_decoded=largest_decoded,
+            largest_made_panel=largest_made_panel,
+        )
+        return MemoryPlan(*self.weights, k, v, scratch)
+
+    def longest_context(
+        self, cache: CacheConfig, n_bytes: int, *, only_resident: bool = False
+    ) -> int:
+        """Tokens of the longest context, in whole pages, that fits in so many bytes; 0 for none.
+
+        Args:
+            cache: its types and sequences; its context does not matter.
+            only_resident: mapped weights need not fit.
+        """
+
+        def too_long(n_pages: int) -> bool:
+            plan = self.plan(replace(cache, n_ctx=n_pages * PAGE_TOKENS))
+            return (plan.resident if only_resident else plan.total) > n_bytes
+
+        page = self.plan(replace(cache, n_ctx=PAGE_TOKENS))
+        most = max(0, n_bytes) // (page.cache_k + page.cache_v)
+        return PAGE_TOKENS * bisect_left(range(1, most + 1), True, key=too_long)
+
+
+def _in_panels(tensor: TensorInfo, backend: str) -> bool:
+    """Whether a matrix is multiplied in panels."""
+    return backend == "cpu" and tensor.format.name in PANEL_FORMAT_NAMES
+
+
+def _is_laid_out(tensor: TensorInfo, backend: str) -> bool:
+    """Whether panels of a matrix are made when it is loaded, so that its rows need no memory."""
+    in_place = tensor.format.name in IN_PLACE_FORMAT_NAMES and expects_vnni()
+    return _in_panels(tensor, backend) and not in_place
+
+
+def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]:
+    """Bytes of tensors that stay in the file, and of those that are copied.
+
+    Each counts once, also an embedding that is the output matrix as well and so is read in the file
+    (single rows) and from panels.
+    """
+    tensors = list(tensors)
+    tied = all(tensor.name != "output.weight" for tensor in tensors)
+    mapped = allocated = 0
+    for tensor in tensors:
+        looked_up = tensor.name == "token_embd.weight" and not tied
+        if len(tensor.shape) == 1 and (tensor.format.name != "f32" or backend == "cuda"):
+            allocated += 4 * tensor.shape[0]
+        elif backend == "cuda":
+            allocated += tensor.n_bytes
+        elif len(tensor.shape) > 1 and _is_laid_out(tensor, backend) and not looked_up:
+            allocated += panels_bytes(tensor.format, tensor.shape)
+        else:
+            mapped += tensor.n_bytes
+    return mapped, allocated
+
+
+@dataclass(frozen=True)
+class TypeShare:
+    """The tensors of a model that are of one type: how many, their values and their bytes."""
+
+    name: str
+    n_tensors: int
+    n_values: int
+    n_bytes: int
+
+
+def weights_by_type(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
+    """What a file holds of each type, the largest share first."""
+    groups: dict[str, list[TensorInfo]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.format.name, []).append(tensor)
+    shares = [
+        TypeShare(
+            name,
+            len(group),
+            sum(math.prod(tensor.shape) for tensor in group),
+            sum(tensor.n_bytes for tensor in group),
+        )
+        for name, group in groups.items()
+    ]
+    return sorted(shares, key=lambda share: -share.n_bytes)
+
+
+def fits_head(type_name: str, config: ModelConfig) -> bool:
+    """Whether a head's row is a whole number of the type's blocks."""
+    return config.head_dim % KV_FORMATS[type_name].block_size == 0
+
+
+def kv_side_bytes_per_token(type_name: str, config: ModelConfig) -> int:
+    """Bytes that one token takes in the cache of K, or in that of V: all layers and heads."""
+    return config.n_layers * config.n_kv_heads * KV_FORMATS[type_name].row_bytes(config.head_dim)
+
+
+def kv_bytes_per_token(type_k: str, type_v: str, config: ModelConfig) -> int:
+    """Bytes that one token takes in the KV cache."""
+    return kv_side_bytes_per_token(type_k, config) + kv_side_bytes_per_token(type_v, config)

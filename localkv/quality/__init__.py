@@ -1,0 +1,1 @@
+"""What a cache type costs: perplexity, divergence from a base, and calibration."""

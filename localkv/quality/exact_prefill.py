@@ -1,0 +1,53 @@
+"""A cache for measuring: a batch sees its own rows as they are, and only earlier ones packed.
+
+So count those who pack the cache once a prompt has been evaluated. Nothing but a measurement should
+run like this: text is generated from packed rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any, Literal
+
+from localkv.cache.kv_cache import Batch, KVCache, LayerCache, Sequence
+from localkv.cache.layout import SegmentSpec
+
+
+class ExactPrefillCache(KVCache):
+    """A `KVCache` of one sequence whose layers have one more segment: the batch's own rows, in f32.
+
+    The other segments store the batch's rows as ever, but show attention only those before.
+
+    Args:
+        n_batch: most tokens of a batch.
+        options: what `KVCache` takes.
+    """
+
+    def __init__(self, *, n_batch: int, **options: Any) -> None:
+        super().__init__(**options)
+        options |= {"segments": [SegmentSpec("f32", "f32")], "n_ctx": min(n_batch, self.n_ctx)}
+        self._own = KVCache(**options)
+        self._own_sequence = self._own.new_sequence()  # stays empty: each batch starts at row 0
+        self.layers = [
+            LayerCache((*layer.segments, *own.segments))
+            for layer, own in zip(self.layers, self._own.layers, strict=True)
+        ]
+
+    def batch(
+        self,
+        parts: Seq[tuple[Sequence, Seq[int]]],
+        *,
+        logits: Literal["last", "all"] = "last",
+        generated: bool | Seq[bool] = False,
+    ) -> Batch:
+        """See `KVCache.batch`; `parts` is one sequence."""
+        ((sequence, ids),) = parts
+        batch = super().batch(parts, logits=logits, generated=generated)
+        (own,) = self._own.batch([(self._own_sequence, ids)]).segments
+        earlier = (
+            replace(segment, lengths=(max(0, min(sequence.length, end) - first),))
+            for segment, (first, end) in zip(batch.segments, self.bounds, strict=True)
+        )
+        own = replace(own, first_position=sequence.length)
+        return replace(batch, segments=(*earlier, own))

@@ -1,0 +1,354 @@
+"""How well a model predicts a text through its cache: perplexity, and divergence from an f16 cache.
+
+The procedure and the statistics are those of llama.cpp's `llama-perplexity`
+(`tools/perplexity/perplexity.cpp`), so that figures can be compared. Scores come from logits that
+were computed as generation computes them: attention reads the rows that the cache stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from localkv.config import CacheConfig, ModelConfig
+from localkv.engine.engine import Engine
+from localkv.errors import LocalKVError, UsageError
+from localkv.formats import KV_FORMATS
+from localkv.memory.plan import kv_bytes_per_token
+from localkv.model import Transformer
+from localkv.quality.base_file import BaseFile, BaseWriter
+from localkv.quality.exact_prefill import ExactPrefillCache
+
+Array = NDArray[np.float64]
+
+MIN_CONTEXT = 8
+"""Tokens of a chunk below which too few are scored for an error to be estimated."""
+
+KLD_PERCENTILES = (100, 99.9, 99, 95, 90, 50, 10, 5, 1, 0.1, 0)
+DELTA_P_PERCENTILES = (100, 99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1, 0)
+"""Those that llama-perplexity prints; 100 is the maximum, 50 the median, 0 the minimum."""
+
+_BLOCK_VALUES = 1 << 22
+"""Logits that are turned into float64 at a time."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What is known of each scored token: float64 [tokens] each.
+
+    Attributes:
+        nll: -ln of the probability that the token got.
+        nll_base: the same with the base cache.
+        kld: Kullback-Leibler divergence of the whole distribution from the base's, in nats.
+        same_top: 1 where both have the same most likely token, else 0.
+
+    Where there is no base the last three are NaN.
+    """
+
+    nll: Array
+    nll_base: Array
+    kld: Array
+    same_top: Array
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far a cache's predictions are from the base's.
+
+    Δp is the change of the probability of the token that came: p - p_base, between -1 and 1.
+
+    Attributes:
+        ppl_base: perplexity with the base cache.
+        log_ppl_ratio, ppl_ratio, ppl_difference: of the perplexity to the base's.
+        correlation: of the two ln(perplexity) over tokens.
+        kld, kld_percentiles: mean, and percentile -> value (`KLD_PERCENTILES`), in nats.
+        delta_p, delta_p_percentiles, rms_delta_p: mean, percentiles and root mean square of Δp.
+        same_top: share of tokens with the same most likely token.
+    """
+
+    ppl_base: Estimate
+    log_ppl_ratio: Estimate
+    ppl_ratio: Estimate
+    ppl_difference: Estimate
+    correlation: float
+    kld: Estimate
+    kld_percentiles: dict[float, float]
+    delta_p: Estimate
+    delta_p_percentiles: dict[float, float]
+    rms_delta_p: Estimate
+    same_top: Estimate
+
+
+# -- the text
+
+
+def text_chunks(
+    ids: Sequence[int], n_ctx: int, *, bos_id: int | None = None, limit: int | None = None
+) -> list[list[int]]:
+    """A text's token ids in chunks of `n_ctx`; what is left over at the end is not used.
+
+    Args:
+        ids: the text.
+        n_ctx: tokens of a chunk.
+        bos_id: takes the place of each chunk's first token; None for a model without BOS.
+        limit: most chunks.
+
+    Raises:
+        UsageError: the text, or a chunk, is too short.
+    """
+    if n_ctx < MIN_CONTEXT:
+        raise UsageError(
+            f"a context of {n_ctx} tokens is too short to measure with",
+            hint=f"use at least {MIN_CONTEXT} (-c)",
+        )
+    if len(ids) < n_ctx:
+        hint = "use a longer text"
+        if len(ids) >= MIN_CONTEXT:
+            hint += f", or a context of at most {len(ids)} (-c)"
+        raise UsageError(
+            f"the text has {len(ids)} tokens, but a context of {n_ctx} needs at least {n_ctx}",
+            hint=hint,
+        )
+    chunks = [list(ids[at : at + n_ctx]) for at in range(0, len(ids) - n_ctx + 1, n_ctx)][:limit]
+    if bos_id is not None:
+        for chunk in chunks:
+            chunk[0] = bos_id
+    return chunks
+
+
+def first_scored(n_ctx: int) -> int:
+    """The first position whose prediction counts: those before it have too little to go by."""
+    return n_ctx // 2
+
+
+def n_scored(n_ctx: int) -> int:
+    """Tokens of a chunk that are scored: those behind `first_scored`."""
+    return n_ctx - 1 - first_scored(n_ctx)
+
+
+# -- scores
+
+
+def score_chunks(
+    model: Transformer,
+    chunks: Sequence[Sequence[int]],
+    caches: Sequence[CacheConfig],
+    *,
+    base: CacheConfig | BaseFile | None = None,
+    save_base: BaseWriter | None = None,
+    n_batch: int = 512,
+    prefill_exact: bool = False,
+) -> Iterator[list[TokenScores]]:
+    """The scores of each chunk with each cache. The weights are shared, and caches come and go.
+
+    Args:
+        model: weights on a backend.
+        chunks: token ids; each is a sequence of its own.
+        caches: the caches to measure.
+        base: the cache to compare them with, evaluated once per chunk, or its logits in a file.
+        save_base: takes the base's logits.
+        n_batch: most tokens evaluated at a time.
+        prefill_exact: the tokens of a batch see each other's K and V unrounded, and only those of
+            earlier batches through the cache, as if it were packed afterwards. Not the base's.
+    """
+    for number, chunk in enumerate(chunks):
+        base_logits = None
+        if isinstance(base, BaseFile):
+            base_logits = torch.from_numpy(base.logits(number)).to(model.backend.device)
+        elif base is not None:
+            base_logits = torch.empty(
+                n_scored(len(chunk)), model.config.n_vocab, device=model.backend.device
+            )
+            at = 0
+            for part in _logits(model, chunk, base, n_batch):
+                base_logits[at : at + len(part)] = part
+                at += len(part)
+        if save_base is not None and base_logits is not None:
+            save_base.write(base_logits.cpu().numpy())
+        scores = []
+        for cache in caches:
+            batches: Iterable[Tensor]
+            if base_logits is not None and cache == base and not prefill_exact:
+                batches = [base_logits]
+            else:
+                batches = _logits(model, chunk, cache, n_batch, prefill_exact)
+            scores.append(_score(model, chunk, batches, base_logits))
+        yield scores
+
+
+def _logits(
+    model: Transformer,
+    chunk: Sequence[int],
+    cache: CacheConfig,
+    n_batch: int,
+    prefill_exact: bool = False,
+) -> Iterator[Tensor]:
+    """Logits that predict the scored tokens, batch by batch: float32 [<= n_batch, n_vocab]."""
+    ids = chunk[:-1]  # the last token is not evaluated: there is nothing behind it to predict
+    first = first_scored(len(chunk))
+    if not prefill_exact:
+        yield from Engine(model, cache, n_batch=n_batch).logit_batches(ids, first=first)
+        return
+    # here a batch's bounds matter, so it is as long as it is when a prompt is evaluated
+    make_cache = partial(ExactPrefillCache, n_batch=n_batch)
+    engine = Engine(model, cache, n_batch=n_batch, make_cache=make_cache)
+    at = 0
+    for batch in engine.logit_batches(ids):
+        if at + len(batch) > first:
+            yield batch[max(0, first - at) :]
+        at += len(batch)
+
+
+def _score(
+    model: Transformer,
+    chunk: Sequence[int],
+    batches: Iterable[Tensor],
+    base_logits: Tensor | None,
+) -> TokenScores:
+    targets = torch.tensor(chunk[first_scored(len(chunk)) + 1 :])
+    n_rows = max(1, _BLOCK_VALUES // model.config.n_vocab)
+    parts, at = [], 0
+    for batch in batches:
+        for logits in torch.split(batch, n_rows):
+            rows = slice(at, at + len(logits))
+            base = None if base_logits is None else base_logits[rows]
+            parts.append(score(logits, targets[rows], base))
+            at += len(logits)
+    return joined(parts)
+
+
+def score(logits: Tensor, targets: Tensor, base_logits: Tensor | None = None) -> TokenScores:
+    """Scores of some tokens, in float64.
+
+    Args:
+        logits: float [tokens, n_vocab], what each was predicted with.
+        targets: int64 [tokens], what came.
+        base_logits: what it was predicted with by the base.
+
+    Raises:
+        LocalKVError: a logit is infinite or not a number.
+    """
+    log_p = _log_softmax(logits)
+    nll = _numpy(-log_p.gather(1, targets[:, None])[:, 0])
+    if base_logits is None:
+        unknown = np.full_like(nll, np.nan)
+        return TokenScores(nll, unknown, unknown, unknown)
+    base_log_p = _log_softmax(base_logits)
+    return TokenScores(
+        nll=nll,
+        nll_base=_numpy(-base_log_p.gather(1, targets[:, None])[:, 0]),
+        # never negative but by rounding
+        kld=_numpy((base_log_p.exp() * (base_log_p - log_p)).sum(1).clamp_min(0)),
+        same_top=_numpy(logits.argmax(1) == base_logits.argmax(1)),
+    )
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    if not bool(torch.isfinite(logits).all()):
+        raise LocalKVError("the model's logits are not finite, so nothing can be measured")
+    return torch.log_softmax(logits.double().cpu(), dim=-1)
+
+
+def _numpy(values: Tensor) -> Array:
+    return values.double().cpu().numpy()
+
+
+def joined(parts: Sequence[TokenScores]) -> TokenScores:
+    """The scores of several chunks as one."""
+
+    def field(of: Callable[[TokenScores], Array]) -> Array:
+        return np.concatenate([of(part) for part in parts])
+
+    return TokenScores(
+        field(lambda s: s.nll),
+        field(lambda s: s.nll_base),
+        field(lambda s: s.kld),
+        field(lambda s: s.same_top),
+    )
+
+
+# -- statistics
+
+
+def mean(values: Array) -> Estimate:
+    """The mean and its standard error, sqrt((E[x^2] - E[x]^2) / (n - 1))."""
+    return Estimate(float(values.mean()), float(values.std() / math.sqrt(len(values) - 1)))
+
+
+def perplexity(nll: Array) -> Estimate:
+    """exp of the mean negative log-likelihood; the error by Gauss, as llama-perplexity has it."""
+    log_ppl = mean(nll)
+    ppl = math.exp(log_ppl.value)
+    return Estimate(ppl, ppl * log_ppl.error)
+
+
+def divergence(scores: TokenScores) -> Divergence:
+    """The statistics of scores that have a base."""
+    ppl, ppl_base = perplexity(scores.nll), perplexity(scores.nll_base)
+    log_ratio = mean(scores.nll - scores.nll_base)
+    ratio = math.exp(log_ratio.value)
+    delta_p = np.exp(-scores.nll) - np.exp(-scores.nll_base)
+    mean_square = mean(delta_p**2)
+    rms = math.sqrt(mean_square.value)
+    same = float(scores.same_top.mean())
+    return Divergence(
+        ppl_base=ppl_base,
+        log_ppl_ratio=log_ratio,
+        ppl_ratio=Estimate(ratio, ratio * log_ratio.error),
+        ppl_difference=Estimate(
+            ppl.value - ppl_base.value,
+            mean(ppl.value * scores.nll - ppl_base.value * scores.nll_base).error,
+        ),
+        correlation=_correlation(scores.nll, scores.nll_base),
+        kld=mean(scores.kld),
+        kld_percentiles=_percentiles(scores.kld, KLD_PERCENTILES),
+        delta_p=mean(delta_p),
+        delta_p_percentiles=_percentiles(delta_p, DELTA_P_PERCENTILES),
+        rms_delta_p=Estimate(rms, mean_square.error / (2 * rms) if rms else 0.0),
+        same_top=Estimate(same, math.sqrt(same * (1 - same) / (len(scores.nll) - 1))),
+    )
+
+
+def _percentiles(values: Array, percentiles: Sequence[float]) -> dict[float, float]:
+    found = np.percentile(values, percentiles)
+    return {at: float(value) for at, value in zip(percentiles, found, strict=True)}
+
+
+def _correlation(a: Array, b: Array) -> float:
+    deviation = float(a.std() * b.std())
+    covariance = float(((a - a.mean()) * (b - b.mean())).mean())
+    return covariance / deviation if deviation else 0.0
+
+
+# -- caches
+
+
+def base_cache(n_ctx: int) -> CacheConfig:
+    """What caches are compared with: f16 for K and V, not rotated."""
+    return CacheConfig("f16", "f16", n_ctx=n_ctx, kv_rotation="off")
+
+
+def bits_per_value(cache: CacheConfig, head_dim: int) -> float:
+    """Bits that a value takes with its share of scales, averaged over K and V."""
+    formats = (KV_FORMATS[cache.type_k], KV_FORMATS[cache.type_v])
+    return sum(fmt.bits_per_value(head_dim) for fmt in formats) / 2
+
+
+def context_bytes(cache: CacheConfig, config: ModelConfig) -> int:
+    """Bytes that a full context takes."""
+    return kv_bytes_per_token(cache.type_k, cache.type_v, config) * cache.n_ctx

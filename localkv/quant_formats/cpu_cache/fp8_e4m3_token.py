@@ -1,7 +1,0 @@
-"""fp8_e4m3_token: fp8_e4m3; planes values, d, of which the kernel applies d."""
-
-from __future__ import annotations
-
-from localkv.quant_formats.cpu_cache.fp8_e4m3 import AFFINE, BLOCK, SCALED, decode
-
-__all__ = ["AFFINE", "BLOCK", "SCALED", "decode"]

@@ -1,0 +1,1 @@
+"""The machine and the process: memory, processors, limits, files, signals and children."""

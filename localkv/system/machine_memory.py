@@ -1,0 +1,135 @@
+"""How much memory there is for a model: of this machine, its container's share, or a GPU's.
+
+Nothing is imported that is heavy, and torch least of all, so that `localkv plan` answers at once.
+What can't be found out is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localkv.system.limits import address_space
+
+_UNLIMITED = 1 << 60
+"""Limits from here on are what control groups say where there is none."""
+RUNTIME_BYTES = {"cpu": 256 << 20, "cuda": 512 << 20}
+"""What a process takes before it loads a model: Python, torch and compiled kernels (180 MiB were
+measured), and on a GPU CUDA's context and code (estimated)."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Memory that a model may take.
+
+    Attributes:
+        n_bytes: so much.
+        source: whose it is, as in "of this machine".
+    """
+
+    n_bytes: int
+    source: str
+
+
+def machine_memory(root: Path = Path("/")) -> Budget | None:
+    """What this process can still allocate without swapping; None where the system doesn't tell.
+
+    Files that are cached but could be dropped count as free, on the machine as in a control group.
+
+    Args:
+        root: where /proc and /sys are.
+    """
+    available = _meminfo(root).get("MemAvailable")
+    if available is None:
+        return None
+    budgets = [Budget(available, "available on this machine"), *_group_memory(root)]
+    if (space := address_space()) is not None:
+        budgets.append(Budget(space[1], "left of what this process may map (ulimit -v)"))
+    return min(budgets, key=lambda budget: budget.n_bytes)
+
+
+def without_runtime(budget: Budget, device: str) -> Budget:
+    """What is left once a process has started that is to run a model there."""
+    runtime = RUNTIME_BYTES[device]
+    source = f"{budget.source} less {runtime >> 20} MiB for the program itself"
+    return Budget(max(0, budget.n_bytes - runtime), source)
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    """/proc/meminfo in bytes; empty where there is none (it is Linux's)."""
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines)
+    return {f[0].rstrip(":"): int(f[1]) * 1024 for f in fields if len(f) == 3}
+
+
+def _group_memory(root: Path) -> Iterator[Budget]:
+    """What the limits of this process' control groups leave, of versions 1 and 2 alike."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from _limits(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            v1 = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            yield from _limits(v1, path, *names)
+
+
+def _limits(mount: Path, path: str, limit: str, usage: str, prefix: str) -> Iterator[Budget]:
+    """Of a group and those above it. A container sees its own group at the root, not at `path`."""
+    inner = mount / path.strip("/")
+    for folder in (inner, *inner.parents):
+        if not folder.is_relative_to(mount):
+            return
+        try:
+            most = (folder / limit).read_text().strip()
+            used = int((folder / usage).read_text())
+            pairs = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            stat = {name: int(value) for name, value in pairs}
+        except OSError:
+            continue
+        if most == "max" or int(most) >= _UNLIMITED:
+            continue
+        files = sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+        yield Budget(max(0, int(most) - used + files), "left of this container's memory")
+
+
+def gpu_memory() -> Budget | None:
+    """Free memory of the first GPU that CUDA may use, by NVIDIA's library.
+
+    None if nvidia-ml-py or the driver is missing, or there is no GPU.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    first = "0" if visible is None else visible.split(",")[0].strip()
+    if not first or first == "-1":
+        return None
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        if first.isdigit():
+            handle = nvml.nvmlDeviceGetHandleByIndex(int(first))
+        else:
+            handle = nvml.nvmlDeviceGetHandleByUUID(first)
+        name = nvml.nvmlDeviceGetName(handle)
+        free = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+    return Budget(free, f"free on {name}")
