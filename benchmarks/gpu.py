@@ -237,7 +237,7 @@ def stage_tests(run: Run) -> None:
         command += ["-n", str(min(8, os.cpu_count() or 1))]  # compiling takes most of the time
     # in the interpreter they would take minutes; without a GPU they are skipped
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = finished(run, [*command, "tests/test_gpu.py"], ROOT, env)
+    done = finished(run, [*command, "tests/kernels/gpu/test_gpu.py"], ROOT, env)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing"]
     for line in lines[-40:] if done.returncode else lines[-1:]:
         print("   ", line)

@@ -16,12 +16,13 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from fake_hub import FakeHub
-    from program import Program
-
     from localkv.chat.store import Store
+    from support.fake_hub import FakeHub
+    from support.program import Program
+    from support.summary import Summary
 
-Summary = Callable[[str, Mapping[str, float]], None]
+# an assertion that fails in a helper shows its values, too
+pytest.register_assert_rewrite("support")
 
 # the same examples on every run and machine, however busy it is
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)
@@ -46,7 +47,7 @@ def _same_random_tensors() -> None:
 @pytest.fixture(scope="session")
 def conformance() -> Path:
     """The folder of models and logits that llama.cpp and gguf-py made (LOCALKV_CONFORMANCE)."""
-    default = Path(__file__).parents[2] / "shared" / "conformance"
+    default = TESTS.parents[1] / "shared" / "conformance"
     folder = Path(os.environ.get("LOCALKV_CONFORMANCE", default))
     if not folder.is_dir():
         pytest.skip(f"no conformance data at {folder}; set LOCALKV_CONFORMANCE")
@@ -56,7 +57,7 @@ def conformance() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete model file of 650 KiB: random weights, a tokenizer and a chat template."""
-    from tiny_model import write_tiny_model
+    from support.tiny_model import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
@@ -64,7 +65,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     """The command line in this process, away from the user's variables and configuration."""
-    from program import Program
+    from support.program import Program
 
     return Program(monkeypatch, tmp_path)
 
@@ -91,10 +92,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     """Hugging Face on loopback, with an empty cache in `tmp_path`; retries do not wait."""
-    from fake_hub import FakeHub
     from huggingface_hub import close_session, constants
 
     from localkv.loader.hub import download
+    from support.fake_hub import FakeHub
 
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
@@ -121,18 +122,31 @@ def summary(record_property: Callable[[str, object], None]) -> Summary:
     return add
 
 
+TESTS = Path(__file__).parent
+INTERPRETER, ATTACK = TESTS / "interpreter", TESTS / "attack"
+
+
+def _asked(config: pytest.Config) -> list[Path]:
+    """The files and folders that the command line names, or all tests."""
+    return [(config.invocation_params.dir / arg.split("::")[0]).resolve() for arg in config.args]
+
+
+def _leaves_out_interpreter(config: pytest.Config) -> bool:
+    return not any(path.is_relative_to(INTERPRETER) for path in _asked(config))
+
+
+def _leaves_out_attacks(config: pytest.Config) -> bool:
+    return "attack" not in config.option.markexpr
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave tests/interpreter out unless it is asked for: see there."""
-    folder = Path(__file__).parent / "interpreter"
-    if collection_path == folder:
-        asked = [config.invocation_params.dir / arg.split("::")[0] for arg in config.args]
-        return None if any(path.resolve().is_relative_to(folder) for path in asked) else True
-    return None
+    return (collection_path == INTERPRETER and _leaves_out_interpreter(config)) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `attack` unless `-m` names it."""
-    if "attack" in config.option.markexpr:
+    if not _leaves_out_attacks(config):
         return
     left_out = [item for item in items if item.get_closest_marker("attack")]
     if left_out:
@@ -140,7 +154,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("attack")]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def not_run(config: pytest.Config) -> list[str]:
+    """What a run leaves out of the folders that it was asked for, and how to run it."""
+    lines = []
+    if _leaves_out_interpreter(config) and _is_asked(config, INTERPRETER):
+        lines.append("tests/interpreter (a process of its own): pytest tests/interpreter")
+    if _leaves_out_attacks(config) and _is_asked(config, ATTACK):
+        lines.append("long searches for hostile input: pytest -m attack tests/attack")
+    return lines
+
+
+def _is_asked(config: pytest.Config, folder: Path) -> bool:
+    return any(folder.is_relative_to(path) for path in _asked(config))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Print what `summary` was given, also in the processes that pytest-xdist started."""
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
     lines = [line for r in reports for name, line in r.user_properties if name == "summary"]
@@ -148,3 +178,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("measured")
         for line in lines:
             terminalreporter.write_line(line)
+    for line in not_run(config):
+        terminalreporter.write_line(f"not run here: {line}")

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from support.paths import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWN_NAMES = {"nvidia-ml-py": "pynvml"}
 """Modules of packages that need not be installed."""

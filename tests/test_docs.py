@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from localkv import __version__
-
-ROOT = Path(__file__).parents[1]
+from support.paths import ROOT
 
 
 def test_commands_page_is_current() -> None:

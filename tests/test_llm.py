@@ -9,9 +9,6 @@ from threading import Event
 import gguf
 import pytest
 import torch
-from cache_types import PAIRS
-from random_model import RandomModel
-from tiny_model import CONTEXT, write_tiny_model
 from torch import Tensor
 
 import localkv
@@ -20,6 +17,9 @@ from localkv.cache.scales import wants_scales
 from localkv.errors import ContextOverflowError, ModelFileError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.quality.calibration import calibrate
+from support.cache_types import PAIRS
+from support.random_model import RandomModel
+from support.tiny_model import CONTEXT, write_tiny_model
 
 PROMPT = "Once upon a time there was a fox"
 

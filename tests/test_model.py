@@ -8,78 +8,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from float64_model import float64_logits
 from gguf import GGMLQuantizationType as GGMLType
-from random_model import MOE, VARIANTS, RandomModel, variant
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec
-from localkv.config import CacheConfig, KVScales
+from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import ModelFileError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
-from localkv.model import Transformer
 from localkv.simd.cpu_features import HAS_VNNI
+from support.float64_model import float64_logits
+from support.forward import CONFORMANCE_IDS, IDS, logits, new_cache, nmse, run
+from support.random_model import MOE, VARIANTS, RandomModel, variant
 
 if TYPE_CHECKING:
-    from conftest import Summary
-
-IDS = [(i * 37 + 11) % 96 for i in range(100)]
-CONFORMANCE_IDS = [(i * 7919 + 13) % 256 for i in range(300)]
-
-
-def nmse(got: np.ndarray, want: np.ndarray) -> float:
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    return float(((got - want) ** 2).sum() / (want**2).sum())
-
-
-def new_cache(
-    model: Transformer,
-    *segments: SegmentSpec,
-    n_ctx: int = 1024,
-    n_sequences: int = 1,
-    kv_scales: KVScales | None = None,
-) -> KVCache:
-    """A cache full of bytes that decode to NaN, with its pages in no order."""
-    config = model.config
-    cache = KVCache(
-        n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
-        segments=segments,
-        n_ctx=n_ctx,
-        n_sequences=n_sequences,
-        kv_scales=kv_scales,
-    )
-    for layer in cache.layers:
-        for segment in layer.segments:
-            for plane in (*segment.k, *segment.v):
-                plane.fill_(0xFF)
-    generator = np.random.default_rng(1)
-    for pool in cache.pools:
-        generator.shuffle(pool.free)
-    return cache
-
-
-def run(model: Transformer, cache: KVCache, ids: list[int], chunk: int = 512) -> np.ndarray:
-    sequence = cache.new_sequence()
-    rows = []
-    for start in range(0, len(ids), chunk):
-        part = ids[start : start + chunk]
-        rows.append(model.forward(cache.batch([(sequence, part)], logits="all"), cache))
-        sequence.length += len(part)
-    return torch.cat(rows).double().numpy()
-
-
-def logits(
-    path: Path, backend: Backend, ids: list[int], types: str, chunk: int = 512
-) -> np.ndarray:
-    model, unused = load_model(path, backend)
-    assert unused == []
-    return run(model, new_cache(model, SegmentSpec(types, types)), ids, chunk)
+    from support.summary import Summary
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GGMLType
-from gguf_bytes import spoil
-from random_model import RandomModel
 
 from localkv import LLM
 from localkv.cache.kv_cache import KVCache
@@ -18,6 +16,8 @@ from localkv.kernels.attention import attention, attention_reference
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.store_kv import store_kv
+from support.gguf_bytes import spoil
+from support.random_model import RandomModel
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 

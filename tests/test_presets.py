@@ -6,14 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_llm import FakeLLM
-from program import Program
-from random_model import variant
 
 from localkv.formats import KV_FORMATS
 from localkv.presets import PRESETS
-
-ROOT = Path(__file__).parent.parent
+from support.fake_llm import FakeLLM
+from support.paths import ROOT
+from support.program import Program
+from support.random_model import variant
 
 
 @pytest.fixture

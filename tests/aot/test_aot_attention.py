@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aot_report import (
+
+from localkv.formats import KV_FORMATS
+from localkv.kernels.gpu.attention.config import TileConfig
+from localkv.kernels.gpu.attention.decode import decode_kernel
+from localkv.kernels.gpu.attention.prefill import prefill_kernel
+from support.aot.aot_report import (
     ARCHS,
     ATTENTION_FACTOR,
     MOST_SPILLS,
@@ -15,12 +20,7 @@ from aot_report import (
     on_gpus,
     report,
 )
-from attention_builds import build
-
-from localkv.formats import KV_FORMATS
-from localkv.kernels.gpu.attention.config import TileConfig
-from localkv.kernels.gpu.attention.decode import decode_kernel
-from localkv.kernels.gpu.attention.prefill import prefill_kernel
+from support.aot.attention_builds import build
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
 OTHER_DIMS = (64, 96, 256)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import triton
 import triton.language as tl
-from aot_report import ARCHS, Report, compile_kernel, report
+
+from support.aot.aot_report import ARCHS, Report, compile_kernel, report
 
 
 @triton.jit

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from aot_report import ARCHS, compile_kernel, on_every_gpu, report
-from attention_builds import plane_types
 
 from localkv.formats import KV_FORMATS
 from localkv.kernels.gpu.rope_store import ROWS
 from localkv.kernels.gpu.store_kv import store_kernel
+from support.aot.aot_report import ARCHS, compile_kernel, on_every_gpu, report
+from support.aot.attention_builds import plane_types
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
 FLOATS = ("q_norm_ptr", "k_norm_ptr", "cos_ptr", "sin_ptr", "q_scale_ptr")

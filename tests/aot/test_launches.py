@@ -12,12 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from aot_report import MOST_SPILLS, SHARED_KIB, report
 from gguf import GGMLQuantizationType as GGMLType
-from paper_gpu import META, PaperDriver, PaperGpu, paper_driver, paper_gpu, paper_model
-from program import Program
-from random_model import VARIANTS, variant
-from tiny_model import write_tiny_model
 
 from localkv import LLM
 from localkv.config import CacheConfig
@@ -29,6 +24,11 @@ from localkv.loader.shapes import SHAPES
 from localkv.loader.weights import load_model
 from localkv.sampling.device_draw import device_draw
 from localkv.sampling.params import SamplingParams
+from support.aot.aot_report import MOST_SPILLS, SHARED_KIB, report
+from support.aot.paper_gpu import META, PaperDriver, PaperGpu, paper_driver, paper_gpu, paper_model
+from support.program import Program
+from support.random_model import VARIANTS, variant
+from support.tiny_model import write_tiny_model
 
 MOST_STACK = 128
 """Bytes of local memory of a thread, for registers that are spilled outside of loops."""

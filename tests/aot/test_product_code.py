@@ -7,7 +7,9 @@ worse fails. They say nothing about speed, which has to be measured.
 from __future__ import annotations
 
 import pytest
-from aot_report import (
+
+from localkv.formats import WEIGHT_FORMATS
+from support.aot.aot_report import (
     ARCHS,
     BUDGET_FACTOR,
     ONE_TOKEN_FACTOR,
@@ -15,9 +17,7 @@ from aot_report import (
     on_every_gpu,
     on_gpus,
 )
-from product_builds import Build, experts_down_build, gate_up_build, linear_build
-
-from localkv.formats import WEIGHT_FORMATS
+from support.aot.product_builds import Build, experts_down_build, gate_up_build, linear_build
 
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 ONE, FEW, MANY = 1, 8, 128

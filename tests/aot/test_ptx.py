@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from ptx_emulator import Words, run
 
 from localkv.formats.bits import IQ4_CODEBOOK
 from localkv.triton_primitives import ptx
+from support.aot.ptx_emulator import Words, run
 
 BYTES = np.stack([np.roll(np.arange(256), shift) for shift in (0, 37, 91, 200)], 1).astype(np.uint8)
 WORDS = BYTES.view(np.uint32)[:, 0]

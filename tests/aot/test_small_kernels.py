@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aot_report import compile_kernel, on_every_gpu, report
-from product_builds import plane_types
 
 from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.formats.gpu.weight_layout import weight_layout
@@ -17,6 +15,8 @@ from localkv.kernels.gpu.moe.route import route_kernel
 from localkv.kernels.gpu.products.activations import pack_rows_kernel, row_warps
 from localkv.kernels.gpu.rms_norm import rms_norm_kernel
 from localkv.kernels.gpu.rotate import ROWS, rotate_kernel
+from support.aot.aot_report import compile_kernel, on_every_gpu, report
+from support.aot.product_builds import plane_types
 
 N = 4096
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]

@@ -7,8 +7,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from chat_pilot import user
-from fake_engine import FakeEngine
 from textual.widgets import OptionList
 
 from localkv.chat.session import ChatSession
@@ -16,6 +14,8 @@ from localkv.chat.store import Store
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
 from localkv.tui.sessions_screen import SessionsScreen
+from support.chat_pilot import user
+from support.fake_engine import FakeEngine
 
 TITLES = [
     "[bold red]x[/] [/] [@click=app.quit]",

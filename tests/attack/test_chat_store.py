@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from program import clean_env
 
 from localkv.chat import session as session_module
 from localkv.chat.export import default_name, export
@@ -21,6 +20,7 @@ from localkv.chat.session import ChatSession
 from localkv.chat.store import DamagedStoreError, SessionGoneError, Store, default_path
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
+from support.program import clean_env
 
 N_FIRST_OPENS = 10
 """Processes that open a file together that is not there."""

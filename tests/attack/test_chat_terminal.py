@@ -18,13 +18,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from program import clean_env
 
 from localkv.chat.conversation import Message
 from localkv.chat.store import Store
 from localkv.errors import LocalKVError
+from support.paths import MODELS
+from support.program import clean_env
 
-MODEL = Path(__file__).parents[2] / "models" / "tales-4M-F16.gguf"
+MODEL = MODELS / "tales-4M-F16.gguf"
 SECONDS = 90.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and terminals")

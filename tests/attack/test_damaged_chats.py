@@ -11,7 +11,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from damaged_chats import (
+
+from localkv.chat.export import to_json, to_markdown
+from localkv.chat.repair import repair
+from localkv.chat.session import ChatSession
+from localkv.chat.store import DamagedStoreError, Store
+from localkv.errors import LocalKVError
+from localkv.sampling.params import SamplingParams
+from support.attack.damaged_chats import (
     BYTE_DAMAGES,
     COLUMNS,
     SCRIPTS,
@@ -24,13 +31,6 @@ from damaged_chats import (
     write_chats,
     wrong_value,
 )
-
-from localkv.chat.export import to_json, to_markdown
-from localkv.chat.repair import repair
-from localkv.chat.session import ChatSession
-from localkv.chat.store import DamagedStoreError, Store
-from localkv.errors import LocalKVError
-from localkv.sampling.params import SamplingParams
 
 N_SEEDS = 3
 """Of each way to damage bytes."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FACTS
 
 from localkv.chat import engine_process
 from localkv.chat.engine import (
@@ -26,6 +25,7 @@ from localkv.chat.engine import (
 from localkv.chat.engine_process import EngineProcess
 from localkv.chat.wire import Failure, TokenCount, decode, encode
 from localkv.errors import LocalKVError, UsageError
+from support.fake_engine import FACTS
 
 DONE = Finished("stop", 5, 7, 3, 0.1, 0.2, 35.0, 42)
 SOUND = [FACTS, DONE, TextDelta("a", (0.1,), 3), LoadProgress("weights", 1, 2), TokenCount(4)]

@@ -17,11 +17,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_hub import Answer, FakeHub
-from hub_lies import NAMES, VALUES, hostile_answer, mutated_bytes, mutated_listing
-from program import Program, Result
 
 from localkv.loader.hub import client, exchange, remote_header
+from support.attack.hub_lies import NAMES, VALUES, hostile_answer, mutated_bytes, mutated_listing
+from support.fake_hub import Answer, FakeHub
+from support.program import Program, Result
 
 REPO = "org/repo"
 FAST_SEEDS, LONG_SEEDS = 120, 6000

@@ -14,15 +14,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fake_hub import COMMIT, FakeHub
-from odd_cache import fill_at_random
-from program import Program, Result
 
 from localkv.loader.hub.cache import cached_models
 from localkv.loader.hub.download import Download, fetch
 from localkv.loader.hub.find import find
 from localkv.loader.hub.reference import parse_reference
 from localkv.loader.split_name import split_name
+from support.attack.odd_cache import fill_at_random
+from support.fake_hub import COMMIT, FakeHub
+from support.program import Program, Result
 
 REPO = "org/repo"
 FAST_SEEDS, LONG_SEEDS = 30, 1500

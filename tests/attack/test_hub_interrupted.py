@@ -19,14 +19,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_hub import FakeHub
-from program import Process, clean_env, localkv_process
 
 from localkv.errors import HubError
 from localkv.loader.hub.cache import cached_models
 from localkv.loader.hub.download import Download, fetch
 from localkv.loader.hub.find import find
 from localkv.loader.hub.reference import parse_reference
+from support.fake_hub import FakeHub
+from support.program import Process, clean_env, localkv_process
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and limits of POSIX")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from attack_script import run_script
-from interruptions import Interruption
 
 from localkv import LLM
+from support.attack.attack_script import run_script
+from support.attack.interruptions import Interruption
 
 # seconds: in ordinary runs, and by `make attack`
 SHORT, LONG = 3, 60

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_rows import paged_rows
-from random_model import RandomModel
-from test_kernels import random_packed
 
 from localkv.cache.kv_cache import LayerCache
 from localkv.config import AttentionParams, CacheConfig
@@ -33,6 +30,10 @@ from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.loader.weights import load_model
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
+from support.paged_rows import paged_rows
+from support.paths import TESTS
+from support.random_model import RandomModel
+from support.random_packed import random_packed
 
 FAST = {"attention": 20, "store": 30, "products": 40, "linear": 20, "activations": 40}
 LONG = {"attention": 3000, "store": 4000, "products": 6000, "linear": 3000, "activations": 10000}
@@ -41,11 +42,11 @@ PARTS = 10
 """Processes that the long part is divided among."""
 MOST_BYTES = 3 << 30
 MOST_SECONDS = 550
-CASES = Path(__file__).with_name("kernel_cases.py")
+CASES = TESTS / "support" / "attack" / "kernel_cases.py"
 
 
 def run_cases(*cases: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(CASES.parent.parent), str(CASES.parent), *sys.path])
+    paths = os.pathsep.join([str(TESTS), *sys.path])
     return subprocess.run(
         [sys.executable, str(CASES), *cases],
         env=os.environ | {"PYTHONPATH": paths},

@@ -8,13 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damaged_kernels import code_of_others, contents, cut, flipped, sealed, strange_places
-from test_cpu_compilation import SOURCES, folder
 
 from localkv.kernels.cpu.jit import kernel_source, machine_code
 from localkv.kernels.cpu.jit.kernel_source import KernelSource, stored
 from localkv.kernels.cpu.jit.machine_code import Functions, pack, unpack
 from localkv.kernels.cpu.jit.specialize import specialized
+from support.attack.damaged_kernels import (
+    code_of_others,
+    contents,
+    cut,
+    flipped,
+    sealed,
+    strange_places,
+)
+from support.kernel_folder import SOURCES, folder
 
 FAST, LONG = 300, 20_000
 """Files with bits flipped or parts missing."""

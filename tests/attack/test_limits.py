@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from program import clean_env
 
 from localkv.errors import LocalKVError
 from localkv.system.limits import exhausted
+from support.program import clean_env
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits as Linux has them")
 
@@ -417,7 +417,7 @@ SPLITS = {
 
 @pytest.mark.parametrize("kind", SPLITS)
 def test_parts_that_do_not_belong_together(kind: str, program, tmp_path: Path) -> None:
-    from gguf_bytes import U16, Tensor, gguf_bytes
+    from support.gguf_bytes import U16, Tensor, gguf_bytes
 
     first, second = (tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2))
 

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from program import clean_env, localkv_process
 
 from localkv.chat.engine import ChatRequest, EngineOptions, EngineStoppedError
 from localkv.chat.engine_process import EngineProcess
 from localkv.errors import ModelFileError
 from localkv.loader.gguf_file import open_gguf
 from localkv.sampling.params import SamplingParams
+from support.program import clean_env, localkv_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SIGBUS as Linux sends it")
 
@@ -93,7 +93,7 @@ def test_a_change_while_it_is_loaded_is_seen(model: Path) -> None:
 def test_a_part_of_a_split_model_counts(model: Path) -> None:
     first = model.with_name("m-00001-of-00002.gguf")
     second = model.with_name("m-00002-of-00002.gguf")
-    from gguf_bytes import U16, Tensor, gguf_bytes
+    from support.gguf_bytes import U16, Tensor, gguf_bytes
 
     for number, path in enumerate((first, second)):
         keys = [("split.count", U16, 2), ("split.no", U16, number)]

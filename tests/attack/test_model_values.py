@@ -8,9 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from extreme_values import KINDS, Change, base_model, sampled, take_apart
-from limited_child import limit_growth, peak_bytes, run_limited
-from tiny_model import write_tiny_model
 
 from localkv.errors import LocalKVError, ModelFileError
 from localkv.loader.gguf_file import open_gguf
@@ -18,6 +15,9 @@ from localkv.loader.metadata import Metadata
 from localkv.loader.model_config import model_config
 from localkv.loader.number_ranges import OF_MODELS, range_of
 from localkv.loader.vocabulary import read_vocabulary
+from support.attack.extreme_values import KINDS, Change, base_model, sampled, take_apart
+from support.attack.limited_child import limit_growth, peak_bytes, run_limited
+from support.tiny_model import write_tiny_model
 
 SAMPLE = 40
 """Changes of each kind of file in the fast part; the long part tries all of them."""

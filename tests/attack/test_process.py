@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from program import clean_env
 
 import localkv
+from support.program import clean_env
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and descriptors of POSIX")
 

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from program import Program, clean_env, localkv_process
-from tiny_vocabulary import bpe_metadata, spm_metadata, spm_model
 
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
+from support.program import Program, clean_env, localkv_process
+from support.tiny_vocabulary import bpe_metadata, spm_metadata, spm_model
 
 SECONDS = 60.0
 """Longest time for 200,000 characters there and back, on a busy machine; one to two are usual."""

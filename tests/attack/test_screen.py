@@ -10,9 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from chat_pilot import User, user
-from fake_engine import FACTS, FakeEngine
-from hostile_texts import EVERYTHING, ORDERS, random_text
 from textual.widgets import Markdown
 
 from localkv.chat.session import ChatSession
@@ -20,6 +17,9 @@ from localkv.chat.store import Store
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
 from localkv.system.terminal_text import without_controls
+from support.attack.hostile_texts import EVERYTHING, ORDERS, random_text
+from support.chat_pilot import User, user
+from support.fake_engine import FACTS, FakeEngine
 
 FAST_ANSWERS, LONG_ANSWERS = 6, 400
 SECONDS = 30.0

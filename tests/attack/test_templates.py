@@ -14,12 +14,12 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from hostile_templates import CASES, MEMORY, TIME, damaged, random_template
 
 from localkv.errors import LocalKVError, UsageError
 from localkv.loader import template_process
 from localkv.loader.chat_template import ChatTemplate, ChatTemplateError
 from localkv.loader.template_child import ALARM_SECONDS, MAX_MEMORY
+from support.attack.hostile_templates import CASES, MEMORY, TIME, damaged, random_template
 
 FAST_SECONDS, FAST_SEEDS, FAST_STEP = 0.2, 60, 2
 LONG_SECONDS, LONG_SEEDS, LONG_STEP = 1.0, 3000, 1

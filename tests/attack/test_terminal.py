@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fake_hub import FakeHub
-from hostile_texts import (
+
+from localkv.cli import COMMANDS
+from localkv.cli.terminal import OwnText, Terminal, guarded
+from localkv.system.terminal_text import visible, without_controls
+from support.attack.hostile_texts import (
     EVERYTHING,
     ORDERS,
     OWN,
@@ -24,11 +27,9 @@ from hostile_texts import (
     steering,
     write_hostile_model,
 )
-from program import clean_env, localkv_process
-
-from localkv.cli import COMMANDS
-from localkv.cli.terminal import OwnText, Terminal, guarded
-from localkv.system.terminal_text import visible, without_controls
+from support.fake_hub import FakeHub
+from support.paths import ROOT
+from support.program import clean_env, localkv_process
 
 FAST_SEEDS, LONG_SEEDS = 300, 100_000
 
@@ -332,7 +333,7 @@ def test_nothing_gets_past_it() -> None:
     pipe = io.StringIO()
     assert guarded(pipe) is pipe
     around = re.compile(r"__std(out|err)__|std(out|err)\.buffer|unguarded\(")
-    source = Path(__file__).parents[2] / "localkv"
+    source = ROOT / "localkv"
     found = {
         path.name
         for path in (*source.glob("cli/*.py"), *source.glob("tui/**/*.py"), *source.glob("*.py"))

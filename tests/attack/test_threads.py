@@ -9,12 +9,12 @@ from threading import Event
 
 import pytest
 import torch
-from attack_script import run_script
-from cache_types import PAIRS
-from interleavings import Alone, take_turns
 
 from localkv import LLM, LocalKVError
 from localkv.system.turns import LOOK_SECONDS, CancelledWaitError, Turns
+from support.attack.attack_script import run_script
+from support.attack.interleavings import Alone, take_turns
+from support.cache_types import PAIRS
 
 # how much is tried: the first number in ordinary runs, the second by `make attack`
 PROGRAMMES, MANY_PROGRAMMES = 4, 150

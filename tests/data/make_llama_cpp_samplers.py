@@ -1,4 +1,4 @@
-"""Writes llama_cpp_samplers.json: what llama.cpp's own samplers leave, for test_sampling.py.
+"""Writes llama_cpp_samplers.json: what llama.cpp's own samplers leave.
 
     pip install llama-cpp-python==0.3.36
     python make_llama_cpp_samplers.py ggml-vocab-gpt-2.gguf

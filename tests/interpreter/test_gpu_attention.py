@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from paged_rows import paged_rows, plain_attention
 from torch import Tensor
 
 from localkv.cache.kv_cache import KVCache
@@ -22,6 +21,7 @@ from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.hadamard import hadamard_transform
+from support.paged_rows import paged_rows, plain_attention
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)

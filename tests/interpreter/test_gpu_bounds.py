@@ -14,9 +14,6 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from guarded_memory import TENSORS, GuardedMemory, guarded
-from paged_rows import PagedRows, paged_rows, plain_attention
-from test_kernels import random_packed
 from torch import Tensor
 
 from localkv.cache.kv_cache import LayerCache
@@ -32,6 +29,9 @@ from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, store_kv_g
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rope import RopeTable
 from localkv.kernels.store_kv import store_kv
+from support.guarded_memory import TENSORS, GuardedMemory, guarded
+from support.paged_rows import PagedRows, paged_rows, plain_attention
+from support.random_packed import random_packed
 
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
@@ -181,10 +181,10 @@ WRONG = """
 import os, random, sys
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from guarded_memory import TENSORS, guarded
+from support.guarded_memory import TENSORS, guarded
 from localkv.kernels.gpu import embedding
     from localkv.kernels.gpu.products import plane_tensor
-from test_kernels import random_packed
+from support.random_packed import random_packed
 weight = plane_tensor.prepare(random_packed("f32", 4, 512), torch.device("cpu"))
 with guarded(random.Random(1), TENSORS) as memory:
     ids = memory.tensor(torch.tensor([int(sys.argv[1])]), "ids")

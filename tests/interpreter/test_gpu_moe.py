@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_gpu_products import EXACT, error, far, prepared, with_rows
-from test_kernels import random_packed
 
 from localkv.config import MoeConfig
 from localkv.formats.packed_tensor import PackedTensor
@@ -17,6 +15,8 @@ from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.moe import route as plain_route
+from support.gpu_products import EXACT, error, far, prepared, with_rows
+from support.random_packed import random_packed
 
 N_EMBD, N_FF, N_EXPERTS = 256, 256, 5
 

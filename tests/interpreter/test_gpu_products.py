@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_kernels import random_packed
 from torch import Tensor
 
 from localkv.errors import ModelFileError
@@ -23,27 +22,12 @@ from localkv.kernels.gpu.triton_backend import METHODS
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rms_norm import rms_norm as plain_rms_norm
 from localkv.sampling.device_draw import NO_TOKEN
+from support.gpu_products import CPU, EXACT, error, far, prepared, with_rows
+from support.random_packed import random_packed
 
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
-CPU = torch.device("cpu")
-EXACT = 1e-6
 FP16 = 1.2e-3
 """Both operands are rounded to 11 bits, and a scale, too."""
-
-
-def with_rows(weight: PackedTensor) -> PlaneTensor:
-    """Prepared, and yet with the file's rows, which the reference reads."""
-    return replace(prepare(weight, CPU), rows=weight.rows)
-
-
-def prepared(name: str, *shape: int, seed: int = 0) -> PlaneTensor:
-    return with_rows(random_packed(name, *shape, seed=seed))
-
-
-def error(got: Tensor, want: Tensor) -> float:
-    assert got.dtype == torch.float32
-    assert got.shape == want.shape
-    return float((got.double() - want).norm() / want.norm())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,23 +38,6 @@ def test_what_is_said_of_a_product_is_what_it_reads(name: str) -> None:
     assert one.dtype == torch.float32
     assert ("more fp16" in said.words) == (more.dtype == torch.float16)
     assert said.slowdown is None
-
-
-def far(weight: PlaneTensor) -> PlaneTensor:
-    """The last rows, or the last of a stack, of so many that offsets have more than 31 bits; the
-    others are never touched, and so take no memory."""
-    n_rows = len(weight.planes[0])
-    n_times = 2**31 // (n_rows * max(plane[0].numel() for plane in weight.planes)) + 2
-
-    def repeated(plane: Tensor) -> Tensor:
-        planes = torch.empty(n_times * n_rows, *plane.shape[1:], dtype=plane.dtype)
-        planes[-n_rows:] = plane
-        return planes
-
-    shape = (n_times * weight.shape[0], *weight.shape[1:])
-    there = replace(weight, planes=tuple(map(repeated, weight.planes)), shape=shape)
-    assert there.needs_wide_index
-    return there
 
 
 def product(x: Tensor, weight: PlaneTensor) -> Tensor:

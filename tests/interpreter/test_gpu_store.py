@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_rows import poisoned_cache
 from torch import Tensor
 
 from localkv.cache.kv_cache import KVCache
@@ -16,6 +15,7 @@ from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, store_kv_g
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.rms_norm import rms_norm
 from localkv.kernels.rope import RopeTable, apply_rope
+from support.paged_rows import poisoned_cache
 
 by_format = pytest.mark.parametrize(
     "fmt",

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_bytes import spoil
-from program import Program
-from tiny_model import write_tiny_model
 
 from localkv import LLM
 from localkv.cache.kv_cache import KVCache
@@ -17,6 +14,9 @@ from localkv.errors import LocalKVError
 from localkv.kernels.gpu import triton_backend as module
 from localkv.kernels.select import select_backend
 from localkv.model import Transformer
+from support.gguf_bytes import spoil
+from support.program import Program
+from support.tiny_model import write_tiny_model
 
 PROMPT = "Once upon a time there was a small fox who lived near the river."
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from test_encode import fp8_inputs
 from torch import Tensor
 
 from localkv.formats.bits import IQ4_CODEBOOK
 from localkv.triton_primitives import float_bits, unpack
+from support.fp8_inputs import fp8_inputs
 
 CODEBOOK = tl.constexpr(IQ4_CODEBOOK)
 BYTES = torch.arange(256, dtype=torch.int32).to(torch.uint8)

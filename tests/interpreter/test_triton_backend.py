@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cache_types import scales_of
 from gguf import GGMLQuantizationType as GGMLType
-from random_model import variant
-from test_model import logits, nmse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localkv.config import CacheConfig
@@ -21,6 +18,9 @@ from localkv.loader.weights import load_model
 from localkv.sampling.device_draw import device_draw
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
+from support.cache_types import scales_of
+from support.forward import logits, nmse
+from support.random_model import variant
 
 pytestmark = pytest.mark.usefixtures("large_tiles")
 

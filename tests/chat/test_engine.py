@@ -1,0 +1,241 @@
+"""Engines that answer conversations: in this process, and in a child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localkv.chat.engine import (
+    LOAD_STAGES,
+    ChatEngine,
+    ChatRequest,
+    EngineOptions,
+    EngineStoppedError,
+    Finished,
+    LoadProgress,
+    TextDelta,
+)
+from localkv.chat.engine_process import EngineProcess
+from localkv.chat.local_engine import LocalEngine, opened_reasoning
+from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.sampling.params import SamplingParams
+from support import tiny_model as tiny
+from support.program import clean_env
+
+HELLO = ({"role": "user", "content": "Tell me of the fox"},)
+GREEDY = SamplingParams(temperature=0.0)
+ARGUMENTS = {"n_ctx": 4096, "cache_type_k": "q8_0", "cache_type_v": "q4_0", "n_threads": 1}
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+
+
+def loaded(engine: ChatEngine) -> ChatEngine:
+    engine.load(lambda progress: None)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_model: Path) -> Iterator[dict[str, ChatEngine]]:
+    """One of each kind, which answer alike."""
+    options = EngineOptions(str(tiny_model), ARGUMENTS)
+    both = {"local": loaded(LocalEngine(options)), "process": loaded(EngineProcess(options))}
+    yield both
+    for engine in both.values():
+        engine.close()
+
+
+@pytest.fixture(params=["local", "process"])
+def engine(request: pytest.FixtureRequest, engines: dict[str, ChatEngine]) -> ChatEngine:
+    return engines[request.param]
+
+
+def said(engine: ChatEngine, request: ChatRequest) -> tuple[str, Finished]:
+    *deltas, finished = engine.answer(request)
+    assert isinstance(finished, Finished)
+    assert sum(len(delta.seconds) for delta in deltas) <= finished.completion_tokens
+    return "".join(delta.text for delta in deltas), finished
+
+
+def test_both_say_what_llm_says(engine: ChatEngine, tiny_model: Path) -> None:
+    from localkv.llm import LLM
+
+    request = ChatRequest(HELLO, GREEDY, max_tokens=24)
+    text, finished = said(engine, request)
+    expected = LLM(tiny_model, **ARGUMENTS).chat(HELLO, max_tokens=24, params=GREEDY).completion
+    assert text == expected.text
+    assert finished.completion_tokens == expected.usage.completion_tokens
+    assert finished.prompt_tokens == engine.count_tokens(HELLO)
+
+
+def test_the_next_turn_reuses_the_cache(engine: ChatEngine) -> None:
+    said(engine, ChatRequest(HELLO, GREEDY, max_tokens=8))
+    _, finished = said(engine, ChatRequest(HELLO, GREEDY, max_tokens=8))
+    assert finished.cached_tokens == finished.prompt_tokens - 1
+
+
+def test_deltas_are_few_and_complete(engine: ChatEngine) -> None:
+    started = time.monotonic()
+    request = ChatRequest(HELLO, SamplingParams(seed=1), max_tokens=200, ignore_eos=True)
+    *deltas, finished = engine.answer(request)
+    assert len(deltas) <= 20 * (time.monotonic() - started) + 2
+    assert [d.n_tokens for d in deltas] == sorted(d.n_tokens for d in deltas)
+    assert finished.total_tokens >= deltas[-1].n_tokens
+
+
+def test_cancelling_keeps_the_engine(engine: ChatEngine) -> None:
+    request = ChatRequest(HELLO, SamplingParams(seed=1), ignore_eos=True)
+    answer = engine.answer(request)
+    first = next(answer)
+    engine.cancel()
+    *_, finished = answer
+    assert isinstance(first, TextDelta)
+    assert finished.finish_reason == "cancelled"
+    assert finished.total_tokens < 4096
+    assert said(engine, ChatRequest(HELLO, GREEDY, max_tokens=3))[1].completion_tokens <= 3
+
+
+def test_an_answer_that_is_left_does_not_disturb_the_next(engine: ChatEngine) -> None:
+    answer = engine.answer(ChatRequest(HELLO, SamplingParams(seed=1), ignore_eos=True))
+    next(answer)
+    answer.close()  # type: ignore[attr-defined]
+    request = ChatRequest(HELLO, GREEDY, max_tokens=5)
+    assert said(engine, request)[0] == said(engine, request)[0]
+
+
+def test_an_overfull_context_is_refused_and_survived(engine: ChatEngine) -> None:
+    long = ({"role": "user", "content": "fox " * 5000},)
+    with pytest.raises(ContextOverflowError, match="but the context holds 4096"):
+        list(engine.answer(ChatRequest(long)))
+    assert said(engine, ChatRequest(HELLO, GREEDY, max_tokens=1))[1].completion_tokens == 1
+
+
+def test_loading_tells_its_stages(tiny_model: Path) -> None:
+    news: list[LoadProgress] = []
+    engine = LocalEngine(EngineOptions(str(tiny_model), ARGUMENTS))
+    facts = engine.load(news.append)
+    assert list(dict.fromkeys(progress.stage for progress in news)) == list(LOAD_STAGES)
+    weights = [p for p in news if p.stage == "weights"]
+    assert [p.done for p in weights] == list(range(weights[0].total + 1))
+    assert (facts.type_k, facts.type_v, facts.n_ctx) == ("q8_0", "q4_0", 4096)
+    engine.close()
+    with pytest.raises(EngineStoppedError):
+        list(engine.answer(ChatRequest(HELLO)))
+
+
+@pytest.mark.parametrize("kind", [LocalEngine, EngineProcess])
+def test_errors_of_loading_keep_their_hints(kind: type, tmp_path: Path) -> None:
+    path = tiny.write_tiny_model(tmp_path / "m.gguf", template=False)
+    engine = kind(EngineOptions(str(path)))
+    with pytest.raises(LocalKVError, match="has no chat template") as raised:
+        engine.load(lambda progress: None)
+    assert "--chat-template-file" in (raised.value.hint or "")
+    engine.close()
+    given = kind(EngineOptions(str(path), {}, "{{ messages[-1].content }}"))
+    loaded(given)
+    assert given.count_tokens(HELLO) > 0
+    given.close()
+
+
+def test_a_file_that_is_missing_is_found_out_without_torch(tmp_path: Path) -> None:
+    engine = EngineProcess(EngineOptions(str(tmp_path / "none.gguf")))
+    news: list[LoadProgress] = []
+    with pytest.raises(LocalKVError, match="no such file"):
+        engine.load(news.append)
+    assert [progress.stage for progress in news] == ["header"]
+    engine.close()
+
+
+def test_a_killed_engine_is_an_error_and_not_a_hang(tiny_model: Path) -> None:
+    engine = EngineProcess(EngineOptions(str(tiny_model), ARGUMENTS))
+    loaded(engine)
+    answer = engine.answer(ChatRequest(HELLO, SamplingParams(seed=1), ignore_eos=True))
+    next(answer)
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineStoppedError, match=r"the engine stopped \(SIGKILL\)"):
+        list(answer)
+    with pytest.raises(EngineStoppedError):
+        engine.count_tokens(HELLO)
+    engine.cancel()  # harmless
+    engine.close()
+
+
+def child(program: str) -> EngineProcess:
+    return EngineProcess(EngineOptions("m.gguf"), command=[sys.executable, "-c", program])
+
+
+def test_the_last_words_of_a_child_are_told() -> None:
+    engine = child("import sys; sys.stdin.readline(); sys.exit('out of luck')")
+    with pytest.raises(EngineStoppedError) as raised:
+        engine.load(lambda progress: None)
+    assert raised.value.message == "the engine stopped (exit code 1)"
+    assert raised.value.hint == "out of luck"
+    engine.close()
+
+
+def test_closing_ends_whoever_waits() -> None:
+    engine = child("import sys, time; sys.stdin.readline(); time.sleep(60)")
+    errors: list[LocalKVError] = []
+
+    def load() -> None:
+        try:
+            engine.load(lambda progress: None)
+        except LocalKVError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    while engine.pid is None:
+        time.sleep(0.01)
+    engine.close()
+    thread.join(20)
+    assert [type(error) for error in errors] == [EngineStoppedError]
+
+
+def test_a_child_does_not_outlive_its_parent(tiny_model: Path) -> None:
+    program = f"""
+import os
+from localkv.chat.engine import *
+from localkv.chat.engine_process import EngineProcess
+engine = EngineProcess(EngineOptions({str(tiny_model)!r}))
+engine.load(lambda progress: None)
+print(engine.pid, flush=True)
+os._exit(9)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_env(), capture_output=True, text=True
+    )
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_screen_needs_no_torch() -> None:
+    program = """
+import sys
+import localkv.cli.chat, localkv.tui.app, localkv.chat.engine_process, localkv.chat.store
+print([name for name in ("torch", "numba", "numpy", "tokenizers") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_env(), capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_templates_that_open_the_reasoning() -> None:
+    assert opened_reasoning("<|assistant|><think>\n") == "<think>\n"
+    assert opened_reasoning("<|assistant|>") == ""
+    assert opened_reasoning("<think></think>\n") == ""

@@ -1,0 +1,437 @@
+"""Formats encode byte for byte as ggml, and sensibly where ggml would yield no numbers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GGMLType
+from gguf import quants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
+from localkv.formats.base import join_planes, split_blocks
+from support.fp8_inputs import fp8_inputs
+from support.paths import DATA
+
+LIKE_GGUF_PY = [FORMATS[name] for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")]
+PACKED = [*LIKE_GGUF_PY, FORMATS["iq4_nl"]]
+FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+TOKEN = {f"{name}_token": dtype for name, dtype in FP8.items()}
+LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+FLOAT_MAX = float(np.finfo(np.float32).max)
+
+by_format = pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
+by_gguf_format = pytest.mark.parametrize("fmt", LIKE_GGUF_PY, ids=lambda fmt: fmt.name)
+
+
+def encode(fmt: QuantFormat, x: np.ndarray) -> np.ndarray:
+    """Packed rows: float32 [..., n] -> uint8 [..., bytes of a row]."""
+    planes = fmt.codec.encode(torch.from_numpy(x))
+    assert [plane.shape[-1] for plane in planes] == [plane.n_bytes for plane in fmt.planes]
+    assert {plane.dtype for plane in planes} == {torch.uint8}
+    return join_planes(planes).numpy()
+
+
+def decode(fmt: QuantFormat, rows: np.ndarray) -> np.ndarray:
+    return fmt.codec.decode(split_blocks(fmt, torch.from_numpy(rows))).numpy()
+
+
+def quantize(fmt: QuantFormat, x: np.ndarray) -> np.ndarray:
+    """What gguf-py makes of float32 [n_blocks, 32]."""
+    with np.errstate(all="ignore"):
+        return quants.quantize(x, GGMLType(fmt.ggml_type))
+
+
+def scales(fmt: QuantFormat, rows: np.ndarray) -> np.ndarray:
+    """The fp16 numbers in front of each block, d and perhaps m: [n_blocks, 1 or 2]."""
+    n_bytes = 4 if fmt.planes[1].name == "m" else 2
+    return np.ascontiguousarray(rows[:, :n_bytes]).view(np.float16)
+
+
+def assert_equals_gguf_py(fmt: QuantFormat, x: np.ndarray) -> None:
+    """Byte for byte, of the blocks for which gguf-py's scales are numbers and can be divided by."""
+    rows, want = encode(fmt, x), quantize(fmt, x)
+    exact = x.astype(np.float64)
+    span = exact.max(-1) - exact.min(-1) if fmt.name.endswith("_1") else np.abs(exact).max(-1)
+    usable = np.isfinite(scales(fmt, want)).all(-1) & ((span == 0) | (span > 1e-36))
+    got, want = rows[usable], want[usable]
+    if fmt.name.endswith("_1"):  # a minimum among zeros of both signs can have either
+        for blocks in (got, want):
+            blocks[(blocks[:, 2:4] == (0, 0x80)).all(-1), 3] = 0
+    differing = (got != want).any(-1)
+    assert not differing.any(), f"{differing.sum()} of {len(got)} blocks, {x[usable][differing][0]}"
+    # and the others decode to numbers, none of them larger than those encoded
+    decoded = decode(fmt, rows[~usable])
+    assert np.isfinite(decoded).all()
+    assert (np.abs(decoded).max(-1) <= np.abs(exact[~usable]).max(-1) * 1.001 + 1e-7).all()
+
+
+def blocks_of(elements: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
+    return st.lists(elements, min_size=32, max_size=32)
+
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+BLOCKS = st.one_of(
+    blocks_of(FINITE),
+    blocks_of(st.floats(-4, 4, width=32)),
+    blocks_of(st.floats(-(2**-126), 2**-126, width=32)),  # denormals
+    blocks_of(st.floats(-7e4, 7e4, width=32)),  # minima around fp16's largest
+    blocks_of(st.integers(-16, 16).map(float)),  # equal magnitudes of both signs
+    blocks_of(st.integers(-254, 254).map(lambda n: n / 2)),  # halves
+    blocks_of(st.sampled_from([0.0, -0.0, 1.0])),
+)
+
+
+@by_gguf_format
+@settings(max_examples=150)
+@given(blocks=st.lists(BLOCKS, min_size=1, max_size=3))
+def test_any_blocks(fmt: QuantFormat, blocks: list[list[float]]) -> None:
+    assert_equals_gguf_py(fmt, np.array(blocks, np.float32))
+
+
+@by_gguf_format
+def test_many_blocks(fmt: QuantFormat) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20000, 32))
+    assert_equals_gguf_py(fmt, x.astype(np.float32))
+    assert_equals_gguf_py(
+        fmt, (x * np.exp2(rng.integers(-130, 100, (20000, 1)))).astype(np.float32)
+    )
+    assert_equals_gguf_py(fmt, rng.standard_t(1.2, (20000, 32)).astype(np.float32))
+    assert_equals_gguf_py(fmt, rng.integers(-9, 10, (20000, 32)).astype(np.float32))
+    # scales that are rounded down to fp16's largest
+    largest = 65519 * {"q8_0": 127, "q5_0": -16, "q4_0": -8, "q5_1": 31, "q4_1": 15}[fmt.name]
+    x = rng.uniform(0 if fmt.name.endswith("_1") else -1, 1, (2000, 32)) * largest
+    x[:, 0] = largest
+    x[:, 1] = 0
+    assert_equals_gguf_py(fmt, x.astype(np.float32))
+
+
+@by_gguf_format
+def test_ties(fmt: QuantFormat) -> None:
+    """Values halfway between two codes, where the scale is a power of two."""
+    largest = {"q8_0": 127, "q5_0": -16, "q4_0": -8, "q5_1": 31, "q4_1": 15}[fmt.name]
+    rng = np.random.default_rng(1)
+    x = rng.integers(-2 * abs(largest), 2 * abs(largest), (2000, 32)) / 2
+    if fmt.name.endswith("_1"):
+        x = np.abs(x)
+        x[:, 1] = 0
+    x[:, 0] = largest
+    x *= np.exp2(rng.integers(-12, 12, (2000, 1)))
+    x[1::2] *= -1
+    assert_equals_gguf_py(fmt, x.astype(np.float32))
+
+
+@by_gguf_format
+def test_the_floats_beside_a_tie(fmt: QuantFormat) -> None:
+    x = np.zeros((4, 32), np.float32)
+    x[:, 0] = {"q8_0": 127, "q5_0": -16, "q4_0": -8, "q5_1": 31, "q4_1": 15}[fmt.name]
+    ties = np.arange(1, 8, dtype=np.float32) - np.float32(0.5)
+    x[0, 1:8] = ties
+    x[1, 1:8] = np.nextafter(ties, np.float32(0))
+    x[2, 1:8] = np.nextafter(ties, np.float32(9))
+    x[3, 1:8] = -ties
+    if fmt.name.endswith("_1"):
+        x = np.abs(x)
+    assert_equals_gguf_py(fmt, x)
+
+
+@by_format
+def test_blocks_that_are_all_one_value(fmt: QuantFormat) -> None:
+    values = np.float32([0, -0.0, 1, -1, 0.3, 1e-4, -300, 65504, -65504, 1e-45, -1e-38])
+    x = np.repeat(values[:, None], 32, axis=1)
+    decoded = decode(fmt, encode(fmt, x))
+    np.testing.assert_allclose(decoded, x, rtol=6e-4, atol=2e-6)
+    assert (decoded[:2] == 0).all()
+
+
+def test_iq4_nl_equals_llama_cpp() -> None:
+    fixture = json.loads((DATA / "llama_cpp_iq4_nl.json").read_text())
+    blocks = np.array([*range(fixture["n_first"]), *fixture["others"]])
+    want = np.frombuffer(base64.b64decode(fixture["packed"]), np.uint8).reshape(-1, 18)
+    x = iq4_nl_values(blocks)
+    differing = (encode(FORMATS["iq4_nl"], x) != want).any(-1)
+    assert not differing.any(), f"blocks {blocks[differing]}"
+
+
+def iq4_nl_values(blocks: np.ndarray) -> np.ndarray:
+    """`values` of make_llama_cpp_iq4_nl.py."""
+    i = (32 * blocks[:, None] + np.arange(1, 33)).astype(np.uint64)
+    i *= np.uint64(0x9E3779B97F4A7C15)
+    i = (i ^ (i >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    i = (i ^ (i >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    sums = i.view(np.uint16).reshape(-1, 32, 4).astype(np.int32).sum(-1) - 131070
+    x = sums.astype(np.float32) * np.float32(2.0**-15)
+    x[np.arange(len(x)), blocks % 32] *= np.where(blocks % 3 == 0, 8, 1)
+    x *= np.exp2(blocks % 35 - 17)[:, None]
+    ties = blocks[blocks < 15]
+    x[blocks < 15, 0] = -127
+    x[blocks < 15, 1:] = (31 * ties[:, None] + np.arange(31) - 231) / 2
+    return x.astype(np.float32)
+
+
+def test_iq4_nl_of_tiny_values_is_zero() -> None:
+    x = np.full((3, 32), 9.9e-16, np.float32)
+    x[1] *= -1
+    x[2] = 0
+    assert not encode(FORMATS["iq4_nl"], x).any()
+
+
+@by_format
+def test_huge_values_saturate(fmt: QuantFormat) -> None:
+    """Beyond the range of a type's scale come its largest values; the rest of the block is kept."""
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((12, 32)).astype(np.float32)
+    x[:, 3] = np.float32([1, -1] * 6) * np.repeat(np.float32([1e9, 1e30, FLOAT_MAX]), 4)
+    x[2::4, 5] = -x[2::4, 3]
+    x[3::4, 5] = -x[3::4, 3]
+    decoded = decode(fmt, encode(fmt, x))
+    largest = decoded[:, 3]
+    assert (np.sign(largest) == np.sign(x[:, 3])).all()
+    steps = {"q8_0": 127, "q5_1": 30, "q5_0": 16, "q4_1": 14, "q4_0": 8, "iq4_nl": 127}[fmt.name]
+    for row, value in zip(x, largest, strict=True):
+        alone = fmt.name.endswith("_1") and value < 0  # a minimum reaches no further than fp16
+        assert abs(value) >= (65504 if alone else 65504 * steps * 0.99), row
+    small = np.abs(x) < 10
+    assert (np.abs(decoded[small]) <= 65504).all()
+    assert np.isfinite(decoded).all()
+    if fmt.name.endswith("_1"):
+        decoded = decode(fmt, encode(fmt, np.full((1, 32), -1e9, np.float32)))
+        assert (decoded == -65504).all()
+
+
+@by_format
+@settings(max_examples=60)
+@given(block=blocks_of(st.sampled_from([0.0, 1.0, -3.0, np.inf, -np.inf])))
+def test_infinities_are_as_the_largest_floats(fmt: QuantFormat, block: list[float]) -> None:
+    x = np.array([block], np.float32)
+    rows = encode(fmt, x)
+    np.testing.assert_array_equal(rows, encode(fmt, np.clip(x, -FLOAT_MAX, FLOAT_MAX)))
+    assert np.isfinite(decode(fmt, rows)).all()
+
+
+@by_format
+def test_a_nan_shows(fmt: QuantFormat) -> None:
+    """Its whole block decodes to NaN, the others as without it."""
+    x = np.random.default_rng(3).standard_normal((6, 4 * 32)).astype(np.float32)
+    want = decode(fmt, encode(fmt, x))
+    for row, position in enumerate((32, 40, 63)):
+        x[row, position] = np.nan
+    x[1, 33] = np.inf
+    x[2, 33] = -np.inf
+    x[:3, :32] = 0
+    want[:3, :32] = 0
+    decoded = decode(fmt, encode(fmt, x))
+    assert np.isnan(decoded[:3, 32:64]).all()
+    decoded[:3, 32:64] = want[:3, 32:64]
+    np.testing.assert_array_equal(decoded, want)
+
+
+@pytest.mark.parametrize("fmt", KV_FORMATS.values(), ids=lambda fmt: fmt.name)
+def test_any_leading_shape_and_strides(fmt: QuantFormat) -> None:
+    x = torch.randn(6, 4, 64, generator=torch.Generator().manual_seed(4))
+    before = x.clone()
+    want = fmt.codec.encode(x)
+    assert torch.equal(x, before)  # the input is left alone
+    views = {
+        "transposed": x.transpose(0, 1),
+        "row": x[3, 2],
+        "every second": x[::2],
+        "channels last": x.movedim(-1, 0).contiguous().movedim(0, -1),
+        "none": x[:0],
+    }
+    picks = {
+        "transposed": lambda p: p.transpose(0, 1),
+        "row": lambda p: p[3, 2],
+        "every second": lambda p: p[::2],
+        "channels last": lambda p: p,
+        "none": lambda p: p[:0],
+    }
+    for name, view in views.items():
+        got = fmt.codec.encode(view)
+        for plane, whole in zip(got, want, strict=True):
+            assert plane.shape == picks[name](whole).shape
+            assert torch.equal(plane, picks[name](whole)), name
+        assert fmt.codec.decode(got).shape == view.shape
+
+
+def test_more_bits_are_more_exact() -> None:
+    """Error over norm, in percent, for Gaussian rows: a mistake in a format would stand out."""
+    x = torch.randn(4096, 64, generator=torch.Generator().manual_seed(5))
+    percent = {}
+    for fmt in KV_FORMATS.values():
+        error = fmt.codec.decode(fmt.codec.encode(x)) - x
+        percent[fmt.name] = 100 * float(error.norm() / x.norm())
+    assert percent == pytest.approx(
+        {
+            "f32": 0,
+            "f16": 0.021,
+            "bf16": 0.17,
+            "q8_0": 0.54,
+            "q5_1": 3.9,
+            "q5_0": 4.3,
+            "q4_1": 8.1,
+            "q4_0": 8.7,
+            "iq4_nl": 7.9,
+            **dict.fromkeys(("fp8_e4m3", "fp8_e4m3_head", "fp8_e4m3_token"), 2.6),
+            **dict.fromkeys(("fp8_e5m2", "fp8_e5m2_head", "fp8_e5m2_token"), 5.3),
+        },
+        rel=0.06,
+    )
+
+
+def test_cache_types() -> None:
+    bits = {name: fmt.bits_per_value(64) for name, fmt in KV_FORMATS.items()}
+    assert bits == {
+        "f32": 32,
+        "f16": 16,
+        "bf16": 16,
+        "q8_0": 8.5,
+        "q5_1": 6,
+        "q5_0": 5.5,
+        "q4_1": 5,
+        "q4_0": 4.5,
+        "iq4_nl": 4.5,
+        "fp8_e4m3": 8,
+        "fp8_e4m3_head": 8,
+        "fp8_e4m3_token": 8.25,
+        "fp8_e5m2": 8,
+        "fp8_e5m2_head": 8,
+        "fp8_e5m2_token": 8.25,
+    }
+    for name, fmt in KV_FORMATS.items():
+        assert fmt.bits_per_value(128) == (8.125 if name in TOKEN else bits[name])
+        for row_values in (64, 96, 128):
+            assert 8 * fmt.row_bytes(row_values) == fmt.bits_per_value(row_values) * row_values
+    assert None not in WEIGHT_FORMATS
+    assert not any(fmt.name.startswith("fp8") for fmt in WEIGHT_FORMATS.values())
+    by_head = {name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head}
+    assert by_head == {"fp8_e4m3_head", "fp8_e5m2_head"}
+    for name, fmt in KV_FORMATS.items():
+        dtype = {fp8: dtype for fp8, dtype in FP8.items() if name.startswith(fp8)}
+        assert [fmt.largest] == ([torch.finfo(d).max for d in dtype.values()] or [0.0])
+    packed = {fmt.name for fmt in KV_FORMATS.values() if fmt.shares_scale}
+    assert packed == {fmt.name for fmt in PACKED}
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_encodes_as_torch_casts(name: str) -> None:
+    x = fp8_inputs()
+    (plane,) = FORMATS[name].codec.encode(x)
+    want = x.clamp(-LARGEST[name], LARGEST[name]).to(FP8[name])
+    assert torch.equal(plane.flatten(), want.view(torch.uint8))
+    decoded = FORMATS[name].codec.decode([plane])
+    assert torch.equal(decoded.isnan(), x.isnan())
+    assert float(decoded[~x.isnan()].abs().max()) == LARGEST[name]
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_is_the_nearest(name: str) -> None:
+    """Against the 256 values themselves: the nearest one, of two equally near the even one."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    values = FORMATS[name].codec.decode([codes[:, None]])
+    torch.testing.assert_close(
+        values, codes.view(FP8[name]).float(), rtol=0, atol=0, equal_nan=True
+    )
+    n_mantissa, bias = (3, 7) if name == "fp8_e4m3" else (2, 15)
+    n_finite = 127 if name == "fp8_e4m3" else 124
+    exponents, mantissas = np.divmod(np.arange(n_finite), 1 << n_mantissa)
+    fractions = np.where(exponents == 0, 0, 1) + mantissas / (1 << n_mantissa)
+    positive = fractions * np.exp2(np.maximum(exponents, 1) - bias)
+    np.testing.assert_array_equal(values[:n_finite].numpy(), positive)
+    np.testing.assert_array_equal(values[128 : 128 + n_finite].numpy(), -positive)
+    assert positive[-1] == LARGEST[name]
+
+    x = fp8_inputs()
+    x = x[~x.isnan()].numpy()
+    magnitude = np.abs(x).astype(np.float64)
+    halfway = (positive[:-1] + positive[1:]) / 2
+    code = np.searchsorted(halfway, magnitude)  # of those halfway, the lower one
+    tie = halfway[np.minimum(code, len(halfway) - 1)] == magnitude
+    code += tie & (code % 2 == 1)
+    want = code + 128 * np.signbit(x)
+    (plane,) = FORMATS[name].codec.encode(torch.from_numpy(x))
+    np.testing.assert_array_equal(plane.flatten().numpy(), want)
+
+
+HALVES = np.arange(1, 0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
+"""All positive finite fp16 numbers."""
+
+
+def check_token(name: str, x: torch.Tensor) -> None:
+    """Rows without NaN: the smallest scale that fits, codes as torch casts, a bounded error."""
+    fmt = KV_FORMATS[name]
+    values, d = fmt.codec.encode(x)
+    assert (values.shape, d.shape) == ((*x.shape, 1), (*x.shape[:-1], 1, 2))
+    scale = d.view(torch.float16).flatten(-2).double()
+    absmax = x.abs().amax(-1, keepdim=True).double()
+    place = np.searchsorted(HALVES, (absmax.float() / fmt.largest).double().numpy())
+    assert np.array_equal(scale.numpy(), HALVES[np.minimum(place, len(HALVES) - 1)])
+    fits = absmax <= 65504 * fmt.largest
+    # nothing is beyond the largest, but for the last bit of a float32
+    assert (absmax[fits] / scale[fits] <= fmt.largest * (1 + 2**-23)).all()
+
+    scaled = (x / scale.float()).clamp(-fmt.largest, fmt.largest)
+    assert torch.equal(values[..., 0], scaled.to(TOKEN[name]).view(torch.uint8))
+    decoded = fmt.codec.decode([values, d]).double()
+    assert torch.equal(decoded, values[..., 0].view(TOKEN[name]).double() * scale)
+    within = x.double().clamp(-65504 * fmt.largest, 65504 * fmt.largest)
+    relative, smallest = (2**-4, 2**-9) if name.startswith("fp8_e4m3") else (2**-3, 2**-16)
+    assert ((decoded - within).abs() <= 1.001 * (relative * within.abs() + smallest * scale)).all()
+
+
+@pytest.mark.parametrize("name", TOKEN)
+def test_fp8_rows_of_any_size(name: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(4000, 48, generator=generator)
+    powers = torch.randint(-149, 127, (4000, 1), generator=generator)
+    x[1::2] *= torch.exp2(powers[1::2].float())
+    check_token(name, x)
+    # rows whose scale is an fp16 number, and the floats beside them
+    exact = torch.from_numpy(HALVES.astype(np.float32)) * KV_FORMATS[name].largest
+    for absmax in (exact, exact.nextafter(exact + 1), exact.nextafter(exact - 1)):
+        rows = torch.stack([absmax, -absmax / 3, absmax / 1000, torch.zeros_like(absmax)], -1)
+        check_token(name, rows)
+        check_token(name, -rows)
+
+
+@pytest.mark.parametrize("name", TOKEN)
+@settings(max_examples=150)
+@given(rows=st.lists(BLOCKS, min_size=1, max_size=3))
+def test_any_fp8_rows(name: str, rows: list[list[float]]) -> None:
+    check_token(name, torch.tensor(rows))
+
+
+@pytest.mark.parametrize("name", TOKEN)
+@pytest.mark.filterwarnings("error")
+def test_fp8_rows_that_are_no_ordinary_numbers(name: str) -> None:
+    """Zeros stay, infinities are as the largest float, and a NaN shows in its own row only."""
+    codec = KV_FORMATS[name].codec
+    x = torch.zeros(6, 32)
+    x[0, 1] = -0.0
+    x[1] = 1e-45
+    x[2, :2] = torch.tensor([math.inf, -math.inf])
+    x[3, :2] = torch.tensor([FLOAT_MAX, -FLOAT_MAX])
+    x[4, :3] = torch.tensor([math.nan, math.inf, 1.0])
+    x[5] = torch.linspace(-2, 2, 32)
+    values, d = codec.encode(x)
+    decoded = codec.decode([values, d])
+    assert not decoded[:2].any()
+    assert decoded[0].signbit().nonzero().flatten().tolist() == [1]
+    assert torch.equal(decoded[2], decoded[3])
+    limit = 65504 * KV_FORMATS[name].largest
+    assert decoded[2, :3].tolist() == [limit, -limit, 0]
+    assert decoded[4].isnan().all()
+    assert d[4].view(torch.float16).isnan().all()
+    assert torch.equal(decoded[5], codec.decode(codec.encode(x[5])))
+
+
+def test_fp8_by_head_has_the_codes_of_fp8() -> None:
+    for name in FP8:
+        assert KV_FORMATS[f"{name}_head"].codec is KV_FORMATS[name].codec

@@ -1,0 +1,208 @@
+"""How the CPU's kernels are compiled, kept and found again."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as GGMLType
+
+from localkv.kernels.cpu.jit import compile_ahead, kernel_folder, kernel_source, machine_code
+from localkv.kernels.cpu.jit.kernel_source import KernelSource, is_stored, stored
+from localkv.kernels.cpu.jit.specialize import specialized
+from support.kernel_folder import SOURCES, folder
+from support.random_model import RandomModel
+
+__all__ = ["folder"]
+
+
+def no_compiler(source: KernelSource) -> machine_code.Functions:
+    raise AssertionError(f"{source.template} is compiled here")
+
+
+def test_machine_code_is_restored_from_a_file() -> None:
+    functions = SOURCES[0].compile()
+    data = machine_code.pack("name", functions)
+    assert machine_code.unpack("name", data) == functions
+    assert machine_code.unpack("other", data) is None
+    assert machine_code.unpack("name", data[:-100]) is None
+    assert machine_code.unpack("name", b"") is None
+
+
+def test_a_file_with_any_byte_changed_is_damaged() -> None:
+    function = machine_code.Function("symbol", ("needed",), b"code")
+    data = machine_code.pack("name", {"worker": function})
+    for i, byte in enumerate(data):
+        assert machine_code.unpack("name", data[:i] + bytes([byte ^ 0x55]) + data[i + 1 :]) is None
+
+
+def localkv_imports(path: Path) -> Iterator[Path]:
+    """The files of the package that a file imports when it runs."""
+    tree = ast.parse(path.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("localkv"):
+            for name in (node.module, *(f"{node.module}.{item.name}" for item in node.names)):
+                module = kernel_source.PACKAGE.joinpath(*name.split(".")[1:])
+                files = (module.with_suffix(".py"), module / "__init__.py")
+                yield from (file for file in files if file.exists())
+
+
+def test_the_name_of_machine_code_follows_all_that_it_is_built_on() -> None:
+    package = kernel_source.PACKAGE
+    known = {path for pattern in kernel_source._BUILT_ON for path in package.glob(pattern)}
+    templates = [p for p in (package / "kernels/cpu").rglob("*.py") if "\n@cfunc" in p.read_text()]
+    found, todo = set[Path](), list(templates)
+    while todo:
+        new = set(localkv_imports(todo.pop())) - found
+        found |= new
+        todo += new
+    assert len(templates) > 9
+    assert sorted(path.relative_to(package) for path in found - known) == []
+
+
+def test_code_that_lacks_a_symbol_is_not_linked() -> None:
+    (function,) = SOURCES[0].compile().values()
+    assert machine_code.link(function) != 0
+    lacking = machine_code.Function(function.symbol, ("no_such_symbol",), function.code)
+    assert machine_code.link(lacking) == 0
+
+
+def test_a_damaged_file_is_compiled_anew(folder: Path) -> None:
+    source = SOURCES[0]
+    folder.mkdir()
+    (folder / source.name).write_bytes(b"PK nonsense")
+    assert stored(source) is None
+    assert specialized(source)["worker"] != 0
+    assert stored(source) is not None
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_helper_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    monkeypatch.setattr(KernelSource, "compile", no_compiler)
+    with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
+        helpers = compile_ahead._current
+        assert helpers is not None
+        for thread in helpers.threads:
+            thread.join(timeout=100)
+        assert helpers.pending == []
+        assert all(specialized(source)["worker"] for source in SOURCES)
+    assert all(is_stored(source) for source in SOURCES)
+    assert compile_ahead._current is None
+    assert all(process.returncode is not None for process in helpers.processes)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("program", ["pass", "import sys; sys.stdin.readline(); print('short')"])
+def test_without_a_helper_that_works_kernels_are_compiled_here(
+    monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    monkeypatch.setattr(compile_ahead, "child_command", lambda _: [sys.executable, "-c", program])
+    with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
+        assert all(specialized(source)["worker"] for source in SOURCES)
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_processes_kernels_are_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    monkeypatch.setattr(compile_ahead, "child_command", lambda _: ["/no/such/program"])
+    with compile_ahead.compiling_ahead(SOURCES, n_cores=3):
+        assert all(specialized(source)["worker"] for source in SOURCES)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_machine_code_is_not_taken_from_where_others_may_write(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = SOURCES[0]
+    specialized(source)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert stored(source) is not None
+    for mode in (0o720, 0o702):
+        folder.chmod(mode)
+        kernel_folder.usable_folder.cache_clear()
+        with caplog.at_level(logging.WARNING):
+            assert stored(source) is None
+        assert "others may write to it" in caplog.text
+        caplog.clear()
+    folder.chmod(0o700)
+    kernel_folder.usable_folder.cache_clear()
+    assert stored(source) is not None
+
+
+def test_a_file_that_cannot_be_read_is_compiled_anew(folder: Path) -> None:
+    source = SOURCES[0]
+    (folder / source.name).mkdir(parents=True, mode=0o700)  # an error for root, too
+    folder.chmod(0o700)
+    assert specialized(source)["worker"] != 0
+
+
+def test_kernels_that_no_process_takes_are_removed(folder: Path) -> None:
+    """When one is compiled; taking one says that it is in use."""
+    first, second = SOURCES
+    specialized(first)
+    now = time.time()
+
+    def put(name: str, days: float) -> Path:
+        path = folder / name
+        path.touch()
+        os.utime(path, (now - days * 86400,) * 2)
+        return path
+
+    unused, recent = put("localkv_retired_0123", 91), put("localkv_scatter_4567", 89)
+    interrupted, being_written = put("tmpabc.tmp", 2), put("tmpdef.tmp", 0)
+    foreign = put("notes.txt", 1000)
+    put(first.name, 89.9)
+    assert stored(first) is not None
+    specialized(second)
+    assert stored(first) is not None
+    assert [path.exists() for path in (unused, interrupted)] == [False, False]
+    assert all(path.exists() for path in (recent, being_written, foreign))
+    assert (folder / first.name).stat().st_mtime > now - 86400
+    put(second.name, 91)  # not taken since
+    specialized.cache_clear()
+    (folder / first.name).unlink()
+    specialized(first)
+    assert stored(second) is None
+
+
+@pytest.mark.usefixtures("folder")
+def test_few_kernels_need_no_helper() -> None:
+    with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
+        assert compile_ahead._current is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "pair"), [("Q4_0", ("f16", "f16")), ("F16", ("q4_0", "fp8_e4m3_token"))]
+)
+def test_all_that_a_model_needs_is_known_before(
+    tmp_path: Path, kind: str, pair: tuple[str, str]
+) -> None:
+    path = RandomModel().write(tmp_path / "model.gguf", GGMLType[kind])
+    program = """
+import sys
+import time
+from localkv import LLM
+from localkv.kernels.cpu.jit import specialize
+from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
+used = []
+stored = specialize.stored
+specialize.stored = lambda source: used.append(source) or stored(source)
+path, type_k, type_v = sys.argv[1:]
+llm = LLM(path, cache_type_k=type_k, cache_type_v=type_v, n_ctx=256, device="cpu")
+types = [info.format.name for info in llm.gguf.tensors.values() if len(info.shape) > 1]
+needed = needed_kernels(types, llm.config, llm.cache)
+print(sorted(source.template for source in set(needed) ^ set(used)))
+"""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, str(path), *pair]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,197 @@
+"""The CPU's products with packed weights, against decode and a float64 product."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from localkv.config import MoeConfig
+from localkv.formats import FORMATS, WEIGHT_FORMATS
+from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.matrices import PanelTensor
+from localkv.kernels.cpu.linear.panels import LAYOUTS
+from localkv.kernels.cpu.linear.products import CpuProducts
+from localkv.kernels.embedding import embed
+from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
+from localkv.kernels.moe import moe_mlp
+from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.host_features import expects_vnni
+from support.cpu_products import EXACT, check, eight_bits, error, plain_panels, product_error
+from support.random_packed import random_packed
+
+WEIGHT_NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
+N_TOKENS = (1, 2, 3, 4, 7, 16, 33)
+LAID_OUT = [name for name in LAYOUTS if name not in IN_PLACE_FORMATS]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 40])
+def test_activations_that_are_halved(n_tokens: int) -> None:
+    weight = replace(random_packed("f16", 39, 512), halves_activations=True)
+    check(CpuProducts(), torch.randn(n_tokens, 512), weight)
+
+
+@pytest.mark.parametrize("name", WEIGHT_NAMES)
+@pytest.mark.parametrize("n_out", [1, 16, 39])
+def test_products(name: str, n_out: int) -> None:
+    """Every count of tokens is right, and gives the same as each token does alone."""
+    block = FORMATS[name].block_size
+    for n_in in sorted({max(block, 32), max(block, 32) * 3, 512}):
+        weight = random_packed(name, n_out, n_in, seed=n_in)
+        products = CpuProducts()
+        x = torch.randn(max(N_TOKENS), n_in)
+        once = check(products, x, weight)
+        for n_tokens in N_TOKENS:
+            got = check(products, x[:n_tokens], weight)
+            assert torch.equal(got, once[:n_tokens])
+
+
+@pytest.mark.parametrize("name", WEIGHT_NAMES)
+def test_long_rows(name: str) -> None:
+    n_in = 11008
+    weight = random_packed(name, 33, n_in)
+    check(CpuProducts(), torch.randn(5, n_in), weight)
+    check(CpuProducts(), torch.randn(1, n_in), weight)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q6_K", "f16"])
+def test_many_tokens(name: str) -> None:
+    check(CpuProducts(), torch.randn(512, 768), random_packed(name, 200, 768))
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_K", "f32"])
+def test_strange_activations(name: str) -> None:
+    products, weight = CpuProducts(), random_packed(name, 32, 256)
+    prepared = products.prepare(weight)
+    assert torch.equal(products.matmul(torch.zeros(2, 256), prepared), torch.zeros(2, 32))
+    check(products, torch.randn(3, 256) * 1e-30, weight)
+    check(products, torch.randn(256, 3).T, weight)  # not contiguous
+    x = torch.randn(3, 256)
+    x[1, 7] = torch.inf
+    got = products.matmul(x, prepared)
+    assert not got[1].isfinite().any()
+    assert got[[0, 2]].isfinite().all()
+    assert products.matmul(x[:0], prepared).shape == (0, 32)
+
+
+def test_bias() -> None:
+    products, weight = CpuProducts(), random_packed("q8_0", 16, 64)
+    x, bias = torch.randn(2, 64), torch.randn(16)
+    prepared = products.prepare(weight)
+    plain = products.linear(x, Linear(prepared))
+    assert torch.allclose(products.linear(x, Linear(prepared, bias)), plain + bias)
+
+
+@pytest.mark.parametrize("name", ["q4_K", "q8_0"])
+@pytest.mark.parametrize("n_tokens", [1, 40])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_do_not_matter(threads: int, n_tokens: int, name: str) -> None:
+    products = CpuProducts()
+    prepared = products.prepare(random_packed(name, 300, 512))
+    x = torch.randn(n_tokens, 512)
+    want = products.matmul(x, prepared)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(products.matmul(x, prepared), want)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("n_out", [5, 16, 37])
+@pytest.mark.parametrize("n_blocks", [1, 2, 5])
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_panels_have_the_bytes_of_the_file(name: str, n_out: int, n_blocks: int) -> None:
+    layout = LAYOUTS[name]
+    weight = random_packed(name, n_out, n_blocks * layout.format.block_size)
+    prepared = CpuProducts().prepare(weight)
+    assert isinstance(prepared, PanelTensor)
+    want = plain_panels(weight, layout)
+    assert np.array_equal(prepared.panels.reshape(want.shape), want)
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_panels_take_the_bytes_of_the_file(name: str) -> None:
+    weight = random_packed(name, 64, 512)
+    prepared = CpuProducts().prepare(weight)
+    assert isinstance(prepared, PanelTensor)
+    assert prepared.panels.nbytes == weight.n_bytes
+    assert prepared.rows is weight.rows
+
+
+def test_a_plan_knows_what_is_compiled() -> None:
+    assert expects_vnni() == HAS_VNNI
+
+
+def test_a_tied_matrix_is_still_an_embedding() -> None:
+    weight = random_packed("q4_0", 40, 64)
+    prepared = CpuProducts().prepare(weight)
+    ids = torch.tensor([3, 39, 3])
+    assert torch.equal(embed(ids, prepared, torch.float32), embed(ids, weight, torch.float32))
+    assert not isinstance(prepared[ids], PanelTensor)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q6_K", "bf16"])
+@pytest.mark.parametrize("n_ff", [256, 288])
+def test_experts(name: str, n_ff: int) -> None:
+    """A stack of matrices, whose rows may not fill the panels, on the tokens routed to each."""
+    if n_ff % FORMATS[name].block_size:
+        pytest.skip("not a whole number of blocks")
+    moe = MoeConfig(5, 2, n_ff=n_ff)
+    products = CpuProducts()
+    router = Linear(random_packed("f32", 5, 256, seed=1))
+    stacks = [
+        random_packed(name, 5, *shape, seed=seed)
+        for seed, shape in enumerate([(n_ff, 256), (n_ff, 256), (256, n_ff)])
+    ]
+    shared = [
+        Linear(random_packed(name, *shape, seed=seed))
+        for seed, shape in enumerate([(n_ff, 256), (n_ff, 256), (256, n_ff)])
+    ]
+    x = torch.rand(9, 256)
+    want = moe_mlp(x.double(), MoeWeights(router, *stacks, MlpWeights(*shared)), moe)
+    layer = MoeWeights(
+        router,
+        *(products.prepare(stack) for stack in stacks),
+        MlpWeights(*(Linear(products.prepare(part.weight)) for part in shared)),
+    )
+    got = moe_mlp(x, layer, moe, matmul=products.matmul, linear=products.linear)
+    assert error(got, want) < 3e-2
+
+
+def test_stack_with_incomplete_panels() -> None:
+    products = CpuProducts()
+    stack = random_packed("q5_1", 3, 21, 96)
+    prepared = products.prepare(stack)
+    x = torch.randn(4, 96)
+    for expert in range(3):
+        rounded = eight_bits(x) if HAS_VNNI else x.double()
+        got = products.matmul(x, prepared[expert])
+        assert product_error(got, rounded, stack[expert].decode(torch.float64)) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_VNNI, reason="is what the other tests have tested")
+def test_without_8_bit_products(tmp_path: Path) -> None:
+    """The float32 path of CPUs without AVX-512, in a process that believes to be on one."""
+    variables = {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2",
+        "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", ""),
+    }
+    tests = "39-q4_0 or 39-iq4_nl or 39-f16 or plan or panels_have"
+    tests += " or test_long_rows and (bf16 or q5_1 or q8_0 or q6_K)"
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", tests, __file__],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "passed" in result.stdout

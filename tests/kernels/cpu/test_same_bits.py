@@ -1,0 +1,205 @@
+"""On the CPU a token's logits do not depend on the tokens that it is evaluated with, bit for bit.
+
+What may matter is what a token sees and its kind: those of a prompt and generated ones have kernels
+of their own. The number of tokens, their chunks, other sequences, the order of pages, what memory
+held before and the number of threads may not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
+from localkv.config import AttentionParams, CacheConfig
+from localkv.engine.engine import Engine
+from localkv.formats import FORMATS
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.loader.gguf_file import open_gguf
+from localkv.loader.synthetic import synthetic_model
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+from support.cache_types import NAMES, PAIRS, scales_of
+from support.counting_sampler import CountingSampler
+from support.forward import new_cache
+from support.random_model import VARIANTS, variant
+
+WEIGHTS = [name for name, fmt in FORMATS.items() if fmt.is_weight]
+N_PROMPT, N_GENERATED = 300, 12
+"""More than a page; more than a decode kernel takes at once."""
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def random_cache(model: Transformer, rng: random.Random, *segments: SegmentSpec) -> KVCache:
+    """One for several sequences, full of NaN, with pages in no order."""
+    scales = scales_of(model.config, 30.0, 10.0)
+    cache = new_cache(model, *segments, n_ctx=1536, n_sequences=3, kv_scales=scales)
+    for pool in cache.pools:
+        rng.shuffle(pool.free)
+    return cache
+
+
+def cut(ids: list[int], rng: random.Random, sizes: tuple[int, ...]) -> Iterator[list[int]]:
+    at = 0
+    while at < len(ids):
+        size = rng.choice(sizes)
+        yield ids[at : at + size]
+        at += size
+
+
+def logits(
+    model: Transformer,
+    cache: KVCache,
+    prompt: list[list[int]],
+    generated: list[list[int]],
+    company: bool = False,
+) -> Tensor:
+    """Of all positions: the bits of float32 [tokens, n_vocab].
+
+    With `company` each batch has another sequence before and one behind, of both kinds.
+    """
+    sequence, *others = (cache.new_sequence() for _ in range(3))
+    out = []
+    for i, (ids, kind) in enumerate(
+        [*((p, False) for p in prompt), *((g, True) for g in generated)]
+    ):
+        parts, kinds = [(sequence, ids)], [kind]
+        if company:
+            sizes = (1 + i % 3, 1 + i * 5 % 13)
+            before, behind = ((s, [7 * i % 90] * n) for s, n in zip(others, sizes, strict=True))
+            parts, kinds = [before, *parts, behind], [i % 2 == 0, kind, i % 3 == 0]
+        first = len(parts[0][1]) if company else 0
+        batch = cache.batch(parts, logits="all", generated=kinds)
+        out.append(model.forward(batch, cache)[first : first + len(ids)].clone())
+        for part, new in parts:
+            part.length += len(new)
+    for part in (sequence, *others):
+        cache.truncate(part, 0)
+    return torch.cat(out).view(torch.int32)
+
+
+def check(
+    model: Transformer, rng: random.Random, *segments: SegmentSpec, n: int = N_PROMPT
+) -> None:
+    """A prompt at once and then one token after the other, against all that should be the same."""
+    cache = random_cache(model, rng, *segments)
+    ids = [rng.randrange(90) for _ in range(n + N_GENERATED)]
+    prompt, generated = ids[:n], ids[n:]
+    one_by_one = [[token] for token in generated]
+    want = logits(model, cache, [prompt], one_by_one)
+    assert want.view(torch.float32).isfinite().all()
+
+    def same(what: str, got: Tensor) -> None:
+        rows = (got != want).any(1).nonzero().flatten().tolist()
+        assert not rows, f"{what}: positions {rows[:10]} of {len(want)} differ"
+
+    few = cut(prompt, rng, (1, 2, 3, 5, 17, 40, 120))
+    same("small chunks", logits(model, cache, list(few), [generated]))
+    some = list(cut(generated, rng, (1, 2, 3, 5)))
+    with threads(2):
+        chunks = list(cut(prompt, rng, (64, 100, 257)))
+        same("company", logits(model, cache, chunks, some, company=True))
+
+
+def pair_of(name: str) -> tuple[str, str]:
+    """A pair of cache types that goes with a type of weights, all of them in turn."""
+    return PAIRS[WEIGHTS.index(name) * 7 % len(PAIRS)]
+
+
+@pytest.mark.parametrize("shape", ["llama-tiny", pytest.param("moe-tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_types_of_weights(name: str, shape: str) -> None:
+    model = synthetic_model(shape, name, cpu_backend())
+    check(model, random.Random(name), SegmentSpec(*pair_of(name)))
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Transformer:
+    return synthetic_model("llama-tiny", "q8_0", cpu_backend())
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), [(name, name) for name in NAMES])
+def test_one_type_of_the_cache(tiny: Transformer, type_k: str, type_v: str) -> None:
+    check(tiny, random.Random(type_k), SegmentSpec(type_k, type_v))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
+def test_types_of_the_cache(tiny: Transformer, type_k: str, type_v: str) -> None:
+    rotation = 32 if (NAMES.index(type_k) + NAMES.index(type_v)) % 2 else 0
+    check(tiny, random.Random(type_k + type_v), SegmentSpec(type_k, type_v, rotation_k=rotation))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parts_of_the_graph(name: str, tmp_path: Path) -> None:
+    """Widths that are no multiples of 16 among them, which kernels do not take."""
+    model, _ = load_model(
+        open_gguf(variant(name, n_ff=168).write(tmp_path / "m.gguf")), cpu_backend()
+    )
+    types = ("f16", "f16") if model.config.head_dim % 32 else ("q8_0", "q5_1")
+    check(model, random.Random(name), SegmentSpec(*types))
+
+
+@pytest.mark.parametrize("group", [1, 3, 16, 23])
+@pytest.mark.parametrize("window", [0, pytest.param(9, marks=pytest.mark.slow), 260])
+def test_groups_windows_and_segments(group: int, window: int, tmp_path: Path) -> None:
+    path = variant("llama", n_heads=2 * group, head_dim=32, n_kv_heads=2).write(tmp_path / "m.gguf")
+    model, _ = load_model(open_gguf(path), cpu_backend())
+    model.attention_params = AttentionParams(model.attention_params.softmax_scale, window, 30.0)
+    rng = random.Random(group * 1000 + window)
+    segments = (SegmentSpec("f16", "f16"), SegmentSpec("q4_0", "q8_0", first_position=40))
+    check(model, rng, *segments)
+    check(model, rng, SegmentSpec("q8_0", "q4_1"), n=256 * 5 - 6)
+
+
+def seen(engine: Engine, prompt: list[int], n: int) -> list[bytes]:
+    """The logits that a generation draws its tokens by."""
+    sampler = CountingSampler(engine.model.config.n_vocab)
+    list(engine.generate(prompt, sampler=sampler, max_tokens=n))
+    return [logits.tobytes() for logits in sampler.seen]
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), PAIRS[::9])
+def test_what_ran_before(tiny: Transformer, type_k: str, type_v: str) -> None:
+    """Prompts that begin with one another and with what was generated, in any order and chunks."""
+    rng = random.Random(type_k + type_v)
+    cache = CacheConfig(
+        type_k, type_v, n_ctx=1024, kv_scales=scales_of(tiny.config, absmax_k=30.0, absmax_v=10.0)
+    )
+    texts = [[rng.randrange(90) for _ in range(60)]]
+    engine = Engine(tiny, cache)
+    for _ in range(12):
+        start = rng.choice(texts)
+        start = start[: rng.randrange(1, len(start) + 1)]
+        prompt = start + [rng.randrange(90) for _ in range(rng.choice((0, 1, 2, 40)))]
+        engine.n_batch = engine.slot.n_batch = rng.choice((1, 2, 7, 33, 512))
+        got = seen(engine, prompt, 6)
+        assert got == seen(Engine(tiny, cache), prompt, 6)
+        texts.append(engine.cached_ids.copy())
+
+
+def test_answers_may_be_kept_as_they_were_written(tiny: Transformer) -> None:
+    """What `exact=False` is faster by: only the last token of a text is evaluated again."""
+    cache = CacheConfig("q8_0", "q4_0", n_ctx=512)
+    for exact, n_reused in ((True, 40), (False, 47)):
+        engine = Engine(tiny, cache, exact=exact)
+        first = list(engine.generate([7] * 40, sampler=CountingSampler(512), max_tokens=8))
+        again = engine.generate([7] * 40 + first, sampler=CountingSampler(512), max_tokens=1)
+        list(again)
+        assert again.stats.n_reused == n_reused

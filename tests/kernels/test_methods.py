@@ -1,0 +1,184 @@
+"""What is said of kernels is what runs, for every type of weights and on every backend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GGMLType
+
+from localkv import LLM
+from localkv.formats import KV_FORMATS, WEIGHT_FORMATS
+from localkv.formats.base import QuantFormat
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.cpu.linear.matrices import has_kernel
+from localkv.kernels.cpu.methods import DECODED, EXPERTS, methods
+from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear, MlpWeights
+from localkv.kernels.method import Method, Use, in_words, missing_kernels, uses
+from localkv.kernels.reference_backend import reference_backend
+from localkv.simd.cpu_features import HAS_VNNI
+from support.cpu_products import eight_bits, error
+from support.program import Program
+from support.random_model import variant
+from support.random_packed import random_packed
+
+WEIGHT_NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Types of the tensors that torch decodes."""
+    names = list[str]()
+    decode = PackedTensor.decode
+
+    def spy(self: PackedTensor, *args: Any) -> torch.Tensor:
+        names.append(self.format.name)
+        return decode(self, *args)
+
+    monkeypatch.setattr(PackedTensor, "decode", spy)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "n_in", "halves"),
+    [
+        *((name, 512, False) for name in WEIGHT_NAMES),
+        ("f16", 512, True),
+        ("f32", 504, False),  # no whole number of vectors
+    ],
+)
+def test_a_product_runs_as_is_said(name: str, n_in: int, halves: bool, decoded: list[str]) -> None:
+    backend = cpu_backend()
+    packed = replace(random_packed(name, 32, n_in), halves_activations=halves)
+    x, norm = torch.randn(2, n_in), torch.ones(n_in)
+    weight = backend.prepare(packed)
+    method = backend.methods.product(weight)
+    decoded.clear()
+    got = backend.logits(x, norm, Linear(weight), 0.0)
+    assert (method.slowdown is not None) == (name in decoded)
+    assert ("decoded" in method.words) == (name in decoded)
+    if method.slowdown:
+        return
+
+    normed = (x.double() / x.double().square().mean(-1, keepdim=True).sqrt()).float()
+    sides = {"8-bit": eight_bits(normed), "fp16": normed.half(), "float32": normed}
+    matrix = packed.decode(torch.float64)
+    nearest = min(sides, key=lambda side: error(got, sides[side].double() @ matrix.T))
+    assert nearest in method.words
+    assert HAS_VNNI or "8-bit" not in method.words
+
+
+@pytest.mark.parametrize("name", WEIGHT_NAMES)
+def test_the_reference_says_that_it_decodes(name: str, decoded: list[str]) -> None:
+    backend = reference_backend()
+    weight = backend.prepare(random_packed(name, 32, 512))
+    backend.logits(torch.randn(1, 512), torch.ones(512), Linear(weight), 0.0)
+    assert decoded == [name]
+    assert backend.methods.product(weight) == Method("decoded tile by tile in torch")
+
+
+@pytest.mark.parametrize("name", KV_FORMATS)
+def test_what_is_said_of_the_cache(name: str, tiny_model: Path, decoded: list[str]) -> None:
+    fmt = KV_FORMATS[name]
+    said = cpu_backend().methods
+    assert (said.store(fmt).words == "encoded in torch") == bool(fmt.row_planes)
+    assert said.tiles(fmt, "V").words == "float32"
+    has_codes = fmt.block_size > 1
+    assert ("8-bit" in said.tiles(fmt, "K").words) == (has_codes and HAS_VNNI)
+
+
+def test_a_mixed_model_is_described_by_type() -> None:
+    """As in Q4_K_M: some matrices of every layer are of another type, and so is the output."""
+    backend = cpu_backend()
+
+    def linear(name: str) -> Linear:
+        return Linear(backend.prepare(random_packed(name, 32, 256)))
+
+    mlps = [MlpWeights(*map(linear, ("q4_K", "q4_K", down))) for down in ("q4_K", "q3_K")]
+    attention = AttentionWeights(torch.ones(256), *map(linear, ("q4_K", "q8_0", "f32", "q4_K")))
+    layers = [LayerWeights(attention, torch.ones(256), mlp) for mlp in mlps]
+    found = uses(backend.methods, layers, linear("q6_K"), "f16", "q8_0")
+    sides = "8-bit activations (AVX512-VNNI)" if HAS_VNNI else "float32 activations"
+    as_in_file = f"; q8_0: packed as in the file, {sides}" if HAS_VNNI else ""
+    assert in_words(found)["products"] == (
+        f"{'q4_K' if HAS_VNNI else 'q4_K, q8_0'}, q6_K: packed panels, {sides}{as_in_file}; "
+        "f32: rows as in the file, float32 activations; q3_K: decoded tile by tile in torch"
+    )
+    assert missing_kernels(found, CPU) == [
+        f"no CPU kernel for products of q3_K: decoded tile by tile in torch, {DECODED}"
+    ]
+
+
+def random_file(path: Path, kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model of any type; gguf itself packs only some."""
+
+    def quantize(values: np.ndarray, kind: GGMLType) -> np.ndarray:
+        name = WEIGHT_FORMATS[int(kind)].name
+        return random_packed(name, *values.shape).rows.numpy()
+
+    monkeypatch.setattr(gguf.quants, "quantize", quantize)
+    return variant("llama", n_embd=256, n_ff=256).write(path, kind)
+
+
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS.values(), ids=lambda fmt: fmt.name)
+def test_a_model_warns_of_what_is_slow(
+    fmt: QuantFormat, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = random_file(tmp_path / "m.gguf", GGMLType(fmt.ggml_type), monkeypatch)
+    llm = LLM(path, n_ctx=64)
+    weight = llm.engine.model.weights.output.weight
+    slow = [line for line in llm.warnings if "no CPU kernel for products" in line]
+    assert bool(slow) == (not has_kernel(weight))
+    assert llm.kernels["products"].startswith(f"{fmt.name}: ")
+    assert not [w for w in LLM(path, n_ctx=64, device="reference").warnings if "kernel" in w]
+    if slow:
+        result = program("bench", "-m", path, "-p", 4, "-n", 0, "-r", 1, "--no-warmup")
+        assert result.err.count(f"warning: {slow[0]}\n") == 1
+        assert f"products: {llm.kernels['products']}\n" in result.out
+
+
+def test_f16_is_not_said_to_be_in_panels(tiny_model: Path) -> None:
+    kernels = LLM(tiny_model).kernels
+    assert kernels["products"] == "f16: rows as in the file, float32 activations"
+
+
+def test_experts_on_the_cpu_are_named_with_their_cost(tmp_path: Path) -> None:
+    path = variant("llama-moe").write(tmp_path / "m.gguf", GGMLType.Q4_0)
+    llm = LLM(path, n_ctx=64)
+    words = llm.kernels["experts"]
+    assert f"no CPU kernel for experts: {words}, {EXPERTS}" in llm.warnings
+
+
+def test_types_of_one_method_stand_together() -> None:
+    panels, rows, slow = Method("panels"), Method("rows"), Method("by tile in torch", DECODED)
+    found = [
+        Use("attention", "", Method("packed")),
+        *(Use("products", name, panels) for name in ("q4_K", "q6_K")),
+        Use("products", "f32", rows),
+        *(Use("products", name, slow) for name in ("q2_K", "q3_K")),
+        Use("experts", "", Method("in torch", EXPERTS)),
+    ]
+    assert in_words(found) == {
+        "attention": "packed",
+        "products": "q4_K, q6_K: panels; f32: rows; q2_K, q3_K: by tile in torch",
+        "experts": "in torch",
+    }
+    assert missing_kernels(found, CPU) == [
+        f"no CPU kernel for products of q2_K and q3_K: by tile in torch, {DECODED}",
+        f"no CPU kernel for experts: in torch, {EXPERTS}",
+    ]
+    assert missing_kernels(found[:-1], torch.device("cuda"))[0].startswith(
+        "no GPU kernel for products of q2_K and q3_K: "
+    )
+
+
+def test_experts_with_a_kernel_are_not_slow() -> None:
+    assert cpu_backend().methods.experts.slowdown == EXPERTS
+    assert methods({"moe_residual"}).experts.slowdown is None

@@ -1,0 +1,76 @@
+"""Attention kernels, compiled as their launchers would launch them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from localkv.formats import KV_FORMATS, QuantFormat
+from localkv.kernels.gpu.attention.config import TileConfig
+from localkv.kernels.gpu.attention.decode import decode_kernel
+from localkv.kernels.gpu.attention.packed_attention import attention_constants, tiles_of
+from localkv.kernels.gpu.attention.prefill import prefill_kernel
+from support.aot.aot_report import compile_kernel
+
+NUMBERS = {
+    "first_position": "i32",
+    "table_width": "i32",
+    "scale": "fp32",
+    "softcap": "fp32",
+    "window": "i32",
+}
+
+
+def plane_types(fmt: QuantFormat) -> tuple[str, ...]:
+    """Of the planes that a type is encoded in."""
+    return ("*u8",) * len(fmt.codec.encode(torch.zeros(64)))
+
+
+def build(
+    kernel: Any,
+    arch: int,
+    type_k: str,
+    type_v: str,
+    head_dim: int,
+    *,
+    group: int = 4,
+    n_new: int = 1,
+    softcap: bool = False,
+    window: bool = False,
+    tiles: TileConfig | None = None,
+) -> tuple[Any, TileConfig]:
+    """The compiled kernel, and its tiles."""
+    format_k, format_v = KV_FORMATS[type_k], KV_FORMATS[type_v]
+    tiles = tiles or tiles_of(
+        arch, head_dim, format_k, format_v, group, n_new if kernel is decode_kernel else 0
+    )
+    constants = attention_constants(
+        format_k,
+        format_v,
+        n_kv_heads=8,
+        group=group,
+        head_dim=head_dim,
+        tiles=tiles,
+        softcap=softcap,
+        window=window,
+        ptx=True,
+    )
+    types = {
+        **NUMBERS,
+        "q_ptr": "*fp32",
+        "k_planes": plane_types(format_k),
+        "v_planes": plane_types(format_v),
+        "page_table_ptr": "*i64",
+        "lengths_ptr": "*i32",
+        "starts_ptr": "*i32",
+        "positions_ptr": "*i64",
+        "out_ptr": "*fp32",
+        "lse_ptr": "*fp32",
+    }
+    if kernel is prefill_kernel:
+        constants |= {"SINKS": False, "sinks_ptr": None}
+    compiled = compile_kernel(
+        kernel, arch, types, constants, num_warps=tiles.warps, num_stages=tiles.stages
+    )
+    return compiled, tiles

@@ -1,0 +1,69 @@
+"""Runs a model over ids, and says how far its logits are from others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import SegmentSpec
+from localkv.config import KVScales
+from localkv.kernels.backend import Backend
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+
+IDS = [(i * 37 + 11) % 96 for i in range(100)]
+CONFORMANCE_IDS = [(i * 7919 + 13) % 256 for i in range(300)]
+
+
+def nmse(got: np.ndarray, want: np.ndarray) -> float:
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    return float(((got - want) ** 2).sum() / (want**2).sum())
+
+
+def new_cache(
+    model: Transformer,
+    *segments: SegmentSpec,
+    n_ctx: int = 1024,
+    n_sequences: int = 1,
+    kv_scales: KVScales | None = None,
+) -> KVCache:
+    """A cache full of bytes that decode to NaN, with its pages in no order."""
+    config = model.config
+    cache = KVCache(
+        n_layers=config.n_layers,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        segments=segments,
+        n_ctx=n_ctx,
+        n_sequences=n_sequences,
+        kv_scales=kv_scales,
+    )
+    for layer in cache.layers:
+        for segment in layer.segments:
+            for plane in (*segment.k, *segment.v):
+                plane.fill_(0xFF)
+    generator = np.random.default_rng(1)
+    for pool in cache.pools:
+        generator.shuffle(pool.free)
+    return cache
+
+
+def run(model: Transformer, cache: KVCache, ids: list[int], chunk: int = 512) -> np.ndarray:
+    sequence = cache.new_sequence()
+    rows = []
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
+        rows.append(model.forward(cache.batch([(sequence, part)], logits="all"), cache))
+        sequence.length += len(part)
+    return torch.cat(rows).double().numpy()
+
+
+def logits(
+    path: Path, backend: Backend, ids: list[int], types: str, chunk: int = 512
+) -> np.ndarray:
+    model, unused = load_model(path, backend)
+    assert unused == []
+    return run(model, new_cache(model, SegmentSpec(types, types)), ids, chunk)

@@ -1,0 +1,30 @@
+"""Random tensors of any format."""
+
+from __future__ import annotations
+
+import torch
+
+from localkv.formats import FORMATS
+from localkv.formats.base import join_planes
+from localkv.formats.packed_tensor import PackedTensor
+
+
+def random_packed(name: str, *shape: int, seed: int = 0) -> PackedTensor:
+    """Random codes with scales that are ordinary numbers."""
+    fmt = FORMATS[name]
+    generator = torch.Generator().manual_seed(seed)
+    n_blocks = shape[-1] // fmt.block_size
+    if fmt.block_size == 1:
+        x = torch.randn(*shape, generator=generator)
+        rows = join_planes(fmt.codec.encode(x))
+    else:
+        planes = []
+        for plane in fmt.planes:
+            size = (*shape[:-1], n_blocks, plane.n_bytes)
+            if plane.name in ("d", "m", "dmin"):
+                values = torch.rand(*size[:-1], 1, generator=generator) * 0.1
+                planes.append(values.half().view(torch.uint8))
+            else:
+                planes.append(torch.randint(0, 256, size, dtype=torch.uint8, generator=generator))
+        rows = join_planes(planes)
+    return PackedTensor(fmt, rows, shape)
