@@ -15,14 +15,14 @@ from localkv.memory.plan import ModelMemory
 
 
 def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> list[str]:
-    """Refuse a grid of which any cache does not fit, before anything is allocated.
+    """Refuse a grid if any of its caches does not fit, before anything is allocated.
 
     Returns:
-        warnings: what fits only without all of the mapped weights, each once.
+        warnings: settings that fit only without all of the mapped weights, each once.
 
     Raises:
         UsageError: a cache type can't be used with this model.
-        DoesNotFitError: names what would fit.
+        DoesNotFitError: names settings that would fit.
     """
     backend = select_backend(device)
     budget = free_memory(backend.device)

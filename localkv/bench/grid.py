@@ -1,4 +1,4 @@
-"""What is measured: tests, the settings they run with, and the ranges that name both. No torch."""
+"""Tests, the settings that they run with, and the ranges that name both. No torch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def prompt_and_generation(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class BenchTest:
-    """One test: evaluate a prompt, generate, or both, behind `n_depth` tokens of context."""
+    """One test: evaluate a prompt, generate, or both, at a context depth of `n_depth` tokens."""
 
     n_prompt: int
     n_gen: int
@@ -86,7 +86,7 @@ class BenchTest:
 
     @property
     def n_before_gen(self) -> int:
-        """Tokens of context that generation starts behind; there is always one."""
+        """The context depth at which generation starts; at least one token."""
         return max(1, self.n_depth + self.n_prompt)
 
     @property
@@ -99,7 +99,7 @@ class BenchTest:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a test runs with; `n_threads` None is torch's choice."""
+    """The settings of a test; `n_threads` None is torch's choice."""
 
     n_batch: int = 2048
     n_ubatch: int = 512
@@ -115,7 +115,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Grid:
-    """Every setting with every test. Order is llama-bench's: what comes first here varies last."""
+    """Every setting with every test. Order is llama-bench's: the first setting varies last."""
 
     n_batch: tuple[int, ...] = (2048,)
     n_ubatch: tuple[int, ...] = (512,)
@@ -135,7 +135,7 @@ class Grid:
         ]
 
     def tests(self, n_depth: int) -> list[BenchTest]:
-        """The tests behind a context: prompts, generations, then both; none of nothing."""
+        """The tests at a depth: prompts, generations, then both; none of zero tokens."""
         work = [(n, 0) for n in self.n_prompt] + [(0, n) for n in self.n_gen] + list(self.n_pg)
         return [BenchTest(n_prompt, n_gen, n_depth) for n_prompt, n_gen in work if n_prompt + n_gen]
 

@@ -1,4 +1,4 @@
-"""What the machine is and can do: its GPU, the bandwidth of its memory, the peak of what we took.
+"""The machine: its GPU, the bandwidth of its memory, the peak of memory that was used.
 
 Nothing here knows of models.
 """
@@ -83,7 +83,7 @@ def _peak_resident() -> int:
     except OSError:
         import resource
 
-        # kilobytes, but for macOS
+        # kilobytes, except on macOS
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))

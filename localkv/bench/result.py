@@ -19,8 +19,8 @@ class Machine:
     Attributes:
         cpu, gpu: their names; no GPU is "".
         backend: as `--device` names it.
-        device: what `--device` said.
-        attention, linear: what implements attention and products.
+        device: the value of `--device`.
+        attention, linear: the implementations of attention and products.
     """
 
     cpu: str
@@ -33,14 +33,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Result:
-    """A test, what it ran with, and what it took.
+    """A test, its settings, and its measurements.
 
     Attributes:
         n_threads: CPU threads in use.
         test_time: when it began, UTC, RFC 3339.
         samples_ns: nanoseconds of each repetition.
         n_ctx: tokens that the cache holds.
-        kv_bytes: what was allocated for K and V.
+        kv_bytes: the bytes allocated for K and V.
         peak_bytes: the most memory taken during the test (`PeakMemory`).
         bytes_per_token: moved at least (`traffic.py`).
         bandwidth: of the memory, bytes per second, measured in the same run.
@@ -80,8 +80,8 @@ class Result:
     def llama_bench_values(self) -> dict[str, Value]:
         """llama-bench's columns, in its order.
 
-        Those that tell of what localkv has not hold what comes to the same: all layers on one
-        device, no thread pinned or polling, nothing fitted.
+        Columns of features that localkv lacks hold the equivalent value: all layers on one device,
+        no thread pinned or polling, nothing fitted.
         """
         on_gpu = self.machine.backend == "cuda"
         source, setting, test = self.source, self.setting, self.test

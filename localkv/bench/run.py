@@ -1,7 +1,7 @@
 """Runs a grid of tests and times them, on the engine that `complete` runs on.
 
 A prompt is timed from its first batch to the logits of its last token. Generation is greedy and
-goes on to the length asked for, whatever is drawn; what counts is the time of each token after the
+goes on to the length asked for, whatever is drawn; it counts the time of each token after the
 first, as in `GenerationStats`. Loading, warming up and filling the context are never timed.
 """
 
@@ -39,9 +39,9 @@ class Options:
     Attributes:
         repetitions: samples of each test.
         warm_up: run each test once before the samples.
-        device: what `--device` said.
+        device: the value of `--device`.
         kv_rotation, kv_scales: of all caches.
-        on_progress: told what is about to be done, in a few words.
+        on_progress: called with the next step, in a few words.
     """
 
     repetitions: int = 5
@@ -56,7 +56,7 @@ def run(subject: Subject, grid: Grid, options: Options) -> Iterator[Result]:
     """The results of a model's tests, one by one, in the grid's order.
 
     A cache is made, and filled to its depth with random tokens, once for all tests of one setting
-    and depth; after each repetition what came behind the depth is forgotten.
+    and depth; after each repetition the rows beyond the depth are dropped.
 
     Args:
         grid: its caches are known to fit (`fit.py`).
@@ -157,7 +157,7 @@ class _Bench:
         )
 
     def _seconds(self, test: BenchTest) -> float:
-        """Run a test behind the depth, and forget what it left."""
+        """Run a test at the depth, and drop the rows it added."""
         seconds = 0.0
         if test.n_prompt:
             seconds += self._evaluate(test.n_depth, test.n_depth + test.n_prompt)

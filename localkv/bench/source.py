@@ -1,4 +1,4 @@
-"""Where a model to measure comes from, and what its header says: enough to plan with. No torch."""
+"""The source of a model to measure, and its header: enough to plan with. No torch."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Subject:
     warnings: tuple[str, ...] = ()
 
     def missing_kernels(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """What is slow for want of a kernel, with caches of some pairs of types; one line each."""
+        """Operations that are slow for lack of a kernel, by pairs of cache types; one line each."""
         model = self.model
         lines = (missing_kernels(model.uses(*pair), model.backend.device) for pair in pairs)
         return list(dict.fromkeys(chain.from_iterable(lines)))

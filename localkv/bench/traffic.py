@@ -1,8 +1,8 @@
 """Bytes that a test has to move between memory and the processor, at least.
 
 Each matrix is read once per batch and each valid row of K and V once per batch; a new row is
-written once. Activations are left out: they stay in the processor's caches. So a figure is what a
-program moves that never reads anything twice, and its share of the bandwidth says how much could
+written once. Activations are left out: they stay in the processor's caches. So a figure is that
+of a program that never reads anything twice, and its share of the bandwidth says how much could
 still be gained.
 """
 

@@ -45,7 +45,8 @@ def damaged(path: str | Path, what: str) -> DamagedStoreError:
     named = "" if Path(path) == default_path() else f" --sessions {printable(path)}"
     return DamagedStoreError(
         f"{printable(path)}: {_short(what)}",
-        hint=f"localkv chat --repair{named} saves what can be read, and keeps the damaged file",
+        hint=f"localkv chat --repair{named} saves everything that can be read, and "
+        "keeps the damaged file",
     )
 
 

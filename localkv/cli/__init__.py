@@ -34,7 +34,7 @@ COMMANDS = {
     "rm": ("localkv.cli.rm", "Delete a fetched model."),
     "doctor": ("localkv.cli.doctor", "Check that this machine can run models."),
 }
-"""Command -> the module that holds it under the same name, or MODULE:NAME, and what it does."""
+"""Command -> the module that holds it under the same name, or MODULE:NAME, and its summary."""
 
 cli = Group(
     "localkv",
@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
                 code = cli.invoke(ctx)
         except click.exceptions.Exit as finished:
             code = finished.exit_code
-        # what is still buffered after --help, too: at exit Python would say it in its own words
+        # flush after --help, too: at exit Python would report an error in its own words
         if sys.stdout is not None:
             sys.stdout.flush()
         return code or 0

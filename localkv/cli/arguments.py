@@ -65,7 +65,7 @@ def _options(command: click.Command, ctx: click.Context) -> dict[str, bool]:
 
 
 def _split(arg: str) -> tuple[str, str | None]:
-    """An option's name and what is attached with "="; `--ctx_size` is `--ctx-size`, as there."""
+    """An option's name and the value attached with "="; `--ctx_size` is `--ctx-size`, as there."""
     name, equals, value = arg.partition("=")
     if name.startswith("--"):
         name = "--" + name[2:].replace("_", "-")
@@ -81,7 +81,7 @@ def _own(name: str, value: str | None, takes_value: bool, rest: list[str]) -> li
 
 
 def _foreign(name: str, value: str | None, flag: ForeignFlag, rest: list[str]) -> str:
-    """What to note about a flag, whose values are removed from `rest`."""
+    """The note about a flag, whose values are removed from `rest`."""
     values = [] if value is None else [value]
     if value is None:
         if flag.n_values:

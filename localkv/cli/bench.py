@@ -82,7 +82,7 @@ _RUN_OPTIONS: list[click.Parameter] = [
         default="md",
         show_default=True,
         metavar="FORMAT",
-        help=f"What to print: {', '.join(FORMATS)}.",
+        help=f"The format to print: {', '.join(FORMATS)}.",
     ),
     option(
         "error_format",
@@ -172,7 +172,7 @@ def _given(*names: str) -> bool:
 
 
 def _sources(values: dict[str, Any]) -> list[Source]:
-    """What to measure; a model that is not here is fetched.
+    """The models and settings to measure; a model that is not here is fetched.
 
     Raises:
         UsageError: none is named, or they are named in two ways.

@@ -1,4 +1,4 @@
-"""The speed of generation over depth as a picture: tokens per second, and what a token costs."""
+"""The speed of generation over depth as a picture: tokens per second, and the time per token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localkv.errors import UsageError
 if TYPE_CHECKING:
     from localkv.bench.result import Result
 
-# Okabe and Ito's colours, which people with any colour vision tell apart, and a marker each
+# Okabe and Ito's colours, distinct with any colour vision, and a marker each
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 
@@ -32,7 +32,7 @@ def check_bench_plot(path: str, grid: Grid) -> None:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of the picture: what differs from the others, and its points by depth.
+    """One line of the picture: its difference from the others, and its points by depth.
 
     Attributes:
         label: "q8_0/q4_0", with whatever else was varied.

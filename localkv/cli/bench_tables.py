@@ -1,6 +1,6 @@
-"""What `localkv bench` prints, in llama-bench's formats: md, csv, json, jsonl, sql.
+"""The output of `localkv bench` in llama-bench's formats: md, csv, json, jsonl, sql.
 
-A table is written row by row, so that what is done is there when a run is interrupted.
+A table is written row by row, so that finished rows remain when a run is interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Table(ABC):
     """The pieces of text that make a table: a header, rows, a footer."""
 
     def header(self, first: Result) -> str:
-        """What comes before the rows; `first` is one, for the columns."""
+        """The lines before the rows; `first` is a row, for the columns."""
         return ""
 
     @abstractmethod

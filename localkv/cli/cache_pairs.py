@@ -20,7 +20,7 @@ def parse_pairs(text: str, option: str = "--sweep") -> list[Pair]:
     """The pairs that "K/V,K/V,..." names; every pair for "all", K as V for "pure".
 
     Args:
-        option: what the text was given with.
+        option: the option that the text was given with.
 
     Raises:
         UsageError: it names none, or a type that does not exist.
@@ -50,7 +50,7 @@ def _parse_pair(item: str, option: str) -> Pair:
 
 
 def require_cache_type(name: str, prefix: str = "") -> None:
-    """Refuse what is no type.
+    """Refuse a name that is not a type.
 
     Raises:
         UsageError: its message begins with `prefix`, which says where the name was given.

@@ -92,7 +92,7 @@ def _run(
     require_scales(types, values["kv_scales"] is not None)
     if values["kv_scales"] is not None:
         read_kv_scales(values["kv_scales"])
-    # what is wrong is said, and what is missing is fetched, before the screen opens
+    # errors are reported, and a missing model is fetched, before the screen opens
     model = str(model_file(values))
     if not Path(model).is_file():
         from localkv.loader.gguf_file import open_gguf
@@ -127,7 +127,7 @@ def _run(
 
 
 def _repair(sessions: str | None) -> int:
-    """Say what was saved; returns the exit code."""
+    """Report the sessions that were saved; returns the exit code."""
     from localkv.chat.database import default_path
     from localkv.chat.repair import repair
 

@@ -187,7 +187,7 @@ def _run(
 
 
 def _prompt_text(prompt: str | None, file: str | None, escape: bool) -> str:
-    """The prompt: stdin, an empty line, and what -p or -f gives; any of them alone."""
+    """The prompt: stdin, an empty line, and the text of -p or -f; either may be missing."""
     if prompt is not None and file is not None:
         ctx = click.get_current_context()
         given = [
@@ -238,7 +238,7 @@ def _interruptible(cancel: Event) -> Iterator[None]:
 
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN or current_thread() is not main_thread():
-        yield  # told to ignore it (nohup), or where Python allows no handlers
+        yield  # SIGINT is ignored (nohup), or Python allows no handlers here
         return
     signal.signal(signal.SIGINT, interrupt)
     try:

@@ -46,7 +46,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """Takes the line as it was typed, and gives back what bash will put after its last cut."""
+    """Takes the typed line, and returns the text that bash will put after its last cut."""
 
     source_template = _BASH
 
@@ -65,7 +65,7 @@ class Bash(BashComplete):
 
 
 def answer_shell(cli: click.Command, instruction: str) -> int:
-    """Answer a shell: the function for it, or what may come next; returns the exit code.
+    """Answer a shell with its function or the possible next words; returns the exit code.
 
     A failure is silent, since a line that is being typed is no place for a message.
     """
@@ -103,5 +103,5 @@ def cached_values(
 def model_values(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """What -m takes: models in the cache, and files."""
+    """Values of -m: models in the cache, and files."""
     return [*cached_values(ctx, param, incomplete), *file_values(ctx, param, incomplete)]

@@ -1,4 +1,4 @@
-"""`localkv doctor`: what localkv needs of this machine, and whether it is there."""
+"""`localkv doctor`: whether this machine has everything that localkv needs."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _OTHERS = (
     "XDG_CONFIG_HOME",
     "XDG_DATA_HOME",
 )
-"""Variables of others that change what localkv does."""
+"""Variables of other programs that change how localkv works."""
 
 _SECRET = ("HF_TOKEN", "HTTPS_PROXY")
 
@@ -87,7 +87,7 @@ def _variables(option: click.Option) -> list[str]:
 
 
 def _wrong_values(commands: Mapping[str, click.Command]) -> list[str]:
-    """A line for each variable that is set to what its option does not take."""
+    """A line for each variable with a value that its option does not take."""
     lines = []
     for name, option in _options(commands):
         ctx = click.Context(commands[name], info_name=name)

@@ -1,7 +1,7 @@
 """From an exception to a line on stderr and an exit code.
 
 0 success, 1 something failed, 2 the command line or a setting is wrong, 130 interrupted, 141 the
-reader of stdout went away (128 + SIGPIPE, what a shell reports for any program in a pipe).
+reader of stdout went away (128 + SIGPIPE, as a shell reports for any program in a pipe).
 LOCALKV_DEBUG=1 adds the traceback.
 """
 
@@ -25,7 +25,7 @@ FAILURE, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 
 def report(error: Exception) -> int:
-    """Print what went wrong; returns the exit code."""
+    """Print the error; returns the exit code."""
     if os.environ.get("LOCALKV_DEBUG", "0") not in ("", "0"):
         import traceback
 
@@ -93,7 +93,7 @@ def _names(param: click.Parameter) -> str:
 
 
 def silence_stdout() -> None:
-    """Let what is still buffered for stdout go nowhere: Python writes it once more at exit."""
+    """Drop text that is still buffered for stdout: Python would write it once more at exit."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""llama.cpp's flags that mean nothing here, and what to say to whoever pastes one.
+"""llama.cpp's flags that mean nothing here, and the advice for users who paste one.
 
 One that would change nothing is skipped with a note; one that would change the result is refused.
 Flags that localkv has itself are not in this table.
@@ -19,9 +19,9 @@ class ForeignFlag:
 
     Attributes:
         names: all its spellings.
-        advice: why it is not needed, or what to do instead.
+        advice: the reason why it is not needed, or the alternative.
         n_values: arguments that follow it.
-        optional_values: what may follow it and then belongs to it.
+        optional_values: words that belong to it if they follow it.
         refused: it would change the result.
         except_values: with one of these, `refused` is the other way round.
     """

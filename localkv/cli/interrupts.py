@@ -19,7 +19,7 @@ _IMPORTS = "<frozen importlib._bootstrap>"
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """What SIGINT does.
+    """The effect of SIGINT.
 
     An exception in the middle of an import is taken for a part that is missing by NumPy and others,
     which go on without it or blame something else.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     """Load the model; a file that is missing is an error before torch is imported.
 
-    So are scales of the cache that are missing or can't be read. Unless `quiet`, it is said what a
-    preset stands for.
+    So are scales of the cache that are missing or can't be read. Unless `quiet`, the flags of a
+    preset are printed.
     """
     if not quiet:
         say_preset(values)
@@ -31,7 +31,7 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     if not path.is_file():
         from localkv.loader.gguf_file import open_gguf
 
-        open_gguf(path)  # says what is wrong, seconds before torch would be imported
+        open_gguf(path)  # reports a bad file seconds before torch would be imported
     arguments = loading_arguments(values)
     if arguments["kv_scales"] is not None:
         arguments["kv_scales"] = read_kv_scales(arguments["kv_scales"])
@@ -47,5 +47,5 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
 
 
 def all_warnings(llm: LLM) -> list[str]:
-    """What the user should know of the model and its tokenizer, each once."""
+    """Warnings about the model and its tokenizer, each once."""
     return list(dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings)))

@@ -1,4 +1,4 @@
-"""What a loaded model takes in memory, as a line for people and byte by byte for programs."""
+"""The memory of a loaded model, as a line for people and to the byte for programs."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def memory_bytes(plan: MemoryPlan) -> str:
 
 
 def memory_json(plan: MemoryPlan) -> dict[str, int]:
-    """What `--json` has of it."""
+    """Its part of `--json`."""
     return {**asdict(plan), "total": plan.total}

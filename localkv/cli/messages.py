@@ -1,4 +1,4 @@
-"""What the command line says about itself: one plain line each, on stderr.
+"""Messages of the command line about itself: one plain line each, on stderr.
 
 Everything but the result of a command goes through here, so stdout holds the result only.
 """
@@ -34,7 +34,7 @@ def warn(text: str) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: what comes nearest, or nothing."""
+    """The end of a message about an unknown name: the nearest known one, or nothing."""
     from difflib import get_close_matches
 
     known = list(known)

@@ -32,7 +32,7 @@ def model_file(values: Mapping[str, Any], argument: str | None = None) -> Path:
     """The file that the values of `model_options` name.
 
     Args:
-        argument: what was given without an option, which counts as `-m`.
+        argument: a word without an option, which counts as `-m`.
 
     Raises:
         UsageError: no model is named, or more than one.
@@ -49,7 +49,7 @@ def model_file(values: Mapping[str, Any], argument: str | None = None) -> Path:
 
 
 def model_header(values: Mapping[str, Any], argument: str | None = None) -> ModelHeader:
-    """The header of what `model_file` means: of a model that isn't here, nothing else is fetched.
+    """The header of `model_file`'s model; if that isn't here, nothing else is fetched.
 
     Raises:
         UsageError, HubError: as `model_file`.

@@ -1,4 +1,4 @@
-"""How near to the user a value comes from: what is nearer wins."""
+"""How near to the user a value comes from: the nearest value wins."""
 
 from __future__ import annotations
 

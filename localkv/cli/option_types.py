@@ -1,4 +1,4 @@
-"""What the value of an option can be, beyond click's types."""
+"""Types of options' values, beyond click's."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def option(*names: str, panel: str, llama_env: str | None = None, **attributes: 
     Args:
         names: the spellings, after the parameter's name where that is not the longest spelling.
         panel: its heading in the help.
-        llama_env: what follows `LLAMA_ARG_` in llama.cpp's variable.
+        llama_env: the part after `LLAMA_ARG_` of llama.cpp's variable.
         attributes: click's.
     """
     long_names = [name.split("/")[0][2:] for name in names if name.startswith("--")]

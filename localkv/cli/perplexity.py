@@ -212,7 +212,7 @@ def _run(
 def _check(
     chunks: int, sweep: str | None, plot_file: str | None, calibrate_file: str | None
 ) -> None:
-    """Refuse what can't work before anything is loaded."""
+    """Refuse options that can't work before anything is loaded."""
     if chunks == 0:
         raise UsageError("--chunks 0 leaves nothing to measure", hint="-1 takes the whole text")
     if sweep is not None:

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 def check_base_options(
     path: str | None, save_path: str | None, *, compare: bool, prefill_exact: bool
 ) -> None:
-    """Refuse what can't work before anything is loaded."""
+    """Refuse options that can't work before anything is loaded."""
     if path is not None:
         if save_path is not None:
             raise UsageError("--base reads a base and --save-base writes one, use one")
         from localkv.quality.base_file import BaseFile
 
-        BaseFile(path)  # says what is wrong with it
+        BaseFile(path)  # raises the error, if any
     if save_path is not None:
         if prefill_exact and not compare:
             raise UsageError(
-                "--save-base writes what a cache gives, which --prefill-exact is not",
+                "--save-base writes the logits of a cache, which --prefill-exact bypasses",
                 hint="leave out one of them, or add --kl-divergence",
             )
         check_writable(Path(save_path))
@@ -50,7 +50,7 @@ def base_writer(
     base: CacheConfig | BaseFile | None,
     chunks: Sequence[Sequence[int]],
 ) -> AbstractContextManager[BaseWriter | None]:
-    """What writes the base to a file, or nothing where no file is wanted."""
+    """A writer of the base to a file, or nothing if no file is wanted."""
     from localkv.quality.base_file import BaseFacts, BaseFile, BaseWriter
     from localkv.quality.scores import n_scored
 

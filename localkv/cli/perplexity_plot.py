@@ -57,7 +57,11 @@ def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int
         axes.scatter([p[0] for p in points], [p[1] for p in points], s=18, zorder=2)
     axes.margins(x=0.1)
     figure.canvas.draw()  # places are known from now on
-    for bits, kld, name in best:  # what is better would be at their lower left: it is free
+    for (
+        bits,
+        kld,
+        name,
+    ) in best:  # better pairs would lie at their lower left, so that place is free
         _label(axes, name, (bits, kld), (-4, -3), horizontal="right", vertical="top")
     if len(points) <= MOST_LABELS:
         _label_beside(axes, [point for point in points if point not in best])

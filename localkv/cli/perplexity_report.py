@@ -1,4 +1,4 @@
-"""What `localkv perplexity` prints: llama-perplexity's lines, the table of a sweep, JSON."""
+"""The output of `localkv perplexity`: llama-perplexity's lines, the table of a sweep, JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class CacheResult:
-    """What was measured of one cache; no divergence where it was compared with nothing."""
+    """The measurements of one cache; without a divergence if it was compared with nothing."""
 
     cache: CacheConfig
     ppl: Estimate
@@ -101,7 +101,7 @@ def to_json(
     *,
     prefill_exact: bool,
 ) -> dict[str, Any]:
-    """What `--json` prints. Divergences are in nats; Δp and shares are fractions, not percent."""
+    """The object of `--json`. Divergences are in nats; Δp and shares are fractions, not percent."""
     from localkv.quality.scores import bits_per_value, context_bytes
 
     found = []

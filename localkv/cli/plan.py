@@ -162,7 +162,7 @@ def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
     """The model of a file, here or on the hub.
 
     Raises:
-        ModelFileError: it can't be run; what is known of its cache is said first.
+        ModelFileError: it can't be run; the known facts about its cache are printed first.
     """
     from localkv.cli.plan_report import PlannedModel
     from localkv.loader.kv_risks import kv_risks
@@ -199,7 +199,7 @@ def _synthetic_model(name: str) -> PlannedModel:
 
 
 def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
-    """The backend that is planned for, why that one, and the memory it may take.
+    """The backend to plan for, the reason for it, and the memory it may take.
 
     Raises:
         UsageError: how much there is can't be found out.
@@ -228,7 +228,7 @@ def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
 
 
 def _named_pairs(values: Mapping[str, Any], all_pairs: bool) -> list[Pair]:
-    """The pairs that the user names; none if that is left to us.
+    """The pairs that the user names; none if the choice is `plan`'s.
 
     Raises:
         UsageError: a type does not exist.
@@ -254,7 +254,7 @@ def _named_pairs(values: Mapping[str, Any], all_pairs: bool) -> list[Pair]:
 
 
 def _fitting(pairs: list[Pair], config: ModelConfig, all_pairs: bool) -> list[Pair]:
-    """Of all pairs those that the model's heads can be kept in; named ones must fit.
+    """Those of all pairs that fit the model's heads; named ones must fit.
 
     Raises:
         UsageError: one does not; the hint names the types that do.
@@ -271,7 +271,7 @@ def _fitting(pairs: list[Pair], config: ModelConfig, all_pairs: bool) -> list[Pa
 
 
 def _model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
-    """What names the model and where it runs on a command line."""
+    """The flags that name the model and the place where it runs."""
     if model.is_shape:
         return []
     flags = ["-m", model.path]

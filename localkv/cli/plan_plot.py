@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from localkv.cli.plan_report import Plan
 
 MOST_LINES = 8
-"""Pairs that a picture can show apart."""
+"""The most pairs that a picture can distinguish."""
 
 
 def draw(plan: Plan, path: str) -> None:
@@ -92,7 +92,7 @@ def _apart(values: list[float], least: float) -> list[float]:
 
 
 def _ticks(n_ctx: int) -> tuple[list[int], list[str]]:
-    """Places and names on the axis of tokens: up to nine, powers of two apart."""
+    """Places and names on the axis of tokens: up to nine, by powers of two."""
     step = PAGE_TOKENS
     while n_ctx / step > 8:
         step *= 2

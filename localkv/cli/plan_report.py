@@ -32,7 +32,7 @@ class PlannedModel:
         path: the file, its name in a repository, or SHAPE:TYPE.
         config, tensors: its sizes, and all tensors.
         quant: the type of most weights.
-        risks: what is known of it and packed caches.
+        risks: its known weaknesses with packed caches.
         has_template: it can be talked with.
         is_shape: there is no file.
     """
@@ -51,9 +51,9 @@ class Plan:
     """All that was found out.
 
     Attributes:
-        model, memory, cache, budget: what was asked.
+        model, memory, cache, budget: the request.
         why_backend: why the memory is planned for that backend.
-        pairs, quants, recommendation: what follows.
+        pairs, quants, recommendation: the answer.
         model_flags: name the model and its device on a command line; empty if there is no file.
     """
 
@@ -201,7 +201,7 @@ def _name(pair: Pair) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """What `--json` prints; sizes are bytes, contexts tokens."""
+    """The object that `--json` prints; sizes are bytes, contexts tokens."""
     config, advice = plan.model.config, plan.recommendation
     some = plan.pairs[0].plan
     return {

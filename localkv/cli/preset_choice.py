@@ -1,4 +1,4 @@
-"""What `--preset` does to `-ctk` and `-ctv`, and how it says so. No torch."""
+"""The effect of `--preset` on `-ctk` and `-ctv`, and the line that says so. No torch."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def preset_line(values: Mapping[str, Any], *, why: bool = False) -> str | None:
 
 
 def say_preset(values: Mapping[str, Any], *, why: bool = False) -> None:
-    """Print on stderr what the preset stands for, if there is one, as `preset_line`."""
+    """Print on stderr the flags of the preset, if there is one, as `preset_line` words them."""
     if line := preset_line(values, why=why):
         say(line)

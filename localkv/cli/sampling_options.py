@@ -38,7 +38,7 @@ class LogitBias(Text):
 
 
 def parse_logit_bias(text: str) -> tuple[int, float]:
-    """The token and what is added to its logit; raises ValueError if it is not that."""
+    """The token and the value added to its logit; raises ValueError if it is neither."""
     match = _LOGIT_BIAS.fullmatch(text)
     if match is None:
         raise ValueError(text)

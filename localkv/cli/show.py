@@ -1,4 +1,4 @@
-"""`localkv show`: what is in a model file, and what its KV cache would take. Loads no tensor."""
+"""`localkv show`: the content of a model file, and the size of its KV cache. Loads no tensor."""
 
 from __future__ import annotations
 

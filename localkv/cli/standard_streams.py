@@ -1,7 +1,7 @@
 """stdin, stdout and stderr of the program, whatever they were when it was started.
 
-stdout takes the result: where it can't be written, that is an error. stderr takes what is said
-besides: where that can't be written, nobody is there to be told, and the result comes all the same.
+stdout takes the result: if it can't be written, that is an error. stderr takes everything else: if
+that can't be written, nobody is there to read it, and the result comes all the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _occupy_closed() -> None:
 
 
 class _PatientOutput(io.FileIO):
-    """Takes what can't be written as if it had been."""
+    """Accepts text that can't be written, and drops it."""
 
     def write(self, data: Any) -> int:
         try:
@@ -50,7 +50,7 @@ class _PatientOutput(io.FileIO):
 
 
 class _ClosedOutput(io.TextIOBase):
-    """What was closed when the program was started. Only writing shows it."""
+    """A stream that was closed when the program started. Only writing shows it."""
 
     encoding, errors = "utf-8", "replace"
 

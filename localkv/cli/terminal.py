@@ -1,4 +1,4 @@
-"""Standard output and errors where they are terminals: what is written there steers nothing.
+"""Standard output and errors that are terminals: text written there cannot steer them.
 
 Everything that the program prints goes through `Terminal`, so no command can forget it: what is not
 `OwnText` is made visible. Files and pipes get every byte as it is.
@@ -14,9 +14,10 @@ from localkv.system.terminal_text import visible
 
 
 class OwnText(str):
-    """A text of our own, which may colour and move: of others it holds what `one_line` leaves.
+    """The program's own text, which may hold codes for colour and movement.
 
-    It stays one when something is added to it.
+    Text from elsewhere has passed `one_line` before it becomes part of it. Adding to it keeps the
+    type.
     """
 
     __slots__ = ()
@@ -31,8 +32,8 @@ class OwnText(str):
 class Terminal:
     """A stream that shows control characters instead of sending them.
 
-    It has no `buffer`: nothing gets past it by bytes. A carriage return waits for what comes next:
-    with a line feed it is the end of a line, and nothing else.
+    It has no `buffer`: nothing gets past it as bytes. A carriage return waits for the next
+    character, and is dropped before a line feed.
 
     Args:
         stream: a text stream that is a terminal.
@@ -69,7 +70,7 @@ def guarded(stream: TextIO) -> TextIO:
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """What `guarded` was given."""
+    """The stream that `guarded` was given."""
     return stream.stream if isinstance(stream, Terminal) else stream
 
 

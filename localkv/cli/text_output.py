@@ -16,7 +16,7 @@ from localkv.errors import LocalKVError, UsageError
 class TextOutput:
     """A place for text, which ends it with a line break if it has none.
 
-    Every piece is written through at once, so what was generated before an interruption is there.
+    Every piece is written through at once, so an interruption loses no generated text.
     A file is emptied by the first `write`, not before: a run that fails early leaves it alone.
 
     Args:

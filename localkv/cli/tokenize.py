@@ -85,7 +85,7 @@ def _token_lines(tokenizer: Tokenizer, tokens: list[int], ids: bool, as_json: bo
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str:
-    r"""What a token stands for; bytes that are no whole character show as \xHH."""
+    r"""The text of a token; bytes that are not a whole character show as \xHH."""
     return tokenizer.token_bytes(token, special=True).decode("utf-8", errors="backslashreplace")
 
 

@@ -1,7 +1,7 @@
-"""What localkv needs of a machine, and whether it is there: the checks behind `localkv doctor`.
+"""The checks of `localkv doctor`: whether a machine has everything that localkv needs.
 
-    finding.py     what a check says, and `examine`, which lets no check take others along
-    probe.py       imports what may be broken in a process of its own; its facts as JSON
+    finding.py     a check's result, and `examine`, which keeps checks independent
+    probe.py       imports possibly broken packages in a child; its facts as JSON
     software.py    Python and the packages that localkv names as its own needs
     processor.py   the CPU's vector instructions
     gpu.py         torch, Triton, the C compiler it needs, the GPU and its driver

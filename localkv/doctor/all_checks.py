@@ -19,7 +19,7 @@ from localkv.doctor.storage import (
 
 
 def machine_checks() -> list[Check]:
-    """All of them. What takes seconds begins now, in processes of its own."""
+    """All of them. Slow ones begin now, in processes of their own."""
     engine, cpu = Probes("torch", "triton", "gpu"), Probes("cpu")
     return [
         Check("Python", check_python),

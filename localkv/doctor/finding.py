@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        name: what was looked at.
+        name: the thing that was checked.
         status: how it is.
         summary: one line.
-        hint: one line, what would help.
+        hint: one line with a remedy.
         facts: the same for programs, fit for JSON.
     """
 
@@ -38,7 +38,7 @@ class Check:
 
 
 def examine(checks: Iterable[Check]) -> list[Finding]:
-    """What each check says; one that fails says so itself and stops no other."""
+    """The results of all checks; a failing check reports that itself and stops no other."""
     return [_result(check) for check in checks]
 
 

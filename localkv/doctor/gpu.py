@@ -41,7 +41,7 @@ def check_torch(probes: Probes) -> Finding:
 
 
 def check_triton(probes: Probes) -> Finding:
-    # what only a GPU needs is no problem where there is none
+    # a requirement of GPUs is no problem on a machine without one
     problem: Any = "warning" if nvidia_is_here() else "info"
     needed = _needed("triton")
     hint = f"pip install '{needed or 'triton'}'; only GPUs need it"

@@ -1,4 +1,4 @@
-"""Memory: what the machine has, and what a model can still have of it."""
+"""Memory: how much the machine has, and how much of it a model can still take."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A package that is broken can do more than raise: it can end the process or hang. So it is imported
 by a child (`python -m localkv.doctor.probe NAME...`), which prints one line of JSON per probe.
-Probes of one child share its imports; what a child could not tell any more is an error.
+Probes of one child share its imports; facts that a child could not report are an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 def torch_facts() -> dict[str, Any]:
-    """torch's version, and what it was built for."""
+    """torch's version, and the devices it was built for."""
     import torch
 
     torch.zeros(2).add(1)  # its libraries work, not only its Python files
@@ -86,7 +86,7 @@ PROBES: Mapping[str, Callable[[], dict[str, Any]]] = {
 
 
 class ProbeError(LocalKVError):
-    """A probe told nothing: what it raised, or how its process ended."""
+    """A probe without facts: the exception it raised, or how its process ended."""
 
 
 class Probes:
@@ -119,7 +119,7 @@ class Probes:
             self._answers[answer.pop("probe")] = answer
 
     def facts(self, name: str) -> dict[str, Any]:
-        """What a probe told.
+        """The facts of a probe.
 
         Raises:
             ProbeError: nothing.
@@ -146,7 +146,7 @@ def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
 
 def _main(names: list[str]) -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is not for whoever reads the answers
+    os.dup2(2, 1)  # libraries' prints must not mix with the answers
     for name in names:
         try:
             answer: dict[str, Any] = {"facts": PROBES[name]()}

@@ -1,4 +1,4 @@
-"""The CPU: how many cores this process may use, and what its kernels are compiled for."""
+"""The CPU: the cores this process may use, and the features its kernels are compiled for."""
 
 from __future__ import annotations
 

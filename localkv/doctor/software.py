@@ -28,7 +28,7 @@ def check_python() -> Finding:
 
 
 def unmet_requirement(name: str) -> str | None:
-    """What is needed of a package, as in "torch>=2.11", if what is installed is something else."""
+    """A package's requirement, as in "torch>=2.11", if the installed version does not meet it."""
     return _unmet().get(name)
 
 

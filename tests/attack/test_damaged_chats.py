@@ -308,8 +308,8 @@ def test_repair_on_the_command_line(program, copy: Path) -> None:
     with pytest.raises(DamagedStoreError) as raised:
         Store(copy)
     assert raised.value.hint == (
-        f"localkv chat --repair --sessions {copy} saves what can be read, and keeps the damaged "
-        "file"
+        f"localkv chat --repair --sessions {copy} saves everything that can be read, and keeps the "
+        "damaged file"
     )
     result = program("chat", "--repair", "--sessions", copy)
     assert (result.code, result.err) == (0, "")

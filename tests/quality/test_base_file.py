@@ -198,7 +198,10 @@ def test_a_disk_without_room_is_found_out_first(monkeypatch, run, tmp_path: Path
     [
         (["--base", "a", "--save-base", "b"], "error: --base reads a base and --save-base writes"),
         (["--save-base", "no/such/folder/base"], "error: no/such/folder is not a folder"),
-        (["--save-base", "b", "--prefill-exact"], "error: --save-base writes what a cache gives"),
+        (
+            ["--save-base", "b", "--prefill-exact"],
+            "error: --save-base writes the logits of a cache",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(run, options: list[str], line: str) -> None:
