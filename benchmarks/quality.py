@@ -42,16 +42,11 @@ from quality_table import Measured, Report, full_table, insert_tables  # noqa: E
 from localkv import LLM  # noqa: E402
 from localkv.config import CacheConfig, KVScales  # noqa: E402
 from localkv.errors import LocalKVError  # noqa: E402
+from localkv.memory.advice import mean_bits  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
 from localkv.quality.calibration import calibrate  # noqa: E402
-from localkv.quality.scores import (  # noqa: E402
-    TokenScores,
-    base_cache,
-    bits_per_value,
-    divergence,
-    joined,
-    score_chunks,
-)
+from localkv.quality.scores import TokenScores, base_cache, joined, score_chunks  # noqa: E402
+from localkv.quality.statistics import divergence  # noqa: E402
 
 TWINS = {
     "K x8, V x2": Outliers(),
@@ -109,7 +104,7 @@ def measure(name: str, path: Path, args: argparse.Namespace) -> list[Measured]:
                 type_k=cache.type_k,
                 type_v=cache.type_v,
                 rotation=cache.kv_rotation,
-                bits_per_value=bits_per_value(cache, llm.config.head_dim),
+                bits_per_value=mean_bits((cache.type_k, cache.type_v), llm.config.head_dim),
                 kld=found.kld,
                 kld_99=found.kld_percentiles[99],
                 same_top=found.same_top,

@@ -1,4 +1,4 @@
-"""Which caches `quality/scores.py` measures."""
+"""Which caches `quality.py` measures."""
 
 from __future__ import annotations
 

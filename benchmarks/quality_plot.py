@@ -1,4 +1,4 @@
-"""The figure of `quality/scores.py`: divergence over bits per value, one panel for each model."""
+"""The figure of `quality.py`: divergence over bits per value, one panel for each model."""
 
 from __future__ import annotations
 

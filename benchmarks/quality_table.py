@@ -1,4 +1,4 @@
-"""What `quality/scores.py` found, as JSON and as Markdown."""
+"""What `quality.py` found, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from quality_caches import BASE
 from quality_recall import Recall
 
-from localkv.quality.scores import Estimate
+from localkv.quality.statistics import Estimate
 
 BEGIN, END = "<!-- {} table of benchmarks/quality.py -->", "<!-- end of {} table -->"
 SIDES = ("K alone", "V alone")

@@ -142,7 +142,9 @@ def _run(
         values |= {"cache_type_k": "f32", "cache_type_v": "f32", "preset": None}
     text = without_final_newline(read_file(file, "the text"))
     llm = load_llm(values)
-    from localkv.quality.scores import base_cache, divergence, perplexity, text_chunks
+    from localkv.quality.chunks import text_chunks
+    from localkv.quality.scores import base_cache
+    from localkv.quality.statistics import divergence, perplexity
 
     tokenizer = llm.tokenizer
     for line in all_warnings(llm):
@@ -263,7 +265,8 @@ def _score(
     prefill_exact: bool,
 ) -> list[TokenScores]:
     """The scores of the whole text with each cache."""
-    from localkv.quality.scores import joined, perplexity, score_chunks
+    from localkv.quality.scores import joined, score_chunks
+    from localkv.quality.statistics import perplexity
 
     engine = llm.engine
     found: list[list[TokenScores]] = []

@@ -52,7 +52,7 @@ def base_writer(
 ) -> AbstractContextManager[BaseWriter | None]:
     """A writer of the base to a file, or nothing if no file is wanted."""
     from localkv.quality.base_file import BaseFacts, BaseFile, BaseWriter
-    from localkv.quality.scores import n_scored
+    from localkv.quality.chunks import n_scored
 
     if path is None or base is None or isinstance(base, BaseFile):
         return nullcontext()

@@ -29,7 +29,7 @@ def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int
     """
     from matplotlib.figure import Figure
 
-    from localkv.quality.scores import bits_per_value
+    from localkv.memory.advice import mean_bits
 
     points = []
     for result in results:
@@ -38,7 +38,7 @@ def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int
         if result.cache.type_v != name:
             name += f"/{result.cache.type_v}"
         if result.divergence.kld.value > 0:
-            bits = bits_per_value(result.cache, head_dim)
+            bits = mean_bits((result.cache.type_k, result.cache.type_v), head_dim)
             points.append((bits, result.divergence.kld.value, name))
         else:
             note(f"{name} is not in the picture: its divergence is 0")

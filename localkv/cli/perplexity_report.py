@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from localkv.config import CacheConfig, ModelConfig
     from localkv.llm import LLM
     from localkv.quality.base_file import BaseFile
-    from localkv.quality.scores import Divergence, Estimate
+    from localkv.quality.statistics import Divergence, Estimate
 
 MIB = 1 << 20
 
@@ -68,7 +68,8 @@ def _percent(estimate: Estimate) -> str:
 
 def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str]:
     """One row per cache, in the order they were named."""
-    from localkv.quality.scores import bits_per_value, context_bytes
+    from localkv.memory.advice import mean_bits
+    from localkv.quality.scores import context_bytes
 
     header = ("K/V", "bits", "KV MiB", "PPL", "+/-", "KLD mean", "+/-", "KLD 99 %", "RMS Δp")
     rows = [(*header, "same top")]
@@ -78,7 +79,7 @@ def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str
         rows.append(
             (
                 f"{cache.type_k}/{cache.type_v}",
-                f"{bits_per_value(cache, config.head_dim):g}",
+                f"{mean_bits((cache.type_k, cache.type_v), config.head_dim):g}",
                 f"{context_bytes(cache, config) / MIB:.3f}",
                 f"{result.ppl.value:.4f}",
                 f"{result.ppl.error:.4f}",
@@ -102,7 +103,8 @@ def to_json(
     prefill_exact: bool,
 ) -> dict[str, Any]:
     """The object of `--json`. Divergences are in nats; Δp and shares are fractions, not percent."""
-    from localkv.quality.scores import bits_per_value, context_bytes
+    from localkv.memory.advice import mean_bits
+    from localkv.quality.scores import context_bytes
 
     found = []
     for result in results:
@@ -112,7 +114,7 @@ def to_json(
                 "type_k": cache.type_k,
                 "type_v": cache.type_v,
                 "kv_rotation": cache.kv_rotation,
-                "bits_per_value": bits_per_value(cache, llm.config.head_dim),
+                "bits_per_value": mean_bits((cache.type_k, cache.type_v), llm.config.head_dim),
                 "bytes": context_bytes(cache, llm.config),
                 "ppl": asdict(result.ppl),
                 "divergence": _divergence_json(result.divergence),

@@ -1,13 +1,12 @@
-"""How well a model predicts a text through its cache: perplexity, and divergence from an f16 cache.
+"""How well a model predicts each token of a text through its cache, and through an f16 one.
 
-The procedure and the statistics are those of llama.cpp's `llama-perplexity`
-(`tools/perplexity/perplexity.cpp`), so that figures can be compared. Scores come from logits that
-were computed as generation computes them: attention reads the rows that the cache stored.
+The procedure is that of llama.cpp's `llama-perplexity` (`tools/perplexity/perplexity.cpp`). Scores
+come from logits that were computed as generation computes them: attention reads the rows that the
+cache stored.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,32 +18,17 @@ from torch import Tensor
 
 from localkv.config import CacheConfig, ModelConfig
 from localkv.engine.engine import Engine
-from localkv.errors import LocalKVError, UsageError
-from localkv.formats import KV_FORMATS
+from localkv.errors import LocalKVError
 from localkv.memory.plan import kv_bytes_per_token
 from localkv.model import Transformer
 from localkv.quality.base_file import BaseFile, BaseWriter
+from localkv.quality.chunks import first_scored, n_scored
 from localkv.quality.exact_prefill import ExactPrefillCache
 
 Array = NDArray[np.float64]
 
-MIN_CONTEXT = 8
-"""Tokens of a chunk below which too few are scored for an error to be estimated."""
-
-KLD_PERCENTILES = (100, 99.9, 99, 95, 90, 50, 10, 5, 1, 0.1, 0)
-DELTA_P_PERCENTILES = (100, 99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1, 0)
-"""Those that llama-perplexity prints; 100 is the maximum, 50 the median, 0 the minimum."""
-
 _BLOCK_VALUES = 1 << 22
 """Logits that are turned into float64 at a time."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value and its standard error."""
-
-    value: float
-    error: float
 
 
 @dataclass(frozen=True)
@@ -64,84 +48,6 @@ class TokenScores:
     nll_base: Array
     kld: Array
     same_top: Array
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """How far a cache's predictions are from the base's.
-
-    Δp is the change of the probability of the token that came: p - p_base, between -1 and 1.
-
-    Attributes:
-        ppl_base: perplexity with the base cache.
-        log_ppl_ratio, ppl_ratio, ppl_difference: of the perplexity to the base's.
-        correlation: of the two ln(perplexity) over tokens.
-        kld, kld_percentiles: mean, and percentile -> value (`KLD_PERCENTILES`), in nats.
-        delta_p, delta_p_percentiles, rms_delta_p: mean, percentiles and root mean square of Δp.
-        same_top: share of tokens with the same most likely token.
-    """
-
-    ppl_base: Estimate
-    log_ppl_ratio: Estimate
-    ppl_ratio: Estimate
-    ppl_difference: Estimate
-    correlation: float
-    kld: Estimate
-    kld_percentiles: dict[float, float]
-    delta_p: Estimate
-    delta_p_percentiles: dict[float, float]
-    rms_delta_p: Estimate
-    same_top: Estimate
-
-
-# -- the text
-
-
-def text_chunks(
-    ids: Sequence[int], n_ctx: int, *, bos_id: int | None = None, limit: int | None = None
-) -> list[list[int]]:
-    """A text's token ids in chunks of `n_ctx`; what is left over at the end is not used.
-
-    Args:
-        ids: the text.
-        n_ctx: tokens of a chunk.
-        bos_id: takes the place of each chunk's first token; None for a model without BOS.
-        limit: most chunks.
-
-    Raises:
-        UsageError: the text, or a chunk, is too short.
-    """
-    if n_ctx < MIN_CONTEXT:
-        raise UsageError(
-            f"a context of {n_ctx} tokens is too short to measure with",
-            hint=f"use at least {MIN_CONTEXT} (-c)",
-        )
-    if len(ids) < n_ctx:
-        hint = "use a longer text"
-        if len(ids) >= MIN_CONTEXT:
-            hint += f", or a context of at most {len(ids)} (-c)"
-        raise UsageError(
-            f"the text has {len(ids)} tokens, but a context of {n_ctx} needs at least {n_ctx}",
-            hint=hint,
-        )
-    chunks = [list(ids[at : at + n_ctx]) for at in range(0, len(ids) - n_ctx + 1, n_ctx)][:limit]
-    if bos_id is not None:
-        for chunk in chunks:
-            chunk[0] = bos_id
-    return chunks
-
-
-def first_scored(n_ctx: int) -> int:
-    """The first position whose prediction counts: those before it have too little to go by."""
-    return n_ctx // 2
-
-
-def n_scored(n_ctx: int) -> int:
-    """Tokens of a chunk that are scored: those behind `first_scored`."""
-    return n_ctx - 1 - first_scored(n_ctx)
-
-
-# -- scores
 
 
 def score_chunks(
@@ -282,71 +188,9 @@ def joined(parts: Sequence[TokenScores]) -> TokenScores:
     )
 
 
-# -- statistics
-
-
-def mean(values: Array) -> Estimate:
-    """The mean and its standard error, sqrt((E[x^2] - E[x]^2) / (n - 1))."""
-    return Estimate(float(values.mean()), float(values.std() / math.sqrt(len(values) - 1)))
-
-
-def perplexity(nll: Array) -> Estimate:
-    """exp of the mean negative log-likelihood; the error by Gauss, as llama-perplexity has it."""
-    log_ppl = mean(nll)
-    ppl = math.exp(log_ppl.value)
-    return Estimate(ppl, ppl * log_ppl.error)
-
-
-def divergence(scores: TokenScores) -> Divergence:
-    """The statistics of scores that have a base."""
-    ppl, ppl_base = perplexity(scores.nll), perplexity(scores.nll_base)
-    log_ratio = mean(scores.nll - scores.nll_base)
-    ratio = math.exp(log_ratio.value)
-    delta_p = np.exp(-scores.nll) - np.exp(-scores.nll_base)
-    mean_square = mean(delta_p**2)
-    rms = math.sqrt(mean_square.value)
-    same = float(scores.same_top.mean())
-    return Divergence(
-        ppl_base=ppl_base,
-        log_ppl_ratio=log_ratio,
-        ppl_ratio=Estimate(ratio, ratio * log_ratio.error),
-        ppl_difference=Estimate(
-            ppl.value - ppl_base.value,
-            mean(ppl.value * scores.nll - ppl_base.value * scores.nll_base).error,
-        ),
-        correlation=_correlation(scores.nll, scores.nll_base),
-        kld=mean(scores.kld),
-        kld_percentiles=_percentiles(scores.kld, KLD_PERCENTILES),
-        delta_p=mean(delta_p),
-        delta_p_percentiles=_percentiles(delta_p, DELTA_P_PERCENTILES),
-        rms_delta_p=Estimate(rms, mean_square.error / (2 * rms) if rms else 0.0),
-        same_top=Estimate(same, math.sqrt(same * (1 - same) / (len(scores.nll) - 1))),
-    )
-
-
-def _percentiles(values: Array, percentiles: Sequence[float]) -> dict[float, float]:
-    found = np.percentile(values, percentiles)
-    return {at: float(value) for at, value in zip(percentiles, found, strict=True)}
-
-
-def _correlation(a: Array, b: Array) -> float:
-    deviation = float(a.std() * b.std())
-    covariance = float(((a - a.mean()) * (b - b.mean())).mean())
-    return covariance / deviation if deviation else 0.0
-
-
-# -- caches
-
-
 def base_cache(n_ctx: int) -> CacheConfig:
     """What caches are compared with: f16 for K and V, not rotated."""
     return CacheConfig("f16", "f16", n_ctx=n_ctx, kv_rotation="off")
-
-
-def bits_per_value(cache: CacheConfig, head_dim: int) -> float:
-    """Bits that a value takes with its share of scales, averaged over K and V."""
-    formats = (KV_FORMATS[cache.type_k], KV_FORMATS[cache.type_v])
-    return sum(fmt.bits_per_value(head_dim) for fmt in formats) / 2
 
 
 def context_bytes(cache: CacheConfig, config: ModelConfig) -> int:

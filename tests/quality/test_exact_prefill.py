@@ -18,8 +18,10 @@ from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
+from localkv.quality.chunks import text_chunks
 from localkv.quality.exact_prefill import ExactPrefillCache
-from localkv.quality.scores import base_cache, divergence, joined, score_chunks, text_chunks
+from localkv.quality.scores import base_cache, joined, score_chunks
+from localkv.quality.statistics import divergence
 from support.forward import IDS, nmse, run
 from support.program import Program
 from support.random_model import RandomModel

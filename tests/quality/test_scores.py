@@ -19,20 +19,17 @@ from localkv.cli.perplexity_plot import unbeaten
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
+from localkv.memory.advice import mean_bits
+from localkv.quality.chunks import MIN_CONTEXT, text_chunks
 from localkv.quality.scores import (
-    MIN_CONTEXT,
     TokenScores,
     base_cache,
-    bits_per_value,
     context_bytes,
-    divergence,
     joined,
-    mean,
-    perplexity,
     score,
     score_chunks,
-    text_chunks,
 )
+from localkv.quality.statistics import divergence, mean, perplexity
 from support.paths import DATA, MODELS
 from support.program import Program, localkv_process
 
@@ -263,7 +260,7 @@ def test_bits_and_bytes(llm: LLM) -> None:
         cache = CacheConfig(name, "f32", n_ctx=N_CTX)
         bits = (8 * KV_FORMATS[name].row_bytes(64) / 64 + 32) / 2
         values = 2 * N_CTX * llm.config.n_layers * llm.config.n_kv_heads * llm.config.head_dim
-        assert bits_per_value(cache, llm.config.head_dim) == bits
+        assert mean_bits((cache.type_k, cache.type_v), llm.config.head_dim) == bits
         assert context_bytes(cache, llm.config) == bits * values / 8
 
 
