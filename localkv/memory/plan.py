@@ -15,14 +15,9 @@ from typing import TYPE_CHECKING
 
 from localkv.cache.layout import PAGE_TOKENS, cache_bytes, cache_segments
 from localkv.formats import KV_FORMATS
-from localkv.kernels.cpu.linear.panel_bytes import (
-    IN_PLACE_FORMAT_NAMES,
-    LANES,
-    PANEL_FORMAT_NAMES,
-    panels_bytes,
-)
+from localkv.kernels.footprint import Matrix
+from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.scratch import scratch_bytes
-from localkv.simd.host_features import expects_vnni
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig, ModelConfig
@@ -89,23 +84,11 @@ class ModelMemory:
         return (mapped, allocated) if self.is_file else (0, mapped + allocated)
 
     @cached_property
-    def _products(self) -> tuple[bool, int, int]:
-        """Whether activations are packed; values of the largest matrix that is decoded; bytes of
-        the largest panel that is made when it is multiplied.
-        """
-        matrices = [tensor for tensor in self.tensors if len(tensor.shape) > 1]
-        in_panels = [_in_panels(tensor, self.backend) for tensor in matrices]
-        decoded = [
-            math.prod(tensor.shape[-2:])
-            for tensor, in_panel in zip(matrices, in_panels, strict=True)
-            if self.backend != "cuda" and not in_panel
-        ]
-        made = [
-            panels_bytes(tensor.format, (LANES, tensor.shape[-1]))
-            for tensor, in_panel in zip(matrices, in_panels, strict=True)
-            if in_panel and not _is_laid_out(tensor, self.backend)
-        ]
-        return any(in_panels), max(decoded, default=0), max(made, default=0)
+    def _matrices(self) -> frozenset[Matrix]:
+        """Its matrices, or stacks of them: each format and shape once."""
+        return frozenset(
+            Matrix(tensor.format, tensor.shape) for tensor in self.tensors if len(tensor.shape) > 1
+        )
 
     def plan(self, cache: CacheConfig) -> MemoryPlan:
         """The bytes with one cache.
@@ -122,16 +105,13 @@ class ModelMemory:
             n_ctx=cache.n_ctx,
             n_sequences=cache.n_sequences,
         )
-        packs_activations, largest_decoded, largest_made_panel = self._products
         scratch = scratch_bytes(
             config,
             n_ctx=cache.n_ctx,
             n_batch=self.n_batch,
             n_threads=self.n_threads,
-            backend=self.backend,
-            packs_activations=packs_activations,
-            largest_decoded=largest_decoded,
-            largest_made_panel=largest_made_panel,
+            footprint=FOOTPRINTS[self.backend],
+            matrices=self._matrices,
         )
         return MemoryPlan(*self.weights, k, v, scratch)
 
@@ -154,17 +134,6 @@ class ModelMemory:
         return PAGE_TOKENS * bisect_left(range(1, most + 1), True, key=too_long)
 
 
-def _in_panels(tensor: TensorInfo, backend: str) -> bool:
-    """Whether a matrix is multiplied in panels."""
-    return backend == "cpu" and tensor.format.name in PANEL_FORMAT_NAMES
-
-
-def _is_laid_out(tensor: TensorInfo, backend: str) -> bool:
-    """Whether panels of a matrix are made when it is loaded, so that its rows need no memory."""
-    in_place = tensor.format.name in IN_PLACE_FORMAT_NAMES and expects_vnni()
-    return _in_panels(tensor, backend) and not in_place
-
-
 def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]:
     """Bytes of tensors that stay in the file, and of those that are copied.
 
@@ -173,17 +142,13 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
     """
     tensors = list(tensors)
     tied = all(tensor.name != "output.weight" for tensor in tensors)
+    footprint = FOOTPRINTS[backend]
     mapped = allocated = 0
     for tensor in tensors:
-        looked_up = tensor.name == "token_embd.weight" and not tied
-        if len(tensor.shape) == 1 and (tensor.format.name != "f32" or backend == "cuda"):
-            allocated += 4 * tensor.shape[0]
-        elif backend == "cuda":
-            allocated += tensor.n_bytes
-        elif len(tensor.shape) > 1 and _is_laid_out(tensor, backend) and not looked_up:
-            allocated += panels_bytes(tensor.format, tensor.shape)
-        else:
-            mapped += tensor.n_bytes
+        is_looked_up = tensor.name == "token_embd.weight" and not tied
+        copied = footprint.copied_bytes(tensor.format, tensor.shape, is_looked_up=is_looked_up)
+        allocated += copied
+        mapped += 0 if copied else tensor.n_bytes
     return mapped, allocated
 
 

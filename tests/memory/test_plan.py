@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from gguf import GGMLQuantizationType as GGMLType
@@ -15,15 +14,17 @@ from gguf import GGMLQuantizationType as GGMLType
 from localkv import LLM
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec, cache_bytes
-from localkv.config import AttentionParams, CacheConfig
+from localkv.config import DEVICES, AttentionParams, CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import byte_size
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.kernels import MAX_ROWS, n_threads
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.sizes import FEW_ROWS
+from localkv.kernels.cpu.footprint import MOST_DECODE_ROWS, attention_bytes
+from localkv.kernels.footprint import HeadSizes
+from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.plan import MemoryPlan
-from localkv.memory.scratch import MAX_TILE_ROWS, cpu_attention_bytes
 from localkv.simd.cpu_features import HAS_VNNI
 from support.held_bytes import held, storages
 from support.paged_rows import paged_rows
@@ -87,8 +88,12 @@ def test_a_model_s_cache(tiny_model: Path, type_k: str) -> None:
     assert plan.total == plan.weights + plan.cache_k + plan.cache_v + plan.scratch
 
 
+def test_every_backend_has_a_footprint() -> None:
+    assert FOOTPRINTS.keys() == set(DEVICES) - {"auto"}
+
+
 def test_the_kernels_limits_are_those_that_are_counted_with() -> None:
-    assert MAX_ROWS <= MAX_TILE_ROWS <= FEW_ROWS
+    assert MAX_ROWS <= MOST_DECODE_ROWS <= FEW_ROWS
 
 
 @pytest.mark.parametrize("n_sequences", [1, 3])
@@ -114,8 +119,8 @@ def test_the_scratch_of_attention_is_not_exceeded(group: int, n_new: int) -> Non
         for generated in (False, True):
             batch = dataclasses.replace(rows.batch, generated=(generated,))
             run(rows.q, rows.segment, rows.seg_batch, batch, AttentionParams(0.25))
-        config = SimpleNamespace(head_dim=16, n_heads=n_kv_heads * group, n_kv_heads=n_kv_heads)
-        bound = cpu_attention_bytes(config, n_threads())
+        heads = HeadSizes(n_kv_heads * group, n_kv_heads, head_dim=16)
+        bound = attention_bytes(heads, n_ctx=4096, n_tokens=n_new, n_threads=n_threads())
         assert 0 < run.scratch.floats.nbytes <= bound + 64
 
 

@@ -22,13 +22,11 @@ from localkv.kernels.gpu.attention.config import (
 from localkv.kernels.gpu.attention.decode import decode_kernel
 from localkv.kernels.gpu.attention.merge import merge_kernel
 from localkv.kernels.gpu.attention.prefill import prefill_kernel
+from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_SPLITS
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_attention
 
-FEW_TOKENS = 8
-"""New tokens of a sequence up to which its context is split among programs."""
-MOST_SPLITS = 64
 MOST_CHANNELS = 256
 LEAST_QUERIES = 8
 """Columns that a matrix product needs."""

@@ -1,0 +1,78 @@
+"""What the CPU backend takes in memory: panels of weights, packed activations, threads' scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from localkv.formats.base import QuantFormat
+from localkv.kernels.cpu.attention.sizes import (
+    FEW_ROWS,
+    block_scratch_floats,
+    most_parts,
+    partial_floats,
+    row_scratch_floats,
+)
+from localkv.kernels.cpu.linear.panel_bytes import (
+    IN_PLACE_FORMAT_NAMES,
+    LANES,
+    MADE_BYTES,
+    PANEL_FORMAT_NAMES,
+    panels_bytes,
+)
+from localkv.kernels.footprint import (
+    FLOAT,
+    HeadSizes,
+    Matrix,
+    copied_vector_bytes,
+    decoded_bytes,
+)
+from localkv.simd.host_features import expects_vnni
+
+PACKED_BYTES = 4.125
+"""Per value of a product's left side when it is packed: float32 and a sum per 32 values."""
+MOST_DECODE_ROWS = 8
+"""Rows of attention that decode kernels hold in registers at once, where there are most."""
+
+
+def _in_panels(fmt: QuantFormat) -> bool:
+    """Whether a matrix is multiplied in panels."""
+    return fmt.name in PANEL_FORMAT_NAMES
+
+
+def _is_laid_out(fmt: QuantFormat) -> bool:
+    """Whether its panels are made when it is loaded, so that its rows need no memory."""
+    in_place = fmt.name in IN_PLACE_FORMAT_NAMES and expects_vnni()
+    return _in_panels(fmt) and not in_place
+
+
+def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
+    """Panels; an embedding of which only rows are read has none."""
+    if len(shape) == 1:
+        return copied_vector_bytes(fmt, shape)
+    return panels_bytes(fmt, shape) if _is_laid_out(fmt) and not is_looked_up else 0
+
+
+def product_bytes(
+    matrices: Iterable[Matrix], *, n_tokens: int, widest: int, n_threads: int
+) -> float:
+    """Packed activations, a decoded tile, and panels that threads make on the way."""
+    matrices = list(matrices)
+    in_panels = [matrix for matrix in matrices if _in_panels(matrix.format)]
+    decoded = [m.n_out * m.n_in for m in matrices if not _in_panels(m.format)]
+    packed = PACKED_BYTES * widest * n_tokens if in_panels else 0
+    tile = decoded_bytes(max(decoded, default=0), n_tokens=n_tokens, widest=widest)
+    made = [
+        panels_bytes(matrix.format, (LANES, matrix.n_in))
+        for matrix in in_panels
+        if not _is_laid_out(matrix.format)
+    ]
+    return packed + tile + (n_threads * max(MADE_BYTES, *made) if made else 0)
+
+
+def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: int) -> int:
+    """As `attention/packed_attention.py` takes scratch memory, whatever the batch."""
+    d, n_kv_heads = heads.head_dim, heads.n_kv_heads
+    most = MOST_DECODE_ROWS
+    n_rows = -(-max(FEW_ROWS, heads.n_heads // n_kv_heads) // most) * most
+    per_thread = max(block_scratch_floats(d), row_scratch_floats(n_rows, most, d))
+    return FLOAT * (n_threads * per_thread + partial_floats(most_parts(n_kv_heads), n_rows, d))

@@ -1,0 +1,95 @@
+"""What a backend takes in memory, counted from sizes alone: the questions that each one answers.
+
+Each backend has a module of these functions beside it (`cpu/footprint.py`, `gpu/footprint.py`,
+`reference_footprint.py`), which imports neither torch nor a compiler: a plan is made, and refused,
+before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from localkv.formats.base import TILE_VALUES, QuantFormat
+
+FLOAT = 4
+"""Bytes of a float32."""
+ALLOCATOR = 2.0
+"""Bytes that a process grows by for each byte of tensors in use at the peak.
+
+Tensors come and go in several sizes, and malloc keeps what was freed: up to twice as much, measured
+with glibc.
+"""
+DECODED_BYTES = 12
+"""Per value of a decoded tile: codes, float32, and one step between."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight of the model: its format and its shape [..., n_out, n_in]."""
+
+    format: QuantFormat
+    shape: tuple[int, ...]
+
+    @property
+    def n_out(self) -> int:
+        return self.shape[-2]
+
+    @property
+    def n_in(self) -> int:
+        return self.shape[-1]
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Heads of one attention layer."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+
+class Footprint(Protocol):
+    """A module that counts the bytes of one backend."""
+
+    def copied_bytes(self, fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
+        """Bytes that loading a tensor allocates; 0 for one that is read where the file is mapped.
+
+        Args:
+            is_looked_up: only single rows are read, as of an embedding that is not the output
+                matrix, too.
+        """
+
+    def product_bytes(
+        self, matrices: Iterable[Matrix], *, n_tokens: int, widest: int, n_threads: int
+    ) -> float:
+        """Bytes in use by the product that needs the most, besides its operands and its result.
+
+        Args:
+            n_tokens: of a batch.
+            widest: values per token of the widest operand.
+        """
+
+    def attention_bytes(
+        self, heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: int
+    ) -> int:
+        """Bytes that the process grows by for attention of one layer, besides q and its output.
+
+        Args:
+            n_ctx: tokens of context.
+            n_tokens: of a batch.
+        """
+
+
+def copied_vector_bytes(fmt: QuantFormat, shape: Sequence[int]) -> int:
+    """Bytes of a vector as float32, which it is converted to where the file has another type."""
+    return 0 if fmt.name == "f32" else FLOAT * shape[0]
+
+
+def decoded_bytes(n_values: int, *, n_tokens: int, widest: int) -> int:
+    """Bytes of a product whose matrix of `n_values` is decoded tile by tile (`linear.py`): the tile
+    and what its product is before it is put in its place; 0 without such a matrix."""
+    if n_values == 0:
+        return 0
+    return DECODED_BYTES * min(TILE_VALUES, n_values) + FLOAT * widest * n_tokens
