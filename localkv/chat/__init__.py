@@ -1,4 +1,4 @@
-"""Conversations: what is said, who answers, where it is kept. Nothing here draws anything.
+"""Conversations: messages, engines that answer, storage. Nothing here draws anything.
 
 No module of this package imports torch when it is imported; only `local_engine` does so, once it
 loads a model.

@@ -1,4 +1,4 @@
-"""How full the context is and what the KV cache takes: the figures of the cache meter. No torch."""
+"""How full the context is, and the memory of the KV cache, for the cache meter. No torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CacheFigures:
         type_k, type_v: names of the types.
         n_ctx: tokens of context.
         bytes_k, bytes_v: of K and of V, as allocated.
-        f16_bytes: what K, or V, would take as f16.
+        f16_bytes: the bytes that K, or V, would take as f16.
     """
 
     type_k: str
@@ -78,9 +78,9 @@ def cache_figures(
 def larger_cache(facts: EngineFacts) -> CacheFigures | None:
     """A cache with a larger context: in the present types or smaller ones, in as many bytes if any.
 
-    The context is doubled, up to what the model was trained for; None if it has that already. Of
-    the pairs of types that need no more bytes than now the most exact one is taken, or else the
-    smallest.
+    The context is doubled, up to the length the model was trained for; None if it has that already.
+    From the pairs of types that need no more bytes than now it takes the most exact one, or else
+    the smallest.
     """
     n_ctx = min(2 * facts.n_ctx, facts.n_ctx_train)
     if n_ctx <= facts.n_ctx:

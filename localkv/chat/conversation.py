@@ -21,8 +21,8 @@ class Message:
 
     Attributes:
         id, parent_id: its own, and the one it follows; None for the first.
-        role: who says it.
-        content: what; of an assistant with its reasoning.
+        role: the speaker.
+        content: the text; an assistant's with its reasoning.
         finish_reason: of an answer: "stop", "length", "cancelled" or "error"; None while it is
             being written, or if the program ended then.
         stats: of an answer that was finished.
@@ -45,7 +45,7 @@ class Conversation:
     Attributes:
         messages: all of them by id, in order of their making.
         leaf_id: the last message of the branch that is shown; None shows nothing.
-        dropped_id: the model is not told this message and those before it, to save room.
+        dropped_id: this message and those before it are left out of the prompt, to save room.
     """
 
     messages: dict[int, Message] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Conversation:
         return path[::-1]
 
     def kept(self) -> list[Message]:
-        """The part of the branch that the model is told."""
+        """The part of the branch that is in the prompt."""
         path = self.path()
         ids = [message.id for message in path]
         return path[ids.index(self.dropped_id) + 1 :] if self.dropped_id in ids else path
@@ -81,23 +81,23 @@ class Conversation:
         ]
 
     def show_branch(self, message: Message) -> None:
-        """Show a message, and after it the newest of what follows at each turn."""
+        """Show a message, and after it the newest reply at each turn."""
         newest = {other.parent_id: other.id for other in self.messages.values()}
         self.leaf_id = message.id
         while self.leaf_id in newest:
             self.leaf_id = newest[self.leaf_id]
 
     def prompt(self, system_prompt: str) -> list[dict[str, str]]:
-        """What the model is told: without reasoning, and without an answer that is yet empty."""
-        told = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
+        """The prompt's messages, without reasoning and without an answer that is still empty."""
+        messages = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
         for message in self.kept():
             content = message.content if message.role == "user" else spoken(message.content)
             if message.role == "user" or content:
-                told.append({"role": message.role, "content": content})
-        return told
+                messages.append({"role": message.role, "content": content})
+        return messages
 
     def turns(self) -> list[list[Message]]:
-        """What the model is told, cut before each message of the user."""
+        """The prompt's messages, cut before each message of the user."""
         turns: list[list[Message]] = []
         for message in self.kept():
             if message.role == "user" or not turns:
@@ -107,10 +107,10 @@ class Conversation:
 
 
 def conversation_of(messages: Iterable[Message], leaf_id: int | None) -> Conversation:
-    """A conversation from what was stored of it.
+    """A conversation from its stored messages.
 
     Raises:
-        ValueError: the messages are no tree.
+        ValueError: the messages are not a tree.
     """
     by_id = {message.id: message for message in messages}
     _check_tree(by_id)

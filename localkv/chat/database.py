@@ -26,7 +26,7 @@ IN_MEMORY = ":memory:"
 
 
 class DamagedStoreError(LocalKVError):
-    """What is stored can't be read as it is; `localkv chat --repair` saves what can be."""
+    """The stored data can't be read as it is; `localkv chat --repair` saves what it can."""
 
 
 class SessionGoneError(LocalKVError):
@@ -41,7 +41,7 @@ def default_path() -> Path:
 
 
 def damaged(path: str | Path, what: str) -> DamagedStoreError:
-    """The error that says what is damaged, and what helps."""
+    """The error that names the damage, and the remedy."""
     named = "" if Path(path) == default_path() else f" --sessions {printable(path)}"
     return DamagedStoreError(
         f"{printable(path)}: {_short(what)}",
@@ -51,7 +51,7 @@ def damaged(path: str | Path, what: str) -> DamagedStoreError:
 
 
 def _short(what: str) -> str:
-    """What SQLite says, which may quote the file, in one line."""
+    """A message of SQLite, which may quote the file, in one line."""
     text = " ".join(what.split())[:200]
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
@@ -115,7 +115,7 @@ class Database:
         self._db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("PRAGMA secure_delete = ON")  # what is deleted is gone
+        self._db.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten
         with self._transaction():
             version = version_of(self._db)
             if version > SCHEMA_VERSION:
@@ -146,12 +146,12 @@ class Database:
 
         Args:
             patience: seconds to wait for another chat that is writing.
-            foreign_keys: SQLite checks them; for each message that is deleted it searches all of
-                them for what follows it.
+            foreign_keys: SQLite checks them; for each deleted message it searches all
+                messages for those that follow it.
 
         Raises:
-            SessionGoneError: the file was deleted or replaced, so that nobody would find what is
-                written.
+            SessionGoneError: the file was deleted or replaced, so that nobody would find the
+                changes.
             DamagedStoreError, LocalKVError: it can't be written.
         """
         with self._errors():
@@ -206,7 +206,7 @@ class Database:
             )
         if code == sqlite3.SQLITE_FULL:
             return LocalKVError(
-                f"{where}: no room on the disk", hint="what is on the screen is not stored yet"
+                f"{where}: no room on the disk", hint="the text on the screen is not stored yet"
             )
         if isinstance(error, OSError):
             return LocalKVError(f"{where}: {error.strerror or error}", hint=other)

@@ -1,7 +1,7 @@
-"""What a conversation asks of an engine, and what an engine reports: plain values, no torch.
+"""Requests of a conversation to an engine, and its reports: plain values, no torch.
 
-`LocalEngine` answers in this process, `EngineProcess` in a child. Whoever uses one can't tell which
-it is, except that a child can die.
+`LocalEngine` answers in this process, `EngineProcess` in a child. Users can't distinguish
+them, except that a child can die.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
 
 LOAD_STAGES = ("header", "runtime", "weights", "kernels")
-"""What loading goes through: the file's header, torch, the weights, compiling and a first run."""
+"""Stages of loading: the file's header, torch, the weights, compiling and a first run."""
 
 
 class EngineStoppedError(LocalKVError):
@@ -23,7 +23,7 @@ class EngineStoppedError(LocalKVError):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What to load.
+    """The model to load, and how.
 
     Attributes:
         model: path of a GGUF file.
@@ -51,7 +51,7 @@ class LoadProgress:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What is known of a loaded model and its cache. Sizes are counts; `*_bytes` are bytes."""
+    """Facts about a loaded model and its cache. Sizes are counts; `*_bytes` are bytes."""
 
     name: str
     architecture: str
@@ -107,7 +107,7 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of an answer; field by field what `Completion` has."""
+    """The end of an answer, with the fields of `Completion`."""
 
     finish_reason: str
     prompt_tokens: int
@@ -146,7 +146,7 @@ class ChatEngine(Protocol):
         ...
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        """Tokens that a conversation takes as a prompt. Raises what `answer` raises."""
+        """Tokens that a conversation takes as a prompt. Raises the errors of `answer`."""
         ...
 
     def cancel(self) -> None:
@@ -154,5 +154,5 @@ class ChatEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back; whatever still blocks ends with EngineStoppedError."""
+        """Free everything; calls that still block end with EngineStoppedError."""
         ...

@@ -21,11 +21,11 @@ from localkv.system.limits import exhausted
 
 
 def serve(source: BinaryIO, out: BinaryIO) -> None:
-    """Answer requests until `source` ends; then the process ends, whatever it is doing."""
+    """Answer requests until `source` ends; then the process ends, in the middle of any work."""
     answers: SimpleQueue[Iterator[object]] = SimpleQueue()
     options = decode(source.readline())
     if not isinstance(options, EngineOptions):
-        raise ValueError("the first line must say what to load")
+        raise ValueError("the first line must name the model to load")
     engine: ChatEngine = LocalEngine(options)
 
     def listen() -> None:
@@ -38,7 +38,7 @@ def serve(source: BinaryIO, out: BinaryIO) -> None:
                     answers.put(_count(engine, request))
                 else:
                     answers.put(engine.answer(request))  # begun here: a Cancel comes after
-        finally:  # also where a line is damaged: nobody would notice the end any more
+        finally:  # even if a line is damaged: nobody would notice the end any more
             os._exit(0)
 
     def send(value: object) -> None:
@@ -60,7 +60,7 @@ def serve(source: BinaryIO, out: BinaryIO) -> None:
 
 
 def _failure(error: Exception) -> Failure:
-    """What the user is told. A bug of ours ends the process instead."""
+    """The error for the user. A bug of localkv ends the process instead."""
     known = error if isinstance(error, LocalKVError) else exhausted(error)
     if known is None:
         raise error
@@ -72,7 +72,7 @@ def _count(engine: ChatEngine, request: CountTokens) -> Iterator[TokenCount]:
 
 
 def main() -> None:
-    """Keep stdout for the protocol: what libraries print goes to stderr."""
+    """Keep stdout for the protocol: libraries' prints go to stderr."""
     end_cleanly()
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -35,10 +35,10 @@ LONGEST_LINE = 16 << 20
 
 
 class EngineProcess:
-    """Starts its process when it is told to load.
+    """Starts its process when it has to load.
 
     Args:
-        options: what to load.
+        options: the model to load, and how.
         command: the program that serves, if it is another; for tests.
     """
 
@@ -126,7 +126,7 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if self._asking.acquire(timeout=STOP_SECONDS):  # whoever waited has seen the end by now
+        if self._asking.acquire(timeout=STOP_SECONDS):  # waiting callers have seen the end by now
             process.stdout.close()
             self._stderr.close()
             self._asking.release()
@@ -152,13 +152,13 @@ class EngineProcess:
         try:
             news = decode(line)
             if not isinstance(news, (Failure, *expected)):
-                raise ValueError(f"{type(news).__name__} is not what was asked for")
+                raise ValueError(f"{type(news).__name__} is not the answer to the request")
         except (ValueError, UsageError) as error:
-            # what follows can't be understood either
+            # the rest can't be understood either
             self._process.kill()
             self._process.wait()
             raise EngineStoppedError(
-                "the engine was stopped: it sent what is no message", str(error)[:200]
+                "the engine was stopped: it sent something that is not a message", str(error)[:200]
             ) from None
         if isinstance(news, Failure):
             raise news.error()

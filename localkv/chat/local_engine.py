@@ -33,7 +33,7 @@ class LocalEngine:
     """Answers through the model's chat template.
 
     Args:
-        options: what to load.
+        options: the model to load, and how.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -47,7 +47,7 @@ class LocalEngine:
         on_progress(LoadProgress("header"))
         from localkv.loader.gguf_file import open_gguf
 
-        open_gguf(self.options.model)  # says what is wrong before torch is imported
+        open_gguf(self.options.model)  # reports a bad file before torch is imported
         on_progress(LoadProgress("runtime"))
         from localkv.loader.template_process import start_ahead
 
@@ -91,7 +91,7 @@ class LocalEngine:
         return encode_chat(llm.tokenizer, template, messages)
 
     def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
-        self._cancel.clear()  # now, not when somebody iterates: what comes later counts
+        self._cancel.clear()  # now, not when iteration begins: a later request counts
         return self._answer(request)
 
     def _answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
@@ -128,7 +128,7 @@ def _deltas(stream: TextStream) -> Iterator[TextDelta]:
     stats = stream.stats
     texts: list[str] = []
     seconds: list[float] = []
-    told, decoded, n_timed = time.perf_counter(), 0.0, 1
+    sent, decoded, n_timed = time.perf_counter(), 0.0, 1
     for piece in stream:
         texts.append(piece)
         if (n_new := stats.n_generated - n_timed) > 0:
@@ -136,9 +136,9 @@ def _deltas(stream: TextStream) -> Iterator[TextDelta]:
             seconds += [(stats.decode_seconds - decoded) / n_new] * n_new
             decoded, n_timed = stats.decode_seconds, stats.n_generated
         now = time.perf_counter()
-        if now - told >= DELTA_SECONDS:
+        if now - sent >= DELTA_SECONDS:
             yield TextDelta("".join(texts), tuple(seconds), stats.n_prompt + stats.n_generated)
-            texts, seconds, told = [], [], now
+            texts, seconds, sent = [], [], now
     if texts:
         yield TextDelta("".join(texts), tuple(seconds), stats.n_prompt + stats.n_generated)
 

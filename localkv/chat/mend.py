@@ -32,7 +32,7 @@ class Mended:
 
 
 def mend(found: Salvaged) -> Mended:
-    """Make whole what is there; no message and no session is left out."""
+    """Complete the rows; no message and no session is left out."""
     return _Mending(found).result()
 
 
@@ -72,7 +72,7 @@ class _Mending:
         return value if sound else by
 
     def _text(self, value: Any, default: str = "") -> str:
-        """Text, or what comes nearest."""
+        """Text, or the nearest thing to it."""
         if isinstance(value, bytes):
             default = value.decode(errors="replace")
         elif isinstance(value, int | float):
@@ -119,7 +119,7 @@ class _Mending:
         return self.session_ids.get(session_id) or max(self.session_ids.values(), default=0) + 1
 
     def _parent(self, number: int, session_id: int, parent_id: Any) -> int | None:
-        """What a message follows: what it said, or else what came before it in its session."""
+        """A message's parent: the stored one, or else the message before it in its session."""
         if parent_id is None:
             return None
         parent = self.message_ids.get(parent_id) if isinstance(parent_id, int) else None
@@ -138,11 +138,11 @@ class _Mending:
         self.n_changed += number != row[0]
         leaf_id, dropped_id = (
             self._replaced(
-                self.message_ids.get(told) if isinstance(told, int) else None,
+                self.message_ids.get(stored) if isinstance(stored, int) else None,
                 default,
-                sound=told is None or self._is_in(told, number),
+                sound=stored is None or self._is_in(stored, number),
             )
-            for told, default in ((leaf_id, last), (dropped_id, None))
+            for stored, default in ((leaf_id, last), (dropped_id, None))
         )
         return (
             number,

@@ -8,18 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 
 SIDECARS = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a database, while it is open and after a crash."""
+"""Endings of SQLite's files beside a database, while it is open and after a crash."""
 
 
 def make_private(path: Path, *, own_folder: bool) -> None:
     """Make a file and its folder where there are none, and keep others out of both.
 
-    A folder that is made is private. One that was there is left alone unless it is localkv's own,
-    since other things may be in it that are shared.
+    A folder that is made is private. An existing one is left alone unless it is localkv's own,
+    since it may hold shared files.
 
     Args:
         path: the file, without symbolic links.
-        own_folder: whether the folder holds nothing but what is localkv's.
+        own_folder: whether the folder holds only localkv's files.
 
     Raises:
         OSError: it is no file, or can't be made.
@@ -31,7 +31,7 @@ def make_private(path: Path, *, own_folder: bool) -> None:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
             if os.name == "posix":
-                os.fchmod(handle, 0o600)  # whatever the umask is
+                os.fchmod(handle, 0o600)  # despite the umask
         finally:
             os.close(handle)
     # It is not opened here: closing it would take the locks that SQLite holds in this process.
@@ -46,7 +46,7 @@ def is_private(path: Path) -> bool:
 
 
 def tighten(path: Path) -> None:
-    """Take from others what rights they have, if it is the user's."""
+    """Take all rights from others, if it is the user's."""
     with suppress(OSError):  # it has just gone, or its file system has no modes
         info = path.stat()
         if os.name == "posix" and info.st_uid == os.geteuid() and not is_private(path):

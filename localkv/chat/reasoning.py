@@ -1,4 +1,4 @@
-"""Tells what a model thinks aloud, between <think> and </think>, from what it says."""
+"""Separates a model's reasoning, between <think> and </think>, from its answer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Reasoned:
 def split_reasoning(text: str) -> Reasoned:
     """The parts of an answer, also of one that is still being written.
 
-    Only an answer that begins with <think> reasons: the tag further on is something said. What may
-    still become a tag belongs to neither part yet.
+    Only an answer that begins with <think> reasons: a later tag is text. The beginning
+    of a possible tag belongs to neither part yet.
     """
     start = text.lstrip()
     if not start.startswith(OPEN):

@@ -1,4 +1,4 @@
-"""`repair`: a damaged file of sessions made anew, from what can be read in it.
+"""`repair`: a new file of sessions from everything that can be read in a damaged one.
 
 The damaged file is only read, and in the end renamed. All work is done on copies in a folder beside
 it, which is removed.
@@ -40,7 +40,7 @@ _LOCK_AT, _LOCK_BYTES = 0x40000000, 512
 
 @dataclass(frozen=True)
 class Repaired:
-    """What has become of a file.
+    """The result of a repair.
 
     Attributes:
         kept: the damaged file under its new name; None where nothing was wrong or changed.
@@ -57,7 +57,7 @@ class Repaired:
 
 
 def repair(path: str | Path) -> Repaired:
-    """Save what can be read of a file of sessions, and keep the damaged one beside it.
+    """Make a file of sessions anew from everything readable, and keep the damaged one beside it.
 
     Raises:
         LocalKVError: there is no such file, a chat has it open, a newer localkv made it, or there
@@ -133,7 +133,7 @@ def _repair(file: Path, source: BinaryIO | None, folder: Path) -> Repaired:
 
 
 def _copied(file: Path, source: BinaryIO | None, copy: Path) -> Path:
-    """A copy of the database and of what SQLite would read with it."""
+    """A copy of the database and of the files that SQLite would read with it."""
     with copy.open("wb") as target:
         if source is not None:
             source.seek(0)
@@ -176,8 +176,8 @@ def _tables_of_now() -> list[tuple[str, ...]]:
 
 
 def _salvaged(copy: Path, folder: Path) -> Salvaged:
-    """What can be read in a copy, which is changed so that more of it can."""
-    if Path(f"{copy}-journal").exists():  # SQLite takes back what was begun and not ended
+    """The readable rows of a copy, which is changed so that more of it can be read."""
+    if Path(f"{copy}-journal").exists():  # SQLite takes back unfinished changes
         with suppress(*SQLITE_ERRORS), closing(sqlite3.connect(copy)) as db:
             damage_of(db)
     wal = Path(f"{copy}-wal")
@@ -228,7 +228,7 @@ def _write(new: Path, mended: Mended) -> None:
 
 
 def _set_aside(file: Path) -> Path:
-    """Rename a file and what belongs to it. The file itself comes last: a log alone is noticed."""
+    """Rename a file and those that belong to it; the file comes last: a log alone is noticed."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     names = (f"{file}.damaged-{stamp}{n}" for n in ("", *(f"-{i}" for i in range(2, 1000))))
     kept = next(Path(name) for name in names if not Path(name).exists())

@@ -21,7 +21,7 @@ from localkv.chat.sqlite_pages import Log, free_pages, leaf_rows, split_pages
 LARGEST_ID = 1 << 40
 LEAST_ID = -(1 << 63)
 MOST_QUERIES = 20_000
-"""Of one table, around what can't be read, before the rest is given up."""
+"""On one table, around unreadable places, before the rest is given up."""
 BEYOND = 1000
 """Rowids that are tried above the highest one that is known."""
 
@@ -34,8 +34,8 @@ _N_COLUMNS = len(COLUMNS["messages"].split(", "))
 class Rows(dict[int, Row]):
     """Rows of a table by id, values in the order of `COLUMNS`.
 
-    Where two rows have one id, the time of their making tells whether they are two versions of one
-    row, of which the longer one counts. Else the other one is kept under an id below all others.
+    If two rows have the same id, their creation times show whether they are two versions of one
+    row; then the longer one counts. Otherwise the other is kept under an id below all others.
     """
 
     def __init__(self, table: str) -> None:
@@ -58,7 +58,7 @@ class Rows(dict[int, Row]):
 
 @dataclass
 class Salvaged:
-    """What was found.
+    """The rows that were found.
 
     Attributes:
         sessions, messages: the rows.
@@ -78,7 +78,7 @@ def salvage(file: Path, log: Log) -> Salvaged:
     """Read a file in which nothing more is written.
 
     Args:
-        file: a database with what was committed in its log.
+        file: a database, with the committed part of its log.
         log: where to look for pages besides.
     """
     found = Salvaged()
@@ -97,7 +97,7 @@ def salvage(file: Path, log: Log) -> Salvaged:
 
 
 def _read_table(db: sqlite3.Connection, rows: Rows, last: int) -> bool:
-    """Read a table by rowid, around what can't be read; whether all could be.
+    """Read a table by rowid, around unreadable places; returns whether there were none.
 
     Args:
         last: the highest rowid that is known of; a few more are tried.

@@ -45,7 +45,7 @@ COLUMNS = {
 
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""What SQLite's module raises: the latter where SQLite quotes damaged text in what it says."""
+"""Errors of SQLite's module; the latter if a message of SQLite quotes damaged text."""
 
 
 def version_of(db: sqlite3.Connection) -> int:
@@ -77,7 +77,7 @@ def has_tables(db: sqlite3.Connection) -> bool:
 
 
 def damage_of(db: sqlite3.Connection) -> str | None:
-    """What is wrong with how the file is laid out, or None. Values are not looked at.
+    """The error in the file's layout, or None. Values are not checked.
 
     Raises:
         sqlite3.Error: a column is missing, or the file can't be read at all.

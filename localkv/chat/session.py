@@ -1,6 +1,6 @@
 """`ChatSession`: a conversation with its settings, written through to the store.
 
-It holds what a screen shows and what an engine is asked; it draws nothing and computes nothing.
+It holds the messages to show and the requests to an engine; it draws nothing and computes nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ChatSession:
         store: where.
         model: the file that answers.
         params: how tokens are drawn.
-        system_prompt: told before everything else; blank for none.
+        system_prompt: comes before everything else; blank for none.
         max_tokens, stop, ignore_eos: as in `ChatRequest`.
 
     Attributes:
         model_name: the model's own name, once it is known.
-        on_problem: told what kept something from being written, once until a write succeeds again;
+        on_problem: called with the error of a failed write, once until a write succeeds again;
             None raises it instead. A new message that can't be stored is an error in any case.
         id: in the store; None as long as nothing was said.
     """
@@ -65,20 +65,20 @@ class ChatSession:
         self.id: int | None = None
         self.conversation = Conversation()
         self.on_problem: Callable[[LocalKVError], None] | None = None
-        self._told: str | None = None
+        self._reported: str | None = None
         self._unwritten: dict[int, Message] = {}
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """Around a write that the conversation can do without: `on_problem` is told, if set."""
+        """Around a write that the conversation can do without: an error goes to `on_problem`."""
         try:
             yield
-            self._told = None
+            self._reported = None
         except LocalKVError as error:
             if self.on_problem is None:
                 raise
-            if self._told != str(error):
-                self._told = str(error)
+            if self._reported != str(error):
+                self._reported = str(error)
                 self.on_problem(error)
 
     def new(self) -> ChatSession:
@@ -141,7 +141,7 @@ class ChatSession:
         return message
 
     def say(self, text: str) -> Message:
-        """What the user says next, after the branch that is shown."""
+        """The user's next message, after the branch that is shown."""
         if self.title == NEW_TITLE:
             first = next((line for line in text.splitlines() if line.strip()), text)
             self.title = " ".join(first.split())[:TITLE_LENGTH] or NEW_TITLE
@@ -164,7 +164,7 @@ class ChatSession:
         message.content += text
 
     def keep(self, message: Message) -> None:
-        """Write what there is of an answer, so that it outlives this process."""
+        """Write the answer so far, so that it outlives this process."""
         self._update(message, patience=KEEP_PATIENCE)
 
     def finish(self, message: Message, stats: Finished) -> None:
@@ -186,14 +186,14 @@ class ChatSession:
             self._write_rest()
 
     def _write_rest(self) -> None:
-        """Write what could not be written when it was due, now that there may be room again."""
+        """Write the messages whose write failed, now that there may be room again."""
         with self._written():
             for message in list(self._unwritten.values()):
                 self.store.update_message(message)
                 del self._unwritten[message.id]
 
     def discard(self, message: Message) -> None:
-        """Take back an answer of which there is nothing."""
+        """Take back an answer that is empty."""
         del self.conversation.messages[message.id]
         self._unwritten.pop(message.id, None)
         self.conversation.leaf_id = message.parent_id
@@ -211,7 +211,7 @@ class ChatSession:
         self.save()
 
     def request(self) -> ChatRequest:
-        """What to ask the engine for an answer."""
+        """The request to the engine for an answer."""
         return ChatRequest(
             messages=self.conversation.prompt(self.system_prompt),
             params=self.params,
@@ -225,7 +225,7 @@ class ChatSession:
     ) -> int:
         """Stop telling the model the oldest turns, until a quarter of the context is free.
 
-        They stay in the session and in what is shown. Nothing is saved, so that this may run in a
+        They stay in the session and on the screen. Nothing is saved, so that this may run in a
         thread of its own.
 
         Args:
@@ -256,7 +256,7 @@ class ChatSession:
 
 
 def sampling_value(name: str, text: str) -> Any:
-    """A number for a field of `SamplingParams`, from what a user typed.
+    """A number for a field of `SamplingParams`, from a user's text.
 
     Raises:
         LocalKVError: there is no such field with a number, or it is none.

@@ -1,7 +1,7 @@
-"""SQLite's pages without SQLite: what a damaged file still holds where SQLite reads none of it.
+"""SQLite's pages without SQLite: rows of a damaged file that SQLite can't read.
 
 The format is that of https://sqlite.org/fileformat2.html: a file of pages of one size, the rows of
-a table in leaves, what is too long for a leaf in a chain of further pages.
+a table in leaves, with values too long for a leaf in a chain of further pages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 MAGIC = b"SQLite format 3\0"
 PAGE_SIZE = 4096
-"""What SQLite takes for a file that it makes, and so every file of sessions has."""
+"""SQLite's default for a new file, so that of every file of sessions."""
 
 _LEAF = 13
 _WAL_HEADER, _FRAME_HEADER = 32, 24
@@ -25,7 +25,7 @@ Value = int | float | str | bytes | None
 
 @dataclass(frozen=True)
 class Log:
-    """What a write-ahead log holds.
+    """The content of a write-ahead log.
 
     Attributes:
         committed: page number (from 1) -> its newest committed bytes, as SQLite would see it.
@@ -79,7 +79,7 @@ def _checksum(data: bytes, before: tuple[int, int], order: str) -> tuple[int, in
 
 
 def apply_log(file: Path, log: Log, page_size: int = PAGE_SIZE) -> None:
-    """Write what is committed into the database, as a checkpoint would."""
+    """Write the committed pages into the database, as a checkpoint would."""
     if not log.committed:
         return
     with file.open("r+b") as target:
@@ -90,7 +90,7 @@ def apply_log(file: Path, log: Log, page_size: int = PAGE_SIZE) -> None:
 
 
 def make_readable(file: Path) -> None:
-    """Let SQLite read what is there: there is no log beside it, and the rest may be cut off."""
+    """Let SQLite read the file as it is: there is no log beside it, and the end may be cut off."""
     with file.open("r+b") as target:
         first = bytearray(target.read(PAGE_SIZE))
         if len(first) == PAGE_SIZE and first.startswith(MAGIC):
@@ -122,7 +122,7 @@ def leaf_rows(data: bytes, pages: list[bytes]) -> Iterator[tuple[int, list[Value
     """Every row that can be read in leaves of tables: its rowid and its values.
 
     Args:
-        data: the database, whose pages hold what is too long for a leaf.
+        data: the database, whose pages hold the values too long for a leaf.
         pages: where to look for leaves.
     """
     for page in pages:
@@ -132,7 +132,7 @@ def leaf_rows(data: bytes, pages: list[bytes]) -> Iterator[tuple[int, list[Value
 
 
 def free_pages(data: bytes) -> set[int]:
-    """Numbers of pages that are not in use: what was deleted may be in them."""
+    """Numbers of pages that are not in use: deleted rows may be in them."""
     free: set[int] = set()
     trunk = int.from_bytes(data[32:36])
     while trunk and trunk not in free:

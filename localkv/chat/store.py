@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 LATEST = 1e11
-"""Seconds since the epoch; what is said to be later is damaged."""
+"""Seconds since the epoch; a later time is damage."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class StoredSession:
 class Store:
     """The file of sessions; made where there is none.
 
-    It and every method raise what `Database` does: what is damaged is an error, never a wrong
-    value.
+    It and every method raise the errors of `Database`: damage is an error, never a wrong value.
 
     Args:
         path: as `Database` takes it.
@@ -128,7 +127,7 @@ class Store:
     def sessions(self, search: str = "") -> list[SessionSummary]:
         """Sessions with a title or a message that contains every word, the newest first.
 
-        One that is damaged is listed as far as it can be read; `session` says what is wrong.
+        A damaged session is listed as far as it can be read; `session` raises the error.
         """
         where, values = "1", []
         for word in _storable(search).split():
@@ -195,7 +194,7 @@ class Store:
         return Message(done.lastrowid, parent_id, role, content)
 
     def update_message(self, message: Message, *, patience: float = PATIENCE) -> None:
-        """Write what there is of a message, and how it ended.
+        """Write the text of a message so far, and how it ended.
 
         Args:
             message: one that was stored.
@@ -228,7 +227,7 @@ class Store:
             )
 
     def prompts(self, limit: int = 200) -> list[str]:
-        """What users wrote last, in all sessions; the oldest first, each text once."""
+        """The latest prompts of all sessions; the oldest first, each text once."""
         rows = self._db.rows(
             "SELECT content FROM messages WHERE role = 'user' AND typeof(content) = 'text' "
             "GROUP BY content ORDER BY MAX(id) DESC LIMIT ?",
@@ -275,6 +274,6 @@ def _require(done: sqlite3.Cursor) -> None:
 
 def _gone() -> SessionGoneError:
     return SessionGoneError(
-        "another chat has deleted this session: nothing of it is stored any more",
-        hint="/export keeps what is on the screen, Ctrl+N begins a new chat",
+        "another chat has deleted this session, and nothing of it is stored any more",
+        hint="/export keeps the text on the screen, Ctrl+N begins a new chat",
     )

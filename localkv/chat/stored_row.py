@@ -40,7 +40,7 @@ _MESSAGE_FIELDS = [field.name for field in fields(Message)]
 
 
 def stats_of(text: Any) -> Finished | None:
-    """The figures of an answer; what a later version may add to them is left out.
+    """The figures of an answer; fields of later versions are left out.
 
     Raises:
         ValueError: they are damaged.
@@ -52,7 +52,7 @@ def stats_of(text: Any) -> Finished | None:
 
 
 def settings_of(text: Any) -> Mapping[str, Any]:
-    """What was chosen for a session.
+    """The settings of a session.
 
     Raises:
         ValueError: it is damaged.

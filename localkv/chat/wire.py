@@ -1,4 +1,4 @@
-"""The values of `localkv.chat.engine` as lines of JSON, and back: what goes through the pipes.
+"""The values of `localkv.chat.engine` as lines of JSON, and back, for the pipes.
 
 Every line is {"type": NAME, ...fields}. It knows nothing of processes.
 """
@@ -46,7 +46,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error meant for the user: the name of its class, and what it says."""
+    """An error meant for the user: the name of its class, and its message."""
 
     kind: str
     message: str
@@ -78,7 +78,7 @@ _TYPES: dict[str, Any] = {
 
 
 def failure(error: LocalKVError) -> Failure:
-    """What `Failure.error` turns back into the error, or its nearest relative that has a name."""
+    """A `Failure` whose `error` is this error, or its nearest relative that has a name."""
     kinds = [cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS]
     return Failure(kinds[0], error.message, error.hint)
 
@@ -112,7 +112,7 @@ def decode(line: bytes) -> Any:
 
 
 def sampling_params_from_json(fields: Mapping[str, Any]) -> SamplingParams:
-    """`SamplingParams` from what JSON makes of `asdict` of it.
+    """`SamplingParams` from its `asdict` after JSON.
 
     Raises:
         ValueError: a field is unknown or of another type.
@@ -133,7 +133,7 @@ T = TypeVar("T")
 
 
 def checked(cls: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass from its fields, each of which must have the type that it is declared with.
+    """A dataclass from its fields, which must have their declared types.
 
     Raises:
         ValueError: one is unknown, missing or of another type.

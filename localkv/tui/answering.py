@@ -1,4 +1,4 @@
-"""`Answering`: what an answer goes through, on whatever screen shows it."""
+"""`Answering`: the life of an answer, on any screen that shows it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from localkv.tui.widgets.speed import Speed
 DRAW_SECONDS = 0.1
 DRAW_SECONDS_PER_BLOCK = 0.002
 """An answer is drawn so often, and the rarer the more paragraphs have to be laid out with it. It is
-saved as often: what was on the screen once is not lost, whatever ends the program."""
+saved as often: text that was on the screen is not lost, however the program ends."""
 
 
 class Answering(EngineScreen):
-    """Has messages answered, and asks what to do when the context is full.
+    """Has messages answered, and lets the user decide when the context is full.
 
     Attributes:
         editing: the message that is said differently, or None.
@@ -82,7 +82,7 @@ class Answering(EngineScreen):
             self._growth = self.set_timer(wait, self._draw_growth)
 
     async def _draw_growth(self) -> None:
-        """Draw what has come since the last time, all at once."""
+        """Draw everything that has come since the last time, at once."""
         self._growth, self._drawn = None, time.monotonic()
         if self.answer is None:
             return
@@ -133,7 +133,7 @@ class Answering(EngineScreen):
             await self.transcript.note(str(event.error), error=True)
 
     async def fail_answer(self, error: LocalKVError) -> None:
-        """End the answer with what there is of it."""
+        """End the answer with the text so far."""
         assert self.answer is not None
         answer, self.answer = self.answer, None
         self._draw_speed()
@@ -189,7 +189,7 @@ class Answering(EngineScreen):
         self.session.save()
         await self.show_conversation()
         plural = "s are" if event.n_turns != 1 else " is"
-        await self.transcript.note(f"{event.n_turns} turn{plural} not told to the model any more")
+        await self.transcript.note(f"{event.n_turns} turn{plural} no longer part of the prompt")
         if self.wants_answer:
             await self.begin_answer()
         else:
@@ -208,7 +208,7 @@ class Answering(EngineScreen):
         self.count_tokens()
 
     def keep_answer(self) -> None:
-        """Keep what was written so far."""
+        """Keep the text so far."""
         if self.answer is not None:
             self.session.keep(self.answer)
 

@@ -49,7 +49,7 @@ class ChatApp(App[None]):
 
     Args:
         session: the conversation to begin or go on with.
-        options: what to load.
+        options: the model to load, and how.
         new_engine: makes an engine that is not loaded yet.
     """
 
@@ -64,7 +64,7 @@ class ChatApp(App[None]):
     ) -> None:
         super().__init__()
         self._controls = ControlFilter()
-        # what ends the program may quote an answer: Rich, too, would send its control characters
+        # an error that ends the program may quote an answer: Rich would send its control characters
         self.error_console = Console(file=sys.stderr, color_system=None, markup=False)
         self.store = session.store
         self.chat = ChatScreen(session, options, new_engine)
@@ -97,7 +97,7 @@ class ChatApp(App[None]):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Around what the chat can do without."""
+        """Around steps that the chat can do without."""
         try:
             yield
         except LocalKVError as error:
@@ -115,7 +115,7 @@ class ChatApp(App[None]):
         timeout: float | None = None,
         markup: bool = False,
     ) -> None:
-        """Say something in a corner, never as markup: it may quote what a model or a file says."""
+        """Say something in a corner, never as markup: it may quote a model or a file."""
         super().notify(
             visible(message), title=title, severity=severity, timeout=timeout, markup=False
         )

@@ -1,6 +1,6 @@
 """`ChatScreen`: the conversation, the prompt under it, the panel beside it.
 
-What an answer goes through is in `answering.py`.
+The life of an answer is in `answering.py`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ChatScreen(Answering):
         self.show_meter()
         self.start_engine()
 
-    # what is shown
+    # the display
 
     async def show_conversation(self) -> None:
         """Bring the screen in line with the session."""
@@ -118,7 +118,7 @@ class ChatScreen(Answering):
         self.query_one(StatusLine).show(self.meter)
 
     def show_model(self) -> None:
-        """Say what was loaded, in the panel and on an empty screen."""
+        """Describe the loaded model, in the panel and on an empty screen."""
         facts = self.meter.facts
         self.show_title()
         if facts is None:
@@ -127,7 +127,7 @@ class ChatScreen(Answering):
         self.query_one(Welcome).show_model(facts)
         self.transcript.name_model(facts.name)
 
-    # what the user does
+    # actions of the user
 
     @on(PromptSubmitted)
     async def _submitted(self, event: PromptSubmitted) -> None:
@@ -216,7 +216,7 @@ class ChatScreen(Answering):
     async def _retry_wanted(self, event: RetryWanted) -> None:
         await self.retry(self.session.conversation.messages[event.message_id])
 
-    # Actions run in the app's turn; what changes the conversation waits for the screen's own.
+    # Actions run in the app's turn; changes of the conversation wait for the screen's own.
 
     def action_retry(self) -> None:
         path = self.session.conversation.path()
@@ -240,7 +240,7 @@ class ChatScreen(Answering):
         banner.update("Editing — Enter begins a new branch, Esc keeps the old")
 
     async def action_stop(self) -> None:
-        """Stop what goes on, else leave what is begun, else go back to the prompt."""
+        """Stop whatever is running, else leave whatever is begun, else go back to the prompt."""
         if self.busy:
             await self.stop_answer()
         elif self.editing is not None:

@@ -19,8 +19,8 @@ class ChoiceScreen(ModalScreen[str | None]):
     """Dismissed with the chosen answer's id, or None by Esc.
 
     Args:
-        question: what is asked.
-        choices: (id, answer, what it means); an id that is empty can't be chosen.
+        question: the text above the choices.
+        choices: (id, answer, meaning); an id that is empty can't be chosen.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Leave it")]

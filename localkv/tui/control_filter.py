@@ -1,6 +1,6 @@
 """`ControlFilter`: the last thing that every line of the screen goes through.
 
-Widgets show control characters of answers and names where they know of them. What they miss ends
+Widgets show control characters of answers and names where they expect them. Any that they miss end
 here: it would reach the terminal, since neither Textual nor Rich holds it back.
 """
 

@@ -1,4 +1,4 @@
-"""`EngineDriver`: runs a blocking engine in a thread and tells a widget what comes of it."""
+"""`EngineDriver`: runs a blocking engine in a thread and posts its results to a widget."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class EngineDriver:
 
 
 def _as_error(error: Exception) -> LocalKVError:
-    """What can be shown: nobody would see a traceback of this thread, and all would wait for it."""
+    """An error to show: nobody would see a traceback of this thread, and all would wait."""
     if isinstance(error, LocalKVError):
         return error
     return LocalKVError(f"{type(error).__name__}: {error}", hint="a bug: please report it")

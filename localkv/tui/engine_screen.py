@@ -1,4 +1,4 @@
-"""`EngineScreen`: the life of an engine, on whatever screen shows it."""
+"""`EngineScreen`: the life of an engine, on any screen that shows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.transcript import Transcript
 
 PROBLEM_SECONDS = 10.0
-"""Not sooner a problem is told again."""
+"""Seconds before a problem is reported again."""
 
 EngineFactory = Callable[[EngineOptions], ChatEngine]
 
@@ -31,11 +31,11 @@ class EngineScreen(Screen[None]):
 
     Args:
         session: the conversation.
-        options: what to load.
+        options: the model to load, and how.
         new_engine: makes an engine that is not loaded yet.
 
     Attributes:
-        meter: what is known of the context.
+        meter: the state of the context.
         answer: the message that is being written, or None.
         wants_answer: an answer begins once the model is loaded.
     """
@@ -55,7 +55,7 @@ class EngineScreen(Screen[None]):
         self.wants_answer = False
 
     def _tell_problem(self, error: LocalKVError) -> None:
-        """Say what keeps something from being written, but not with every token."""
+        """Report an error of writing, but not with every token."""
         said, when = self._problem
         if str(error) != said or time.monotonic() - when > PROBLEM_SECONDS:
             self._problem = (str(error), time.monotonic())
@@ -95,7 +95,7 @@ class EngineScreen(Screen[None]):
         self.driver.load()
 
     async def restart_engine(self) -> None:
-        """End what goes on, and load anew."""
+        """End whatever is running, and load anew."""
         if self.answer is not None:
             await self.fail_answer(LocalKVError("the engine was restarted"))
         self.start_engine()
@@ -146,7 +146,7 @@ class EngineScreen(Screen[None]):
         self.query_one(LoadStrip).fail(error)
 
     def count_tokens(self) -> None:
-        """Find out how full the context is, where no answer has told."""
+        """Find out how full the context is, if no answer has reported it."""
         if self.driver is None or self.meter.facts is None or self.answer is not None:
             return
         messages = self.session.request().messages

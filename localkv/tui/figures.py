@@ -25,7 +25,7 @@ def size(n_bytes: float) -> str:
 
 
 def bar(share: float, width: int, style: str) -> Content:
-    """A bar of which a share is filled, to an eighth of a cell."""
+    """A partly filled bar, to an eighth of a cell."""
     share = min(max(share, 0.0), 1.0)
     whole, eighth = divmod(round(share * width * 8), 8)
     filled = "█" * whole + (EIGHTHS[eighth] if eighth else "")
@@ -65,5 +65,5 @@ def ago(then: float) -> str:
 
 
 def title_line(title: str) -> str:
-    """A session's title on one line, however long and whatever is in it."""
+    """A session's title on one line, however long and with any characters."""
     return visible(" ".join(title[:LONGEST_TITLE].split()))

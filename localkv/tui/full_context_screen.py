@@ -1,4 +1,4 @@
-"""`FullContextScreen`: what to do when the conversation does not fit the context any more."""
+"""`FullContextScreen`: the choices when the conversation no longer fits the context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class FullContextScreen(ChoiceScreen):
     """Dismissed with "drop", "larger" or "new"; None leaves everything as it is.
 
     Args:
-        what: has happened.
+        what: the event that is reported.
         facts: of the engine.
         larger: the cache that "larger" stands for, if there can be one.
     """
@@ -21,7 +21,7 @@ class FullContextScreen(ChoiceScreen):
         drop = (
             "drop",
             "Drop the oldest turns",
-            "The model is not told them any more; you still see them",
+            "They are no longer part of the prompt; you still see them",
         )
         new = ("new", "New chat", "This one is kept")
         super().__init__(what, [drop, _larger_choice(facts, larger), new])

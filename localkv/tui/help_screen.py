@@ -24,7 +24,7 @@ KEYS = (
     ("Ctrl+N", "new chat; the old one is kept"),
     ("Ctrl+O", "sessions: resume, search, delete"),
     ("Ctrl+T", "fold or unfold reasoning"),
-    ("Ctrl+C", "copy what the mouse has selected"),
+    ("Ctrl+C", "copy the text selected with the mouse"),
     ("F2", "show or hide the panel"),
     ("Alt+Up, Alt+Down", "go to a message; Esc comes back"),
     ("F5", "start the engine again"),

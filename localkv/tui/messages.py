@@ -1,4 +1,4 @@
-"""What widgets and the engine's thread tell the screen, named after what has happened."""
+"""Messages of widgets and the engine's thread to the screen, named after events."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class AnswerFailed(EngineMessage):
 
 @dataclass
 class TokensCounted(EngineMessage):
-    """The conversation takes so many tokens."""
+    """The number of tokens that the conversation takes."""
 
     n_tokens: int
 
 
 @dataclass
 class TurnsDropped(EngineMessage):
-    """The model is not told the oldest turns any more."""
+    """The oldest turns are no longer part of the prompt."""
 
     n_turns: int
 

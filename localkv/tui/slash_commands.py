@@ -1,4 +1,4 @@
-"""The slash commands: their names, what they take, and which of the screen's methods runs them."""
+"""The slash commands: their names, their arguments, and the method of the screen that runs each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class SlashCommand:
-    """One command: how it is written, what it does, and what runs it with its argument."""
+    """One command: its usage, its description, and the function that runs it with its argument."""
 
     usage: str
     description: str
@@ -41,7 +41,7 @@ class SlashCommand:
 
 
 async def run_command(screen: ChatScreen, text: str) -> None:
-    """Run what a user typed.
+    """Run a line that a user typed.
 
     Raises:
         LocalKVError: there is no such command, or it can't be done.
@@ -95,8 +95,8 @@ async def _system(screen: ChatScreen, argument: str) -> None:
         screen.session.save()
         screen.show_settings()
         screen.count_tokens()
-    told = screen.session.system_prompt or "none"
-    await screen.transcript.note(f"system prompt: {told}")
+    prompt = screen.session.system_prompt or "none"
+    await screen.transcript.note(f"system prompt: {prompt}")
 
 
 async def _clear(screen: ChatScreen, argument: str) -> None:

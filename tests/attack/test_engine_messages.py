@@ -81,7 +81,7 @@ def test_a_damaged_line_ends_the_engine_with_one_error(tmp_path: Path, name: str
     engine = engine_that_says(tmp_path, LINES[name])
     with pytest.raises(EngineStoppedError) as raised:
         engine.load(lambda progress: None)
-    assert raised.value.message == "the engine was stopped: it sent what is no message"
+    assert raised.value.message == "the engine was stopped: it sent something that is not a message"
     assert is_gone(engine)
     with pytest.raises(EngineStoppedError):
         engine.count_tokens([])
@@ -91,7 +91,7 @@ def test_a_damaged_line_ends_the_engine_with_one_error(tmp_path: Path, name: str
 def test_a_line_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "LONGEST_LINE", 1 << 16)
     engine = engine_that_says(tmp_path, b"x", then="while True: print('x' * 1000, end='')")
-    with pytest.raises(EngineStoppedError, match="what is no message"):
+    with pytest.raises(EngineStoppedError, match="is not a message"):
         engine.load(lambda progress: None)
     assert is_gone(engine)
     engine.close()

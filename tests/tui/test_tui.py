@@ -299,8 +299,8 @@ async def test_a_prompt_that_does_not_fit_drops_turns_only_when_told_to() -> Non
         await me.ready()
         assert engine.requests[-1].messages == [{"role": "user", "content": "a b c d e"}]
         first, *_, last = me.chat.transcript.views()
-        assert "not told any more" in str(first.query(".author").first(Static).render())
-        assert "not told" not in str(last.query(".author").first(Static).render())
+        assert "not in the prompt" in str(first.query(".author").first(Static).render())
+        assert "not in the prompt" not in str(last.query(".author").first(Static).render())
 
 
 async def test_leaving_the_question_changes_nothing() -> None:

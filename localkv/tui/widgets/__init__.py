@@ -1,1 +1,1 @@
-"""The parts of the screen. They show what they are given, and post what the user did."""
+"""The parts of the screen. They show values, and post the user's actions."""

@@ -1,4 +1,4 @@
-"""The cache meter: how full the context is, and what K and V really take. In a panel or a line."""
+"""The cache meter: how full the context is, and the memory of K and V. In a panel or a line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEARLY_FULL = 0.85
 
 @dataclass(frozen=True)
 class MeterState:
-    """What the meter shows.
+    """The values of the meter.
 
     Attributes:
         facts: of the loaded model; None before it is.

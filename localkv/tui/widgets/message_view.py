@@ -26,10 +26,10 @@ _ENDINGS = {
 
 
 class MessageView(Vertical, can_focus=True):
-    """Shows a message; of an answer, reasoning apart and figures below.
+    """Shows a message; for an answer, reasoning separately and figures below.
 
     Args:
-        message: what is shown; an answer may grow.
+        message: the message to show; an answer may grow.
         author: its title.
     """
 
@@ -89,7 +89,7 @@ class MessageView(Vertical, can_focus=True):
         return len(self.query(MarkdownBlock))
 
     async def grow(self) -> None:
-        """Show what has been added to the message."""
+        """Show the text that was added to the message."""
         parts = self._parts()
         if parts.reasoning or parts.open:
             self._show_reasoning(parts)
@@ -114,11 +114,11 @@ class MessageView(Vertical, can_focus=True):
         reasoning.title = _reasoning_title(parts)
         self.query_one(".thought", Static).update(Content(parts.reasoning))
 
-    def mark(self, *, branch: int, n_branches: int, told: bool) -> None:
-        """Show which of several branches this is, and whether the model is still told of it."""
+    def mark(self, *, branch: int, n_branches: int, in_prompt: bool) -> None:
+        """Show which of several branches this is, and whether it is still part of the prompt."""
         marks = [f"‹ {branch} of {n_branches} ›"] if n_branches > 1 else []
-        marks += [] if told else ["not told any more"]
-        self.set_class(not told, "-dropped")
+        marks += [] if in_prompt else ["not in the prompt"]
+        self.set_class(not in_prompt, "-dropped")
         self._marks = "  ".join(marks)
         self.name_author(self.author)
 
@@ -153,7 +153,7 @@ class MessageView(Vertical, can_focus=True):
         return [fence.code.rstrip("\n") for fence in self.query(MarkdownFence)]
 
     def plain_text(self) -> str:
-        """What is said, without reasoning."""
+        """The text without reasoning."""
         if self.message.role == "user":
             return self.message.content
         return split_reasoning(self.message.content).answer.strip()
@@ -171,7 +171,7 @@ class MessageView(Vertical, can_focus=True):
         self.toggle_reasoning()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer only what this message can do."""
+        """Offer only the actions of this message."""
         if action == "edit":
             return self.message.role == "user"
         if action == "retry":

@@ -32,7 +32,7 @@ class Prompt(TextArea):
         self._draft = ""
 
     async def _on_key(self, event: events.Key) -> None:
-        # Here, and not only as bindings: those would run behind keys that were pressed after them.
+        # Here, and not only as bindings: those would run after keys that were pressed later.
         action = {
             "enter": self.action_submit,
             "shift+enter": self.action_newline,
@@ -59,7 +59,7 @@ class Prompt(TextArea):
         self.fill("")
 
     def fill(self, text: str) -> None:
-        """Replace what is written; a later text of the history is then this one."""
+        """Replace the text; a later text of the history is then this one."""
         self._at = len(self.sent)
         self.text = text
         self.move_cursor(self.document.end)
@@ -85,7 +85,7 @@ class Prompt(TextArea):
 
 
 class CommandHints(Static):
-    """The slash commands that begin like what is written."""
+    """The slash commands that begin with the text."""
 
     def show_matching(self, text: str, commands: Sequence[tuple[str, str]]) -> None:
         """Show the matching ones of (usage, description); nothing unless `text` is a command."""

@@ -24,7 +24,7 @@ class History(Static):
     """A title with the newest value, and columns from zero to the largest of the last values.
 
     Args:
-        title: what is measured.
+        title: the name of the measurement.
         style: the colour of the columns.
     """
 
@@ -85,7 +85,7 @@ class Speed(Vertical):
         self._latencies.append(1000 * max(delta.seconds))
 
     def draw(self, tokens_per_second: float | None = None) -> None:
-        """Show what was added, with the rate of the whole answer where it is known."""
+        """Show new values, with the rate of the whole answer if it is known."""
         rates, latencies = self.query(History)
         figure = tokens_per_second or self.tokens_per_second
         rate = f"{figure:,.1f} tokens/s" if figure else ""

@@ -43,7 +43,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return list(self.query(MessageView))
 
     async def show(self, conversation: Conversation, model_name: str) -> None:
-        """Show a conversation's branch; what is on the screen already stays."""
+        """Show a conversation's branch; messages that are on the screen already stay."""
         path = conversation.path()
         if conversation is not self._conversation or self.n_hidden >= len(path):
             self._conversation, self.n_hidden = conversation, max(0, len(path) - AT_ONCE)
@@ -63,7 +63,7 @@ class Transcript(VerticalScroll, can_focus=False):
             self.follow()
 
     async def show_earlier(self, model_name: str) -> None:
-        """Show more of what was said before the first message."""
+        """Show more messages before the first one."""
         if self._conversation is None or not self.n_hidden:
             return
         start = max(0, self.n_hidden - AT_ONCE)
@@ -74,13 +74,13 @@ class Transcript(VerticalScroll, can_focus=False):
         self._mark(self._conversation)
 
     def _mark(self, conversation: Conversation) -> None:
-        told = {message.id for message in conversation.kept()}
+        kept = {message.id for message in conversation.kept()}
         for view in self.views():
             branches = conversation.branches(view.message)
             view.mark(
                 branch=branches.index(view.message) + 1,
                 n_branches=len(branches),
-                told=view.message.id in told,
+                in_prompt=view.message.id in kept,
             )
         earlier = self.query_one("#earlier", Static)
         earlier.display = self.n_hidden > 0

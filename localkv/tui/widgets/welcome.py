@@ -1,4 +1,4 @@
-"""What an empty conversation shows."""
+"""The screen of an empty conversation."""
 
 from __future__ import annotations
 
