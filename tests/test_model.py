@@ -10,7 +10,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GGMLType
 
-from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
@@ -21,7 +20,7 @@ from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.simd.cpu_features import HAS_VNNI
 from support.float64_model import float64_logits
-from support.forward import CONFORMANCE_IDS, IDS, logits, new_cache, nmse, run
+from support.forward import CONFORMANCE_IDS, IDS, logits, new_cache, nmse, run, run_together
 from support.random_model import MOE, VARIANTS, RandomModel, variant
 
 if TYPE_CHECKING:
@@ -92,25 +91,9 @@ def test_several_sequences(backend: Backend, tmp_path: Path) -> None:
     """Sequences of different length in one batch are what they are alone."""
     path = RandomModel().write(tmp_path / "model.gguf", GGMLType.F32)
     model, _ = load_model(path, backend)
-    config = model.config
     parts = [IDS[:3], (IDS * 4)[20:320], IDS[50:51]]
     alone = [run(model, new_cache(model, SegmentSpec("f32", "f32")), ids) for ids in parts]
-    cache = KVCache(
-        n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
-        segments=[SegmentSpec("f32", "f32")],
-        n_ctx=512,
-        n_sequences=3,
-    )
-    sequences = [cache.new_sequence() for _ in parts]
-    half = [len(ids) // 2 for ids in parts]
-    first = [(s, ids[:n]) for s, ids, n in zip(sequences, parts, half, strict=True) if n]
-    model.forward(cache.batch(first), cache)
-    for sequence, n in zip(sequences, half, strict=True):
-        sequence.length += n
-    rest = [(s, ids[n:]) for s, ids, n in zip(sequences, parts, half, strict=True)]
-    together = model.forward(cache.batch(rest), cache).double().numpy()
+    together = run_together(model, [SegmentSpec("f32", "f32")], parts)
     assert nmse(together, np.stack([rows[-1] for rows in alone])) < 1e-10
 
 

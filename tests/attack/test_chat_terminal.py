@@ -24,6 +24,7 @@ from localkv.chat.store import Store
 from localkv.errors import LocalKVError
 from support.paths import MODELS
 from support.program import clean_env
+from support.waiting import runs, wait_for
 
 MODEL = MODELS / "tales-4M-F16.gguf"
 SECONDS = 90.0
@@ -45,14 +46,6 @@ os.execv(sys.executable, [sys.executable, "-m", "localkv", "chat", *sys.argv[2:]
 """
 
 
-def running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
 def descendants(pid: int) -> list[int]:
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -60,13 +53,6 @@ def descendants(pid: int) -> list[int]:
             for child in map(int, children.read_text().split()):
                 found += [child, *descendants(child)]
     return found
-
-
-def wait_for(what: Callable[[], object], why: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not what():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.05)
 
 
 class Chat:
@@ -161,7 +147,7 @@ def check_end(chat: Chat, way: str) -> None:
     assert len(family) > 1
     WAYS[way](chat)
     wait_for(lambda: chat.process.poll() is not None, "the chat goes on")
-    wait_for(lambda: not any(map(running, family)), "a process was left behind")
+    wait_for(lambda: not any(map(runs, family)), "a process was left behind")
     assert b"Traceback" not in chat.shown
 
 

@@ -26,7 +26,8 @@ from localkv.loader.hub.download import Download, fetch
 from localkv.loader.hub.find import find
 from localkv.loader.hub.reference import parse_reference
 from support.fake_hub import FakeHub
-from support.program import Process, clean_env, localkv_process
+from support.program import Process, hub_env, localkv_process
+from support.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and limits of POSIX")
 
@@ -44,12 +45,8 @@ def split(hub: FakeHub) -> FakeHub:
     return hub
 
 
-def environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
-    return clean_env(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path), HF_TOKEN="", HF_HUB_OFFLINE="0")
-
-
 def pull(hub: FakeHub, tmp_path: Path, **popen: Any) -> Process:
-    return localkv_process("pull", REPO, env=environment(hub, tmp_path), **popen)
+    return localkv_process("pull", REPO, env=hub_env(hub, tmp_path), **popen)
 
 
 def get() -> Path:
@@ -174,13 +171,6 @@ runpy.run_module("localkv", run_name="__main__", alter_sys=True)
 """
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def interrupt(process: Process) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -227,7 +217,7 @@ def test_ctrl_c_when_all_has_arrived(split: FakeHub, tmp_path: Path, stage: str)
     marker = tmp_path / "marker"
     command = [sys.executable, "-c", STOP_AT, str(marker), *stage.split()]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with Process(command, env=environment(split, tmp_path), **streams) as process:
+    with Process(command, env=hub_env(split, tmp_path), **streams) as process:
         wait_for(lambda: marker.exists() or process.poll() is not None)
         interrupt(process)
     goes_on(tmp_path)
@@ -361,7 +351,7 @@ def test_a_disk_that_is_full(split: FakeHub, tmp_path: Path, how: str) -> None:
     command = [*mount, sys.executable, *python, "pull", REPO]
     try:
         done = subprocess.run(
-            command, env=environment(split, home), capture_output=True, text=True, timeout=120
+            command, env=hub_env(split, home), capture_output=True, text=True, timeout=120
         )
     except FileNotFoundError:
         pytest.skip("no unshare")

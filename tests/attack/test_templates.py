@@ -20,6 +20,7 @@ from localkv.loader import template_process
 from localkv.loader.chat_template import ChatTemplate, ChatTemplateError
 from localkv.loader.template_child import ALARM_SECONDS, MAX_MEMORY
 from support.attack.hostile_templates import CASES, MEMORY, TIME, damaged, random_template
+from support.waiting import runs, wait_for
 
 FAST_SECONDS, FAST_SEEDS, FAST_STEP = 0.2, 60, 2
 LONG_SECONDS, LONG_SEEDS, LONG_STEP = 1.0, 3000, 1
@@ -216,18 +217,6 @@ print(template_process._idle[0]._child.pid, flush=True)
 """
 
 
-def is_gone(pid: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_ctrl_c_ends_a_template() -> None:
     process = run(f"{SAY_CHILD}\nrender({UNENDING!r})")
     assert process.stdout is not None
@@ -236,14 +225,14 @@ def test_ctrl_c_ends_a_template() -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=3)
     assert "KeyboardInterrupt" in errors
-    assert is_gone(child, 1)
+    wait_for(lambda: not runs(child), seconds=1)
 
 
 def test_no_process_is_left_behind() -> None:
     process = run(SAY_CHILD)
     output, errors = process.communicate(timeout=30)
     assert not errors
-    assert is_gone(int(output), 1)
+    wait_for(lambda: not runs(int(output)), seconds=1)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +248,7 @@ def test_no_process_outlives_one_that_is_killed(then: str, seconds: float) -> No
     child = int(process.stdout.readline())
     time.sleep(0.3)
     process.kill()
-    assert is_gone(child, seconds)
+    wait_for(lambda: not runs(child), seconds=seconds)
     process.communicate()
 
 

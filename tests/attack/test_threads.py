@@ -15,6 +15,7 @@ from localkv.system.turns import LOOK_SECONDS, CancelledWaitError, Turns
 from support.attack.attack_script import run_script
 from support.attack.interleavings import Alone, take_turns
 from support.cache_types import PAIRS
+from support.waiting import wait_for
 
 # how much is tried: the first number in ordinary runs, the second by `make attack`
 PROGRAMMES, MANY_PROGRAMMES = 4, 150
@@ -176,10 +177,7 @@ def test_two_threads_may_read_one_stream(tiny_model: Path) -> None:
 
 def waiting(turns: Turns, n: int) -> None:
     """Return when so many are at work or wait."""
-    deadline = time.monotonic() + 60
-    while len(turns._queue) < n:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for(lambda: len(turns._queue) >= n)
 
 
 def test_first_come_first_served() -> None:

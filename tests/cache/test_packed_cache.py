@@ -12,7 +12,6 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
@@ -23,7 +22,7 @@ from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from support.cache_types import NAMES, partners
-from support.forward import CONFORMANCE_IDS, IDS, new_cache, nmse, run
+from support.forward import CONFORMANCE_IDS, IDS, new_cache, nmse, run, run_together
 from support.random_model import RandomModel, variant
 
 if TYPE_CHECKING:
@@ -114,22 +113,7 @@ def test_several_sequences(type_k: str, type_v: str, path: Path) -> None:
     for backend, tolerance in ((EXACT, 1e-20), (cpu_backend(), 2e-5)):
         model, _ = load_model(path, backend)
         alone = [run(model, new_cache(model, *specs), ids) for ids in parts]
-        cache = KVCache(
-            n_layers=model.config.n_layers,
-            n_kv_heads=model.config.n_kv_heads,
-            head_dim=model.config.head_dim,
-            segments=specs,
-            n_ctx=512,
-            n_sequences=3,
-        )
-        sequences = [cache.new_sequence() for _ in parts]
-        half = [len(ids) // 2 for ids in parts]
-        first = [(s, ids[:n]) for s, ids, n in zip(sequences, parts, half, strict=True) if n]
-        model.forward(cache.batch(first), cache)
-        for sequence, n in zip(sequences, half, strict=True):
-            sequence.length += n
-        rest = [(s, ids[n:]) for s, ids, n in zip(sequences, parts, half, strict=True)]
-        together = model.forward(cache.batch(rest), cache).double().numpy()
+        together = run_together(model, specs, parts)
         assert nmse(together, np.stack([rows[-1] for rows in alone])) < tolerance
 
 

@@ -29,6 +29,7 @@ from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.sampling.params import SamplingParams
 from support import tiny_model as tiny
 from support.program import clean_env
+from support.waiting import runs, wait_for
 
 HELLO = ({"role": "user", "content": "Tell me of the fox"},)
 GREEDY = SamplingParams(temperature=0.0)
@@ -214,13 +215,7 @@ os._exit(9)
         [sys.executable, "-c", program], env=clean_env(), capture_output=True, text=True
     )
     pid = int(done.stdout)
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.05)
-    else:
-        assert not Path(f"/proc/{pid}").exists()
+    wait_for(lambda: not runs(pid), seconds=20)
 
 
 def test_the_screen_needs_no_torch() -> None:

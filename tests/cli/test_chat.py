@@ -18,6 +18,7 @@ from localkv.chat.store import Store
 from localkv.cli.chat import default_threads
 from support.paths import MODELS
 from support.program import clean_env
+from support.waiting import wait_for
 
 MODEL = MODELS / "tales-4M-F16.gguf"
 SECONDS = 90.0
@@ -123,10 +124,7 @@ def test_a_conversation_in_a_real_terminal(
     terminal.keys("Escape")
     terminal.wait_for("reading the prompt", gone=True)
     terminal.keys("C-q")
-    deadline = time.monotonic() + SECONDS
-    while terminal.runs and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not terminal.runs
+    wait_for(lambda: not terminal.runs, seconds=SECONDS)
     store = Store(tmp_path / "localkv" / "chats.sqlite3")
     (session,) = store.sessions()
     path = store.session(session.id).conversation.path()

@@ -10,29 +10,11 @@ import pytest
 from localkv.cli.escapes import unescape
 from localkv.errors import ContextOverflowError, UsageError
 from support import tiny_model as tiny
-from support.fake_llm import FakeLLM
-
-
-@pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
-    class Script(FakeLLM):
-        pass
-
-    monkeypatch.setattr("localkv.llm.LLM", Script)
-    return Script
-
 
 MEMORY = (
     "memory: weights 1.00 MiB (1.00 MiB mapped), K f16 512.00 KiB, V f16 512.00 KiB, "
     "scratch 3.00 MiB (context 64)\n"
 )
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
-    path.touch()
-    return path
 
 
 # -- the prompt

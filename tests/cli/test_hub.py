@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import gguf
@@ -18,7 +17,8 @@ from localkv.loader.model_summary import FILE_TYPES
 from support.fake_hub import COMMIT, FakeHub
 from support.fake_llm import FakeLLM
 from support.paths import ROOT
-from support.program import Program, clean_env, loaded_by, localkv_process, on_terminal
+from support.program import Program, hub_env, loaded_by, localkv_process, on_terminal
+from support.waiting import wait_for
 
 REPO = "org/tiny-GGUF"
 
@@ -43,13 +43,6 @@ def here(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.chdir(folder)
     monkeypatch.setattr("localkv.loader.shelf.shelves", list)
     return program
-
-
-def environment(hub: FakeHub, tmp_path: Path, **more: str) -> dict[str, str]:
-    """For a process of its own."""
-    return clean_env(
-        HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path), HF_TOKEN="", HF_HUB_OFFLINE="0", **more
-    )
 
 
 # -- one syntax for all commands
@@ -192,7 +185,7 @@ def test_pull_prints_the_path(here: Program, repo: FakeHub, tmp_path: Path) -> N
 
 def test_pull_asks_for_nothing_else(hub: FakeHub, tmp_path: Path) -> None:
     hub.repos[REPO] = {"m.gguf": b"x" * 1000}
-    with localkv_process("pull", REPO, env=environment(hub, tmp_path)) as process:
+    with localkv_process("pull", REPO, env=hub_env(hub, tmp_path)) as process:
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert [request.path for request in hub.requests] == [
@@ -220,14 +213,12 @@ def test_a_killed_pull_loses_nothing(hub: FakeHub, tmp_path: Path) -> None:
     data = hashlib.shake_128(b"model").digest(3 << 20)
     hub.repos[REPO] = {"m-Q4_K_M.gguf": data}
     hub.stall_after = 2 << 20
-    env = environment(hub, tmp_path)
+    env = hub_env(hub, tmp_path)
     partial = tmp_path / "hub" / "models--org--tiny-GGUF" / "blobs"
     with localkv_process("pull", REPO, env=env) as process:
         assert hub.stalled.wait(60)
         (path,) = partial.glob("*.incomplete")
-        deadline = time.monotonic() + 30
-        while path.stat().st_size < hub.stall_after and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: path.stat().st_size >= 2 << 20, seconds=30)
         process.kill()
     hub.stall_after = None
     hub.go_on.set()
@@ -244,7 +235,7 @@ def test_a_killed_pull_loses_nothing(hub: FakeHub, tmp_path: Path) -> None:
 def test_an_interrupted_pull_is_130(hub: FakeHub, tmp_path: Path) -> None:
     hub.repos[REPO] = {"m-Q4_K_M.gguf": bytes(1 << 20)}
     hub.stall_after = 1 << 19
-    with localkv_process("pull", REPO, env=environment(hub, tmp_path)) as process:
+    with localkv_process("pull", REPO, env=hub_env(hub, tmp_path)) as process:
         assert hub.stalled.wait(60)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
@@ -255,7 +246,7 @@ def test_an_interrupted_pull_is_130(hub: FakeHub, tmp_path: Path) -> None:
 
 def test_one_bar_on_a_terminal(hub: FakeHub, tmp_path: Path, monkeypatch) -> None:
     hub.repos[REPO] = {f"m-Q4_K_M-0000{i}-of-00002.gguf": bytes([i]) * (1 << 20) for i in (1, 2)}
-    for name, value in environment(hub, tmp_path).items():
+    for name, value in hub_env(hub, tmp_path).items():
         monkeypatch.setenv(name, value)
     code, shown = on_terminal("pull", REPO)
     assert code == 0
@@ -402,7 +393,7 @@ def test_rm_leaves_files_alone(here: Program, hub: FakeHub) -> None:
 def test_imports(
     hub: FakeHub, repo: FakeHub, tiny_model: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    for name, value in environment(hub, tmp_path).items():
+    for name, value in hub_env(hub, tmp_path).items():
         monkeypatch.setenv(name, value)
     for command in ("pull", "list", "rm"):
         assert loaded_by(command, "--help") == []

@@ -21,22 +21,6 @@ BREAKER = "--dry-sequence-breaker"
 
 
 @pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
-    class Script(FakeLLM):
-        pass
-
-    monkeypatch.setattr("localkv.llm.LLM", Script)
-    return Script
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
-    path.touch()
-    return path
-
-
-@pytest.fixture
 def params(program: Program, llm: type[FakeLLM], model: Path) -> Any:
     """Flags -> the `SamplingParams` that reach the model."""
 

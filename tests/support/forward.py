@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,21 @@ def run(model: Transformer, cache: KVCache, ids: list[int], chunk: int = 512) ->
         rows.append(model.forward(cache.batch([(sequence, part)], logits="all"), cache))
         sequence.length += len(part)
     return torch.cat(rows).double().numpy()
+
+
+def run_together(
+    model: Transformer, segments: Sequence[SegmentSpec], parts: Sequence[list[int]]
+) -> np.ndarray:
+    """The last logits of several sequences, evaluated in two batches: [len(parts), n_vocab]."""
+    cache = new_cache(model, *segments, n_ctx=512, n_sequences=len(parts))
+    sequences = [cache.new_sequence() for _ in parts]
+    half = [len(ids) // 2 for ids in parts]
+    first = [(s, ids[:n]) for s, ids, n in zip(sequences, parts, half, strict=True) if n]
+    model.forward(cache.batch(first), cache)
+    for sequence, n in zip(sequences, half, strict=True):
+        sequence.length += n
+    rest = [(s, ids[n:]) for s, ids, n in zip(sequences, parts, half, strict=True)]
+    return model.forward(cache.batch(rest), cache).double().numpy()
 
 
 def logits(

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from localkv.cli import run
+
+if TYPE_CHECKING:
+    from support.fake_hub import FakeHub
 
 _VARIABLES = ("LOCALKV_", "LLAMA_ARG_")
 
@@ -88,6 +91,11 @@ class Process(subprocess.Popen[bytes]):
         if kind is not None:
             self.kill()
         super().__exit__(kind, *details)
+
+
+def hub_env(hub: FakeHub, home: Path) -> dict[str, str]:
+    """The variables of a process that takes its models from a hub of ours."""
+    return clean_env(HF_ENDPOINT=hub.url, HF_HOME=str(home), HF_TOKEN="", HF_HUB_OFFLINE="0")
 
 
 def localkv_process(*argv: object, **popen: object) -> Process:

@@ -93,6 +93,27 @@ def head_dim_of(rng: random.Random, *names: str) -> int:
     return rng.choice([d for d in HEAD_DIMS if d % block == 0])
 
 
+def shuffled_cache(
+    rng: random.Random,
+    specs: list[SegmentSpec],
+    n_kv_heads: int,
+    head_dim: int,
+    lengths: list[tuple[int, int]],
+) -> KVCache:
+    """With room for sequences of (past, new) tokens, and its pages in no order."""
+    cache = KVCache(
+        n_layers=1,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        segments=specs,
+        n_ctx=max(past + new for past, new in lengths),
+        n_sequences=len(lengths),
+    )
+    for pool in cache.pools:
+        rng.shuffle(pool.free)
+    return cache
+
+
 def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
     """Decode and prefill in one batch, on permuted pages that hold NaN where nothing was stored."""
     type_k, type_v = rng.choice(list(KV_FORMATS)), rng.choice(list(KV_FORMATS))
@@ -117,16 +138,7 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
         f"threads {threads(rng)}"
     )
     specs = [SegmentSpec(type_k, type_v, first) for first in bounds]
-    cache = KVCache(
-        n_layers=1,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        segments=specs,
-        n_ctx=max(past + new for past, new in lengths),
-        n_sequences=len(lengths),
-    )
-    for pool in cache.pools:
-        rng.shuffle(pool.free)
+    cache = shuffled_cache(rng, specs, n_kv_heads, head_dim, lengths)
     layer = cache.layers[0]
     for segment in layer.segments:
         for plane in (*segment.k, *segment.v):
@@ -196,16 +208,8 @@ def store_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], N
         f"{type_k}/{type_v} head_dim {head_dim} x {n_kv_heads} rotated {rotations} "
         f"lengths {lengths} segments {bounds} threads {threads(rng)}"
     )
-    cache = KVCache(
-        n_layers=1,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        segments=[SegmentSpec(type_k, type_v, first, *rotations) for first in bounds],
-        n_ctx=max(past + new for past, new in lengths),
-        n_sequences=len(lengths),
-    )
-    for pool in cache.pools:
-        rng.shuffle(pool.free)
+    specs = [SegmentSpec(type_k, type_v, first, *rotations) for first in bounds]
+    cache = shuffled_cache(rng, specs, n_kv_heads, head_dim, lengths)
     layer = cache.layers[0]
     for segment in layer.segments:
         for plane in (*segment.k, *segment.v):

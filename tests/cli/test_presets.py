@@ -9,26 +9,9 @@ import pytest
 
 from localkv.formats import KV_FORMATS
 from localkv.presets import PRESETS
-from support.fake_llm import FakeLLM
 from support.paths import ROOT
 from support.program import Program
 from support.random_model import variant
-
-
-@pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
-    class Script(FakeLLM):
-        pass
-
-    monkeypatch.setattr("localkv.llm.LLM", Script)
-    return Script
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
-    path.touch()
-    return path
 
 
 def bits(name: str) -> float:
