@@ -1,111 +1,85 @@
-"""localkv and llama.cpp on the same CPU, the same random 1.1B Llama model, in turn.
+"""localkv and llama.cpp on the same CPU, with the same random 1.1B Llama, in turn.
 
-    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON [--types q4_0 q8_0 q4_K]
-        [--pairs f16 q8_0 q4_0/q8_0 q8_0/q4_0 q4_0] [--depths 0 4096] [--rounds 5] [--json FILE]
-        [--tests load tg pp]
+Each program runs alone and with its own defaults: while one is timed, all others are stopped
+(SIGSTOP), and no environment is set for any of them. For localkv these are the defaults of
+`localkv complete`, and it is loaded as that loads it. For llama.cpp they are those of llama-cli,
+which the library's Python package does not have: a thread for each physical core, n_batch 2048,
+n_ubatch 512, flash attention "auto", the file mapped. `--threads` sets both.
 
-PYTHON is an interpreter that has llama-cpp-python; without `--peer` only localkv runs. For every
-pair of cache types each program loads the model in a process of its own. All fill their caches
-with a prompt of the depth's length, then they take turns, so that they meet the same noise: a round
-is, for every process, a decode of `--decode` tokens (tg) and a prompt of 512 tokens (pp), both
-behind what the cache holds. Beyond `--peer-depth` only localkv runs, whose pairs are compared with
-its own f16. With `--tests load` the programs load the model and decode a token in turn, `--rounds`
-times, after once that does not count: libraries and the file are in memory then.
+PYTHON is an interpreter that has llama-cpp-python; without `--peer` only localkv runs. The tables
+of docs/benchmarks.md, in about 15 minutes on two cores:
+
+    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --types q4_0 --depths 0 4096
+    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --types q8_0 q4_K --pairs f16 --depths 0
+    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --types q4_0 q4_K q8_0 --tests load
+
+For every pair of cache types each program loads the model in a process of its own and fills its
+cache with a prompt of the depth's length. Then they take turns: a round is, for every process, a
+decode of `--decode` tokens (tg) or a prompt of 512 tokens (pp), both at the depth. A token that is
+not timed comes first, since a process that was stopped finds nothing of its own in the caches.
+Beyond `--peer-depth` only localkv runs. With `--tests load` the programs load the model and decode
+a token in turn, after once that does not count: libraries and the file are in memory then.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import platform
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from alone import Worker, answer, commands, end_on_signals
+
 SETTLE_SECONDS = 4
-"""From imports to loading. A virtual machine gives memory that a program has freed back to its host
-within seconds; who loads right after another program would get it sooner than who imports longer.
+"""From imports to loading, where that is timed. A virtual machine gives memory that a program has
+freed back to its host within seconds; who loads right after another program would get it sooner
+than who imports longer.
 """
 
 LOAD_TESTS = ("load", "load and a token")
 
-N_VOCAB, N_EMBD, N_LAYERS, N_HEADS, N_KV_HEADS, N_FF = 32000, 2048, 16, 32, 8, 8192
+N_VOCAB, N_EMBD, N_FF = 32000, 2048, 8192
 PROMPT = 512
-
-
-def write_model(path: Path, name: str) -> None:
-    """A Llama of 1.1 billion weights in one type, but for an output matrix as llama-quantize's."""
-    import gguf
-    import numpy as np
-
-    from localkv.formats import FORMATS
-    from localkv.loader.synthetic import random_rows
-
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(1 << 17)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(N_LAYERS)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEADS)
-    writer.add_head_count_kv(N_KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(N_EMBD // N_HEADS)
-    writer.add_vocab_size(N_VOCAB)
-    writer.add_tokenizer_model("no_vocab")
-
-    def matrix(tensor: str, kind: str, n_out: int, n_in: int) -> None:
-        rows = random_rows(FORMATS[kind], n_out, n_in).numpy()
-        kinds = gguf.GGMLQuantizationType
-        writer.add_tensor(f"{tensor}.weight", rows, raw_dtype=kinds[kind.upper()])
-
-    def norm(tensor: str) -> None:
-        writer.add_tensor(f"{tensor}.weight", np.ones(N_EMBD, np.float32))
-
-    n_kv = N_EMBD // N_HEADS * N_KV_HEADS
-    matrix("token_embd", name, N_VOCAB, N_EMBD)
-    norm("output_norm")
-    matrix("output", "q8_0" if name == "q8_0" else "q6_K", N_VOCAB, N_EMBD)
-    for layer in range(N_LAYERS):
-        at = f"blk.{layer}"
-        norm(f"{at}.attn_norm")
-        norm(f"{at}.ffn_norm")
-        matrix(f"{at}.attn_q", name, N_EMBD, N_EMBD)
-        matrix(f"{at}.attn_k", name, n_kv, N_EMBD)
-        matrix(f"{at}.attn_v", name, n_kv, N_EMBD)
-        matrix(f"{at}.attn_output", name, N_EMBD, N_EMBD)
-        matrix(f"{at}.ffn_gate", name, N_FF, N_EMBD)
-        matrix(f"{at}.ffn_up", name, N_FF, N_EMBD)
-        matrix(f"{at}.ffn_down", name, N_EMBD, N_FF)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
 
 Evaluate = Callable[[list[int], int], None]
 """Evaluate ids at a position; what the cache holds from there on is forgotten first."""
 
 
-def load_localkv(path: str, pair: str, n_ctx: int, n_threads: int) -> Evaluate:
-    from localkv.llm import LLM
+def load_localkv(path: str, pair: str, n_ctx: int, n_threads: int) -> tuple[Evaluate, int]:
+    from localkv.cli.complete import complete
+    from localkv.cli.loading import load_llm
 
     type_k, type_v = sides(pair)
-    llm = LLM(path, n_ctx=n_ctx, cache_type_k=type_k, cache_type_v=type_v, n_threads=n_threads)
-    engine = llm.engine
+    flags = ["-m", path, "-c", str(n_ctx), "-ctk", type_k, "-ctv", type_v, "-p", ""]
+    flags += ["-t", str(n_threads)] if n_threads else []
+    with complete.make_context("complete", flags) as context:
+        engine = load_llm(context.params, quiet=True).engine
 
     def evaluate(ids: list[int], position: int) -> None:
         engine.truncate(position)
         engine.evaluate(ids, generated=len(ids) == 1)
 
-    return evaluate
+    import torch
+
+    return evaluate, torch.get_num_threads()
 
 
-def load_llama_cpp(path: str, pair: str, n_ctx: int, n_threads: int) -> Evaluate:
+def physical_cores() -> int:
+    """As llama.cpp counts them (`cpu_get_num_physical_cores`)."""
+    siblings = set()
+    for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*"):
+        with contextlib.suppress(OSError):
+            siblings.add((cpu / "topology" / "thread_siblings").read_text())
+    n = os.cpu_count() or 1
+    return len(siblings) or (n if n <= 4 else n // 2)
+
+
+def load_llama_cpp(path: str, pair: str, n_ctx: int, n_threads: int) -> tuple[Evaluate, int]:
     import llama_cpp
 
     @llama_cpp.llama_log_callback
@@ -118,8 +92,9 @@ def load_llama_cpp(path: str, pair: str, n_ctx: int, n_threads: int) -> Evaluate
     params = llama_cpp.llama_model_default_params()
     model = llama_cpp.llama_model_load_from_file(path.encode(), params)
     options = llama_cpp.llama_context_default_params()
-    options.n_ctx, options.n_batch, options.n_ubatch = n_ctx, PROMPT, PROMPT
-    options.n_threads = options.n_threads_batch = n_threads
+    options.n_ctx, options.n_batch, options.n_ubatch = n_ctx, 2048, 512
+    options.n_threads = options.n_threads_batch = n_threads or physical_cores()
+    options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
     kinds = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
     options.type_k, options.type_v = (kinds[name] for name in sides(pair))
     context = llama_cpp.llama_init_from_model(model, options)
@@ -136,7 +111,7 @@ def load_llama_cpp(path: str, pair: str, n_ctx: int, n_threads: int) -> Evaluate
             raise RuntimeError("llama_decode failed")
         llama_cpp.llama_get_logits_ith(context, len(ids) - 1)  # waits
 
-    return evaluate
+    return evaluate, options.n_threads
 
 
 LOADERS = {"localkv": load_localkv, "llama.cpp": load_llama_cpp}
@@ -154,202 +129,196 @@ def ids_at(position: int, n: int) -> list[int]:
 
 
 def work(program: str, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
-    """Answer commands with seconds; the first answer is for the imports.
+    """Answer commands; the first answer is the program's version.
 
-    "load 1" loads the model. The other answers are seconds per token: "fill N" makes the depth N,
-    "tg N" decodes N tokens there, "pp N" evaluates a prompt there.
+    "load" loads the model and answers with the seconds and the threads. The others answer with
+    seconds per token: "fill N" makes the depth N, "tg N" decodes N tokens there, "pp N" evaluates a
+    prompt there.
     """
-    started = time.perf_counter()
-    __import__(MODULES[program])
-    print(time.perf_counter() - started, flush=True)
+    if program == "localkv":
+        from localkv.system.limits import before_torch
+
+        before_torch()
+    answer(__import__(MODULES[program]).__version__)
     depth = 0
-    for line in sys.stdin:
-        command, count = line.split()
-        n = int(count)
-        started = time.perf_counter()
+    for line in commands():
+        command, _, count = line.partition(" ")
+        n = int(count or 1)
         if command == "load":
-            evaluate = LOADERS[program](path, pair, n_ctx, n_threads)
-        elif command == "fill":
+            started = time.perf_counter()
+            evaluate, n_threads = LOADERS[program](path, pair, n_ctx, n_threads)
+            answer([time.perf_counter() - started, n_threads])
+            continue
+        if command in ("tg", "pp"):
+            evaluate(ids_at(depth, 1), depth)  # caches are cold, threads asleep
+        started = time.perf_counter()
+        if command == "fill":
             for start in range(depth, n, PROMPT):
                 evaluate(ids_at(start, min(PROMPT, n - start)), start)
             depth, n = n, max(1, n - depth)
         elif command == "pp":
             evaluate(ids_at(depth, n), depth)
-        else:
+        else:  # "tg", and "first", which nothing goes before
             for i in range(n):
                 evaluate(ids_at(depth + i, 1), depth + i)
-        print((time.perf_counter() - started) / n, flush=True)
+        answer((time.perf_counter() - started) / n)
 
 
-class Program:
+class Program(Worker):
     """A process that has loaded the model with a pair of cache types."""
 
-    def __init__(self, interpreter: str, name: str, pair: str, path: Path, n_ctx: int, n: int):
+    def __init__(
+        self, interpreter: str, name: str, pair: str, path: Path, n_ctx: int, n: int, wait: int = 0
+    ) -> None:
         worker = ["--worker", name, str(path), pair, str(n_ctx), "--threads", str(n)]
-        # as the command line runs: idle threads sleep, or one process's slow down the other's
-        env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-        self.process = subprocess.Popen(
-            [interpreter, __file__, *worker],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        self.name, self.pair = name, pair
-        self._answer()
-        time.sleep(SETTLE_SECONDS)
-        self.load_seconds = self.ask("load", 1)
+        super().__init__([interpreter, __file__, *worker])
+        self.name, self.pair, self.version = name, pair, self.ready
+        try:
+            time.sleep(wait)
+            self.load_seconds, self.n_threads = self.ask("load")
+        except BaseException:
+            self.close()
+            raise
 
-    def _answer(self) -> float:
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended without an answer")
-        return float(line)
-
-    def ask(self, command: str, n: int) -> float:
-        self.process.stdin.write(f"{command} {n}\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def spread(values: list[float]) -> list[float]:
-    return [min(values), statistics.median(values), max(values)]
+    def __str__(self) -> str:
+        threads = f"{self.n_threads} thread{'s' if self.n_threads > 1 else ''}"
+        return f"{self.name} {self.version} with {threads}"
 
 
 def measure(programs: list[Program], depth: int, options: argparse.Namespace) -> list[dict]:
     """Tokens per second of every program at a depth, in turn."""
     for program in programs:
-        print(f"fill {program.name} {program.pair} to {depth}", file=sys.stderr, flush=True)
-        program.ask("fill", depth)
-    counts = {"tg": options.decode, "pp": PROMPT}
+        say(f"fill {program.name} {program.pair} to {depth}")
+        program.ask(f"fill {depth}")
+    counts = {"tg": (options.decode, options.rounds), "pp": (PROMPT, options.prompt_rounds)}
     rows = []
     for test in (test for test in options.tests if test in counts):
-        speeds: dict[tuple[str, str], list[float]] = {}
-        for turn in range(-1, options.rounds):
+        count, rounds = counts[test]
+        speeds = {(program.name, program.pair): list[float]() for program in programs}
+        for turn in range(-1, rounds):
+            say(f"{test} at {depth}, round {turn + 1} of {rounds}")
             for program in programs:
-                speed = 1 / program.ask(test, counts[test] if turn >= 0 or test == "pp" else 2)
+                speed = 1 / program.ask(f"{test} {count if turn >= 0 else max(1, count // 8)}")
                 if turn >= 0:  # the first is for warming up
-                    speeds.setdefault((program.name, program.pair), []).append(speed)
+                    speeds[program.name, program.pair].append(speed)
         for (name, pair), values in speeds.items():
-            row = {"test": test, "depth": depth, "pair": pair, "program": name, "t/s": values}
-            for title, other in (("llama.cpp", ("llama.cpp", pair)), ("f16", (name, "f16"))):
-                if other in speeds and other != (name, pair):
-                    ratios = [a / b for a, b in zip(values, speeds[other], strict=True)]
-                    row[f"/ {title}"] = spread(ratios)
+            row = {"test": test, "depth": depth, "pair": pair, "program": name, "values": values}
             rows.append(row)
     return rows
 
 
 def measure_loads(
     interpreters: dict[str, str], path: Path, options: argparse.Namespace
-) -> dict[str, dict[str, list[float]]]:
-    """Seconds by test and program, in turn, after the imports.
+) -> tuple[list[dict], dict[str, str]]:
+    """Seconds by test and program, in turn, after the imports; and each program's version.
 
     A program that only maps the file reads it with the first token, so that counts, too.
     """
+    pair, about = options.pairs[0], dict[str, str]()
     seconds = {test: {name: list[float]() for name in interpreters} for test in LOAD_TESTS}
     for turn in range(-1, options.rounds):
+        say(f"load, round {turn + 1} of {options.rounds}")
         for name, interpreter in interpreters.items():
-            program = Program(interpreter, name, options.pairs[0], path, 1024, options.threads)
-            first_token = program.ask("tg", 1)
-            program.close()
+            loaded = Program(
+                interpreter, name, pair, path, 1024, options.threads, wait=SETTLE_SECONDS
+            )
+            with contextlib.closing(loaded) as program:
+                first_token = program.ask("first")
+                about[name] = str(program)
             if turn >= 0:
                 load = program.load_seconds
                 for test, value in zip(LOAD_TESTS, (load, load + first_token), strict=True):
                     seconds[test][name].append(value)
-    return seconds
+    return [
+        {"test": test, "depth": 0, "pair": pair, "program": name, "values": values}
+        for test, of_programs in seconds.items()
+        for name, values in of_programs.items()
+    ], about
 
 
-def show_loads(weights: str, seconds: dict[str, dict[str, list[float]]]) -> list[dict]:
-    rows = []
-    for test, of_programs in seconds.items():
-        for name, values in of_programs.items():
-            row = {"test": test, "weights": weights, "program": name, "s": values}
-            low, middle, high = spread(values)
-            cells = f"| {test} | {weights} | | {name} | {middle:.2f} ({low:.2f}-{high:.2f}) s |"
-            if name != "llama.cpp" and "llama.cpp" in of_programs:
-                pairs = zip(values, of_programs["llama.cpp"], strict=True)
-                low, middle, high = row["/ llama.cpp"] = spread([a / b for a, b in pairs])
-                cells += f" {middle:.2f} ({low:.2f}-{high:.2f})"
-            print(f"{cells} | |", flush=True)
-            rows.append(row)
-    return rows
+def measure_speeds(
+    interpreters: dict[str, str], path: Path, options: argparse.Namespace
+) -> tuple[list[dict], dict[str, str]]:
+    """The figures of one file, and what each program says of itself."""
+    depths, rows, about = sorted(options.depths), list[dict](), dict[str, str]()
+    with contextlib.ExitStack() as stack:
+        programs = list[Program]()
+        for pair in options.pairs:
+            for name, interpreter in interpreters.items():
+                say(f"load {name} {pair}")
+                n_ctx = depths[-1] + 2 * PROMPT
+                program = Program(interpreter, name, pair, path, n_ctx, options.threads)
+                programs.append(program)
+                stack.callback(program.close)
+                about[name] = str(program)
+        for depth in depths:
+            if depth > options.peer_depth:
+                programs = [program for program in programs if program.name == "localkv"]
+            rows += measure(programs, depth, options)
+    return rows, about
 
 
-def show(weights: str, rows: list[dict]) -> None:
-    for row in rows:
-        cells = [f"{row['test']} @ {row['depth']}", weights, row["pair"], row["program"]]
-        cells.append(f"{statistics.median(row['t/s']):.2f}")
-        for title in ("/ llama.cpp", "/ f16"):
-            low, middle, high = row.get(title, [0.0] * 3)
-            cells.append(f"{middle:.2f} ({low:.2f}-{high:.2f})" if middle else "")
-        print("| " + " | ".join(cells) + " |", flush=True)
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--peer", help="interpreter with llama-cpp-python")
+    add("--types", nargs="+", default=["q4_0"], help="of the weights")
+    add("--pairs", nargs="+", default=["f16", "q8_0", "q4_0/q8_0", "q8_0/q4_0", "q4_0"])
+    add("--depths", nargs="+", type=int, default=[0])
+    add("--tests", nargs="+", choices=["load", "tg", "pp"], default=["tg", "pp"])
+    add("--rounds", type=int, default=5, help="of decoding and of loading")
+    add("--prompt-rounds", type=int, default=2)
+    add("--decode", type=int, default=16, help="tokens of a decode")
+    add("--peer-depth", type=int, default=4096, help="how deep llama.cpp takes part")
+    add("--threads", type=int, default=0, help="of both; without it each takes its own number")
+    add("--json", type=Path, help="write all figures to this file")
+    add("--small", action="store_true", help="a model of a few megabytes, to try this program")
+    add("--worker", nargs=4, help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--peer", help="interpreter with llama-cpp-python")
-    add("--types", nargs="+", default=["q4_0", "q8_0", "q4_K"], help="of the weights")
-    add("--pairs", nargs="+", default=["f16", "q8_0", "q4_0/q8_0", "q8_0/q4_0", "q4_0"])
-    add("--depths", nargs="+", type=int, default=[0, 4096])
-    add("--tests", nargs="+", choices=["load", "tg", "pp"], default=["tg", "pp"])
-    add("--rounds", type=int, default=5)
-    add("--decode", type=int, default=16, help="tokens of a decode")
-    add("--peer-depth", type=int, default=4096, help="how deep llama.cpp takes part")
-    add("--threads", type=int, default=2)
-    add("--json", type=Path, help="write all figures to this file")
-    add("--worker", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse()
     if options.worker:
         program, path, pair, n_ctx = options.worker
         work(program, path, pair, int(n_ctx), options.threads)
         return
-    depths = sorted(options.depths)
+    from random_llama import write_model
+
+    from localkv.system.processor import processor_name
+
     interpreters = {"localkv": sys.executable}
     if options.peer:
         interpreters["llama.cpp"] = options.peer
-    print(f"{platform.machine()}, {options.threads} threads; medians (min-max of ratios)\n")
-    print("| test | weights | cache | program | t/s | / llama.cpp | / f16 |")
-    print("|---|---|---|---|---|---|---|")
-    results = []
+    sizes = (N_VOCAB, 1024, 256) if options.small else (N_VOCAB, N_EMBD, N_FF)
+    results, about = list[dict](), dict[str, str]()
+    end_on_signals()
     for weights in options.types:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            write_model(path, weights)
+            write_model(path, weights, *sizes)
+            rows = list[dict]()
             if "load" in options.tests:
-                results += show_loads(weights, measure_loads(interpreters, path, options))
-            if options.tests == ["load"]:
-                continue
-            programs = [
-                Program(interpreter, name, pair, path, depths[-1] + 2 * PROMPT, options.threads)
-                for pair in options.pairs
-                for name, interpreter in interpreters.items()
-            ]
-            loads = [(program.name, program.load_seconds) for program in programs]
-            for depth in depths:
-                if depth > options.peer_depth:
-                    for program in programs:
-                        if program.name == "llama.cpp":
-                            program.close()
-                    programs = [program for program in programs if program.name == "localkv"]
-                rows = measure(programs, depth, options)
-                show(weights, rows)
-                results += [{"weights": weights, **row} for row in rows]
-            for program in programs:
-                program.close()
-            for name in interpreters:
-                seconds = spread([load for title, load in loads if title == name])
-                results.append({"weights": weights, "program": name, "load": seconds})
-                low, middle, high = seconds
-                text = f"{middle:.2f} ({low:.2f}-{high:.2f}) s"
-                print(f"| load | {weights} | | {name} | {text} | | |", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+                rows, about = measure_loads(interpreters, path, options)
+            if options.tests != ["load"]:
+                speeds, about = measure_speeds(interpreters, path, options)
+                rows += speeds
+        results += [{"weights": weights, **row} for row in rows]
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1))
+    cpu = f"{processor_name()}, {os.cpu_count()} processors"
+    print(f"{cpu}; each program alone, with its own defaults", end="")
+    print(f": {', '.join(about.values())}." if about else ".")
+    print("Medians; each ratio pairs runs of the same round, and brackets give the range.\n")
+    from llama_cpp_tables import tables
+
+    print(tables(results), end="")
 
 
 if __name__ == "__main__":

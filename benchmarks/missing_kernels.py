@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts: as `localkv` sets it
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is there: as `localkv` has it
 
 import torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Event
@@ -18,7 +17,7 @@ from localkv.chat.engine import (
     TextDelta,
 )
 from localkv.errors import UsageError
-from localkv.system.limits import require_address_space
+from localkv.system.limits import before_torch
 
 if TYPE_CHECKING:
     from localkv.engine.text_stream import Completion, TextStream
@@ -52,9 +51,7 @@ class LocalEngine:
         from localkv.loader.template_process import start_ahead
 
         start_ahead()
-        # Threads that spin while they wait starve each other once another process wants a core.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        require_address_space()
+        before_torch()
         from localkv.llm import LLM
 
         llm = LLM(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +27,7 @@ from localkv.cli.preset_choice import say_preset
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError
-from localkv.system.limits import require_address_space
+from localkv.system.limits import before_torch
 
 if TYPE_CHECKING:
     from localkv.bench.grid import Grid
@@ -130,9 +129,7 @@ def _run(
     jobs = [(source, _fitted(grid, source, values)) for source in _sources(values)]
     n_tests = sum(fitted.n_tests for _, fitted in jobs)
     scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
-    # Threads that spin while they wait starve each other as soon as another process wants a core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    require_address_space()
+    before_torch()
     from localkv.bench.run import Options
 
     results: list[Result] = []

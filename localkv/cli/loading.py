@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
 from localkv.cli.preset_choice import say_preset
-from localkv.system.limits import require_address_space
+from localkv.system.limits import before_torch
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -35,9 +34,7 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     arguments = loading_arguments(values)
     if arguments["kv_scales"] is not None:
         arguments["kv_scales"] = read_kv_scales(arguments["kv_scales"])
-    # Threads that spin while they wait starve each other as soon as another process wants a core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    require_address_space()
+    before_torch()
     from localkv.llm import LLM
 
     llm = LLM(path, **arguments)

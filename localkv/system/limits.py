@@ -49,12 +49,14 @@ def address_space() -> tuple[int, int] | None:
     return limit, max(0, limit - taken)
 
 
-def require_address_space() -> None:
-    """Refuse to load torch where it would end the process.
+def before_torch() -> None:
+    """What every command does before it loads torch to run a model.
 
     Raises:
-        LocalKVError: a limit leaves too little.
+        LocalKVError: a limit leaves so little memory that torch would end the process.
     """
+    # Threads that spin while they wait starve each other as soon as another process wants a core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     space = address_space()
     if space is not None and space[1] < LEAST_ADDRESS_SPACE:
         raise LocalKVError(
