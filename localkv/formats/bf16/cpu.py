@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.formats.cpu.page_order import codes
 from localkv.simd.memory import get_i32, load_bf16, put_u16
 
 BLOCK = 16
 SCALED = False
 AFFINE = False
+PLANES = (codes(16),)
 
 
 @njit

@@ -2,11 +2,12 @@
 
 A *unit* is what one decoder call yields: one vector of 16 values (types without blocks) or two
 (types with blocks of 32: values i and i + 16 of 16 tokens for K; values 0 to 15 and 16 to 31 of
-one token for V). `kernels/cpu/store/page_layout.py` orders a page's bytes so that a unit's bytes
-are consecutive on either side. The file holds
+one token for V). A page's bytes are ordered so that a unit's bytes are consecutive on either side
+(`page_order.py`). The file holds
 
     BLOCK                values per block: 16 or 32
     SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1
+    PLANES               the order of each plane in a page, a `PlaneOrder`
     decode(planes, u)    the codes of unit u as a tuple of BLOCK / 16 F32x16; `planes` are the
                          addresses of four planes, in the format's order; unused ones are 0
     OFFSET, quads(planes, u)

@@ -6,12 +6,14 @@ from typing import Any
 
 from numba import njit
 
+from localkv.formats.cpu.page_order import codes
 from localkv.formats.cpu.rounding import put_half
 from localkv.simd.memory import get_f32, load_f16
 
 BLOCK = 16
 SCALED = False
 AFFINE = False
+PLANES = (codes(16),)
 
 
 @njit

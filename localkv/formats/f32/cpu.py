@@ -6,11 +6,13 @@ from typing import Any
 
 from numba import njit
 
+from localkv.formats.cpu.page_order import codes
 from localkv.simd.memory import get_f32, load_f32, put_f32
 
 BLOCK = 16
 SCALED = False
 AFFINE = False
+PLANES = (codes(32),)
 
 
 @njit

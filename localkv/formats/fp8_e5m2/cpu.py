@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.formats.cpu.page_order import codes
 from localkv.formats.cpu.rounding import float8_bits
 from localkv.simd.memory import get_f32, load_e5m2, put_u8
 
 BLOCK = 16
 SCALED = False
 AFFINE = False
+PLANES = (codes(8),)
 
 LARGEST = np.float32(57344)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from localkv.formats.cpu.page_order import SCALES
 from localkv.formats.fp8_e5m2.cpu import AFFINE, BLOCK, SCALED, decode
+from localkv.formats.fp8_e5m2.cpu import PLANES as VALUES
 
-__all__ = ["AFFINE", "BLOCK", "SCALED", "decode"]
+PLANES = (*VALUES, SCALES)
+
+__all__ = ["AFFINE", "BLOCK", "PLANES", "SCALED", "decode"]

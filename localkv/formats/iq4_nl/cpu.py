@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.formats.cpu.page_order import SCALES, codes
 from localkv.formats.cpu.rounding import (
     LIMIT,
     ZERO,
@@ -24,6 +25,7 @@ from localkv.simd.quads import load_quads, quad_from_table
 BLOCK = 32
 SCALED = True
 AFFINE = False
+PLANES = (SCALES, codes(8))
 
 CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """ggml's `kvalues_iq4nl`."""

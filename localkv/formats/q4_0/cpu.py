@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.formats.cpu.page_order import SCALES, codes
 from localkv.formats.cpu.rounding import (
     inverse,
     largest_magnitude,
@@ -21,6 +22,7 @@ from localkv.simd.quads import load_quads
 BLOCK = 32
 SCALED = True
 AFFINE = False
+PLANES = (SCALES, codes(8))
 
 OFFSET = 8
 CODES = tuple(range(-8, 8))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.formats.cpu.page_order import SCALES, codes
 from localkv.formats.cpu.rounding import affine_code, affine_scale, inverse, put_half
 from localkv.simd.integer import high_nibbles, load_nibbles_from_table, low_nibbles
 from localkv.simd.memory import get_f32, put_u8
@@ -15,6 +16,7 @@ from localkv.simd.quads import load_quads
 BLOCK = 32
 SCALED = True
 AFFINE = True
+PLANES = (SCALES, SCALES, codes(8))
 
 OFFSET = 0
 CODES = tuple(range(16))

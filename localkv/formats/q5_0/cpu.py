@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.formats.cpu.page_order import SCALES, codes
 from localkv.formats.cpu.rounding import (
     inverse,
     largest_magnitude,
@@ -22,6 +23,7 @@ from localkv.simd.quads import load_quads_of_five_bits
 BLOCK = 32
 SCALED = True
 AFFINE = False
+PLANES = (SCALES, codes(1, rows=2), codes(8))
 
 OFFSET = 16
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.formats.cpu.page_order import SCALES, codes
 from localkv.formats.cpu.rounding import affine_code, affine_scale, inverse, put_half
 from localkv.simd.arithmetic import i32x16, select_i32, to_f32
 from localkv.simd.integer import add_i32, high_nibble, low_nibble
@@ -16,6 +17,7 @@ from localkv.simd.quads import load_quads_of_five_bits
 BLOCK = 32
 SCALED = True
 AFFINE = True
+PLANES = (SCALES, SCALES, codes(1, rows=2), codes(8))
 
 OFFSET = 0
 

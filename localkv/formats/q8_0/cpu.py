@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from localkv.formats.cpu.page_order import SCALES, codes
 from localkv.formats.cpu.rounding import (
     ZERO,
     inverse,
@@ -23,6 +24,7 @@ from localkv.simd.quads import load_two_quads
 BLOCK = 32
 SCALED = True
 AFFINE = False
+PLANES = (SCALES, codes(8, rows=2))
 
 OFFSET = 128
 SIGNS = np.int32(-0x7F7F7F80)

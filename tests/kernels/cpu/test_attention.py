@@ -25,11 +25,11 @@ from localkv.kernels.cpu.attention.plan import row_blocks
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS
 from localkv.kernels.cpu.jit import kernel_folder
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.store.page_layout import Side, plane_order, restore_plane
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from support.attention_checks import check as check_attention
 from support.attention_checks import check_rows_without_keys, check_windows
 from support.cache_types import NAMES, NEW_PAIRS
+from support.cpu_pages import pool_planes
 
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
 
@@ -192,13 +192,11 @@ def test_pages_hold_the_bytes_of_the_reference(name: str) -> None:
         batch = cache.batch([(sequence, [0] * (end - start))])
         store_kv_cpu(rows[start:end], rows[start:end] * 2, layer, batch.segments)
         sequence.length = end
-    sides: list[tuple[Side, tuple[torch.Tensor, ...], float]]
-    sides = [("k", segment.k, 1.0), ("v", segment.v, 2.0)]
-    for side, planes, factor in sides:
+    for side, planes, factor in (("k", segment.k, 1.0), ("v", segment.v, 2.0)):
         wanted = fmt.codec.encode(rows * factor)
-        for fact, stored, want in zip(fmt.all_planes, planes, wanted, strict=True):
-            restored = restore_plane(plane_order(fmt, fact, side), stored)
-            got = restored[sequence.pages[0]].transpose(1, 2).flatten(0, 1)[:300]
+        restored = pool_planes(fmt, side, planes)
+        for fact, plane, want in zip(fmt.all_planes, restored, wanted, strict=True):
+            got = plane[sequence.pages[0]].transpose(1, 2).flatten(0, 1)[:300]
             assert torch.equal(got, want), fact.name
 
 

@@ -23,7 +23,6 @@ from localkv.cache.kv_cache import Batch, KVCache, LayerCache, Segment, SegmentB
 from localkv.cache.layout import SegmentSpec
 from localkv.config import AttentionParams
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
-from localkv.formats.base import QuantFormat
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import attention_reference
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
@@ -34,7 +33,6 @@ from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_produc
 from localkv.kernels.cpu.linear.rows import ROW_FORMATS
 from localkv.kernels.cpu.row_operations import apply_rope_cpu, rms_norm_cpu, swiglu_cpu
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch
-from localkv.kernels.cpu.store.page_layout import Side, plane_order, restore_plane
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.hadamard import hadamard_transform
@@ -44,6 +42,7 @@ from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.store_kv import store_kv
 from localkv.kernels.swiglu import swiglu
 from localkv.simd.cpu_features import HAS_VNNI
+from support.cpu_pages import pool_planes
 from support.cpu_products import eight_bits, product_error
 from support.guarded_memory import GuardedMemory, guarded
 from support.random_packed import random_packed
@@ -187,13 +186,10 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
 def planes_as_reference(ours: LayerCache, reference: LayerCache) -> Iterator[tuple[Tensor, Tensor]]:
     """Each plane that has pages, in the reference's order, and the reference's."""
     for mine, theirs in zip(ours.segments, reference.segments, strict=True):
-        sides: tuple[tuple[Side, QuantFormat], ...]
-        sides = (("k", mine.format_k), ("v", mine.format_v))
-        for side, fmt in sides:
-            planes = zip(fmt.all_planes, getattr(mine, side), getattr(theirs, side), strict=True)
-            for fact, got, want in planes:
-                if len(got):
-                    yield restore_plane(plane_order(fmt, fact, side), got), want
+        for side, fmt in (("k", mine.format_k), ("v", mine.format_v)):
+            got = getattr(mine, side)
+            if len(got[0]):
+                yield from zip(pool_planes(fmt, side, got), getattr(theirs, side), strict=True)
 
 
 def store_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:

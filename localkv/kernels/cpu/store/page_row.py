@@ -1,4 +1,4 @@
-"""Storing one packed row in the CPU's order of a page (see `store/page_layout.py`)."""
+"""Storing one packed row in the CPU's order of a page (see `formats/cpu/page_order.py`)."""
 
 from __future__ import annotations
 
@@ -12,34 +12,38 @@ GROUP = 16
 
 
 @njit
-def item_place(item: int, halves: int) -> int:
-    """Where an item of a row comes to lie: i and i + 16 of 32 become neighbours."""
-    if halves:
-        return item // 32 * 32 + item % 16 * 2 + item % 32 // 16
-    return item
+def put_item(region: Any, place: int, lane: int, row: Any, item: int, item_bits: int) -> None:
+    """Store one item of a row as number `place` of its group, for the token `lane`."""
+    at = place * GROUP + lane
+    if item_bits == 1:
+        bit = get_u8(row, item // 8) >> (item % 8) & 1
+        others = get_u16(region, place) & ~(1 << lane)
+        put_u16(region, place, others | bit << lane)
+    elif item_bits == 4:
+        nibble = get_u8(row, item // 2) >> (item % 2 * 4) & 15
+        at, shift = place * GROUP // 2 + lane % 8, lane // 8 * 4
+        put_u8(region, at, get_u8(region, at) & ~(15 << shift) | nibble << shift)
+    elif item_bits == 8:
+        put_u8(region, at, get_u8(row, item))
+    elif item_bits == 16:
+        put_u16(region, at, get_u16(row, item))
+    else:
+        put_i32(region, at, get_i32(row, item))
 
 
 @njit
 def put_row(
-    region: Any, row: Any, offset: int, row_bytes: int, item_bits: int, halves: int
+    region: Any, row: Any, offset: int, row_bytes: int, item_bits: int, rows: int, columns: int
 ) -> None:
-    """Store one row at token `offset` of a region."""
+    """Store one row at token `offset` of a region; a block's items are stored by columns."""
     if item_bits == 0:
         for i in range(row_bytes):
             put_u8(region, offset * row_bytes + i, get_u8(row, i))
         return
     n_items = row_bytes * 8 // item_bits
     first, lane = offset // GROUP * n_items, offset % GROUP
-    for item in range(n_items):
-        group = first + item_place(item, halves)
-        at = group * GROUP + lane
-        if item_bits == 1:
-            bit = get_u8(row, item // 8) >> (item % 8) & 1
-            others = get_u16(region, group) & ~(1 << lane)
-            put_u16(region, group, others | bit << lane)
-        elif item_bits == 8:
-            put_u8(region, at, get_u8(row, item))
-        elif item_bits == 16:
-            put_u16(region, at, get_u16(row, item))
-        else:
-            put_i32(region, at, get_i32(row, item))
+    for block in range(0, n_items, rows * columns):
+        for i in range(rows):
+            for j in range(columns):
+                place, item = first + block + j * rows + i, block + i * columns + j
+                put_item(region, place, lane, row, item, item_bits)

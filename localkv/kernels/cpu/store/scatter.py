@@ -1,4 +1,4 @@
-"""Moving packed rows into the CPU's order of a page (see `store/page_layout.py`), by KV head."""
+"""Moving packed rows into the CPU's order of a page (`formats/cpu/page_order.py`), by KV head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def worker(job: Any, thread: Any) -> None:
 
     Items of the job: the counter of KV heads, n_kv_heads, n_rows, the address of their slots
     (int64 [n_rows]: page * PAGE + offset), n_planes; then, for each plane: addresses of the rows
-    (uint8 [n_rows, n_kv_heads, row_bytes]) and of the plane, row_bytes, item_bits, halves.
+    (uint8 [n_rows, n_kv_heads, row_bytes]) and of the plane, row_bytes, item_bits, rows, columns.
     """
     n_kv_heads, n_rows, slots = get_i64(job, 1), get_i64(job, 2), get_i64(job, 3)
     while True:
@@ -26,12 +26,12 @@ def worker(job: Any, thread: Any) -> None:
         if head >= n_kv_heads:
             break
         for plane in range(get_i64(job, 4)):
-            entry = job + (5 + plane * 5) * 8
+            entry = job + (5 + plane * 6) * 8
             rows, target, row_bytes = get_i64(entry, 0), get_i64(entry, 1), get_i64(entry, 2)
-            item_bits, halves = get_i64(entry, 3), get_i64(entry, 4)
+            item_bits, rows_of, columns = get_i64(entry, 3), get_i64(entry, 4), get_i64(entry, 5)
             for i in range(n_rows):
                 slot = get_i64(slots, i)
                 place = slot // PAGE * n_kv_heads + head
                 region = target + place * PAGE * row_bytes
                 row = rows + (i * n_kv_heads + head) * row_bytes
-                put_row(region, row, slot % PAGE, row_bytes, item_bits, halves)
+                put_row(region, row, slot % PAGE, row_bytes, item_bits, rows_of, columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+from typing import Literal
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from localkv.kernels.cpu.attention.kernels import n_threads, run
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
-from localkv.kernels.cpu.store.page_layout import Side, plane_order
 
 MANY_BYTES = 1 << 16
 """From so many on, a second thread is worth its start."""
@@ -22,21 +21,23 @@ MANY_ROWS = 16
 """The same for rows that are encoded, too."""
 
 
-@functools.cache
-def _orders(fmt: QuantFormat, side: Side) -> tuple[tuple[int, int], ...]:
-    orders = [plane_order(fmt, plane, side) for plane in fmt.all_planes]
-    return tuple((order.item_bits, int(order.halves)) for order in orders)
+Side = Literal["k", "v"]
 
 
 @functools.cache
-def _has_encoder(name: str) -> bool:
-    return hasattr(importlib.import_module(f"localkv.formats.{name}.cpu"), "encode")
+def _orders(fmt: QuantFormat, side: Side) -> tuple[tuple[int, int, int], ...]:
+    """Of each plane: the bits of an item, rows and columns (`formats/cpu/page_order.py`)."""
+    orders = [getattr(order, side) for order in fmt.part("cpu").PLANES]
+    return tuple(
+        (*order, order.columns(plane.n_bytes))
+        for order, plane in zip(orders, fmt.all_planes, strict=True)
+    )
 
 
 def store_source(fmt: QuantFormat) -> KernelSource | None:
     """The kernel that encodes a type's rows; None for types that torch encodes."""
     name = fmt.codec_name
-    if fmt.row_planes or not _has_encoder(name):
+    if fmt.row_planes or not hasattr(fmt.part("cpu"), "encode"):
         return None
     return KernelSource("store/store_rows", (("formats.q8_0.cpu", f"formats.{name}.cpu"),))
 

@@ -21,7 +21,7 @@ def worker(job: Any, thread: Any) -> None:
     Items of the job: the counter of KV heads, n_kv_heads, head_dim, values that are rotated
     together or 0, rows (float32 [tokens, n_kv_heads, head_dim]), how many are stored, which tokens
     they are and their slots (int64 each; page * PAGE + offset), scratch memory and its bytes per
-    thread, n_planes; then, for each plane: its address, row_bytes, item_bits, halves.
+    thread, n_planes; then, for each plane: its address, row_bytes, item_bits, rows, columns.
     """
     n_kv_heads, head_dim, rotation = get_i64(job, 1), get_i64(job, 2), get_i64(job, 3)
     rows, n_rows, tokens, slots = (
@@ -38,9 +38,9 @@ def worker(job: Any, thread: Any) -> None:
     first = packed + get_i64(entries, 1)
     second, third = first, first
     if n_planes > 1:
-        second = first + get_i64(entries + 32, 1)
+        second = first + get_i64(entries + 40, 1)
     if n_planes > 2:
-        third = second + get_i64(entries + 64, 1)
+        third = second + get_i64(entries + 80, 1)
     planes = (packed, first, second, third)
     while True:
         head = take_next(job)
@@ -58,12 +58,9 @@ def worker(job: Any, thread: Any) -> None:
             place = slot // PAGE * n_kv_heads + head
             field = packed
             for plane in range(n_planes):
-                entry = entries + 32 * plane
-                row_bytes, item_bits, halves = (
-                    get_i64(entry, 1),
-                    get_i64(entry, 2),
-                    get_i64(entry, 3),
-                )
+                entry = entries + 40 * plane
+                row_bytes, item_bits = get_i64(entry, 1), get_i64(entry, 2)
                 region = get_i64(entry, 0) + place * PAGE * row_bytes
-                put_row(region, field, slot % PAGE, row_bytes, item_bits, halves)
+                order = get_i64(entry, 3), get_i64(entry, 4)
+                put_row(region, field, slot % PAGE, row_bytes, item_bits, order[0], order[1])
                 field += row_bytes

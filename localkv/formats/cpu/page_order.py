@@ -1,0 +1,58 @@
+"""In which order the CPU keeps the bytes of a page: so that vectors are read in one piece.
+
+The pool gives each plane uint8 [n_pages, n_kv_heads, PAGE_TOKENS, n_blocks, plane bytes], a row's
+plane with 1 for n_blocks. The CPU uses each *region* of it (page and KV head) in an order of its
+own. That order is either
+
+    rows    as in the pool, row by row: lanes are channels, or
+    lanes   [groups of 16 tokens][items of a row][16 tokens]: lanes are tokens.
+
+Scales and minima lie in lanes on both sides, codes and their high bits only on K's. An item is a
+value of 2 or 4 bytes, or a byte, a nibble or a bit of packed codes. Tokens of a group that are
+bits or nibbles are packed as 16 values of ggml are: token i of bits is bit i of 16, tokens i and
+i + 8 of nibbles are the low and the high half of byte i.
+
+Where codes and their high bits lie in different places of a block, the items of one of them are
+stored in the order of the other: as a matrix of `rows` rows, column by column. An example is the
+plane `qh` of q5_0, whose 32 bits are those of values 0 to 31. Beside a byte of `qs` with values i
+and i + 16 belong bits i and i + 16, so the bits are a matrix of two rows:
+
+    0  1  2 ... 15
+    16 17 18 ... 31     are stored as 0 16 1 17 2 18 ... 15 31
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ItemOrder(NamedTuple):
+    """Where the items of a plane lie on one side.
+
+    Attributes:
+        item_bits: bits of what is moved as one (1, 4, 8, 16 or 32), or 0 for whole rows.
+        rows: the items of a block are a matrix of so many rows, which is stored by columns.
+    """
+
+    item_bits: int = 0
+    rows: int = 1
+
+    def columns(self, plane_bytes: int) -> int:
+        """Of that matrix, in a plane with so many bytes per block."""
+        return 8 * plane_bytes // max(1, self.item_bits) // self.rows
+
+
+class PlaneOrder(NamedTuple):
+    """The order of one plane, for K and for V."""
+
+    k: ItemOrder
+    v: ItemOrder
+
+
+SCALES = PlaneOrder(ItemOrder(16), ItemOrder(16))
+"""Halves that kernels apply: a block's scale or minimum, a row's scale."""
+
+
+def codes(item_bits: int, rows: int = 1) -> PlaneOrder:
+    """What kernels decode: codes, or a part of their bits."""
+    return PlaneOrder(ItemOrder(item_bits, rows), ItemOrder())
