@@ -13,7 +13,7 @@ from localkv.cli.complete import complete
 from localkv.cli.foreign_flags import BY_NAME, FOREIGN_FLAGS
 from localkv.formats import KV_FORMATS
 from localkv.sampling.params import SamplingParams
-from localkv.sampling.table import SAMPLER_ORDER
+from localkv.sampling.table import SAMPLER_LETTERS, SAMPLER_ORDER
 from support.fake_llm import FakeLLM
 from support.program import Program
 
@@ -86,7 +86,7 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         ("-l 15-1 -l 15+3", "logit_bias", {15: 2.0}),
         ("--samplers top-k;temp", "samplers", ("top_k", "temperature")),
         ("--sampling-seq kt", "samplers", ("top_k", "temperature")),
-        ("--sampler-seq edskypmxt", "samplers", SAMPLER_ORDER),
+        (f"--sampler-seq {SAMPLER_LETTERS}", "samplers", SAMPLER_ORDER),
         ("--top_k 5", "top_k", 5),  # llama.cpp takes _ for - in long options
         ("--top-k=5", "top_k", 5),
     ],

@@ -644,7 +644,17 @@ def test_chains_are_parsed() -> None:
     )
     assert parse_samplers("") == ()
     assert parse_samplers(";".join(SAMPLER_ORDER)) == SAMPLER_ORDER
-    assert parse_sampler_sequence("edskypmxt") == SAMPLER_ORDER
+    assert parse_sampler_sequence("edskypmxt") == (
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+    )
     assert parse_sampler_sequence("tk") == ("temperature", "top_k")
 
 
