@@ -41,7 +41,7 @@ def _show_uncaught(
 ) -> None:
     """A second Ctrl-C may come while the first is dealt with; Python then ends by the signal.
 
-    And there may be too little memory to import what would say so.
+    And there may be too little memory to import the code that reports it.
     """
     if issubclass(kind, MemoryError):
         os.write(2, b"error: out of memory\n")

@@ -61,10 +61,10 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class AttentionParams:
-    """What attention of one layer does besides softmax(q . k) v.
+    """Parameters of one layer's attention besides softmax(q . k) v.
 
     Attributes:
-        softmax_scale: what q . k is multiplied with to become a logit.
+        softmax_scale: the factor that turns q . k into a logit.
         window: how many of the latest positions a token sees, itself included; 0 is all.
         softcap: cap * tanh(logit / cap) takes the logit's place, as in Gemma 2; 0 is no cap.
 
@@ -112,13 +112,13 @@ class ModelConfig:
 
 
 DEVICES = ("auto", "cuda", "cpu", "reference")
-"""What `--device` takes; "auto" is "cuda" where that can be used, else "cpu"."""
+"""Values of `--device`; "auto" is "cuda" if that can be used, else "cpu"."""
 
 FIT = ("on", "off")
-"""What `--fit` takes: "on" refuses what does not fit in memory."""
+"""Values of `--fit`: "on" refuses a model that does not fit in memory."""
 
 KV_ROTATIONS = ("auto", "on", "off")
-"""What `CacheConfig.kv_rotation` takes."""
+"""Values of `CacheConfig.kv_rotation`."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,14 @@ class KVScales:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """What the KV cache is made of.
+    """The types and sizes of a KV cache.
 
     Attributes:
-        type_k, type_v: names in `localkv.formats.KV_FORMATS`, chosen apart.
+        type_k, type_v: names in `localkv.formats.KV_FORMATS`, chosen separately.
         n_ctx: tokens that one sequence can hold.
         n_sequences: sequences that are held at the same time.
         kv_rotation: whether K and V are stored rotated (`kernels/hadamard.py`): "on", "off", or
-            "auto", which rotates what gains by it.
+            "auto", which rotates types that gain from it.
         kv_scales: for types that are scaled by head.
 
     Raises:

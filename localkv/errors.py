@@ -1,7 +1,7 @@
 """Errors that a user can cause and can fix.
 
-Every one carries a single line that says what is wrong and, where there is one, a hint that says
-what would work instead. The command line prints `error: <message>` and `hint: <hint>` and exits
+Each carries a single line that names the error and, if there is one, a hint with an alternative
+that would work. The command line prints `error: <message>` and `hint: <hint>` and exits
 with `exit_code`; a traceback is reserved for bugs of our own.
 """
 
@@ -15,8 +15,8 @@ class LocalKVError(Exception):
     """Base of every error meant for the user.
 
     Args:
-        message: one line, what is wrong, with the offending name and value.
-        hint: one line, what would work instead, or None.
+        message: one line that names the error, with the offending name and value.
+        hint: one line with an alternative that would work, or None.
     """
 
     exit_code = 1

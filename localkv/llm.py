@@ -43,43 +43,44 @@ DEFAULT_N_CTX = 4096
 class LLM:
     """A model ready to complete text.
 
-    It may be used from several threads, and several streams of it may be read by turns: each call
+    It may be used from several threads, and several of its streams may be read in turn: each call
     of the model is one turn, first come, first served, and every text is the one that it would be
-    alone. What a stream needs and others have overwritten is evaluated again, so streams that take
-    turns are slower than one after the other. Different models run at the same time. A fork of the
-    process can't use it (`LocalKVError`), nor can a signal handler that interrupts a call of it.
-    After an exception in a call, such as Ctrl-C, it goes on with an empty cache.
+    alone. Rows that a stream needs and others have overwritten are evaluated again, so it is slower
+    to read streams in turn than one after the other. Different models run at the same time. A fork
+    of the process can't use it (`LocalKVError`), nor can a signal handler that interrupts a call of
+    it. After an exception in a call, such as Ctrl-C, it goes on with an empty cache.
 
     Args:
         path: a GGUF file (any part of a split one), or a model on Hugging Face: "hf.co/org/repo" or
             "hf.co/org/repo:Q8_0", fetched if it is not in the cache.
         n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it.
-        cache_type_k, cache_type_v: how K and V are kept, names in `KV_FORMATS`.
-        kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates what gains by it.
-        kv_scales: a file that `localkv perplexity --calibrate-kv` made, or what was in it; for
-            types that are scaled by head, and needed by them.
+        cache_type_k, cache_type_v: types of K and of V in the cache, names in `KV_FORMATS`.
+        kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates where
+            that helps.
+        kv_scales: a file that `localkv perplexity --calibrate-kv` made, or its content; types that
+            are scaled by head need it.
         device: "auto", "cuda", "cpu" or "reference".
         n_threads: CPU threads; None takes torch's number at this time. It becomes torch's in each
-            thread that calls the model. What runs on a GPU takes no notice.
+            thread that calls the model. It has no effect on a GPU.
         n_batch: most prompt tokens evaluated at a time.
-        exact: whatever ran before, the same call gives the same result, on a CPU bit for bit. What
-            was generated is read again where the next prompt contains it. False reuses it as it
-            lies in the cache: a conversation goes on sooner, and may go on with other words.
+        exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
+            bit. Generated text is read again where the next prompt contains it. False reuses it as
+            it lies in the cache: a conversation goes on sooner, and may go on with other words.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
-        fit: "on" refuses what does not fit in memory before anything is allocated, and warns of
-            mapped weights that do not; "off" tries.
-        on_progress: called while it loads with "weights" and the layers read, of how many, and
-            with "kernels" before they are compiled and run for the first time.
+        fit: "on" refuses a model that does not fit in memory before anything is allocated, and
+            warns of mapped weights that do not fit; "off" tries.
+        on_progress: called while it loads with "weights", the layers read and all layers, and with
+            "kernels" before they are compiled and run for the first time.
 
     Attributes:
         config: the model's sizes.
         cache: the cache's types and context length.
         memory: bytes of weights, cache and scratch.
-        warnings: one line each on what the user should know: unused tensors, a GPU that is not
+        warnings: one line each for the user: unused tensors, a GPU that is not
             used, a context longer than the model was trained for, a cache type that this model is
             known to suffer from, weights that do not all stay in memory, an operation that is slow
             because it has no kernel.
-        kernels: what implements each operation, in a few words.
+        kernels: the implementation of each operation, in a few words.
         load_seconds: time from the start to readiness.
 
     Raises:
@@ -131,7 +132,7 @@ class LLM:
             kv_rotation=kv_rotation,
             kv_scales=kv_scales,
         )
-        cache_segments(self.cache, self.config.head_dim)  # refuses what the model can't have
+        cache_segments(self.cache, self.config.head_dim)  # refuses types that don't fit
         check_scales(self.cache, self.config)
         if self.config.head_dim % backend.head_dim_multiple:
             raise UsageError(
@@ -174,7 +175,7 @@ class LLM:
         self.load_seconds = time.perf_counter() - started
 
     def _check_fit(self, memory: ModelMemory, device: torch.device) -> None:
-        """Refuse or warn of what does not fit; where the system doesn't tell, nothing is known."""
+        """Refuse or warn of a model that does not fit, if free memory is known."""
         budget = free_memory(device)
         if budget and (warning := check_fit(memory, self.cache, budget)):
             self.warnings.append(warning)
@@ -183,7 +184,7 @@ class LLM:
         """Refuse another cache for which there is no room now that the model is loaded.
 
         Raises:
-            DoesNotFitError: names what would fit.
+            DoesNotFitError: names settings that would fit.
         """
         budget = free_memory(self.backend.device)
         if self._fit == "on" and budget:
@@ -301,7 +302,7 @@ class LLM:
         return TextStream(generation, decoder, stops, sampler.seed)
 
     def complete(self, prompt: str | Sequence[int], **options: Any) -> Completion:
-        """Continue a prompt to the end; takes what `stream` takes."""
+        """Continue a prompt to the end; takes the arguments of `stream`."""
         return self.stream(prompt, **options).completion
 
     def chat(
@@ -316,7 +317,7 @@ class LLM:
         Args:
             messages: {"role": "system" | "user" | "assistant", "content": text}, in order.
             template: instead of the file's own.
-            options: what `stream` takes.
+            options: other arguments of `stream`.
 
         Raises:
             UsageError: the file has no chat template and none was given.
@@ -330,7 +331,7 @@ class LLM:
 
 
 def free_memory(device: torch.device) -> Budget | None:
-    """What can still be allocated on a backend's device; None if the system doesn't tell."""
+    """Memory that can still be allocated on a backend's device; None if the system doesn't say."""
     if device.type == "cuda":
         return Budget(gpu_room(device).free, "free on the GPU")
     return machine_memory()

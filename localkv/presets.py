@@ -1,4 +1,4 @@
-"""Pairs of cache types by what they are for, so that nobody has to know fifteen names to begin.
+"""Pairs of cache types by purpose, so that nobody has to know all names to begin.
 
 A preset is nothing but the two flags it stands for. The pairs follow from figures: divergence from
 an f16 cache in docs/kv-cache.md (KLD, rotated: of the model that ships, to its twin with K x16),

@@ -1,4 +1,4 @@
-"""Allocating the KV cache, and what to say where there is no room for it."""
+"""Allocating the KV cache, and the error if it has no room."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def allocated_cache(
     """The cache of a model for `cache.n_sequences` sequences, on its backend's device.
 
     Args:
-        make_cache: takes what `KVCache` takes.
+        make_cache: takes the arguments of `KVCache`.
 
     Raises:
-        LocalKVError: it does not fit the memory; says how much it takes and what would fit.
+        LocalKVError: it does not fit the memory; names its size and the context that would fit.
     """
     config, device = model.config, model.backend.device
     segments = cache_segments(cache, config.head_dim)

@@ -1,8 +1,8 @@
-"""One sequence of the cache, of which several texts may make use by turns.
+"""One sequence of the cache, which several texts may use in turn.
 
-Whoever goes on with a text says what it is (`Text`). Where the slot has served another since, the
-rows that are missing are evaluated again, each as what it was: a prompt's token or a generated one,
-for which a backend may have kernels of their own.
+A caller that continues a text passes it (`Text`). If the slot has served another text since, the
+missing rows are evaluated again, each in its own kind: as a prompt's token, or as a generated one,
+for which a backend may have other kernels.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Text:
     """Tokens that are evaluated one after the other.
 
     Attributes:
-        ids: all of them; whoever owns the text adds to them.
-        n_prompt: so many came at once, as a prompt; those behind were drawn one by one.
+        ids: all of them; the owner of the text adds to them.
+        n_prompt: the number of leading tokens that came at once, as a prompt; the others were drawn
+            one by one.
     """
 
     ids: list[int]
@@ -38,7 +39,7 @@ class Text:
 
 
 class CacheSlot:
-    """A sequence, and which tokens its rows are of.
+    """A sequence, and the tokens of its rows.
 
     Everything but `turn` is to be called in a turn.
 
@@ -46,10 +47,10 @@ class CacheSlot:
         model: weights on a backend, whose `turns` are ours.
         cache: has room for the sequence.
         n_batch: most prompt tokens evaluated at a time.
-        exact: of the rows that are held, take only those for a text's prompt that were a prompt's
-            before, and those for what it generated that were generated.
-        check_source: called before a batch is evaluated; raises if the weights are no longer what
-            was loaded.
+        exact: reuse rows only for tokens of the same kind: rows of a prompt for a prompt, and rows
+            of generated tokens for generated ones.
+        check_source: called before a batch is evaluated; raises if the weights are no longer those
+            that were loaded.
 
     Attributes:
         ids: the tokens whose rows the cache holds.
@@ -142,20 +143,20 @@ class CacheSlot:
         *,
         generated: bool,
     ) -> Tensor:
-        """Run `model` on `ids` after the tokens that are held, of which they are none yet."""
+        """Run `model` on `ids` after the tokens that are held; these do not include them yet."""
         batch = self.cache.batch([(self.sequence, ids)], logits=logits, generated=generated)
         with self.scratch_of(len(ids)), torch.inference_mode():
             return model.forward(batch, self.cache)
 
     def take(self, text: Text) -> int:
-        """Make the slot a text's; how many of its tokens are held, fewer than all."""
+        """Make the slot a text's; returns how many of its tokens are held, fewer than all."""
         if self._text is not text:
             self.truncate(self._held(text))
             self._text = text
         return self.sequence.length
 
     def _held(self, text: Text) -> int:
-        """How many tokens of a text, but for its last, the slot holds rows of."""
+        """The number of a text's leading tokens, without its last, whose rows the slot holds."""
         for i, (ours, theirs) in enumerate(zip(self.ids, text.ids[:-1], strict=False)):
             same_kind = self.generated[i] == (i >= text.n_prompt)
             if ours != theirs or (self.exact and not same_kind):
@@ -167,7 +168,7 @@ class CacheSlot:
         return self._text is text
 
     def logits(self, text: Text, cancel: Event) -> Tensor | None:
-        """Evaluate what is missing of the text that took the slot: the last token's logits.
+        """Evaluate the missing tokens of the text that took the slot: the last token's logits.
 
         Returns:
             float32 [1, n_vocab], valid until the next call; None if it was cancelled.
@@ -193,7 +194,7 @@ class CacheSlot:
         return token
 
     def scratch_of(self, n_tokens: int) -> AbstractContextManager[None]:
-        """Name what fails if the GPU has no room to run so many tokens."""
+        """Name the allocation that fails if the GPU has no room to run these tokens."""
 
         def hint(room: Room) -> str:
             if n_tokens == 1:

@@ -33,13 +33,13 @@ MANY_DRAWS = 8
 
 @dataclass
 class Bucket:
-    """The steps of a context of so many pages: one grid and one set of buffers.
+    """The steps of a context of a number of pages: one grid and one set of buffers.
 
     Attributes:
-        batch: what the model is run on; its tensors are written to in place.
+        batch: the model's input; its tensors are written to in place.
         segment: index of the segment in which new rows are stored.
         pages: of each segment, the ids that its page table was filled with.
-        steps: by draw (None for logits), what runs a step.
+        steps: by draw (None for logits), the function that runs a step.
     """
 
     batch: Batch
@@ -89,7 +89,7 @@ class DecodeLoop:
         self.cache.truncate(sequence, 0)
 
     def logits(self, sequence: Sequence, token: int) -> Tensor:
-        """Logits behind `token`, which comes after the sequence's: float32 [1, n_vocab].
+        """Logits after `token`, which follows the sequence's tokens: float32 [1, n_vocab].
 
         The sequence's length stays as it is. The result is valid until the next step.
 
@@ -104,7 +104,7 @@ class DecodeLoop:
     def tokens(
         self, sequence: Sequence, token: int, draw: Draw, *, seed: int, number: int, limit: int
     ) -> Iterator[int]:
-        """The next tokens, each drawn on the device from the logits behind the last.
+        """The next tokens, each drawn on the device from the logits after the last.
 
         While one is on its way to the host the next is computed, so a reader who stops leaves one
         more row in the cache than tokens. The caller sets the sequence's length, at any time.
@@ -203,7 +203,7 @@ class DecodeLoop:
             return self._token
 
     def _record(self, step: Step) -> Step:
-        """What repeats `step`; nothing has changed when this returns."""
+        """A function that repeats `step`; nothing has changed when this returns."""
         if self.device.type != "cuda" or not self.records:
             return step
         state = (self._token, self._position, self._random)

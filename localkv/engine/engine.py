@@ -27,8 +27,7 @@ from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler
 
 WARM_UP_TOKENS = 16
-"""A prompt of so many tokens uses the kernels that long prompts use, where these are not recorded
-on a GPU."""
+"""A prompt of this length uses the kernels of long prompts, unless a GPU records them."""
 
 
 class Engine:
@@ -46,11 +45,11 @@ class Engine:
         model: weights on a backend.
         cache: types and context length.
         n_batch: most prompt tokens evaluated at a time.
-        exact: evaluate what was generated once more where it has become part of a prompt, so that,
+        exact: evaluate generated tokens once more when they have become part of a prompt, so that,
             on a CPU, a generation does not depend on those before it. Else its rows are reused.
-        make_cache: takes what `KVCache` takes; measurements make another one.
-        check_source: called before anything is evaluated; raises if the weights are no longer what
-            was loaded.
+        make_cache: takes the arguments of `KVCache`; measurements make another one.
+        check_source: called before anything is evaluated; raises if the weights are no longer
+            those that were loaded.
 
     Raises:
         UsageError: a type's scales are missing or not this model's.
@@ -126,7 +125,7 @@ class Engine:
             self.loop.warm_up(self.sequence)
 
     def _rehearse(self, sizes: list[int]) -> None:
-        """Launch what `warm_up` does on a GPU, but each kind of layer once."""
+        """Make the launches of `warm_up` on a GPU, but for each kind of layer once."""
         model = self.model.one_of_each_layer()
         for n_tokens in sizes:
             self._try(model, n_tokens)
@@ -135,7 +134,7 @@ class Engine:
             DecodeLoop(model, self.cache, records=False).warm_up(self.sequence)
 
     def _try(self, model: Transformer, n_tokens: int) -> None:
-        """Run `model` on so many tokens at the start of the context; none of them counts.
+        """Run `model` on some tokens at the start of the context; none of them counts.
 
         One token is a generated one, more are a prompt's.
         """
@@ -160,7 +159,7 @@ class Engine:
         self._check_ids(ids)
 
         def work() -> Tensor:
-            self.slot.truncate(len(self.slot.ids))  # whoever had the slot has it no more
+            self.slot.truncate(len(self.slot.ids))  # the former owner loses it
             return self.slot.evaluate(ids, logits, generated=generated)
 
         return self.slot.turn(work)
@@ -168,7 +167,7 @@ class Engine:
     def _check(self, ids: Sequence[int]) -> None:
         self.check_source()
         if not ids:
-            raise LocalKVError("there is nothing to evaluate: the prompt has no tokens")
+            raise LocalKVError("the prompt has no tokens to evaluate")
         if len(ids) > self.n_ctx:
             raise ContextOverflowError(
                 f"the prompt has {len(ids)} tokens, but the context holds {self.n_ctx}",
@@ -242,8 +241,8 @@ class Engine:
         """Continue a prompt.
 
         Args:
-            prompt_ids: the whole prompt; what the cache still holds of it is reused.
-            sampler: draws the tokens; it is told those of the prompt first.
+            prompt_ids: the whole prompt; tokens that the cache still holds are reused.
+            sampler: draws the tokens; it accepts those of the prompt first.
             max_tokens: most tokens to draw; None goes on to the end of the context.
             stop_ids: tokens that end the generation.
             cancel: looked at while other threads have their turn, before every chunk of the prompt

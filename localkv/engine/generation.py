@@ -29,7 +29,7 @@ class GenerationStats:
 
     `n_prompt` counts the whole prompt, of which `n_reused` tokens were still in the cache.
     `decode_seconds` covers the tokens after the first: the first comes with the prompt. Waiting for
-    other threads is not counted, what has to be evaluated again because of them is.
+    other threads is not counted; evaluating rows again because of them is.
     """
 
     n_prompt: int = 0
@@ -63,7 +63,7 @@ class Generation(Iterator[int]):
     Args:
         slot: whose turns it takes.
         prompt_ids: the whole prompt, at most `n_ctx`.
-        sampler: draws the tokens; it is told those of the prompt first.
+        sampler: draws the tokens; it accepts those of the prompt first.
         n_ctx: tokens of context.
         max_tokens: most tokens to draw; None goes on to the end of the context.
         stop_ids: tokens that end the generation.
@@ -135,7 +135,7 @@ class Generation(Iterator[int]):
             if not self._ready or not isinstance(error, Exception):
                 self._finish("cancelled")
                 raise
-            self._error = error  # who asks for more than what was drawn before is told
+            self._error = error  # raised once the tokens drawn before are used up
 
     def close(self) -> None:
         """End it, as `cancel` does."""
@@ -152,7 +152,7 @@ class Generation(Iterator[int]):
         """Draw a token; and more, while others wait, as every change has its price.
 
         The others then have the rows evaluated that they lack. So at least half of the time goes
-        into new tokens, whoever takes turns.
+        into new tokens, however many take turns.
         """
         started = time.perf_counter()
         self._fetch_one()

@@ -1,4 +1,4 @@
-"""From token ids to text: pieces as they come, stop strings, and what is known at the end."""
+"""From token ids to text: pieces as they come, stop strings, and the figures at the end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Timings:
 
 
 class StopStrings:
-    """Ends a text where one of several strings begins, holding back what may become one."""
+    """Ends a text where one of several strings begins, holding back text that may become one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stop for stop in stops if stop)
@@ -79,7 +79,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back, now that no more comes."""
+        """The text that was held back, now that no more comes."""
         held, self.held = self.held, ""
         return held
 
@@ -96,9 +96,9 @@ class TextStream(Iterator[str]):
     """Pieces of text as they are generated; `completion` once they are exhausted.
 
     Between two pieces it holds nothing: other calls, and other streams of the same model, may come
-    in between, and the text stays what it would have been without them. Threads may share it; each
+    in between, and the text is the same as without them. Threads may share it; each
     piece goes to one of them. An exception, such as Ctrl-C, while a piece is made ends it, with
-    "cancelled". Closing it, or leaving it, keeps what was evaluated in the cache.
+    "cancelled". Closing it, or leaving it, keeps the evaluated rows in the cache.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class TextStream(Iterator[str]):
                 self._finish_reason = "cancelled"
 
     def _next_piece(self) -> str:
-        """What the next token adds to the text, which may be nothing yet."""
+        """The text that the next token adds, which may be none yet."""
         token = next(self.generation, None)
         piece = self._decoder.flush() if token is None else self._decoder.push(token)
         piece = self._stops.push(piece)

@@ -1,1 +1,1 @@
-"""What a model and its cache take, what fits, and advice on what would."""
+"""The memory of a model and its cache, whether it fits, and advice on settings that would."""

@@ -1,4 +1,4 @@
-"""What fits a budget: every pair of cache types, other types of weights, and what to take of it."""
+"""What fits a budget: every pair of cache types, other types of weights, and a recommendation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PairFit:
     Attributes:
         pair: the types of K and of V.
         bits: per value, averaged over K and V.
-        plan: what it takes with the context asked for.
+        plan: its memory with the requested context.
         fits: all of it, mapped weights too.
         longest: tokens of the longest context that fits, in whole pages; 0 for none.
     """
@@ -61,7 +61,7 @@ class QuantFit:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to take.
+    """A recommendation.
 
     Attributes:
         pair: the types of K and of V; None if nothing fits.
@@ -90,7 +90,7 @@ def shown_pairs(memory: ModelMemory) -> list[Pair]:
 
 
 def pair_fit(memory: ModelMemory, cache: CacheConfig, pair: Pair, budget: int) -> PairFit:
-    """How a pair fits so many bytes; `cache` says how many tokens and sequences."""
+    """How a pair fits in `n_bytes`; `cache` gives the numbers of tokens and sequences."""
     asked = replace(cache, type_k=pair[0], type_v=pair[1])
     plan = memory.plan(asked)
     return PairFit(

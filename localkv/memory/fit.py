@@ -1,4 +1,4 @@
-"""Whether a model with its cache fits in memory, and what is nearest to it that does.
+"""Whether a model with its cache fits in memory, and the nearest settings that do.
 
 Mapped weights are the system's cache of the file: they need not all fit, but where they do not they
 are read from the file again for every token. So they are warned of, and the rest is refused.
@@ -41,16 +41,16 @@ def type_flags(pair: Pair) -> str:
 def check_fit(
     memory: ModelMemory, cache: CacheConfig, budget: Budget, *, has_ctx: bool = True
 ) -> str | None:
-    """Refuse what can't fit.
+    """Refuse a model with a cache that can't fit.
 
     Args:
-        has_ctx: `-c` says how long the context is, so that it can be named as what to change.
+        has_ctx: `-c` sets the length of the context, so that the hint can name it.
 
     Returns:
-        A warning, where it fits only without all of the mapped weights; else None.
+        A warning, if it fits only without all of the mapped weights; else None.
 
     Raises:
-        DoesNotFitError: one line with what takes how much, and the nearest that does fit.
+        DoesNotFitError: one line with the sizes, and the nearest settings that do fit.
     """
     plan = memory.plan(cache)
     if plan.resident > budget.n_bytes:
@@ -69,9 +69,9 @@ def check_fit(
 
 
 def _asked(plan: MemoryPlan, cache: CacheConfig) -> str:
-    """What is asked for, and how much it takes."""
+    """The request, and the memory it takes."""
     sequences = f"{cache.n_sequences} times " if cache.n_sequences > 1 else ""
-    besides = "weights and scratch" if plan.weights_allocated else "scratch"  # not what is mapped
+    besides = "weights and scratch" if plan.weights_allocated else "scratch"  # not mapped ones
     return (
         f"K and V of {sequences}{cache.n_ctx} tokens in {cache.type_k}/{cache.type_v} take "
         f"{byte_size(plan.cache_k + plan.cache_v)}, with {besides} "
@@ -80,7 +80,7 @@ def _asked(plan: MemoryPlan, cache: CacheConfig) -> str:
 
 
 def _nearest(memory: ModelMemory, cache: CacheConfig, budget: Budget, context: str) -> str:
-    """What does fit: a shorter context, the same one in fewer bits, or in the fewest a shorter."""
+    """The nearest fit: a shorter context, the same in fewer bits, or shorter in the fewest."""
     fitting = []
     if n_ctx := memory.longest_context(cache, budget.n_bytes, only_resident=True):
         fitting.append(context.format(n_ctx))

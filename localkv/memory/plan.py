@@ -33,8 +33,8 @@ class MemoryPlan:
             in memory as long as there is room, and reads them again from the file.
         weights_allocated: tensors that were copied when they were loaded: laid out anew, or vectors
             of another type than float32.
-        cache_k, cache_v: what `KVCache` allocates for K and for V.
-        scratch: upper bound of what a batch takes besides (`scratch_bytes`).
+        cache_k, cache_v: the bytes that `KVCache` allocates for K and for V.
+        scratch: upper bound of the memory of a batch besides (`scratch_bytes`).
     """
 
     weights_mapped: int
@@ -53,13 +53,13 @@ class MemoryPlan:
 
     @property
     def resident(self) -> int:
-        """What has to be in memory whatever happens: all but mapped weights."""
+        """Bytes that always have to be in memory: all but mapped weights."""
         return self.total - self.weights_mapped
 
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """What a model takes with any cache.
+    """The memory of a model with any cache.
 
     Attributes:
         tensors: those that the model uses, or all of a file.
@@ -118,7 +118,7 @@ class ModelMemory:
     def longest_context(
         self, cache: CacheConfig, n_bytes: int, *, only_resident: bool = False
     ) -> int:
-        """Tokens of the longest context, in whole pages, that fits in so many bytes; 0 for none.
+        """Tokens of the longest context, in whole pages, that fits in `n_bytes`; 0 for none.
 
         Args:
             cache: its types and sequences; its context does not matter.
@@ -163,7 +163,7 @@ class TypeShare:
 
 
 def weights_by_type(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
-    """What a file holds of each type, the largest share first."""
+    """Tensors, values and bytes of each type, the largest share first."""
     groups: dict[str, list[TensorInfo]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.format.name, []).append(tensor)

@@ -1,6 +1,6 @@
-"""The same model's tensors in another type of weights, by arithmetic: what a file of it would take.
+"""The same model's tensors in another type of weights, by arithmetic: its file's size.
 
-As llama-quantize makes a file of one type (`--pure` but for the output matrix): matrices in that
+As llama-quantize makes a file of one type (`--pure` except for the output matrix): matrices in that
 type, the output matrix in at least Q6_K, vectors and the routers of experts as they are. Files
 whose names end in _M keep some more matrices in more bits and are up to a tenth larger.
 """
@@ -21,7 +21,7 @@ QUANTS = ("f16", "q8_0", "q6_K", "q5_K", "q4_K", "q3_K", "q2_K")
 """Types of weights that files are commonly offered in, from the most bits to the fewest."""
 
 _NARROW = {"q6_K": "q8_0", "q5_K": "q5_1", "q4_K": "q5_0", "q3_K": "iq4_nl", "q2_K": "iq4_nl"}
-"""What llama-quantize takes for rows that are no multiple of 256."""
+"""llama-quantize's types for rows that are not a multiple of 256."""
 
 
 def requantised(tensors: Iterable[TensorInfo], type_name: str) -> tuple[TensorInfo, ...]:

@@ -1,10 +1,10 @@
-"""What a batch takes besides weights and cache: an upper bound, from the model's sizes alone.
+"""The memory of a batch besides weights and cache: an upper bound, from the model's sizes alone.
 
 Activations are float32. At every moment there are those that the forward pass keeps (x, q and the
 attention's output) and those of one operation; the widest operation counts, with every tensor that
-torch holds at its peak. To these come what the backend's products and attention take
-(`kernels/footprint.py`), and the logits of one token with what sampling makes of them. Code,
-libraries and what Python itself takes are not counted.
+torch holds at its peak. Added to these are the memory of the backend's products and
+attention (`kernels/footprint.py`), and the logits of one token with sampling's copies of them.
+Code, libraries and Python itself are not counted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def activation_width(config: ModelConfig) -> int:
     x, q = config.n_embd, config.n_heads * config.head_dim
     kv = config.n_kv_heads * config.head_dim
     rope = config.head_dim
-    # x and its norm, q; k and v, both rotated, and what encoding one of them takes
+    # x and its norm, q; k and v, both rotated, and the scratch of encoding one of them
     store = 2 * x + q + 4 * kv + 8 * kv
     # x and its norm, q before, while and after it is turned, k and v
     turn = 2 * x + 4 * q + 2 * kv

@@ -1,1 +1,1 @@
-"""What a cache type costs: perplexity, divergence from a base, and calibration."""
+"""The quality that a cache type costs: perplexity, divergence from a base, and calibration."""

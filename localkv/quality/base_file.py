@@ -4,7 +4,7 @@ A file is a NumPy archive (.npz, not compressed): `facts`, a string of JSON (`Ba
 int32 [chunks, n_ctx]; and for each chunk `logits_<number>`, float32 [scored tokens, n_vocab]. The
 logits are those that the model gave, so divergences are the same as without the file. llama.cpp
 keeps 16-bit codes of log-probabilities, half the size, and none more than 16 below the largest: the
-error of a code is no longer small beside what a cache type such as q8_0 costs.
+error of a code is no longer small beside the cost of a cache type such as q8_0.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class BaseWriter:
             raise self._given_up(error) from error
 
     def _given_up(self, error: OSError) -> OSError:
-        """The error with the file's name; what was written is gone."""
+        """The error with the file's name; the written part is deleted."""
         with suppress(OSError, ValueError):
             self._archive.close()
         self._part.unlink(missing_ok=True)
@@ -176,7 +176,7 @@ class BaseFile:
             n_ctx: tokens of a chunk.
             n_vocab: logits of a token.
             vocabulary: `vocabulary_hash` of the model's tokens.
-            chunks: what will be measured; the base may go on after them.
+            chunks: the chunks to measure; the base may have more after them.
 
         Raises:
             UsageError: it was made with another context, vocabulary or text, or is too short.

@@ -14,7 +14,7 @@ from localkv.errors import LocalKVError
 from localkv.model import Transformer
 
 TYPE = "f32"
-"""The cache through which the text is run: it keeps what would be packed as it is."""
+"""The cache through which the text is run: it keeps rows unpacked."""
 
 
 def calibrate(

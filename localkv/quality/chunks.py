@@ -13,7 +13,7 @@ MIN_CONTEXT = 8
 def text_chunks(
     ids: Sequence[int], n_ctx: int, *, bos_id: int | None = None, limit: int | None = None
 ) -> list[list[int]]:
-    """A text's token ids in chunks of `n_ctx`; what is left over at the end is not used.
+    """A text's token ids in chunks of `n_ctx`; the remainder at the end is not used.
 
     Args:
         ids: the text.
@@ -45,10 +45,10 @@ def text_chunks(
 
 
 def first_scored(n_ctx: int) -> int:
-    """The first position whose prediction counts: those before it have too little to go by."""
+    """The first position whose prediction counts: those before it have too little context."""
     return n_ctx // 2
 
 
 def n_scored(n_ctx: int) -> int:
-    """Tokens of a chunk that are scored: those behind `first_scored`."""
+    """Number of a chunk's tokens that are scored: those from `first_scored` on."""
     return n_ctx - 1 - first_scored(n_ctx)

@@ -21,7 +21,7 @@ class ExactPrefillCache(KVCache):
 
     Args:
         n_batch: most tokens of a batch.
-        options: what `KVCache` takes.
+        options: the arguments of `KVCache`.
     """
 
     def __init__(self, *, n_batch: int, **options: Any) -> None:

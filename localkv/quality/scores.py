@@ -33,7 +33,7 @@ _BLOCK_VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What is known of each scored token: float64 [tokens] each.
+    """The scores of each token: float64 [tokens] each.
 
     Attributes:
         nll: -ln of the probability that the token got.
@@ -41,7 +41,7 @@ class TokenScores:
         kld: Kullback-Leibler divergence of the whole distribution from the base's, in nats.
         same_top: 1 where both have the same most likely token, else 0.
 
-    Where there is no base the last three are NaN.
+    Without a base the last three are NaN.
     """
 
     nll: Array
@@ -105,7 +105,7 @@ def _logits(
     prefill_exact: bool = False,
 ) -> Iterator[Tensor]:
     """Logits that predict the scored tokens, batch by batch: float32 [<= n_batch, n_vocab]."""
-    ids = chunk[:-1]  # the last token is not evaluated: there is nothing behind it to predict
+    ids = chunk[:-1]  # the last token is not evaluated: no token follows that it could predict
     first = first_scored(len(chunk))
     if not prefill_exact:
         yield from Engine(model, cache, n_batch=n_batch).logit_batches(ids, first=first)
@@ -142,9 +142,9 @@ def score(logits: Tensor, targets: Tensor, base_logits: Tensor | None = None) ->
     """Scores of some tokens, in float64.
 
     Args:
-        logits: float [tokens, n_vocab], what each was predicted with.
-        targets: int64 [tokens], what came.
-        base_logits: what it was predicted with by the base.
+        logits: float [tokens, n_vocab], the prediction of each.
+        targets: int64 [tokens], the tokens that came.
+        base_logits: the base's predictions.
 
     Raises:
         LocalKVError: a logit is infinite or not a number.
@@ -189,7 +189,7 @@ def joined(parts: Sequence[TokenScores]) -> TokenScores:
 
 
 def base_cache(n_ctx: int) -> CacheConfig:
-    """What caches are compared with: f16 for K and V, not rotated."""
+    """The cache that others are compared with: f16 for K and V, not rotated."""
     return CacheConfig("f16", "f16", n_ctx=n_ctx, kv_rotation="off")
 
 

@@ -1,4 +1,4 @@
-"""What the scores of many tokens come to, each with its standard error.
+"""Statistics of the scores of many tokens, each with its standard error.
 
 The statistics are those of llama.cpp's `llama-perplexity` (`tools/perplexity/perplexity.cpp`), so
 that figures can be compared.

@@ -80,7 +80,7 @@ class BusErrorGuard:
     def __init__(self) -> None:
         self.table = np.zeros((MOST_MAPS, 4), np.uint64)
         self.free = list(range(MOST_MAPS - 1, -1, -1))
-        self.former = _SigAction()  # gets what is not ours
+        self.former = _SigAction()  # gets signals that are not ours
         self.replaced = _SigAction()
         self.kept: list[object] = []
 
@@ -141,7 +141,7 @@ def _python_handler(guard: BusErrorGuard) -> Any:
 
 
 def _native_handler(guard: BusErrorGuard) -> tuple[int, object]:
-    """The address of the handler without Python, and what keeps its code."""
+    """The address of the handler without Python, and the object that keeps its code."""
     import llvmlite.binding as llvm
 
     libc = ctypes.CDLL(None)

@@ -1,14 +1,14 @@
-"""What happens when the system can't supply the bytes of a mapped file: SIGBUS.
+"""SIGBUS: the system can't supply the bytes of a mapped file.
 
-A file that shrinks while it is mapped, or whose disk fails, ends whoever reads the missing part by
-this signal, wherever it is: Python can't handle it, since the instruction that failed is repeated
+If a file shrinks while it is mapped, or its disk fails, this signal ends the process that reads the
+missing part, at any place: Python can't handle it, since the instruction that failed is repeated
 when a handler returns. Programs end with one line instead and exit code 1. A process that merely
-imports localkv is left alone, its signals are its own.
+imports localkv keeps its own signal handling.
 
 There are two handlers (`bus_error_guard`). One is made by ctypes, which costs nothing, and is
 enough while a single thread reads a header. The other is a few machine instructions that need
 neither Python nor its lock, for threads that have none. Linux only: elsewhere the signal ends the
-process as ever.
+process as usual.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def watch(data: mmap, name: str) -> None:
 
     Args:
         data: the mapping, until it is closed.
-        name: what the line calls it.
+        name: its name in the line.
     """
     if _wanted:
         line = f"error: {name}: the file shrank while it was in use, or its disk fails\n"

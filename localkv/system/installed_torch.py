@@ -1,4 +1,4 @@
-"""What the installed torch can do, as far as its files tell: importing it takes a second."""
+"""Abilities of the installed torch, as far as its files show: importing it takes a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 def built_without_cuda() -> bool:
     """Whether torch is there and is known to be a build that can't use NVIDIA's GPUs.
 
-    `torch/version.py` says so; it is read, not run. What can't be told counts as False.
+    `torch/version.py` says so; it is read, not run. If that can't be found out, it counts as False.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

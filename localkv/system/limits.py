@@ -1,7 +1,7 @@
-"""What the system refuses a process: memory, threads, other processes. In words for the user.
+"""Refusals of the system: memory, threads, other processes. In words for the user.
 
-Libraries say it in many ways, and some end the process; so what can be known before is checked
-before.
+Libraries report them in many ways, and some end the process, so every limit that is known in
+advance is checked in advance.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def spare_threads() -> None:
 
 
 def exhausted(error: BaseException) -> LocalKVError | None:
-    """The error for the user, if another one comes from what the system refused."""
+    """The error for the user, if another error comes from a refusal of the system."""
     for cause in _causes(error):
         text = str(cause).lower()
         if isinstance(cause, LocalKVError):
@@ -116,7 +116,7 @@ def _out_of_memory() -> LocalKVError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what led to it."""
+    """An error and its causes."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:

@@ -1,7 +1,7 @@
 """How much memory there is for a model: of this machine, its container's share, or a GPU's.
 
 Nothing is imported that is heavy, and torch least of all, so that `localkv plan` answers at once.
-What can't be found out is None, never a guess.
+An unknown value is None, never a guess.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from localkv.system.limits import address_space
 
 _UNLIMITED = 1 << 60
-"""Limits from here on are what control groups say where there is none."""
+"""From here on a control group's limit means that there is none."""
 RUNTIME_BYTES = {"cpu": 256 << 20, "cuda": 512 << 20}
-"""What a process takes before it loads a model: Python, torch and compiled kernels (180 MiB were
+"""Memory of a process before it loads a model: Python, torch and compiled kernels (180 MiB were
 measured), and on a GPU CUDA's context and code (estimated)."""
 
 
@@ -27,7 +27,7 @@ class Budget:
     """Memory that a model may take.
 
     Attributes:
-        n_bytes: so much.
+        n_bytes: how much.
         source: whose it is, as in "of this machine".
     """
 
@@ -36,7 +36,7 @@ class Budget:
 
 
 def machine_memory(root: Path = Path("/")) -> Budget | None:
-    """What this process can still allocate without swapping; None where the system doesn't tell.
+    """Memory that this process can still allocate without swapping; None if the system doesn't say.
 
     Files that are cached but could be dropped count as free, on the machine as in a control group.
 
@@ -48,19 +48,19 @@ def machine_memory(root: Path = Path("/")) -> Budget | None:
         return None
     budgets = [Budget(available, "available on this machine"), *_group_memory(root)]
     if (space := address_space()) is not None:
-        budgets.append(Budget(space[1], "left of what this process may map (ulimit -v)"))
+        budgets.append(Budget(space[1], "left of the memory that this process may map (ulimit -v)"))
     return min(budgets, key=lambda budget: budget.n_bytes)
 
 
 def without_runtime(budget: Budget, device: str) -> Budget:
-    """What is left once a process has started that is to run a model there."""
+    """The part that is left once a process has started to run a model there."""
     runtime = RUNTIME_BYTES[device]
     source = f"{budget.source} less {runtime >> 20} MiB for the program itself"
     return Budget(max(0, budget.n_bytes - runtime), source)
 
 
 def _meminfo(root: Path) -> dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none (it is Linux's)."""
+    """/proc/meminfo in bytes; empty without that file (it is Linux's)."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
@@ -70,7 +70,7 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 
 def _group_memory(root: Path) -> Iterator[Budget]:
-    """What the limits of this process' control groups leave, of versions 1 and 2 alike."""
+    """Memory that this process' control groups leave, for versions 1 and 2."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

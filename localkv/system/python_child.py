@@ -11,7 +11,7 @@ from typing import IO
 
 
 def child_command(module: str) -> list[str]:
-    """What runs `module`. With -P no file of the working directory, as a queue.py, is imported."""
+    """The command that runs `module`; -P keeps out a queue.py of the working directory."""
     return [sys.executable, "-P", "-m", module]
 
 

@@ -1,9 +1,9 @@
-"""What a terminal is shown of texts that others wrote: models, files, hubs.
+"""Text from models, files and hubs as a terminal shows it.
 
 A terminal takes some characters as orders: to move, to colour, to set its title or the clipboard,
-to answer on stdin. Some may stand for such an order alone (the C1 controls), and some for the order
-of what follows (bidirectional overrides, which make a text read otherwise than it is). They are
-shown, not obeyed. Each stands for itself, so a sequence that comes in pieces is no sequence.
+to answer on stdin. Some are such an order by themselves (the C1 controls); others change the order
+of the characters after them (bidirectional overrides, which make a text read differently). They are
+shown, not obeyed. Each is replaced on its own, so a sequence that comes in pieces is harmless, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def visible(text: str) -> str:
 
 
 def without_controls(text: str) -> str:
-    """`text` without what `visible` shows, and without line feeds and tabs."""
+    """`text` without the characters that `visible` replaces, line feeds and tabs."""
     return _CONTROLS.sub("", text)
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, so that a full disk doesn't cost what was there."""
+"""Files that are written whole or not at all, so that a full disk doesn't cost the old content."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file, or leave it as it is.
 
-    The bytes go to a file beside it first, which then takes its name. What is no regular file, such
-    as /dev/stdout, is written to as it is, and so is a file in a folder that can't be.
+    The bytes go to a file beside it first, which then takes its name. Anything but a regular
+    file, such as /dev/stdout, is written to directly, and so is a file in a read-only folder.
 
     Raises:
         OSError: it can't be written; it names the file.
@@ -51,7 +51,7 @@ def _replace(goal: Path, data: bytes) -> None:
 
 
 def _mode(goal: Path) -> int:
-    """The mode of the file that is replaced, or what the umask leaves to a new one."""
+    """The mode of the file that is replaced, or the one that the umask gives a new file."""
     try:
         return stat.S_IMODE(goal.stat().st_mode)
     except FileNotFoundError:
