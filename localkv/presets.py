@@ -45,3 +45,13 @@ PRESETS = {
     ),
 }
 """From the most bits to the fewest."""
+
+PAIRS = (
+    ("f16", "f16"),
+    ("q8_0", "q8_0"),
+    ("q8_0", "q5_1"),
+    ("q8_0", "q4_0"),
+    ("q5_1", "q4_0"),
+    ("q4_0", "q4_0"),
+)
+"""The presets' pairs and those between them, from the most bits to the fewest."""

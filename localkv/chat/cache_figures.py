@@ -8,16 +8,7 @@ from localkv.cache.layout import cache_bytes, cache_segments
 from localkv.chat.engine import EngineFacts
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
-
-SMALLER_PAIRS = (
-    ("q8_0", "q8_0"),
-    ("q8_0", "q5_1"),
-    ("q8_0", "q4_0"),
-    ("q5_1", "q5_1"),
-    ("q5_0", "q4_0"),
-    ("q4_0", "q4_0"),
-)
-"""Pairs of K and V that a larger context may use, the most exact first."""
+from localkv.presets import PAIRS
 
 
 @dataclass(frozen=True)
@@ -88,7 +79,7 @@ def larger_cache(facts: EngineFacts) -> CacheFigures | None:
     now = cache_figures(facts)
     offers = [
         cache_figures(facts, type_k=k, type_v=v, n_ctx=n_ctx)
-        for k, v in ((facts.type_k, facts.type_v), *SMALLER_PAIRS)
+        for k, v in ((facts.type_k, facts.type_v), *PAIRS[1:])
         if all(facts.head_dim % KV_FORMATS[name].block_size == 0 for name in (k, v))
     ]
     within = [offer for offer in offers if offer.n_bytes <= now.n_bytes]

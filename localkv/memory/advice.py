@@ -12,13 +12,10 @@ from localkv.formats import KV_FORMATS
 from localkv.memory.fit import Pair, usual_pairs
 from localkv.memory.plan import MemoryPlan, ModelMemory
 from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
-from localkv.presets import PRESETS
+from localkv.presets import PAIRS, PRESETS
 
 if TYPE_CHECKING:
     from localkv.loader.kv_risks import KVRisk
-
-FURTHER_PAIRS: tuple[Pair, ...] = (("q8_0", "q5_1"), ("q5_1", "q4_0"))
-"""Pairs between the presets' that a table shows too."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +80,8 @@ def mean_bits(pair: Pair, head_dim: int) -> float:
 
 def shown_pairs(memory: ModelMemory) -> list[Pair]:
     """The pairs of a table where the user names none, from the most bits to the fewest."""
-    config, pairs = memory.config, usual_pairs(memory.config)
-    if len(pairs) == len(PRESETS):  # blocks fit the heads
-        pairs += FURTHER_PAIRS
-    return sorted(pairs, key=lambda pair: -mean_bits(pair, config.head_dim))
+    usual = usual_pairs(memory.config)
+    return list(PAIRS) if len(usual) == len(PRESETS) else usual  # else blocks don't fit the heads
 
 
 def pair_fit(memory: ModelMemory, cache: CacheConfig, pair: Pair, budget: int) -> PairFit:

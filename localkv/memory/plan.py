@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from localkv.loader.gguf_header import TensorInfo
 
 
+EMBEDDING = "token_embd.weight"
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes that a model with one cache takes on one backend.
@@ -134,6 +137,11 @@ class ModelMemory:
         return PAGE_TOKENS * bisect_left(range(1, most + 1), True, key=too_long)
 
 
+def output_matrix(tensors: Iterable[TensorInfo]) -> str:
+    """The name of the matrix that logits are made with; it may be the embedding."""
+    return next((t.name for t in tensors if t.name == "output.weight"), EMBEDDING)
+
+
 def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]:
     """Bytes of tensors that stay in the file, and of those that are copied.
 
@@ -141,11 +149,11 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
     (single rows) and from panels.
     """
     tensors = list(tensors)
-    tied = all(tensor.name != "output.weight" for tensor in tensors)
+    output = output_matrix(tensors)
     footprint = FOOTPRINTS[backend]
     mapped = allocated = 0
     for tensor in tensors:
-        is_looked_up = tensor.name == "token_embd.weight" and not tied
+        is_looked_up = tensor.name == EMBEDDING != output
         copied = footprint.copied_bytes(tensor.format, tensor.shape, is_looked_up=is_looked_up)
         allocated += copied
         mapped += 0 if copied else tensor.n_bytes

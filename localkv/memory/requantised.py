@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localkv.formats import FORMATS, QuantFormat
+from localkv.memory.plan import output_matrix
 
 if TYPE_CHECKING:
     from localkv.loader.gguf_header import TensorInfo
@@ -27,8 +28,7 @@ _NARROW = {"q6_K": "q8_0", "q5_K": "q5_1", "q4_K": "q5_0", "q3_K": "iq4_nl", "q2
 def requantised(tensors: Iterable[TensorInfo], type_name: str) -> tuple[TensorInfo, ...]:
     """The tensors with their matrices in another type; offsets mean nothing any more."""
     tensors = tuple(tensors)
-    tied = all(tensor.name != "output.weight" for tensor in tensors)
-    output = "token_embd.weight" if tied else "output.weight"
+    output = output_matrix(tensors)
     return tuple(
         _as(tensor, type_name, at_least_q6=tensor.name == output) if _is_packed(tensor) else tensor
         for tensor in tensors

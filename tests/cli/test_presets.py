@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from localkv.formats import KV_FORMATS
-from localkv.presets import PRESETS
+from localkv.presets import PAIRS, PRESETS
 from support.paths import ROOT
 from support.program import Program
 from support.random_model import variant
@@ -121,3 +121,10 @@ def test_a_sweep_names_its_types_itself(program: Program, tmp_path: Path) -> Non
 def test_commands_with_a_cache_take_it(program: Program) -> None:
     for command in ("complete", "chat", "perplexity"):
         assert "--preset NAME" in program(command, "--help").out
+
+
+def test_pairs_are_the_presets_and_those_between_them_by_bits() -> None:
+    sizes = [bits(type_k) + bits(type_v) for type_k, type_v in PAIRS]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {(preset.type_k, preset.type_v) for preset in PRESETS.values()} <= set(PAIRS)
+    assert (PAIRS[0], PAIRS[-1]) == (("f16", "f16"), ("q4_0", "q4_0"))
