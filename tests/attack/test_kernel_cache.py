@@ -63,7 +63,7 @@ def check(
         put(path)
         for _ in range(2):
             specialized.cache_clear()
-            assert specialized(SOURCE)["worker"] != 0, label
+            assert specialized(SOURCE)["decode_tile"] != 0, label
         assert compiled == [SOURCE], label
         assert path.read_bytes() == good, label
         assert path.stat().st_mode & 0o777 == 0o600
@@ -143,7 +143,7 @@ def test_a_folder_that_is_full_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    assert specialized(SOURCE)["worker"] != 0
+    assert specialized(SOURCE)["decode_tile"] != 0
     assert list(folder.iterdir()) == []
     assert compiled == [SOURCE]
 
@@ -158,7 +158,7 @@ def test_the_functions_of_a_source_are_known() -> None:
             assert len(source.callbacks) == source.text.count("\n@cfunc("), path
             n += 1
     assert n > 9
-    assert SOURCE.callbacks == ["worker"]
+    assert SOURCE.callbacks == ["decode_tile"]
     found = stored(KernelSource("jit/helpers")) or machine_code.compile_source(
         "helpers", KernelSource("jit/helpers").text
     )

@@ -11,7 +11,7 @@ from localkv.kernels.cpu.jit import kernel_folder
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 
-SOURCES = [KernelSource("store/rotate_rows", (("PART = 64", f"PART = {n}"),)) for n in (8, 16)]
+SOURCES = [KernelSource("attention/tiles", {"FORMAT": name}) for name in ("f16", "f32")]
 
 
 @pytest.fixture

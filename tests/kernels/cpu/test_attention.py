@@ -255,7 +255,7 @@ compiled = []
 compile_source = machine_code.compile_source
 def counted(self):
     compiled.append(self.template)
-    return compile_source(self.name, self.text)
+    return compile_source(self.name, self.text, self.parameters)
 KernelSource.compile = counted
 addresses = [score_kernel("f16", 2), decode_v_kernel("f16")]
 for name in ("store/scatter", "jit/helpers"):

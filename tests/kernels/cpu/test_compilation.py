@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from ctypes import CFUNCTYPE, c_int64
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as GGMLType
@@ -43,6 +45,38 @@ def test_a_file_with_any_byte_changed_is_damaged() -> None:
         assert machine_code.unpack("name", data[:i] + bytes([byte ^ 0x55]) + data[i + 1 :]) is None
 
 
+def test_a_parameter_becomes_a_constant() -> None:
+    """Whatever is not given keeps the value in the template."""
+    source = """
+from numba import cfunc
+from localkv.kernels.cpu.jit.parameters import parameter
+FIRST, SECOND = parameter("FIRST", 1), parameter("SECOND", 10)
+@cfunc("int64()")
+def total():
+    return FIRST + SECOND
+"""
+    for given, result in (({}, 11), ({"FIRST": 2}, 12), ({"FIRST": 2, "SECOND": 20}, 22)):
+        function = machine_code.compile_source("parameters", source, given)["total"]
+        assert CFUNCTYPE(c_int64)(machine_code.link(function))() == result
+
+
+def test_a_parameter_that_no_template_asks_for_is_an_error() -> None:
+    source = KernelSource("attention/weigh", {"FORMAT": "f16", "ROW": 2})
+    with pytest.raises(ValueError, match=r"attention/weigh has no parameter ROW, but .*'ROWS'"):
+        source.compile()
+
+
+@pytest.mark.parametrize("value", ["2", True, 2.0, None])
+def test_a_parameter_of_another_type_is_an_error(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"ROWS is .*, of another type than 4"):
+        KernelSource("attention/weigh", {"ROWS": value}).compile()
+
+
+def test_parameters_are_part_of_the_name() -> None:
+    names = {source.name for source in SOURCES}
+    assert len(names | {KernelSource("attention/tiles").name}) == 3
+
+
 def localkv_imports(path: Path) -> Iterator[Path]:
     """The files of the package that a file imports when it runs."""
     tree = ast.parse(path.read_text())
@@ -58,7 +92,7 @@ def test_the_name_of_machine_code_follows_all_that_it_is_built_on() -> None:
     package = kernel_source.PACKAGE
     known = {path for pattern in kernel_source._BUILT_ON for path in package.glob(pattern)}
     templates = [p for p in (package / "kernels/cpu").rglob("*.py") if "\n@cfunc" in p.read_text()]
-    found, todo = set[Path](), list(templates)
+    found, todo = set[Path](), [*templates, *package.glob("formats/*/cpu.py")]
     while todo:
         new = set(localkv_imports(todo.pop())) - found
         found |= new
@@ -79,7 +113,7 @@ def test_a_damaged_file_is_compiled_anew(folder: Path) -> None:
     folder.mkdir()
     (folder / source.name).write_bytes(b"PK nonsense")
     assert stored(source) is None
-    assert specialized(source)["worker"] != 0
+    assert specialized(source)["decode_tile"] != 0
     assert stored(source) is not None
 
 
@@ -93,7 +127,7 @@ def test_a_helper_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
         for thread in helpers.threads:
             thread.join(timeout=100)
         assert helpers.pending == []
-        assert all(specialized(source)["worker"] for source in SOURCES)
+        assert all(specialized(source)["decode_tile"] for source in SOURCES)
     assert all(is_stored(source) for source in SOURCES)
     assert compile_ahead._current is None
     assert all(process.returncode is not None for process in helpers.processes)
@@ -107,7 +141,7 @@ def test_without_a_helper_that_works_kernels_are_compiled_here(
     monkeypatch.setattr(compile_ahead, "FEWEST", 1)
     monkeypatch.setattr(compile_ahead, "child_command", lambda _: [sys.executable, "-c", program])
     with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
-        assert all(specialized(source)["worker"] for source in SOURCES)
+        assert all(specialized(source)["decode_tile"] for source in SOURCES)
 
 
 @pytest.mark.usefixtures("folder")
@@ -115,7 +149,7 @@ def test_without_processes_kernels_are_compiled_here(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compile_ahead, "FEWEST", 1)
     monkeypatch.setattr(compile_ahead, "child_command", lambda _: ["/no/such/program"])
     with compile_ahead.compiling_ahead(SOURCES, n_cores=3):
-        assert all(specialized(source)["worker"] for source in SOURCES)
+        assert all(specialized(source)["decode_tile"] for source in SOURCES)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
@@ -142,7 +176,7 @@ def test_a_file_that_cannot_be_read_is_compiled_anew(folder: Path) -> None:
     source = SOURCES[0]
     (folder / source.name).mkdir(parents=True, mode=0o700)  # an error for root, too
     folder.chmod(0o700)
-    assert specialized(source)["worker"] != 0
+    assert specialized(source)["decode_tile"] != 0
 
 
 def test_kernels_that_no_process_takes_are_removed(folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.job import (
     TILE_ROWS,
     TILE_VECTORS,
@@ -40,7 +41,6 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
-PAGE = 256
 STEP = TILE_VECTORS * LANES
 SUMS = TILE_VECTORS * TILE_ROWS
 
@@ -103,10 +103,10 @@ def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) ->
     # what a token sees begins and ends no earlier than what the one before sees
     begin = first_visible(job, token + first_row // group) // TILE * TILE
     for t0 in range(begin, end_visible(job, token + (first_row + n_rows - 1) // group), TILE):
-        place = get_i64(block.table, t0 // PAGE) * job.n_kv_heads + head
-        where = (k_blocks, t0 % PAGE // LANES)
+        place = get_i64(block.table, t0 // PAGE_TOKENS) * job.n_kv_heads + head
+        where = (k_blocks, t0 % PAGE_TOKENS // LANES)
         call_address(job.k_kernel, (k, scales, *regions(job.k_planes, place), *where))
-        where = (v_blocks, t0 % PAGE // LANES)
+        where = (v_blocks, t0 % PAGE_TOKENS // LANES)
         call_address(job.v_kernel, (v, scales, *regions(job.v_planes, place), *where))
         for tile_row in range(0, n_padded, TILE_ROWS):
             end_row = min(tile_row + TILE_ROWS, n_rows)

@@ -12,6 +12,7 @@ import torch
 
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.jit.parameters import Value
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.thread_pool import run_worker
 from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_SHUFFLE, HAS_VNNI
@@ -45,33 +46,29 @@ def cache_decoder(name: str) -> CacheDecoder:
     return CacheDecoder(module.BLOCK, module.AFFINE, digits, offset or 0)
 
 
-def _decoder(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+def _type_parameters(name: str) -> dict[str, Value]:
     """What makes a template that of one type: its decoder, and the plane of its rows' scales."""
     fmt = KV_FORMATS[name]
     row_scales = len(fmt.planes) if fmt.row_planes else 0
-    return (
-        ("formats.q8_0.cpu", f"formats.{fmt.codec_name}.cpu"),
-        ("ROW_SCALES = 0", f"ROW_SCALES = {row_scales}"),
-    )
+    return {"FORMAT": fmt.codec_name, "ROW_SCALES": row_scales}
 
 
 def score_source(type_k: str, rows: int) -> KernelSource:
-    size = ("ROWS = 4", f"ROWS = {rows}")
-    digits = ("DIGITS = False", f"DIGITS = {cache_decoder(type_k).digits}")
-    return KernelSource("attention/score", (*_decoder(type_k), digits, size))
+    digits = cache_decoder(type_k).digits
+    parameters = {**_type_parameters(type_k), "ROWS": rows, "DIGITS": digits}
+    return KernelSource("attention/score", parameters)
 
 
 def weigh_source(type_v: str, rows: int) -> KernelSource:
-    return KernelSource("attention/weigh", (*_decoder(type_v), ("ROWS = 4", f"ROWS = {rows}")))
+    return KernelSource("attention/weigh", {**_type_parameters(type_v), "ROWS": rows})
 
 
 def decode_k_source(type_k: str) -> KernelSource:
-    return KernelSource("attention/tiles", _decoder(type_k))
+    return KernelSource("attention/tiles", {**_type_parameters(type_k), "OF_V": False})
 
 
 def decode_v_source(type_v: str) -> KernelSource:
-    side = ("OF_V = False", "OF_V = True")
-    return KernelSource("attention/tiles", (*_decoder(type_v), side))
+    return KernelSource("attention/tiles", {**_type_parameters(type_v), "OF_V": True})
 
 
 @functools.cache

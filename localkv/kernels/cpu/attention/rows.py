@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.job import (
     NEXT_PIECE,
     end_visible,
@@ -53,7 +54,6 @@ from localkv.simd.memory import (
 )
 from localkv.simd.vector import LANES
 
-PAGE = 256
 LARGEST = 4
 """The plane of codes, listed once more: what is worth fetching ahead."""
 
@@ -113,7 +113,7 @@ def attend_chunk(
     q = scratch
     sums = q + n_rows * head_dim * 4
     logits = sums + n_rows * (head_dim // LANES) * 4
-    totals = logits + n_rows * PAGE * 4
+    totals = logits + n_rows * PAGE_TOKENS * 4
     scaled = totals + n_rows * LANES * 4
     partial, references = job.partial, job.partial  # of the part at hand
 
@@ -135,7 +135,7 @@ def attend_chunk(
             for row in range(n_rows):
                 out = partial + row * head_dim * 4
                 clear_row(out, head_dim, references + row * 4, totals + row * 64)
-        n_tokens = min(PAGE, sequence.length - page * PAGE)
+        n_tokens = min(PAGE_TOKENS, sequence.length - page * PAGE_TOKENS)
         n_padded = (n_tokens + LANES - 1) // LANES * LANES
         place = get_i64(sequence.table, page) * job.n_kv_heads + head
         # what is read after this page: the next one's K, or that of the piece to take next
@@ -162,13 +162,13 @@ def attend_chunk(
             ),
         )
         if softcap > ZERO:
-            cap_logits(logits, n_used * PAGE, softcap)
+            cap_logits(logits, n_used * PAGE_TOKENS, softcap)
         for row in range(n_used):
             soften(
-                logits + row * PAGE * 4,
+                logits + row * PAGE_TOKENS * 4,
                 n_padded,
-                first_visible(job, token + row // group) - page * PAGE,
-                min(n_tokens, end_visible(job, token + row // group) - page * PAGE),
+                first_visible(job, token + row // group) - page * PAGE_TOKENS,
+                min(n_tokens, end_visible(job, token + row // group) - page * PAGE_TOKENS),
                 partial + row * head_dim * 4,
                 head_dim,
                 references + row * 4,

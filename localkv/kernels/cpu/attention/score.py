@@ -14,7 +14,9 @@ from typing import Any
 
 from numba import cfunc, njit
 
-import localkv.formats.q8_0.cpu as codec
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.memory import load_f16, prefetch
 from localkv.simd.quads import QUAD, add_digits, dot_digits, start_digits
 from localkv.simd.vector_tuple import (
@@ -26,13 +28,13 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
-ROWS = 4
+codec = KV_FORMATS[parameter("FORMAT", "q8_0")].part("cpu")
+ROWS = parameter("ROWS", 4)
 """Rows of queries (query heads of a KV head, new tokens) of a tile."""
-DIGITS = False
+DIGITS = parameter("DIGITS", False)
 """Whether q is digit blocks."""
-ROW_SCALES = 0
+ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
-PAGE = 256
 BLOCK, SCALED, AFFINE = codec.BLOCK, codec.SCALED, codec.AFFINE
 PASSES = 2 if DIGITS and ROWS in (6, 8) else 1
 """Parts of a tile: of a whole one there would be too many sums for two groups of tokens."""
@@ -147,7 +149,7 @@ def score(
     All but counts are addresses.
 
     Args:
-        logits: float32 [n_tiles * ROWS, PAGE].
+        logits: float32 [n_tiles * ROWS, PAGE_TOKENS].
         q: float32 [n_tiles * ROWS, n_blocks * BLOCK], scaled, or as many digit blocks of 32 words.
         q_sums: float32 [n_tiles * ROWS, n_blocks], the sum of each block of q; AFFINE types only.
         plane0..3: the region of one page and KV head in each plane of K.
@@ -182,4 +184,4 @@ def score(
             if ROW_SCALES:
                 scales = load_scales(planes[ROW_SCALES], of_groups(group * 16, 16))
                 total = fma_each(zeros_f32(TOTALS), total, scales)
-            store_grid(logits, tile * N * PAGE + group * 16, 16, PAGE, GROUPS, total)
+            store_grid(logits, tile * N * PAGE_TOKENS + group * 16, 16, PAGE_TOKENS, GROUPS, total)

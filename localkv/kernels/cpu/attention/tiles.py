@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 from numba import cfunc
 
-from localkv.formats.q8_0.cpu import AFFINE, BLOCK, SCALED, decode
+from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.sizes import TILE
+from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import f32x16, zero_f32
 from localkv.simd.memory import broadcast_f32, load_f16, store_f32
 from localkv.simd.vector_tuple import mul_add_all, store_tuple
 
-ROW_SCALES = 0
+codec = KV_FORMATS[parameter("FORMAT", "q8_0")].part("cpu")
+ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
+BLOCK, SCALED, AFFINE, decode = codec.BLOCK, codec.SCALED, codec.AFFINE, codec.decode
 HAS_SCALE = SCALED or ROW_SCALES > 0
-OF_V = False
+OF_V = parameter("OF_V", False)
 """The side: K has tokens in its lanes, V channels."""
 ONE = np.float32(1)
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from numba import cfunc
 
-from localkv.formats.q8_0.cpu import AFFINE, BLOCK, SCALED, decode
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
 from localkv.simd.memory import load_f16, load_f32, prefetch, store_f32
 from localkv.simd.vector_tuple import (
@@ -23,11 +25,12 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
-ROWS = 4
+codec = KV_FORMATS[parameter("FORMAT", "q8_0")].part("cpu")
+ROWS = parameter("ROWS", 4)
 """Rows of weights (query heads of a KV head, new tokens) whose sums are in registers at once."""
-ROW_SCALES = 0
+ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
-PAGE = 256
+BLOCK, SCALED, AFFINE, decode = codec.BLOCK, codec.SCALED, codec.AFFINE, codec.decode
 VECTORS = BLOCK // 16
 SUMS = VECTORS * ROWS
 PAIRS = SUMS <= MOST_SUMS // 2
@@ -55,8 +58,8 @@ def weigh(
 
     Args:
         out: float32 [n_tiles * ROWS, n_blocks * BLOCK].
-        p: float32 [n_tiles * ROWS, PAGE]; overwritten where rows have scales.
-        scaled_p: float32 [ROWS, PAGE], scratch.
+        p: float32 [n_tiles * ROWS, PAGE_TOKENS]; overwritten where rows have scales.
+        scaled_p: float32 [ROWS, PAGE_TOKENS], scratch.
         plane0..3: the region of one page and KV head in each plane of V.
         ahead: what is read next, of which `ahead_lines` cache lines are fetched per block and
             group of 16 tokens.
@@ -66,21 +69,21 @@ def weigh(
     n_groups = (n_tokens + 15) // 16
     for block in range(n_blocks):
         for tile in range(n_tiles):
-            tile_p = p + tile * ROWS * PAGE * 4
+            tile_p = p + tile * ROWS * PAGE_TOKENS * 4
             weights = tile_p
             at = tile * ROWS * head_dim + block * BLOCK
             if ROW_SCALES and block == 0:
                 for group in range(n_groups):
                     row_scale = load_f16(planes[ROW_SCALES], group * 16)
                     for row in range(ROWS):
-                        i = row * PAGE + group * 16
+                        i = row * PAGE_TOKENS + group * 16
                         store_f32(tile_p, i, mul(load_f32(tile_p, i), row_scale))
             if SCALED:
                 weights = scaled_p
                 for group in range(n_groups):
                     scale = load_f16(plane0, (group * n_blocks + block) * 16)
                     for row in range(ROWS):
-                        i = row * PAGE + group * 16
+                        i = row * PAGE_TOKENS + group * 16
                         store_f32(scaled_p, i, mul(load_f32(tile_p, i), scale))
             if AFFINE:
                 for row in range(ROWS):
@@ -90,7 +93,9 @@ def weigh(
                         # rows that were never written may hold NaN
                         written = lanes_below(n_tokens - group * 16)
                         minimum = select(written, minimum, zero_f32())
-                        total = fma(load_f32(tile_p, row * PAGE + group * 16), minimum, total)
+                        total = fma(
+                            load_f32(tile_p, row * PAGE_TOKENS + group * 16), minimum, total
+                        )
                     shift = f32x16(sum_lanes(total))
                     for i in range(VECTORS):
                         channel = at + row * head_dim + i * 16
@@ -106,12 +111,12 @@ def weigh(
                 if PAIRS:
                     while token + 1 < end:
                         values = decode(planes, token * n_blocks + block)
-                        sums = fma_grid(sums, values, weights, token, 0, PAGE)
+                        sums = fma_grid(sums, values, weights, token, 0, PAGE_TOKENS)
                         values = decode(planes, (token + 1) * n_blocks + block)
-                        sums_next = fma_grid(sums_next, values, weights, token + 1, 0, PAGE)
+                        sums_next = fma_grid(sums_next, values, weights, token + 1, 0, PAGE_TOKENS)
                         token += 2
                 while token < end:
                     values = decode(planes, token * n_blocks + block)
-                    sums = fma_grid(sums, values, weights, token, 0, PAGE)
+                    sums = fma_grid(sums, values, weights, token, 0, PAGE_TOKENS)
                     token += 1
             store_grid(out, at, 16, head_dim, VECTORS, add_each(sums, sums_next))

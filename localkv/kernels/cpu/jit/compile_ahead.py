@@ -126,7 +126,7 @@ def _ask(process: subprocess.Popen[bytes], source: KernelSource) -> Functions | 
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        request = json.dumps([source.template, source.replacements])
+        request = json.dumps([source.template, dict(source.parameters)])
         process.stdin.write(request.encode() + b"\n")
         process.stdin.flush()
         size = process.stdout.read(8)

@@ -1,6 +1,6 @@
 """The process that compiles kernels for another one (see `compile_ahead`).
 
-A request is a line of JSON, [template, replacements]; the answer is the packed machine code, after
+A request is a line of JSON, [template, parameters]; the answer is the packed machine code, after
 its length in 8 bytes.
 """
 
@@ -18,8 +18,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may be written there
     for line in sys.stdin:
-        template, replacements = json.loads(line)
-        source = KernelSource(template, tuple((old, new) for old, new in replacements))
+        source = KernelSource(*json.loads(line))
         data = pack(source.name, source.compile())
         answers.write(len(data).to_bytes(8, "little") + data)
         answers.flush()

@@ -1,17 +1,19 @@
 """Where the sources of kernels come from, and where their machine code is kept.
 
-A specialised kernel is the source of an ordinary module with some text replaced. Its machine code
-is a file in the user's cache folder, named by a hash of the source, of everything it is built on,
-and of the compiler and the CPU.
+A specialised kernel is an ordinary module, run with other parameters (`jit/parameters.py`). Its
+machine code is a file in the user's cache folder, named by a hash of the source, its parameters,
+everything it is built on, the compiler and the CPU.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from localkv.kernels.cpu.jit.kernel_folder import (
@@ -28,10 +30,12 @@ from localkv.kernels.cpu.jit.machine_code import (
     toolchain,
     unpack,
 )
+from localkv.kernels.cpu.jit.parameters import Value
 
 logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parents[3]
+_PARAMETER = re.compile(r"\bparameter\(\"(\w+)\"")
 _CALLBACK = re.compile(r"^[@]cfunc\(.*\ndef (\w+)", re.MULTILINE)
 _BUILT_ON = (
     "simd/*.py",
@@ -43,6 +47,7 @@ _BUILT_ON = (
     "kernels/cpu/attention/softmax.py",
     "kernels/cpu/jit/helper_state.py",
     "kernels/cpu/jit/machine_code.py",
+    "kernels/cpu/jit/parameters.py",
     "kernels/cpu/linear/*.py",
     "kernels/cpu/store/page_row.py",
     "kernels/cpu/store/rotation.py",
@@ -72,26 +77,31 @@ class KernelSource:
 
     Attributes:
         template: the path of a module of C callbacks below `kernels/cpu`, without its suffix.
-        replacements: (text, replacement) pairs; each text occurs exactly once in the template.
+        parameters: values for those that the template asks for; the others keep its own.
+
+    Raises:
+        ValueError: (on first use) the template has no such parameter.
     """
 
     template: str
-    replacements: tuple[tuple[str, str], ...] = ()
+    parameters: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
     @functools.cached_property
     def text(self) -> str:
         path = PACKAGE / "kernels" / "cpu" / f"{self.template}.py"
         text = path.read_text(encoding="utf-8")
-        for old, new in self.replacements:
-            if text.count(old) != 1:
-                raise ValueError(f"{self.template}: {old!r} occurs {text.count(old)} times")
-            text = text.replace(old, new)
+        known = _PARAMETER.findall(text)
+        for name in self.parameters:
+            if name not in known:
+                raise ValueError(f"{self.template} has no parameter {name}, but {known}")
         return text
 
     @functools.cached_property
     def name(self) -> str:
         """Unique for what the source says and is built on, and for the CPU."""
-        key = hashlib.sha256(_foundation() + self.text.encode()).hexdigest()[:16]
+        parameters = json.dumps(dict(self.parameters), sort_keys=True)
+        content = _foundation() + parameters.encode() + b"\0" + self.text.encode()
+        key = hashlib.sha256(content).hexdigest()[:16]
         return f"localkv_{self.template.replace('/', '_')}_{key}"
 
     @property
@@ -100,7 +110,7 @@ class KernelSource:
         return _CALLBACK.findall(self.text)
 
     def compile(self) -> Functions:
-        return compile_source(self.name, self.text)
+        return compile_source(self.name, self.text, self.parameters)
 
 
 def is_stored(source: KernelSource) -> bool:

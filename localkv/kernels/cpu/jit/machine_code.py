@@ -13,6 +13,7 @@ import json
 import sys
 import types
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ import numba
 from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
+
+from localkv.kernels.cpu.jit.parameters import Value, give
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LINKED = list[Any]()
@@ -53,9 +56,12 @@ def toolchain() -> str:
     return f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {target}"
 
 
-def compile_source(name: str, source: str) -> Functions:
-    """Run the source of a module; its `cfunc`s are compiled by that."""
+def compile_source(
+    name: str, source: str, parameters: Mapping[str, Value] | None = None
+) -> Functions:
+    """Run the source of a module with some parameters; its `cfunc`s are compiled by that."""
     module = types.ModuleType(name)
+    give(module, parameters or {})
     sys.modules[name] = module
     exec(compile(source, f"<{name}>", "exec"), module.__dict__)
     return {

@@ -31,9 +31,8 @@ class Kernel:
 def product_source(name: str) -> KernelSource:
     """The kernel of products with matrices of a format; without one, of its decoded rows."""
     if name in LAYOUTS:
-        return KernelSource("linear/product", (('KIND = "q4_0"', f'KIND = "{name}"'),))
-    kind = name if name in ROW_FORMATS else "f32"
-    return KernelSource("linear/row_product", (('KIND = "f16"', f'KIND = "{kind}"'),))
+        return KernelSource("linear/product", {"FORMAT": name})
+    return KernelSource("linear/row_product", {"FORMAT": name if name in ROW_FORMATS else "f32"})
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
+from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.in_place import BLOCK_BYTES, make_panel, multiply_row
 from localkv.kernels.cpu.linear.job import (
     ACTIVATION_BLOCK_BYTES,
@@ -45,7 +46,7 @@ from localkv.kernels.cpu.linear.panel_bytes import LANES
 from localkv.kernels.cpu.linear.tiles import multiply_tile
 from localkv.simd.memory import get_f32, get_i64, put_f32, take_next
 
-KIND = "q4_0"
+KIND = parameter("FORMAT", "q4_0")
 IN_PLACE = KIND in IN_PLACE_FORMATS
 
 

@@ -1,4 +1,4 @@
-"""The worker of products with rows as in the file; `specialize` puts a format's name in.
+"""The worker of products with rows as in the file, compiled for each of their formats.
 
 Chunks of rows go to threads; a thread multiplies its chunk with all tokens, a tile of tokens at a
 time, while the rows are in its cache.
@@ -10,6 +10,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
+from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.job import (
     ACTIVATIONS,
     ADDEND,
@@ -27,7 +28,7 @@ from localkv.kernels.cpu.linear.job import (
 from localkv.kernels.cpu.linear.rows import multiply_rows
 from localkv.simd.memory import get_i64, take_next
 
-KIND = "f16"
+KIND = parameter("FORMAT", "f16")
 SOME_TOKENS = min(4, MAX_TILE_TOKENS)
 """Of a tile that has fewer than most."""
 

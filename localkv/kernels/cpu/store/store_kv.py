@@ -36,10 +36,9 @@ def _orders(fmt: QuantFormat, side: Side) -> tuple[tuple[int, int, int], ...]:
 
 def store_source(fmt: QuantFormat) -> KernelSource | None:
     """The kernel that encodes a type's rows; None for types that torch encodes."""
-    name = fmt.codec_name
     if fmt.row_planes or not hasattr(fmt.part("cpu"), "encode"):
         return None
-    return KernelSource("store/store_rows", (("formats.q8_0.cpu", f"formats.{name}.cpu"),))
+    return KernelSource("store/store_rows", {"FORMAT": fmt.codec_name})
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The worker that packs rows of K or V into pages; `specialize` puts a type in."""
+"""The worker that packs rows of K or V into pages, compiled for each type."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Any
 
 from numba import cfunc
 
-from localkv.formats.q8_0.cpu import BLOCK, encode
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.page_row import put_row
 from localkv.kernels.cpu.store.rotation import rotate_block
 from localkv.simd.memory import get_i64, take_next
 
-PAGE = 256
+codec = KV_FORMATS[parameter("FORMAT", "q8_0")].part("cpu")
+BLOCK, encode = codec.BLOCK, codec.encode
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
@@ -20,8 +23,8 @@ def worker(job: Any, thread: Any) -> None:
 
     Items of the job: the counter of KV heads, n_kv_heads, head_dim, values that are rotated
     together or 0, rows (float32 [tokens, n_kv_heads, head_dim]), how many are stored, which tokens
-    they are and their slots (int64 each; page * PAGE + offset), scratch memory and its bytes per
-    thread, n_planes; then, for each plane: its address, row_bytes, item_bits, rows, columns.
+    they are and their slots (int64 each; page * PAGE_TOKENS + offset), scratch memory and its bytes
+    per thread, n_planes; then, for each plane: its address, row_bytes, item_bits, rows, columns.
     """
     n_kv_heads, head_dim, rotation = get_i64(job, 1), get_i64(job, 2), get_i64(job, 3)
     rows, n_rows, tokens, slots = (
@@ -55,12 +58,12 @@ def worker(job: Any, thread: Any) -> None:
             for block in range(head_dim // BLOCK):
                 encode(row, planes, block)
             slot = get_i64(slots, i)
-            place = slot // PAGE * n_kv_heads + head
+            place = slot // PAGE_TOKENS * n_kv_heads + head
             field = packed
             for plane in range(n_planes):
                 entry = entries + 40 * plane
                 row_bytes, item_bits = get_i64(entry, 1), get_i64(entry, 2)
-                region = get_i64(entry, 0) + place * PAGE * row_bytes
+                region = get_i64(entry, 0) + place * PAGE_TOKENS * row_bytes
                 order = get_i64(entry, 3), get_i64(entry, 4)
-                put_row(region, field, slot % PAGE, row_bytes, item_bits, order[0], order[1])
+                put_row(region, field, slot % PAGE_TOKENS, row_bytes, item_bits, order[0], order[1])
                 field += row_bytes
