@@ -17,7 +17,7 @@ _UNREACHABLE = frozenset((TokenType.CONTROL, TokenType.UNKNOWN))
 
 
 def bpe_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
-    """A function from text to ids. It yields no control token, whatever the text.
+    """A function from text to ids. It yields no control token for any text.
 
     A byte without a token is left out, as in llama.cpp; the vocabularies in use have all 256.
     """
@@ -41,7 +41,7 @@ def bpe_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     unk_token = None if has_all_bytes else missing
     try:
         model = BPE(ids, merges, unk_token=unk_token, ignore_merges=family.ignore_merges)
-    except Exception:  # `tokenizers` refuses merges of or into what is no token
+    except Exception:  # `tokenizers` refuses merges of or into unknown tokens
         merges = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
         model = BPE(ids, merges, unk_token=unk_token, ignore_merges=family.ignore_merges)
     tokenizer = Tokenizer(model)

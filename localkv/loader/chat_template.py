@@ -66,7 +66,7 @@ class ChatTemplate:
 
         Args:
             messages: the conversation, usually {"role": ..., "content": ...}; JSON values only.
-            add_generation_prompt: end with what opens the model's turn.
+            add_generation_prompt: end with the text that opens the model's turn.
             tools: descriptions of tools as JSON schemas.
             kwargs: more variables for the template, such as `enable_thinking`.
 
@@ -88,7 +88,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> list[Segment]:
-        """The prompt in pieces; takes and raises what `render` does."""
+        """The prompt in pieces; arguments and errors are those of `render`."""
         try:
             variables = {
                 "documents": None,
@@ -142,7 +142,7 @@ def chat_template_names(metadata: Metadata) -> list[str]:
 
 
 class ChatTokenizer(Protocol):
-    """What `encode_chat` asks of a tokenizer."""
+    """A tokenizer as `encode_chat` needs it."""
 
     @property
     def bos_id(self) -> int | None: ...
@@ -171,7 +171,7 @@ def encode_chat(
 
     Args:
         tokenizer: the model's.
-        template: what to render with.
+        template: the template to render.
         messages, add_generation_prompt, tools, kwargs: as for `ChatTemplate.render`.
 
     Raises:

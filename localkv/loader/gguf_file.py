@@ -191,7 +191,7 @@ def _split_paths(opened: _Part, n_parts: int) -> list[Path]:
 
 
 def read_metadata(path: str | os.PathLike[str]) -> Metadata:
-    """The keys and values of one file alone, whatever its tensors are and its other parts.
+    """The keys and values of one file alone, without regard to its tensors and its other parts.
 
     Raises:
         ModelFileError: the file is missing, or its keys are malformed.
@@ -222,7 +222,7 @@ def _open_part(path: Path) -> _Part:
 
 
 def read_header(data: mmap.mmap | bytes, path: Path, file_bytes: int) -> PartHeader:
-    """The header of a file of `file_bytes`, of which `data` are the first.
+    """The header of a file of `file_bytes` that begins with `data`.
 
     Raises:
         TruncatedError: `data` ends before the header does.

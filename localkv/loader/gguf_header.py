@@ -1,8 +1,8 @@
 """Reads the header of a GGUF file, and checks every length in it against the bytes that are there.
 
 A model file comes from the internet: no length, count or offset in it is used before it has been
-compared with what is left of the file, so a malformed file costs one line and no memory. The layout
-is that of ggml's `docs/gguf.md` and `gguf.cpp`; what the keys mean is not known here.
+compared with the rest of the file, so a malformed file costs one line and no memory. The layout
+is that of ggml's `docs/gguf.md` and `gguf.cpp`; the meaning of keys is not known here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMS = 4
 
-# Limits on what a header may ask for, far above any real one (a 262k-token tokenizer makes a header
+# Limits on a header's demands, far above any real one (a 262k-token tokenizer makes a header
 # of 15 MiB, the largest mixtures of experts have some 30k tensors). They keep the worst file of any
 # size to a few seconds.
 _MAX_HEADER_BYTES = 1 << 27
@@ -58,7 +58,7 @@ _read_u64 = struct.Struct("<Q").unpack_from
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor is, and what.
+    """A tensor's place, shape and type.
 
     Attributes:
         name: as in the file.

@@ -27,7 +27,7 @@ class KVRisk:
     """Why a model does not bear every cache type.
 
     Attributes:
-        reason: one line, with what is safe.
+        reason: one line, with a safe choice.
         concerns: whether it applies to these types of K and V.
     """
 
@@ -36,7 +36,7 @@ class KVRisk:
 
 
 def kv_risks(model: ModelHeader, config: ModelConfig | None = None) -> list[KVRisk]:
-    """What is known of a model; of large biases only the file itself can tell.
+    """The known risks of a model; large biases show only in the file itself.
 
     Args:
         config: the model's; without it biases of q, k and v in one tensor are not looked at.
@@ -49,7 +49,7 @@ def kv_risks(model: ModelHeader, config: ModelConfig | None = None) -> list[KVRi
     if biases := _large_biases(model, config):
         risks.append(
             KVRisk(
-                f"{biases}: K in fewer bits than q8_0 loses what distinguishes tokens; "
+                f"{biases}: K in fewer bits than q8_0 loses the differences between tokens; "
                 "use -ctk q8_0 or f16",
                 lambda type_k, _: _bits(type_k) < _bits("q8_0"),
             )
@@ -72,7 +72,7 @@ def _bits(type_name: str) -> float:
 
 
 def _large_biases(model: ModelHeader, config: ModelConfig | None) -> str:
-    """What is known of the biases of K, if they may be large; else empty."""
+    """A description of K's biases, if they may be large; else empty."""
     named = [
         (m, tensor) for name, tensor in model.tensors.items() if (m := _K_BIAS.fullmatch(name))
     ]

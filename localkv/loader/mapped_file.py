@@ -33,7 +33,7 @@ class MappedFile:
         """Refuse a file that was shortened or written to since it was opened.
 
         Another file that took its place under the same name, or that it was removed, does no harm:
-        the mapping keeps what was opened.
+        the mapping keeps the opened file.
 
         Raises:
             ModelFileError: it was.

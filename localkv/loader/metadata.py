@@ -144,7 +144,7 @@ _TYPE_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", 
 
 
 def _type_of(value: object) -> str:
-    """What a value is, for a message: "a string", "an array of integers"."""
+    """A value's kind, for a message: "a string", "an array of integers"."""
     name = _TYPE_NAMES.get(type(value), type(value).__name__)
     if isinstance(value, list) and value:
         name += f" of {_TYPE_NAMES.get(type(value[0]), 'value')}s"

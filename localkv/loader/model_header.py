@@ -1,4 +1,4 @@
-"""What is known of a model before its tensors are read, wherever its file is."""
+"""The facts about a model before its tensors are read, wherever its file is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few facts by which a person tells models apart, from a file's header alone."""
+"""The few facts that distinguish models for a person, from a file's header alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GUESSED = 1024  # a flag on a number that a program had to guess
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """What a header says of a model; None where it says nothing.
+    """A header's facts about a model; None for missing ones.
 
     Attributes:
         architecture: "llama".

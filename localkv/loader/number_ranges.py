@@ -1,7 +1,7 @@
 """The range of every number that is read from a model file: far beyond any real model's.
 
 A model file comes from the internet, and a number in it goes into products, powers and logarithms
-that were written with real models in mind. What is outside of its range here is refused before
+that were written with real models in mind. A number outside of its range here is refused before
 anything is computed with it.
 """
 
@@ -71,7 +71,7 @@ OF_MODELS = {
     "rope.scaling.yarn_beta_fast": _ROTATIONS,
     "rope.scaling.yarn_beta_slow": _ROTATIONS,
 }
-"""By what follows the architecture's name in a key."""
+"""By the part of a key after the architecture's name."""
 
 OF_FILES = {
     "general.alignment": Range(0, _INT32),

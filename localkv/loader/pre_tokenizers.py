@@ -2,8 +2,8 @@
 
 A family's regular expressions are facts of the vocabularies that were trained with them. They are
 stated as llama.cpp reads them (`llm_tokenizer_bpe` in `src/llama-vocab.cpp`, `src/unicode.cpp`), in
-the syntax of Oniguruma, which `tokenizers` uses. What a letter is, is Oniguruma's to say too: it
-knows Unicode 16, llama.cpp 15. This file knows nothing about tokens.
+the syntax of Oniguruma, which `tokenizers` uses. Oniguruma also decides which characters are
+letters: it knows Unicode 16, llama.cpp 15. This file knows nothing about tokens.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class PreTokenizer:
 
     Attributes:
         regexes: applied in turn. Each cuts every piece that the one before left into its matches
-            and what lies between them; a match never reaches into a neighbouring piece.
-        ignore_merges: a piece that is a token as a whole is that token, whatever the merges say.
+            and the text between them; a match never reaches into a neighbouring piece.
+        ignore_merges: a piece that is a token as a whole is that token, despite the merges.
         add_bos: whether BOS is added where the file does not say (`tokenizer.ggml.add_bos_token`).
     """
 

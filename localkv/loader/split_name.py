@@ -10,7 +10,7 @@ _SPLIT_NAME = re.compile(
 
 
 def split_name(name: str) -> tuple[str, int, int] | None:
-    """What precedes the numbers, the part's number from 1, and how many parts there are.
+    """The text before the numbers, the part's number from 1, and the number of parts.
 
     None for any other name, also one whose numbers name no part: 0 of 3, 4 of 3, 1 of 0.
     """

@@ -21,7 +21,7 @@ _BPE = 2  # TrainerSpec.ModelType
 
 
 def spm_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
-    """A function from text to ids. It yields no control token, whatever the text.
+    """A function from text to ids. It yields no control token for any text.
 
     A character without a token becomes its UTF-8 bytes, or the unknown token in a vocabulary
     without byte tokens (where llama.cpp fails), or nothing if there is none either.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class _Pieces(Protocol):
-    """What a stream decoder asks of a tokenizer."""
+    """A tokenizer as a stream decoder needs it."""
 
     def piece(self, token: int, *, after_text: bool, skip_special: bool) -> tuple[bytes, bool]: ...
 
@@ -15,7 +15,7 @@ class _Pieces(Protocol):
 class StreamDecoder:
     """Decodes a sequence of tokens as it grows.
 
-    The pieces joined are what `Tokenizer.decode` makes of the whole sequence. A character whose
+    The pieces joined are `Tokenizer.decode` of the whole sequence. A character whose
     bytes are spread over several tokens comes with the last of them; bytes that are no UTF-8 come
     as U+FFFD, as soon as that is clear.
 

@@ -1,7 +1,7 @@
 """Models of a well-known shape with random weights, made in memory: for benchmarks without a file.
 
 Values are random, with a variance that keeps activations near 1; codes are random bytes, so that
-products read what they would read of a real model.
+products read as much as from a real model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from localkv.loader.weights import TensorReader, model_weights
 from localkv.model import Transformer
 
 RANDOM_ROWS = 1024
-"""So many rows are random; larger matrices repeat them."""
+"""Random rows; larger matrices repeat them."""
 MINIMA = ("m", "dmin")
 """Fields that shift a block's values."""
 

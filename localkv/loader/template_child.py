@@ -2,10 +2,10 @@
 
 A template can ask for any time and memory, in one step of C code that no check in Python can
 interrupt: `'a' * 10**10`, or comparing two lists that each hold the next one twice, sixty deep. So
-its process may have `MAX_MEMORY` and no more, and whoever asked ends it when time is up.
+its process may have `MAX_MEMORY` and no more, and its parent ends it when time is up.
 
 Requests come on stdin and answers go to stdout, each after its length; `READY` precedes them. The
-process ends when its stdin does. Whoever asked may be gone before the answer: an alarm ends that.
+process ends when its stdin does. If the parent is gone before the answer, an alarm ends it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_MEMORY = 1 << 30
 """Bytes of address space: 40 MiB are Python and Jinja."""
 
 ALARM_SECONDS = 10
-"""When an answer that nobody stopped is given up: whoever asked was to do so long before."""
+"""When an answer is given up that the parent should have stopped long before."""
 
 READY = b"\n"
 LENGTH = struct.Struct(">Q")
@@ -61,7 +61,7 @@ def _answer(
 
 
 def limit_memory() -> None:
-    """Bound what this process may take, where the system can, and let it leave no core file."""
+    """Bound this process's memory, if the system can, and let it leave no core file."""
     import resource
 
     for what, most in ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_CORE, 0)):

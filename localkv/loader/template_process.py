@@ -31,7 +31,7 @@ MAX_SOURCE = 1 << 20
 """Characters of a template. Those of real models have up to some 20,000."""
 
 MAX_PROMPT, MAX_GROWTH = 1 << 20, 8
-"""A prompt may have so many characters, and for each byte of the conversation so many more."""
+"""The most characters of a prompt, and the number added for each byte of the conversation."""
 
 _HINT = "use another template (--chat-template-file)"
 
@@ -70,7 +70,7 @@ def rendered_apart(
     process = _taken()
     try:
         answer = process.answer(message)
-    except BaseException:  # Ctrl-C, too: what comes later would be the answer to this
+    except BaseException:  # Ctrl-C, too: a later message would be the answer to this
         process.end()
         raise
     if "out_of_memory" in answer:
@@ -109,7 +109,7 @@ class _Process:
         return self._child.poll() is None
 
     def answer(self, message: bytes) -> dict[str, Any]:
-        """What the child answers.
+        """The child's answer.
 
         Raises:
             ChatTemplateError: it takes too long, or ends over it.
@@ -130,7 +130,7 @@ class _Process:
         return answer
 
     def _read(self, n_bytes: int, seconds: float) -> bytes:
-        """So many bytes of the child's output, if they come within some seconds."""
+        """`n_bytes` of the child's output, if they come in time."""
         assert self._child.stdout is not None
         deadline = time.monotonic() + seconds
         data = bytearray()

@@ -1,4 +1,4 @@
-"""A chat template as a Jinja program: compiled and run, with markup told from everything else.
+"""A chat template as a Jinja program: compiled and run, with markup kept separate from other text.
 
 It runs in Jinja's sandbox, with the settings, filters and functions that Hugging Face's
 `apply_chat_template` gives templates. The sandbox keeps a program from touching anything; it does
@@ -109,7 +109,7 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what a model is trained to say; for rendering it is nothing."""
+        """`{% generation %}` marks text that a model is trained to say; rendering ignores it."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -137,7 +137,7 @@ def _environment() -> Environment:
     )
     environment.filters["tojson"] = _tojson
     # Nothing is escaped for HTML, so nothing needs to be exempt. Jinja's own type for that would
-    # lose track of markup, and escape what is added to it, which no template means to happen.
+    # lose track of markup, and escape text that is added to it, which no template intends.
     environment.filters["safe"] = str
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

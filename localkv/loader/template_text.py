@@ -1,10 +1,10 @@
 """`TemplateText`: a string that remembers which of its characters a chat template wrote itself.
 
-A prompt is made of markup, whose control tokens count, and of what users and models said, in which
-`<|im_end|>` is just text. Rendered, both are one string. What is tracked here is trust: the
-template's own literals are markup, they stay markup through what templates do with strings, and
-everything else is not, be it a message or the result of an operation that is not followed here. So
-what gets lost on the way loses rights and gains none. (llama.cpp's `common/jinja/string.h` tracks
+A prompt is made of markup, whose control tokens count, and of users' and models' text, in which
+`<|im_end|>` is just text. Rendered, both are one string. Trust is tracked here: the template's own
+literals are markup, they stay markup through operations of templates on strings, and everything
+else is not, be it a message or the result of an operation that is not followed here. So a string
+that gets lost on the way loses rights and gains none. (llama.cpp's `common/jinja/string.h` tracks
 the opposite, which strings are input.)
 
 To everything else a `TemplateText` is the `str` it would have been. Nothing here knows Jinja.

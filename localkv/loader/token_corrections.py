@@ -1,4 +1,4 @@
-"""What llama.cpp knows better than files about their tokens: which ones end a turn, and types.
+"""Facts that llama.cpp knows better than files: which tokens end a turn, and types of tokens.
 
 Follows `llama_vocab::impl::load` of llama.cpp (`src/llama-vocab.cpp`).
 """
@@ -12,7 +12,7 @@ from localkv.loader.token_types import BYTE_TEXTS, SPACE, TokenType
 if TYPE_CHECKING:
     from localkv.loader.metadata import Metadata
 
-# A token with one of these texts ends a turn or a document, whatever its type in the file.
+# A token with one of these texts ends a turn or a document, despite its type in the file.
 _EOG_TEXTS = (
     "<|eot_id|>",
     "<|im_end|>",

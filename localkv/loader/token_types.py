@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 SPACE = "▁"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's character for a space."""
 
 BYTE_TEXTS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 """SentencePiece's tokens for single bytes."""

@@ -1,7 +1,7 @@
 """Text to token ids and back, as llama.cpp does it, from nothing but a GGUF file's metadata.
 
 A text is first searched for special tokens (`tokenizer_st_partition` in llama.cpp's
-`src/llama-vocab.cpp`); what lies between them goes to the byte-level BPE or the SentencePiece
+`src/llama-vocab.cpp`); the text between them goes to the byte-level BPE or the SentencePiece
 model. Control tokens are found only on request and only where the caller allows them; no text
 merges into one, where llama.cpp lets a SentencePiece vocabulary do that. This file knows nothing
 about chat templates.
@@ -62,7 +62,7 @@ class Tokenizer:
         bos_id, eos_id: None if there is none.
         add_bos, add_eos: whether `encode` puts them around a text.
         eog_ids: tokens that end a generation.
-        warnings: one line each on what the file leaves open, such as its pre-tokenizer.
+        warnings: one line each on points that the file leaves open, such as its pre-tokenizer.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -95,7 +95,7 @@ class Tokenizer:
     def encode_segments(
         self, segments: Iterable[tuple[str, bool]], add_special: bool = True
     ) -> list[int]:
-        """Ids of a text some of which is markup: control tokens are read in markup only.
+        """Ids of a text that is partly markup: control tokens are read in markup only.
 
         The segments are one text to everything else, so the ids do not depend on where one ends
         unless it ends within the text of a control token.
@@ -127,8 +127,8 @@ class Tokenizer:
         So the space is taken away again that `encode` puts, in most SentencePiece models, before a
         text and after a special token: once at the start and once after each special token, where
         llama.cpp's `llama_detokenize` does so at the start only. Nothing else is cleaned up. Bytes
-        that are no UTF-8 become U+FFFD. What cannot come back: U+2581, which SentencePiece
-        takes for a space; what a vocabulary has no token for; white space that a special token
+        that are not UTF-8 become U+FFFD. Not restored are U+2581, which SentencePiece
+        takes for a space; text that a vocabulary has no token for; white space that a special token
         swallows (Phi-3).
 
         Args:
@@ -159,7 +159,7 @@ class Tokenizer:
         return StreamDecoder(self, after_text=after_text, skip_special=skip_special)
 
     def piece(self, token: int, *, after_text: bool, skip_special: bool) -> tuple[bytes, bool]:
-        """What a token adds to a text, and whether a token after it continues a text."""
+        """The text that a token adds, and whether a token after it continues a text."""
         data = self.token_bytes(token, special=not skip_special)
         if self._is_special(token):
             return data, False

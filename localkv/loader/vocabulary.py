@@ -1,4 +1,4 @@
-"""What a GGUF file says about its tokens: texts, types, special ids, end of generation.
+"""A GGUF file's facts about its tokens: texts, types, special ids, end of generation.
 
 Follows `llama_vocab::impl::load` of llama.cpp (`src/llama-vocab.cpp`), corrections of wrong files
 (`token_corrections`) included. It knows nothing about splitting or merging text.
@@ -43,7 +43,7 @@ class Vocabulary:
         add_bos, add_eos: whether special tokens are put around a text by default.
         add_space_prefix: SPM puts a space before a text.
         lstrip_ids, rstrip_ids: special tokens that swallow the white space before or after them.
-        warnings: one line each on what the file leaves open.
+        warnings: one line each on points that the file leaves open.
     """
 
     kind: str
@@ -166,7 +166,7 @@ def _pre(metadata: Metadata, override_pre: str | None, warnings: list[str]) -> s
     if not pre:
         warnings.append(
             "the file does not name its pre-tokenizer: 'default' may split text differently from "
-            "what the model was trained with (--override-pre NAME chooses another)"
+            "the model's own (--override-pre NAME chooses another)"
         )
         return "default"
     if pre not in PRE_TOKENIZERS:

@@ -1,4 +1,4 @@
-"""DRY: a penalty on going on with what was said before, and the breakers it stops at."""
+"""DRY: a penalty on repeating sequences of tokens, and the breakers it stops at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Sampler`: runs the chain, and owns what a generation carries from token to token.
+"""`Sampler`: runs the chain, and owns a generation's state from token to token.
 
 Knows token ids and numbers, no model; of the tokenizer only the texts that DRY's sequence breakers
 are looked for in.
@@ -26,7 +26,7 @@ class Sampler:
     """Draws the tokens of one generation.
 
     The same parameters, seed, accepted tokens and logits give the same tokens. A greedy sampler
-    draws no random numbers, but for XTC's where that is on.
+    draws no random numbers, except for XTC if that is on.
 
     Args:
         params: the chain and its settings.

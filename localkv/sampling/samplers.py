@@ -1,6 +1,6 @@
 """The samplers of the chain: functions from `Candidates` to `Candidates`, named as in `table`.
 
-What each one computes is what llama.cpp's `src/llama-sampler.cpp` computes; where llama.cpp leaves
+Each computes the same as in llama.cpp's `src/llama-sampler.cpp`; where llama.cpp leaves
 the choice between equal logits to its sort, the lowest token id wins here.
 """
 

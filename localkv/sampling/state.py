@@ -1,4 +1,4 @@
-"""`SamplerState`: what samplers carry from token to token of one generation."""
+"""`SamplerState`: the state of samplers from token to token of one generation."""
 
 from __future__ import annotations
 

@@ -378,7 +378,7 @@ def test_rm_leaves_alone_what_a_folder_leads_to(
     result = in_lines(here("rm", f"{REPO}:Q8_0", "-y"))
     assert result.code == 1
     if which != "snapshots":  # whose links lead nowhere now
-        assert "is a link, and what it leads to is left alone" in result.err
+        assert "is a link, and its target is left alone" in result.err
     assert sorted(elsewhere.rglob("*")) == before
 
 

@@ -320,8 +320,8 @@ def test_a_limit_on_the_size_of_files(split: FakeHub, tmp_path: Path) -> None:
     assert (process.returncode, out) == (1, b"")
     lines = err.decode().splitlines()
     assert (
-        lines[1]
-        == f"error: {tmp_path / 'hub'}: no file may be that large; what has arrived is kept"
+        lines[1] == f"error: {tmp_path / 'hub'}: no file may be that large; "
+        "the part that has arrived is kept"
     )
     (partial,) = (tmp_path / "hub").rglob("*.incomplete")
     assert partial.stat().st_size == 200_000
@@ -362,5 +362,5 @@ def test_a_disk_that_is_full(split: FakeHub, tmp_path: Path, how: str) -> None:
     if how == "found before":
         assert message.startswith("error: m-Q4_K_M-00001-of-00002.gguf needs 585.94 KiB more, ")
     else:
-        assert message == f"error: {home}/hub: the disk is full; what has arrived is kept"
+        assert message == f"error: {home}/hub: the disk is full; the part that has arrived is kept"
     assert hint == "hint: localkv rm makes room; HF_HOME=FOLDER takes another disk"

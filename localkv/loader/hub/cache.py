@@ -1,11 +1,11 @@
-"""What Hugging Face's cache on this machine holds, and how a file gets in.
+"""Hugging Face's cache on this machine: its content, and how a file gets in.
 
 The layout is huggingface_hub's, shared with every other program: `models--ORG--REPO/` with `blobs/`
 (the bytes, named by their digest), `snapshots/COMMIT/` (links to blobs under the files' own names)
 and `refs/` (the commit of a branch). HF_HOME and HF_HUB_CACHE say where it is.
 
-Other programs write to it, so anything may be there: what can't be read or is none of the above is
-passed over.
+Other programs write to it, so anything may be there: entries that can't be read or are none of
+the above are passed over.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def snapshot_folder(repo: str, commit: str) -> Path:
 
 
 def linked_folder(repo: str, revision: str, commit: str, files: Iterable[RepoFile]) -> Path | None:
-    """A folder of a repository that is a link, so that what is put there would lie elsewhere."""
+    """A folder of a repository that is a link, so that files put there would lie elsewhere."""
     folder = repo_folder(repo)
     ref = folder / "refs" / revision
     places = {folder / "blobs", ref.parent, snapshot_folder(repo, commit)}
@@ -82,7 +82,7 @@ def linked_folder(repo: str, revision: str, commit: str, files: Iterable[RepoFil
 
 
 def is_whole(path: Path, file: RepoFile) -> bool:
-    """Whether there is a file of the right size. Names are given to what was verified only."""
+    """Whether there is a file of the right size. Only verified files have names."""
     return path.is_file() and path.stat().st_size == file.n_bytes
 
 
@@ -126,7 +126,7 @@ def set_revision(repo: str, revision: str, commit: str) -> None:
 
 
 def _aside(repo: str, kind: str) -> Path:
-    """Where this process makes what it then moves to its place, so that it is there at once."""
+    """Where this process makes files that it then moves to their places at once."""
     path = repo_folder(repo) / "blobs" / f"{os.getpid()}-{get_ident()}.{kind}"
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
@@ -229,7 +229,7 @@ def _snapshots(repo: str, first: str | None) -> list[Path]:
 
 
 def _main_commit(repo: str) -> str | None:
-    """What another program or we noted as the commit of the main branch."""
+    """The commit of the main branch, as another program or localkv noted it."""
     ref = repo_folder(repo) / "refs" / DEFAULT_REVISION
     try:
         if not ref.is_file():
@@ -241,7 +241,7 @@ def _main_commit(repo: str) -> str | None:
 
 
 def partial_bytes() -> int:
-    """What interrupted downloads of all repositories take."""
+    """Bytes of interrupted downloads of all repositories."""
     total = 0
     for repo in _repos():
         for path in files_in(repo_folder(repo) / "blobs"):

@@ -1,6 +1,6 @@
 """Requests to Hugging Face through huggingface_hub, and its errors as one line each.
 
-HF_ENDPOINT, HF_TOKEN and the proxy variables mean what they mean to huggingface_hub. It is imported
+HF_ENDPOINT, HF_TOKEN and the proxy variables mean the same as to huggingface_hub. It is imported
 when the first request is made.
 """
 
@@ -20,7 +20,7 @@ from localkv.loader.hub.reference import HubReference
 from localkv.loader.hub.repo_model import RepoFile
 
 MAX_LISTING_BYTES = 8 << 20
-"""What a listing may take; one of ten thousand files takes 3 MiB."""
+"""The most that a listing may take; one of ten thousand files takes 3 MiB."""
 
 LISTING_SECONDS = 60.0
 """Until a listing has to be there, once it has begun."""
@@ -157,10 +157,10 @@ def _is_rest(response: Any, file: RepoFile, start: int) -> bool:
     return True
 
 
-def _check_size(file: RepoFile, told: str) -> None:
-    """Whether a file is as large where it lies as in the listing, as far as it is told."""
-    if told.isascii() and told.isdigit() and int(told[:20]) != file.n_bytes:
-        raise _other_size(file, int(told[:20]))
+def _check_size(file: RepoFile, stated: str) -> None:
+    """Whether a file has the size of the listing, if its host states one."""
+    if stated.isascii() and stated.isdigit() and int(stated[:20]) != file.n_bytes:
+        raise _other_size(file, int(stated[:20]))
 
 
 def _other_size(file: RepoFile, n_bytes: int | None) -> HubError:
@@ -197,7 +197,7 @@ def _one_line_errors(reference: HubReference, file: RepoFile | None = None) -> I
         status = error.response.status_code
         if status == 416 and file is not None:
             raise _other_size(file, None) from error
-        if status == 401 and _token() is None:  # so the hub hides what is private
+        if status == 401 and _token() is None:  # the hub hides private repositories in this way
             raise _not_found(repo, None) from error
         raise _status_error(status, repo) from error
     except errors.HFValidationError as error:

@@ -41,10 +41,10 @@ FIRST_WAIT = 0.5
 """Seconds before the next request; twice as long after each that brings nothing."""
 
 MIN_BYTES = 64 << 10
-"""What a request has to bring, or all that is missing, to count as one that brings something."""
+"""Bytes that a request has to bring to count as progress, unless fewer are missing."""
 
 Advance = Callable[[int], None]
-"""Told of bytes as they arrive; of less than none if a file has to start over."""
+"""Called with bytes as they arrive; with a negative number if a file has to start over."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Download:
     """A model that is to be fetched, or completed.
 
     Attributes:
-        reference: what was asked for.
+        reference: the request.
         commit: the revision of the repository, which stays the same to the end.
         model: all files of the model.
         missing: those whose bytes are not in the cache, at least not all.
-        present_bytes: what there is of these.
+        present_bytes: those that are there.
     """
 
     reference: HubReference
@@ -72,7 +72,7 @@ class Download:
 
 
 def plan_download(reference: HubReference, commit: str, model: RepoModel) -> Download:
-    """Find out what of a model is missing, and whether there is room for it.
+    """Find the missing parts of a model, and whether there is room for them.
 
     Raises:
         HubError: the disk is too full.
@@ -96,7 +96,7 @@ def plan_download(reference: HubReference, commit: str, model: RepoModel) -> Dow
 
 
 def fetch(download: Download, advance: Advance) -> CachedModel:
-    """Fetch what is missing and give the model its place in the cache.
+    """Fetch the missing parts and give the model its place in the cache.
 
     Raises:
         HubError: a server refuses, nothing arrives any more, the disk is full, or the bytes are not
@@ -145,7 +145,7 @@ def _fetch_file(download: Download, file: RepoFile, advance: Advance) -> None:
         if not partial.is_right():
             partial.delete()
             raise HubError(
-                f"{file.path} is not what {repo} announces: another checksum",
+                f"{file.path} is not the file that {repo} announces: another checksum",
                 hint="nothing of it was kept; try again, and ask the authors if it fails again",
             )
         partial.move_to(blob_path(repo, digest(file)))
@@ -169,7 +169,7 @@ def _receive(download: Download, file: RepoFile, partial: Partial, advance: Adva
 
 @contextmanager
 def _disk_errors() -> Iterator[None]:
-    """The cache can't be read or written: one line that says where it is, and what helps."""
+    """The cache can't be read or written: one line with its place and a remedy."""
     try:
         yield
     except OSError as error:
@@ -181,12 +181,12 @@ def _told(error: OSError) -> tuple[str, str]:
     what = error.strerror or printable(str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"{folder}: the disk is full; what has arrived is kept",
+            f"{folder}: the disk is full; the part that has arrived is kept",
             "localkv rm makes room; HF_HOME=FOLDER takes another disk",
         )
     if error.errno == errno.EFBIG:
         return (
-            f"{folder}: no file may be that large; what has arrived is kept",
+            f"{folder}: no file may be that large; the part that has arrived is kept",
             "ulimit -f is the limit of a shell; HF_HOME=FOLDER takes another disk",
         )
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY):
@@ -194,7 +194,7 @@ def _told(error: OSError) -> tuple[str, str]:
             folder if error.filename is None else printable(str(error.filename2 or error.filename))
         )
         return (
-            f"{name} is in the way of what is fetched: {what}",
+            f"{name} is in the way of the download: {what}",
             "move it elsewhere; HF_HOME=FOLDER takes another cache",
         )
     return f"{folder}: {what}", "HF_HOME=FOLDER takes another cache"

@@ -28,7 +28,7 @@ ANSWER_SECONDS = 60.0
 """Until the headers of an answer have to be there, redirects included."""
 
 SLOW_SECONDS, SLOW_BYTES = 60.0, 60 << 10
-"""A body that brings fewer bytes than these in so many seconds is given up."""
+"""A body that brings fewer bytes than these in this time (seconds) is given up."""
 
 _KEPT_HEADERS = ("X-Error-Code", "X-Error-Message")
 
@@ -101,7 +101,7 @@ def _final_response(client: Any, request: Any) -> Any:
 
 
 def _check(response: Any) -> None:
-    """Raise what a status means; what a refusal has as a body isn't looked at."""
+    """Raise the error of a status; the body of a refusal isn't read."""
     from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
     if response.status_code in (200, 206):
@@ -109,8 +109,8 @@ def _check(response: Any) -> None:
         if encoding not in ("", "identity"):
             raise NonsenseError("it is compressed, which was not asked for")
         return
-    told = {name: response.headers.get(name, "") for name in _KEPT_HEADERS}
-    kept = {name: value for name, value in told.items() if value.isascii()}
+    sent = {name: response.headers.get(name, "") for name in _KEPT_HEADERS}
+    kept = {name: value for name, value in sent.items() if value.isascii()}
     bare = type(response)(response.status_code, headers=kept, request=response.request)
     hf_raise_for_status(bare)
     raise NonsenseError(f"its status is {response.status_code}")
@@ -145,7 +145,7 @@ class _Deadline:
         self._is_over = False
 
     def watch(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Told by the HTTP client of what it does."""
+        """Called by the HTTP client with each of its steps."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             self._stream = facts["return_value"]
             if self._is_over:

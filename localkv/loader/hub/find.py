@@ -27,7 +27,7 @@ from localkv.loader.hub.repo_model import (
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model on the hub: what was asked for, the revision of the repository, and its files."""
+    """A model on the hub: the request, the revision of the repository, and its files."""
 
     reference: HubReference
     commit: str
@@ -37,7 +37,7 @@ class HubModel:
 def find(
     reference: HubReference, *, offline: bool = False, update: bool = False
 ) -> CachedModel | Download:
-    """The model that a reference means: in the cache, or what to give `fetch`.
+    """The model that a reference means: in the cache, or an argument for `fetch`.
 
     Args:
         offline: make no request.
@@ -68,7 +68,7 @@ def locate(
         cached = cached_models(reference.repo)
         if cached and not error.hint and not update:
             raise HubUnreachableError(
-                error.message, hint=f"--offline takes what the cache has: {_names(cached)}"
+                error.message, hint=f"--offline uses the cache, which has: {_names(cached)}"
             ) from error
         raise
     model = choose(repo_models(listing.files), reference, host())

@@ -1,4 +1,4 @@
-"""What a hub says that a repository holds, believed only where it can be true.
+"""A hub's listing of a repository, believed only where it can be true.
 
 Everything that is read from a listing passes through here, so that names, sizes and digests are
 what the rest of the package takes them for.
@@ -29,7 +29,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class NonsenseError(Exception):
-    """An answer that no hub gives; the message says what is wrong with it, fit for a line."""
+    """An answer that no hub gives; the message names the error in it, in one line."""
 
 
 @dataclass(frozen=True)

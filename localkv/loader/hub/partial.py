@@ -1,4 +1,4 @@
-"""What has arrived of a file: on disk, where it outlives the process, with its checksum so far."""
+"""The part of a file that has arrived: on disk, with its checksum so far."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def digest(file: RepoFile) -> str:
 
 
 def present_bytes(path: Path, n_bytes: int) -> int:
-    """What there is of a file of so many bytes, 0 if there is nothing of use."""
+    """Bytes of a file that are there; 0 if they are of no use."""
     present = path.stat().st_size if path.is_file() else 0
     return present if present <= n_bytes else 0
 
@@ -33,11 +33,11 @@ class Partial:
     """A file that grows at its end.
 
     Args:
-        path: where it is; what is there already is read for the checksum.
-        file: what it will be.
+        path: where it is; an existing part is read for the checksum.
+        file: the whole file.
 
     Attributes:
-        n_bytes: what has arrived.
+        n_bytes: the bytes that have arrived.
 
     Raises:
         OSError: it can't be read or written, or something else is in its place.
@@ -68,7 +68,7 @@ class Partial:
 
     def append(self, data: bytes) -> None:
         rest = memoryview(data)
-        while rest:  # straight to the system, which keeps it whatever becomes of this process
+        while rest:  # straight to the system, which keeps it even if this process dies
             rest = rest[self._out.write(rest) :]
         self._checksum.update(data)
         self.n_bytes += len(data)
@@ -85,7 +85,7 @@ class Partial:
         self._path.unlink()
 
     def move_to(self, path: Path) -> None:
-        """Give it its place at once, so that nobody sees a part of it, whatever fails when."""
+        """Give it its place at once, so that no failure lets anybody see a part of it."""
         os.fsync(self._out.fileno())  # before its name, in case the machine goes down
         self._out.close()
         self._path.replace(path)

@@ -1,18 +1,18 @@
-"""Paths that strangers give: what may become part of a path on this machine, or of a line."""
+"""Paths from strangers: those that may become part of a path on this machine, or of a line."""
 
 from __future__ import annotations
 
 from pathlib import PureWindowsPath
 
 MAX_PART_BYTES = 255
-"""What file systems take as a name."""
+"""The longest name that file systems take."""
 
 MAX_BYTES = 1024
 """Of a whole path; the cache's folder comes before it."""
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether a relative path stays where it is put and looks like what it is.
+    """Whether a relative path stays where it is put and looks like itself.
 
     Its parts are names: none is empty, "." or "..", too long, or has a character that can't be
     printed; none means a drive or another folder to any system.

@@ -4,7 +4,7 @@
     ORG/REPO:Q8_0          the file of this type
     ORG/REPO/DIR/X.gguf    this file
     hf.co/ORG/REPO...      the same three; also huggingface.co/, https:// and hf://
-    https://huggingface.co/ORG/REPO/blob/REVISION/X.gguf    what a browser shows
+    https://huggingface.co/ORG/REPO/blob/REVISION/X.gguf    the address in a browser
 
 Nothing here looks at the disk or at the network.
 """
@@ -31,7 +31,7 @@ _WEB_PAGES = ("blob", "resolve", "raw", "tree")
 
 @dataclass(frozen=True)
 class HubReference:
-    """What a name asks for.
+    """The model that a name asks for.
 
     Attributes:
         repo: "org/repo".
@@ -59,7 +59,7 @@ def names_the_hub(text: str) -> bool:
 
 
 def is_repo(text: str) -> bool:
-    """Whether a text is what the hub calls repositories: "org/repo"."""
+    """Whether a text is a repository's name on the hub: "org/repo"."""
     return _REPO.fullmatch(text) is not None
 
 
@@ -67,7 +67,7 @@ def parse_reference(text: str, file: str | None = None) -> HubReference:
     """Read a name.
 
     Args:
-        file: a path in the repository, where it is given apart (`--hf-file`).
+        file: a path in the repository, if it is given separately (`--hf-file`).
 
     Raises:
         UsageError: the text is no such name, or it names another file than `file`.
@@ -102,7 +102,7 @@ def _is_file(path: str) -> bool:
 
 
 def _without_host(text: str) -> str:
-    """What follows the host, without a query."""
+    """The part after the host, without a query."""
     scheme = _SCHEME.match(text)
     if scheme is None:
         return text.split("/", 1)[1] if names_the_hub(text) else text

@@ -15,7 +15,7 @@ from localkv.loader.hub.repo_model import RepoFile
 from localkv.loader.metadata import Metadata
 
 FIRST_BYTES = 1 << 20
-"""Bytes of the first request; each further one doubles what there is."""
+"""Bytes of the first request; each further one doubles the part that is there."""
 
 
 MAX_BYTES = 128 << 20
@@ -62,7 +62,7 @@ def _part_header(model: HubModel, file: RepoFile) -> PartHeader:
 
 
 def _bytes(model: HubModel, file: RepoFile, start: int, n_bytes: int) -> bytes:
-    """So many bytes of a file from `start` on, or all that follow."""
+    """`n_bytes` of a file from `start` on, or all that follow."""
     data, end = bytearray(), min(start + n_bytes, file.n_bytes)
     if end == start:
         return b""

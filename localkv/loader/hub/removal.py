@@ -21,10 +21,10 @@ from localkv.loader.hub.repo_model import listed, matching
 
 @dataclass(frozen=True)
 class Removal:
-    """What is to be deleted.
+    """The files to delete.
 
     Attributes:
-        repo: of which repository.
+        repo: their repository.
         models: whole models.
         partial_bytes: of interrupted downloads, in part or without a name yet, which go if no
             model stays.
@@ -40,7 +40,7 @@ class Removal:
 
 
 def plan_removal(reference: HubReference) -> Removal:
-    """Find what a reference means in the cache; without a type, the only model of its repository.
+    """Find a reference's files in the cache; without a type, the only model of its repository.
 
     Raises:
         HubError: nothing, or more than one model.
@@ -59,7 +59,7 @@ def plan_removal(reference: HubReference) -> Removal:
     if not found and not partial:
         raise HubError(
             f"{reference} is not in the cache ({printable(cache_folder())})",
-            hint="localkv list -q prints what is there",
+            hint="localkv list -q prints the names",
         )
     return Removal(reference.repo, tuple(found), partial)
 
@@ -102,13 +102,13 @@ def _check_inside(folder: Path) -> None:
     for path in (folder, folder / "snapshots", folder / "blobs"):
         if path.is_symlink():
             raise HubError(
-                f"{printable(path)} is a link, and what it leads to is left alone",
+                f"{printable(path)} is a link, and its target is left alone",
                 hint="delete it yourself",
             )
 
 
 def _nameless(folder: Path) -> set[Path]:
-    """What is in the store of a repository and in none of its snapshots."""
+    """Files in the store of a repository that none of its snapshots has."""
     named = {_blob_of(folder, name) for name in files_in(folder / "snapshots")}
     return {path for path in files_in(folder / "blobs") if path not in named}
 
@@ -152,7 +152,7 @@ def _delete(
     from huggingface_hub import DeleteCacheStrategy
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what it could not is said below
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # its failures are reported below
     paths = [frozenset(group or ()) for group in (repos, names, blobs)]
     DeleteCacheStrategy(
         expected_freed_size=0,

@@ -1,6 +1,6 @@
 """From a repository's files to its models, and to the one that a reference means.
 
-Used for what a repository has on Hugging Face and for what the cache has of it alike.
+Used both for a repository's files on Hugging Face and for those in the cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from localkv.loader.hub.reference import HubReference
 from localkv.loader.split_name import split_name
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-"""What a name without a type means, as in llama.cpp; the first that is there."""
+"""Types that a name without a type stands for, as in llama.cpp: the first that is there."""
 
 MAX_LISTED = 12
 """Models that a hint lists."""
@@ -37,7 +37,7 @@ class RepoFile:
     Attributes:
         path: in the repository, with "/" between folders.
         n_bytes: its size.
-        digest: what the cache names its bytes by, in hexadecimal: the sha256 of a file in large
+        digest: the cache's name for its bytes, in hexadecimal: the sha256 of a file in large
             file storage, git's sha1 of any other; None where only the cache was looked at.
     """
 
@@ -137,10 +137,10 @@ def choose(models: Sequence[RepoModel], reference: HubReference, where: str) -> 
     """The model that a reference means.
 
     Args:
-        where: what was looked through, for the message: "huggingface.co", "the cache".
+        where: the place that was searched, for the message: "huggingface.co", "the cache".
 
     Raises:
-        HubError: there is none, or several; the hint lists some of what there is, with sizes.
+        HubError: there is none, or several; the hint lists some of the files, with sizes.
     """
     found = matching(models, reference)
     if len(found) == 1:

@@ -172,7 +172,9 @@ def test_a_wrong_checksum_is_not_kept(repo: FakeHub, tmp_path: Path, resumed: bo
     else:
         repo.wrong = {"m-Q4_K_M.gguf"}
     error = error_of("org/repo")
-    assert error.message == "m-Q4_K_M.gguf is not what org/repo announces: another checksum"
+    assert (
+        error.message == "m-Q4_K_M.gguf is not the file that org/repo announces: another checksum"
+    )
     assert list(folder(tmp_path).glob("blobs/*")) == []
     assert cached_models() == []
     repo.wrong = set()
@@ -343,7 +345,7 @@ def test_a_hub_that_can_not_be_reached(repo: FakeHub, monkeypatch: pytest.Monkey
     assert get("org/repo:Q8_0").path.read_bytes() == Q8
     error = error_of("org/repo")
     assert error.message.startswith("127.0.0.1:1 can't be reached: ")
-    assert error.hint == "--offline takes what the cache has: org/repo:Q8_0"
+    assert error.hint == "--offline uses the cache, which has: org/repo:Q8_0"
     assert get("org/repo", offline=True).path.read_bytes() == Q8
     assert error_of("other/repo").hint is None
 
@@ -416,7 +418,9 @@ def test_a_disk_that_becomes_full(
     with monkeypatch.context() as patch:
         patch.setattr(Partial, "append", full)
         error = error_of("org/repo")
-    assert error.message == f"{tmp_path / 'hub'}: the disk is full; what has arrived is kept"
+    assert (
+        error.message == f"{tmp_path / 'hub'}: the disk is full; the part that has arrived is kept"
+    )
     (partial,) = incomplete(tmp_path)
     kept = partial.stat().st_size
     assert kept > MIB // 2
