@@ -115,7 +115,11 @@ def load_llama_cpp(path: str, pair: str, n_ctx: int, n_threads: int) -> tuple[Ev
 
 
 LOADERS = {"localkv": load_localkv, "llama.cpp": load_llama_cpp}
-MODULES = {"localkv": "localkv.llm", "llama.cpp": "llama_cpp"}
+MODULES = {
+    "localkv": ("localkv.llm", "localkv.cli.complete", "localkv.cli.loading"),
+    "llama.cpp": ("llama_cpp",),
+}
+"""What a program imports before it loads; the first one's package has the version."""
 
 
 def sides(pair: str) -> tuple[str, str]:
@@ -139,7 +143,8 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_threads: int) -> None
         from localkv.system.limits import before_torch
 
         before_torch()
-    answer(__import__(MODULES[program]).__version__)
+    package, *_ = [__import__(name) for name in MODULES[program]]
+    answer(package.__version__)
     depth = 0
     for line in commands():
         command, _, count = line.partition(" ")
