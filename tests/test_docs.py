@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ PAGES = [
 ]
 
 
+OF_ITS_TIME = ("CHANGELOG.md", "docs/commands.md")
+"""Pages that name files of other versions, or of users."""
+FOLDERS = ("localkv", "tests", "docs", "examples", "benchmarks", "models", ".github", ".ci")
+FILES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in FOLDERS
+    for path in (ROOT / folder, *(ROOT / folder).rglob("*"))
+] + [path.name for path in ROOT.iterdir()]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files_and_headings(page: str) -> None:
     path = ROOT / page
@@ -42,6 +53,20 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
         file = path.parent / name if name else path
         if not file.exists() or (anchor and anchor not in anchors(file)):
             missing.append(target)
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in OF_ITS_TIME])
+def test_paths_exist(page: str) -> None:
+    """Files are named from the root, or by the last parts of their path; <type> is any name."""
+    text = without_code((ROOT / page).read_text())
+    missing = []
+    for name in re.findall(r"`([\w<>*/.-]+)`", text):
+        if not re.search(r"\.(py|yml)$|^(localkv|tests|docs|examples|benchmarks)/", name):
+            continue
+        pattern = re.sub(r"<\w+>", "*", name).rstrip("/")
+        if not any(fnmatch(path, p) for path in FILES for p in (pattern, f"*/{pattern}")):
+            missing.append(name)
     assert missing == []
 
 
