@@ -144,7 +144,7 @@ def test_chat_says_it(model: Path) -> None:
 
 def child(code: str, *args: object) -> tuple[int, str]:
     """The exit code and stderr of a program."""
-    begin = "import mmap, os, signal, sys, threading\nfrom localkv import bus_errors\n"
+    begin = "import mmap, os, signal, sys, threading\nfrom localkv.system import bus_errors\n"
     done = subprocess.run(
         [sys.executable, "-c", begin + code, *map(str, args)],
         env=clean_env(),

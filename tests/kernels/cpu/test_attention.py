@@ -229,10 +229,10 @@ AVX512 = "+avx512f,+avx512bw,+avx512vl,+avx512dq"
 def test_what_k_is_multiplied_as_is_told(features: str, digits: bool) -> None:
     """By K's type and by what the CPU has."""
     program = """
-from localkv.kernels.cpu.cpu_backend import tiles
+from localkv.kernels.cpu.methods import tiles_method
 from localkv.formats import KV_FORMATS
 for name in ("f16", "fp8_e4m3_token", "q8_0", "q4_1", "iq4_nl"):
-    print(name, *(tiles(KV_FORMATS[name], side)[:12] for side in "KV"))
+    print(name, *(tiles_method(KV_FORMATS[name], side).words[:12] for side in "KV"))
 """
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
     run = subprocess.run(
