@@ -1,6 +1,6 @@
-"""Scales per layer and KV head, for the cache types that want them: their file, and what fits it.
+"""Scales per layer and KV head, for the cache types that need them: their file, and its checks.
 
-The file holds what was measured, the largest magnitude of each head's K and V, so that one file
+The file holds measurements, the largest magnitude of each head's K and V, so that one file
 serves every type: a scale is absmax / the type's largest finite value. No torch.
 """
 
@@ -63,7 +63,7 @@ def check_scales(cache: CacheConfig, config: ModelConfig) -> None:
     """Refuse a cache whose types lack scales, or whose scales are not for this model and rotation.
 
     Raises:
-        UsageError: says what differs.
+        UsageError: names the difference.
     """
     if not wants_scales((cache.type_k, cache.type_v)):
         return
@@ -78,7 +78,7 @@ def check_model(scales: KVScales, config: ModelConfig) -> None:
     """Refuse scales of a model of another shape.
 
     Raises:
-        UsageError: says what differs.
+        UsageError: names the difference.
     """
     for name in ("architecture", *_COUNTS):
         theirs, ours = getattr(scales, name), getattr(config, name)
@@ -139,10 +139,10 @@ def read_kv_scales(path: str | os.PathLike[str]) -> KVScales:
         raise UsageError(f"{what}: version {version} is not supported, {VERSION} is")
     for name in (*_COUNTS, *_ROTATIONS, "n_tokens"):
         if type(data.get(name)) is not int or data[name] < 0:
-            raise UsageError(f"{what}: {name} is no count")
+            raise UsageError(f"{what}: {name} is not a count")
     for name in ("architecture", "name"):
         if not isinstance(data.get(name), str):
-            raise UsageError(f"{what}: {name} is no text")
+            raise UsageError(f"{what}: {name} is not a text")
     return KVScales(
         **{name: data[name] for name in ("architecture", "name", *_COUNTS, *_ROTATIONS)},
         n_tokens=data["n_tokens"],
@@ -160,7 +160,9 @@ def _heads(data: dict[str, Any], name: str, what: str) -> tuple[tuple[float, ...
         or len(layers) != n_layers
         or any(not isinstance(heads, list) or len(heads) != n_kv_heads for heads in layers)
     ):
-        raise UsageError(f"{what}: {name} is no table of {n_layers} layers x {n_kv_heads} KV heads")
+        raise UsageError(
+            f"{what}: {name} is not a table of {n_layers} layers x {n_kv_heads} KV heads"
+        )
     for i, heads in enumerate(layers):
         for j, value in enumerate(heads):
             number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,10 +1,10 @@
-"""What every number format tells about itself.
+"""The facts of a number format.
 
 A format is one folder, and one line in the registry (`formats/__init__.py`). The line holds the
 facts below, which are free of torch, so that `--help`, `show` and the memory arithmetic can iterate
 them. The folder `<name>/` holds
 
-    reference.py    decode and, for cache types, encode in plain torch: what tests compare with
+    reference.py    decode and, for cache types, encode in plain torch; tests compare with it
     cpu.py          a cache type's rows on the CPU (`formats/cpu/`)
     gpu_cache.py    a cache type's rows on a GPU (`formats/gpu/`)
     gpu_weight.py   a weight type's matrices on a GPU (`formats/gpu/`)
@@ -100,7 +100,7 @@ class QuantFormat:
         return sum(plane.n_bytes for plane in self.planes)
 
     def bits_per_value(self, row_values: int) -> float:
-        """Bits that a value takes with its share of scales, in rows of so many (head_dim)."""
+        """Bits that a value takes with its share of scales, in rows of `head_dim` values."""
         row_bits = 8 * sum(plane.n_bytes for plane in self.row_planes)
         return 8 * self.block_bytes / self.block_size + row_bits / row_values
 
@@ -123,7 +123,7 @@ class QuantFormat:
 
     @property
     def codec_name(self) -> str:
-        """The name of the folder with what is known of this format's bytes."""
+        """The name of the folder with the code for this format's bytes."""
         return (self.shared_codec or self.name).lower()
 
     @property

@@ -2,7 +2,7 @@
 
 They work on planes as `base.split_blocks` makes them: uint8 [..., n_blocks, plane bytes], views
 with any strides and any storage offset, on any device. This file does not know any format's layout
-beyond what two of them share.
+beyond the parts that two of them share.
 """
 
 from __future__ import annotations

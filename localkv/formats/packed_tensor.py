@@ -24,7 +24,7 @@ class PackedTensor:
         format: how a row is packed.
         rows: uint8 [..., bytes of a row], the leading axes are those of `shape`.
         shape: logical shape, e.g. [n_out, n_in] or [n_experts, n_out, n_in].
-        halves_activations: what is multiplied with it is rounded to f16 first, as ggml does for
+        halves_activations: activations are rounded to f16 before they meet it, as ggml does for
             F16 weights (`vec_dot_type` in ggml-cpu.c).
     """
 

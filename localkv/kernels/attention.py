@@ -100,7 +100,7 @@ def merge_segments(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def per_query_head(scale: Tensor, n_heads: int) -> Tensor:
-    """What each query head has of its KV head's: [n_kv_heads] -> [n_heads, 1]."""
+    """The scale of each query head, from its KV head's: [n_kv_heads] -> [n_heads, 1]."""
     return scale.repeat_interleave(n_heads // scale.numel())[:, None]
 
 

@@ -1,8 +1,8 @@
-"""What kernels are given, checked before they run: they follow addresses and check nothing.
+"""Checks of kernels' arguments before they run: kernels follow addresses and check nothing.
 
-Each kernel says in its own file which shapes it takes. Whoever launches it checks them in one
-place, by what is here, where it costs nothing: as a plan, a table or a chain is made, which serve
-many calls, and of a call no more than sizes. On a GPU only what the host knows is checked, as it
+Each kernel says in its own file which shapes it takes. Its launcher checks them in one place, with
+the functions here, where it costs nothing: as a plan, a table or a chain is made, which serve many
+calls, and only the sizes with each call. On a GPU only facts that the host knows are checked, as it
 would have to wait for the rest.
 """
 
@@ -15,11 +15,11 @@ from localkv.cache.kv_cache import Batch, Segment, SegmentBatch, row_fields
 from localkv.cache.layout import PAGE_TOKENS
 
 FEW_IDS = 64
-"""Up to so many are listed sooner than reduced."""
+"""Up to this many, a list is faster than a reduction."""
 
 
 class BoundsError(ValueError):
-    """A kernel was about to touch what isn't its own: our mistake, found before it did harm."""
+    """A kernel was about to touch memory that isn't its own: a bug, found before it did harm."""
 
 
 def check_tensor(name: str, x: Tensor, dtype: torch.dtype, *shape: int) -> None:

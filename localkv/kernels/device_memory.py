@@ -1,4 +1,4 @@
-"""What a GPU has no room for, in one line: who asked for how much, and what would fit."""
+"""A GPU's memory is full: one line with the allocation, its size, and settings that would fit."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def gpu_room(device: torch.device) -> Room:
 def naming_what_fails(
     what: str, device: torch.device, hint: Callable[[Room], str]
 ) -> Iterator[None]:
-    """Turn a complaint that a GPU's memory is full into a line that says what it was for.
+    """Turn a complaint that a GPU's memory is full into a line that names the allocation.
 
     torch has a class for its own; Triton, and CUDA while a graph is made, just say so.
 
     Args:
-        what: is being allocated.
-        hint: what would help, given what is free once the attempt is given up.
+        what: the thing that is being allocated.
+        hint: the remedy, given the memory that is free once the attempt is given up.
 
     Raises:
         LocalKVError: there is no room.
@@ -55,7 +55,7 @@ def naming_what_fails(
     except RuntimeError as error:
         if "out of memory" not in str(error):
             raise
-        clear_frames(error.__traceback__)  # they hold what had been allocated
+        clear_frames(error.__traceback__)  # they hold the allocated tensors
         room = gpu_room(device)
         asked = re.search(r"Tried to allocate ([\d.]+ [KMG]iB)", str(error))
         piece = f", which asked for {asked[1]} more" if asked else ""

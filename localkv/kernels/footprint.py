@@ -1,4 +1,4 @@
-"""What a backend takes in memory, counted from sizes alone: the questions that each one answers.
+"""The memory of a backend, counted from sizes alone: the questions that each one answers.
 
 Each backend has a module of these functions beside it (`cpu/footprint.py`, `gpu/footprint.py`,
 `reference_footprint.py`), which imports neither torch nor a compiler: a plan is made, and refused,
@@ -18,7 +18,7 @@ FLOAT = 4
 ALLOCATOR = 2.0
 """Bytes that a process grows by for each byte of tensors in use at the peak.
 
-Tensors come and go in several sizes, and malloc keeps what was freed: up to twice as much, measured
+Tensors come and go in several sizes, and malloc keeps freed memory: up to twice as much, measured
 with glibc.
 """
 DECODED_BYTES = 12
@@ -89,7 +89,7 @@ def copied_vector_bytes(fmt: QuantFormat, shape: Sequence[int]) -> int:
 
 def decoded_bytes(n_values: int, *, n_tokens: int, widest: int) -> int:
     """Bytes of a product whose matrix of `n_values` is decoded tile by tile (`linear.py`): the tile
-    and what its product is before it is put in its place; 0 without such a matrix."""
+    and its product before it is put in its place; 0 without such a matrix."""
     if n_values == 0:
         return 0
     return DECODED_BYTES * min(TILE_VALUES, n_values) + FLOAT * widest * n_tokens

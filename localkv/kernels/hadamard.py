@@ -17,7 +17,7 @@ def hadamard_transform(x: Tensor, block: int) -> Tensor:
     """`x` [..., n] times the normalised Hadamard matrix (Sylvester's) in blocks of the last axis.
 
     The matrix is symmetric and orthogonal: applied twice, the transform gives `x` back. Sums are
-    made in pairs of distance 1, 2, 4, ..., whatever the shape, so that a row's result does not
+    made in pairs of distance 1, 2, 4, ..., for any shape, so that a row's result does not
     depend on its batch, and a fused kernel that does the same gets the same bits.
 
     Args:

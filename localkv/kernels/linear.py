@@ -1,7 +1,7 @@
 """Products with packed matrices.
 
 A weight is decoded a tile of rows at a time, so that no weight ever takes more memory than its
-file plus one tile (`packed_tensor.TILE_VALUES` values), whatever its format.
+file plus one tile (`packed_tensor.TILE_VALUES` values), in any format.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F16_MAX = 65504.0
 
 
 def round_activations(x: Tensor, weight: PackedTensor) -> Tensor:
-    """`x` [tokens, n_in], rounded to what it is multiplied with `weight` as; in its own dtype.
+    """`x` [tokens, n_in], rounded as for the product with `weight`; in its own dtype.
 
     A float64 evaluation is meant to be exact and rounds nothing.
     """

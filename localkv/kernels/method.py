@@ -1,7 +1,7 @@
-"""How a backend carries out its operations, in words, and what that costs without a kernel.
+"""How a backend carries out its operations, in words, and the cost without a kernel.
 
 A backend answers for tensors as it has prepared them and for types of the cache (`Methods`), so
-that what is said of a model follows from what runs.
+that statements about a model follow from the code that runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Method:
 
     Attributes:
         words: "packed panels, 8-bit activations".
-        slowdown: what it costs that there is no kernel for it; None where there is one, and where
+        slowdown: the cost of having no kernel for it; None if there is one, and where
             torch takes as long.
     """
 
@@ -49,7 +49,7 @@ class Methods:
 
     Attributes:
         attention: of all cache types.
-        tiles: (cache type, "K" or "V") -> what attention makes of its rows to multiply them.
+        tiles: (cache type, "K" or "V") -> the form in which attention multiplies its rows.
         store: cache type -> how new rows are packed.
         product: a prepared matrix, or a stack of them -> how it is multiplied.
         experts: how routed experts are run.
@@ -65,7 +65,7 @@ class Methods:
 
 
 class Use(NamedTuple):
-    """What a model has a backend do; `of` is a type, or empty."""
+    """The operations of a model on a backend; `of` is a type, or empty."""
 
     operation: str
     of: str
@@ -106,7 +106,7 @@ def in_words(found: Sequence[Use]) -> dict[str, str]:
 
 
 def missing_kernels(found: Sequence[Use], device: torch.device) -> list[str]:
-    """One line for each operation that is slow for want of a kernel, with what that costs."""
+    """One line for each operation that is slow for lack of a kernel, with the cost."""
     where = "GPU" if device.type == "cuda" else "CPU"
     missing = dict[tuple[str, Method], list[str]]()
     for operation, of, method in found:

@@ -43,7 +43,7 @@ def moe_mlp(
 ) -> Tensor:
     """Weighted sum of the chosen experts' SwiGLU blocks, and the shared one: [tokens, n_embd].
 
-    `matmul`, `linear` and `swiglu` are the backend's. What torch does besides gives each token the
+    `matmul`, `linear` and `swiglu` are the backend's. Torch's own steps give each token the
     same alone as in any batch.
     """
     experts, weights = route(linear(x, layer.ffn_gate_inp), moe)

@@ -1,4 +1,4 @@
-"""REFERENCE: plain torch, slow and easy to trust; what every test compares with."""
+"""REFERENCE: plain torch, slow and easy to trust; every test compares with it."""
 
 from __future__ import annotations
 

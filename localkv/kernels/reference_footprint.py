@@ -1,4 +1,4 @@
-"""What the reference backend takes in memory: it decodes a tile of a weight, and a whole cache."""
+"""The memory of the reference backend: it decodes a tile of a weight, and a whole cache."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ LEAST_CAPABILITY = (8, 0)
 
 
 def why_no_gpu() -> tuple[str, str]:
-    """Why the GPU backend can't run here, and what would help; empty if it can."""
+    """Why the GPU backend can't run here, and a remedy; empty if it can."""
     if not torch.cuda.is_available():
         if torch.version.cuda is None:
             return (
@@ -47,7 +47,7 @@ def select_backend(device: str = "auto") -> Backend:
 
     Raises:
         UsageError: there is no such device, or it can't be used.
-        LocalKVError: Triton can't build what it needs.
+        LocalKVError: Triton can't build its driver's module.
     """
     if device not in DEVICES:
         raise UsageError(f"unknown device {device!r}", hint=f"devices: {', '.join(DEVICES)}")

@@ -1,12 +1,12 @@
 """Explicit SIMD values inside Numba-compiled functions: the floor under the CPU's kernels.
 
-Numba does not vectorise decoding well, but it can be told: a Numba type may be backed by an LLVM
-vector, and an intrinsic may emit any LLVM instruction. A vector has 16 lanes on every CPU; LLVM
-splits it where registers are narrower (two ymm without AVX-512).
+Numba does not vectorise decoding well, but it can be directed: a Numba type may be backed by an
+LLVM vector, and an intrinsic may emit any LLVM instruction. A vector has 16 lanes on every CPU;
+LLVM splits it where registers are narrower (two ymm without AVX-512).
 
     vector.py       the types F32x16, I32x16 and Mask16, and how code for them is generated
     cpu_features.py the CPU that Numba compiles for
-    host_features.py the same, told without importing Numba
+    host_features.py the same, without importing Numba
     memory.py       loads that convert, stores, prefetch, scalars at an address, an atomic counter
     arithmetic.py   lane-wise arithmetic, comparisons and selection, exp, sums over lanes
     exponential.py  powers of two, tanh
@@ -17,5 +17,5 @@ splits it where registers are narrower (two ymm without AVX-512).
     vector_tuple.py tuples of vectors that stay in registers: accumulators of small matrix products
 
 Memory is addressed by a *base* (a NumPy array or an integer address) and an *index* that counts
-items of the kind that is read or written, whatever the array's own type is. Nothing is checked.
+items of the kind that is read or written, with any type of the array. Nothing is checked.
 """

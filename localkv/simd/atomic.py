@@ -1,4 +1,4 @@
-"""What threads that are in compiled code need of each other: atomics, pauses, Linux's futex.
+"""Cooperation of threads in compiled code: atomics, pauses, Linux's futex.
 
 Items are int64 at a base and an index, as in `memory`. A futex is the lower half of one.
 """
@@ -40,7 +40,7 @@ def _read_modify_write(operation: str) -> Any:
 atomic_add = _read_modify_write("add")
 atomic_or = _read_modify_write("or")
 atomic_exchange = _read_modify_write("xchg")
-"""These return what the item was before."""
+"""These return the item's value before."""
 
 
 @intrinsic

@@ -1,4 +1,4 @@
-"""What Numba will compile for, told without importing it: plans of memory depend on that."""
+"""Features that Numba will compile for, without importing it: plans of memory need them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 
 @functools.cache
 def expects_vnni() -> bool:
-    """What `cpu_features.HAS_VNNI` will be, unless a configuration file of Numba's changes it."""
+    """The future `cpu_features.HAS_VNNI`, unless a configuration file of Numba's changes it."""
     listed = os.environ.get("NUMBA_CPU_FEATURES")
     if listed is None:
         if os.environ.get("NUMBA_CPU_NAME", "").lower() == "generic":

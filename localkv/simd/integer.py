@@ -49,7 +49,7 @@ high_nibbles = lanewise(_high_nibbles, [_I], _I)
 
 
 def dot_of_bytes(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-    """What `dot_u8_i8` emits."""
+    """The code of `dot_u8_i8`."""
     if HAS_VNNI:
         as_bytes = [builder.bitcast(x, lanes_of(i8, 64)) for x in (unsigned, signed)]
         return call(builder, "llvm.x86.avx512.vpdpbusd.512", _I.llvm, [total, *as_bytes])

@@ -209,7 +209,7 @@ def address(typing: Any, array: Any) -> Any:
 def call_address(typing: Any, function: Any, args: Any) -> Any:
     """Call a C function, known by its address only, with a tuple of int64.
 
-    Functions that are compiled apart work together like this: one per type, not one per pair.
+    Functions that are compiled separately work together like this: one per type, not one per pair.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -223,9 +223,9 @@ def call_address(typing: Any, function: Any, args: Any) -> Any:
 
 @intrinsic
 def take_next(typing: Any, counter: Any) -> Any:
-    """Add 1 to the int64 at a base and return what it was: threads share out work with it.
+    """Add 1 to the int64 at a base and return its value before: threads share out work with it.
 
-    What a thread wrote before is visible to those that add after it.
+    A thread's earlier writes are visible to those that add after it.
     """
     check_base(counter)
 

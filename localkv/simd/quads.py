@@ -137,7 +137,7 @@ def _offset(builder: Any, index: Any, n: int) -> Any:
 
 @intrinsic(prefer_literal=True)
 def start_digits(typing: Any, base: Any, index: Any, stride: Any, n: Any, n_groups: Any) -> Any:
-    """What `dot_digits` adds to, of `n` digit blocks, at word index + i * stride, and groups."""
+    """The sums of `dot_digits` for `n` digit blocks, at word index + i * stride, and groups."""
     check_base(base)
     rows, groups = literal_length(n), literal_length(n_groups)
 

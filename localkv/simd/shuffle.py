@@ -10,7 +10,7 @@ from llvmlite import ir
 from localkv.simd.vector import LANES, i32, lanes_of
 
 QUARTER = 4
-"""Words that go together: what the smallest vector holds."""
+"""Words that go together: those of the smallest vector."""
 
 
 def shuffled(builder: Any, x: Any, y: Any, mask: Sequence[int]) -> Any:

@@ -38,7 +38,7 @@ Mask16 = Vector("Mask16", i1)
 
 
 def vector_named(name: str) -> Vector:
-    """What unpickling a cached function calls; types must stay the same objects."""
+    """Called to unpickle a cached function; types must stay the same objects."""
     return {"F32x16": F32x16, "I32x16": I32x16, "Mask16": Mask16}[name]
 
 

@@ -29,7 +29,7 @@ from localkv.simd.vector import (
 )
 
 MOST_SUMS = 16 if HAS_AVX512 else 8
-"""Vectors of sums that stay in registers, with room for what is multiplied."""
+"""Vectors of sums that stay in registers, with room for the factors."""
 
 
 def literal_length(n: Any) -> int:

@@ -1,9 +1,9 @@
-"""Small pieces of device code under the GPU's kernels: what Triton lacks, or compiles badly.
+"""Small pieces of device code for the GPU's kernels that Triton lacks or compiles badly.
 
     fence.py      keeps the compiler from decoding a tile once per warp
     unpack.py     packed integers -> fp16, without conversion instructions
     bit_fields.py the same where a code's bits lie in two places
-    saturate.py   what must stay finite
+    saturate.py   values that must stay finite
     float_bits.py fp8 and bf16 <-> wider floats, by their bits
 
 Everything is `@triton.jit`. Functions that take `PTX` have two bodies with the same results: plain

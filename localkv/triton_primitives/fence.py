@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def fence(x, PTX: tl.constexpr):
-    """`x` (fp16 or fp32), behind an empty instruction that Triton can't move or look through.
+    """`x` (fp16 or fp32), after an empty instruction that Triton can't move or look through.
 
-    Triton likes to move the layout that a dot wants of its operand above whatever computed it.
-    Behind a decoded tile that is a loss: every warp then decodes all of it, from single bytes.
+    Triton likes to move a dot's layout of its operand above the operand's computation. After a
+    decoded tile that is a loss: every warp then decodes all of it, from single bytes.
     """
     if PTX:
         if x.dtype == tl.float16:

@@ -1,4 +1,4 @@
-"""The PTX behind `unpack.py` and `float_bits.py`: strings, so that a test can run them on a CPU.
+"""The PTX of `unpack.py` and `float_bits.py`: strings, so that a test can run them on a CPU.
 
 All work on words of four bytes and yield pairs of fp16. `prmt` picks four bytes out of two words,
 number 0 to 3 of the first and 4 to 7 of the second; `lop3` with 0xEA is `(a & b) | c`.
@@ -88,7 +88,7 @@ def five_bits_ptx(offset):
 
 @triton.constexpr_function
 def codebook_ptx(values):
-    """$4: four bytes -> what their low nibbles ($0, $1) and high ones stand for in `values`.
+    """$4: four bytes -> the entries of `values` for their low nibbles ($0, $1) and high ones.
 
     `prmt` itself is a table of eight bytes; the bit 3 of a nibble chooses between two of them.
     """

@@ -83,7 +83,7 @@ def eight_bytes(values, first):
 
 @triton.jit
 def unpack_codebook(q, VALUES: tl.constexpr, PTX: tl.constexpr):
-    """uint8 [...] -> what the low and the high nibbles stand for in VALUES (16 of -128 to 127)."""
+    """uint8 [...] -> the entries of VALUES (16 of -128 to 127) for the low and the high nibbles."""
     if PTX:
         return tl.inline_asm_elementwise(
             codebook_ptx(VALUES),

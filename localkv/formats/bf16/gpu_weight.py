@@ -1,4 +1,4 @@
-"""bf16: one plane, as in the file; read as fp32, of which it is the upper half."""
+"""bf16: one plane, as in the file; read as the upper half of fp32."""
 
 from __future__ import annotations
 

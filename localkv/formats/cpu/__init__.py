@@ -1,6 +1,6 @@
 """How the CPU reads and writes each cache type: `<type>/cpu.py`, a Numba decoder and an encoder.
 
-A *unit* is what one decoder call yields: one vector of 16 values (types without blocks) or two
+A *unit* is the result of one decoder call: one vector of 16 values (types without blocks) or two
 (types with blocks of 32: values i and i + 16 of 16 tokens for K; values 0 to 15 and 16 to 31 of
 one token for V). A page's bytes are ordered so that a unit's bytes are consecutive on either side
 (`page_order.py`). The file holds

@@ -30,15 +30,15 @@ class ItemOrder(NamedTuple):
     """Where the items of a plane lie on one side.
 
     Attributes:
-        item_bits: bits of what is moved as one (1, 4, 8, 16 or 32), or 0 for whole rows.
-        rows: the items of a block are a matrix of so many rows, which is stored by columns.
+        item_bits: bits of an item, which is moved as one (1, 4, 8, 16 or 32), or 0 for whole rows.
+        rows: the items of a block are a matrix of this many rows, stored by columns.
     """
 
     item_bits: int = 0
     rows: int = 1
 
     def columns(self, plane_bytes: int) -> int:
-        """Of that matrix, in a plane with so many bytes per block."""
+        """The columns of that matrix, in a plane with `plane_bytes` per block."""
         return 8 * plane_bytes // max(1, self.item_bits) // self.rows
 
 
@@ -54,5 +54,5 @@ SCALES = PlaneOrder(ItemOrder(16), ItemOrder(16))
 
 
 def codes(item_bits: int, rows: int = 1) -> PlaneOrder:
-    """What kernels decode: codes, or a part of their bits."""
+    """The values that kernels decode: codes, or a part of their bits."""
     return PlaneOrder(ItemOrder(item_bits, rows), ItemOrder())

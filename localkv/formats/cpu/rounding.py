@@ -1,4 +1,4 @@
-"""How floats become codes, value by value: what the encoders of the cache types share.
+"""From floats to codes, value by value, for the encoders of all cache types.
 
 The results are those of `formats/rounding.py`, bit for bit (the payload of a NaN and the sign
 of a minimum of 0 aside). Nothing here needs instructions of a certain CPU.
@@ -63,7 +63,7 @@ def within(x: Any, limit: Any) -> Any:
 
 @njit
 def float8_bits(x: Any, mantissa: int, bias: int, largest: Any) -> Any:
-    """As an 8-bit float; what is larger than the largest becomes that, NaN becomes 0x7F."""
+    """As an 8-bit float; larger values become the largest, NaN becomes 0x7F."""
     magnitude = 0x7F if x != x else small_float(within(x, largest), mantissa, bias)
     return magnitude | sign_bit(x) << 7
 

@@ -18,7 +18,7 @@ def decode(planes: Sequence[Tensor]) -> Tensor:
 
 
 def encode(x: Tensor) -> tuple[Tensor, ...]:
-    """[..., n] -> uint8 [..., n, 1], rounded to nearest even; what is larger becomes the largest.
+    """[..., n] -> uint8 [..., n, 1], rounded to nearest even; larger values become the largest.
 
     Infinities do so too: an outlier costs its own precision, not the whole row's attention.
     """

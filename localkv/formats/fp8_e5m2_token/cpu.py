@@ -1,4 +1,4 @@
-"""fp8_e5m2_token: fp8_e5m2; planes values, d, of which the kernel applies d."""
+"""fp8_e5m2_token: fp8_e5m2; planes values and d; the kernel applies d."""
 
 from __future__ import annotations
 

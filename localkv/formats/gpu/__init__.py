@@ -12,12 +12,12 @@ rows of a page and head are one piece of memory, and a *row* is numbered as if a
     read_tile(planes, first_row, valid, HEAD_DIM, WIDTH, PTX) -> two halves [rows, WIDTH / 2]
     write_rows(planes, rows, valid, x, HEAD_DIM, WIDTH)
 
-Tiles come in halves because a byte of a 4-bit type holds two values, 16 channels apart: nothing has
-to be interleaved if queries and outputs are addressed accordingly. WIDTH is the power of two (at
-least 64) that HEAD_DIM is padded to; the padding reads as 0.
+Tiles come in halves because a byte of a 4-bit type holds two values, at a distance of 16 channels:
+nothing has to be interleaved if queries and outputs are addressed accordingly. WIDTH is the power
+of two (at least 64) that HEAD_DIM is padded to; the padding reads as 0.
 
 `read_tile` reads the rows from `first_row` on (int64, the first of a tile within a page); those
-that aren't `valid` (bool [rows]) become 0, whatever bytes are there. `write_rows` packs fp32
+that aren't `valid` (bool [rows]) become 0, with any bytes. `write_rows` packs fp32
 `x` [rows, WIDTH] into the `valid` ones of `rows` (int64) with the bytes of the format's own
 `encode`, save for the bits of a NaN.
 

@@ -1,4 +1,4 @@
-"""What q5_0 and q5_1 share: nibbles in one plane, the bit above them in another."""
+"""Common parts of q5_0 and q5_1: nibbles in one plane, the bit above them in another."""
 
 from __future__ import annotations
 

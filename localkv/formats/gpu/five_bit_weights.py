@@ -1,4 +1,4 @@
-"""What q5_0, q5_1 and q5_K share: low bits as q4_0's, and a plane of the fifth.
+"""Common parts of q5_0, q5_1 and q5_K: low bits as q4_0's, and a plane of the fifth.
 
 Bit p of byte i of a run of fifth bits belongs to value 16 p + i of a unit of 128.
 """

@@ -1,4 +1,4 @@
-"""What f32, f16 and bf16 share: a plane of plain numbers, read in runs of 16 bytes."""
+"""Common parts of f32, f16 and bf16: a plane of plain numbers, read in runs of 16 bytes."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def nibble_columns(WIDTH: tl.constexpr):
 def load_rows(plane, first_row, ROWS: tl.constexpr, FIRST, N: tl.constexpr, LENGTH: tl.constexpr):
     """Items FIRST to FIRST + N (a constant) of ROWS rows of LENGTH items: [ROWS, N].
 
-    `plane` is a pointer to items of the type wanted; behind a row's end are zeros.
+    `plane` is a pointer to items of the type wanted; beyond a row's end are zeros.
     """
     n = tl.arange(0, ROWS)
     j = FIRST + tl.arange(0, N)

@@ -51,7 +51,7 @@ def largest_magnitude(x):
     size = tl.where(is_nan, -1.0, tl.abs(x))
     i = tl.arange(0, 32)[None, None, :]
     first = tl.min(tl.where(size == tl.max(size, 2)[:, :, None], i, 32), 2)
-    # as bits, of which a sum keeps the sign of a 0
+    # as bits: their sum keeps the sign of a 0
     bits = tl.where((i == first[:, :, None]) & (is_nan == 0), x.to(tl.int32, bitcast=True), 0)
     return tl.sum(bits, 2).to(tl.float32, bitcast=True), tl.max(is_nan.to(tl.int32), 2) > 0
 

@@ -1,4 +1,4 @@
-"""What the types with blocks of 256 values share: codes in runs of 16, small scales in words."""
+"""Common parts of types with blocks of 256 values: codes in runs of 16, small scales in words."""
 
 from __future__ import annotations
 

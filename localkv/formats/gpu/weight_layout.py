@@ -7,7 +7,7 @@ values p * run to p * run + run - 1 of each unit. A part is a tuple of one to th
     scales   fp32 [rows, units] factor of the codes
     minima   fp32 [rows, units] that is added then
 
-What a type lacks is left out: Triton 3.6 takes no None in a tuple that a function returns.
+Fields that a type lacks are left out: Triton 3.6 takes no None in a tuple that a function returns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RUN = tl.constexpr(16)
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """What a product needs to know of a type.
+    """The facts about a type that a product needs.
 
     Attributes:
         unit: values of a unit; a row whose length is no multiple is padded with zeros.
@@ -55,7 +55,7 @@ def weight_layout(fmt: QuantFormat) -> WeightLayout:
 
 
 def padded_blocks(field: Tensor, multiple: int) -> Tensor:
-    """uint8 [rows, blocks, bytes], blocks of zeros behind until they are a multiple."""
+    """uint8 [rows, blocks, bytes], padded with blocks of zeros to a multiple."""
     return F.pad(field, (0, 0, 0, -field.shape[1] % multiple))
 
 

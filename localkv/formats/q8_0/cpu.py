@@ -51,6 +51,6 @@ def encode(x: Any, planes: Any, u: int) -> None:
     put_half(planes[0], u, d)
     for i in range(32 * u, 32 * u + 32):
         y = get_f32(x, i) * factor
-        # C's roundf: what is added is less than a half, lest the float below 0.5 be rounded up
+        # C's roundf: the added value is less than a half, lest the float below 0.5 be rounded up
         y += BELOW_HALF if y >= ZERO else -BELOW_HALF
         put_u8(planes[1], i, truncated(y, np.float32(-127), np.float32(127)) & 255)

@@ -46,7 +46,7 @@ def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constex
     largest = tl.max(tl.where(is_nan, 0.0, tl.abs(x)), 2)
     d, inverse = scale_and_inverse(largest, tl.max(is_nan.to(tl.int32), 2) > 0, 127.0)
     y = x * inverse[:, :, None]
-    # C's roundf: what is added is less than a half, lest the float below 0.5 be rounded up to 1
+    # C's roundf: the added value is less than a half, lest the float below 0.5 be rounded up to 1
     y += tl.where(y < 0, -BELOW_HALF, BELOW_HALF)
     codes = truncated(y, -127, 127).to(tl.uint8)
     store_rows(as_f16(planes[0]), rows, valid, d.to(tl.float16), HEAD_DIM // 32)

@@ -24,6 +24,6 @@ def encode(x: Tensor) -> tuple[Tensor, ...]:
     x = blocks(x, 32)
     d, inverse = scale_and_inverse(x.abs().amax(-1, keepdim=True), 127)
     y = x * inverse
-    # C's roundf: what is added is less than a half, lest the float below 0.5 be rounded up to 1
+    # C's roundf: the added value is less than a half, lest the float below 0.5 be rounded up to 1
     y.add_(torch.copysign(y.new_full((), BELOW_HALF), y))
     return half_bytes(d), truncated(y, -127, 127).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Starting Triton: what it needs of the machine, and in plain words what is missing."""
+"""Starting Triton: its needs of the machine, and a plain message if one is missing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from localkv.errors import LocalKVError
 
 
 def _touch() -> object:
-    """Make Triton build what it calls the driver with, unless it is in its cache."""
+    """Make Triton build the module that calls the driver, unless it is in its cache."""
     import triton
 
     return triton.runtime.driver.active.get_current_device()
 
 
 def what_is_missing(error: Exception) -> LocalKVError | None:
-    """What of the machine's tools Triton failed for lack of, or None.
+    """The tool of the machine that Triton lacked, or None.
 
     It builds a part in C when it starts, and up to 3.6 one for each kernel when that is launched
     first.

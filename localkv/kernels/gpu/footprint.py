@@ -1,4 +1,4 @@
-"""What the GPU backend takes in memory: its weights are copies, and no product decodes any."""
+"""The memory of the GPU backend: its weights are copies, and no product decodes any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels' launchers need to know of a GPU."""
+"""Facts about a GPU for kernels' launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches of kernels; or, ahead of them, what compiles them, on all cores at the same time."""
+"""Launches of kernels; or, ahead of them, their compilation on all cores at the same time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def launch(
 def compile_together(run: Callable[[], None]) -> None:
     """Compile the kernels that `run` launches, several at a time.
 
-    None of them runs, so `run` must do without their results, which are whatever was in memory.
+    None of them runs, so `run` must do without their results, which are random memory.
     Most of a compilation is done by LLVM and ptxas, where threads don't wait for each other. Errors
     of the compiler show when a kernel is launched.
     """
@@ -64,7 +64,9 @@ def compile_together(run: Callable[[], None]) -> None:
                     run()
             except BaseException:  # Ctrl-C too
                 pool.shutdown(wait=False, cancel_futures=True)
-                for kernel in kernels:  # Triton keeps what was not compiled as if it were to come
+                for (
+                    kernel
+                ) in kernels:  # Triton keeps failed compilations as if they were still to come
                     kernel.device_caches.clear()
                 raise
 

@@ -1,4 +1,4 @@
-"""What the GPU's kernels are given, as far as the host knows it: shapes, types, layouts.
+"""Checks of the GPU kernels' arguments, as far as the host knows them: shapes, types, layouts.
 
 Ids and lengths in the device's memory are not looked at, as the host would have to wait for them.
 They come from `KVCache` and from the kernels that draw tokens, which keep them within bounds.
@@ -67,7 +67,7 @@ def check_products(
     layers: Sequence[Linear] = (),
     residual: Tensor | None = None,
 ) -> None:
-    """Matrices, or stacks, are as wide as the activations; what is added is as long as a row."""
+    """Matrices, or stacks, are as wide as the activations; added vectors are as long as a row."""
     n_tokens, n_in = values.shape
     check_tensor("activations", values, values.dtype, n_tokens, n_in)
     for weight in weights:

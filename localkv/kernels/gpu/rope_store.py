@@ -22,7 +22,7 @@ ROWS = 8
 
 @dataclass(frozen=True)
 class QueryKeySteps:
-    """What happens to q and k on their way.
+    """The steps of q and k on their way.
 
     Attributes:
         q_norm, k_norm: fp32 [head_dim], weights of the RMS norm of each head, or both None.

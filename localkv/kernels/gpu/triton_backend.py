@@ -29,7 +29,7 @@ TILES = {
     "tf32": "tf32 (10 bits of mantissa, which hold bf16's 7)",
     "tf32x3": "tf32 in three products (nearly float32)",
 }
-"""What attention multiplies rows of a cache type as."""
+"""The form in which attention multiplies rows of a cache type."""
 
 
 def product_method(weight: PackedTensor) -> Method:
@@ -114,7 +114,7 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
     """The backend of NVIDIA GPUs; of the CPU only in Triton's interpreter, for tests.
 
     Raises:
-        LocalKVError: Triton can't build what it needs.
+        LocalKVError: Triton can't build its driver's module.
     """
     device = torch.device(device)
     if device.type == "cuda":

@@ -1,6 +1,6 @@
 """Sizes of attention's tiles for each generation of GPUs.
 
-They come from what compiled code shows: no spilled register, shared memory that every GPU of the
+They follow from compiled code: no spilled register, shared memory that every GPU of the
 generation has, few instructions per key. None of them has been timed.
 """
 

@@ -1,4 +1,4 @@
-"""The sum of what the splits of `attention_decode` found, weighted by their log-sum-exp."""
+"""The sum of the splits' results of `attention_decode`, weighted by their log-sum-exp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decode and prefill attention share of their arithmetic: logits, masks, weights."""
+"""Arithmetic of both decode and prefill attention: logits, masks, weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rounded_to(x, PRODUCT: tl.constexpr):
 
 @triton.jit
 def query(x, PRODUCT: tl.constexpr):
-    """Queries as such an operand: what is too large for fp16 saturates."""
+    """Queries as such an operand: values too large for fp16 saturate."""
     if PRODUCT == "fp16":
         x = saturate(x.to(tl.float32), F16_MAX)
     return rounded_to(x, PRODUCT)

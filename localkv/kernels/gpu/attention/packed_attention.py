@@ -99,7 +99,7 @@ def tiles_of(
     group: int,
     few_tokens: int,
 ) -> TileConfig:
-    """Tiles of `decode_kernel` for so many new tokens of a sequence, or, with 0, of prefill."""
+    """Tiles of `decode_kernel` for a number of new tokens per sequence, or, with 0, of prefill."""
     width, product = padded(head_dim), product_of(format_k, format_v)
     if few_tokens == 0:
         return prefill_config(arch, width, product)
@@ -108,7 +108,7 @@ def tiles_of(
 
 
 def n_splits(gpu: GpuInfo, sequences: int, n_kv_heads: int, capacity: int, keys: int) -> int:
-    """Among how many programs a context is split, whatever its length, so that all are busy."""
+    """The programs among which a context of any length is split, so that all are busy."""
     programs = sequences * n_kv_heads
     wanted = -(-PROGRAMS_PER_PROCESSOR * gpu.n_processors // programs)
     return max(1, min(wanted, MOST_SPLITS, capacity // keys))
@@ -128,7 +128,7 @@ def segment_attention(
 
     Args:
         q: [tokens, n_heads, head_dim], contiguous.
-        seg_batch, batch: of what changes from token to token, only tensors are read.
+        seg_batch, batch: of the parts that change from token to token, only tensors are read.
         sinks: fp32 [n_heads], logit of a key that has no value; of several segments' calls, at most
             one may have it.
 
@@ -215,7 +215,7 @@ def segment_attention(
         lse,
         splits,
         N_HEADS=n_heads,
-        # whatever the tiles: so that it depends on the context only, not on the number of tokens
+        # for any tiles, so that it depends on the context only, not on the number of tokens
         SPLITS=triton.next_power_of_2(n_splits(gpu, sequences, n_kv_heads, capacity, LEAST_KEYS)),
         HEAD_DIM=head_dim,
         WIDTH=width,

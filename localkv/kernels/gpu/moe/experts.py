@@ -60,7 +60,7 @@ def _tiles(
 
 
 def _rows(x: Tensor, sizes: TileSizes, weights: list[PlaneTensor]) -> Activations:
-    """A tile of one pair reads float32, whatever there are of them."""
+    """A tile of one pair reads float32, for any number of pairs."""
     return Activations(x.contiguous()) if sizes.tokens == 1 else activations(x, weights)
 
 

@@ -24,7 +24,7 @@ class Activations:
 
     Attributes:
         values: float32 or float16 [tokens, n], contiguous.
-        restore: float32 [tokens], what each token's products are multiplied with, or None.
+        restore: float32 [tokens], the factor of each token's products, or None.
     """
 
     values: Tensor

@@ -127,7 +127,7 @@ def gate_up_kernel(
 ):  # fmt: skip
     """silu(gate) * up, [n_tokens, n_rows]. Grid: (tiles of rows, tiles of tokens, splits).
 
-    With SPLIT the two stay apart, for they must be whole first: [splits, 2, n_tokens, n_rows].
+    With SPLIT the two stay separate, for they must be whole first: [splits, 2, n_tokens, n_rows].
     """
     out_row, row = _rows(tl.program_id(0), n_rows, ROWS, WIDE)
     token, x_row = _tokens(n_tokens, TOKENS)

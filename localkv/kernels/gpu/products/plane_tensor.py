@@ -24,7 +24,7 @@ LARGEST_F16 = 15
 class PlaneTensor(PackedTensor):
     """A matrix, or a stack of them, as planes on a device.
 
-    `rows` are empty: what the file has need not stay in memory, and is never read again.
+    `rows` are empty: the file's bytes need not stay in memory, and are never read again.
 
     Attributes:
         planes: [rows of all matrices, ...] each (`formats/gpu/`).

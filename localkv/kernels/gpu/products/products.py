@@ -1,4 +1,4 @@
-"""Products with packed matrices on the GPU; what launches the kernels.
+"""Products with packed matrices on the GPU: the kernels' launchers.
 
 Every function takes float32 or float16 activations [tokens, n_in] and returns float32. One token's
 products are float32 throughout. With more, activations and weights are rounded to fp16, scaled so

@@ -1,4 +1,4 @@
-"""The product of a tile of a packed matrix with some tokens: what every product kernel is made of.
+"""The product of a tile of a packed matrix with some tokens: the core of every product kernel.
 
 For one token, codes are multiplied in fp32 and summed over a run before the run's scale is
 applied: nothing is rounded to less than fp32. For more, tensor cores multiply fp16 tiles that are
@@ -45,7 +45,7 @@ def flat_part_columns(first, P: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.cons
 
 @triton.jit
 def scaled_codes(part):
-    """fp32 [rows, units, run]: what a part of a tile stands for."""
+    """fp32 [rows, units, run]: the values of a part of a tile."""
     w = part[0].to(tl.float32)
     if len(part) > 1:
         w = w * part[1][:, :, None]

@@ -1,6 +1,6 @@
 """How products are divided: guesses from instruction counts and register use, not measured ones.
 
-What they must satisfy is tested for every GPU generation: no spilled registers, shared memory that
+Their requirements are tested for every GPU generation: no spilled registers, shared memory that
 the smallest of them has.
 """
 
