@@ -40,6 +40,14 @@ def largest_magnitude(x: Tensor) -> Tensor:
     return x.gather(-1, x.abs().argmax(-1, keepdim=True))
 
 
+def sum_in_order(x: Tensor) -> Tensor:
+    """The sum over each block of [..., n_blocks, n], one value after the other, as in C."""
+    total = torch.zeros_like(x[..., 0])
+    for column in x.movedim(-1, 0).contiguous():
+        total += column
+    return total.unsqueeze(-1)
+
+
 def symmetric_codes(x: Tensor, n_bits: int) -> tuple[Tensor, Tensor]:
     """`x = d (code - half)`, where half is 2 ** (n_bits - 1) and the largest magnitude has code 0.
 

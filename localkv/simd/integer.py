@@ -31,6 +31,7 @@ _I = I32x16
 add_i32 = lanewise(lambda b, x, y: b.add(x, y), [_I, _I], _I)
 and_i32 = lanewise(lambda b, x, y: b.and_(x, y), [_I, _I], _I)
 xor_i32 = lanewise(lambda b, x, y: b.xor(x, y), [_I, _I], _I)
+shift_left = lanewise(lambda b, x, y: b.shl(x, y), [_I, _I], _I)
 shift_right = lanewise(lambda b, x, y: b.lshr(x, y), [_I, _I], _I)
 """Zeros move in from above."""
 

@@ -99,6 +99,23 @@ load_i32 = _loader(i32, lambda builder, x: x, I32x16)
 
 
 @intrinsic
+def load_nibbles(typing: Any, base: Any, index: Any) -> Any:
+    """8 bytes at `index`: their low nibbles in lanes 0 to 7, their high ones in lanes 8 to 15."""
+    check_base(base)
+    half = LANES // 2
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i8)
+        packed = builder.load(builder.bitcast(where, lanes_of(i8, half).as_pointer()), align=1)
+        twice = ir.Constant(lanes_of(i32), [lane % half for lane in range(LANES)])
+        words = builder.zext(builder.shuffle_vector(packed, packed, twice), lanes_of(i32))
+        shifts = ir.Constant(lanes_of(i32), [0] * half + [4] * half)
+        return builder.and_(builder.lshr(words, shifts), constant(i32, 15))
+
+    return I32x16(base, types.intp), generate
+
+
+@intrinsic
 def load_mask(typing: Any, base: Any, index: Any) -> Any:
     """Bit i of the 16-bit item decides lane i."""
     check_base(base)

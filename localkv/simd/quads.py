@@ -116,6 +116,27 @@ def load_quads_of_five_bits(typing: Any, base: Any, index: Any, bits: Any, mask_
 
 
 @intrinsic
+def load_quads_of_nibbles(typing: Any, base: Any, index: Any) -> Any:
+    """32 bytes at byte `index`, 4 rows of 16 nibbles, transposed: byte i of lane t is nibble t of
+    row i. A row's first 8 nibbles are the low ones of its bytes, as `memory.load_nibbles` has them.
+    """
+    check_base(base)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i8)
+        half = LANES // 2
+        rows = builder.bitcast(where, lanes_of(i8, QUAD * half).as_pointer())
+        packed = builder.load(rows, align=1)
+        items = [row * half + lane % half for lane in range(LANES) for row in range(QUAD)]
+        mixed = builder.shuffle_vector(packed, packed, ir.Constant(lanes_of(i32, BYTES), items))
+        shifts = ir.Constant(lanes_of(i32), [0] * half + [4] * half)
+        words = builder.lshr(builder.bitcast(mixed, I32x16.llvm), shifts)
+        return builder.and_(words, constant(i32, 0x0F0F0F0F))
+
+    return I32x16(base, types.intp), generate
+
+
+@intrinsic
 def quad_from_table(typing: Any, codes: Any, table: Any) -> Any:
     """table[code] of each byte, 0 to 15; `table` is a tuple of 16 bytes. AVX-512 only."""
 

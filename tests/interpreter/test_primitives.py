@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localkv.formats.bits import IQ4_CODEBOOK
-from localkv.triton_primitives import float_bits, unpack
+from localkv.triton_primitives import bit_fields, float_bits, unpack
 from support.fp8_inputs import fp8_inputs
 
 CODEBOOK = tl.constexpr(IQ4_CODEBOOK)
@@ -40,6 +40,15 @@ def five_bits_kernel(x_ptr, low_ptr, high_ptr, above, OFFSET: tl.constexpr):
     low, high = unpack.unpack_five_bits(tl.load(x_ptr + i), bits, i % 4, OFFSET, False)
     tl.store(low_ptr + i, low)
     tl.store(high_ptr + i, high)
+
+
+@triton.jit
+def bits_of_words_kernel(x_ptr, out_ptr, above, SHIFT: tl.constexpr, ABOVE: tl.constexpr):
+    i = tl.arange(0, 256)
+    words = tl.zeros((256,), tl.int32) + above
+    x = tl.load(x_ptr + i)
+    out = bit_fields.unpack_bit_field_of_words(x, words, i % 4, SHIFT, 4, ABOVE, 2, 32, False)
+    tl.store(out_ptr + i, out)
 
 
 @triton.jit
@@ -94,6 +103,15 @@ def test_five_bits(offset: int) -> None:
         lane = torch.arange(256) % 4
         assert torch.equal(low, (BYTES & 15) + ((above >> lane) & 1) * 16.0 - offset)
         assert torch.equal(high, (BYTES >> 4) + ((above >> (lane + 16)) & 1) * 16.0 - offset)
+
+
+@pytest.mark.parametrize(("shift", "above_shift"), [(0, 0), (4, 2), (0, 6)])
+def test_bit_fields_of_words(shift: int, above_shift: int) -> None:
+    got, _ = halves()
+    for above in (0, 0x1234_5678, -0x1234_5678, -1):
+        bits_of_words_kernel[(1,)](BYTES, got, above, SHIFT=shift, ABOVE=above_shift)
+        high = (above >> (8 * (torch.arange(256) % 4) + above_shift)) & 3
+        assert torch.equal(got, (BYTES >> shift & 15) + high * 16.0 - 32)
 
 
 def test_signed_bytes() -> None:

@@ -35,11 +35,17 @@ from localkv.simd.memory import (
     load_f32,
     load_i32,
     load_mask,
+    load_nibbles,
     store_f32,
     store_i32,
     take_next,
 )
-from localkv.simd.quads import load_quads, load_quads_of_five_bits, load_two_quads
+from localkv.simd.quads import (
+    load_quads,
+    load_quads_of_five_bits,
+    load_quads_of_nibbles,
+    load_two_quads,
+)
 from localkv.simd.vector_tuple import fma_each, fma_grid, load_grid, store_grid
 
 CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -178,13 +184,33 @@ def transposed(x: np.ndarray, bits: np.ndarray, out: np.ndarray) -> None:
     both = load_quads_of_five_bits(x, 64, bits, 8)
     store_i32(out, 48, both[0])
     store_i32(out, 64, both[1])
+    store_i32(out, 80, load_quads_of_nibbles(x, 96))
+
+
+def nibbles_of(x: np.ndarray) -> np.ndarray:
+    """Of each eight bytes the low nibbles, then the high ones."""
+    eights = x.reshape(-1, 1, 8)
+    return np.concatenate([eights & 15, eights >> 4], 1).reshape(-1)
+
+
+@njit
+def low_then_high(x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(x.size // 8):
+        store_i32(out, i * 16, load_nibbles(x, i * 8))
+
+
+def check_nibbles_of_eight() -> None:
+    x = np.arange(256).astype(np.uint8)
+    got = np.zeros(512, np.int32)
+    low_then_high(x, got)
+    np.testing.assert_array_equal(got, nibbles_of(x))
 
 
 def check_quads() -> None:
     generator = np.random.default_rng(0)
     x = generator.integers(0, 256, 128).astype(np.uint8)
     bits = generator.integers(0, 256, 32).astype(np.uint8)
-    got = np.zeros(80, np.int32)
+    got = np.zeros(96, np.int32)
     transposed(x, bits, got)
     rows = x.reshape(8, 16)
     fifth = np.unpackbits(bits[16:], bitorder="little").reshape(4, 2, 16) << 4
@@ -194,8 +220,9 @@ def check_quads() -> None:
         rows[1::2],
         rows[4:] & 15 | fifth[:, 0],
         rows[4:] >> 4 | fifth[:, 1],
+        nibbles_of(x[96:]).reshape(4, 16),
     ]
-    np.testing.assert_array_equal(got.view(np.uint8).reshape(5, 16, 4), np.array(want).mT)
+    np.testing.assert_array_equal(got.view(np.uint8).reshape(6, 16, 4), np.array(want).mT)
 
 
 @njit
@@ -269,6 +296,7 @@ CHECKS = [
     check_integers_as_a_tuple,
     check_integers,
     check_quads,
+    check_nibbles_of_eight,
     check_masks,
     check_products,
 ]

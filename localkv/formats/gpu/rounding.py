@@ -79,9 +79,19 @@ def affine_codes(x, BITS: tl.constexpr):
 
 
 @triton.jit
-def two_halves(codes):
-    """The first and the last 16 of each block: [rows, blocks, 32] -> [rows, blocks, 16] twice."""
-    pairs = tl.reshape(codes, (codes.shape[0], codes.shape[1], 2, 16))
+def sum_in_order(x):
+    """The sum over each block of [rows, blocks, n], one value after the other, as in C."""
+    i = tl.arange(0, x.shape[2])[None, None, :]
+    total = tl.zeros((x.shape[0], x.shape[1]), tl.float32)
+    for column in range(x.shape[2]):
+        total += tl.sum(tl.where(i == column, x, 0.0), 2)
+    return total
+
+
+@triton.jit
+def two_halves(x):
+    """The halves of each block: [rows, blocks, n] -> [rows, blocks, n / 2] twice."""
+    pairs = tl.reshape(x, (x.shape[0], x.shape[1], 2, x.shape[2] // 2))
     return tl.split(tl.permute(pairs, (0, 1, 3, 2)))
 
 

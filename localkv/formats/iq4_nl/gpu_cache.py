@@ -24,6 +24,7 @@ from localkv.formats.gpu.rounding import (
     limited,
     pack_nibbles,
     scale_and_inverse,
+    sum_in_order,
 )
 from localkv.formats.iq4_nl.reference import SMALLEST as _SMALLEST
 from localkv.triton_primitives.fence import fence
@@ -63,16 +64,6 @@ def _nearest(y):
 
 
 @triton.jit
-def _sum_in_order(x):
-    """The sum over each block, one value after the other, as in C."""
-    i = tl.arange(0, 32)[None, None, :]
-    total = tl.zeros((x.shape[0], x.shape[1]), tl.float32)
-    for column in range(32):
-        total += tl.sum(tl.where(i == column, x, 0.0), 2)
-    return total
-
-
-@triton.jit
 def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     x = in_blocks(x)
     limit: tl.constexpr = 127 * F16_LIMIT
@@ -82,7 +73,7 @@ def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constex
     _, inverse = scale_and_inverse(extreme, has_nan, CODEBOOK[0] * 1.0)
     codes, q = _nearest(x * inverse[:, :, None])
     weighted = x * x * q
-    d = tl.div_rn(_sum_in_order(weighted * x), _sum_in_order(weighted * q))
+    d = tl.div_rn(sum_in_order(weighted * x), sum_in_order(weighted * q))
     d = tl.where(has_nan, NAN, limited(d, F16_LIMIT))
     d = tl.where(too_small, 0.0, d)
     codes = tl.where(too_small[:, :, None], 0, codes)

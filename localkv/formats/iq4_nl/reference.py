@@ -22,6 +22,7 @@ from localkv.formats.rounding import (
     blocks,
     largest_magnitude,
     scale_and_inverse,
+    sum_in_order,
 )
 
 SMALLEST = 1e-15
@@ -46,14 +47,6 @@ def _nearest_codes(y: Tensor) -> Tensor:
     return nearest.index_select(0, index.flatten()).view(y.shape)
 
 
-def _sum_in_order(x: Tensor) -> Tensor:
-    """The sum over each block of [..., n_blocks, 32], one value after the other, as in C."""
-    total = torch.zeros_like(x[..., 0])
-    for column in x.movedim(-1, 0).contiguous():
-        total += column
-    return total.unsqueeze(-1)
-
-
 def encode(x: Tensor) -> tuple[Tensor, ...]:
     """float32 [..., n] -> d, qs (ggml's `quantize_row_iq4_nl_ref`).
 
@@ -67,5 +60,5 @@ def encode(x: Tensor) -> tuple[Tensor, ...]:
     qs = pack_bits(codes, n_bits=4, run=16).masked_fill_(too_small, 0)
     q = iq4_values(qs).to(torch.float32)
     weighted = x * x * q
-    d = _sum_in_order(weighted * x) / _sum_in_order(weighted * q)
+    d = sum_in_order(weighted * x) / sum_in_order(weighted * q)
     return half_bytes(d.clamp_(-F16_LIMIT, F16_LIMIT).masked_fill_(too_small, 0.0)), qs
