@@ -266,8 +266,9 @@ def loading_options(
             show_default=True,
             metavar="WHEN",
             help="Rotate K and V before they are packed, which spreads outliers over a block: "
-            f"{', '.join(KV_ROTATIONS)}. auto does so for q8_0 to iq4_nl if the head size is a "
-            "multiple of 64, as llama.cpp does.",
+            f"{', '.join(KV_ROTATIONS)}. auto does so for types with blocks "
+            f"({', '.join(name for name, fmt in KV_FORMATS.items() if fmt.shares_scale)}) if the "
+            "head size is a multiple of 64, as llama.cpp does.",
         ),
         option(
             "--kv-scales",

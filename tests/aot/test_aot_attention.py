@@ -59,6 +59,12 @@ PREFILL_BUDGET = {
 }
 
 
+def budget(budgets: dict[str, float], name: str) -> float:
+    """A type without a limit of its own may cost as much as any other with blocks."""
+    blocks = [most for other, most in budgets.items() if KV_FORMATS[other].shares_scale]
+    return ATTENTION_FACTOR * budgets.get(name, max(blocks))
+
+
 def wide_bytes(names: tuple[str, str], head_dim: int, tiles: TileConfig) -> float:
     """Bytes of codes that a thread loads of a tile, if its share is 16 at least."""
     threads = 32 * tiles.warps
@@ -89,7 +95,7 @@ def checked(
 @on_every_gpu
 def test_decode(arch: int, name: str) -> None:
     _, per_key = checked(decode_kernel, arch, (name, name), 128)
-    assert per_key <= ATTENTION_FACTOR * DECODE_BUDGET[name]
+    assert per_key <= budget(DECODE_BUDGET, name)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,7 @@ def test_decode(arch: int, name: str) -> None:
 def test_prefill(arch: int, name: str) -> None:
     got, per_key = checked(prefill_kernel, arch, (name, name), 128)
     if arch != 100:
-        assert per_key <= ATTENTION_FACTOR * PREFILL_BUDGET[name]
+        assert per_key <= budget(PREFILL_BUDGET, name)
     if arch == 90 and name not in ("f32", "bf16"):
         assert all(op.startswith("HGMMA") for op in got.matrix_ops)
 

@@ -19,12 +19,31 @@ from localkv.formats.base import join_planes, split_blocks
 from support.fp8_inputs import fp8_inputs
 from support.paths import DATA
 
-LIKE_GGUF_PY = [FORMATS[name] for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")]
-PACKED = [*LIKE_GGUF_PY, FORMATS["iq4_nl"]]
+PACKED = [fmt for fmt in KV_FORMATS.values() if fmt.shares_scale]
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 TOKEN = {f"{name}_token": dtype for name, dtype in FP8.items()}
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 FLOAT_MAX = float(np.finfo(np.float32).max)
+
+
+def gguf_py_packs(fmt: QuantFormat) -> bool:
+    """Whether gguf-py can pack a type, and not only read it."""
+    if fmt.ggml_type is None:
+        return False
+    try:
+        quantize(fmt, np.zeros((1, fmt.block_size), np.float32))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def quantize(fmt: QuantFormat, x: np.ndarray) -> np.ndarray:
+    """What gguf-py makes of float32 [n_blocks, 32]."""
+    with np.errstate(all="ignore"):
+        return quants.quantize(x, GGMLType(fmt.ggml_type))
+
+
+LIKE_GGUF_PY = [fmt for fmt in PACKED if gguf_py_packs(fmt)]
 
 by_format = pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
 by_gguf_format = pytest.mark.parametrize("fmt", LIKE_GGUF_PY, ids=lambda fmt: fmt.name)
@@ -42,26 +61,31 @@ def decode(fmt: QuantFormat, rows: np.ndarray) -> np.ndarray:
     return fmt.codec.decode(split_blocks(fmt, torch.from_numpy(rows))).numpy()
 
 
-def quantize(fmt: QuantFormat, x: np.ndarray) -> np.ndarray:
-    """What gguf-py makes of float32 [n_blocks, 32]."""
-    with np.errstate(all="ignore"):
-        return quants.quantize(x, GGMLType(fmt.ggml_type))
+def has_minimum(fmt: QuantFormat) -> bool:
+    return any(plane.name == "m" for plane in fmt.planes)
 
 
 def scales(fmt: QuantFormat, rows: np.ndarray) -> np.ndarray:
     """The fp16 numbers in front of each block, d and perhaps m: [n_blocks, 1 or 2]."""
-    n_bytes = 4 if fmt.planes[1].name == "m" else 2
+    n_bytes = 4 if has_minimum(fmt) else 2
     return np.ascontiguousarray(rows[:, :n_bytes]).view(np.float16)
+
+
+def steps(fmt: QuantFormat) -> int:
+    """Scales that the value furthest from 0, or from the minimum, is away from it."""
+    block = np.zeros((1, 32), np.float32)
+    block[0, 0] = 1
+    return round(1 / float(scales(fmt, encode(fmt, block))[0, 0]))
 
 
 def assert_equals_gguf_py(fmt: QuantFormat, x: np.ndarray) -> None:
     """Byte for byte, of the blocks for which gguf-py's scales are numbers and can be divided by."""
     rows, want = encode(fmt, x), quantize(fmt, x)
     exact = x.astype(np.float64)
-    span = exact.max(-1) - exact.min(-1) if fmt.name.endswith("_1") else np.abs(exact).max(-1)
+    span = exact.max(-1) - exact.min(-1) if has_minimum(fmt) else np.abs(exact).max(-1)
     usable = np.isfinite(scales(fmt, want)).all(-1) & ((span == 0) | (span > 1e-36))
     got, want = rows[usable], want[usable]
-    if fmt.name.endswith("_1"):  # a minimum among zeros of both signs can have either
+    if has_minimum(fmt):  # a minimum among zeros of both signs can have either
         for blocks in (got, want):
             blocks[(blocks[:, 2:4] == (0, 0x80)).all(-1), 3] = 0
     differing = (got != want).any(-1)
@@ -106,8 +130,8 @@ def test_many_blocks(fmt: QuantFormat) -> None:
     assert_equals_gguf_py(fmt, rng.standard_t(1.2, (20000, 32)).astype(np.float32))
     assert_equals_gguf_py(fmt, rng.integers(-9, 10, (20000, 32)).astype(np.float32))
     # scales that are rounded down to fp16's largest
-    largest = 65519 * {"q8_0": 127, "q5_0": -16, "q4_0": -8, "q5_1": 31, "q4_1": 15}[fmt.name]
-    x = rng.uniform(0 if fmt.name.endswith("_1") else -1, 1, (2000, 32)) * largest
+    largest = 65519 * steps(fmt)
+    x = rng.uniform(0 if has_minimum(fmt) else -1, 1, (2000, 32)) * largest
     x[:, 0] = largest
     x[:, 1] = 0
     assert_equals_gguf_py(fmt, x.astype(np.float32))
@@ -116,10 +140,10 @@ def test_many_blocks(fmt: QuantFormat) -> None:
 @by_gguf_format
 def test_ties(fmt: QuantFormat) -> None:
     """Values halfway between two codes, where the scale is a power of two."""
-    largest = {"q8_0": 127, "q5_0": -16, "q4_0": -8, "q5_1": 31, "q4_1": 15}[fmt.name]
+    largest = steps(fmt)
     rng = np.random.default_rng(1)
     x = rng.integers(-2 * abs(largest), 2 * abs(largest), (2000, 32)) / 2
-    if fmt.name.endswith("_1"):
+    if has_minimum(fmt):
         x = np.abs(x)
         x[:, 1] = 0
     x[:, 0] = largest
@@ -131,13 +155,13 @@ def test_ties(fmt: QuantFormat) -> None:
 @by_gguf_format
 def test_the_floats_beside_a_tie(fmt: QuantFormat) -> None:
     x = np.zeros((4, 32), np.float32)
-    x[:, 0] = {"q8_0": 127, "q5_0": -16, "q4_0": -8, "q5_1": 31, "q4_1": 15}[fmt.name]
+    x[:, 0] = steps(fmt)
     ties = np.arange(1, 8, dtype=np.float32) - np.float32(0.5)
     x[0, 1:8] = ties
     x[1, 1:8] = np.nextafter(ties, np.float32(0))
     x[2, 1:8] = np.nextafter(ties, np.float32(9))
     x[3, 1:8] = -ties
-    if fmt.name.endswith("_1"):
+    if has_minimum(fmt):
         x = np.abs(x)
     assert_equals_gguf_py(fmt, x)
 
@@ -194,14 +218,14 @@ def test_huge_values_saturate(fmt: QuantFormat) -> None:
     decoded = decode(fmt, encode(fmt, x))
     largest = decoded[:, 3]
     assert (np.sign(largest) == np.sign(x[:, 3])).all()
-    steps = {"q8_0": 127, "q5_1": 30, "q5_0": 16, "q4_1": 14, "q4_0": 8, "iq4_nl": 127}[fmt.name]
+    n_steps = abs(steps(fmt)) - has_minimum(fmt)  # the minimum takes the place of one
     for row, value in zip(x, largest, strict=True):
-        alone = fmt.name.endswith("_1") and value < 0  # a minimum reaches no further than fp16
-        assert abs(value) >= (65504 if alone else 65504 * steps * 0.99), row
+        alone = has_minimum(fmt) and value < 0  # a minimum reaches no further than fp16
+        assert abs(value) >= (65504 if alone else 65504 * n_steps * 0.99), row
     small = np.abs(x) < 10
     assert (np.abs(decoded[small]) <= 65504).all()
     assert np.isfinite(decoded).all()
-    if fmt.name.endswith("_1"):
+    if has_minimum(fmt):
         decoded = decode(fmt, encode(fmt, np.full((1, 32), -1e9, np.float32)))
         assert (decoded == -65504).all()
 
@@ -261,54 +285,38 @@ def test_any_leading_shape_and_strides(fmt: QuantFormat) -> None:
         assert fmt.codec.decode(got).shape == view.shape
 
 
-def test_more_bits_are_more_exact() -> None:
-    """Error over norm, in percent, for Gaussian rows: a mistake in a format would stand out."""
+def code_bits(fmt: QuantFormat) -> float:
+    """Bits of a code, or of a float's significand with the bit that is not stored."""
+    if fmt.shares_scale:
+        n_bytes = sum(plane.n_bytes for plane in fmt.planes if plane.name not in ("d", "m"))
+        return 8 * n_bytes / fmt.block_size
+    codec, fractions = fmt.codec, 1 + torch.exp2(-torch.arange(1.0, 24.0))
+    # beside the largest number, with which a scale of the row is 1
+    rows = torch.stack([torch.full_like(fractions, fmt.largest or 1), fractions], -1)
+    return 1 + int((codec.decode(codec.encode(rows)) == rows).all(-1).sum())
+
+
+@pytest.mark.parametrize("fmt", KV_FORMATS.values(), ids=lambda fmt: fmt.name)
+def test_each_bit_halves_the_error(fmt: QuantFormat) -> None:
+    """Error over norm for Gaussian rows: a mistake in a format would stand out."""
     x = torch.randn(4096, 64, generator=torch.Generator().manual_seed(5))
-    percent = {}
-    for fmt in KV_FORMATS.values():
-        error = fmt.codec.decode(fmt.codec.encode(x)) - x
-        percent[fmt.name] = 100 * float(error.norm() / x.norm())
-    assert percent == pytest.approx(
-        {
-            "f32": 0,
-            "f16": 0.021,
-            "bf16": 0.17,
-            "q8_0": 0.54,
-            "q5_1": 3.9,
-            "q5_0": 4.3,
-            "q4_1": 8.1,
-            "q4_0": 8.7,
-            "iq4_nl": 7.9,
-            **dict.fromkeys(("fp8_e4m3", "fp8_e4m3_head", "fp8_e4m3_token"), 2.6),
-            **dict.fromkeys(("fp8_e5m2", "fp8_e5m2_head", "fp8_e5m2_token"), 5.3),
-        },
-        rel=0.06,
-    )
+    error = fmt.codec.decode(fmt.codec.encode(x)) - x
+    in_steps = float(error.norm() / x.norm()) * 2 ** code_bits(fmt)
+    if fmt.name == "f32":
+        assert in_steps == 0
+    elif fmt.shares_scale:  # a block's largest value is some 2.1 times its norm
+        assert 1.2 < in_steps < 1.42
+    else:
+        assert 0.40 < in_steps < 0.45
 
 
 def test_cache_types() -> None:
-    bits = {name: fmt.bits_per_value(64) for name, fmt in KV_FORMATS.items()}
-    assert bits == {
-        "f32": 32,
-        "f16": 16,
-        "bf16": 16,
-        "q8_0": 8.5,
-        "q5_1": 6,
-        "q5_0": 5.5,
-        "q4_1": 5,
-        "q4_0": 4.5,
-        "iq4_nl": 4.5,
-        "fp8_e4m3": 8,
-        "fp8_e4m3_head": 8,
-        "fp8_e4m3_token": 8.25,
-        "fp8_e5m2": 8,
-        "fp8_e5m2_head": 8,
-        "fp8_e5m2_token": 8.25,
-    }
+    """Those that ggml has are compared with it in `test_formats.py`."""
     for name, fmt in KV_FORMATS.items():
-        assert fmt.bits_per_value(128) == (8.125 if name in TOKEN else bits[name])
+        assert fmt.bits_per_value(64) - fmt.bits_per_value(128) == (0.125 if name in TOKEN else 0)
         for row_values in (64, 96, 128):
             assert 8 * fmt.row_bytes(row_values) == fmt.bits_per_value(row_values) * row_values
+    assert {fmt.bits_per_value(128) for fmt in KV_FORMATS.values() if fmt.largest} == {8, 8.125}
     assert None not in WEIGHT_FORMATS
     assert not any(fmt.name.startswith("fp8") for fmt in WEIGHT_FORMATS.values())
     by_head = {name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head}
@@ -316,8 +324,6 @@ def test_cache_types() -> None:
     for name, fmt in KV_FORMATS.items():
         dtype = {fp8: dtype for fp8, dtype in FP8.items() if name.startswith(fp8)}
         assert [fmt.largest] == ([torch.finfo(d).max for d in dtype.values()] or [0.0])
-    packed = {fmt.name for fmt in KV_FORMATS.values() if fmt.shares_scale}
-    assert packed == {fmt.name for fmt in PACKED}
 
 
 @pytest.mark.parametrize("name", FP8)

@@ -22,7 +22,7 @@ from localkv.simd.memory import address
 from localkv.simd.quads import SCALE, STARTS
 
 Floats = NDArray[np.float32]
-INTEGER_TYPES = ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+INTEGER_TYPES = [n for n, fmt in KV_FORMATS.items() if hasattr(fmt.part("cpu"), "OFFSET")]
 
 
 @njit
