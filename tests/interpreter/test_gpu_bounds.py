@@ -183,7 +183,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from support.guarded_memory import TENSORS, guarded
 from localkv.kernels.gpu import embedding
-    from localkv.kernels.gpu.products import plane_tensor
+from localkv.kernels.gpu.products import plane_tensor
 from support.random_packed import random_packed
 weight = plane_tensor.prepare(random_packed("f32", 4, 512), torch.device("cpu"))
 with guarded(random.Random(1), TENSORS) as memory:
