@@ -136,8 +136,8 @@ class LLM:
         check_scales(self.cache, self.config)
         if self.config.head_dim % backend.head_dim_multiple:
             raise UsageError(
-                f"head_dim {self.config.head_dim} is no multiple of {backend.head_dim_multiple}, "
-                f"as the {backend.name} backend needs",
+                f"head_dim {self.config.head_dim} is not a multiple of "
+                f"{backend.head_dim_multiple}, as the {backend.name} backend needs",
                 hint="use device reference, which is slow",
             )
         if n_threads is not None:

@@ -197,7 +197,7 @@ def test_options_that_make_no_sense(path: Path, options: dict, message: str) -> 
 
 def test_heads_that_the_cpu_can_not_read(tmp_path: Path) -> None:
     path = RandomModel(head_dim=40).write(tmp_path / "model.gguf")
-    with pytest.raises(UsageError, match="head_dim 40 is no multiple of 16, as the cpu backend"):
+    with pytest.raises(UsageError, match="head_dim 40 is not a multiple of 16, as the cpu backend"):
         LLM(path)
     assert LLM(path, device="reference").logits([1, 2]).isfinite().all()
 

@@ -27,7 +27,7 @@ def int_range(text: str, least: int = 0) -> list[int]:
     for item in text.split(","):
         match = _RANGE.fullmatch(item.strip())
         if match is None:
-            raise UsageError(f"{item.strip()!r} is no number and no range", hint=_RANGE_HINT)
+            raise UsageError(f"{item.strip()!r} is neither a number nor a range", hint=_RANGE_HINT)
         first = int(match[1])
         last = first if match[2] is None else int(match[2])
         step = 1 if match[4] is None else int(match[4])
@@ -60,7 +60,7 @@ def prompt_and_generation(text: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text, re.ASCII)
     if match is None:
-        raise UsageError(f"{text!r} is no prompt and generation", hint="as in -pg 512,128")
+        raise UsageError(f"{text!r} is not a prompt and a generation", hint="as in -pg 512,128")
     return int(match[1]), int(match[2])
 
 

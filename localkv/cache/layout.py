@@ -47,7 +47,7 @@ def cache_segments(cache: CacheConfig, head_dim: int) -> list[SegmentSpec]:
     `head_dim`, V by 64.
 
     Raises:
-        UsageError: `kv_rotation` is "on" and `head_dim` is no multiple of 64.
+        UsageError: `kv_rotation` is "on" and `head_dim` is not a multiple of 64.
     """
     possible = head_dim % V_ROTATION == 0
     if cache.kv_rotation == "on" and not possible:

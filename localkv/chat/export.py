@@ -79,6 +79,6 @@ def export(session: ChatSession, path: Path) -> None:
                 path.unlink()  # a part of a conversation is none
                 raise
     except FileExistsError:
-        raise UsageError(f"{printable(path)} is there already", hint="name another file") from None
+        raise UsageError(f"{printable(path)} exists already", hint="name another file") from None
     except OSError as error:
         raise UsageError(f"{printable(path)}: {error.strerror}") from error

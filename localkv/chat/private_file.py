@@ -22,7 +22,7 @@ def make_private(path: Path, *, own_folder: bool) -> None:
         own_folder: whether the folder holds only localkv's files.
 
     Raises:
-        OSError: it is no file, or can't be made.
+        OSError: it is not a file, or can't be made.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if own_folder:

@@ -75,7 +75,7 @@ def repair(path: str | Path) -> Repaired:
 
 def _check_there(file: Path) -> None:
     if file.exists() and not stat.S_ISREG(file.stat().st_mode):
-        raise LocalKVError(f"{printable(file)} is no file")
+        raise LocalKVError(f"{printable(file)} is not a file")
     if not any(Path(f"{file}{suffix}").exists() for suffix in ("", *SIDECARS)):
         raise LocalKVError(f"{printable(file)}: no such file, so there is nothing to repair")
 

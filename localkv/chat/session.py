@@ -270,4 +270,4 @@ def sampling_value(name: str, text: str) -> Any:
         return type(default)(text)
     except ValueError:
         kind = "whole number" if isinstance(default, int) else "number"
-        raise LocalKVError(f"{name}: {text!r} is no {kind}") from None
+        raise LocalKVError(f"{name}: {text!r} is not a {kind}") from None

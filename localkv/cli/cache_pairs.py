@@ -43,7 +43,7 @@ def _hint(option: str) -> str:
 def _parse_pair(item: str, option: str) -> Pair:
     type_k, slash, type_v = item.partition("/")
     if not slash:
-        raise UsageError(f"{option}: {item!r} is no pair of cache types", hint=_hint(option))
+        raise UsageError(f"{option}: {item!r} is not a pair of cache types", hint=_hint(option))
     for name in (type_k, type_v):
         require_cache_type(name, f"{option}: ")
     return type_k, type_v

@@ -55,7 +55,7 @@ def config_defaults(
     tables, path = _read(config_path()), printable(config_path())
     for name, table in tables.items():
         if name not in commands:
-            raise UsageError(f"{path}: [{name}] is no command{did_you_mean(name, commands)}")
+            raise UsageError(f"{path}: [{name}] is not a command{did_you_mean(name, commands)}")
         if not isinstance(table, dict):
             raise UsageError(f"{path}: {name} is {_kind(table)}, expected a table [{name}]")
     options = _options(command)

@@ -24,7 +24,9 @@ def check_plot(path: str) -> None:
         UsageError: matplotlib is missing, or the file can't be written.
     """
     if Path(path).suffix.lower() not in KINDS:
-        raise UsageError(f"--plot {path}: no kind of picture", hint=f"end it in {', '.join(KINDS)}")
+        raise UsageError(
+            f"--plot {path}: not a kind of picture", hint=f"end it in {', '.join(KINDS)}"
+        )
     check_writable(Path(path))
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib", hint="pip install 'localkv[plot]'")

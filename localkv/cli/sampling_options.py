@@ -179,5 +179,5 @@ def _chain(names: str | None, letters: str | None) -> tuple[str, ...]:
     if names is None and letters is None:
         return SAMPLER_ORDER
     if names is not None and letters is not None:
-        raise UsageError("--samplers and --sampling-seq are two ways to say one thing, give one")
+        raise UsageError("--samplers and --sampling-seq mean the same, give one")
     return parse_samplers(names) if names is not None else parse_sampler_sequence(letters or "")

@@ -91,7 +91,7 @@ def check_sessions() -> Finding:
     if not path.exists():
         return Finding("sessions", "info", f"none yet, {path}", None, facts)
     if not path.is_file():
-        return Finding("sessions", "warning", f"{path} is no file", hint, facts)
+        return Finding("sessions", "warning", f"{path} is not a file", hint, facts)
     repair = "localkv chat --repair saves everything that can be read, and keeps the damaged file"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:

@@ -117,7 +117,7 @@ class QuantFormat:
     def row_bytes(self, n_values: int) -> int:
         """Bytes of a row of `n_values`; a row must be a whole number of blocks."""
         if n_values % self.block_size:
-            raise ValueError(f"{self.name}: {n_values} is no multiple of {self.block_size}")
+            raise ValueError(f"{self.name}: {n_values} is not a multiple of {self.block_size}")
         row_fields = sum(plane.n_bytes for plane in self.row_planes)
         return n_values // self.block_size * self.block_bytes + row_fields
 

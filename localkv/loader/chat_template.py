@@ -201,4 +201,4 @@ def _plain(value: Any, where: str) -> Any:
         return {_plain(key, where): _plain(item, where) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, where) for item in value]
-    raise UsageError(f"{where}: a {type(value).__name__} is no value of JSON")
+    raise UsageError(f"{where}: a {type(value).__name__} is not a JSON value")

@@ -255,7 +255,9 @@ def _place_tensors(
             raise header.error(f"tensor {name} is there twice")
         seen.add(tensor.name)
         if tensor.offset % alignment:
-            raise header.error(f"tensor {name} is at {tensor.offset}, no multiple of {alignment}")
+            raise header.error(
+                f"tensor {name} is at {tensor.offset}, not a multiple of {alignment}"
+            )
         start = data_start + tensor.offset
         if start + tensor.n_bytes > n_file_bytes:
             raise header.error(

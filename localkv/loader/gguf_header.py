@@ -167,7 +167,7 @@ class HeaderReader:
         if shape[-1] % fmt.block_size:
             raise self.error(
                 f"{what} has rows of {shape[-1]} values, "
-                f"which is no multiple of {fmt.name}'s block of {fmt.block_size}"
+                f"which is not a multiple of {fmt.name}'s block of {fmt.block_size}"
             )
         n_bytes = math.prod(shape[:-1]) * fmt.row_bytes(shape[-1])
         return TensorInfo(name, shape, fmt, n_bytes, offset, part=0)

@@ -54,7 +54,7 @@ def rendered_apart(
     """
     if len(source) > MAX_SOURCE:
         raise ChatTemplateError(
-            f"the chat template has {len(source):,} characters, at most {MAX_SOURCE:,} may be",
+            f"the chat template has {len(source):,} characters; at most {MAX_SOURCE:,} are allowed",
             hint=_HINT,
         )
     try:

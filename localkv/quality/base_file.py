@@ -159,7 +159,7 @@ class BaseFile:
 
     def _damaged(self) -> LocalKVError:
         return LocalKVError(
-            f"the base {printable(self.path)} is no complete file that --save-base wrote"
+            f"the base {printable(self.path)} is not a complete file of --save-base"
         )
 
     def _read(self, name: str) -> NDArray[Any]:

@@ -61,7 +61,7 @@ def before_torch() -> None:
     if space is not None and space[1] < LEAST_ADDRESS_SPACE:
         raise LocalKVError(
             f"this process may map {byte_size(space[0])} of memory (ulimit -v), of which "
-            f"{byte_size(space[1])} are left; to run a model takes at least "
+            f"{byte_size(space[1])} are left; running a model takes at least "
             f"{byte_size(LEAST_ADDRESS_SPACE)}",
             hint="raise the limit: ulimit -v unlimited",
         )

@@ -69,7 +69,7 @@ def change_setting(screen: ChatScreen, name: str, text: str) -> None:
         try:
             number = int(text)
         except ValueError:
-            raise UsageError(f"max_tokens: {text!r} is no whole number") from None
+            raise UsageError(f"max_tokens: {text!r} is not a whole number") from None
         session.max_tokens = number if number >= 0 else None
         session.save()
     else:
@@ -84,7 +84,7 @@ async def _set(screen: ChatScreen, argument: str) -> None:
         await screen.transcript.note("\n".join(rows))
         return
     if not value.strip():
-        raise UsageError("a name and a value are wanted", hint="as in /set temperature 0.7")
+        raise UsageError("give a name and a value", hint="as in /set temperature 0.7")
     change_setting(screen, name, value.strip())
     await screen.transcript.note(f"{name} is {value.strip()}")
 
@@ -105,7 +105,7 @@ async def _clear(screen: ChatScreen, argument: str) -> None:
 
 async def _save(screen: ChatScreen, argument: str) -> None:
     if screen.session.id is None:
-        raise UsageError("there is nothing to save yet: nothing was said")
+        raise UsageError("there is nothing to save yet")
     screen.session.rename(argument)
     screen.show_title()
     await screen.transcript.note(f"kept as: {screen.session.title}")

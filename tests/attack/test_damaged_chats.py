@@ -274,7 +274,7 @@ def test_a_file_that_is_something_else_is_not_taken_away(tmp_path: Path) -> None
     assert [file.name for file in tmp_path.iterdir()] == ["letters"]
     with pytest.raises(LocalKVError, match="no such file"):
         repair(tmp_path / "none")
-    with pytest.raises(LocalKVError, match="is no file"):
+    with pytest.raises(LocalKVError, match="is not a file"):
         repair(tmp_path)
 
 

@@ -483,7 +483,7 @@ def test_nothing_is_fetched_through_a_link(
     (folder / which).symlink_to(mine.parent)
     result = in_lines(here("pull", REPO))
     assert result.code == 1
-    assert "is a link, and nothing is fetched to where it leads" in result.err
+    assert "is a link, and nothing is fetched to its target" in result.err
     assert {path.name for path in mine.parent.iterdir()} == {mine.name, "m-Q4_K_M.gguf"}
     assert (mine.parent / "m-Q4_K_M.gguf").read_bytes() == b"mine"
 
@@ -526,7 +526,7 @@ def test_a_revision_never_leaves_its_folder(here: Program, hub: FakeHub, tmp_pat
     url = "https://huggingface.co/org/repo/blob/..%2F..%2F..%2F..%2Fevil/m-Q4_K_M.gguf"
     result = in_lines(here("pull", url))
     assert result.code == 2
-    assert "is no branch, tag or commit" in result.err
+    assert "is not a branch, tag or commit" in result.err
     assert hub.requests == []
     assert not list(tmp_path.rglob("evil*"))
 

@@ -229,7 +229,7 @@ def test_export_holds_all_branches_or_the_shown_one(store: Store, tmp_path: Path
     assert [m["content"][:2] for m in facts["messages"]] == ["Q", "A1", "A2"]
     assert facts["shown"] == [facts["messages"][0]["id"], facts["messages"][2]["id"]]
     export(session, tmp_path / "a.md")
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="exists already"):
         export(session, tmp_path / "a.md")
 
 

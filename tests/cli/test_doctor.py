@@ -124,7 +124,7 @@ def test_the_configuration_file(program: Program) -> None:
     ("text", "error"),
     [
         ("[chat\n", "Expected ']'"),
-        ("[chatt]\n", "[chatt] is no command; did you mean chat?"),
+        ("[chatt]\n", "[chatt] is not a command; did you mean chat?"),
         ("[perplexity]\nctx-size = 'big'\n", "[perplexity] ctx-size: a string, expected"),
     ],
 )

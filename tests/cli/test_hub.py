@@ -163,7 +163,7 @@ def test_offline(here: Program, repo: FakeHub) -> None:
     result = here("show", "-hf", REPO, "--offline")
     assert (result.code, len(result.err_lines)) == (1, 2)
     assert result.err_lines[0] == (
-        f"error: {REPO} is not in the cache, and no request is to be made"
+        f"error: {REPO} is not in the cache, and requests are turned off"
     )
     assert repo.requests == []
 

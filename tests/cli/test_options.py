@@ -211,7 +211,7 @@ def test_a_wrong_option_is_one_line_and_exit_2(
         ),
         (
             ["complete", "-m", "x", "-p", "x", "--samplers", "temp", "--sampling-seq", "t"],
-            "--samplers and --sampling-seq are two ways to say one thing, give one",
+            "--samplers and --sampling-seq mean the same, give one",
             None,
         ),
         (
@@ -486,7 +486,7 @@ def test_localkv_config_names_another_file(program, llm, model, tmp_path: Path) 
         ("[complete]\nctx-size = -4", "[complete] ctx-size: -4 is less than 0"),
         ("[complete]\nprompt = ['a']", "[complete] prompt: an array, expected a string"),
         ("[complete]\nhelp = true", "[complete] help: no such option"),
-        ("[complet]\ntop-k = 1", "[complet] is no command; did you mean complete?"),
+        ("[complet]\ntop-k = 1", "[complet] is not a command; did you mean complete?"),
         ("complete = 1", "complete is an integer, expected a table [complete]"),
     ],
 )

@@ -314,7 +314,7 @@ def test_whose_memory_it_is(
     assert plan(tiny_model)["memory"]["n_bytes"] == 8 * GIB - (256 << 20)
     assert plan(tiny_model, "--device", "cuda", "--memory", "1G")["backend"] == "cuda"
     result = program("plan", tiny_model, "--device", "cuda")
-    assert (result.code, result.err_lines[1]) == (2, "hint: say how much there is: --memory 24GiB")
+    assert (result.code, result.err_lines[1]) == (2, "hint: give it: --memory 24GiB")
     monkeypatch.setattr(gpu, lambda: Budget(16 * GIB, "there"))
     without_cuda = "localkv.system.installed_torch.built_without_cuda"
     monkeypatch.setattr(without_cuda, lambda: True)
@@ -569,7 +569,7 @@ def test_plot(program: Program, tiny_model: Path, tmp_path: Path) -> None:
     assert path.read_text() == picture, "the same plan, the same bytes"
     result = program("plan", tiny_model, "--plot", tmp_path / "plan.txt")
     assert result.code == 2
-    assert "no kind of picture" in result.err
+    assert "not a kind of picture" in result.err
 
 
 def test_labels_keep_apart() -> None:

@@ -499,7 +499,7 @@ def test_sessions(folders: Path) -> None:
     assert "localkv chat --repair" in str(finding.hint)
     path.unlink()
     path.mkdir()
-    assert storage.check_sessions().summary == f"{path} is no file"
+    assert storage.check_sessions().summary == f"{path} is not a file"
 
 
 def test_sessions_that_are_damaged_are_said_to_be(folders: Path) -> None:

@@ -395,7 +395,7 @@ def test_a_template_that_refuses_a_conversation() -> None:
 
 
 def test_messages_are_json() -> None:
-    with pytest.raises(UsageError, match="messages: a object is no value of JSON"):
+    with pytest.raises(UsageError, match="messages: a object is not a JSON value"):
         template(CHATML).render([{"role": "user", "content": object()}])
     source = "{{ messages[0].content is sequence }}"
     assert template(source).render([{"content": ("a", 1.5)}]) == "True"

@@ -138,7 +138,7 @@ def test_files_that_are_no_base(run, tmp_path: Path) -> None:
         path.write_bytes(data)
         result = run("--base", path)
         assert (result.code, result.out) == (1, "")
-        message = f"error: the base {path} is no complete file that --save-base wrote"
+        message = f"error: the base {path} is not a complete file of --save-base"
         assert result.err_lines == [message]
     np.save(tmp_path / "array.npy", np.zeros(3))
     assert run("--base", tmp_path / "array.npy").code == 1
@@ -165,7 +165,7 @@ def test_a_damaged_chunk_is_found(tmp_path: Path) -> None:
     data = path.read_bytes()
     at = data.index(np.full(30, 7, np.float32).tobytes())
     path.write_bytes(data[:at] + b"\1" + data[at + 1 :])
-    with pytest.raises(LocalKVError, match="no complete file"):
+    with pytest.raises(LocalKVError, match="not a complete file"):
         BaseFile(str(path)).logits(0)
 
 

@@ -374,12 +374,12 @@ def test_pure_and_all_are_the_types_that_fit(measured) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--sweep", "f16"], "error: --sweep: 'f16' is no pair of cache types"),
+        (["--sweep", "f16"], "error: --sweep: 'f16' is not a pair of cache types"),
         (["--sweep", "f16/f99"], "error: --sweep: unknown cache type 'f99'"),
         (["--sweep", ","], "error: --sweep names no pair of cache types"),
         (["--sweep", "pure", "-ctk", "f16"], "error: --sweep names the cache types"),
         (["--plot", "x.png"], "error: --plot draws what --sweep measures"),
-        (["--sweep", "pure", "--plot", "x.txt"], "error: --plot x.txt: no kind of picture"),
+        (["--sweep", "pure", "--plot", "x.txt"], "error: --plot x.txt: not a kind of picture"),
         (["--chunks", "0"], "error: --chunks 0 leaves nothing to measure"),
         (["-c", "4"], "error: a context of 4 tokens is too short to measure with"),
         (["--kl-divergence-base", "x"], "error: --kl-divergence-base x is not supported"),

@@ -433,7 +433,7 @@ async def test_settings_in_the_panel() -> None:
         assert field.has_class("-invalid")
         field.value = "lots"
         await me.press("enter")
-        assert "'lots' is no number" in me.notes
+        assert "'lots' is not a number" in me.notes
         me.chat.query_one("#system-prompt").focus()
         await me.press(*"Hm")
         me.prompt.focus()
@@ -448,9 +448,9 @@ async def test_settings_in_the_panel() -> None:
         ("/set", "temperature"),
         ("/set temp 0.5", "temp is 0.5"),
         ("/set max-tokens 9", "max-tokens is 9"),
-        ("/set temp", "a name and a value are wanted"),
+        ("/set temp", "give a name and a value"),
         ("/set nonsense 1", "no such setting 'nonsense'"),
-        ("/set seed x", "'x' is no whole number"),
+        ("/set seed x", "'x' is not a whole number"),
         ("/set temp -1e999", "temperature must be a finite number"),
         ("/system Be brief", "system prompt: Be brief"),
         ("/save Title", "nothing to save yet"),
@@ -500,7 +500,7 @@ async def test_export(tmp_path, monkeypatch) -> None:
         assert "<summary>Reasoning</summary>\n\nHm\n" in text
         assert text.endswith("\n\nFine.\n")
         await me.send("/export")
-        await me.until(lambda: "is there already" in me.notes)
+        await me.until(lambda: "exists already" in me.notes)
         await me.send(f"/export {tmp_path}/deep/a.json")
         await me.until(lambda: "No such file" in me.notes)
         await me.send("/export a.txt")

@@ -169,7 +169,7 @@ def cached_model(repo: str, commit: str, model: RepoModel) -> CachedModel:
     for item in _models_of(repo, first=commit):
         if item.model.path == model.path:
             return item
-    raise HubError(f"{repo}/{model.path} is in the cache no more", hint="run the command again")
+    raise HubError(f"{repo}/{model.path} is no longer in the cache", hint="run the command again")
 
 
 def _models_of(repo: str, first: str | None = None) -> list[CachedModel]:

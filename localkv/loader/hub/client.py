@@ -192,7 +192,7 @@ def _one_line_errors(reference: HubReference, file: RepoFile | None = None) -> I
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{repo} has no revision {quoted(reference.revision)}") from error
     except errors.EntryNotFoundError as error:
-        raise HubError(f"{repo} has no such file any more", hint="run the command again") from error
+        raise HubError(f"{repo} no longer has this file", hint="run the command again") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status == 416 and file is not None:
@@ -241,5 +241,5 @@ def _status_error(status: int, repo: str) -> HubError:
             hint="try again in a few minutes; with HF_TOKEN set more are allowed",
         )
     if status in _TRANSIENT:
-        return HubUnreachableError(f"{host()} is out of order ({status})", hint="try again later")
+        return HubUnreachableError(f"{host()} has an error ({status})", hint="try again later")
     return HubError(f"{host()} answers with status {status} for {repo}")

@@ -109,7 +109,7 @@ def fetch(download: Download, advance: Advance) -> CachedModel:
     with _disk_errors():
         if link := linked_folder(repo, revision, commit, download.model.files):
             raise HubError(
-                f"{printable(link)} is a link, and nothing is fetched to where it leads",
+                f"{printable(link)} is a link, and nothing is fetched to its target",
                 hint="move it elsewhere; HF_HOME=FOLDER takes another cache",
             )
         # There from the start: without it huggingface_hub takes the folder for damaged.

@@ -80,7 +80,7 @@ def _client() -> Any:
     except Exception as error:  # of any kind: it reads half a dozen variables
         raise HubError(
             f"no request can be made: {printable(str(error)[:200])}",
-            hint="look at HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and the like",
+            hint="check HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and the like",
         ) from error
 
 

@@ -101,7 +101,7 @@ def local_path(model: str | os.PathLike[str]) -> str | os.PathLike[str]:
 def _choose_cached(cached: list[CachedModel], reference: HubReference) -> CachedModel:
     if not cached:
         raise HubError(
-            f"{reference} is not in the cache, and no request is to be made",
+            f"{reference} is not in the cache, and requests are turned off",
             hint=f"without --offline and HF_HUB_OFFLINE it is fetched from {host()}",
         )
     model = choose([item.model for item in cached], reference, "the cache")

@@ -56,7 +56,7 @@ def read_listing(body: bytes) -> Listing:
     except (ValueError, RecursionError) as error:
         raise NonsenseError("it is not JSON") from error
     if not isinstance(listing, dict):
-        raise NonsenseError("it is no object")
+        raise NonsenseError("it is not an object")
     siblings = listing.get("siblings")
     if not isinstance(siblings, list):
         raise NonsenseError("it has no list of files")

@@ -78,7 +78,7 @@ def parse_reference(text: str, file: str | None = None) -> HubReference:
         revision = unquote(parts[3])
         parts[2:4] = []
         if not is_plain_path(revision):  # it becomes a path in the cache
-            raise UsageError(f"{quoted(revision)} is no branch, tag or commit")
+            raise UsageError(f"{quoted(revision)} is not a branch, tag or commit")
     repo, _, quant = "/".join(parts[:2]).partition(":")
     inner = unquote("/".join(parts[2:])) or None
     quant_fits = _QUANT.fullmatch(quant) if quant else repo == "/".join(parts[:2])

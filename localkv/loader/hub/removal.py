@@ -165,4 +165,4 @@ def _delete(
     ).execute()
     for path in frozenset().union(*paths):
         if os.path.lexists(path):
-            raise HubError(f"{printable(path)} can't be deleted", hint="look who may write there")
+            raise HubError(f"{printable(path)} can't be deleted", hint="check who may write there")

@@ -281,7 +281,7 @@ FILE = "/org/repo/resolve"
         ),
         (403, {}, "{host} denies access to org/repo (403)", None),
         (429, {}, "{host} wants fewer requests (429)", "minutes"),
-        (503, {}, "{host} is out of order (503)", "later"),
+        (503, {}, "{host} has an error (503)", "later"),
         (418, {}, "{host} answers with status 418 for org/repo", None),
     ],
 )
@@ -355,7 +355,7 @@ def test_offline(repo: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     error = error_of("org/repo")
-    assert error.message == "org/repo is not in the cache, and no request is to be made"
+    assert error.message == "org/repo is not in the cache, and requests are turned off"
     update = error_of("org/repo", update=True)
     assert update.message == f"127.0.0.1:{repo.port} is not asked: HF_HUB_OFFLINE is set"
     assert repo.requests == []

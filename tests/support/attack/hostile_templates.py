@@ -13,7 +13,7 @@ MEMORY = "takes more than 1.00 GiB of memory"
 LENGTH = "makes more than .* characters"
 FAILS = "the chat template fails: "
 MALFORMED = "the chat template is malformed: "
-TOO_LONG = "the chat template has .* characters, at most 1,048,576 may be"
+TOO_LONG = "the chat template has .* characters; at most 1,048,576 are allowed"
 ENDED = "ended the process that renders it"
 
 DOUBLED = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x "

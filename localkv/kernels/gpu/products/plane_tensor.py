@@ -62,13 +62,13 @@ def prepare(weight: PackedTensor, device: torch.device) -> PlaneTensor:
     """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in] of the file, on `device`.
 
     Raises:
-        ModelFileError: rows of plain numbers whose length is no multiple of 8.
+        ModelFileError: rows of plain numbers whose length is not a multiple of 8.
     """
     layout = weight_layout(weight.format)
     n_in = weight.shape[-1]
     if n_in % 8:
         raise ModelFileError(
-            f"a {weight.format.name} matrix has {n_in} columns, which is no multiple of 8",
+            f"a {weight.format.name} matrix has {n_in} columns, which is not a multiple of 8",
             hint="use --device cpu",
         )
     rows = weight.rows.flatten(0, -2)
