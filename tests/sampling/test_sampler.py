@@ -12,12 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from localkv.errors import LocalKVError, UsageError
-from localkv.sampling.candidates import Candidates
-from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
-from localkv.sampling.dry import Breakers, dry, dry_breakers
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
-from localkv.sampling.state import SamplerState
 from localkv.sampling.table import SAMPLER_ORDER
 from support.paths import DATA
 
@@ -39,24 +35,6 @@ any_vocabulary = vocabularies | wide_vocabularies
 probabilities = st.floats(0, 1)
 histories = st.lists(st.integers(0, 4), max_size=40)
 examples = settings(deadline=None, max_examples=100)
-
-
-def penalised(
-    start: Candidates,
-    history: list[int],
-    breakers: Breakers,
-    multiplier: float,
-    base: float,
-    allowed_length: int,
-) -> Candidates:
-    """What DRY makes of candidates after a text."""
-    params = SamplingParams(
-        dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed_length
-    )
-    state = SamplerState(1, n_ctx=4096, windows=[-1], find_breakers=lambda: breakers)
-    for token in history:
-        state.accept(token)
-    return dry(start, params, state)
 
 
 def make(logits: list[float], **params: object) -> Sampler:
@@ -247,56 +225,6 @@ def test_penalties(
         "presence_penalty": presence,
     }
     expect(left(logits, "penalties", history=history, **params), list(x), x)
-
-
-BREAKERS = {3: {()}, 2: {(1,), (1, 1, 0)}, 1: {(1,)}}
-
-
-@examples
-@given(
-    histories, st.integers(0, 4), st.sampled_from([1.0, 1.2, 3.0]), st.sampled_from([{}, BREAKERS])
-)
-def test_dry(
-    history: list[int], allowed: int, base: float, breakers: dict[int, set[tuple[int, ...]]]
-) -> None:
-    n = len(history)
-    limit = n
-    for at in reversed(range(n)):
-        tails = breakers.get(history[at], set())
-        ends = [at + 1 + len(t) for t in tails if tuple(history[at + 1 : at + 1 + len(t)]) == t]
-        if ends:
-            limit = n - max(ends)
-            break
-    expected = [0.0] * 5
-    for token in range(5):
-        runs = [
-            max(m for m in range(min(i, limit) + 1) if history[i - m : i] == history[n - m :])
-            for i in range(1, n)
-            if history[i] == token
-        ]
-        if runs and max(runs) >= allowed and limit >= allowed and () not in breakers.get(token, ()):
-            expected[token] = -0.7 * base ** (max(runs) - allowed)
-    if n <= allowed:
-        expected = [0.0] * 5
-    start = Candidates(np.arange(5), np.zeros(5))
-    found = penalised(start, history, breakers, 0.7, base, allowed)
-    assert found.logits.tolist() == pytest.approx(expected)
-    assert not start.logits.any()
-
-
-@pytest.mark.parametrize(("base", "exponent"), [(1.75, 158), (1.2, 486), (1.0, 997)])
-def test_dry_bounds_the_exponent(base: float, exponent: int) -> None:
-    start = Candidates(np.array([7, 9]), np.zeros(2))
-    found = penalised(start, [7] * 1000, {}, 1e-38, base, 2)
-    assert found.logits.tolist() == pytest.approx([-1e-38 * base**exponent, 0], rel=1e-9)
-
-
-def test_dry_takes_the_longest_breaker() -> None:
-    # 2 1 is a breaker and 2 1 1 0 is one, after which nothing is left that could be a repeat.
-    history = [1, 0, 4, 2, 1, 1, 0]
-    start = Candidates(np.arange(5), np.zeros(5))
-    assert penalised(start, history, {2: {(1,)}}, 1.0, 1.2, 2).logits[4] == -1
-    assert not penalised(start, history, {2: {(1,), (1, 1, 0)}}, 1.0, 1.2, 2).logits.any()
 
 
 def test_a_mass_that_is_reached_exactly() -> None:
@@ -573,139 +501,6 @@ def test_minus_one_is_the_context() -> None:
         sampler.accept(token)
     ids, found = sampler.candidates(logits)
     assert ids[found == found.max()].tolist() == [4, 5]
-
-
-# DRY's sequence breakers.
-
-TEXTS = ["a", "\n", "x\n", "##", "# y", "###", "\n###", "", "#"]
-
-
-def test_breakers_are_found_within_and_across_tokens() -> None:
-    assert dry_breakers(["\n"], TEXTS) == {1: {()}, 2: {()}, 6: {()}}
-    assert dry_breakers(["", "é"], TEXTS) == {}
-    across = dry_breakers(["\n###"], TEXTS)
-    assert across == {1: {(5,)}, 2: {(5,)}, 6: {()}}
-    assert dry_breakers(["##"], TEXTS) == {3: {()}, 5: {()}, 6: {()}, 8: {(8,)}}
-    cut = dry_breakers(["\n###"], TEXTS, {"###": [3, 8], "##": [3], "#": [8]}.__getitem__)
-    assert cut == {1: {(3, 8)}, 2: {(3, 8)}, 6: {()}}
-
-
-def test_a_rest_that_no_tokens_spell_breaks_nothing() -> None:
-    assert dry_breakers(["a!"], TEXTS) == {}
-
-
-def test_long_breakers_are_cut_as_in_llama_cpp() -> None:
-    texts = ["a", "b", "a" * 40, "é" * 20]
-    assert dry_breakers(["a" * 40 + "b"], texts) == {0: {(0,) * 20}, 2: {()}}
-    assert dry_breakers(["é" * 30], texts) == {3: {()}}
-
-
-def test_texts_are_asked_for_once_and_only_by_dry() -> None:
-    asked: list[int] = []
-
-    def token_text(token: int) -> str:
-        asked.append(token)
-        return TEXTS[token]
-
-    logits = np.zeros(len(TEXTS), np.float32)
-    plain = Sampler(SamplingParams(seed=0), n_vocab=len(TEXTS), token_text=token_text)
-    plain.sample(logits)
-    assert not asked
-    params = SamplingParams(dry_multiplier=1.0, samplers=("dry",), dry_allowed_length=1)
-    sampler = Sampler(params, n_vocab=len(TEXTS), token_text=token_text)
-    for token in [3, 0, 1, 3, 0, 1, 3]:
-        sampler.accept(token)
-    for _ in range(3):
-        ids, found = sampler.candidates(logits)
-    assert asked == list(range(len(TEXTS)))
-    assert ids[found < found.max()].tolist() == [0]
-
-
-def test_dry_without_texts_has_no_breakers() -> None:
-    params = SamplingParams(dry_multiplier=1.0, samplers=("dry",), dry_allowed_length=1)
-    sampler = Sampler(params, n_vocab=4)
-    for token in [3, 0, 1, 3, 0, 1]:
-        sampler.accept(token)
-    ids, found = sampler.candidates(np.zeros(4, np.float32))
-    assert ids[found < found.max()].tolist() == [3]
-
-
-# Names and ranges.
-
-
-def test_chains_are_parsed() -> None:
-    assert parse_samplers("top_k;temperature") == ("top_k", "temperature")
-    assert parse_samplers(" nucleus ; top-k;typical;min-p;temp;") == (
-        "top_p",
-        "top_k",
-        "typ_p",
-        "min_p",
-        "temperature",
-    )
-    assert parse_samplers("") == ()
-    assert parse_samplers(";".join(SAMPLER_ORDER)) == SAMPLER_ORDER
-    assert parse_sampler_sequence("edskypmxt") == (
-        "penalties",
-        "dry",
-        "top_n_sigma",
-        "top_k",
-        "typ_p",
-        "top_p",
-        "min_p",
-        "xtc",
-        "temperature",
-    )
-    assert parse_sampler_sequence("tk") == ("temperature", "top_k")
-
-
-def test_unknown_samplers_are_named() -> None:
-    with pytest.raises(UsageError, match="unknown sampler 'mirostat'") as error:
-        parse_samplers("top_k;mirostat")
-    assert all(name in str(error.value.hint) for name in SAMPLER_ORDER)
-    with pytest.raises(UsageError, match="unknown sampler 'z' in 'kz'") as error:
-        parse_sampler_sequence("kz")
-    assert "k top_k" in str(error.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"top_p": 1.5}, "top_p must be between 0 and 1, not 1.5"),
-        ({"min_p": -0.1}, "min_p must be between 0 and 1, not -0.1"),
-        ({"typ_p": float("nan")}, "typ_p must be between 0 and 1, not nan"),
-        ({"xtc_probability": 2}, "xtc_probability must be between 0 and 1, not 2"),
-        ({"xtc_threshold": -1}, "xtc_threshold must be between 0 and 1, not -1"),
-        ({"temperature": INF}, "temperature must be a finite number, not inf"),
-        ({"presence_penalty": float("nan")}, "presence_penalty must be a finite number, not nan"),
-        ({"repeat_penalty": 0.0}, "repeat_penalty must be more than 0, not 0.0"),
-        ({"dry_base": 0.9}, "dry_base must be 1 or more, not 0.9"),
-        ({"dynatemp_exponent": -1.0}, "dynatemp_exponent must be 0 or more, not -1.0"),
-        ({"min_keep": -1}, "min_keep must be 0 or more, not -1"),
-        ({"dry_allowed_length": -1}, "dry_allowed_length must be 0 or more, not -1"),
-        ({"repeat_last_n": -2}, "repeat_last_n must be -1 or more, not -2"),
-        ({"dry_penalty_last_n": -2}, "dry_penalty_last_n must be -1 or more, not -2"),
-        ({"top_k": 1.5}, "top_k must be a whole number, not 1.5"),
-        ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
-        ({"seed": -2}, "seed must be a whole number of 0 or more, not -2"),
-        ({"logit_bias": {3: INF}}, "logit_bias of token 3 must be a number, not inf"),
-        ({"logit_bias": {3: float("nan")}}, "logit_bias of token 3 must be a number, not nan"),
-        ({"logit_bias": {"3": 1.0}}, "logit_bias has '3' where a token id should be"),
-        ({"dry_sequence_breakers": "\n"}, "must be a tuple of strings"),
-        ({"samplers": ("mirostat",)}, "unknown sampler 'mirostat'"),
-    ],
-)
-def test_what_no_sampler_can_work_with_is_refused(params: dict, message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        SamplingParams(**params)
-    assert message in error.value.message
-    assert "\n" not in error.value.message
-
-
-def test_what_llama_cpp_takes_is_taken() -> None:
-    SamplingParams(top_k=-1, top_p=0, min_p=1, typ_p=0.0, temperature=-1, top_n_sigma=-1.0)
-    SamplingParams(repeat_penalty=0.5, frequency_penalty=-2, presence_penalty=2, seed=2**40)
-    SamplingParams(dynatemp_range=-1, dry_multiplier=-1.0, repeat_last_n=0, logit_bias={0: -INF})
-    SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), samplers=())
 
 
 def test_a_bias_on_a_token_that_is_not_there_is_refused() -> None:
