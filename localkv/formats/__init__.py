@@ -58,6 +58,7 @@ _ALL = (
     _format("f16", 1, 1, {"values": 2}, is_cache=True),
     _format("bf16", 30, 1, {"values": 2}, is_cache=True),
     _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True),
+    _format("q6_0", None, 32, {"d": 2, "qh": 8, "qs": 16}, is_weight=False, is_cache=True),
     _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True),
     _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}, is_cache=True),
     _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}, is_cache=True),
