@@ -70,6 +70,18 @@ def test_paths_exist(page: str) -> None:
     assert missing == []
 
 
+RECIPES = ("cache type", "weight type", "architecture", "sampler", "command", "kernel")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_recipe_names_files(recipe: str) -> None:
+    """That they exist is a test of all pages' paths."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    _, _, text = page.partition(f"\n### Add a{'n' if recipe[0] in 'aeiou' else ''} {recipe}\n")
+    rows = re.findall(r"^\| `.+` \| .+ \|$", text.partition("\n### ")[0], re.MULTILINE)
+    assert len(rows) >= 3
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
 def test_the_index_names_every_page(page: str) -> None:
     name = page.removeprefix("docs/")
