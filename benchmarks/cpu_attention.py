@@ -24,14 +24,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import Batch, KVCache
 from localkv.cache.layout import SegmentSpec
-from localkv.config import AttentionParams
 from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import attention_reference
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.store_kv import store_kv
+from localkv.kernels.torch_arrays import torch_cache
 
 PROMPT = 512
 
@@ -40,7 +41,7 @@ def filled(
     args: argparse.Namespace, types: tuple[str, str], depth: int, n_new: int, plain: bool
 ) -> tuple[KVCache, Batch]:
     """A cache whose layers hold `depth` random rows, and a batch of new tokens, stored too."""
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=args.layers,
         n_kv_heads=args.kv_heads,
         head_dim=args.head_dim,

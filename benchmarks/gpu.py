@@ -266,17 +266,17 @@ class Attention:
 def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     import torch
 
-    from localkv.cache.kv_cache import KVCache
+    from localkv.arch.spec import AttentionParams
     from localkv.cache.layout import SegmentSpec
-    from localkv.config import AttentionParams
     from localkv.formats import KV_FORMATS
     from localkv.kernels.gpu.triton_backend import triton_backend
+    from localkv.kernels.torch_arrays import torch_cache
 
     s = run.sizes
     types = sides(pair)
     row = sum(KV_FORMATS[name].row_bytes(s.head_dim) for name in types)
     n_bytes = row * s.n_kv_heads * n_ctx
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=max(1, min(32, -(-s.cold_bytes // n_bytes))),
         n_kv_heads=s.n_kv_heads,
         head_dim=s.head_dim,
@@ -329,6 +329,7 @@ def stage_linear(run: Run) -> None:
 
     from localkv.formats import FORMATS
     from localkv.formats.packed_tensor import PackedTensor
+    from localkv.kernels.gpu.products.products import linears
     from localkv.kernels.gpu.triton_backend import triton_backend
     from localkv.kernels.layer_weights import Linear
     from localkv.loader.synthetic import random_rows
@@ -346,7 +347,7 @@ def stage_linear(run: Run) -> None:
             x = torch.randn(n_tokens, n_in, device=run.device)
             residual = torch.randn(n_tokens, n_out, device=run.device)
             seconds = seconds_of(
-                run, [lambda w=w, x=x, r=residual: backend.out_residual(r, x, w) for w in layers]
+                run, [lambda w=w, x=x, r=residual: linears(x, (w,), r) for w in layers]
             )
             run.add(
                 "linear",

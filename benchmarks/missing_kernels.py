@@ -26,18 +26,34 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is there: as
 
 import torch
 
-from localkv.cache.kv_cache import KVCache
+from localkv.arch.spec import (
+    AttentionParams,
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+)
 from localkv.cache.layout import SegmentSpec
-from localkv.config import MoeConfig
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu, store_source
-from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
+from localkv.kernels.layer_weights import (
+    AttentionWeights,
+    LayerWeights,
+    Linear,
+    MlpWeights,
+    MoeWeights,
+    Norm,
+)
+from localkv.kernels.torch_arrays import torch_cache
 from localkv.loader.synthetic import random_rows
 
 N_OUT, N_IN, N_HEADS, HEAD_DIM = 32768, 4096, 8, 128
-N_EMBD, N_FF, MOE = 2048, 1024, MoeConfig(n_experts=32, n_experts_used=8, n_ff=1024)
+N_EMBD, N_FF, MOE = 2048, 1024, MoeSpec(n_experts=32, n_experts_used=8, n_ff=1024)
+NORM = NormSpec("norm", "rms", 1e-5)
 TOKENS = (1, 512)
 
 Run = Callable[[], object]
@@ -49,18 +65,29 @@ def matrix(name: str, *shape: int) -> PackedTensor:
     return cpu_backend().prepare(PackedTensor(FORMATS[name], packed, shape))
 
 
+def layer_spec(ffn: MlpSpec | MoeSpec) -> LayerSpec:
+    return LayerSpec(AttentionSpec(1, 1, 64, 64, AttentionParams(0.125)), ffn, NORM, NORM)
+
+
 def product(name: str) -> Callable[[int], Run]:
-    backend, layer, norm = cpu_backend(), Linear(matrix(name, N_OUT, N_IN)), torch.ones(N_IN)
+    backend, layer, norm = (
+        cpu_backend(),
+        Linear(matrix(name, N_OUT, N_IN)),
+        Norm(NORM, torch.ones(N_IN)),
+    )
+
+    layers = (layer_spec(MlpSpec(N_IN)),)
+    model = ModelSpec("llama", "", N_IN, N_OUT, 512, layers, NORM)
 
     def of(n_tokens: int) -> Run:
         x = torch.randn(n_tokens, N_IN)
-        return lambda: backend.logits(x, norm, layer, 1e-5)
+        return lambda: backend.logits(x, norm, layer, model)
 
     return of
 
 
 def storing(name: str) -> Callable[[int], Run]:
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1,
         n_kv_heads=N_HEADS,
         head_dim=HEAD_DIM,
@@ -77,20 +104,22 @@ def storing(name: str) -> Callable[[int], Run]:
 
 
 def experts(is_routed: bool) -> Callable[[int], Run]:
-    backend, norm = cpu_backend(), torch.ones(N_EMBD)
+    backend, norm = cpu_backend(), Norm(NORM, torch.ones(N_EMBD))
+    head = Linear(matrix("f32", 64, N_EMBD))
+    attention = AttentionWeights(head, head, head, head)  # never run
+    ffn: MlpWeights | MoeWeights
     if is_routed:
         up, down = (MOE.n_experts, N_FF, N_EMBD), (MOE.n_experts, N_EMBD, N_FF)
         router = Linear(matrix("f32", MOE.n_experts, N_EMBD))
-        routed = MoeWeights(router, *(matrix("q4_K", *shape) for shape in (up, up, down)))
-        return lambda n: (lambda x: lambda: backend.moe_residual(x, norm, routed, MOE, 1e-5))(
-            torch.randn(n, N_EMBD)
-        )
-    n_ff = MOE.n_experts_used * N_FF
-    up, down = (n_ff, N_EMBD), (N_EMBD, n_ff)
-    dense = MlpWeights(*(Linear(matrix("q4_K", *shape)) for shape in (up, up, down)))
-    return lambda n: (lambda x: lambda: backend.mlp_residual(x, norm, dense, 1e-5))(
-        torch.randn(n, N_EMBD)
-    )
+        ffn = MoeWeights(router, *(matrix("q4_K", *shape) for shape in (up, up, down)))
+        run, spec = backend.moe_residual, layer_spec(MOE)
+    else:
+        n_ff = MOE.n_experts_used * N_FF
+        up, down = (n_ff, N_EMBD), (N_EMBD, n_ff)
+        ffn = MlpWeights(*(Linear(matrix("q4_K", *shape)) for shape in (up, up, down)))
+        run, spec = backend.mlp_residual, layer_spec(MlpSpec(n_ff))
+    layer = LayerWeights(attention, ffn, norm, norm)
+    return lambda n: (lambda x: lambda: run(x, x, layer, spec))(torch.randn(n, N_EMBD))
 
 
 def times(slow: Run, fast: Run, rounds: int) -> float:

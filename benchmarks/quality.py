@@ -104,7 +104,7 @@ def measure(name: str, path: Path, args: argparse.Namespace) -> list[Measured]:
                 type_k=cache.type_k,
                 type_v=cache.type_v,
                 rotation=cache.kv_rotation,
-                bits_per_value=mean_bits((cache.type_k, cache.type_v), llm.config.head_dim),
+                bits_per_value=mean_bits((cache.type_k, cache.type_v), llm.config),
                 kld=found.kld,
                 kld_99=found.kld_percentiles[99],
                 same_top=found.same_top,

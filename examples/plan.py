@@ -7,7 +7,7 @@ import sys
 
 from localkv.config import CacheConfig
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_config import model_config
+from localkv.loader.model_spec import model_spec
 from localkv.memory.plan import ModelMemory
 
 model = sys.argv[1] if len(sys.argv) > 1 else "models/tales-4M-F16.gguf"
@@ -15,7 +15,7 @@ budget = int(float(sys.argv[2] if len(sys.argv) > 2 else 40) * 2**20)
 n_ctx = int(sys.argv[3] if len(sys.argv) > 3 else 2048)
 
 file = open_gguf(model)
-config = model_config(file)
+config = model_spec(file)
 memory = ModelMemory(tuple(file.tensors.values()), config, "cpu", n_batch=512, n_threads=2)
 
 print(f"{n_ctx} tokens of context within {budget / 2**20:.1f} MiB")

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localkv.cache.layout import cache_segments, check_cache_type
+from localkv.arch.spec import ModelSpec
+from localkv.cache.layout import check_cache_types, group_layouts
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
-from localkv.config import FIT, CacheConfig, KVScales, ModelConfig
+from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.engine import Engine
 from localkv.engine.text_stream import Completion, TextStream
 from localkv.errors import UsageError
@@ -26,7 +27,7 @@ from localkv.loader.chat_template import ChatTemplate, chat_template_from_metada
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import local_path
 from localkv.loader.kv_risks import kv_risks
-from localkv.loader.model_config import model_config
+from localkv.loader.model_spec import model_spec
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.loader.weights import load_model
 from localkv.memory.fit import check_fit
@@ -119,9 +120,8 @@ class LLM:
                 raise UsageError(f"{option} must be at least 1, not {value}")
         end_cleanly_from_threads()
         self.gguf = open_gguf(local_path(path))
-        self.config: ModelConfig = model_config(self.gguf)
-        check_cache_type("K", cache_type_k, self.config.head_dim)
-        check_cache_type("V", cache_type_v, self.config.head_dim)
+        self.config: ModelSpec = model_spec(self.gguf)
+        check_cache_types(cache_type_k, cache_type_v, self.config.groups)
         require_scales((cache_type_k, cache_type_v), kv_scales is not None)
         if kv_scales is not None and not isinstance(kv_scales, KVScales):
             kv_scales = read_kv_scales(kv_scales)
@@ -132,14 +132,15 @@ class LLM:
             kv_rotation=kv_rotation,
             kv_scales=kv_scales,
         )
-        cache_segments(self.cache, self.config.head_dim)  # refuses types that don't fit
+        group_layouts(self.cache, self.config.groups)  # refuses types that don't fit
         check_scales(self.cache, self.config)
-        if self.config.head_dim % backend.head_dim_multiple:
-            raise UsageError(
-                f"head_dim {self.config.head_dim} is not a multiple of "
-                f"{backend.head_dim_multiple}, as the {backend.name} backend needs",
-                hint="use device reference, which is slow",
-            )
+        for group in self.config.groups:
+            if group.key_dim % backend.head_dim_multiple:
+                raise UsageError(
+                    f"head_dim {group.key_dim} is not a multiple of "
+                    f"{backend.head_dim_multiple}, as the {backend.name} backend needs",
+                    hint="use device reference, which is slow",
+                )
         if n_threads is not None:
             torch.set_num_threads(n_threads)
         for risk in kv_risks(self.gguf, self.config):

@@ -1,7 +1,7 @@
 """The forward pass: the only one, for every architecture and every backend.
 
 Knows nothing of files, tokens' texts or sampling. Differences between architectures are data
-(`ArchSpec`, optional weights); differences between machines are the backend's.
+(`ModelSpec`, optional weights); differences between machines are the backend's.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from localkv.arch import ArchSpec
+from localkv.arch.spec import AttentionSpec, ModelSpec, MoeSpec, RopeSpec, Temperature
 from localkv.cache.kv_cache import Batch, KVCache
-from localkv.config import AttentionParams, ModelConfig
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, TokenInputs
-from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights
+from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Use, uses
-from localkv.kernels.rope import rope_frequencies, rope_table
+from localkv.kernels.rope import position_scale, rope_frequencies, rope_table
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class ModelWeights:
 
     token_embd: PackedTensor
     layers: tuple[LayerWeights, ...]
-    output_norm: Tensor
+    output_norm: Norm
     output: Linear
     rope_freqs: Tensor | None = None
 
@@ -36,28 +34,32 @@ class ModelWeights:
 class Transformer:
     """A model on a backend."""
 
-    def __init__(
-        self, config: ModelConfig, spec: ArchSpec, weights: ModelWeights, backend: Backend
-    ) -> None:
+    def __init__(self, config: ModelSpec, weights: ModelWeights, backend: Backend) -> None:
         self.config = config
-        self.spec = spec
         self.weights = weights
         self.backend = backend
-        self.attention_params = AttentionParams(config.softmax_scale)
-        self.freqs = rope_frequencies(config.rope, weights.rope_freqs).to(backend.device)
+        self._position_kinds = [_positions_of(layer.attention) for layer in config.layers]
+        self._freqs = {
+            rope: self._frequencies(rope) for rope, _ in set(self._position_kinds) if rope
+        }
+
+    def _frequencies(self, rope: RopeSpec) -> Tensor:
+        divisors = self.weights.rope_freqs if rope.has_divisors else None
+        return rope_frequencies(rope, divisors).to(self.backend.device)
 
     def first_layers(self, n: int) -> Transformer:
         """The model with its first `n` layers only; its caches may have more."""
         weights = replace(self.weights, layers=self.weights.layers[:n])
-        return Transformer(replace(self.config, n_layers=n), self.spec, weights, self.backend)
+        config = replace(self.config, layers=self.config.layers[:n])
+        return Transformer(config, weights, self.backend)
 
     def one_of_each_layer(self) -> Transformer:
         """The first layers, until each kind was among them and one more is the last.
 
-        Kinds are told apart by the types and shapes of weights, by what is missing, and by RoPE.
+        Layers are of a kind if their specifications are equal, and the types and shapes of weights.
         """
-        layers = enumerate(self.weights.layers)
-        kinds = [(_kind(layer), self._has_rope(index)) for index, layer in layers]
+        pairs = zip(self.config.layers, self.weights.layers, strict=True)
+        kinds = [(spec, _kind(layer)) for spec, layer in pairs]
         n = 1 + max(map(kinds.index, kinds))
         return self.first_layers(min(n + 1, len(kinds)))
 
@@ -73,45 +75,39 @@ class Transformer:
             float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
         config, backend, weights = self.config, self.backend, self.weights
-        rotated, unrotated = self._token_inputs(batch)
-        x = backend.embed(batch.token_ids, weights.token_embd)
-        for index, layer in enumerate(weights.layers):
+        inputs = {kind: self._token_inputs(batch, *kind) for kind in set(self._position_kinds)}
+        x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
+        for index, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True)):
             layer_cache = cache.layers[index]
-            inputs = rotated if self._has_rope(index) else unrotated
             q = backend.norm_qkv_rope_store(
-                x, layer.attention, config, inputs, layer_cache, batch.segments
+                x,
+                layer,
+                spec,
+                inputs[self._position_kinds[index]],
+                layer_cache,
+                layer_cache.rows_of(batch),
             )
-            attn = backend.attention(q, layer_cache, batch, self.attention_params)
+            attn = backend.attention(q, layer_cache, batch, layer, spec)
             if index == config.n_layers - 1:  # only the wanted rows go on
                 x, attn = x[batch.logit_rows], attn[batch.logit_rows]
-            x = backend.out_residual(x, attn, layer.attention.attn_output)
-            if isinstance(layer.ffn, MoeWeights):
-                assert config.moe is not None
-                x = backend.moe_residual(x, layer.ffn_norm, layer.ffn, config.moe, config.rms_eps)
-            else:
-                x = backend.mlp_residual(x, layer.ffn_norm, layer.ffn, config.rms_eps)
-        return backend.logits(x, weights.output_norm, weights.output, config.rms_eps)
+            h = backend.out_residual(x, attn, layer, spec)
+            ffn = backend.moe_residual if isinstance(spec.ffn, MoeSpec) else backend.mlp_residual
+            x = ffn(h, x if spec.parallel else h, layer, spec)
+        return backend.logits(x, weights.output_norm, weights.output, config)
 
-    def _has_rope(self, layer: int) -> bool:
-        interval = self.config.rope.no_rope_interval
-        return interval == 0 or (layer + 1) % interval != 0
-
-    def _token_inputs(self, batch: Batch) -> tuple[TokenInputs, TokenInputs]:
-        """For layers with RoPE and for those without."""
-        config, dtype = self.config, self.backend.dtype
-        table = rope_table(
-            self.freqs,
-            batch.positions,
-            config.rope.magnitude,
-            self.spec.rope_interleaved,
-            dtype,
+    def _token_inputs(
+        self, batch: Batch, rope: RopeSpec | None, temperature: Temperature | None
+    ) -> TokenInputs:
+        positions, dtype = batch.positions, self.backend.dtype
+        return TokenInputs(
+            None if rope is None else rope_table(self._freqs[rope], positions, rope, dtype),
+            None if temperature is None else position_scale(positions, temperature, dtype),
         )
-        q_scale = None
-        if config.attention_temperature_scale:
-            steps = batch.positions // config.attention_temperature_length
-            growth = torch.log(steps.double() + 1.0)
-            q_scale = (growth * config.attention_temperature_scale + 1.0).to(dtype)
-        return TokenInputs(table, q_scale), TokenInputs(None, q_scale)
+
+
+def _positions_of(attention: AttentionSpec) -> tuple[RopeSpec | None, Temperature | None]:
+    """What positions do in a layer."""
+    return attention.rope, attention.temperature
 
 
 def _kind(weights: Any) -> Any:

@@ -27,11 +27,10 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch import ArchSpec
-from localkv.config import ModelConfig
+from localkv.arch.spec import ModelSpec, RopeSpec
 from localkv.errors import LocalKVError, ModelFileError, UsageError
 from localkv.loader.gguf_file import GGUFFile, open_gguf
-from localkv.loader.model_config import arch_spec, model_config
+from localkv.loader.model_spec import model_spec
 
 Factors = NDArray[np.float32]
 
@@ -73,7 +72,7 @@ class Outliers:
                 )
 
 
-def k_factors(outliers: Outliers, config: ModelConfig, spec: ArchSpec, layer: int) -> Factors:
+def k_factors(outliers: Outliers, config: ModelSpec, layer: int) -> Factors:
     """What K of a layer is multiplied with: [n_kv_heads, head_dim], equal in both of a RoPE pair.
 
     With a norm per head all heads have the same channels, since they share the norm's weights.
@@ -81,36 +80,41 @@ def k_factors(outliers: Outliers, config: ModelConfig, spec: ArchSpec, layer: in
     Raises:
         UsageError: a head has fewer pairs.
     """
-    n_pairs = config.rope.n_dims // 2
+    attention = config.layers[layer].attention
+    n_kv_heads, head_dim = attention.n_kv_heads, attention.key_dim
+    rope = attention.rope or RopeSpec(head_dim)
+    n_pairs = rope.n_dims // 2
     if outliers.k_pairs > n_pairs:
         raise UsageError(
             f"{outliers.k_pairs} pairs of K channels, but RoPE has {n_pairs} in a head"
         )
     rng = np.random.default_rng((outliers.seed, layer, 0))
-    factors = np.ones((config.n_kv_heads, config.head_dim), np.float32)
-    n_draws = 1 if spec.qk_norm else config.n_kv_heads
+    factors = np.ones((n_kv_heads, head_dim), np.float32)
+    n_draws = 1 if attention.k_norm else n_kv_heads
     draws = [rng.choice(n_pairs, outliers.k_pairs, replace=False) for _ in range(n_draws)]
-    for head in range(config.n_kv_heads):
+    for head in range(n_kv_heads):
         pairs = draws[head % n_draws]
         first, second = (2 * pairs, 2 * pairs + 1)
-        if not spec.rope_interleaved:
+        if not rope.interleaved:
             first, second = pairs, pairs + n_pairs
         factors[head, first] = factors[head, second] = outliers.k_strength
     return factors
 
 
-def v_factors(outliers: Outliers, config: ModelConfig, layer: int) -> Factors:
+def v_factors(outliers: Outliers, config: ModelSpec, layer: int) -> Factors:
     """What V of a layer is multiplied with: [n_kv_heads, head_dim].
 
     Raises:
         UsageError: a head has fewer channels.
     """
-    if outliers.v_channels > config.head_dim:
-        raise UsageError(f"{outliers.v_channels} V channels, but a head has {config.head_dim}")
+    attention = config.layers[layer].attention
+    n_kv_heads, head_dim = attention.n_kv_heads, attention.value_dim
+    if outliers.v_channels > head_dim:
+        raise UsageError(f"{outliers.v_channels} V channels, but a head has {head_dim}")
     rng = np.random.default_rng((outliers.seed, layer, 1))
-    factors = np.ones((config.n_kv_heads, config.head_dim), np.float32)
-    for head in range(config.n_kv_heads):
-        channels = rng.choice(config.head_dim, outliers.v_channels, replace=False)
+    factors = np.ones((n_kv_heads, head_dim), np.float32)
+    for head in range(n_kv_heads):
+        channels = rng.choice(head_dim, outliers.v_channels, replace=False)
         factors[head, channels] = outliers.v_strength
     return factors
 
@@ -122,8 +126,7 @@ def tensor_factors(outliers: Outliers, gguf_file: GGUFFile) -> dict[str, Factors
         ModelFileError: the architecture is not supported, or a layer lacks a tensor.
         UsageError: there are not so many channels.
     """
-    config, spec = model_config(gguf_file), arch_spec(gguf_file)
-    group = config.n_heads // config.n_kv_heads
+    config = model_spec(gguf_file)
     found: dict[str, Factors] = {}
 
     def rows(name: str, factors: Factors) -> None:
@@ -134,9 +137,11 @@ def tensor_factors(outliers: Outliers, gguf_file: GGUFFile) -> dict[str, Factors
 
     for layer in range(config.n_layers):
         at = f"blk.{layer}"
-        k = k_factors(outliers, config, spec, layer)
+        k = k_factors(outliers, config, layer)
         v = v_factors(outliers, config, layer)
-        if spec.qk_norm:
+        spec = config.layers[layer].attention
+        group = spec.n_heads // spec.n_kv_heads
+        if spec.k_norm:
             found[f"{at}.attn_q_norm.weight"] = 1 / k[0]
             found[f"{at}.attn_k_norm.weight"] = k[0]
             k = np.ones_like(k)

@@ -230,7 +230,7 @@ def test_every_type_in_pairs(path: Path, llm: LLM, exact: Tensor, type_k: str, t
     if wants_scales((type_k, type_v)):
         (scales,) = calibrate(llm.engine.model, [llm.tokenize(PROMPT)], n_ctx=200)
     llm = LLM(path, n_ctx=200, cache_type_k=type_k, cache_type_v=type_v, kv_scales=scales)
-    rows = 256 * llm.config.n_layers * llm.config.n_kv_heads
+    rows = 256 * llm.config.n_layers * llm.config.groups[0].n_kv_heads
     for side, name in (("k", type_k), ("v", type_v)):
         assert llm.engine.cache.n_bytes(side) == rows * KV_FORMATS[name].row_bytes(64)
     error = float((llm.logits(llm.tokenize(PROMPT)) - exact).norm() / exact.norm())

@@ -9,13 +9,13 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.cache.kv_cache import KVCache
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
-from localkv.config import AttentionParams
 from localkv.kernels.attention import attention, attention_reference
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.store_kv import store_kv
+from localkv.kernels.torch_arrays import torch_cache
 from support.gguf_bytes import spoil
 from support.random_model import RandomModel
 
@@ -64,7 +64,7 @@ def test_attention_makes_nan_of_what_sees_one(type_k: str, softcap: float) -> No
 
     def run(kernel, store, where: str, bounds: tuple[int, ...]) -> torch.Tensor:
         generator.manual_seed(1)
-        cache = KVCache(
+        cache = torch_cache(
             n_layers=1,
             n_kv_heads=2,
             head_dim=64,

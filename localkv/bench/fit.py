@@ -6,7 +6,7 @@ import torch
 
 from localkv.bench.grid import Grid
 from localkv.bench.source import Source
-from localkv.cache.layout import check_cache_type
+from localkv.cache.layout import check_cache_types
 from localkv.config import CacheConfig
 from localkv.kernels.select import select_backend
 from localkv.llm import free_memory
@@ -28,8 +28,7 @@ def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> lis
     budget = free_memory(backend.device)
     warnings = []
     for setting in grid.settings():
-        check_cache_type("K", setting.type_k, source.config.head_dim)
-        check_cache_type("V", setting.type_v, source.config.head_dim)
+        check_cache_types(setting.type_k, setting.type_v, source.config.groups)
         memory = ModelMemory(
             source.tensors,
             source.config,

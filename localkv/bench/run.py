@@ -119,7 +119,7 @@ class _Bench:
         self._evaluate(0, depth)
 
     def result(self, test: BenchTest, machine: Machine, bytes_per_second: float) -> Result:
-        peak = PeakMemory(self.engine.cache.device)
+        peak = PeakMemory(self.engine.model.backend.device)
         started = datetime.now(UTC)
         if self.options.warm_up:
             self._progress(f"{test.name}, warming up")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from localkv.arch.spec import MoeSpec
 from localkv.bench.grid import BenchTest
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import MoeWeights, tensors_of
@@ -27,15 +28,15 @@ def weight_bytes(model: Transformer, n_tokens: int) -> float:
     """
     weights = model.weights
     embedding = weights.token_embd
-    total = n_tokens * embedding.format.row_bytes(embedding.shape[-1])
+    total: float = n_tokens * embedding.format.row_bytes(embedding.shape[-1])
     total += _bytes(weights.output) + _bytes(weights.output_norm)
-    moe, routed = model.config.moe, 0
-    for layer in weights.layers:
+    for spec, layer in zip(model.config.layers, weights.layers, strict=True):
         total += _bytes(layer)
         if isinstance(layer.ffn, MoeWeights):
-            routed += sum(_bytes(getattr(layer.ffn, name)) for name in _EXPERTS)
-    unused = 0.0 if moe is None else (1 - moe.n_experts_used / moe.n_experts) ** n_tokens
-    return total - unused * routed
+            assert isinstance(spec.ffn, MoeSpec)
+            unused = (1 - spec.ffn.n_experts_used / spec.ffn.n_experts) ** n_tokens
+            total -= unused * sum(_bytes(getattr(layer.ffn, name)) for name in _EXPERTS)
+    return total
 
 
 def bytes_per_token(

@@ -1,7 +1,8 @@
 """The paged KV cache: where packed rows of K and V live, and which rows belong to which sequence.
 
-A *page* holds `PAGE_TOKENS` rows of every layer; a *segment* is a range of token positions that is
-stored in one pair of types; a *sequence* owns page ids and a length. The cache moves bytes about
+A *group* is the layers whose rows are alike; a *page* holds `PAGE_TOKENS` rows of every layer of a
+group; a *segment* is a range of token positions that is stored in one pair of types; a *sequence*
+owns page ids and a length. The cache moves bytes about
 and knows nothing of what the formats mean beyond their planes.
 """
 
@@ -12,10 +13,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-from torch import Tensor
-
-from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, pages_for, segment_bounds
+from localkv.cache.arrays import Array, Arrays
+from localkv.cache.layout import PAGE_TOKENS, GroupLayout, pages_for, segment_bounds
 from localkv.cache.scales import head_scales
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
@@ -40,17 +39,26 @@ class Segment:
     format_v: QuantFormat
     rotation_k: int
     rotation_v: int
-    k: tuple[Tensor, ...]
-    v: tuple[Tensor, ...]
-    scale_k: Tensor | None = None
-    scale_v: Tensor | None = None
+    k: tuple[Array, ...]
+    v: tuple[Array, ...]
+    scale_k: Array | None = None
+    scale_v: Array | None = None
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's segments, in order of position."""
+    """One layer's segments, in order of position.
+
+    Attributes:
+        pool: index of the first one's pool, and of its part in `Batch.segments`.
+    """
 
     segments: tuple[Segment, ...]
+    pool: int = 0
+
+    def rows_of(self, batch: Batch) -> tuple[SegmentBatch, ...]:
+        """Where a batch's tokens are in this layer's segments."""
+        return batch.segments[self.pool : self.pool + len(self.segments)]
 
 
 def row_fields(fmt: QuantFormat, head_dim: int) -> list[tuple[int, int]]:
@@ -62,7 +70,7 @@ def row_fields(fmt: QuantFormat, head_dim: int) -> list[tuple[int, int]]:
 
 
 class PagePool:
-    """The ids of one segment's pages, shared by all layers and sequences."""
+    """The ids of the pages of a group's segment, shared by its layers and by all sequences."""
 
     def __init__(self, n_pages: int) -> None:
         self.n_pages = n_pages
@@ -82,14 +90,14 @@ class PagePool:
 
 @dataclass
 class Sequence:
-    """The rows of one sequence: `length` tokens, in the pages `pages[segment]`."""
+    """The rows of one sequence: `length` tokens, in the pages `pages[pool]`."""
 
-    n_segments: int
+    n_pools: int
     length: int = 0
     pages: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pages = [[] for _ in range(self.n_segments)]
+        self.pages = [[] for _ in range(self.n_pools)]
 
 
 @dataclass(frozen=True)
@@ -106,12 +114,12 @@ class SegmentBatch:
         slots: int64 [n], the row of each of them: page * PAGE_TOKENS + offset.
     """
 
-    page_table: Tensor
+    page_table: Array
     lengths: tuple[int, ...]
-    length_table: Tensor
+    length_table: Array
     first_position: int
-    tokens: Tensor
-    slots: Tensor
+    tokens: Array
+    slots: Array
 
 
 @dataclass(frozen=True)
@@ -123,19 +131,20 @@ class Batch:
         positions: int64 [tokens].
         starts: n_sequences + 1 offsets into `token_ids`.
         start_table: the same, int32 [n_sequences + 1], where the pages are.
-        segments: the same tokens as each segment of the cache sees them.
+        segments: the same tokens as each segment of each group of the cache has them, the groups
+            one after the other (`LayerCache.rows_of`).
         logit_rows: int64 [rows], the tokens whose logits are wanted.
         generated: of each sequence, whether its new tokens were generated, not read in a prompt.
             A backend may have kernels for each kind that round differently, but it never chooses by
             the number of tokens: so a prompt gives the same bits in any chunks.
     """
 
-    token_ids: Tensor
-    positions: Tensor
+    token_ids: Array
+    positions: Array
     starts: tuple[int, ...]
-    start_table: Tensor
+    start_table: Array
     segments: tuple[SegmentBatch, ...]
-    logit_rows: Tensor
+    logit_rows: Array
     generated: tuple[bool, ...]
 
 
@@ -143,74 +152,87 @@ class KVCache:
     """Packed K and V of all layers, for `n_sequences` sequences of `n_ctx` tokens.
 
     Args:
-        n_layers, n_kv_heads, head_dim: the model's.
-        segments: types by range of positions; usually one.
+        layouts: the model's groups of layers, and how their rows are stored: in segments of the
+            same positions.
         n_ctx: tokens that one sequence can hold.
         n_sequences: sequences that fit at the same time.
-        device: where the pages live.
+        arrays: where the pages live.
         kv_scales: for types that are scaled by head; without it their scales are 1. Their bytes
             are not counted.
+
+    Attributes:
+        bounds: (first, end) position of each segment.
+        pools: pages of each segment of each group.
+        layers: in the model's order.
     """
 
     def __init__(
         self,
+        layouts: Seq[GroupLayout],
         *,
-        n_layers: int,
-        n_kv_heads: int,
-        head_dim: int,
-        segments: Seq[SegmentSpec],
         n_ctx: int,
+        arrays: Arrays,
         n_sequences: int = 1,
-        device: torch.device | str = "cpu",
         kv_scales: KVScales | None = None,
     ) -> None:
-        self.segments = tuple(segments)
-        self.bounds = segment_bounds(segments, n_ctx)
+        self.layouts = tuple(layouts)
+        self.bounds = segment_bounds(layouts[0].segments, n_ctx)
         self.n_ctx = n_ctx
-        self.device = torch.device(device)
-        self.pools = [PagePool(pages_for(end - at) * n_sequences) for at, end in self.bounds]
+        self.arrays = arrays
+        self.pools = [
+            PagePool(pages_for(end - at) * n_sequences) for _ in layouts for at, end in self.bounds
+        ]
+        self._sequences = list[weakref.ref[Sequence]]()
+        layers = dict[int, LayerCache]()
+        for i, layout in enumerate(self.layouts):
+            if segment_bounds(layout.segments, n_ctx) != self.bounds:
+                raise ValueError("segments of all groups must be of the same positions")
+            for layer in layout.group.layers:
+                layers[layer] = self._layer(layout, layer, i * len(self.bounds), kv_scales)
+        self.layers = [layers[i] for i in range(len(layers))]
 
-        def planes(name: str, n_pages: int) -> tuple[Tensor, ...]:
-            rows = (n_pages, n_kv_heads, PAGE_TOKENS)
-            return tuple(
-                torch.empty(*rows, *field, dtype=torch.uint8, device=self.device)
-                for field in row_fields(KV_FORMATS[name], head_dim)
-            )
+    def _layer(
+        self, layout: GroupLayout, layer: int, first_pool: int, kv_scales: KVScales | None
+    ) -> LayerCache:
+        group = layout.group
 
-        def scales(name: str, absmax: Seq[Seq[float]], layer: int) -> Tensor | None:
+        def planes(name: str, n_pages: int, head_dim: int) -> tuple[Array, ...]:
+            rows = (n_pages, group.n_kv_heads, PAGE_TOKENS)
+            fields = row_fields(KV_FORMATS[name], head_dim)
+            return tuple(self.arrays.bytes((*rows, *field)) for field in fields)
+
+        def scales(name: str, absmax: Seq[Seq[float]]) -> Array | None:
             if not KV_FORMATS[name].scales_by_head:
                 return None
-            values = head_scales(absmax[layer], name) if absmax else [1.0] * n_kv_heads
-            return torch.tensor(values, dtype=torch.float32, device=self.device)
-
-        self._sequences = list[weakref.ref[Sequence]]()
+            values = head_scales(absmax[layer], name) if absmax else [1.0] * group.n_kv_heads
+            return self.arrays.floats(values)
 
         absmax_k = kv_scales.absmax_k if kv_scales else ()
         absmax_v = kv_scales.absmax_v if kv_scales else ()
-
-        self.layers = [
-            LayerCache(
-                tuple(
-                    Segment(
-                        KV_FORMATS[spec.type_k],
-                        KV_FORMATS[spec.type_v],
-                        spec.rotation_k,
-                        spec.rotation_v,
-                        planes(spec.type_k, pool.n_pages),
-                        planes(spec.type_v, pool.n_pages),
-                        scales(spec.type_k, absmax_k, layer),
-                        scales(spec.type_v, absmax_v, layer),
-                    )
-                    for spec, pool in zip(self.segments, self.pools, strict=True)
-                )
+        pools = self.pools[first_pool : first_pool + len(self.bounds)]
+        segments = (
+            Segment(
+                KV_FORMATS[spec.type_k],
+                KV_FORMATS[spec.type_v],
+                spec.rotation_k,
+                spec.rotation_v,
+                planes(spec.type_k, pool.n_pages, group.key_dim),
+                planes(spec.type_v, pool.n_pages, group.value_dim),
+                scales(spec.type_k, absmax_k),
+                scales(spec.type_v, absmax_v),
             )
-            for layer in range(n_layers)
-        ]
+            for spec, pool in zip(layout.segments, pools, strict=True)
+        )
+        return LayerCache(tuple(segments), first_pool)
+
+    def _pool_bounds(self) -> list[tuple[int, int]]:
+        """(first, end) position of what each pool's pages hold."""
+        return self.bounds * len(self.layouts)
 
     def n_bytes(self, side: Literal["k", "v"]) -> int:
         """Bytes allocated for K or for V."""
         return sum(
-            plane.numel()
+            plane.nbytes
             for layer in self.layers
             for segment in layer.segments
             for plane in getattr(segment, side)
@@ -218,7 +240,7 @@ class KVCache:
 
     def new_sequence(self) -> Sequence:
         """An empty sequence; it takes pages as tokens come."""
-        sequence = Sequence(len(self.segments))
+        sequence = Sequence(len(self.pools))
         self._sequences = [known for known in self._sequences if known() is not None]
         self._sequences.append(weakref.ref(sequence))
         return sequence
@@ -235,7 +257,9 @@ class KVCache:
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget all tokens from position `length` on, and give their pages back."""
         sequence.length = min(sequence.length, length)
-        for pages, pool, (first, end) in zip(sequence.pages, self.pools, self.bounds, strict=True):
+        for pages, pool, (first, end) in zip(
+            sequence.pages, self.pools, self._pool_bounds(), strict=True
+        ):
             keep = pages_for(max(0, min(length, end) - first))
             pool.give_back(pages[keep:])
             del pages[keep:]
@@ -248,7 +272,9 @@ class KVCache:
         """
         if length > self.n_ctx:
             raise LocalKVError(f"{length} tokens do not fit the context of {self.n_ctx}")
-        for pages, pool, (first, end) in zip(sequence.pages, self.pools, self.bounds, strict=True):
+        for pages, pool, (first, end) in zip(
+            sequence.pages, self.pools, self._pool_bounds(), strict=True
+        ):
             while len(pages) < pages_for(max(0, min(length, end) - first)):
                 pages.append(pool.take())
 
@@ -281,24 +307,21 @@ class KVCache:
         all_ids = [token for _, ids in parts for token in ids]
         rows = list(range(starts[-1])) if logits == "all" else [end - 1 for end in starts[1:]]
         return Batch(
-            token_ids=self._index(all_ids),
-            positions=self._index(positions),
+            token_ids=self.arrays.int64(all_ids),
+            positions=self.arrays.int64(positions),
             starts=tuple(starts),
-            start_table=self._index(starts, torch.int32),
+            start_table=self.arrays.int32(starts),
             segments=tuple(self._segment_batch(i, parts, starts) for i in range(len(self.pools))),
-            logit_rows=self._index(rows),
+            logit_rows=self.arrays.int64(rows),
             generated=(generated,) * len(parts)
             if isinstance(generated, bool)
             else tuple(generated),
         )
 
-    def _index(self, values: Seq[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
-
     def _segment_batch(
         self, index: int, parts: Seq[tuple[Sequence, Seq[int]]], starts: list[int]
     ) -> SegmentBatch:
-        first, end = self.bounds[index]
+        first, end = self.bounds[index % len(self.bounds)]
         lengths, tokens, slots = [], [], []
         for (sequence, ids), start in zip(parts, starts, strict=False):
             pages = sequence.pages[index]
@@ -311,10 +334,10 @@ class KVCache:
         width = max(1, *(len(table) for table in tables)) if tables else 1
         padded = [table + [0] * (width - len(table)) for table in tables]
         return SegmentBatch(
-            page_table=self._index([page for table in padded for page in table]).view(-1, width),
+            page_table=self.arrays.int64(padded),
             lengths=tuple(lengths),
-            length_table=self._index(lengths, torch.int32),
+            length_table=self.arrays.int32(lengths),
             first_position=first,
-            tokens=self._index(tokens),
-            slots=self._index(slots),
+            tokens=self.arrays.int64(tokens),
+            slots=self.arrays.int64(slots),
         )

@@ -1,14 +1,16 @@
-"""How the KV cache is divided, and how many bytes that takes: pages and segments, without torch.
+"""How the KV cache is divided, and how many bytes that takes: groups, segments, pages. No torch.
 
-A *page* holds `PAGE_TOKENS` rows of every layer; a *segment* is a range of token positions that is
+A *group* is the layers whose rows are alike, and see as far back (`CacheGroup`); a *page* holds
+`PAGE_TOKENS` rows of every layer of a group; a *segment* is a range of token positions that is
 stored in one pair of types. `KVCache` allocates by this, and the memory plan counts by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from localkv.arch.spec import CacheGroup
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
@@ -39,45 +41,77 @@ class SegmentSpec:
     rotation_v: int = 0
 
 
-def cache_segments(cache: CacheConfig, head_dim: int) -> list[SegmentSpec]:
-    """The segments of a cache as the user wants it, for a model with heads of `head_dim`.
+@dataclass(frozen=True)
+class GroupLayout:
+    """How the rows of a group of layers are stored."""
 
-    With `kv_rotation` "auto", K and V are each rotated if their type has a scale per block and
-    `head_dim` is a multiple of 64, as in llama.cpp: K by the largest power of two that divides
-    `head_dim`, V by 64.
+    group: CacheGroup
+    segments: tuple[SegmentSpec, ...]
+
+
+def uniform_layouts(
+    *, n_layers: int, n_kv_heads: int, head_dim: int, segments: Iterable[SegmentSpec]
+) -> tuple[GroupLayout, ...]:
+    """Of layers that are all alike, without a model."""
+    group = CacheGroup(n_kv_heads, head_dim, head_dim, 0, tuple(range(n_layers)))
+    return (GroupLayout(group, tuple(segments)),)
+
+
+def group_layouts(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[GroupLayout, ...]:
+    """A model's groups, each stored as the user wants the cache.
 
     Raises:
-        UsageError: `kv_rotation` is "on" and `head_dim` is not a multiple of 64.
+        UsageError: `kv_rotation` is "on" and rows of a group can't be rotated.
     """
-    possible = head_dim % V_ROTATION == 0
-    if cache.kv_rotation == "on" and not possible:
-        raise UsageError(
-            f"kv_rotation 'on' needs a head_dim that is a multiple of {V_ROTATION}, "
-            f"but this model's is {head_dim}",
-            hint="use 'auto' or 'off'",
-        )
+    return tuple(GroupLayout(group, cache_segments(cache, group)) for group in groups)
 
-    def rotated(type_name: str) -> bool:
+
+def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, ...]:
+    """The segments of a cache as the user wants it, for layers of a group.
+
+    With `kv_rotation` "auto", K and V are each rotated if their type has a scale per block and
+    their heads have a multiple of 64 channels, as in llama.cpp: K by the largest power of two that
+    divides them, V by 64.
+
+    Raises:
+        UsageError: `kv_rotation` is "on" and the heads have no multiple of 64 channels.
+    """
+    for dim in (group.key_dim, group.value_dim):
+        if cache.kv_rotation == "on" and dim % V_ROTATION:
+            raise UsageError(
+                f"kv_rotation 'on' needs a head_dim that is a multiple of {V_ROTATION}, "
+                f"but this model's is {dim}",
+                hint="use 'auto' or 'off'",
+            )
+
+    def rotated(type_name: str, dim: int) -> bool:
         if cache.kv_rotation == "auto":
-            return possible and KV_FORMATS[type_name].shares_scale
+            return dim % V_ROTATION == 0 and KV_FORMATS[type_name].shares_scale
         return cache.kv_rotation == "on"
 
-    return [
+    k, v = group.key_dim, group.value_dim
+    return (
         SegmentSpec(
             cache.type_k,
             cache.type_v,
-            rotation_k=head_dim & -head_dim if rotated(cache.type_k) else 0,
-            rotation_v=V_ROTATION if rotated(cache.type_v) else 0,
-        )
-    ]
+            rotation_k=k & -k if rotated(cache.type_k, k) else 0,
+            rotation_v=V_ROTATION if rotated(cache.type_v, v) else 0,
+        ),
+    )
 
 
-def check_cache_type(side: str, name: str, head_dim: int) -> None:
-    """Refuse a cache type that does not exist or can't hold a head's row.
+def check_cache_types(type_k: str, type_v: str, groups: Iterable[CacheGroup]) -> None:
+    """Refuse cache types that do not exist or can't hold a head's row.
 
     Raises:
         UsageError: names the types that work.
     """
+    for group in groups:
+        _check_cache_type("K", type_k, group.key_dim)
+        _check_cache_type("V", type_v, group.value_dim)
+
+
+def _check_cache_type(side: str, name: str, head_dim: int) -> None:
     fits = [fmt.name for fmt in KV_FORMATS.values() if head_dim % fmt.block_size == 0]
     if name not in KV_FORMATS:
         raise UsageError(f"unknown {side} cache type {name!r}", hint=f"types: {', '.join(fits)}")
@@ -99,18 +133,15 @@ def segment_bounds(specs: Sequence[SegmentSpec], n_ctx: int) -> list[tuple[int, 
 
 
 def cache_bytes(
-    specs: Sequence[SegmentSpec],
-    *,
-    n_layers: int,
-    n_kv_heads: int,
-    head_dim: int,
-    n_ctx: int,
-    n_sequences: int = 1,
+    layouts: Iterable[GroupLayout], *, n_ctx: int, n_sequences: int = 1
 ) -> tuple[int, int]:
     """Bytes that `KVCache` allocates for K and for V."""
     k = v = 0
-    for spec, (first, end) in zip(specs, segment_bounds(specs, n_ctx), strict=True):
-        rows = pages_for(end - first) * PAGE_TOKENS * n_sequences * n_layers * n_kv_heads
-        k += rows * KV_FORMATS[spec.type_k].row_bytes(head_dim)
-        v += rows * KV_FORMATS[spec.type_v].row_bytes(head_dim)
+    for layout in layouts:
+        group, specs = layout.group, layout.segments
+        heads = len(group.layers) * group.n_kv_heads
+        for spec, (first, end) in zip(specs, segment_bounds(specs, n_ctx), strict=True):
+            rows = pages_for(end - first) * PAGE_TOKENS * n_sequences * heads
+            k += rows * KV_FORMATS[spec.type_k].row_bytes(group.key_dim)
+            v += rows * KV_FORMATS[spec.type_v].row_bytes(group.value_dim)
     return k, v

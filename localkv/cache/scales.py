@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from localkv.cache.layout import SegmentSpec, cache_segments
-from localkv.config import CacheConfig, KVScales, ModelConfig
+from localkv.arch.spec import ModelSpec
+from localkv.cache.layout import SegmentSpec, group_layouts
+from localkv.config import CacheConfig, KVScales
 from localkv.errors import UsageError, printable
 from localkv.formats import KV_FORMATS
 from localkv.system.input_file import read_input
@@ -59,7 +60,7 @@ def require_scales(types: Iterable[str], given: bool) -> None:
         raise UsageError("no cache type chosen uses scales (--kv-scales)", hint=f"those: {having}")
 
 
-def check_scales(cache: CacheConfig, config: ModelConfig) -> None:
+def check_scales(cache: CacheConfig, config: ModelSpec) -> None:
     """Refuse a cache whose types lack scales, or whose scales are not for this model and rotation.
 
     Raises:
@@ -70,18 +71,26 @@ def check_scales(cache: CacheConfig, config: ModelConfig) -> None:
     require_scales((cache.type_k, cache.type_v), cache.kv_scales is not None)
     assert cache.kv_scales is not None
     check_model(cache.kv_scales, config)
-    for spec in cache_segments(cache, config.head_dim):
-        _check_rotation(cache.kv_scales, spec)
+    for layout in group_layouts(cache, config.groups):
+        for spec in layout.segments:
+            _check_rotation(cache.kv_scales, spec)
 
 
-def check_model(scales: KVScales, config: ModelConfig) -> None:
+def check_model(scales: KVScales, config: ModelSpec) -> None:
     """Refuse scales of a model of another shape.
 
     Raises:
         UsageError: names the difference.
     """
-    for name in ("architecture", *_COUNTS):
-        theirs, ours = getattr(scales, name), getattr(config, name)
+    group = config.groups[0]
+    sizes = {
+        "architecture": config.architecture,
+        "n_layers": config.n_layers,
+        "n_kv_heads": group.n_kv_heads,
+        "head_dim": group.key_dim,
+    }
+    for name, ours in sizes.items():
+        theirs = getattr(scales, name)
         if theirs != ours:
             theirs, ours = map(reprlib.repr, (theirs, ours))
             raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localkv.cache.layout import cache_bytes, cache_segments
+from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.chat.engine import EngineFacts
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
@@ -19,7 +19,7 @@ class CacheFigures:
         type_k, type_v: names of the types.
         n_ctx: tokens of context.
         bytes_k, bytes_v: of K and of V, as allocated.
-        f16_bytes: the bytes that K, or V, would take as f16.
+        f16_bytes: the bytes that K and V would take as f16.
     """
 
     type_k: str
@@ -36,7 +36,7 @@ class CacheFigures:
     @property
     def share_of_f16(self) -> float:
         """This cache's bytes in relation to an f16 one's."""
-        return self.n_bytes / (2 * self.f16_bytes)
+        return self.n_bytes / self.f16_bytes
 
 
 def cache_figures(
@@ -53,17 +53,10 @@ def cache_figures(
         n_ctx=n_ctx or facts.n_ctx,
         kv_rotation=facts.kv_rotation,
     )
-    sizes = {
-        "n_layers": facts.n_layers,
-        "n_kv_heads": facts.n_kv_heads,
-        "head_dim": facts.head_dim,
-        "n_ctx": cache.n_ctx,
-    }
-    bytes_k, bytes_v = cache_bytes(cache_segments(cache, facts.head_dim), **sizes)
-    f16 = cache_segments(CacheConfig("f16", "f16", n_ctx=cache.n_ctx), facts.head_dim)
-    return CacheFigures(
-        cache.type_k, cache.type_v, cache.n_ctx, bytes_k, bytes_v, cache_bytes(f16, **sizes)[0]
-    )
+    bytes_k, bytes_v = cache_bytes(group_layouts(cache, facts.groups), n_ctx=cache.n_ctx)
+    as_f16 = group_layouts(CacheConfig("f16", "f16", n_ctx=cache.n_ctx), facts.groups)
+    f16 = sum(cache_bytes(as_f16, n_ctx=cache.n_ctx))
+    return CacheFigures(cache.type_k, cache.type_v, cache.n_ctx, bytes_k, bytes_v, f16)
 
 
 def larger_cache(facts: EngineFacts) -> CacheFigures | None:
@@ -80,7 +73,13 @@ def larger_cache(facts: EngineFacts) -> CacheFigures | None:
     offers = [
         cache_figures(facts, type_k=k, type_v=v, n_ctx=n_ctx)
         for k, v in ((facts.type_k, facts.type_v), *PAIRS[1:])
-        if all(facts.head_dim % KV_FORMATS[name].block_size == 0 for name in (k, v))
+        if _fits(facts, k, v)
     ]
     within = [offer for offer in offers if offer.n_bytes <= now.n_bytes]
     return within[0] if within else min(offers, key=lambda offer: offer.n_bytes)
+
+
+def _fits(facts: EngineFacts, type_k: str, type_v: str) -> bool:
+    """Whether rows of all heads are a whole number of the types' blocks."""
+    k, v = (KV_FORMATS[name].block_size for name in (type_k, type_v))
+    return all(group.key_dim % k == 0 == group.value_dim % v for group in facts.groups)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from localkv.arch.spec import CacheGroup
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
 
@@ -51,13 +52,17 @@ class LoadProgress:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Facts about a loaded model and its cache. Sizes are counts; `*_bytes` are bytes."""
+    """Facts about a loaded model and its cache. Sizes are counts; `*_bytes` are bytes.
+
+    `layers`, `kv_heads`, `key_dims`, `value_dims`: of each group of its layers (`CacheGroup`).
+    """
 
     name: str
     architecture: str
-    n_layers: int
-    n_kv_heads: int
-    head_dim: int
+    layers: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    key_dims: tuple[int, ...]
+    value_dims: tuple[int, ...]
     n_ctx_train: int
     n_ctx: int
     type_k: str
@@ -68,6 +73,12 @@ class EngineFacts:
     n_threads: int
     load_seconds: float
     warnings: tuple[str, ...] = ()
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The groups of layers; which layers of the model they are isn't known here."""
+        sizes = zip(self.layers, self.kv_heads, self.key_dims, self.value_dims, strict=True)
+        return tuple(CacheGroup(heads, k, v, 0, tuple(range(n))) for n, heads, k, v in sizes)
 
 
 @dataclass(frozen=True)

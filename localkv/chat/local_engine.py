@@ -162,9 +162,10 @@ def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
     return EngineFacts(
         name=config.name,
         architecture=config.architecture,
-        n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
+        layers=tuple(len(group.layers) for group in config.groups),
+        kv_heads=tuple(group.n_kv_heads for group in config.groups),
+        key_dims=tuple(group.key_dim for group in config.groups),
+        value_dims=tuple(group.value_dim for group in config.groups),
         n_ctx_train=config.n_ctx_train,
         n_ctx=cache.n_ctx,
         type_k=cache.type_k,

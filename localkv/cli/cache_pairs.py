@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localkv.cache.layout import check_cache_type
+from localkv.cache.layout import check_cache_types
 from localkv.cache.scales import wants_scales
 from localkv.cli.messages import did_you_mean
 from localkv.errors import UsageError
@@ -13,7 +13,7 @@ from localkv.memory.fit import Pair
 from localkv.memory.plan import fits_head
 
 if TYPE_CHECKING:
-    from localkv.config import ModelConfig
+    from localkv.arch.spec import ModelSpec
 
 
 def parse_pairs(text: str, option: str = "--sweep") -> list[Pair]:
@@ -63,7 +63,7 @@ def require_cache_type(name: str, prefix: str = "") -> None:
 
 
 def fitting_pairs(
-    text: str, config: ModelConfig, has_scales: bool, option: str = "--sweep"
+    text: str, config: ModelSpec, has_scales: bool, option: str = "--sweep"
 ) -> list[Pair]:
     """`parse_pairs`, of "all" and "pure" only those that a model's heads can be kept in.
 
@@ -78,6 +78,5 @@ def fitting_pairs(
             pairs = [pair for pair in pairs if not wants_scales(pair)]
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
     for type_k, type_v in pairs:
-        check_cache_type("K", type_k, config.head_dim)
-        check_cache_type("V", type_v, config.head_dim)
+        check_cache_types(type_k, type_v, config.groups)
     return pairs

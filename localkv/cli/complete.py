@@ -248,9 +248,10 @@ def _interruptible(cancel: Event) -> Iterator[None]:
 
 
 def _summary(llm: LLM) -> list[str]:
-    (segment,) = llm.engine.cache.segments
-    rotations = {"K": segment.rotation_k, "V": segment.rotation_v}
-    rotated = "".join(f"{side} rotated by {n}, " for side, n in rotations.items() if n)
+    segments = [spec for layout in llm.engine.cache.layouts for spec in layout.segments]
+    rotations = [("K", spec.rotation_k) for spec in segments]
+    rotations += [("V", spec.rotation_v) for spec in segments]
+    rotated = "".join(f"{side} rotated by {n}, " for side, n in dict.fromkeys(rotations) if n)
     device = llm.backend.name + (f", {llm.backend.hardware}" if llm.backend.hardware else "")
     model = f"{llm.config.name}: {llm.config.architecture}"
     kernels = (f"{operation}: {words}" for operation, words in llm.kernels.items())

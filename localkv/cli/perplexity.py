@@ -207,7 +207,7 @@ def _run(
             results,
             plot_file,
             title=title + (mode and f", {mode}"),
-            head_dim=llm.config.head_dim,
+            config=llm.config,
         )
 
 

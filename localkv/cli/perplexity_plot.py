@@ -12,6 +12,8 @@ from localkv.cli.picture_file import save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from localkv.arch.spec import ModelSpec
+
 MOST_LABELS = 20
 """Points up to which every one gets its name; beyond, only those that no other beats do."""
 LABEL_WIDTH, LABEL_HEIGHT = 90, 9
@@ -22,14 +24,14 @@ Point = tuple[float, float, str]
 """Bits per value, KLD and name."""
 
 
-def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int) -> None:
+def plot(results: Sequence[CacheResult], path: str, *, title: str, config: ModelSpec) -> None:
     """Draw mean KLD against bits per value, on log scales, where a divergence of 0 has no place.
 
     A pair is labelled K/V, and with one name where both are the same.
     """
     from matplotlib.figure import Figure
 
-    from localkv.memory.advice import mean_bits
+    from localkv.memory.plan import mean_bits
 
     points = []
     for result in results:
@@ -38,7 +40,7 @@ def plot(results: Sequence[CacheResult], path: str, *, title: str, head_dim: int
         if result.cache.type_v != name:
             name += f"/{result.cache.type_v}"
         if result.divergence.kld.value > 0:
-            bits = mean_bits((result.cache.type_k, result.cache.type_v), head_dim)
+            bits = mean_bits((result.cache.type_k, result.cache.type_v), config)
             points.append((bits, result.divergence.kld.value, name))
         else:
             note(f"{name} is not in the picture: its divergence is 0")

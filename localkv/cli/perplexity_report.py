@@ -10,7 +10,8 @@ from localkv.cli.loading import all_warnings
 from localkv.cli.table import table
 
 if TYPE_CHECKING:
-    from localkv.config import CacheConfig, ModelConfig
+    from localkv.arch.spec import ModelSpec
+    from localkv.config import CacheConfig
     from localkv.llm import LLM
     from localkv.quality.base_file import BaseFile
     from localkv.quality.statistics import Divergence, Estimate
@@ -66,9 +67,9 @@ def _percent(estimate: Estimate) -> str:
     return f"{100 * estimate.value:6.3f} ± {100 * estimate.error:5.3f} %"
 
 
-def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str]:
+def sweep_lines(results: Sequence[CacheResult], config: ModelSpec) -> list[str]:
     """One row per cache, in the order they were named."""
-    from localkv.memory.advice import mean_bits
+    from localkv.memory.plan import mean_bits
     from localkv.quality.scores import context_bytes
 
     header = ("K/V", "bits", "KV MiB", "PPL", "+/-", "KLD mean", "+/-", "KLD 99 %", "RMS Δp")
@@ -79,7 +80,7 @@ def sweep_lines(results: Sequence[CacheResult], config: ModelConfig) -> list[str
         rows.append(
             (
                 f"{cache.type_k}/{cache.type_v}",
-                f"{mean_bits((cache.type_k, cache.type_v), config.head_dim):g}",
+                f"{mean_bits((cache.type_k, cache.type_v), config):g}",
                 f"{context_bytes(cache, config) / MIB:.3f}",
                 f"{result.ppl.value:.4f}",
                 f"{result.ppl.error:.4f}",
@@ -103,7 +104,7 @@ def to_json(
     prefill_exact: bool,
 ) -> dict[str, Any]:
     """The object of `--json`. Divergences are in nats; Δp and shares are fractions, not percent."""
-    from localkv.memory.advice import mean_bits
+    from localkv.memory.plan import mean_bits
     from localkv.quality.scores import context_bytes
 
     found = []
@@ -114,7 +115,7 @@ def to_json(
                 "type_k": cache.type_k,
                 "type_v": cache.type_v,
                 "kv_rotation": cache.kv_rotation,
-                "bits_per_value": mean_bits((cache.type_k, cache.type_v), llm.config.head_dim),
+                "bits_per_value": mean_bits((cache.type_k, cache.type_v), llm.config),
                 "bytes": context_bytes(cache, llm.config),
                 "ppl": asdict(result.ppl),
                 "divergence": _divergence_json(result.divergence),

@@ -32,8 +32,8 @@ from localkv.formats import KV_FORMATS
 from localkv.system.processor import usable_cores
 
 if TYPE_CHECKING:
+    from localkv.arch.spec import ModelSpec
     from localkv.cli.plan_report import PlannedModel
-    from localkv.config import ModelConfig
     from localkv.memory.fit import Pair
     from localkv.system.machine_memory import Budget
 
@@ -166,13 +166,13 @@ def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
     """
     from localkv.cli.plan_report import PlannedModel
     from localkv.loader.kv_risks import kv_risks
-    from localkv.loader.model_config import model_config
+    from localkv.loader.model_spec import model_spec
     from localkv.loader.model_summary import file_type_name
     from localkv.memory.plan import weights_by_type
 
     header = model_header(values, argument=file)
     try:
-        config = model_config(header)
+        config = model_spec(header)
     except LocalKVError:
         for risk in kv_risks(header):
             warn(risk.reason)
@@ -253,20 +253,19 @@ def _named_pairs(values: Mapping[str, Any], all_pairs: bool) -> list[Pair]:
     return list(dict.fromkeys((k, v) for k in types_k for v in types_v))
 
 
-def _fitting(pairs: list[Pair], config: ModelConfig, all_pairs: bool) -> list[Pair]:
+def _fitting(pairs: list[Pair], config: ModelSpec, all_pairs: bool) -> list[Pair]:
     """Those of all pairs that fit the model's heads; named ones must fit.
 
     Raises:
         UsageError: one does not; the hint names the types that do.
     """
-    from localkv.cache.layout import check_cache_type
+    from localkv.cache.layout import check_cache_types
     from localkv.memory.plan import fits_head
 
     if all_pairs:
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
     for type_k, type_v in pairs:
-        check_cache_type("K", type_k, config.head_dim)
-        check_cache_type("V", type_v, config.head_dim)
+        check_cache_types(type_k, type_v, config.groups)
     return pairs
 
 

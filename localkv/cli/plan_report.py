@@ -15,7 +15,8 @@ from localkv.memory.plan import kv_bytes_per_token
 from localkv.memory.requantised import bits_per_weight
 
 if TYPE_CHECKING:
-    from localkv.config import CacheConfig, ModelConfig
+    from localkv.arch.spec import CacheGroup, ModelSpec
+    from localkv.config import CacheConfig
     from localkv.loader.gguf_header import TensorInfo
     from localkv.loader.kv_risks import KVRisk
     from localkv.memory.advice import PairFit, QuantFit, Recommendation
@@ -38,7 +39,7 @@ class PlannedModel:
     """
 
     path: str
-    config: ModelConfig
+    config: ModelSpec
     tensors: tuple[TensorInfo, ...]
     quant: str
     risks: list[KVRisk]
@@ -127,8 +128,8 @@ def plan_lines(plan: Plan) -> list[str]:
         mapped = ", mapped"
     facts = [
         ("model", one_line(f"{config.name}: {config.architecture}, {config.n_layers} layers, ")
-         + f"{config.n_kv_heads} KV heads of {config.head_dim}, "
-         f"trained with {config.n_ctx_train} tokens"),
+         + "".join(f"{group_words(group, config)}, " for group in config.groups)
+         + f"trained with {config.n_ctx_train} tokens"),
         ("weights", f"{byte_size(some.weights)}{mapped}, {plan.model.quant}, "
          f"{bits_per_weight(plan.model.tensors):.3g} bits per weight"),
         ("scratch", f"at most {byte_size(some.scratch)}, in batches of {plan.memory.n_batch}"),
@@ -196,6 +197,20 @@ def _advice(plan: Plan) -> list[str]:
     return lines if plan.command is None else [*lines, plan.command]
 
 
+def group_words(group: CacheGroup, config: ModelSpec) -> str:
+    """The heads of a group, and which of a model's layers it is if there are others."""
+    dims = (
+        f"{group.key_dim}"
+        if group.key_dim == group.value_dim
+        else (f"{group.key_dim} (K) and {group.value_dim} (V)")
+    )
+    heads = f"{group.n_kv_heads} KV heads of {dims}"
+    if len(config.groups) == 1:
+        return heads
+    window = f" with a window of {group.window}" if group.window else ""
+    return f"{heads} in {len(group.layers)}{window}"
+
+
 def _name(pair: Pair) -> str:
     return "/".join(pair)
 
@@ -210,8 +225,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "name": config.name,
             "architecture": config.architecture,
             "n_layers": config.n_layers,
-            "n_kv_heads": config.n_kv_heads,
-            "head_dim": config.head_dim,
+            "groups": [asdict(group) for group in config.groups],
             "n_ctx_train": config.n_ctx_train,
             "quant": plan.model.quant,
             "bits_per_weight": bits_per_weight(plan.model.tensors),
@@ -248,7 +262,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _pair_json(fit: PairFit, config: ModelConfig) -> dict[str, Any]:
+def _pair_json(fit: PairFit, config: ModelSpec) -> dict[str, Any]:
     return {
         "type_k": fit.pair[0],
         "type_v": fit.pair[1],

@@ -13,6 +13,7 @@ from rich_click import RichArgument
 from localkv.cli.command import Command
 from localkv.cli.completion import model_values
 from localkv.cli.messages import one_line
+from localkv.cli.model_facts import model_facts, model_rows
 from localkv.cli.model_file import model_file
 from localkv.cli.option_types import TEXT
 from localkv.cli.options import flag, json_option, model_options, raw_option
@@ -21,7 +22,7 @@ from localkv.cli.text_output import TextOutput
 from localkv.errors import ModelFileError, byte_size
 
 if TYPE_CHECKING:
-    from localkv.config import ModelConfig
+    from localkv.arch.spec import ModelSpec
     from localkv.loader.gguf_file import GGUFFile
     from localkv.loader.metadata import Metadata
 
@@ -41,7 +42,7 @@ def _run(*, file: str | None, template: bool, raw: bool, as_json: bool, **values
     if as_json:
         click.echo(json.dumps(facts, ensure_ascii=False))
     else:
-        click.echo("\n".join(_lines(facts)))
+        click.echo("\n".join(_lines(facts, _spec(gguf)[0])))
 
 
 def _show_template(metadata: Metadata, path: str, raw: bool) -> None:
@@ -58,13 +59,7 @@ def describe(gguf: GGUFFile) -> dict[str, Any]:
     Raises:
         ModelFileError: a key is of the wrong type.
     """
-    from localkv.loader.model_config import model_config
-
-    config, problem = None, None
-    try:
-        config = model_config(gguf)
-    except ModelFileError as error:
-        problem = str(error)
+    config, problem = _spec(gguf)
     return {
         "path": str(gguf.path),
         "file_bytes": gguf.file_bytes,
@@ -74,12 +69,22 @@ def describe(gguf: GGUFFile) -> dict[str, Any]:
         "name": gguf.metadata.string("general.name", default=None),
         "n_parameters": sum(math.prod(tensor.shape) for tensor in gguf.tensors.values()),
         "weights": _weights(gguf),
-        "model": asdict(config) if config else None,
+        "model": model_facts(config) if config else None,
         "model_problem": problem,
         "tokenizer": _tokenizer(gguf.metadata),
         "chat_templates": _templates(gguf.metadata),
         "kv_cache": _kv_cache(config) if config else None,
     }
+
+
+def _spec(gguf: GGUFFile) -> tuple[ModelSpec | None, str | None]:
+    """The model's, or why it can't be run."""
+    from localkv.loader.model_spec import model_spec
+
+    try:
+        return model_spec(gguf), None
+    except ModelFileError as error:
+        return None, str(error)
 
 
 def _weights(gguf: GGUFFile) -> list[dict[str, Any]]:
@@ -88,21 +93,25 @@ def _weights(gguf: GGUFFile) -> list[dict[str, Any]]:
     return [asdict(share) for share in weights_by_type(gguf.tensors.values())]
 
 
-def _kv_cache(config: ModelConfig) -> list[dict[str, Any]]:
-    """A row for each type: bytes per token of K or of V alone, and of both for the full context."""
+def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
+    """A row for each type: bytes per token of K, of V, and of both for the full context."""
     from localkv.formats import KV_FORMATS
     from localkv.memory.plan import fits_head, kv_side_bytes_per_token
 
     rows = []
     for name, fmt in KV_FORMATS.items():
-        side = kv_side_bytes_per_token(name, config) if fits_head(name, config) else None
+        fits = fits_head(name, config)
+        k = kv_side_bytes_per_token("k", name, config) if fits else None
+        v = kv_side_bytes_per_token("v", name, config) if fits else None
+        both = None if k is None or v is None else k + v
         rows.append(
             {
                 "type": name,
-                "bits_per_value": fmt.bits_per_value(config.head_dim),
-                "bytes_per_token_k_or_v": side,
-                "bytes_per_token": None if side is None else 2 * side,
-                "bytes_full_context": None if side is None else 2 * side * config.n_ctx_train,
+                "bits_per_value": fmt.bits_per_value(config.groups[0].key_dim),
+                "bytes_per_token_k": k,
+                "bytes_per_token_v": v,
+                "bytes_per_token": both,
+                "bytes_full_context": None if both is None else both * config.n_ctx_train,
             }
         )
     return rows
@@ -148,8 +157,8 @@ def _templates(metadata: Metadata) -> list[str]:
     return [*(["default"] if _TEMPLATE in metadata else []), *chat_template_names(metadata)]
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
-    rows = [*_file_rows(facts), *_model_rows(facts), *_tokenizer_rows(facts)]
+def _lines(facts: dict[str, Any], config: ModelSpec | None) -> list[str]:
+    rows = [*_file_rows(facts), *_model_rows(facts, config), *_tokenizer_rows(facts)]
     lines = [f"{label:<16}{one_line(str(value))}" for label, value in rows]
     if facts["weights"]:
         lines += ["", *_weights_table(facts["weights"])]
@@ -169,35 +178,12 @@ def _file_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:
     ]
 
 
-def _model_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:
-    model = facts["model"]
-    if model is None:
-        if not facts["weights"]:
-            return [("model", "none: the file holds a vocabulary only")]
-        return [("model", f"can't be run: {facts['model_problem']}")]
-    rows: list[tuple[str, object]] = [
-        ("layers", model["n_layers"]),
-        ("embedding", model["n_embd"]),
-        ("heads", f"{model['n_heads']}, {model['n_kv_heads']} for K and V, of {model['head_dim']}"),
-        ("feed-forward", model["n_ff"] or "experts only"),
-        ("context", f"{model['n_ctx_train']} tokens"),
-        ("vocabulary", f"{model['n_vocab']} tokens"),
-        ("rope", _rope(model["rope"])),
-    ]
-    if moe := model["moe"]:
-        shared = f", a shared one of {moe['n_ff_shared']}" if moe["n_ff_shared"] else ""
-        experts = f"{moe['n_experts_used']} of {moe['n_experts']}, each of {moe['n_ff']}{shared}"
-        rows.append(("experts", experts))
-    return rows
-
-
-def _rope(rope: dict[str, Any]) -> str:
-    text = f"{rope['n_dims']} channels, base {rope['theta']:g}"
-    if rope["scaling"] != "none":
-        text += f", {rope['scaling']} x{rope['factor']:g} of {rope['original_context_length']}"
-    if rope["no_rope_interval"]:
-        text += f", none in every {rope['no_rope_interval']}th layer"
-    return text
+def _model_rows(facts: dict[str, Any], config: ModelSpec | None) -> list[tuple[str, object]]:
+    if config is not None:
+        return model_rows(config)
+    if not facts["weights"]:
+        return [("model", "none: the file holds a vocabulary only")]
+    return [("model", f"can't be run: {facts['model_problem']}")]
 
 
 def _tokenizer_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:
@@ -246,11 +232,15 @@ def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
     context = f"{model['n_ctx_train']} tokens"
     lines = [("KV cache", "bits/value", "K or V per token", "both per token", context)]
     for row in rows:
-        side = row["bytes_per_token_k_or_v"]
+        k, v = row["bytes_per_token_k"], row["bytes_per_token_v"]
         sizes = ("does not fit", "", "")
-        if side is not None:
-            per_token = row["bytes_per_token"]
-            sizes = (f"{side} B", f"{per_token} B", byte_size(row["bytes_full_context"]))
+        if k is not None:
+            side = f"{k}" if k == v else f"{k}, {v}"
+            sizes = (
+                f"{side} B",
+                f"{row['bytes_per_token']} B",
+                byte_size(row["bytes_full_context"]),
+            )
         lines.append((row["type"], f"{row['bits_per_value']:g}", *sizes))
     return table(lines)
 

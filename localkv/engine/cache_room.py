@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import PAGE_TOKENS, cache_bytes, cache_segments, pages_for
+from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts, pages_for
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, byte_size
 from localkv.kernels.device_memory import Room, naming_what_fails
@@ -24,16 +24,11 @@ def allocated_cache(
     Raises:
         LocalKVError: it does not fit the memory; names its size and the context that would fit.
     """
-    config, device = model.config, model.backend.device
-    segments = cache_segments(cache, config.head_dim)
-    sizes = {
-        "n_layers": config.n_layers,
-        "n_kv_heads": config.n_kv_heads,
-        "head_dim": config.head_dim,
-    }
+    device = model.backend.device
+    layouts = group_layouts(cache, model.config.groups)
 
     def bytes_of(n_ctx: int) -> int:
-        return sum(cache_bytes(segments, **sizes, n_ctx=n_ctx, n_sequences=cache.n_sequences))
+        return sum(cache_bytes(layouts, n_ctx=n_ctx, n_sequences=cache.n_sequences))
 
     def what_fits(room: Room) -> str:
         pages = range(1, pages_for(cache.n_ctx) + 1)
@@ -47,11 +42,10 @@ def allocated_cache(
     try:
         with naming_what_fails(what, device, what_fits):
             return make_cache(
-                **sizes,
+                layouts,
                 n_ctx=cache.n_ctx,
                 n_sequences=cache.n_sequences,
-                segments=segments,
-                device=device,
+                arrays=model.backend.arrays,
                 kv_scales=cache.kv_scales,
             )
     except (RuntimeError, MemoryError) as error:

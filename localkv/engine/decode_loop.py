@@ -37,8 +37,8 @@ class Bucket:
 
     Attributes:
         batch: the model's input; its tensors are written to in place.
-        segment: index of the segment in which new rows are stored.
-        pages: of each segment, the ids that its page table was filled with.
+        segment: index of the segment in which new rows are stored, in each group.
+        pages: of each pool, the ids that its page table was filled with.
         steps: by draw (None for logits), the function that runs a step.
     """
 
@@ -152,7 +152,9 @@ class DecodeLoop:
 
     def _new_bucket(self, segment: int, width: int) -> Bucket:
         parts = []
-        for i, (first, end) in enumerate(self.cache.bounds):
+        bounds = self.cache.bounds * len(self.cache.layouts)
+        for i, (first, end) in enumerate(bounds):
+            i %= len(self.cache.bounds)
             n_new = int(i == segment)
             n_rows = width * PAGE_TOKENS if n_new else end - first if i < segment else 0
             parts.append(
@@ -188,12 +190,12 @@ class DecodeLoop:
         return bucket.steps[draw]
 
     def _run(self, bucket: Bucket, draw: Draw | None) -> Tensor:
-        part = bucket.batch.segments[bucket.segment]
         with torch.inference_mode():
-            row = self._position - part.first_position
-            part.length_table.copy_(row + 1)
-            page = part.page_table[0].gather(0, row // PAGE_TOKENS)
-            part.slots.copy_(page * PAGE_TOKENS + row % PAGE_TOKENS)
+            for part in bucket.batch.segments[bucket.segment :: len(self.cache.bounds)]:
+                row = self._position - part.first_position
+                part.length_table.copy_(row + 1)
+                page = part.page_table[0].gather(0, row // PAGE_TOKENS)
+                part.slots.copy_(page * PAGE_TOKENS + row % PAGE_TOKENS)
             logits = self.model.forward(bucket.batch, self.cache)
             if draw is None:
                 return logits

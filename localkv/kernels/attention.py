@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import Batch, LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.config import AttentionParams
 from localkv.formats.base import QuantFormat
 from localkv.kernels.hadamard import hadamard_transform
 
@@ -88,14 +88,20 @@ def attention_reference(
     return out, lse
 
 
-def merge_segments(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Outputs [tokens, n_heads, head_dim] of several segments, weighted by exp(log-sum-exp)."""
-    if len(parts) == 1:
+def merge_segments(parts: list[tuple[Tensor, Tensor]], sinks: Tensor | None = None) -> Tensor:
+    """Outputs [tokens, n_heads, head_dim] of several segments, weighted by exp(log-sum-exp).
+
+    Args:
+        sinks: [n_heads], logits of one more segment for each head, whose output is 0.
+    """
+    if len(parts) == 1 and sinks is None:
         return parts[0][0]
     lse = torch.stack([lse for _, lse in parts])
     # torch's softmax along this axis would treat the last few tokens differently from the others
-    weights = torch.exp(lse - lse.amax(0))
-    weights = weights / weights.sum(0)
+    most = lse.amax(0) if sinks is None else torch.maximum(lse.amax(0), sinks)
+    weights = torch.exp(lse - most)
+    total = weights.sum(0) if sinks is None else weights.sum(0) + torch.exp(sinks - most)
+    weights = weights / total
     return (torch.stack([out for out, _ in parts]) * weights[..., None]).sum(0)
 
 
@@ -110,6 +116,7 @@ def attention(
     cache: LayerCache,
     batch: Batch,
     params: AttentionParams,
+    sinks: Tensor | None = None,
     rotate: Rotate = hadamard_transform,
 ) -> Tensor:
     """Attention of a batch over all segments: q and result [tokens, n_heads, head_dim].
@@ -118,7 +125,7 @@ def attention(
     heads are applied to queries and outputs, so that no kernel knows of them.
     """
     parts = []
-    for segment, seg_batch in zip(cache.segments, batch.segments, strict=True):
+    for segment, seg_batch in zip(cache.segments, cache.rows_of(batch), strict=True):
         rotated = rotate(q, segment.rotation_k)
         if segment.scale_k is not None:
             rotated = rotated * per_query_head(segment.scale_k, q.shape[1])
@@ -126,4 +133,4 @@ def attention(
         if segment.scale_v is not None:
             out = out * per_query_head(segment.scale_v, q.shape[1])
         parts.append((rotate(out, segment.rotation_v), lse))
-    return merge_segments(parts)
+    return merge_segments(parts, sinks)

@@ -8,7 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
+from localkv.arch.spec import NormSpec
 from localkv.formats.packed_tensor import PackedTensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm and its weight: float32 [n], as its bias, which only LayerNorm may have."""
+
+    spec: NormSpec
+    weight: Tensor
+    bias: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -21,20 +31,20 @@ class Linear:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Norms are float32 vectors: `attn_norm` [n_embd], `attn_q_norm`/`attn_k_norm` [head_dim]."""
+    """Norms of q and k are over each head; `sinks` are float32 [n_heads], a logit each."""
 
-    attn_norm: Tensor
     attn_q: Linear
     attn_k: Linear
     attn_v: Linear
     attn_output: Linear
-    attn_q_norm: Tensor | None = None
-    attn_k_norm: Tensor | None = None
+    attn_q_norm: Norm | None = None
+    attn_k_norm: Norm | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """A SwiGLU feed-forward block: down(silu(gate(x)) * up(x))."""
+    """A gated feed-forward block: down(activation(gate(x)) * up(x))."""
 
     ffn_gate: Linear
     ffn_up: Linear
@@ -63,11 +73,17 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One transformer layer: attention, then a dense or a routed feed-forward block."""
+    """One layer: attention, then a dense or a routed feed-forward block.
+
+    Norms are None where `LayerSpec` has none.
+    """
 
     attention: AttentionWeights
-    ffn_norm: Tensor
     ffn: MlpWeights | MoeWeights
+    attn_norm: Norm | None
+    ffn_norm: Norm | None
+    post_attn_norm: Norm | None = None
+    post_ffn_norm: Norm | None = None
 
 
 def tensors_of(part: Any) -> Iterator[PackedTensor | Tensor]:

@@ -7,17 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from localkv.config import MoeConfig
+from localkv.arch.spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.activation import gated
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.linear import linear, matmul
-from localkv.kernels.swiglu import swiglu
 
 MIN_WEIGHT_SUM = 2.0**-14
 """The selected weights' sum is never taken as less (llama.cpp, `build_moe_ffn`)."""
 
 
-def route(router_logits: Tensor, moe: MoeConfig) -> tuple[Tensor, Tensor]:
+def route(router_logits: Tensor, moe: MoeSpec) -> tuple[Tensor, Tensor]:
     """Softmax over all experts, then the best few.
 
     Args:
@@ -35,15 +35,15 @@ def route(router_logits: Tensor, moe: MoeConfig) -> tuple[Tensor, Tensor]:
 def moe_mlp(
     x: Tensor,
     layer: MoeWeights,
-    moe: MoeConfig,
+    moe: MoeSpec,
     *,
     matmul: Callable[[Tensor, PackedTensor], Tensor] = matmul,
     linear: Callable[[Tensor, Linear], Tensor] = linear,
-    swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu,
+    gated: Callable[[Tensor, Tensor], Tensor] = gated,
 ) -> Tensor:
     """Weighted sum of the chosen experts' SwiGLU blocks, and the shared one: [tokens, n_embd].
 
-    `matmul`, `linear` and `swiglu` are the backend's. Torch's own steps give each token the
+    `matmul`, `linear` and `gated` are the backend's. Torch's own steps give each token the
     same alone as in any batch.
     """
     experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
@@ -53,11 +53,11 @@ def moe_mlp(
         rows = x[tokens]
         gate = matmul(rows, layer.ffn_gate_exps[expert])
         up = matmul(rows, layer.ffn_up_exps[expert])
-        down = matmul(swiglu(gate, up), layer.ffn_down_exps[expert])
+        down = matmul(gated(gate, up), layer.ffn_down_exps[expert])
         out.index_add_(0, tokens, down * weights[tokens, choice, None])
     if layer.shared is not None:
         shared = layer.shared
-        hidden = swiglu(linear(x, shared.ffn_gate), linear(x, shared.ffn_up))
+        hidden = gated(linear(x, shared.ffn_gate), linear(x, shared.ffn_up))
         y = linear(hidden, shared.ffn_down)
         if layer.ffn_gate_inp_shexp is not None:
             gate = (x * layer.ffn_gate_inp_shexp).sum(-1, keepdim=True)

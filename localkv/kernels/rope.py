@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localkv.config import RopeConfig
+from localkv.arch.spec import RopeSpec, Temperature
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class RopeTable:
     """Rotations of a batch's tokens.
 
     Attributes:
-        cos, sin: [tokens, n_dims / 2], already multiplied by `RopeConfig.magnitude`.
+        cos, sin: [tokens, n_dims / 2], already multiplied by `RopeSpec.magnitude`.
         interleaved: pairs are (2i, 2i+1), ggml's NORM; otherwise (i, i + n_dims/2), ggml's NEOX.
     """
 
@@ -25,7 +25,7 @@ class RopeTable:
     interleaved: bool
 
 
-def rope_frequencies(rope: RopeConfig, freq_factors: Tensor | None = None) -> Tensor:
+def rope_frequencies(rope: RopeSpec, freq_factors: Tensor | None = None) -> Tensor:
     """Angle per position of each rotated pair, float64 [n_dims / 2].
 
     Args:
@@ -56,14 +56,17 @@ def rope_frequencies(rope: RopeConfig, freq_factors: Tensor | None = None) -> Te
     return interpolated * (1.0 - keep) + freqs * keep
 
 
-def rope_table(
-    freqs: Tensor, positions: Tensor, magnitude: float, interleaved: bool, dtype: torch.dtype
-) -> RopeTable:
+def rope_table(freqs: Tensor, positions: Tensor, rope: RopeSpec, dtype: torch.dtype) -> RopeTable:
     """Cosines and sines of `positions` (int64 [tokens]); angles are taken in float64."""
     angles = positions.to(torch.float64)[:, None] * freqs
-    return RopeTable(
-        (angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype), interleaved
-    )
+    cos, sin = angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
+    return RopeTable(cos.to(dtype), sin.to(dtype), rope.interleaved)
+
+
+def position_scale(positions: Tensor, temperature: Temperature, dtype: torch.dtype) -> Tensor:
+    """Factors on q that grow with its position: [tokens]."""
+    steps = positions // temperature.length
+    return (torch.log(steps.double() + 1.0) * temperature.scale + 1.0).to(dtype)
 
 
 def apply_rope(x: Tensor, table: RopeTable) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.config import ModelConfig
+from localkv.arch.spec import ModelSpec
 from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.gguf_header import TensorInfo
@@ -35,7 +35,7 @@ class KVRisk:
     concerns: Callable[[str, str], bool]
 
 
-def kv_risks(model: ModelHeader, config: ModelConfig | None = None) -> list[KVRisk]:
+def kv_risks(model: ModelHeader, config: ModelSpec | None = None) -> list[KVRisk]:
     """The known risks of a model; large biases show only in the file itself.
 
     Args:
@@ -71,22 +71,31 @@ def _bits(type_name: str) -> float:
     return 8 * fmt.block_bytes / fmt.block_size
 
 
-def _large_biases(model: ModelHeader, config: ModelConfig | None) -> str:
+def _large_biases(model: ModelHeader, config: ModelSpec | None) -> str:
     """A description of K's biases, if they may be large; else empty."""
     named = [
         (m, tensor) for name, tensor in model.tensors.items() if (m := _K_BIAS.fullmatch(name))
     ]
-    parts = {"k": slice(None)}
-    if config is not None:
-        n_q, n_k = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        parts["qkv"] = slice(n_q, n_q + n_k)
-    found = [(int(m[1]), tensor, parts[m[2]]) for m, tensor in named if m and m[2] in parts]
+    found = [
+        (int(m[1]), tensor, _k_part(m[2], int(m[1]), config))
+        for m, tensor in named
+        if m[2] == "k" or (config is not None and int(m[1]) < config.n_layers)
+    ]
     if not found:
         return ""
     if not isinstance(model, GGUFFile):
         return "K has biases, which can be very large (they are in Qwen2.5)"
     largest, layer = max((_absmax(model, tensor, part), at) for at, tensor, part in found)
     return f"K has biases up to {largest:.3g} (layer {layer})" if largest > LARGE_BIAS else ""
+
+
+def _k_part(tensor: str, layer: int, config: ModelSpec | None) -> slice:
+    """Where K's bias is in a layer's tensor of its own, or in that of q, k and v."""
+    if tensor == "k" or config is None:
+        return slice(None)
+    spec = config.layers[layer].attention
+    n_q, n_k = spec.n_heads * spec.key_dim, spec.n_kv_heads * spec.key_dim
+    return slice(n_q, n_q + n_k)
 
 
 def _absmax(model: GGUFFile, tensor: TensorInfo, part: slice) -> float:

@@ -9,54 +9,61 @@ import math
 from collections.abc import Iterator
 
 from localkv.arch import ARCHS
-from localkv.config import ModelConfig, MoeConfig, RopeConfig
+from localkv.arch.facts import Facts
+from localkv.arch.spec import LayerSpec, MlpSpec, ModelSpec, MoeSpec
 from localkv.errors import UsageError
 from localkv.formats import FORMATS
 from localkv.loader.gguf_header import TensorInfo
+from localkv.loader.metadata import Metadata
+
+
+def _keys(
+    n_layers: int, n_embd: int, n_heads: int, n_kv_heads: int, n_ctx: int, eps: float, theta: float
+) -> dict[str, object]:
+    return {
+        "block_count": n_layers,
+        "embedding_length": n_embd,
+        "context_length": n_ctx,
+        "attention.head_count": n_heads,
+        "attention.head_count_kv": n_kv_heads,
+        "attention.layer_norm_rms_epsilon": eps,
+        "rope.freq_base": theta,
+    }
+
+
+def _spec(
+    architecture: str, name: str, n_vocab: int, n_embd: int, keys: dict[str, object]
+) -> ModelSpec:
+    """What the architecture's family makes of these keys, as of a file's."""
+    metadata = Metadata({f"{architecture}.{key}": value for key, value in keys.items()}, name)
+    shapes = {"token_embd.weight": (n_vocab, n_embd)}
+    return ARCHS[architecture](Facts(architecture, name, metadata, shapes))
 
 
 def _llama(
     name: str, n_layers: int, n_embd: int, n_heads: int, n_ff: int, n_vocab: int = 128256
-) -> ModelConfig:
+) -> ModelSpec:
     """A Llama 3 model: 8 KV heads, 128k tokens of context."""
-    head_dim = n_embd // n_heads
-    return ModelConfig(
-        architecture="llama",
-        name=name,
-        n_layers=n_layers,
-        n_embd=n_embd,
-        n_heads=n_heads,
-        n_kv_heads=8,
-        head_dim=head_dim,
-        n_ff=n_ff,
-        n_vocab=n_vocab,
-        n_ctx_train=1 << 17,
-        rms_eps=1e-5,
-        rope=RopeConfig(n_dims=head_dim, theta=500000.0),
-        softmax_scale=1.0 / math.sqrt(head_dim),
-    )
+    keys = _keys(n_layers, n_embd, n_heads, 8, 1 << 17, 1e-5, 500000.0)
+    return _spec("llama", name, n_vocab, n_embd, {**keys, "feed_forward_length": n_ff})
 
 
 def _qwen3_moe(
-    name: str, n_layers: int, n_embd: int, n_heads: int, moe: MoeConfig, n_vocab: int = 151936
-) -> ModelConfig:
-    """A Qwen3 model with routed experts: 4 KV heads of 128."""
-    return ModelConfig(
-        architecture="qwen3moe",
-        name=name,
-        n_layers=n_layers,
-        n_embd=n_embd,
-        n_heads=n_heads,
-        n_kv_heads=4,
-        head_dim=128,
-        n_ff=0,
-        n_vocab=n_vocab,
-        n_ctx_train=40960,
-        rms_eps=1e-6,
-        rope=RopeConfig(n_dims=128, theta=1e6),
-        softmax_scale=1.0 / math.sqrt(128),
-        moe=moe,
-    )
+    name: str,
+    n_layers: int,
+    n_embd: int,
+    n_heads: int,
+    experts: tuple[int, int, int],
+    n_vocab: int = 151936,
+) -> ModelSpec:
+    """A Qwen3 model with routed experts (how many, used, width of one): 4 KV heads of 128."""
+    names = ("expert_count", "expert_used_count", "expert_feed_forward_length")
+    keys = {
+        **_keys(n_layers, n_embd, n_heads, 4, 40960, 1e-6, 1e6),
+        "attention.key_length": 128,
+        **dict(zip(names, experts, strict=True)),
+    }
+    return _spec("qwen3moe", name, n_vocab, n_embd, keys)
 
 
 SHAPES = {
@@ -67,11 +74,11 @@ SHAPES = {
         _llama("llama-3b", 28, 3072, 24, 8192),
         _llama("llama-8b", 32, 4096, 32, 14336),
         _llama("llama-70b", 80, 8192, 64, 28672),
-        _qwen3_moe("moe-tiny", 2, 256, 8, MoeConfig(8, 2, 256), 512),
-        _qwen3_moe("qwen3-30b-a3b", 48, 2048, 32, MoeConfig(128, 8, 768)),
+        _qwen3_moe("moe-tiny", 2, 256, 8, (8, 2, 256), 512),
+        _qwen3_moe("qwen3-30b-a3b", 48, 2048, 32, (128, 8, 768)),
     )
 }
-"""Sizes of Llama 3's models and of one of Qwen3's, and of tiny ones that take no time."""
+"""Llama 3's models and one of Qwen3's, and tiny ones that take no time."""
 
 
 def shape_and_type(name: str) -> tuple[str, str]:
@@ -126,31 +133,38 @@ def shape_tensors(name: str, type_name: str) -> tuple[TensorInfo, ...]:
     return tuple(tensors)
 
 
-def _tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _tensor_shapes(config: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes, as `weights.model_weights` wants them."""
-    n_embd, head_dim = config.n_embd, config.head_dim
-    n_q, n_kv = config.n_heads * head_dim, config.n_kv_heads * head_dim
+    n_embd = config.n_embd
     yield "token_embd.weight", (config.n_vocab, n_embd)
     yield "output.weight", (config.n_vocab, n_embd)
-    yield "output_norm.weight", (n_embd,)
-    for layer in range(config.n_layers):
-        at = f"blk.{layer}"
-        yield f"{at}.attn_norm.weight", (n_embd,)
-        yield f"{at}.attn_q.weight", (n_q, n_embd)
-        yield f"{at}.attn_k.weight", (n_kv, n_embd)
-        yield f"{at}.attn_v.weight", (n_kv, n_embd)
-        yield f"{at}.attn_output.weight", (n_embd, n_q)
-        if ARCHS[config.architecture].qk_norm:
-            yield f"{at}.attn_q_norm.weight", (head_dim,)
-            yield f"{at}.attn_k_norm.weight", (head_dim,)
-        yield f"{at}.ffn_norm.weight", (n_embd,)
-        if config.moe is None:
-            yield f"{at}.ffn_gate.weight", (config.n_ff, n_embd)
-            yield f"{at}.ffn_up.weight", (config.n_ff, n_embd)
-            yield f"{at}.ffn_down.weight", (n_embd, config.n_ff)
-        else:
-            n_experts, n_ff = config.moe.n_experts, config.moe.n_ff
-            yield f"{at}.ffn_gate_inp.weight", (n_experts, n_embd)
-            yield f"{at}.ffn_gate_exps.weight", (n_experts, n_ff, n_embd)
-            yield f"{at}.ffn_up_exps.weight", (n_experts, n_ff, n_embd)
-            yield f"{at}.ffn_down_exps.weight", (n_experts, n_embd, n_ff)
+    yield f"{config.output_norm.tensor}.weight", (n_embd,)
+    for i, layer in enumerate(config.layers):
+        for name, shape in (*_attention_shapes(layer, n_embd), *_ffn_shapes(layer.ffn, n_embd)):
+            yield f"blk.{i}.{name}.weight", shape
+
+
+def _attention_shapes(layer: LayerSpec, n_embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    spec = layer.attention
+    for norm in (layer.attn_norm, layer.ffn_norm, layer.post_attn_norm, layer.post_ffn_norm):
+        if norm is not None:
+            yield norm.tensor, (n_embd,)
+    yield "attn_q", (spec.n_heads * spec.key_dim, n_embd)
+    yield "attn_k", (spec.n_kv_heads * spec.key_dim, n_embd)
+    yield "attn_v", (spec.n_kv_heads * spec.value_dim, n_embd)
+    yield "attn_output", (n_embd, spec.n_heads * spec.value_dim)
+    for norm in (spec.q_norm, spec.k_norm):
+        if norm is not None:
+            yield norm.tensor, (spec.key_dim,)
+
+
+def _ffn_shapes(ffn: MlpSpec | MoeSpec, n_embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if isinstance(ffn, MlpSpec):
+        yield "ffn_gate", (ffn.n_ff, n_embd)
+        yield "ffn_up", (ffn.n_ff, n_embd)
+        yield "ffn_down", (n_embd, ffn.n_ff)
+        return
+    yield "ffn_gate_inp", (ffn.n_experts, n_embd)
+    yield "ffn_gate_exps", (ffn.n_experts, ffn.n_ff, n_embd)
+    yield "ffn_up_exps", (ffn.n_experts, ffn.n_ff, n_embd)
+    yield "ffn_down_exps", (ffn.n_experts, n_embd, ffn.n_ff)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from localkv.arch import ARCHS
 from localkv.formats import FORMATS, QuantFormat
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
@@ -125,8 +124,8 @@ def synthetic_model(
         UsageError: there is no such shape, or no such type of weights.
     """
     check_shape(name, type_name)
-    config, spec = SHAPES[name], ARCHS[SHAPES[name].architecture]
+    config = SHAPES[name]
     device = torch.device(backend.device if drawn_on is None else drawn_on)
     generator = torch.Generator(device).manual_seed(seed)
     read = TensorReader(RandomTensors(type_name, device, generator), backend)
-    return Transformer(config, spec, model_weights(read, config, spec), backend)
+    return Transformer(config, model_weights(read, config), backend)

@@ -17,8 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from localkv.arch import ArchSpec
-from localkv.config import ModelConfig
+from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec, MoeSpec, NormSpec
 from localkv.errors import ModelFileError, byte_size
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
@@ -29,9 +28,10 @@ from localkv.kernels.layer_weights import (
     Linear,
     MlpWeights,
     MoeWeights,
+    Norm,
 )
 from localkv.loader.gguf_file import GGUFFile, open_gguf
-from localkv.loader.model_config import arch_spec, model_config
+from localkv.loader.model_spec import model_spec
 from localkv.model import ModelWeights, Transformer
 
 
@@ -137,6 +137,15 @@ class TensorReader:
         """A norm's or a bias' values, in the backend's dtype, on its device."""
         return self.packed(name, size).decode(self.backend.dtype).to(self.backend.device)
 
+    def norm(self, spec: NormSpec, size: int, at: str = "") -> Norm:
+        """A norm of rows of `size`; `at` is its layer's prefix."""
+        weight, bias = f"{at}{spec.tensor}.weight", f"{at}{spec.tensor}.bias"
+        return Norm(
+            spec,
+            self.vector(weight, size),
+            self.vector(bias, size) if spec.kind == "layer" and self.has(bias) else None,
+        )
+
     def linear(self, name: str, n_out: int, n_in: int, *, bias_required: bool = False) -> Linear:
         """`name`.weight, and `name`.bias if the file has it or the architecture must."""
         bias = f"{name}.bias"
@@ -181,23 +190,22 @@ def load_model(
             tensor is missing or of the wrong shape.
     """
     gguf = path if isinstance(path, GGUFFile) else open_gguf(path)
-    spec, config = arch_spec(gguf), model_config(gguf)
-    read = TensorReader(FileTensors(gguf), backend, halve_activations=config.moe is not None)
-    weights = model_weights(read, config, spec, on_layer)
+    config = model_spec(gguf)
+    read = TensorReader(FileTensors(gguf), backend, halve_activations=config.has_experts)
+    weights = model_weights(read, config, on_layer)
     unused = [name for name in gguf.tensors if name not in read.taken]
-    return Transformer(config, spec, weights, backend), unused
+    return Transformer(config, weights, backend), unused
 
 
 def model_weights(
     read: TensorReader,
-    config: ModelConfig,
-    spec: ArchSpec,
+    config: ModelSpec,
     on_layer: Callable[[int, int], None] = lambda done, of: None,
 ) -> ModelWeights:
-    """All tensors that a model of this architecture has.
+    """All tensors that a model has.
 
     Args:
-        on_layer: told how many layers are read, of how many.
+        on_layer: called with the layers that are read, of how many.
 
     Raises:
         ModelFileError: one is missing, or of the wrong shape or type.
@@ -211,61 +219,67 @@ def model_weights(
     else:
         output = Linear(read.matrix("token_embd.weight", n_vocab, n_embd))
     rope_freqs = None
-    if spec.rope_freqs and read.has("rope_freqs.weight"):
-        rope_freqs = read.vector("rope_freqs.weight", config.rope.n_dims // 2)
+    if config.has_divisors:
+        n_dims = max(rope.n_dims for rope in config.ropes if rope.has_divisors)
+        rope_freqs = read.vector("rope_freqs.weight", n_dims // 2)
     layers = []
-    for i in range(config.n_layers):
+    for i, spec in enumerate(config.layers):
         on_layer(i, config.n_layers)
-        layers.append(_layer(read, config, spec, f"blk.{i}"))
+        layers.append(_layer(read, spec, n_embd, f"blk.{i}."))
     on_layer(config.n_layers, config.n_layers)
     return ModelWeights(
         token_embd=token_embd,
         layers=tuple(layers),
-        output_norm=read.vector("output_norm.weight", n_embd),
+        output_norm=read.norm(config.output_norm, n_embd),
         output=output,
         rope_freqs=rope_freqs,
     )
 
 
-def _layer(read: TensorReader, config: ModelConfig, spec: ArchSpec, at: str) -> LayerWeights:
-    n_embd = config.n_embd
-    if config.moe is None:
-        ffn: MlpWeights | MoeWeights = _mlp(read, n_embd, config.n_ff, f"{at}.ffn_", "")
+def _layer(read: TensorReader, spec: LayerSpec, n_embd: int, at: str) -> LayerWeights:
+    def norm(of: NormSpec | None) -> Norm | None:
+        return None if of is None else read.norm(of, n_embd, at)
+
+    ffn: MlpWeights | MoeWeights
+    if isinstance(spec.ffn, MoeSpec):
+        ffn = _moe(read, spec.ffn, n_embd, at)
     else:
-        ffn = _moe(read, config, spec, at)
+        ffn = _mlp(read, spec.ffn.n_ff, n_embd, f"{at}ffn_", "")
     return LayerWeights(
-        attention=_attention(read, config, spec, at),
-        ffn_norm=read.vector(f"{at}.ffn_norm.weight", n_embd),
+        attention=_attention(read, spec.attention, n_embd, at),
         ffn=ffn,
+        attn_norm=norm(spec.attn_norm),
+        ffn_norm=norm(spec.ffn_norm),
+        post_attn_norm=norm(spec.post_attn_norm),
+        post_ffn_norm=norm(spec.post_ffn_norm),
     )
 
 
-def _attention(
-    read: TensorReader, config: ModelConfig, spec: ArchSpec, at: str
-) -> AttentionWeights:
-    n_embd, head_dim = config.n_embd, config.head_dim
-    n_q, n_kv = config.n_heads * head_dim, config.n_kv_heads * head_dim
-    if read.has(f"{at}.attn_qkv.weight"):
+def _attention(read: TensorReader, spec: AttentionSpec, n_embd: int, at: str) -> AttentionWeights:
+    n_q, n_k = spec.n_heads * spec.key_dim, spec.n_kv_heads * spec.key_dim
+    n_v, bias = spec.n_kv_heads * spec.value_dim, spec.qkv_bias
+    if read.has(f"{at}attn_qkv.weight"):
         attn_q, attn_k, attn_v = read.fused_linear(
-            f"{at}.attn_qkv", (n_q, n_kv, n_kv), n_embd, bias_required=spec.qkv_bias
+            f"{at}attn_qkv", (n_q, n_k, n_v), n_embd, bias_required=bias
         )
     else:
         attn_q, attn_k, attn_v = (
-            read.linear(f"{at}.{name}", n_out, n_embd, bias_required=spec.qkv_bias)
-            for name, n_out in (("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv))
+            read.linear(f"{at}{name}", n_out, n_embd, bias_required=bias)
+            for name, n_out in (("attn_q", n_q), ("attn_k", n_k), ("attn_v", n_v))
         )
+    q_norm, k_norm, sinks = spec.q_norm, spec.k_norm, spec.sinks
     return AttentionWeights(
-        attn_norm=read.vector(f"{at}.attn_norm.weight", n_embd),
         attn_q=attn_q,
         attn_k=attn_k,
         attn_v=attn_v,
-        attn_output=read.linear(f"{at}.attn_output", n_embd, n_q),
-        attn_q_norm=read.vector(f"{at}.attn_q_norm.weight", head_dim) if spec.qk_norm else None,
-        attn_k_norm=read.vector(f"{at}.attn_k_norm.weight", head_dim) if spec.qk_norm else None,
+        attn_output=read.linear(f"{at}attn_output", n_embd, spec.n_heads * spec.value_dim),
+        attn_q_norm=None if q_norm is None else read.norm(q_norm, spec.key_dim, at),
+        attn_k_norm=None if k_norm is None else read.norm(k_norm, spec.key_dim, at),
+        sinks=None if sinks is None else read.vector(f"{at}{sinks}.weight", spec.n_heads),
     )
 
 
-def _mlp(read: TensorReader, n_embd: int, n_ff: int, prefix: str, suffix: str) -> MlpWeights:
+def _mlp(read: TensorReader, n_ff: int, n_embd: int, prefix: str, suffix: str) -> MlpWeights:
     return MlpWeights(
         ffn_gate=read.linear(f"{prefix}gate{suffix}", n_ff, n_embd),
         ffn_up=read.linear(f"{prefix}up{suffix}", n_ff, n_embd),
@@ -273,19 +287,17 @@ def _mlp(read: TensorReader, n_embd: int, n_ff: int, prefix: str, suffix: str) -
     )
 
 
-def _moe(read: TensorReader, config: ModelConfig, spec: ArchSpec, at: str) -> MoeWeights:
-    moe, n_embd = config.moe, config.n_embd
-    assert moe is not None
+def _moe(read: TensorReader, moe: MoeSpec, n_embd: int, at: str) -> MoeWeights:
     n_experts, n_ff = moe.n_experts, moe.n_ff
     shared, gate = None, None
-    if spec.moe_shared_expert:
-        shared = _mlp(read, n_embd, moe.n_ff_shared, f"{at}.ffn_", "_shexp")
-        gate = read.vector(f"{at}.ffn_gate_inp_shexp.weight", n_embd)
+    if moe.n_ff_shared:
+        shared = _mlp(read, moe.n_ff_shared, n_embd, f"{at}ffn_", "_shexp")
+        gate = read.vector(f"{at}ffn_gate_inp_shexp.weight", n_embd)
     return MoeWeights(
-        ffn_gate_inp=read.linear(f"{at}.ffn_gate_inp", n_experts, n_embd),
-        ffn_gate_exps=read.matrix(f"{at}.ffn_gate_exps.weight", n_experts, n_ff, n_embd),
-        ffn_up_exps=read.matrix(f"{at}.ffn_up_exps.weight", n_experts, n_ff, n_embd),
-        ffn_down_exps=read.matrix(f"{at}.ffn_down_exps.weight", n_experts, n_embd, n_ff),
+        ffn_gate_inp=read.linear(f"{at}ffn_gate_inp", n_experts, n_embd),
+        ffn_gate_exps=read.matrix(f"{at}ffn_gate_exps.weight", n_experts, n_ff, n_embd),
+        ffn_up_exps=read.matrix(f"{at}ffn_up_exps.weight", n_experts, n_ff, n_embd),
+        ffn_down_exps=read.matrix(f"{at}ffn_down_exps.weight", n_experts, n_embd, n_ff),
         shared=shared,
         ffn_gate_inp_shexp=gate,
     )

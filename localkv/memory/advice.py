@@ -10,7 +10,7 @@ from localkv.config import CacheConfig
 from localkv.errors import byte_size
 from localkv.formats import KV_FORMATS
 from localkv.memory.fit import Pair, usual_pairs
-from localkv.memory.plan import MemoryPlan, ModelMemory
+from localkv.memory.plan import MemoryPlan, ModelMemory, mean_bits
 from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
 from localkv.presets import PAIRS, PRESETS
 
@@ -73,11 +73,6 @@ class Recommendation:
     quant: str | None = None
 
 
-def mean_bits(pair: Pair, head_dim: int) -> float:
-    """Bits per value, scales included, averaged over K and V."""
-    return sum(KV_FORMATS[name].bits_per_value(head_dim) for name in pair) / 2
-
-
 def shown_pairs(memory: ModelMemory) -> list[Pair]:
     """The pairs of a table where the user names none, from the most bits to the fewest."""
     usual = usual_pairs(memory.config)
@@ -90,7 +85,7 @@ def pair_fit(memory: ModelMemory, cache: CacheConfig, pair: Pair, budget: int) -
     plan = memory.plan(asked)
     return PairFit(
         pair,
-        mean_bits(pair, memory.config.head_dim),
+        mean_bits(pair, memory.config),
         plan,
         plan.total <= budget,
         memory.longest_context(asked, budget),
@@ -133,9 +128,8 @@ def recommend(
         pairs: those to choose from.
         budget: bytes.
     """
-    head_dim = memory.config.head_dim
     safe = [pair for pair in pairs if not any(risk.concerns(*pair) for risk in risks)] or [*pairs]
-    safe.sort(key=lambda pair: (-mean_bits(pair, head_dim), -_k_bits(pair)))
+    safe.sort(key=lambda pair: (-mean_bits(pair, memory.config), -_k_bits(pair)))
     fits = [pair_fit(memory, cache, pair, budget) for pair in safe]
     tokens = f"{cache.n_ctx} tokens"
     if cache.n_sequences > 1:

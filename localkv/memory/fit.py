@@ -15,7 +15,8 @@ from localkv.memory.plan import fits_head
 from localkv.presets import PRESETS
 
 if TYPE_CHECKING:
-    from localkv.config import CacheConfig, ModelConfig
+    from localkv.arch.spec import ModelSpec
+    from localkv.config import CacheConfig
     from localkv.memory.plan import MemoryPlan, ModelMemory
     from localkv.system.machine_memory import Budget
 
@@ -26,7 +27,7 @@ WITHOUT_BLOCKS: Pair = ("fp8_e4m3_token", "fp8_e4m3_token")
 """The packed pair for heads that are no multiple of a block."""
 
 
-def usual_pairs(config: ModelConfig) -> list[Pair]:
+def usual_pairs(config: ModelSpec) -> list[Pair]:
     """The presets' pairs that a model's heads can be kept in, from the most bits to the fewest."""
     pairs = [(preset.type_k, preset.type_v) for preset in PRESETS.values()]
     fitting = [pair for pair in pairs if all(fits_head(name, config) for name in pair)]

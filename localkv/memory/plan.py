@@ -11,16 +11,17 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from localkv.cache.layout import PAGE_TOKENS, cache_bytes, cache_segments
+from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts
 from localkv.formats import KV_FORMATS
 from localkv.kernels.footprint import Matrix
 from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.scratch import scratch_bytes
 
 if TYPE_CHECKING:
-    from localkv.config import CacheConfig, ModelConfig
+    from localkv.arch.spec import ModelSpec
+    from localkv.config import CacheConfig
     from localkv.loader.gguf_header import TensorInfo
 
 
@@ -74,7 +75,7 @@ class ModelMemory:
     """
 
     tensors: tuple[TensorInfo, ...]
-    config: ModelConfig
+    config: ModelSpec
     backend: str
     n_batch: int
     n_threads: int
@@ -100,14 +101,8 @@ class ModelMemory:
             UsageError: the model can't have this cache.
         """
         config = self.config
-        k, v = cache_bytes(
-            cache_segments(cache, config.head_dim),
-            n_layers=config.n_layers,
-            n_kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
-            n_ctx=cache.n_ctx,
-            n_sequences=cache.n_sequences,
-        )
+        layouts = group_layouts(cache, config.groups)
+        k, v = cache_bytes(layouts, n_ctx=cache.n_ctx, n_sequences=cache.n_sequences)
         scratch = scratch_bytes(
             config,
             n_ctx=cache.n_ctx,
@@ -187,16 +182,40 @@ def weights_by_type(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
     return sorted(shares, key=lambda share: -share.n_bytes)
 
 
-def fits_head(type_name: str, config: ModelConfig) -> bool:
-    """Whether a head's row is a whole number of the type's blocks."""
-    return config.head_dim % KV_FORMATS[type_name].block_size == 0
+def fits_head(type_name: str, config: ModelSpec) -> bool:
+    """Whether rows of all heads, of K and of V, are a whole number of the type's blocks."""
+    size = KV_FORMATS[type_name].block_size
+    return all(
+        dim % size == 0 for group in config.groups for dim in (group.key_dim, group.value_dim)
+    )
 
 
-def kv_side_bytes_per_token(type_name: str, config: ModelConfig) -> int:
+def kv_side_bytes_per_token(side: Literal["k", "v"], type_name: str, config: ModelSpec) -> int:
     """Bytes that one token takes in the cache of K, or in that of V: all layers and heads."""
-    return config.n_layers * config.n_kv_heads * KV_FORMATS[type_name].row_bytes(config.head_dim)
+    fmt = KV_FORMATS[type_name]
+    return sum(
+        len(group.layers)
+        * group.n_kv_heads
+        * fmt.row_bytes(group.key_dim if side == "k" else group.value_dim)
+        for group in config.groups
+    )
 
 
-def kv_bytes_per_token(type_k: str, type_v: str, config: ModelConfig) -> int:
+def kv_values_per_token(config: ModelSpec) -> int:
+    """Values of K and V that one token has in all layers and heads."""
+    return sum(
+        len(group.layers) * group.n_kv_heads * (group.key_dim + group.value_dim)
+        for group in config.groups
+    )
+
+
+def mean_bits(pair: tuple[str, str], config: ModelSpec) -> float:
+    """Bits per value of K and V, scales included."""
+    return 8 * kv_bytes_per_token(*pair, config) / kv_values_per_token(config)
+
+
+def kv_bytes_per_token(type_k: str, type_v: str, config: ModelSpec) -> int:
     """Bytes that one token takes in the KV cache."""
-    return kv_side_bytes_per_token(type_k, config) + kv_side_bytes_per_token(type_v, config)
+    return kv_side_bytes_per_token("k", type_k, config) + kv_side_bytes_per_token(
+        "v", type_v, config
+    )

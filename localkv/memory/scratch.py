@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from localkv.config import ModelConfig
+from localkv.arch.spec import LayerSpec, ModelSpec, MoeSpec
 from localkv.kernels.footprint import ALLOCATOR, FLOAT, Footprint, HeadSizes, Matrix
 
 VOCABULARY_BYTES = 64
@@ -21,7 +21,7 @@ INDEX_BYTES = 64
 
 
 def scratch_bytes(
-    config: ModelConfig,
+    config: ModelSpec,
     *,
     n_ctx: int,
     n_batch: int,
@@ -39,28 +39,35 @@ def scratch_bytes(
         matrices: the model's weights.
     """
     n_tokens = min(n_batch, n_ctx)
-    widest = max(config.n_embd, config.n_heads * config.head_dim, _ffn_width(config))
-    activations = n_tokens * (FLOAT * activation_width(config) + INDEX_BYTES)
+    widths = [q_width(layer) for layer in config.kinds] + [layer.n_ff for layer in config.kinds]
+    widest = max(config.n_embd, *widths)
+    width = max(activation_width(config.n_embd, layer) for layer in config.kinds)
+    activations = n_tokens * (FLOAT * width + INDEX_BYTES)
     products = footprint.product_bytes(
         matrices, n_tokens=n_tokens, widest=widest, n_threads=n_threads
     )
-    heads = HeadSizes(config.n_heads, config.n_kv_heads, config.head_dim)
-    attention = footprint.attention_bytes(
-        heads, n_ctx=n_ctx, n_tokens=n_tokens, n_threads=n_threads
+    heads = {
+        HeadSizes(spec.n_heads, spec.n_kv_heads, max(spec.key_dim, spec.value_dim))
+        for spec in (layer.attention for layer in config.kinds)
+    }
+    attention = max(
+        footprint.attention_bytes(sizes, n_ctx=n_ctx, n_tokens=n_tokens, n_threads=n_threads)
+        for sizes in heads
     )
     return int(ALLOCATOR * (activations + products)) + attention + VOCABULARY_BYTES * config.n_vocab
 
 
-def _ffn_width(config: ModelConfig) -> int:
-    moe = config.moe
-    return config.n_ff if moe is None else max(moe.n_ff, moe.n_ff_shared)
+def q_width(layer: LayerSpec) -> int:
+    """Values of q, or of attention's output, per token."""
+    spec = layer.attention
+    return spec.n_heads * max(spec.key_dim, spec.value_dim)
 
 
-def activation_width(config: ModelConfig) -> int:
-    """Values per token that activations hold at their peak."""
-    x, q = config.n_embd, config.n_heads * config.head_dim
-    kv = config.n_kv_heads * config.head_dim
-    rope = config.head_dim
+def activation_width(n_embd: int, layer: LayerSpec) -> int:
+    """Values per token that activations of a layer hold at their peak."""
+    x, q = n_embd, q_width(layer)
+    kv = layer.attention.n_kv_heads * max(layer.attention.key_dim, layer.attention.value_dim)
+    rope = layer.attention.key_dim
     # x and its norm, q; k and v, both rotated, and the scratch of encoding one of them
     store = 2 * x + q + 4 * kv + 8 * kv
     # x and its norm, q before, while and after it is turned, k and v
@@ -68,7 +75,9 @@ def activation_width(config: ModelConfig) -> int:
     # x; q, and either q rotated or the output, while a Hadamard transform holds three of its kind
     attend = x + 6 * q
     # x, q and the output of attention are kept; the norm, gate, up, their product, down, the sum
-    feed_forward = 2 * x + 2 * q + 4 * _ffn_width(config) + 2 * x
-    if config.moe is not None:
+    feed_forward = 2 * x + 2 * q + 4 * layer.n_ff + 2 * x
+    if isinstance(layer.ffn, MoeSpec):
         feed_forward += 3 * x  # the experts' sum, the rows of one expert, its weighted output
+    if layer.parallel or layer.post_attn_norm is not None or layer.post_ffn_norm is not None:
+        feed_forward += 2 * x  # the layer's input, what a block adds before its norm
     return rope + max(store, turn, attend, feed_forward)

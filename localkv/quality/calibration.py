@@ -40,7 +40,8 @@ def calibrate(
     config = model.config
     cache = CacheConfig(TYPE, TYPE, n_ctx=n_ctx, kv_rotation=kv_rotation)
     engine = Engine(model, cache, n_batch=n_batch)
-    (spec,) = engine.cache.segments
+    first = engine.cache.layouts[0]
+    (spec,), group = first.segments, first.group
     layers = [layer.segments[0] for layer in engine.cache.layers]
     for segment in layers:
         for plane in (*segment.k, *segment.v):
@@ -49,13 +50,13 @@ def calibrate(
         architecture=config.architecture,
         name=config.name,
         n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
+        n_kv_heads=group.n_kv_heads,
+        head_dim=group.key_dim,
         rotation_k=spec.rotation_k,
         rotation_v=spec.rotation_v,
         n_tokens=0,
-        absmax_k=((0.0,) * config.n_kv_heads,) * config.n_layers,
-        absmax_v=((0.0,) * config.n_kv_heads,) * config.n_layers,
+        absmax_k=((0.0,) * group.n_kv_heads,) * config.n_layers,
+        absmax_v=((0.0,) * group.n_kv_heads,) * config.n_layers,
     )
     for chunk in chunks:
         for _ in engine.logit_batches(chunk, first=len(chunk) - 1):

@@ -10,8 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any, Literal
 
-from localkv.cache.kv_cache import Batch, KVCache, LayerCache, Sequence
-from localkv.cache.layout import SegmentSpec
+from localkv.cache.kv_cache import Batch, KVCache, LayerCache, SegmentBatch, Sequence
+from localkv.cache.layout import GroupLayout, SegmentSpec
 
 
 class ExactPrefillCache(KVCache):
@@ -21,16 +21,17 @@ class ExactPrefillCache(KVCache):
 
     Args:
         n_batch: most tokens of a batch.
-        options: the arguments of `KVCache`.
+        layouts, options: the arguments of `KVCache`.
     """
 
-    def __init__(self, *, n_batch: int, **options: Any) -> None:
-        super().__init__(**options)
-        options |= {"segments": [SegmentSpec("f32", "f32")], "n_ctx": min(n_batch, self.n_ctx)}
-        self._own = KVCache(**options)
+    def __init__(self, layouts: Seq[GroupLayout], *, n_batch: int, **options: Any) -> None:
+        super().__init__(layouts, **options)
+        plain = [replace(layout, segments=(SegmentSpec("f32", "f32"),)) for layout in layouts]
+        self._own = KVCache(plain, **(options | {"n_ctx": min(n_batch, self.n_ctx)}))
         self._own_sequence = self._own.new_sequence()  # stays empty: each batch starts at row 0
+        n_segments = len(self.bounds) + 1
         self.layers = [
-            LayerCache((*layer.segments, *own.segments))
+            LayerCache((*layer.segments, *own.segments), own.pool * n_segments)
             for layer, own in zip(self.layers, self._own.layers, strict=True)
         ]
 
@@ -44,10 +45,12 @@ class ExactPrefillCache(KVCache):
         """See `KVCache.batch`; `parts` is one sequence."""
         ((sequence, ids),) = parts
         batch = super().batch(parts, logits=logits, generated=generated)
-        (own,) = self._own.batch([(self._own_sequence, ids)]).segments
-        earlier = (
-            replace(segment, lengths=(max(0, min(sequence.length, end) - first),))
-            for segment, (first, end) in zip(batch.segments, self.bounds, strict=True)
-        )
-        own = replace(own, first_position=sequence.length)
-        return replace(batch, segments=(*earlier, own))
+        own = self._own.batch([(self._own_sequence, ids)])
+        segments = list[SegmentBatch]()
+        for group, rows in enumerate(own.segments):
+            for i, (first, end) in enumerate(self.bounds):
+                earlier = batch.segments[group * len(self.bounds) + i]
+                length = max(0, min(sequence.length, end) - first)
+                segments.append(replace(earlier, lengths=(length,)))
+            segments.append(replace(rows, first_position=sequence.length))
+        return replace(batch, segments=tuple(segments))

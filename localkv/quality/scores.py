@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localkv.config import CacheConfig, ModelConfig
+from localkv.arch.spec import ModelSpec
+from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
 from localkv.memory.plan import kv_bytes_per_token
@@ -193,6 +194,6 @@ def base_cache(n_ctx: int) -> CacheConfig:
     return CacheConfig("f16", "f16", n_ctx=n_ctx, kv_rotation="off")
 
 
-def context_bytes(cache: CacheConfig, config: ModelConfig) -> int:
+def context_bytes(cache: CacheConfig, config: ModelSpec) -> int:
     """Bytes that a full context takes."""
     return kv_bytes_per_token(cache.type_k, cache.type_v, config) * cache.n_ctx

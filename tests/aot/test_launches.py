@@ -70,7 +70,9 @@ def test_models(name: str, weight_type: GGMLType, gpu: PaperGpu, tmp_path: Path)
     """From the file to drawn tokens, for each architecture."""
     path = variant(name).write(tmp_path / "model.gguf", weight_type)
     model, _ = load_model(path, gpu.backend)
-    pair = ("q8_0", "fp8_e4m3_token") if model.config.head_dim % 32 == 0 else ("f16", "bf16")
+    pair = (
+        ("q8_0", "fp8_e4m3_token") if model.config.groups[0].key_dim % 32 == 0 else ("f16", "bf16")
+    )
     engine = Engine(model, CacheConfig(*pair, n_ctx=600), n_batch=128)
     engine.warm_up()
     assert all(kernel.ahead for kernel in gpu.kernels.values())

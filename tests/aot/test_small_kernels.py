@@ -12,8 +12,8 @@ from localkv.kernels.gpu.attention.merge import merge_kernel
 from localkv.kernels.gpu.embedding import WIDTH, embed_kernel
 from localkv.kernels.gpu.moe.kernels import combine_kernel
 from localkv.kernels.gpu.moe.route import route_kernel
+from localkv.kernels.gpu.norm import norm_kernel
 from localkv.kernels.gpu.products.activations import pack_rows_kernel, row_warps
-from localkv.kernels.gpu.rms_norm import rms_norm_kernel
 from localkv.kernels.gpu.rotate import ROWS, rotate_kernel
 from support.aot.aot_report import compile_kernel, on_every_gpu, report
 from support.aot.product_builds import plane_types
@@ -46,9 +46,12 @@ def check(kernel: Any, arch: int, constants: dict[str, Any], n_warps: int, **typ
 def test_rows(arch: int) -> None:
     """Norms of rows and of heads, and packing."""
     warps = row_warps(N)
-    check(rms_norm_kernel, arch, {"ROWS": 1, "N": N, "restore_ptr": None}, warps)
-    check(rms_norm_kernel, arch, {"ROWS": 16, "N": 128, "restore_ptr": None}, row_warps(2048))
-    check(rms_norm_kernel, arch, {"ROWS": 1, "N": N}, warps, out_ptr="*fp16")
+    plain = {"ROWS": 1, "N": N, "restore_ptr": None, "bias_ptr": None, "CENTRED": False}
+    check(norm_kernel, arch, plain, warps)
+    check(norm_kernel, arch, {**plain, "ROWS": 16, "N": 128}, row_warps(2048))
+    packed = {"ROWS": 1, "N": N, "bias_ptr": None, "CENTRED": False}
+    check(norm_kernel, arch, packed, warps, out_ptr="*fp16")
+    check(norm_kernel, arch, {"ROWS": 1, "N": N, "CENTRED": True}, warps, out_ptr="*fp16")
     for halves in (False, True):
         constants = {"ROWS": 1, "N": 4 * N, "HALVES": halves}
         check(pack_rows_kernel, arch, constants, row_warps(4 * N))

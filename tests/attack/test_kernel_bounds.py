@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import LayerCache
-from localkv.config import AttentionParams, CacheConfig
+from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
 from localkv.kernels.bounds import BoundsError

@@ -12,7 +12,7 @@ import pytest
 from localkv.errors import LocalKVError, ModelFileError
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.metadata import Metadata
-from localkv.loader.model_config import model_config
+from localkv.loader.model_spec import model_spec
 from localkv.loader.number_ranges import OF_MODELS, range_of
 from localkv.loader.vocabulary import read_vocabulary
 from support.attack.extreme_values import KINDS, Change, base_model, sampled, take_apart
@@ -109,7 +109,7 @@ class _Recorded(Metadata):
 def test_every_number_that_is_read_has_a_range(kind: str, tmp_path: Path) -> None:
     gguf = open_gguf(base_model(kind, tmp_path))
     recorded = _Recorded(gguf.metadata)
-    model_config(replace(gguf, metadata=recorded))
+    model_spec(replace(gguf, metadata=recorded))
     if kind == "text":
         read_vocabulary(recorded)
     assert len(recorded.asked) > 10
@@ -134,9 +134,9 @@ def test_what_is_said(key: str, value_type: int, value: float, tmp_path: Path) -
     content = take_apart(write_tiny_model(tmp_path / "tiny.gguf"))
     path.write_bytes(content.with_change(Change(key, value_type, value)))
     opened = open_gguf(path)
-    read = model_config if key.startswith("llama.") else read_vocabulary
+    read = model_spec if key.startswith("llama.") else read_vocabulary
     with pytest.raises(ModelFileError) as caught:
-        read(opened if read is model_config else opened.metadata)
+        read(opened if read is model_spec else opened.metadata)
     message = str(caught.value)
     assert "\n" not in message
     assert f"key '{key}' is {value}" in message

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from localkv.arch.spec import MoeSpec
 from localkv.bench import machine
 from localkv.bench.grid import BenchTest, Grid
 from localkv.bench.run import Options, run
@@ -268,7 +269,8 @@ def test_bytes_per_token(tiny_model, test: BenchTest, n_batch: int, batches: lis
 
 def test_a_token_reads_the_experts_it_is_sent_to() -> None:
     model = load(synthetic_source("moe-tiny:q8_0"), "reference").model
-    moe = model.config.moe
+    moe = model.config.layers[0].ffn
+    assert isinstance(moe, MoeSpec)
     routed = sum(
         getattr(layer.ffn, name).n_bytes
         for layer in model.weights.layers

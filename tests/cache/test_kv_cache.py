@@ -10,19 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.cache.kv_cache import KVCache, Sequence
-from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, cache_bytes
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, cache_bytes, uniform_layouts
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
 from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import read_pages
 from localkv.kernels.store_kv import store_kv
+from localkv.kernels.torch_arrays import torch_cache
 
 SIZES = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 32}
 
 
 def new_cache(*segments: SegmentSpec, **changes: Any) -> KVCache:
     segments = segments or (SegmentSpec("f16", "f16"),)
-    return KVCache(**{**SIZES, "n_ctx": 600, **changes}, segments=segments)
+    return torch_cache(**{**SIZES, "n_ctx": 600, **changes}, segments=segments)
 
 
 def advance(cache: KVCache, sequence: Sequence, n_tokens: int) -> None:
@@ -36,7 +37,7 @@ def advance(cache: KVCache, sequence: Sequence, n_tokens: int) -> None:
 def test_bytes_are_those_allocated(type_k: str, type_v: str, n_ctx: int) -> None:
     spec = SegmentSpec(type_k, type_v)
     cache = new_cache(spec, n_ctx=n_ctx, n_sequences=3)
-    counted = cache_bytes([spec], **SIZES, n_ctx=n_ctx, n_sequences=3)
+    counted = cache_bytes(uniform_layouts(**SIZES, segments=[spec]), n_ctx=n_ctx, n_sequences=3)
     assert (cache.n_bytes("k"), cache.n_bytes("v")) == counted
 
 
@@ -125,7 +126,7 @@ def test_context_and_pages_run_out() -> None:
 )
 def test_segments_that_make_no_sense(segments: list[SegmentSpec]) -> None:
     with pytest.raises(ValueError, match="segments must start at position 0"):
-        KVCache(**SIZES, segments=segments, n_ctx=10)
+        torch_cache(**SIZES, segments=segments, n_ctx=10)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)

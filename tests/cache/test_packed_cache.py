@@ -23,6 +23,7 @@ from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from support.cache_types import NAMES, partners
 from support.forward import CONFORMANCE_IDS, IDS, new_cache, nmse, run, run_together
+from support.layouts import group_of
 from support.random_model import RandomModel, variant
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ FLOATS = [name for name, fmt in KV_FORMATS.items() if not fmt.shares_scale]
 
 
 def segments(type_k: str, type_v: str, kv_rotation: str = "auto") -> list[SegmentSpec]:
-    return cache_segments(CacheConfig(type_k, type_v, kv_rotation=kv_rotation), head_dim=64)
+    return cache_segments(CacheConfig(type_k, type_v, kv_rotation=kv_rotation), group_of(64))
 
 
 @pytest.fixture(scope="module")
@@ -142,19 +143,21 @@ def test_which_caches_are_rotated(head_dim: int) -> None:
     block = {64: 64, 128: 128, 192: 64, 256: 256}.get(head_dim, 0)
     for type_k in KV_FORMATS:
         for type_v in KV_FORMATS:
-            (auto,) = cache_segments(CacheConfig(type_k, type_v), head_dim)
+            (auto,) = cache_segments(CacheConfig(type_k, type_v), group_of(head_dim))
             assert (auto.type_k, auto.type_v, auto.first_position) == (type_k, type_v, 0)
             assert auto.rotation_k == (block if type_k in PACKED else 0)
             assert auto.rotation_v == (64 if block and type_v in PACKED else 0)
-            (off,) = cache_segments(CacheConfig(type_k, type_v, kv_rotation="off"), head_dim)
+            (off,) = cache_segments(
+                CacheConfig(type_k, type_v, kv_rotation="off"), group_of(head_dim)
+            )
             assert (off.rotation_k, off.rotation_v) == (0, 0)
             wanted = CacheConfig(type_k, type_v, kv_rotation="on")
             if block:
-                (on,) = cache_segments(wanted, head_dim)
+                (on,) = cache_segments(wanted, group_of(head_dim))
                 assert (on.rotation_k, on.rotation_v) == (block, 64)
             else:
                 with pytest.raises(UsageError, match=f"multiple of 64, .* is {head_dim} ") as error:
-                    cache_segments(wanted, head_dim)
+                    cache_segments(wanted, group_of(head_dim))
                 assert "\n" not in str(error.value)
 
 

@@ -238,7 +238,7 @@ def test_cache_figures_are_those_of_the_blocks() -> None:
         figures = cache_figures(FACTS, type_k=name, type_v="f32")
         assert figures.bytes_k == 16 * 8 * 1024 * fmt.row_bytes(64)
         assert figures.bytes_v == 16 * 8 * 1024 * 64 * 4
-        assert figures.f16_bytes == 16 * 8 * 1024 * 64 * 2
+        assert figures.f16_bytes == 2 * 16 * 8 * 1024 * 64 * 2
 
 
 def test_a_page_that_is_begun_is_counted() -> None:
@@ -267,7 +267,9 @@ def test_no_context_is_larger_than_the_model_knows() -> None:
 
 
 def test_small_heads_are_offered_only_what_they_can_be_kept_in() -> None:
-    found = larger_cache(replace(FACTS, head_dim=16, type_k="f16", type_v="f16"))
+    found = larger_cache(
+        replace(FACTS, key_dims=(16,), value_dims=(16,), type_k="f16", type_v="f16")
+    )
     assert found is not None
     assert (found.type_k, found.type_v) == ("f16", "f16")
 

@@ -328,11 +328,11 @@ def test_every_cache_type_completes(program, tiny_model: Path, tmp_path: Path) -
     from localkv.cache.scales import write_kv_scales
     from localkv.formats import KV_FORMATS
     from localkv.loader.gguf_file import open_gguf
-    from localkv.loader.model_config import model_config
+    from localkv.loader.model_spec import model_spec
     from support.cache_types import scales_of
 
     scales = tmp_path / "scales.json"
-    write_kv_scales(scales, scales_of(model_config(open_gguf(tiny_model)), 20.0, 20.0))
+    write_kv_scales(scales, scales_of(model_spec(open_gguf(tiny_model)), 20.0, 20.0))
     for name, fmt in KV_FORMATS.items():
         run = ("complete", "-m", tiny_model, "-p", "The fox", "-n", "2", "--json")
         if fmt.scales_by_head:

@@ -17,13 +17,12 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.arch import ARCHS
-from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import HubError
 from localkv.formats import FORMATS, KV_FORMATS
 from localkv.kernels.select import select_backend
+from localkv.kernels.torch_arrays import torch_cache
 from localkv.loader import kv_risks
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub import remote_header
@@ -37,6 +36,7 @@ from localkv.presets import PRESETS
 from localkv.system.machine_memory import Budget
 from support.fake_hub import FakeHub
 from support.held_bytes import held, storages
+from support.layouts import with_attention
 from support.program import Program, Result, loaded_by
 from support.random_model import variant
 
@@ -84,18 +84,18 @@ def test_bytes_are_those_that_are_allocated(
     config = llm.config
     for row in found["pairs"]:
         types = CacheConfig(row["type_k"], row["type_v"], n_ctx=300)
-        cache = KVCache(
+        cache = torch_cache(
             n_layers=config.n_layers,
-            n_kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
-            segments=cache_segments(types, config.head_dim),
+            n_kv_heads=config.groups[0].n_kv_heads,
+            head_dim=config.groups[0].key_dim,
+            segments=cache_segments(types, config.groups[0]),
             n_ctx=300,
         )
         allocated = (storages(cache, "k"), storages(cache, "v"))
         assert (row["cache_k"], row["cache_v"]) == pytest.approx(allocated, rel=0.01)
         rest = found["weights_mapped"] + found["weights_allocated"] + found["scratch"]
         assert row["total"] == rest + row["cache_k"] + row["cache_v"]
-    fitting = [n for n, fmt in KV_FORMATS.items() if config.head_dim % fmt.block_size == 0]
+    fitting = [n for n, fmt in KV_FORMATS.items() if config.groups[0].key_dim % fmt.block_size == 0]
     assert len(found["pairs"]) == len(fitting) ** 2
 
 
@@ -116,7 +116,7 @@ def test_llama_3_70b_at_128k(plan: Any) -> None:
     found = plan(*argv)
     (row,) = found["pairs"]
     assert row["cache_k"] + row["cache_v"] == 40 * GIB
-    config = replace(SHAPES["llama-70b"], n_kv_heads=64)
+    config = with_attention(SHAPES["llama-70b"], n_kv_heads=64)
     memory = ModelMemory(shape_tensors("llama-70b", "q4_K"), config, "cpu", 512, 1)
     every_head = memory.plan(CacheConfig(n_ctx=131072))
     assert every_head.cache_k + every_head.cache_v == 320 * GIB
@@ -136,7 +136,7 @@ def test_a_shape_s_tensors_are_those_that_a_model_of_it_has(shape: str, type_nam
     backend = select_backend("reference")
     source = Recorder(type_name, torch.device("cpu"), torch.Generator())
     config = SHAPES[shape]
-    model_weights(TensorReader(source, backend), config, ARCHS[config.architecture])
+    model_weights(TensorReader(source, backend), config)
     listed = shape_tensors(shape, type_name)
     assert taken == {t.name: (t.shape, t.format.name, t.n_bytes) for t in listed}
 
@@ -398,7 +398,7 @@ def test_json_has_all_that_the_table_has(plan: Any, tiny_model: Path) -> None:
         "weights_allocated", "scratch", "pairs", "quants", "recommendation", "warnings",
     }  # fmt: skip
     assert set(found["model"]) == {
-        "path", "name", "architecture", "n_layers", "n_kv_heads", "head_dim", "n_ctx_train",
+        "path", "name", "architecture", "n_layers", "groups", "n_ctx_train",
         "quant", "bits_per_weight",
     }  # fmt: skip
     assert set(found["pairs"][0]) == {

@@ -11,7 +11,7 @@ import pytest
 
 from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_config import model_config
+from localkv.loader.model_spec import model_spec
 from localkv.memory.plan import fits_head, kv_bytes_per_token, weights_by_type
 from support import tiny_model as tiny
 from support.program import Program
@@ -57,7 +57,7 @@ def test_json_agrees_with_the_arithmetic(program: Program, tiny_model: Path) -> 
     facts = json.loads(result.out)
     assert result.out.count("\n") == 1
     gguf_file = open_gguf(tiny_model)
-    config = model_config(gguf_file)
+    config = model_spec(gguf_file)
     assert facts["file_bytes"] == tiny_model.stat().st_size
     assert sum(share["n_bytes"] for share in facts["weights"]) == gguf_file.n_bytes
     assert sum(share["n_values"] for share in facts["weights"]) == facts["n_parameters"]
@@ -69,30 +69,31 @@ def test_json_agrees_with_the_arithmetic(program: Program, tiny_model: Path) -> 
     assert [row["type"] for row in facts["kv_cache"]] == list(KV_FORMATS)
     for row in facts["kv_cache"]:
         per_token = kv_bytes_per_token(row["type"], row["type"], config)
-        assert row["bytes_per_token"] == per_token == 2 * row["bytes_per_token_k_or_v"]
+        assert row["bytes_per_token"] == per_token == 2 * row["bytes_per_token_k"]
         assert row["bytes_full_context"] == 256 * per_token
 
 
 def test_kv_bytes_are_what_the_cache_allocates(tiny_model: Path) -> None:
-    from localkv.cache.layout import SegmentSpec, cache_bytes
+    from localkv.cache.layout import SegmentSpec, cache_bytes, uniform_layouts
 
-    config = model_config(open_gguf(tiny_model))
-    sizes = {"n_layers": 2, "n_kv_heads": 1, "head_dim": 64, "n_ctx": 512}
+    config = model_spec(open_gguf(tiny_model))
+    sizes = {"n_layers": 2, "n_kv_heads": 1, "head_dim": 64}
     for type_k in KV_FORMATS:
         for type_v in KV_FORMATS:
-            allocated = sum(cache_bytes([SegmentSpec(type_k, type_v)], **sizes))
+            layouts = uniform_layouts(**sizes, segments=[SegmentSpec(type_k, type_v)])
+            allocated = sum(cache_bytes(layouts, n_ctx=512))
             assert 512 * kv_bytes_per_token(type_k, type_v, config) == allocated
 
 
 def test_f16_takes_two_bytes_a_value(tiny_model: Path) -> None:
-    config = model_config(open_gguf(tiny_model))
+    config = model_spec(open_gguf(tiny_model))
     values = tiny.N_LAYERS * tiny.N_KV_HEADS * tiny.HEAD_DIM
     assert kv_bytes_per_token("f16", "f32", config) == values * (2 + 4)
 
 
 def test_types_that_do_not_divide_the_head_are_said(program: Program, conformance: Path) -> None:
     path = conformance / "archs" / "llama-hd80.gguf"
-    config = model_config(open_gguf(path))
+    config = model_spec(open_gguf(path))
     for name, fmt in KV_FORMATS.items():
         assert fits_head(name, config) == (80 % fmt.block_size == 0)
         row = next(r for r in program("show", path).out.splitlines() if r.startswith(f"{name} "))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from localkv.cache.kv_cache import KVCache, Sequence
-from localkv.cache.layout import SegmentSpec
+from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.engine.decode_loop import MANY_DRAWS, DecodeLoop
 from localkv.errors import LocalKVError
 from localkv.kernels.reference_backend import reference_backend
@@ -29,9 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
 
 def new_cache(model: Transformer, segments: list[SegmentSpec], n_ctx: int) -> KVCache:
     """Pages are handed out in an odd order; rows behind the last must not matter but be finite."""
-    c = model.config
-    sizes = {"n_layers": c.n_layers, "n_kv_heads": c.n_kv_heads, "head_dim": c.head_dim}
-    cache = KVCache(**sizes, segments=segments, n_ctx=n_ctx)
+    layouts = [GroupLayout(group, tuple(segments)) for group in model.config.groups]
+    cache = KVCache(layouts, n_ctx=n_ctx, arrays=model.backend.arrays)
     for pool in cache.pools:
         pool.free = pool.free[1::2] + pool.free[::2]
     for layer in cache.layers:

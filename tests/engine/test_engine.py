@@ -39,9 +39,7 @@ def new_engine(
 def recording_engine(model: Transformer) -> Engine:
     """One that decodes from fixed buffers and draws on the device, as on a GPU."""
     backend = replace(model.backend, records=True)
-    engine = Engine(
-        Transformer(model.config, model.spec, model.weights, backend), CacheConfig(n_ctx=300)
-    )
+    engine = Engine(Transformer(model.config, model.weights, backend), CacheConfig(n_ctx=300))
     for layer in engine.cache.layers:
         for plane in (*layer.segments[0].k, *layer.segments[0].v):
             plane.zero_()  # the reference reads rows behind the last, and must not find NaN

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
@@ -19,6 +18,7 @@ from localkv.kernels.cpu.store.store_kv import (
     stored_rows,
 )
 from localkv.kernels.hadamard import hadamard_transform
+from localkv.kernels.torch_arrays import torch_cache
 
 HEAD_DIM = 64
 
@@ -62,7 +62,7 @@ def stored(name: str, store, rows: Tensor) -> list[Tensor]:
     """All planes of a cache that holds `rows` in random order as K and as V of two heads."""
     torch.manual_seed(1)
     n = len(rows) // 2
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1,
         n_kv_heads=2,
         head_dim=HEAD_DIM,
@@ -99,7 +99,7 @@ def same(name: str, got: list[Tensor], want: list[Tensor]) -> None:
 def test_bytes(name: str) -> None:
     rows = odd_rows()
     sizes = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 32, "n_ctx": 1}
-    assert has_encoders(KVCache(**sizes, segments=[SegmentSpec(name, name)]).layers[0])
+    assert has_encoders(torch_cache(**sizes, segments=[SegmentSpec(name, name)]).layers[0])
     same(name, stored(name, store_kv_cpu, rows), stored(name, scatter_encoded, rows))
 
 

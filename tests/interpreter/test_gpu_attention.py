@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.cache.kv_cache import KVCache
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
-from localkv.config import AttentionParams
 from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import attention, attention_reference
 from localkv.kernels.gpu.attention.packed_attention import PackedAttention, segment_attention
@@ -21,6 +20,7 @@ from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.hadamard import hadamard_transform
+from localkv.kernels.torch_arrays import torch_cache
 from support.paged_rows import paged_rows, plain_attention
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
@@ -212,7 +212,7 @@ def test_rotation(head_dim: int, block: int) -> None:
 @pytest.mark.parametrize("rotations", [(64, 64), (0, 64)])
 def test_through_the_cache(rotations: tuple[int, int]) -> None:
     """Several segments, rotated and merged, as a backend calls it; stored by its own kernel."""
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1,
         n_kv_heads=1,
         head_dim=64,

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import LayerCache
-from localkv.config import AttentionParams
 from localkv.formats import KV_FORMATS
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.attention.packed_attention import segment_attention

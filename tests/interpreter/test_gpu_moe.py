@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localkv.config import MoeConfig
+from localkv.arch.spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.gpu.moe import experts as gpu_moe
 from localkv.kernels.gpu.moe.route import expert_tiles, route
@@ -66,7 +66,7 @@ def experts_of(name: str, down: str, *, shared: bool = False, gated: bool = Fals
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize(("n_experts", "n_used"), [(6, 2), (64, 8), (60, 4), (3, 3), (4, 1)])
 def test_routing(n_experts: int, n_used: int, renormalise: bool) -> None:
-    moe = MoeConfig(n_experts, n_used, n_ff=8, renormalise=renormalise)
+    moe = MoeSpec(n_experts, n_used, n_ff=8, renormalise=renormalise)
     logits = torch.randn(7, n_experts) * 4
     logits[3] = 0.0
     logits[3, : n_used + 1] += torch.arange(n_used + 1)[:n_experts] * 0.5
@@ -80,13 +80,13 @@ def test_routing_where_all_weights_vanish() -> None:
     """The sum is never taken as less than 2 ** -14."""
     logits = torch.zeros(1, 300)
     logits[0, 7] = 200.0
-    moe = MoeConfig(300, 2, n_ff=8)
+    moe = MoeSpec(300, 2, n_ff=8)
     torch.testing.assert_close(route(logits, moe)[1], plain_route(logits, moe)[1])
 
 
 def test_routing_of_nan() -> None:
     """Weights show it, and the experts exist."""
-    moe = MoeConfig(6, 2, n_ff=8)
+    moe = MoeSpec(6, 2, n_ff=8)
     logits = torch.randn(3, 6)
     logits[0], logits[2, 4] = torch.nan, torch.nan
     experts, weights = route(logits, moe)
@@ -126,7 +126,7 @@ def test_experts(name: str, down: str, n_tokens: int) -> None:
     """One pair at a time, and in tiles; an expert without tokens."""
     layer = experts_of(name, down)
     x = torch.rand(n_tokens, N_EMBD)
-    moe = MoeConfig(N_EXPERTS, 2, n_ff=N_FF)
+    moe = MoeSpec(N_EXPERTS, 2, n_ff=N_FF)
     few = n_tokens * 2 <= gpu_moe.FEW_PAIRS * N_EXPERTS
     want = moe_mlp(x.double(), unprepared(layer), moe)
     # three products, one behind the other
@@ -162,7 +162,7 @@ def test_experts_beyond_31_bits(name: str) -> None:
 def test_shared_expert_and_residual(gated: bool, n_tokens: int) -> None:
     layer = experts_of("q4_0", "q5_1", shared=True, gated=gated)
     x, residual = torch.rand(n_tokens, N_EMBD), torch.randn(n_tokens, N_EMBD)
-    moe = MoeConfig(N_EXPERTS, 3, n_ff=N_FF, n_ff_shared=96, renormalise=False)
+    moe = MoeSpec(N_EXPERTS, 3, n_ff=N_FF, n_ff_shared=96, renormalise=False)
     want = moe_mlp(x.double(), unprepared(layer), moe)
     assert error(gpu_moe.moe_mlp(x, layer, moe), want) < 2e-3
     got = gpu_moe.moe_mlp(x, layer, moe, residual=residual)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,16 +14,18 @@ from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.norm import norm as gpu_norm
+from localkv.kernels.gpu.norm import norm_packed
 from localkv.kernels.gpu.products import products
 from localkv.kernels.gpu.products.activations import pack_rows
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
 from localkv.kernels.gpu.products.products import gate_up, linear, linears, normed
-from localkv.kernels.gpu.rms_norm import rms_norm, rms_norm_packed
 from localkv.kernels.gpu.triton_backend import METHODS
-from localkv.kernels.layer_weights import Linear
-from localkv.kernels.rms_norm import rms_norm as plain_rms_norm
+from localkv.kernels.layer_weights import Linear, Norm
+from localkv.kernels.norm import norm as plain_norm
 from localkv.sampling.device_draw import NO_TOKEN
 from support.gpu_products import CPU, EXACT, error, far, prepared, with_rows
+from support.layers import layer_norm, rms
 from support.random_packed import random_packed
 
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
@@ -189,18 +192,24 @@ def test_activations_that_are_halved(n_tokens: int) -> None:
     x[:, 7] = 1e6
     want = product(x.clamp(-65504, 65504).half(), weight)
     assert error(linear(x, Linear(weight)), want) < EXACT
-    norm = torch.rand(256)
-    h = plain_rms_norm(x, norm, 1e-5)
-    got = linears(normed(x, norm, 1e-5, (Linear(weight),)), (Linear(weight),))[0]
+    by = rms(torch.rand(256))
+    h = plain_norm(x, by)
+    got = linears(normed(x, by, (Linear(weight),)), (Linear(weight),))[0]
     assert error(got, product(h.half(), weight)) < 1e-4
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (5, 576), (3, 7, 80), (2, 3000)])
-def test_rms_norm(shape: tuple[int, ...]) -> None:
-    x, weight = torch.randn(shape) * 3, torch.rand(shape[-1])
-    want = plain_rms_norm(x.double(), weight.double(), 1e-5)
-    assert error(rms_norm(x, weight, 1e-5), want) < EXACT
-    packed = rms_norm_packed(x.flatten(0, -2), weight, 1e-5)
+@pytest.mark.parametrize("kind", [rms, layer_norm])
+@pytest.mark.parametrize("biased", [False, True])
+def test_norms(shape: tuple[int, ...], kind: Callable[..., Norm], biased: bool) -> None:
+    x, weight = torch.randn(shape) * 3 + 1, torch.rand(shape[-1])
+    by, exact = kind(weight), kind(weight.double())
+    if biased:
+        bias = torch.randn(shape[-1])
+        by, exact = replace(by, bias=bias), replace(exact, bias=bias.double())
+    want = plain_norm(x.double(), exact)
+    assert error(gpu_norm(x, by), want) < EXACT
+    packed = norm_packed(x.flatten(0, -2), by)
     restored = packed.values.float() * packed.restore[:, None]
     assert error(restored, want.flatten(0, -2)) < 5e-4
 

@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.formats import KV_FORMATS, QuantFormat
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, store_kv_gpu
 from localkv.kernels.hadamard import hadamard_transform
-from localkv.kernels.rms_norm import rms_norm
+from localkv.kernels.layer_weights import Norm
+from localkv.kernels.norm import norm
 from localkv.kernels.rope import RopeTable, apply_rope
+from localkv.kernels.torch_arrays import torch_cache
+from support.layers import rms
 from support.paged_rows import poisoned_cache
 
 by_format = pytest.mark.parametrize(
@@ -129,10 +131,10 @@ def test_many_rows(fmt: QuantFormat) -> None:
     assert_encoded(fmt, store_all(fmt, x), x)
 
 
-def turned(x: Tensor, norm: Tensor | None, steps: QueryKeySteps) -> Tensor:
+def turned(x: Tensor, by: Norm | None, steps: QueryKeySteps) -> Tensor:
     """What the reference makes of a projection."""
-    if norm is not None:
-        x = rms_norm(x, norm, steps.eps)
+    if by is not None:
+        x = norm(x, by)
     return x if steps.rope is None else apply_rope(x, steps.rope)
 
 
@@ -158,9 +160,8 @@ def test_everything_before_the_store(
     q, k, v = (random(n_tokens, n_heads, head_dim) for n_heads in (4, 2, 2))
     angles = random(n_tokens, rope_dims // 2) * 100
     steps = QueryKeySteps(
-        q_norm=random(head_dim) if normed else None,
-        k_norm=random(head_dim) if normed else None,
-        eps=1e-6,
+        q_norm=rms(random(head_dim), 1e-6) if normed else None,
+        k_norm=rms(random(head_dim), 1e-6) if normed else None,
         rope=RopeTable(angles.cos(), angles.sin(), interleaved) if rope_dims else None,
         q_scale=random(n_tokens) if scaled else None,
     )
@@ -208,7 +209,7 @@ def test_slots_beyond_two_gibibytes(name: str) -> None:
 @pytest.mark.parametrize(("type_k", "type_v"), [("q8_0", "q4_0"), ("q4_1", "iq4_nl")])
 def test_segments_and_rotations(type_k: str, type_v: str) -> None:
     """Each row in its segment's types, rotated as it says, with the bytes of the reference."""
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1,
         n_kv_heads=2,
         head_dim=128,

@@ -7,14 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.cache.kv_cache import KVCache
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
-from localkv.config import AttentionParams, KVScales
+from localkv.config import KVScales
 from localkv.kernels.attention import (
     attention,
     attention_reference,
 )
 from localkv.kernels.store_kv import store_kv, store_rotated
+from localkv.kernels.torch_arrays import torch_cache
 from support.attention_checks import (
     check,
     check_rows_without_keys,
@@ -70,7 +71,7 @@ def test_segments_that_are_not_rotated_alike() -> None:
         SegmentSpec("f32", "f32", 300, 32, 0),
         SegmentSpec("f32", "f32", 310, 0, 64),
     ]
-    cache = KVCache(n_layers=1, n_kv_heads=1, head_dim=head_dim, segments=specs, n_ctx=400)
+    cache = torch_cache(n_layers=1, n_kv_heads=1, head_dim=head_dim, segments=specs, n_ctx=400)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(330, 1, head_dim, generator=generator) for _ in range(3))
     batch = cache.batch([(cache.new_sequence(), [0] * 330)])
@@ -102,7 +103,7 @@ def test_scales_of_heads_bring_rows_into_range() -> None:
     params = AttentionParams(0.3)
 
     def error(name: str) -> float:
-        cache = KVCache(
+        cache = torch_cache(
             n_layers=1,
             n_kv_heads=3,
             head_dim=head_dim,

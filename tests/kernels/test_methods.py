@@ -24,6 +24,7 @@ from localkv.kernels.method import Method, Use, in_words, missing_kernels, uses
 from localkv.kernels.reference_backend import reference_backend
 from localkv.simd.cpu_features import HAS_VNNI
 from support.cpu_products import eight_bits, error
+from support.layers import model_of, rms
 from support.program import Program
 from support.random_model import variant
 from support.random_packed import random_packed
@@ -57,11 +58,11 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_product_runs_as_is_said(name: str, n_in: int, halves: bool, decoded: list[str]) -> None:
     backend = cpu_backend()
     packed = replace(random_packed(name, 32, n_in), halves_activations=halves)
-    x, norm = torch.randn(2, n_in), torch.ones(n_in)
+    x, norm = torch.randn(2, n_in), rms(torch.ones(n_in), 0.0)
     weight = backend.prepare(packed)
     method = backend.methods.product(weight)
     decoded.clear()
-    got = backend.logits(x, norm, Linear(weight), 0.0)
+    got = backend.logits(x, norm, Linear(weight), model_of(n_in, 32))
     assert (method.slowdown is not None) == (name in decoded)
     assert ("decoded" in method.words) == (name in decoded)
     if method.slowdown:
@@ -79,7 +80,7 @@ def test_a_product_runs_as_is_said(name: str, n_in: int, halves: bool, decoded: 
 def test_the_reference_says_that_it_decodes(name: str, decoded: list[str]) -> None:
     backend = reference_backend()
     weight = backend.prepare(random_packed(name, 32, 512))
-    backend.logits(torch.randn(1, 512), torch.ones(512), Linear(weight), 0.0)
+    backend.logits(torch.randn(1, 512), rms(torch.ones(512)), Linear(weight), model_of(512, 32))
     assert decoded == [name]
     assert backend.methods.product(weight) == Method("decoded tile by tile in torch")
 
@@ -102,8 +103,9 @@ def test_a_mixed_model_is_described_by_type() -> None:
         return Linear(backend.prepare(random_packed(name, 32, 256)))
 
     mlps = [MlpWeights(*map(linear, ("q4_K", "q4_K", down))) for down in ("q4_K", "q3_K")]
-    attention = AttentionWeights(torch.ones(256), *map(linear, ("q4_K", "q8_0", "f32", "q4_K")))
-    layers = [LayerWeights(attention, torch.ones(256), mlp) for mlp in mlps]
+    attention = AttentionWeights(*map(linear, ("q4_K", "q8_0", "f32", "q4_K")))
+    norm = rms(torch.ones(256))
+    layers = [LayerWeights(attention, mlp, norm, norm) for mlp in mlps]
     found = uses(backend.methods, layers, linear("q6_K"), "f16", "q8_0")
     sides = "8-bit activations (AVX512-VNNI)" if HAS_VNNI else "float32 activations"
     as_in_file = f"; q8_0: packed as in the file, {sides}" if HAS_VNNI else ""

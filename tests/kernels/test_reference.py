@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.config import MoeConfig
+from localkv.arch.spec import MoeSpec
 from localkv.formats import FORMATS, packed_tensor
 from localkv.formats.base import Codec, QuantFormat, join_planes, split_blocks
 from localkv.kernels.embedding import embed
@@ -89,18 +89,18 @@ def test_embedding_rows(name: str) -> None:
 
 def test_routing() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
-    experts, weights = route(logits, MoeConfig(4, 2, n_ff=8))
+    experts, weights = route(logits, MoeSpec(4, 2, n_ff=8))
     assert experts.tolist() == [[1, 3]]
     probabilities = logits.softmax(-1)[0]
     assert torch.allclose(weights[0], probabilities[[1, 3]] / probabilities[[1, 3]].sum())
-    _, plain = route(logits, MoeConfig(4, 2, n_ff=8, renormalise=False))
+    _, plain = route(logits, MoeSpec(4, 2, n_ff=8, renormalise=False))
     assert torch.allclose(plain[0], probabilities[[1, 3]])
 
 
 @pytest.mark.parametrize("name", ["f32", "q4_0", "q6_K"])
 def test_experts_on_packed_tensors(name: str) -> None:
     """Tokens of several experts, an expert without tokens, more tokens than experts."""
-    moe = MoeConfig(5, 2, n_ff=256)
+    moe = MoeSpec(5, 2, n_ff=256)
     router = random_packed("f32", 5, 256, seed=1)
     router.decode()[4] = -100.0  # nobody wants the last expert
     stacks = [random_packed(name, 5, 256, 256, seed=seed) for seed in (2, 3, 4)]

@@ -22,13 +22,14 @@ from localkv.errors import DoesNotFitError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.llm import free_memory
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_config import model_config
+from localkv.loader.model_spec import model_spec
 from localkv.loader.shapes import SHAPES, shape_tensors
-from localkv.memory.advice import mean_bits, recommend
+from localkv.memory.advice import recommend
 from localkv.memory.fit import check_fit, smaller_pairs, usual_pairs
-from localkv.memory.plan import ModelMemory, fits_head
+from localkv.memory.plan import ModelMemory, fits_head, mean_bits
 from localkv.presets import PRESETS
 from localkv.system.machine_memory import Budget
+from support.layouts import with_attention
 from support.program import Program
 from support.random_model import RandomModel
 
@@ -150,7 +151,7 @@ def test_only_fewer_bytes_are_offered() -> None:
 
 
 def test_heads_without_whole_blocks() -> None:
-    config = replace(SHAPES["llama-tiny"], head_dim=80)
+    config = with_attention(SHAPES["llama-tiny"], key_dim=80, value_dim=80)
     assert usual_pairs(config) == [("f16", "f16"), ("fp8_e4m3_token", "fp8_e4m3_token")]
     assert all(fits_head(name, config) for pair in usual_pairs(config) for name in pair)
 
@@ -170,7 +171,9 @@ def test_a_recommendation_fits_and_no_better_pair_does(
         assert memory.plan(CacheConfig("q4_0", "q4_0", n_ctx=1)).total > n_bytes
         return
     assert memory.plan(CacheConfig(*advice.pair, n_ctx=advice.n_ctx)).total <= n_bytes
-    better = [p for p in pairs if mean_bits(p, 128) > mean_bits(advice.pair, 128)]
+    better = [
+        p for p in pairs if mean_bits(p, memory.config) > mean_bits(advice.pair, memory.config)
+    ]
     for pair in better:
         assert memory.plan(CacheConfig(*pair, n_ctx=n_ctx)).total > n_bytes
     if advice.n_ctx < n_ctx:
@@ -239,7 +242,7 @@ def test_fit_off_tries_and_an_unknown_memory_is_no_limit(wide: Path, has_memory:
 def test_mapped_weights_are_warned_of_only(tmp_path: Path, has_memory: Any) -> None:
     path = RandomModel(n_vocab=4096).write(tmp_path / "m.gguf", GGMLType.F16)
     gguf = open_gguf(path)
-    memory = ModelMemory(tuple(gguf.tensors.values()), model_config(gguf), "cpu", 512, 1)
+    memory = ModelMemory(tuple(gguf.tensors.values()), model_spec(gguf), "cpu", 512, 1)
     plan = memory.plan(CacheConfig(n_ctx=512))
     assert plan.weights_mapped > 1 << 20
     has_memory(plan.total - (1 << 20))

@@ -12,9 +12,9 @@ import pytest
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import SegmentSpec, cache_bytes
-from localkv.config import DEVICES, AttentionParams, CacheConfig
+from localkv.arch.spec import AttentionParams
+from localkv.cache.layout import SegmentSpec, cache_bytes, uniform_layouts
+from localkv.config import DEVICES, CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import byte_size
 from localkv.formats import KV_FORMATS
@@ -23,6 +23,7 @@ from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.sizes import FEW_ROWS
 from localkv.kernels.cpu.footprint import MOST_DECODE_ROWS, attention_bytes
 from localkv.kernels.footprint import HeadSizes
+from localkv.kernels.torch_arrays import torch_cache
 from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.plan import MemoryPlan
 from localkv.simd.cpu_features import HAS_VNNI
@@ -37,7 +38,7 @@ from support.random_model import MOE, RandomModel, variant
 @pytest.mark.parametrize("bounds", [(0,), (0, 4), (0, 100, 700)])
 def test_cache_bytes_are_those_of_the_storage(head_dim: int, bounds: tuple[int, ...]) -> None:
     fitting = [name for name, fmt in KV_FORMATS.items() if head_dim % fmt.block_size == 0]
-    sizes = {"n_layers": 2, "n_kv_heads": 3, "head_dim": head_dim, "n_ctx": 1000}
+    sizes = {"n_layers": 2, "n_kv_heads": 3, "head_dim": head_dim}
     for type_k in fitting:
         for type_v in fitting:
             # the types of the segments differ, so that none can be taken for another
@@ -45,8 +46,8 @@ def test_cache_bytes_are_those_of_the_storage(head_dim: int, bounds: tuple[int, 
                 SegmentSpec(*((type_k, type_v) if i % 2 == 0 else (type_v, "f16")), first)
                 for i, first in enumerate(bounds)
             ]
-            cache = KVCache(**sizes, segments=specs)
-            counted = cache_bytes(specs, **sizes)
+            cache = torch_cache(**sizes, segments=specs, n_ctx=1000)
+            counted = cache_bytes(uniform_layouts(**sizes, segments=specs), n_ctx=1000)
             assert counted == (storages(cache, "k"), storages(cache, "v"))
             assert counted == (cache.n_bytes("k"), cache.n_bytes("v"))
 

@@ -17,7 +17,7 @@ from localkv.errors import LocalKVError, ModelFileError, UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.model_config import arch_spec, model_config
+from localkv.loader.model_spec import model_spec
 from localkv.loader.weights import load_model
 from support.paths import MODELS
 from support.random_model import variant
@@ -84,12 +84,12 @@ def test_logits_are_the_same_to_the_last_bit(name: str, dtype: torch.dtype, tmp_
 def test_rows_in_the_cache_have_the_outliers(name: str, tmp_path: Path) -> None:
     source, path = written(name, tmp_path)
     gguf = open_gguf(source)
-    config, spec = model_config(gguf), arch_spec(gguf)
+    config = model_spec(gguf)
     plain, twin = engine(source), engine(path)
     plain.logits(IDS)
     twin.logits(IDS)
     for layer in range(config.n_layers):
-        k, v = k_factors(STRONG, config, spec, layer), v_factors(STRONG, config, layer)
+        k, v = k_factors(STRONG, config, layer), v_factors(STRONG, config, layer)
         for factors, n_channels, strength in ((k, 6, 16), (v, 5, 4)):
             assert ((factors == strength).sum(1) == n_channels).all()
             assert (np.unique(factors) == [1, strength]).all()
@@ -103,12 +103,12 @@ def test_layers_and_heads_have_channels_of_their_own_unless_a_norm_is_shared(
 ) -> None:
     for name, shared in (("llama", False), ("qwen3", True)):
         gguf = open_gguf(variant(name).write(tmp_path / f"{name}.gguf"))
-        config, spec = model_config(gguf), arch_spec(gguf)
-        first, second = (k_factors(STRONG, config, spec, layer) for layer in range(2))
+        config = model_spec(gguf)
+        first, second = (k_factors(STRONG, config, layer) for layer in range(2))
         assert np.array_equal(first[0], first[1]) == shared
         assert not np.array_equal(first, second)
         other = Outliers(k_pairs=3, k_strength=16, seed=4)
-        assert not np.array_equal(first, k_factors(other, config, spec, 0))
+        assert not np.array_equal(first, k_factors(other, config, 0))
 
 
 @pytest.mark.parametrize("kind", [GGMLType.Q8_0, GGMLType.Q4_0], ids=lambda kind: kind.name)

@@ -29,9 +29,9 @@ def test_size_on_disk() -> None:
 def test_what_it_is(llm: LLM) -> None:
     config = llm.config
     assert config.architecture == "llama"
-    assert config.head_dim == 64
-    assert config.n_kv_heads >= 2
-    assert config.n_heads > config.n_kv_heads
+    assert config.groups[0].key_dim == 64
+    assert config.groups[0].n_kv_heads >= 2
+    assert config.layers[0].attention.n_heads > config.groups[0].n_kv_heads
     assert config.n_ctx_train >= 1024
     assert llm.chat_template is not None
     assert llm.tokenizer.kind == "spm"

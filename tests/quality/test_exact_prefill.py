@@ -10,12 +10,12 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
+from localkv.kernels.torch_arrays import torch_cache
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.chunks import text_chunks
@@ -23,6 +23,7 @@ from localkv.quality.exact_prefill import ExactPrefillCache
 from localkv.quality.scores import base_cache, joined, score_chunks
 from localkv.quality.statistics import divergence
 from support.forward import IDS, nmse, run
+from support.layouts import group_of
 from support.program import Program
 from support.random_model import RandomModel
 
@@ -49,7 +50,7 @@ def test_f32_rows_are_the_same_either_way(
     model, _ = load_model(RandomModel().write(tmp_path / "m.gguf", GGMLType.F32), backend)
     ids = LONG[:n_tokens]
     spec = [SegmentSpec("f32", "f32")]
-    want = run(model, KVCache(**sizes(model), segments=spec), ids, chunk=n_batch)
+    want = run(model, torch_cache(**sizes(model), segments=spec), ids, chunk=n_batch)
     cache = ExactPrefillCache(**sizes(model), segments=spec, n_batch=n_batch)
     assert nmse(run(model, cache, ids, chunk=n_batch), want) < tolerance
 
@@ -63,14 +64,14 @@ def test_only_earlier_batches_are_seen_packed(
     path = RandomModel(n_layers=1).write(tmp_path / "m.gguf", GGMLType.F32)
     model, _ = load_model(path, backend)
     ids = LONG[: 2 * start]
-    (packed,) = cache_segments(CacheConfig("q4_0", "q5_1"), head_dim=64)
+    (packed,) = cache_segments(CacheConfig("q4_0", "q5_1"), group_of(64))
     last = slice(start, None)
     segments = [packed, SegmentSpec("f32", "f32", start)]
-    want = run(model, KVCache(**sizes(model), segments=segments), ids, chunk=start)[last]
+    want = run(model, torch_cache(**sizes(model), segments=segments), ids, chunk=start)[last]
     cache = ExactPrefillCache(**sizes(model), segments=[packed], n_batch=start)
     got = run(model, cache, ids, chunk=start)[last]
     assert nmse(got, want) < tolerance
-    through = run(model, KVCache(**sizes(model), segments=[packed]), ids, chunk=start)[last]
+    through = run(model, torch_cache(**sizes(model), segments=[packed]), ids, chunk=start)[last]
     assert nmse(through, want) > 1e-4
 
 

@@ -19,7 +19,7 @@ from localkv.cli.perplexity_plot import unbeaten
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
-from localkv.memory.advice import mean_bits
+from localkv.memory.plan import mean_bits
 from localkv.quality.chunks import MIN_CONTEXT, text_chunks
 from localkv.quality.scores import (
     TokenScores,
@@ -259,8 +259,14 @@ def test_bits_and_bytes(llm: LLM) -> None:
     for name in FITTING:
         cache = CacheConfig(name, "f32", n_ctx=N_CTX)
         bits = (8 * KV_FORMATS[name].row_bytes(64) / 64 + 32) / 2
-        values = 2 * N_CTX * llm.config.n_layers * llm.config.n_kv_heads * llm.config.head_dim
-        assert mean_bits((cache.type_k, cache.type_v), llm.config.head_dim) == bits
+        values = (
+            2
+            * N_CTX
+            * llm.config.n_layers
+            * llm.config.groups[0].n_kv_heads
+            * llm.config.groups[0].key_dim
+        )
+        assert mean_bits((cache.type_k, cache.type_v), llm.config) == bits
         assert context_bytes(cache, llm.config) == bits * values / 8
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localkv.cache.kv_cache import KVCache
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
-from localkv.config import AttentionParams, KVScales
+from localkv.config import KVScales
 from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import (
     SegmentAttention,
@@ -18,6 +18,7 @@ from localkv.kernels.attention import (
 )
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.store_kv import StoreKV, store_kv, store_rotated
+from localkv.kernels.torch_arrays import torch_cache
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, past: int, params: AttentionParams) -> Tensor:
@@ -61,7 +62,7 @@ def check(
     scales = KVScales(
         "llama", "", 1, n_kv_heads, head_dim, *rotations, 1, (absmax,), (absmax[::-1],)
     )
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
@@ -160,7 +161,7 @@ def check_windows(
 def check_rows_without_keys(run: SegmentAttention, store: StoreKV = store_kv) -> None:
     """A window that has left a segment, or that is about to: output 0, log-sum-exp -inf."""
     specs = [SegmentSpec("f32", "f32", 0), SegmentSpec("f32", "f32", 40)]
-    cache = KVCache(n_layers=1, n_kv_heads=1, head_dim=32, segments=specs, n_ctx=400)
+    cache = torch_cache(n_layers=1, n_kv_heads=1, head_dim=32, segments=specs, n_ctx=400)
     layer = cache.layers[0]
     generator = torch.Generator().manual_seed(0)
     sequence = cache.new_sequence()

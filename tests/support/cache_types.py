@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from localkv.config import KVScales, ModelConfig
+from localkv.arch.spec import ModelSpec
+from localkv.config import KVScales
 from localkv.formats import KV_FORMATS
 
 NAMES = list(KV_FORMATS)
@@ -27,17 +28,17 @@ NEW_PAIRS = [
 """Types with scales of rows and heads, with all others on the other side."""
 
 
-def scales_of(config: ModelConfig, absmax_k: float = 448.0, absmax_v: float = 448.0) -> KVScales:
+def scales_of(config: ModelSpec, absmax_k: float = 448.0, absmax_v: float = 448.0) -> KVScales:
     """Scales of a model whose heads are all as large."""
     return KVScales(
         config.architecture,
         config.name,
         config.n_layers,
-        config.n_kv_heads,
-        config.head_dim,
+        config.groups[0].n_kv_heads,
+        config.groups[0].key_dim,
         rotation_k=0,
         rotation_v=0,
         n_tokens=1,
-        absmax_k=((absmax_k,) * config.n_kv_heads,) * config.n_layers,
-        absmax_v=((absmax_v,) * config.n_kv_heads,) * config.n_layers,
+        absmax_k=((absmax_k,) * config.groups[0].n_kv_heads,) * config.n_layers,
+        absmax_v=((absmax_v,) * config.groups[0].n_kv_heads,) * config.n_layers,
     )

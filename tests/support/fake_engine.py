@@ -18,9 +18,10 @@ from localkv.errors import ContextOverflowError
 FACTS = EngineFacts(
     name="tiny-tales",
     architecture="llama",
-    n_layers=16,
-    n_kv_heads=8,
-    head_dim=64,
+    layers=(16,),
+    kv_heads=(8,),
+    key_dims=(64,),
+    value_dims=(64,),
     n_ctx_train=4096,
     n_ctx=1024,
     type_k="q4_0",

@@ -55,7 +55,7 @@ class FakeLLM:
             type_k=arguments["cache_type_k"], type_v=arguments["cache_type_v"], n_ctx=64
         )
         segment = SegmentSpec(self.cache.type_k, self.cache.type_v, 0, 64, 0)
-        cache = SimpleNamespace(segments=[segment])
+        cache = SimpleNamespace(layouts=[SimpleNamespace(segments=[segment])])
         self.engine = SimpleNamespace(cache=cache)
         self.memory = MemoryPlan(1 << 20, 1 << 10, 1 << 19, 1 << 19, 3 << 20)
 

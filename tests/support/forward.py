@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import SegmentSpec
+from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.config import KVScales
 from localkv.kernels.backend import Backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
+from support.layouts import with_attention
 
 IDS = [(i * 37 + 11) % 96 for i in range(100)]
 CONFORMANCE_IDS = [(i * 7919 + 13) % 256 for i in range(300)]
@@ -32,12 +35,10 @@ def new_cache(
     kv_scales: KVScales | None = None,
 ) -> KVCache:
     """A cache full of bytes that decode to NaN, with its pages in no order."""
-    config = model.config
+    layouts = [GroupLayout(group, segments) for group in model.config.groups]
     cache = KVCache(
-        n_layers=config.n_layers,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
-        segments=segments,
+        layouts,
+        arrays=model.backend.arrays,
         n_ctx=n_ctx,
         n_sequences=n_sequences,
         kv_scales=kv_scales,
@@ -50,6 +51,12 @@ def new_cache(
     for pool in cache.pools:
         generator.shuffle(pool.free)
     return cache
+
+
+def with_params(model: Transformer, **changes: Any) -> Transformer:
+    """The model with other `AttentionParams` in all layers."""
+    params = replace(model.config.layers[0].attention.params, **changes)
+    return Transformer(with_attention(model.config, params=params), model.weights, model.backend)
 
 
 def run(model: Transformer, cache: KVCache, ids: list[int], chunk: int = 512) -> np.ndarray:

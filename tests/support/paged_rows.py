@@ -13,6 +13,7 @@ from localkv.cache.kv_cache import Batch, KVCache, Segment, SegmentBatch
 from localkv.cache.layout import SegmentSpec
 from localkv.kernels.attention import read_pages
 from localkv.kernels.store_kv import store_kv
+from localkv.kernels.torch_arrays import torch_cache
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def poisoned_cache(
     n_ctx: int,
     n_sequences: int = 1,
 ) -> KVCache:
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,

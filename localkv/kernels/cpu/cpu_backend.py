@@ -18,7 +18,7 @@ from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
 from localkv.kernels.cpu.layer import CpuLayer
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.methods import methods
-from localkv.kernels.cpu.row_operations import apply_rope_cpu, rms_norm_cpu, swiglu_cpu
+from localkv.kernels.cpu.row_operations import apply_rope_cpu, gated_cpu, norm_cpu
 from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
@@ -40,10 +40,10 @@ def cpu_backend() -> Backend:
             store_kv=store_kv_cpu,
             linear=products.linear,
             moe_mlp=partial(
-                moe_mlp, matmul=products.matmul, linear=products.linear, swiglu=swiglu_cpu
+                moe_mlp, matmul=products.matmul, linear=products.linear, gated=gated_cpu
             ),
-            rms_norm=rms_norm_cpu,
-            swiglu=swiglu_cpu,
+            norm=norm_cpu,
+            gated=gated_cpu,
             apply_rope=apply_rope_cpu,
             prepare=products.prepare,
         ),

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localkv.arch.spec import LayerSpec, MlpSpec, ModelSpec
 from localkv.cache.kv_cache import LayerCache, SegmentBatch
-from localkv.config import ModelConfig
-from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.backend import Backend, TokenInputs, capped_logits
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention.kernels import n_threads
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.linear.products import Product, add_products, with_bias
-from localkv.kernels.cpu.row_operations import activation_worker
+from localkv.kernels.cpu.row_operations import GATED, activation_worker, norm_step
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place, Scratch
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
-from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights
+from localkv.kernels.layer_weights import LayerWeights, Linear, MlpWeights, Norm
 from localkv.kernels.store_kv import store_rotated
 from localkv.simd.vector import LANES
 
@@ -33,6 +33,11 @@ MANY_CHAINS = 4096
 
 def _runs(*layers: Linear) -> bool:
     return all(has_kernel(layer.weight) and not layer.weight.halves_activations for layer in layers)
+
+
+def _adds(spec: LayerSpec, *layers: Linear) -> bool:
+    """Whether the last of these products can add to x as it goes."""
+    return spec.residual_scale == 1.0 and _runs(*layers)
 
 
 @dataclass(frozen=True)
@@ -101,44 +106,41 @@ class CpuLayer:
             self.stored = segments, n_pages, stored_rows(cache, segments, n_tokens)
         return self.stored[2]
 
-    def _add_norm(self, chain: Chain, n_tokens: int, weight: Tensor, eps: float) -> Place:
-        """RMSNorm of the rows that are named "x"."""
-        n = weight.shape[0]
-        n_bytes = 4 * n_tokens * n
-        out = chain.take(n_bytes)
-        job: list[Item] = [0, n_tokens, n, Memory("x", n_bytes), Memory(weight, 4 * n)]
-        job += (self._eps(eps), Memory(out, n_bytes))
-        chain.add(activation_worker("norm"), job, min(n_threads(), n_tokens))
+    def _add_norm(self, chain: Chain, n_tokens: int, norm: Norm) -> Place:
+        """A norm of the rows that are named "x"."""
+        out = chain.take(4 * n_tokens * norm.weight.shape[0])
+        worker, job = norm_step(norm, "x", self._eps(norm.spec.eps).where, out, n_tokens)
+        chain.add(activation_worker(worker), [0, *job], min(n_threads(), n_tokens))
         return out
 
     def norm_qkv_rope_store(
         self,
         x: Tensor,
-        weights: AttentionWeights,
-        config: ModelConfig,
+        layer: LayerWeights,
+        spec: LayerSpec,
         inputs: TokenInputs,
         cache: LayerCache,
         segments: tuple[SegmentBatch, ...],
     ) -> Tensor:
-        n_tokens = x.shape[0]
-        if not _runs(weights.attn_q, weights.attn_k, weights.attn_v):
-            return self.composed.norm_qkv_rope_store(x, weights, config, inputs, cache, segments)
+        n_tokens, weights, attn = x.shape[0], layer.attention, spec.attention
+        if layer.attn_norm is None or not _runs(weights.attn_q, weights.attn_k, weights.attn_v):
+            return self.composed.norm_qkv_rope_store(x, layer, spec, inputs, cache, segments)
         x = x.contiguous()
         scaled = any(s.scale_k is not None or s.scale_v is not None for s in cache.segments)
         fused_store = has_encoders(cache) and not scaled
         pairs = 0 if inputs.rope is None else inputs.rope.cos.shape[-1]
         chain = self._chain(
             "qkv",
-            (weights, config, cache),
+            (layer, spec, cache),
             n_tokens,
             lambda chain: self._add_qkv(
-                chain, n_tokens, weights, config, inputs, cache if fused_store else None
+                chain, n_tokens, layer, spec, inputs, cache if fused_store else None
             ),
             pairs,
         )
-        q = torch.empty(n_tokens, config.n_heads, config.head_dim)
-        k = torch.empty(n_tokens, config.n_kv_heads, config.head_dim)
-        v = torch.empty_like(k)
+        q = torch.empty(n_tokens, attn.n_heads, attn.key_dim)
+        k = torch.empty(n_tokens, attn.n_kv_heads, attn.key_dim)
+        v = torch.empty(n_tokens, attn.n_kv_heads, attn.value_dim)
         values: dict[str, int | Tensor] = {"x": x, "q": q, "k": k, "v": v}
         if inputs.rope is not None:
             values |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}
@@ -153,47 +155,63 @@ class CpuLayer:
         self,
         chain: Chain,
         n_tokens: int,
-        weights: AttentionWeights,
-        config: ModelConfig,
+        layer: LayerWeights,
+        spec: LayerSpec,
         inputs: TokenInputs,
         cache: LayerCache | None,
     ) -> None:
-        h = self._add_norm(chain, n_tokens, weights.attn_norm, config.rms_eps)
+        weights, attn = layer.attention, spec.attention
+        assert layer.attn_norm is not None
+        h = self._add_norm(chain, n_tokens, layer.attn_norm)
         layers = {"q": weights.attn_q, "k": weights.attn_k, "v": weights.attn_v}
-        products = [with_bias(layer, name) for name, layer in layers.items()]
+        products = [with_bias(linear, name) for name, linear in layers.items()]
         add_products(chain, h, n_tokens, products)
-        sides: tuple[tuple[str, int, Tensor | None], ...] = (
-            ("q", config.n_heads, weights.attn_q_norm),
-            ("k", config.n_kv_heads, weights.attn_k_norm),
+        self._add_turn(
+            chain, "q", n_tokens, attn.n_heads, attn.key_dim, weights.attn_q_norm, inputs
         )
-        for name, n_heads, norm in sides:
-            if norm is None and inputs.rope is None:
-                continue
-            size = config.head_dim
-            job: list[Item] = [
-                0,
-                n_tokens,
-                n_heads,
-                size,
-                Memory(name, 4 * n_tokens * n_heads * size),
-            ]
-            job += (0 if norm is None else Memory(norm, 4 * size), self._eps(config.rms_eps))
-            if inputs.rope is None:
-                job += (0, 0, 0, 0)
-            else:
-                pairs = inputs.rope.cos.shape[-1]
-                if 2 * pairs > size:
-                    raise BoundsError(f"RoPE turns {pairs} pairs of {size} channels")
-                job += (pairs, int(inputs.rope.interleaved))
-                job += (Memory(turn, 4 * n_tokens * pairs) for turn in ("cos", "sin"))
-            chain.add(activation_worker("rope"), job, min(n_threads(), n_tokens))
+        self._add_turn(
+            chain, "k", n_tokens, attn.n_kv_heads, attn.key_dim, weights.attn_k_norm, inputs
+        )
         if cache is not None:
             add_store(chain, "k", "v", n_tokens, cache)
 
-    def out_residual(self, x: Tensor, attn: Tensor, attn_output: Linear) -> Tensor:
-        n_tokens = x.shape[0]
-        if not _runs(attn_output):
-            return self.composed.out_residual(x, attn, attn_output)
+    def _add_turn(
+        self,
+        chain: Chain,
+        name: str,
+        n_tokens: int,
+        n_heads: int,
+        size: int,
+        norm: Norm | None,
+        inputs: TokenInputs,
+    ) -> None:
+        """RMSNorm of each head of q or k, and RoPE, where there are such."""
+        if norm is None and inputs.rope is None:
+            return
+        if norm is not None and norm.spec.kind != "rms":
+            raise BoundsError(f"heads have no {norm.spec.kind} norm here")
+        job: list[Item] = [
+            0,
+            n_tokens,
+            n_heads,
+            size,
+            Memory(name, 4 * n_tokens * n_heads * size),
+        ]
+        job += (0, 0) if norm is None else (Memory(norm.weight, 4 * size), self._eps(norm.spec.eps))
+        if inputs.rope is None:
+            job += (0, 0, 0, 0)
+        else:
+            pairs = inputs.rope.cos.shape[-1]
+            if 2 * pairs > size:
+                raise BoundsError(f"RoPE turns {pairs} pairs of {size} channels")
+            job += (pairs, int(inputs.rope.interleaved))
+            job += (Memory(turn, 4 * n_tokens * pairs) for turn in ("cos", "sin"))
+        chain.add(activation_worker("rope"), job, min(n_threads(), n_tokens))
+
+    def out_residual(self, x: Tensor, attn: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
+        n_tokens, attn_output = x.shape[0], layer.attention.attn_output
+        if layer.post_attn_norm is not None or not _adds(spec, attn_output):
+            return self.composed.out_residual(x, attn, layer, spec)
         x = x if attn_output.bias is None else x + attn_output.bias
         x, attn = x.contiguous(), attn.contiguous()
 
@@ -206,15 +224,21 @@ class CpuLayer:
         chain.run(x=x, attn=attn, out=out)
         return out
 
-    def mlp_residual(self, x: Tensor, ffn_norm: Tensor, mlp: MlpWeights, eps: float) -> Tensor:
-        n_tokens, n_ff = x.shape[0], mlp.ffn_gate.weight.shape[0]
-        if not _runs(mlp.ffn_gate, mlp.ffn_up, mlp.ffn_down):
-            return self.composed.mlp_residual(x, ffn_norm, mlp, eps)
-        x = x.contiguous()
+    def mlp_residual(
+        self, x: Tensor, source: Tensor, layer: LayerWeights, spec: LayerSpec
+    ) -> Tensor:
+        mlp, ffn, norm = layer.ffn, spec.ffn, layer.ffn_norm
+        assert isinstance(mlp, MlpWeights)
+        assert isinstance(ffn, MlpSpec)
+        runs = _adds(spec, mlp.ffn_gate, mlp.ffn_up, mlp.ffn_down)
+        if norm is None or layer.post_ffn_norm is not None or not runs:
+            return self.composed.mlp_residual(x, source, layer, spec)
+        n_tokens, n_ff = x.shape[0], ffn.n_ff
+        x, source = x.contiguous(), source.contiguous()
         residual = x if mlp.ffn_down.bias is None else x + mlp.ffn_down.bias
 
         def make(chain: Chain) -> None:
-            h = self._add_norm(chain, n_tokens, ffn_norm, eps)
+            h = self._add_norm(chain, n_tokens, norm)
             if n_ff % LANES:
                 raise BoundsError(f"{n_ff} values are no multiple of {LANES}")
             n_bytes = 4 * n_tokens * n_ff
@@ -222,29 +246,29 @@ class CpuLayer:
             products = [with_bias(mlp.ffn_gate, gate), with_bias(mlp.ffn_up, up)]
             add_products(chain, h, n_tokens, products)
             job = (0, n_tokens * n_ff, Memory(gate, n_bytes), Memory(up, n_bytes))
-            chain.add(activation_worker("swiglu"), job, n_threads())
+            chain.add(activation_worker(GATED[ffn.activation]), job, n_threads())
             product = Product(mlp.ffn_down.weight, "out", "residual", 4 * x.shape[1])
             add_products(chain, gate, n_tokens, [product])
 
-        chain = self._chain("mlp", (mlp, ffn_norm), n_tokens, make)
+        chain = self._chain("mlp", (layer, spec), n_tokens, make)
         out = torch.empty_like(x)
-        chain.run(x=x, residual=residual, out=out)
+        chain.run(x=source, residual=residual, out=out)
         return out
 
-    def logits(self, x: Tensor, output_norm: Tensor, output: Linear, eps: float) -> Tensor:
+    def logits(self, x: Tensor, output_norm: Norm, output: Linear, spec: ModelSpec) -> Tensor:
         n_tokens = x.shape[0]
         if not _runs(output):
-            return self.composed.logits(x, output_norm, output, eps)
+            return self.composed.logits(x, output_norm, output, spec)
         x = x.contiguous()
 
         def make(chain: Chain) -> None:
-            h = self._add_norm(chain, n_tokens, output_norm, eps)
+            h = self._add_norm(chain, n_tokens, output_norm)
             add_products(chain, h, n_tokens, [with_bias(output, "out")])
 
         chain = self._chain("logits", (output, output_norm), n_tokens, make)
         out = torch.empty(n_tokens, output.weight.shape[0])
         chain.run(x=x, out=out)
-        return out
+        return capped_logits(out, spec)
 
     def forget(self) -> None:
         """Make all chains anew."""

@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localkv.arch.spec import Activation
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention.kernels import n_threads
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch
+from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
+from localkv.kernels.layer_weights import Norm
 from localkv.kernels.rope import RopeTable
 from localkv.simd.vector import LANES
 
@@ -39,22 +41,42 @@ def _memory(x: Tensor) -> Memory:
     return Memory(x, x.nbytes)
 
 
-def rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `rms_norm`, for float32."""
+def norm_step(norm: Norm, x: Where, eps: Where, out: Where, n_rows: int) -> tuple[str, list[Item]]:
+    """The worker for a norm of rows, and its job but for the counter.
+
+    Args:
+        x, out: float32 [n_rows, n].
+        eps: one float32.
+    """
+    n = norm.weight.shape[0]
+    n_bytes = 4 * n_rows * n
+    job: list[Item] = [n_rows, n, Memory(x, n_bytes), Memory(norm.weight, 4 * n), Memory(eps, 4)]
+    job.append(Memory(out, n_bytes))
+    if norm.spec.kind == "rms":
+        return "norm", job
+    return "layer_norm", [*job, 0 if norm.bias is None else Memory(norm.bias, 4 * n)]
+
+
+def norm_cpu(x: Tensor, norm: Norm) -> Tensor:
+    """As `norm`, for float32."""
     x, n = x.contiguous(), x.shape[-1]
-    out, epsilon = torch.empty_like(x), torch.tensor([eps], dtype=torch.float32)
-    memory = (_memory(x), Memory(weight, 4 * n), _memory(epsilon), _memory(out))
-    _run("norm", x.numel(), x.numel() // n, n, *memory)
+    out, eps = torch.empty_like(x), torch.tensor([norm.spec.eps], dtype=torch.float32)
+    worker, job = norm_step(norm, x, eps, out, x.numel() // n)
+    _run(worker, x.numel(), *job)
     return out
 
 
-def swiglu_cpu(gate: Tensor, up: Tensor) -> Tensor:
-    """As `swiglu`, for float32 of any width."""
+GATED: dict[Activation, str] = {"silu": "swiglu", "gelu": "geglu"}
+"""The worker for each activation."""
+
+
+def gated_cpu(gate: Tensor, up: Tensor, activation: Activation = "silu") -> Tensor:
+    """As `gated`, for float32 of any width."""
     n = gate.shape[-1]
     missing = -n % LANES
     gate, up = (F.pad(x, (0, missing)).contiguous() for x in (gate, up))
     gate = gate if missing else gate.clone()
-    _run("swiglu", gate.numel(), gate.numel(), _memory(gate), Memory(up, gate.nbytes))
+    _run(GATED[activation], gate.numel(), gate.numel(), _memory(gate), Memory(up, gate.nbytes))
     return gate[..., :n]
 
 

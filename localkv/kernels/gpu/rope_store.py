@@ -13,6 +13,7 @@ from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_rows, check_stored, check_turns
 from localkv.kernels.gpu.store_kv import store_kernel
+from localkv.kernels.layer_weights import Norm
 from localkv.kernels.rope import RopeTable
 
 FEW_TOKENS = 16
@@ -25,17 +26,20 @@ class QueryKeySteps:
     """The steps of q and k on their way.
 
     Attributes:
-        q_norm, k_norm: fp32 [head_dim], weights of the RMS norm of each head, or both None.
-        eps: of the norms.
+        q_norm, k_norm: RMS norms of each head, with one eps, or both None.
         rope: fp32 table, or None.
         q_scale: fp32 [tokens], factors on q, or None.
     """
 
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    eps: float = 0.0
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
     rope: RopeTable | None = None
     q_scale: Tensor | None = None
+
+    @property
+    def eps(self) -> float:
+        """Of the norms."""
+        return 0.0 if self.k_norm is None else self.k_norm.spec.eps
 
 
 PLAIN = QueryKeySteps()
@@ -72,8 +76,8 @@ def _store(
         q,
         k,
         v,
-        steps.q_norm,
-        steps.k_norm,
+        None if steps.q_norm is None else steps.q_norm.weight,
+        None if steps.k_norm is None else steps.k_norm.weight,
         None if rope is None else rope.cos,
         None if rope is None else rope.sin,
         steps.q_scale,

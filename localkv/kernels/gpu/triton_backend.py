@@ -5,23 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from localkv.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
 from localkv.cache.kv_cache import Batch, LayerCache, SegmentBatch
-from localkv.config import AttentionParams, ModelConfig, MoeConfig
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import attention
-from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.backend import Backend, TokenInputs, capped_logits, scaled
 from localkv.kernels.gpu.attention.packed_attention import PackedAttention, product_of
 from localkv.kernels.gpu.driver import start_triton
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.launch import compile_together
 from localkv.kernels.gpu.moe.experts import moe_mlp
+from localkv.kernels.gpu.norm import norm
+from localkv.kernels.gpu.products.activations import Activations
 from localkv.kernels.gpu.products.plane_tensor import prepare
 from localkv.kernels.gpu.products.products import gate_up, linears, normed, planes_of
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
-from localkv.kernels.gpu.rms_norm import rms_norm
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
-from localkv.kernels.layer_weights import AttentionWeights, Linear, MlpWeights, MoeWeights
+from localkv.kernels.layer_weights import LayerWeights, Linear, MlpWeights, MoeWeights, Norm
 from localkv.kernels.method import Method, Methods
 
 TILES = {
@@ -61,52 +62,78 @@ METHODS = Methods(
 """Each operation has a kernel for all types, so none has a slowdown."""
 
 
-def norm_qkv(
-    x: Tensor, weights: AttentionWeights, config: ModelConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as projected, float32 [tokens, heads, head_dim]; two launches."""
+def norm_qkv(x: Tensor, layer: LayerWeights, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as projected, float32 [tokens, heads, channels]; two launches."""
+    weights = layer.attention
     layers = (weights.attn_q, weights.attn_k, weights.attn_v)
-    h = normed(x, weights.attn_norm, config.rms_eps, layers)
-    q, k, v = (part.view(len(x), -1, config.head_dim) for part in linears(h, layers))
-    return q, k, v
+    q, k, v = linears(normed(x, layer.attn_norm, layers), layers)
+    return (
+        q.view(len(x), -1, spec.key_dim),
+        k.view(len(x), -1, spec.key_dim),
+        v.view(len(x), -1, spec.value_dim),
+    )
 
 
-def out_residual(x: Tensor, attn: Tensor, attn_output: Linear) -> Tensor:
-    """x + attn_output(attn), in one launch for one token."""
-    return linears(attn, (attn_output,), residual=x)[0]
-
-
-def mlp_residual(x: Tensor, ffn_norm: Tensor, mlp: MlpWeights, eps: float) -> Tensor:
-    """x + down(silu(gate(h)) * up(h)), h the norm of x; three launches for one token."""
-    h = normed(x, ffn_norm, eps, (mlp.ffn_gate, mlp.ffn_up))
-    return linears(gate_up(h, mlp.ffn_gate, mlp.ffn_up), (mlp.ffn_down,), residual=x)[0]
-
-
-def moe_residual(
-    x: Tensor, ffn_norm: Tensor, layer: MoeWeights, moe: MoeConfig, eps: float
+def added(
+    x: Tensor,
+    source: Tensor | Activations,
+    last: Linear,
+    post_norm: Norm | None,
+    spec: LayerSpec,
 ) -> Tensor:
-    """x + the experts' output of the norm of x."""
-    return moe_mlp(rms_norm(x, ffn_norm, eps), layer, moe, residual=x)
+    """x + last(source), in one launch for one token, unless a norm or a factor comes between."""
+    if post_norm is None and spec.residual_scale == 1.0:
+        return linears(source, (last,), residual=x)[0]
+    return with_rest(x, linears(source, (last,))[0], post_norm, spec)
 
 
-def logits(x: Tensor, output_norm: Tensor, output: Linear, eps: float) -> Tensor:
+def with_rest(x: Tensor, y: Tensor, post_norm: Norm | None, spec: LayerSpec) -> Tensor:
+    """x + y, normed and scaled as the layer says."""
+    return x + scaled(y if post_norm is None else norm(y, post_norm), spec.residual_scale)
+
+
+def out_residual(x: Tensor, attn: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
+    """x + attn_output(attn)."""
+    return added(x, attn, layer.attention.attn_output, layer.post_attn_norm, spec)
+
+
+def mlp_residual(x: Tensor, source: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
+    """x + down(activation(gate(h)) * up(h)), h the norm of `source`; three launches for a token."""
+    mlp, ffn = layer.ffn, spec.ffn
+    assert isinstance(mlp, MlpWeights)
+    assert isinstance(ffn, MlpSpec)
+    h = normed(source, layer.ffn_norm, (mlp.ffn_gate, mlp.ffn_up))
+    hidden = gate_up(h, mlp.ffn_gate, mlp.ffn_up, ffn.activation)
+    return added(x, hidden, mlp.ffn_down, layer.post_ffn_norm, spec)
+
+
+def moe_residual(x: Tensor, source: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
+    """x + the experts' output of the norm of `source`."""
+    assert isinstance(layer.ffn, MoeWeights)
+    assert isinstance(spec.ffn, MoeSpec)
+    h = source if layer.ffn_norm is None else norm(source, layer.ffn_norm)
+    if layer.post_ffn_norm is None and spec.residual_scale == 1.0:
+        return moe_mlp(h, layer.ffn, spec.ffn, residual=x)
+    return with_rest(x, moe_mlp(h, layer.ffn, spec.ffn), layer.post_ffn_norm, spec)
+
+
+def logits(x: Tensor, output_norm: Norm, output: Linear, spec: ModelSpec) -> Tensor:
     """float32 [tokens, n_vocab], on the device."""
-    return linears(normed(x, output_norm, eps, (output,)), (output,))[0]
+    return capped_logits(linears(normed(x, output_norm, (output,)), (output,))[0], spec)
 
 
 def norm_qkv_rope_store(
     x: Tensor,
-    weights: AttentionWeights,
-    config: ModelConfig,
+    layer: LayerWeights,
+    spec: LayerSpec,
     inputs: TokenInputs,
     cache: LayerCache,
     segments: tuple[SegmentBatch, ...],
 ) -> Tensor:
     """q after RoPE, float32; three launches for one segment."""
-    q, k, v = norm_qkv(x, weights, config)
-    steps = QueryKeySteps(
-        weights.attn_q_norm, weights.attn_k_norm, config.rms_eps, inputs.rope, inputs.q_scale
-    )
+    q, k, v = norm_qkv(x, layer, spec.attention)
+    weights = layer.attention
+    steps = QueryKeySteps(weights.attn_q_norm, weights.attn_k_norm, inputs.rope, inputs.q_scale)
     return rope_store(q, k, v, steps, cache, segments)
 
 
@@ -122,15 +149,16 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
     packed = PackedAttention(gpu_of(device))
 
     def run_attention(
-        q: Tensor, cache: LayerCache, batch: Batch, params: AttentionParams
+        q: Tensor, cache: LayerCache, batch: Batch, layer: LayerWeights, spec: LayerSpec
     ) -> Tensor:
-        return attention(packed, q, cache, batch, params, rotate_gpu).flatten(1)
+        params, sinks = spec.attention.params, layer.attention.sinks
+        return attention(packed, q, cache, batch, params, sinks, rotate_gpu).flatten(1)
 
     return Backend(
         name="cuda",
         device=device,
         dtype=torch.float32,
-        embed=embed,
+        embed=lambda ids, weight, factor: scaled(embed(ids, weight), factor),
         norm_qkv_rope_store=norm_qkv_rope_store,
         attention=run_attention,
         out_residual=out_residual,

@@ -15,9 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.cache.kv_cache import KVCache
+from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
-from localkv.config import AttentionParams
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention import kernels as attention_kernels
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
@@ -26,6 +25,7 @@ from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS
 from localkv.kernels.cpu.jit import kernel_folder
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
+from localkv.kernels.torch_arrays import torch_cache
 from support.attention_checks import check as check_attention
 from support.attention_checks import check_rows_without_keys, check_windows
 from support.cache_types import NAMES, NEW_PAIRS
@@ -134,7 +134,7 @@ def test_windows_of_any_shape(
 
 def test_pages_outside_the_window_are_not_read() -> None:
     """They may hold anything, NaN too."""
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1, n_kv_heads=1, head_dim=32, segments=[SegmentSpec("f32", "f32")], n_ctx=1024
     )
     layer, sequence = cache.layers[0], cache.new_sequence()
@@ -179,7 +179,7 @@ def test_ragged_batches(
 def test_pages_hold_the_bytes_of_the_reference(name: str) -> None:
     """In another order: rows stored at once or one by one are restored to what `encode` gives."""
     fmt = KV_FORMATS[name]
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1, n_kv_heads=3, head_dim=64, segments=[SegmentSpec(name, name)], n_ctx=512
     )
     layer = cache.layers[0]

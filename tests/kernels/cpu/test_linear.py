@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.config import MoeConfig
+from localkv.arch.spec import MoeSpec
 from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.matrices import PanelTensor
@@ -143,7 +143,7 @@ def test_experts(name: str, n_ff: int) -> None:
     """A stack of matrices, whose rows may not fill the panels, on the tokens routed to each."""
     if n_ff % FORMATS[name].block_size:
         pytest.skip("not a whole number of blocks")
-    moe = MoeConfig(5, 2, n_ff=n_ff)
+    moe = MoeSpec(5, 2, n_ff=n_ff)
     products = CpuProducts()
     router = Linear(random_packed("f32", 5, 256, seed=1))
     stacks = [

@@ -12,12 +12,12 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
-from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.kernels import cache_decoder, score_kernel
 from localkv.kernels.cpu.attention.queries import LARGEST_INTEGER, SMALLEST, split_queries
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
+from localkv.kernels.torch_arrays import torch_cache
 from localkv.simd.memory import address
 from localkv.simd.quads import SCALE, STARTS
 
@@ -103,7 +103,7 @@ def test_logits(type_k: str, rows: int) -> None:
     """As exact as sums of floats; a row that isn't finite has no finite logits, nor has zero any
     but zeros, and other rows don't notice."""
     n_tokens, head_dim = 39, 96
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1,
         n_kv_heads=1,
         head_dim=head_dim,

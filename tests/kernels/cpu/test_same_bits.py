@@ -18,7 +18,7 @@ from torch import Tensor
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec
-from localkv.config import AttentionParams, CacheConfig
+from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.formats import FORMATS
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -28,7 +28,7 @@ from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from support.cache_types import NAMES, PAIRS, scales_of
 from support.counting_sampler import CountingSampler
-from support.forward import new_cache
+from support.forward import new_cache, with_params
 from support.random_model import VARIANTS, variant
 
 WEIGHTS = [name for name, fmt in FORMATS.items() if fmt.is_weight]
@@ -152,7 +152,7 @@ def test_parts_of_the_graph(name: str, tmp_path: Path) -> None:
     model, _ = load_model(
         open_gguf(variant(name, n_ff=168).write(tmp_path / "m.gguf")), cpu_backend()
     )
-    types = ("f16", "f16") if model.config.head_dim % 32 else ("q8_0", "q5_1")
+    types = ("f16", "f16") if model.config.groups[0].key_dim % 32 else ("q8_0", "q5_1")
     check(model, random.Random(name), SegmentSpec(*types))
 
 
@@ -161,7 +161,7 @@ def test_parts_of_the_graph(name: str, tmp_path: Path) -> None:
 def test_groups_windows_and_segments(group: int, window: int, tmp_path: Path) -> None:
     path = variant("llama", n_heads=2 * group, head_dim=32, n_kv_heads=2).write(tmp_path / "m.gguf")
     model, _ = load_model(open_gguf(path), cpu_backend())
-    model.attention_params = AttentionParams(model.attention_params.softmax_scale, window, 30.0)
+    model = with_params(model, window=window, softcap=30.0)
     rng = random.Random(group * 1000 + window)
     segments = (SegmentSpec("f16", "f16"), SegmentSpec("q4_0", "q8_0", first_position=40))
     check(model, rng, *segments)

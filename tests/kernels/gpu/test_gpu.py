@@ -12,9 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localkv.cache.kv_cache import KVCache, Segment
+from localkv.arch.spec import AttentionParams
+from localkv.cache.kv_cache import Segment
 from localkv.cache.layout import SegmentSpec
-from localkv.config import AttentionParams, CacheConfig
+from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
@@ -22,6 +23,7 @@ from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import linear as plain_linear
 from localkv.kernels.reference_backend import reference_backend
 from localkv.kernels.store_kv import StoreKV, store_kv
+from localkv.kernels.torch_arrays import torch_cache
 from localkv.loader.synthetic import random_rows, synthetic_model
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
@@ -103,7 +105,7 @@ def test_stored_rows_are_the_references(name: str) -> None:
     x = torch.randn(300, 2, 128, generator=torch.Generator().manual_seed(0)) * 3
 
     def stored(store: StoreKV, device: torch.device) -> Segment:
-        cache = KVCache(
+        cache = torch_cache(
             n_layers=1,
             n_kv_heads=2,
             head_dim=128,
@@ -127,6 +129,7 @@ def test_stored_rows_are_the_references(name: str) -> None:
 @pytest.mark.parametrize("n_tokens", [1, 2, 5, 8, 17, 64, 200])
 @pytest.mark.parametrize("name", [fmt.name for fmt in FORMATS.values() if fmt.is_weight])
 def test_products(name: str, n_tokens: int) -> None:
+    from localkv.kernels.gpu.products.products import linears
     from localkv.kernels.gpu.triton_backend import triton_backend
 
     n_out, n_in = 272, 512
@@ -136,7 +139,8 @@ def test_products(name: str, n_tokens: int) -> None:
     x, residual = (torch.randn(n_tokens, n, generator=generator) for n in (n_in, n_out))
     backend = triton_backend(DEVICE)
     layer = Linear(backend.prepare(weight))
-    got = backend.out_residual(residual.to(DEVICE), x.to(DEVICE), layer).cpu()
+    (got,) = linears(x.to(DEVICE), (layer,), residual=residual.to(DEVICE))
+    got = got.cpu()
     want = residual.double() + plain_linear(x.double(), Linear(weight))
     assert float((got - want).norm() / want.norm()) < (1e-6 if n_tokens == 1 else 1.5e-3)
 

@@ -23,8 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from localkv.arch import ARCHS
-from localkv.config import ModelConfig
+from localkv.arch.spec import ModelSpec
 from localkv.engine.decode_loop import DecodeLoop, Step
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
@@ -233,14 +232,13 @@ class PaperTensors:
 
 def paper_model(
     gpu: PaperGpu,
-    config: ModelConfig,
+    config: ModelSpec,
     type_name: str,
     n_layers: int,
     others: Mapping[str, str] | None = None,
 ) -> Transformer:
     """A model of that shape, but with fewer layers: they launch the same kernels."""
-    config = replace(config, n_layers=n_layers)
-    spec = ARCHS[config.architecture]
+    config = replace(config, layers=config.layers[:n_layers])
     backend = gpu.backend
     read = TensorReader(PaperTensors(type_name, others or {}), backend)
-    return Transformer(config, spec, model_weights(read, config, spec), backend)
+    return Transformer(config, model_weights(read, config), backend)

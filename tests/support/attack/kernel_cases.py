@@ -19,11 +19,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from localkv.arch.spec import Activation, AttentionParams
 from localkv.cache.kv_cache import Batch, KVCache, LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import SegmentSpec
-from localkv.config import AttentionParams
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.activation import gated
 from localkv.kernels.attention import attention_reference
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
@@ -31,20 +32,21 @@ from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.panels import LAYOUTS
 from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
 from localkv.kernels.cpu.linear.rows import ROW_FORMATS
-from localkv.kernels.cpu.row_operations import apply_rope_cpu, rms_norm_cpu, swiglu_cpu
+from localkv.kernels.cpu.row_operations import apply_rope_cpu, gated_cpu, norm_cpu
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.rms_norm import rms_norm
+from localkv.kernels.norm import norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.store_kv import store_kv
-from localkv.kernels.swiglu import swiglu
+from localkv.kernels.torch_arrays import torch_cache
 from localkv.simd.cpu_features import HAS_VNNI
 from support.cpu_pages import pool_planes
 from support.cpu_products import eight_bits, product_error
 from support.guarded_memory import GuardedMemory, guarded
+from support.layers import layer_norm, rms
 from support.random_packed import random_packed
 
 GROUPS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 23, 31, 48, 95, 96, 97, 112, 128, 193, 291, 512)
@@ -100,7 +102,7 @@ def shuffled_cache(
     lengths: list[tuple[int, int]],
 ) -> KVCache:
     """With room for sequences of (past, new) tokens, and its pages in no order."""
-    cache = KVCache(
+    cache = torch_cache(
         n_layers=1,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
@@ -309,8 +311,8 @@ def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], 
 
 
 def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
-    """RMSNorm, SwiGLU, RoPE and the Hadamard transform, of any sizes."""
-    kind = one_of(rng, "norm", "swiglu", "rope", "rotate")
+    """Norms, gating, RoPE and the Hadamard transform, of any sizes."""
+    kind = one_of(rng, "norm", "layer_norm", "swiglu", "geglu", "rope", "rotate")
     n_tokens = rng.choice((1, 2, 3, 7, 33))
     n = rng.choice((1, 2, 5, 15, 16, 17, 31, 48, 100, 257, 1023, 1024, 1025))
     workers = specialized(KernelSource("linear/activations"))
@@ -324,16 +326,32 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
         job = [0, n_tokens, n, Memory(x, x.nbytes), Memory(memory.tensor(weight, "w"), 4 * n)]
         chain.add(workers["norm"], [*job, Memory(eps, 4), Memory(out, out.nbytes)], n_threads)
         chain.run()
-        close(out, rms_norm(x.double(), weight.double(), 1e-5))
-        assert torch.equal(rms_norm_cpu(x, weight, 1e-5), out)
-    elif kind == "swiglu":
-        say(f"swiglu {n_tokens} x {n}, threads {n_threads}")
+        close(out, norm(x.double(), rms(weight.double())))
+        assert torch.equal(norm_cpu(x, rms(weight)), out)
+    elif kind == "layer_norm":
+        biased = rng.random() < 0.5
+        say(f"layer_norm {n_tokens} x {n}, bias {biased}, threads {n_threads}")
+        x = memory.tensor(torch.randn(n_tokens, n) + 2, "x")
+        weight = memory.tensor(torch.randn(n), "w")
+        bias = memory.tensor(torch.randn(n), "b") if biased else None
+        out = memory.empty((n_tokens, n), torch.float32, "out")
+        job = [0, n_tokens, n, Memory(x, x.nbytes), Memory(weight, 4 * n), Memory(eps, 4)]
+        job += [Memory(out, out.nbytes), 0 if bias is None else Memory(bias, 4 * n)]
+        chain.add(workers["layer_norm"], job, n_threads)
+        chain.run()
+        exact = layer_norm(weight.double(), None if bias is None else bias.double())
+        close(out, norm(x.double(), exact))
+        assert torch.equal(norm_cpu(x, layer_norm(weight, bias)), out)
+    elif kind in ("swiglu", "geglu"):
+        say(f"{kind} {n_tokens} x {n}, threads {n_threads}")
+        activation: Activation = "silu" if kind == "swiglu" else "gelu"
         gate, up = (memory.tensor(9 * torch.randn(n_tokens * n), "x") for _ in range(2))
-        want = swiglu(gate.double(), up.double())
-        close(swiglu_cpu(gate.view(n_tokens, n), up.view(n_tokens, n)).flatten(), want)
+        want = gated(gate.double(), up.double(), activation)
+        both = gate.view(n_tokens, n), up.view(n_tokens, n)
+        close(gated_cpu(*both, activation).flatten(), want)
         if n_tokens * n % 16 == 0:
             job = [0, n_tokens * n, Memory(gate, gate.nbytes), Memory(up, up.nbytes)]
-            chain.add(workers["swiglu"], job, n_threads)
+            chain.add(workers[kind], job, n_threads)
             chain.run()
             close(gate, want)
     elif kind == "rope":
@@ -346,7 +364,7 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
         weight = memory.tensor(torch.randn(head_dim), "a norm")
         want = x.double()
         if normed:
-            want = rms_norm(want, weight.double(), 1e-5)
+            want = norm(want, rms(weight.double()))
         want = apply_rope(want, RopeTable(cos.double(), sin.double(), neighbours))
         memories = [Memory(turn, turn.nbytes) for turn in (cos, sin)]
         job = [0, n_tokens, n_heads, head_dim, Memory(x, x.nbytes)]

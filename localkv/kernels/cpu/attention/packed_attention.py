@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
-from localkv.config import AttentionParams
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.attention.job import TILE_ROWS, Job

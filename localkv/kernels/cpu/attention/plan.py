@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import Batch, SegmentBatch
-from localkv.config import AttentionParams
 from localkv.kernels.cpu.attention.bounds import check_batch, check_pieces
 from localkv.kernels.cpu.attention.job import BLOCK_ITEMS, Block
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS, FEW_ROWS

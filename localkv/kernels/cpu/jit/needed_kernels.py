@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
-from localkv.cache.layout import cache_segments
-from localkv.config import CacheConfig, ModelConfig
+from localkv.arch.spec import ModelSpec
+from localkv.cache.layout import SegmentSpec, cache_segments
+from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.kernels import (
     decode_k_source,
@@ -24,7 +25,7 @@ from localkv.kernels.cpu.store.store_kv import store_source
 
 
 def needed_kernels(
-    matrix_types: Iterable[str], config: ModelConfig, cache: CacheConfig
+    matrix_types: Iterable[str], config: ModelSpec, cache: CacheConfig
 ) -> list[KernelSource]:
     """Those of the first prompt and the first token, in the order in which they are needed.
 
@@ -40,16 +41,23 @@ def needed_kernels(
         sources.append(KernelSource("linear/fill"))
     sources += [product_source(name) for name in names]
     sources.append(ACTIVATIONS)
-    group = config.n_heads // config.n_kv_heads
-    rows = rows_per_tile(group)
-    for segment in cache_segments(cache, config.head_dim):
-        stores = [store_source(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v)]
-        if any(source is None for source in stores):
-            stores = [KernelSource("store/scatter")]
-        sources += stores
-        if segment.rotation_k or segment.rotation_v:
-            sources.append(KernelSource("store/rotate_rows"))
-        sources += [decode_k_source(segment.type_k), decode_v_source(segment.type_v)]
-        sources += [score_source(segment.type_k, rows), weigh_source(segment.type_v, rows)]
+    for group in config.groups:
+        heads = {config.layers[i].attention.n_heads for i in group.layers}
+        rows = [rows_per_tile(n_heads // group.n_kv_heads) for n_heads in sorted(heads)]
+        for segment in cache_segments(cache, group):
+            sources += _cache_sources(segment, rows)
     sources += [KernelSource("attention/rows"), KernelSource("attention/blocks")]
     return list(dict.fromkeys(source for source in sources if source is not None))
+
+
+def _cache_sources(segment: SegmentSpec, rows: Sequence[int]) -> Iterator[KernelSource | None]:
+    """What stores and reads a segment; `rows` are of its tiles of queries."""
+    stores = [store_source(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v)]
+    yield from [KernelSource("store/scatter")] if any(s is None for s in stores) else stores
+    if segment.rotation_k or segment.rotation_v:
+        yield KernelSource("store/rotate_rows")
+    yield decode_k_source(segment.type_k)
+    yield decode_v_source(segment.type_v)
+    for n in rows:
+        yield score_source(segment.type_k, n)
+        yield weigh_source(segment.type_v, n)

@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
+from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
-from localkv.config import AttentionParams
 from localkv.formats.base import QuantFormat
 from localkv.kernels.gpu.attention.config import (
     LEAST_KEYS,

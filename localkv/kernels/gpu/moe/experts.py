@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.config import MoeConfig
+from localkv.arch.spec import MoeSpec
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_experts
 from localkv.kernels.gpu.moe.kernels import (
@@ -128,7 +128,7 @@ def expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeigh
     return out
 
 
-def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeConfig, residual: Tensor | None = None) -> Tensor:
+def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeSpec, residual: Tensor | None = None) -> Tensor:
     """As `kernels.moe.moe_mlp`, and `residual` added: float32 [tokens, n_embd].
 
     Args:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.config import MoeConfig
+from localkv.arch.spec import MoeSpec
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.moe import MIN_WEIGHT_SUM
 
@@ -45,7 +45,7 @@ def route_kernel(
     tl.store(weights_ptr + token * N_USED + slot, weights, mask=slot < N_USED)
 
 
-def route(router_logits: Tensor, moe: MoeConfig) -> tuple[Tensor, Tensor]:
+def route(router_logits: Tensor, moe: MoeSpec) -> tuple[Tensor, Tensor]:
     """As `kernels.moe.route`, for float32 logits; experts are int32."""
     n_tokens, n_experts = router_logits.shape
     shape = n_tokens, moe.n_experts_used

@@ -116,6 +116,12 @@ def silu(x):
     return x / (1.0 + tl.exp(-x))
 
 
+@triton.jit
+def gelu(x):
+    """The tanh form; 1 + tanh(u) is 2 / (1 + exp(-2 u))."""
+    return x / (1.0 + tl.exp(-1.5957691216 * x * (1.0 + 0.044715 * x * x)))
+
+
 @triton.jit(do_not_specialize=["n_tokens", "split_stride"])
 def gate_up_kernel(
     x_ptr, restore_ptr, out_ptr, n_tokens, n_in, n_rows, split_stride,
@@ -123,9 +129,9 @@ def gate_up_kernel(
     GATE: tl.constexpr, GATE_UNIT: tl.constexpr, UP: tl.constexpr, UP_UNIT: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, VALUES: tl.constexpr, EVEN: tl.constexpr,
     HALVES: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, FENCE: tl.constexpr,
-    PTX: tl.constexpr, SPLIT: tl.constexpr,
+    PTX: tl.constexpr, SPLIT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up, [n_tokens, n_rows]. Grid: (tiles of rows, tiles of tokens, splits).
+    """ACTIVATION(gate) * up, [n_tokens, n_rows]. Grid: (tiles of rows, tiles of tokens, splits).
 
     With SPLIT the two stay separate, for they must be whole first: [splits, 2, n_tokens, n_rows].
     """
@@ -152,4 +158,4 @@ def gate_up_kernel(
         tl.store(out_ptr + at, gate, mask=ok)
         tl.store(out_ptr + n_tokens.to(tl.int64) * n_rows + at, up, mask=ok)
     else:
-        tl.store(out_ptr + at, silu(gate) * up, mask=ok)
+        tl.store(out_ptr + at, ACTIVATION(gate) * up, mask=ok)

@@ -14,17 +14,18 @@ import torch
 import triton
 from torch import Tensor
 
+from localkv.arch.spec import Activation
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.activation import gated
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_products
+from localkv.kernels.gpu.norm import norm, norm_packed
 from localkv.kernels.gpu.products.activations import Activations, pack_rows
-from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
+from localkv.kernels.gpu.products.kernels import gate_up_kernel, gelu, linear_kernel, silu
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
-from localkv.kernels.gpu.rms_norm import rms_norm, rms_norm_packed
-from localkv.kernels.layer_weights import Linear
-from localkv.kernels.swiglu import swiglu
+from localkv.kernels.layer_weights import Linear, Norm
 
 
 def planes_of(weight: PackedTensor) -> PlaneTensor:
@@ -55,12 +56,12 @@ def activations(x: Tensor | Activations, weights: Sequence[PlaneTensor]) -> Acti
     return Activations(x.contiguous())
 
 
-def normed(x: Tensor, norm: Tensor, eps: float, weights: Sequence[Linear]) -> Activations:
-    """RMSNorm of `x` [tokens, n_in], as products with `weights` want it, in one launch."""
+def normed(x: Tensor, by: Norm | None, weights: Sequence[Linear]) -> Activations:
+    """A norm of `x` [tokens, n_in], as products with `weights` want it, in one launch."""
     matrices = [planes_of(layer.weight) for layer in weights]
-    if keeps_float32(x.shape[0], matrices) or halves(matrices):
-        return activations(rms_norm(x, norm, eps), matrices)
-    return rms_norm_packed(x, norm, eps)
+    if by is None or keeps_float32(x.shape[0], matrices) or halves(matrices):
+        return activations(x if by is None else norm(x, by), matrices)
+    return norm_packed(x, by)
 
 
 def sizes_for(n_tokens: int, n_out: int, weights: Sequence[PlaneTensor]) -> TileSizes:
@@ -151,8 +152,13 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
     return linears(x, (layer,))[0]
 
 
-def gate_up(x: Tensor | Activations, gate: Linear, up: Linear) -> Tensor:
-    """silu(gate(x)) * up(x), float32 [tokens, n_ff]."""
+ACTIVATIONS: dict[Activation, Any] = {"silu": silu, "gelu": gelu}
+
+
+def gate_up(
+    x: Tensor | Activations, gate: Linear, up: Linear, activation: Activation = "silu"
+) -> Tensor:
+    """activation(gate(x)) * up(x), float32 [tokens, n_ff]."""
     weights = [planes_of(gate.weight), planes_of(up.weight)]
     packed = activations(x, weights)
     check_products(packed.values, weights, (gate, up))
@@ -185,9 +191,10 @@ def gate_up(x: Tensor | Activations, gate: Linear, up: Linear) -> Tensor:
         UP=weights[1].layout.read,
         UP_UNIT=weights[1].layout.unit,
         SPLIT=sizes.n_splits > 1,
+        ACTIVATION=ACTIVATIONS[activation],
         **launch_constants(sizes, weights),
     )
     if sizes.n_splits == 1:
         return out
     gate_sum, up_sum = out.sum(0).unbind(0)
-    return swiglu(gate_sum, up_sum)
+    return gated(gate_sum, up_sum, activation)

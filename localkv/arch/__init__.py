@@ -1,0 +1,20 @@
+"""Architectures: a file per family turns a model file's facts into a `ModelSpec`.
+
+Adding one is a function in a family's file and an entry in its `ARCHITECTURES`, or a new file and
+its name in `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from localkv.arch import llama, qwen
+from localkv.arch.facts import Facts
+from localkv.arch.spec import ModelSpec
+
+FAMILIES = (llama, qwen)
+
+ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {
+    name: spec for family in FAMILIES for name, spec in family.ARCHITECTURES.items()
+}
+"""What makes the specification of each architecture, by `general.architecture`."""

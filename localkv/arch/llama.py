@@ -1,0 +1,51 @@
+"""Llama and what has its graph: Mistral, and SmolLM 3, which rotates three layers of four.
+
+After llama.cpp's `src/models/llama.cpp`, `mistral3.cpp` and `smollm3.cpp`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from localkv.arch import plain
+from localkv.arch.facts import Facts
+from localkv.arch.spec import ModelSpec, Temperature
+
+UNROTATED_INTERVAL = 4
+"""SmolLM 3: every fourth layer has no RoPE."""
+
+
+def llama(facts: Facts) -> ModelSpec:
+    attention = plain.attention(facts, interleaved=True, divisors=True)
+    ffn = facts.experts() if facts.integer("expert_count", 0) else plain.mlp(facts)
+    return plain.model(facts, [plain.layer(facts, attention, ffn)] * facts.n_layers)
+
+
+def mistral3(facts: Facts) -> ModelSpec:
+    """A Llama whose q may grow with its position, as Llama 4's does."""
+    spec = llama(facts)
+    scale = facts.number("attention.temperature_scale", 0.0)
+    rope = spec.layers[0].attention.rope
+    if not scale or rope is None:
+        return spec
+    temperature = Temperature(scale, rope.original_context_length)
+    layers = (
+        replace(layer, attention=replace(layer.attention, temperature=temperature))
+        for layer in spec.layers
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def smollm3(facts: Facts) -> ModelSpec:
+    rotated = plain.attention(facts, interleaved=True)
+    ffn = plain.mlp(facts)
+    layers = [
+        plain.layer(
+            facts, rotated if (i + 1) % UNROTATED_INTERVAL else replace(rotated, rope=None), ffn
+        )
+        for i in range(facts.n_layers)
+    ]
+    return plain.model(facts, layers)
+
+
+ARCHITECTURES = {"llama": llama, "mistral3": mistral3, "smollm3": smollm3}

@@ -1,0 +1,41 @@
+"""Qwen 2 and 3, dense and with experts. After llama.cpp's `src/models/qwen2.cpp` and its kin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from localkv.arch import plain
+from localkv.arch.facts import Facts
+from localkv.arch.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec
+
+
+def _model(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> ModelSpec:
+    return plain.model(facts, [plain.layer(facts, attention, ffn)] * facts.n_layers)
+
+
+def _biased(facts: Facts) -> AttentionSpec:
+    return replace(plain.attention(facts, interleaved=False), qkv_bias=True)
+
+
+def _normed(facts: Facts) -> AttentionSpec:
+    return replace(plain.attention(facts, interleaved=False), **plain.head_norms(facts))
+
+
+def qwen2(facts: Facts) -> ModelSpec:
+    return _model(facts, _biased(facts), plain.mlp(facts))
+
+
+def qwen2moe(facts: Facts) -> ModelSpec:
+    """A shared expert behind a sigmoid; the routed ones' weights are as softmax gives them."""
+    return _model(facts, _biased(facts), facts.experts(renormalise=False, shared=True))
+
+
+def qwen3(facts: Facts) -> ModelSpec:
+    return _model(facts, _normed(facts), plain.mlp(facts))
+
+
+def qwen3moe(facts: Facts) -> ModelSpec:
+    return _model(facts, _normed(facts), facts.experts())
+
+
+ARCHITECTURES = {"qwen2": qwen2, "qwen2moe": qwen2moe, "qwen3": qwen3, "qwen3moe": qwen3moe}

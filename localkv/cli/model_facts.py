@@ -1,0 +1,91 @@
+"""What `localkv show` says of a model's layers: as JSON, and in rows of words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from localkv.arch.spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
+
+
+def model_facts(config: ModelSpec) -> dict[str, Any]:
+    """Sizes of a model; each kind of layer once, with the indices of its layers."""
+    facts = asdict(config)
+    del facts["layers"]
+    kinds = (
+        {"layers": [i for i, layer in enumerate(config.layers) if layer == kind], **asdict(kind)}
+        for kind in config.kinds
+    )
+    groups = [asdict(group) for group in config.groups]
+    return {**facts, "n_layers": config.n_layers, "kinds": list(kinds), "groups": groups}
+
+
+def model_rows(config: ModelSpec) -> list[tuple[str, object]]:
+    """Labels and texts; where layers differ, a row for each kind, with the number of its layers."""
+    rows: list[tuple[str, object]] = [("layers", config.n_layers), ("embedding", config.n_embd)]
+    rows += _by_kind(config, "heads", _heads)
+    rows += _by_kind(config, "feed-forward", _feed_forward)
+    rows.append(("context", f"{config.n_ctx_train} tokens"))
+    rows.append(("vocabulary", f"{config.n_vocab} tokens"))
+    rows += _by_kind(config, "rope", _rope)
+    if any(layer.attention.params.window for layer in config.kinds):
+        rows += _by_kind(config, "window", _window)
+    if config.has_experts:
+        rows += _by_kind(config, "experts", _experts)
+    return rows
+
+
+def _by_kind(
+    config: ModelSpec, label: str, words: Callable[[LayerSpec], str]
+) -> list[tuple[str, object]]:
+    """What the layers have, and how many have it unless all do."""
+    counts = dict[str, int]()
+    for layer in config.layers:
+        counts[words(layer)] = counts.get(words(layer), 0) + 1
+    if len(counts) == 1:
+        return [(label, text) for text in counts]
+    texts = [f"{text} ({n} {'layer' if n == 1 else 'layers'})" for text, n in counts.items()]
+    return [(label if i == 0 else "", text) for i, text in enumerate(texts)]
+
+
+def _heads(layer: LayerSpec) -> str:
+    spec = layer.attention
+    dims = f"{spec.key_dim}"
+    if spec.value_dim != spec.key_dim:
+        dims += f" (V: {spec.value_dim})"
+    return f"{spec.n_heads}, {spec.n_kv_heads} for K and V, of {dims}"
+
+
+def _feed_forward(layer: LayerSpec) -> str:
+    return "experts only" if _moe(layer) else str(layer.ffn.n_ff)
+
+
+def _experts(layer: LayerSpec) -> str:
+    moe = _moe(layer)
+    if moe is None:
+        return "none"
+    shared = f", a shared one of {moe.n_ff_shared}" if moe.n_ff_shared else ""
+    return f"{moe.n_experts_used} of {moe.n_experts}, each of {moe.n_ff}{shared}"
+
+
+def _moe(layer: LayerSpec) -> MoeSpec | None:
+    from localkv.arch.spec import MoeSpec
+
+    return layer.ffn if isinstance(layer.ffn, MoeSpec) else None
+
+
+def _window(layer: LayerSpec) -> str:
+    window = layer.attention.params.window
+    return f"{window} tokens" if window else "none"
+
+
+def _rope(layer: LayerSpec) -> str:
+    rope: RopeSpec | None = layer.attention.rope
+    if rope is None:
+        return "none"
+    text = f"{rope.n_dims} channels, base {rope.theta:g}"
+    if rope.scaling != "none":
+        text += f", {rope.scaling} x{rope.factor:g} of {rope.original_context_length}"
+    return text

@@ -1,0 +1,28 @@
+"""`ModelSpec` from a GGUF file's header: its architecture's family reads it."""
+
+from __future__ import annotations
+
+from localkv.arch import ARCHS
+from localkv.arch.facts import Facts
+from localkv.arch.spec import ModelSpec
+from localkv.errors import ModelFileError
+from localkv.loader.model_header import ModelHeader
+
+
+def model_spec(gguf: ModelHeader) -> ModelSpec:
+    """Layers, sizes and constants of the model in a file.
+
+    Raises:
+        ModelFileError: the architecture is not supported, a key is missing, of the wrong type, or
+            its value makes no sense.
+    """
+    if not gguf.tensors:
+        raise ModelFileError(f"{gguf.path.name} holds no weights, only a vocabulary")
+    name = gguf.metadata.string("general.architecture")
+    if name not in ARCHS:
+        raise ModelFileError(
+            f"architecture {name!r} is not supported", hint=f"supported: {', '.join(ARCHS)}"
+        )
+    shapes = {tensor: info.shape for tensor, info in gguf.tensors.items()}
+    title = gguf.metadata.string("general.name", default=gguf.path.stem)
+    return ARCHS[name](Facts(name, title, gguf.metadata, shapes))
