@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localkv.arch import llama, qwen
+from localkv.arch import cohere, gemma, llama, qwen
 from localkv.arch.facts import Facts
 from localkv.arch.spec import ModelSpec
 
-FAMILIES = (llama, qwen)
+FAMILIES = (llama, qwen, gemma, cohere)
 
 ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {
     name: spec for family in FAMILIES for name, spec in family.ARCHITECTURES.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GGMLType
@@ -19,7 +20,7 @@ from localkv.sampling.device_draw import device_draw
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from support.cache_types import scales_of
-from support.forward import logits, nmse
+from support.forward import CONFORMANCE_IDS, logits, nmse
 from support.random_model import variant
 
 pytestmark = pytest.mark.usefixtures("large_tiles")
@@ -36,6 +37,8 @@ IDS = [(i * 37 + 11) % 96 for i in range(12)]
         ("qwen3", GGMLType.F16),
         ("qwen2moe", GGMLType.Q8_0),
         ("qwen3moe", GGMLType.F32),
+        ("gemma3", GGMLType.Q8_0),
+        ("command-r", GGMLType.Q8_0),
     ],
 )
 def test_models(name: str, weight_type: GGMLType, tmp_path: Path) -> None:
@@ -45,6 +48,14 @@ def test_models(name: str, weight_type: GGMLType, tmp_path: Path) -> None:
     exact = weight_type == GGMLType.F32
     assert nmse(logits(path, triton_backend("cpu"), IDS, "f32"), want) < (1e-9 if exact else 1e-5)
     assert nmse(logits(path, triton_backend("cpu"), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["gemma3", "command-r"])
+def test_llama_cpp_logits(name: str, conformance: Path) -> None:
+    """Beyond a window of 64."""
+    path = conformance / "archs2" / f"{name}.gguf"
+    want = np.fromfile(path.with_suffix(".logits.f32"), np.float32).reshape(300, -1)[:80]
+    assert nmse(logits(path, triton_backend("cpu"), CONFORMANCE_IDS[:80], "f16"), want) < 2e-6
 
 
 class WithoutHost(TorchDispatchMode):

@@ -16,12 +16,28 @@ def rms_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return x / math.sqrt(float(np.mean(x * x)) + float(np.float32(1e-5))) * weight
 
 
+def layer_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return rms_norm(x - x.mean(), weight)
+
+
 def silu(x: np.ndarray) -> np.ndarray:
     return x / (1.0 + np.exp(-x))
 
 
-def angles(model: RandomModel) -> tuple[np.ndarray, float]:
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def has_window(model: RandomModel, layer: int) -> bool:
+    """Gemma 3: the last layer of each period sees everything."""
+    period = model.setting("attention.sliding_window_pattern", 1)
+    return layer % period < period - 1
+
+
+def angles(model: RandomModel, layer: int) -> tuple[np.ndarray, float]:
     """Angle per position of each pair, and the factor on cosine and sine."""
+    if has_window(model, layer):
+        return 10000.0 ** (-2 * np.arange(model.head_dim // 2) / model.head_dim), 1.0
     n = model.setting("rope.dimension_count", model.head_dim)
     base = model.setting("rope.freq_base", 10000.0)
     factor = model.setting("rope.scaling.factor", 1.0)
@@ -51,12 +67,13 @@ def angles(model: RandomModel) -> tuple[np.ndarray, float]:
     return np.array(result), magnitude
 
 
-def rotate(x: np.ndarray, position: int, model: RandomModel) -> np.ndarray:
-    freqs, magnitude = angles(model)
+def rotate(x: np.ndarray, position: int, model: RandomModel, layer: int) -> np.ndarray:
+    freqs, magnitude = angles(model, layer)
     half = len(freqs)
     out = x.copy()
     for i in range(half):
-        a, b = (i, i + half) if model.arch.startswith("qwen") else (2 * i, 2 * i + 1)
+        halves = model.arch.startswith(("qwen", "gemma"))
+        a, b = (i, i + half) if halves else (2 * i, 2 * i + 1)
         pair = complex(x[a], x[b]) * magnitude * np.exp(1j * freqs[i] * position)
         out[a], out[b] = pair.real, pair.imag
     return out
@@ -71,7 +88,8 @@ def affine(model: RandomModel, name: str, x: np.ndarray) -> np.ndarray:
 def feed_forward(model: RandomModel, at: str, x: np.ndarray) -> np.ndarray:
     n_experts = model.setting("expert_count", 0)
     if not n_experts:
-        hidden = silu(affine(model, f"{at}.ffn_gate", x)) * affine(model, f"{at}.ffn_up", x)
+        activation = gelu if model.arch == "gemma3" else silu
+        hidden = activation(affine(model, f"{at}.ffn_gate", x)) * affine(model, f"{at}.ffn_up", x)
         return affine(model, f"{at}.ffn_down", hidden)
     scores = np.exp(affine(model, f"{at}.ffn_gate_inp", x))
     scores /= scores.sum()
@@ -98,12 +116,15 @@ def float64_logits(model: RandomModel, ids: list[int]) -> np.ndarray:
     """Logits of every position: [len(ids), n_vocab]."""
     group = model.n_heads // model.n_kv_heads
     history: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(model.n_layers)]
+    norm = layer_norm if model.arch == "command-r" else rms_norm
     rows = []
     for position, token in enumerate(ids):
         x = model.tensors["token_embd.weight"][token]
+        if model.arch == "gemma3":
+            x = x * math.sqrt(model.n_embd)
         for layer in range(model.n_layers):
             at = f"blk.{layer}"
-            h = rms_norm(x, model.tensors[f"{at}.attn_norm.weight"])
+            h = norm(x, model.tensors[f"{at}.attn_norm.weight"])
             q, k, v = (
                 affine(model, f"{at}.attn_{n}", h).reshape(-1, model.head_dim) for n in "qkv"
             )
@@ -111,21 +132,34 @@ def float64_logits(model: RandomModel, ids: list[int]) -> np.ndarray:
                 q = np.array([rms_norm(r, model.tensors[f"{at}.attn_q_norm.weight"]) for r in q])
                 k = np.array([rms_norm(r, model.tensors[f"{at}.attn_k_norm.weight"]) for r in k])
             if model.arch != "smollm3" or layer % 4 != 3:
-                q = np.array([rotate(r, position, model) for r in q])
-                k = np.array([rotate(r, position, model) for r in k])
+                q = np.array([rotate(r, position, model, layer) for r in q])
+                k = np.array([rotate(r, position, model, layer) for r in k])
             if scale := model.setting("attention.temperature_scale", 0.0):
                 length = model.setting("rope.scaling.original_context_length")
                 q = q * (1 + scale * math.log(1 + position // length))
             history[layer].append((k, v))
+            seen = model.setting("attention.sliding_window") if has_window(model, layer) else 0
             heads = []
             for head in range(model.n_heads):
-                keys = np.array([k[head // group] for k, _ in history[layer]])
-                values = np.array([v[head // group] for _, v in history[layer]])
+                keys = np.array([k[head // group] for k, _ in history[layer][-seen:]])
+                values = np.array([v[head // group] for _, v in history[layer][-seen:]])
                 weights = keys @ q[head] / math.sqrt(model.head_dim)
                 weights = np.exp(weights - weights.max())
                 heads.append(weights @ values / weights.sum())
-            x = x + affine(model, f"{at}.attn_output", np.concatenate(heads))
-            x = x + feed_forward(model, at, rms_norm(x, model.tensors[f"{at}.ffn_norm.weight"]))
-        x = rms_norm(x, model.tensors["output_norm.weight"])
-        rows.append(affine(model, "token_embd" if model.tied else "output", x))
+            added = affine(model, f"{at}.attn_output", np.concatenate(heads))
+            if model.arch == "command-r":
+                x = x + added + feed_forward(model, at, h)
+                continue
+            if model.arch == "gemma3":
+                added = rms_norm(added, model.tensors[f"{at}.post_attention_norm.weight"])
+            x = x + added
+            added = feed_forward(model, at, rms_norm(x, model.tensors[f"{at}.ffn_norm.weight"]))
+            if model.arch == "gemma3":
+                added = rms_norm(added, model.tensors[f"{at}.post_ffw_norm.weight"])
+            x = x + added
+        x = norm(x, model.tensors["output_norm.weight"])
+        logits = affine(model, "token_embd" if model.tied else "output", x)
+        logits = logits * model.setting("logit_scale", 1.0)
+        cap = model.setting("final_logit_softcapping")
+        rows.append(cap * np.tanh(logits / cap) if cap else logits)
     return np.array(rows)

@@ -73,10 +73,14 @@ class RandomModel:
             self._matrix(f"{at}.attn_k", kv, d, gain=1.7)
             self._matrix(f"{at}.attn_v", kv, d)
             self._matrix(f"{at}.attn_output", d, q)
-            if self.arch in ("qwen3", "qwen3moe"):
+            if self.arch in ("qwen3", "qwen3moe", "gemma3"):
                 self._vector(f"{at}.attn_q_norm.weight", self.head_dim, centre=1.7)
                 self._vector(f"{at}.attn_k_norm.weight", self.head_dim, centre=1.7)
-            self._vector(f"{at}.ffn_norm.weight", d)
+            if self.arch != "command-r":
+                self._vector(f"{at}.ffn_norm.weight", d)
+            if self.arch == "gemma3":
+                self._vector(f"{at}.post_attention_norm.weight", d)
+                self._vector(f"{at}.post_ffw_norm.weight", d)
             self._make_ffn(at)
             if self.fused_qkv:
                 self._fuse(at)
@@ -137,7 +141,8 @@ class RandomModel:
                 writer.add_float32(name, value)
             else:
                 writer.add_uint32(name, value)
-        writer.add_float32(f"{self.arch}.attention.layer_norm_rms_epsilon", 1e-5)
+        kind = "layer_norm" if self.arch == "command-r" else "layer_norm_rms"
+        writer.add_float32(f"{self.arch}.attention.{kind}_epsilon", 1e-5)
         for name, values in self.stored_tensors().items():
             kind = weight_type if values.ndim > 1 else GGMLType.F32
             packed = gguf.quants.quantize(values.astype(np.float32), kind)
@@ -190,6 +195,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"arch": "qwen3"},
     "qwen3moe": {"arch": "qwen3moe", "settings": {**MOE, "expert_feed_forward_length": 64}},
+    "gemma3": {
+        "arch": "gemma3",
+        "n_layers": 3,
+        "tied": True,
+        "settings": {
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": 3,
+            "rope.freq_base": 100000.0,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 4.0,
+            "final_logit_softcapping": 5.0,
+        },
+    },
+    "command-r": {"arch": "command-r", "tied": True, "settings": {"logit_scale": 0.5}},
 }
 """Arguments of `RandomModel` by name: every architecture, and every part of the graph."""
 
