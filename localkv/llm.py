@@ -239,7 +239,8 @@ class LLM:
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
-        return self.engine.logits(ids)
+        logits: Tensor = self.engine.logits(ids)
+        return logits
 
     def stream(
         self,

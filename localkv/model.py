@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from localkv.arch.spec import AttentionSpec, ModelSpec, MoeSpec, RopeSpec, Temperature
+from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch, KVCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, TokenInputs
@@ -28,7 +27,7 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     output_norm: Norm
     output: Linear
-    rope_freqs: Tensor | None = None
+    rope_freqs: Array | None = None
 
 
 class Transformer:
@@ -43,7 +42,7 @@ class Transformer:
             rope: self._frequencies(rope) for rope, _ in set(self._position_kinds) if rope
         }
 
-    def _frequencies(self, rope: RopeSpec) -> Tensor:
+    def _frequencies(self, rope: RopeSpec) -> Array:
         divisors = self.weights.rope_freqs if rope.has_divisors else None
         return rope_frequencies(rope, divisors).to(self.backend.device)
 
@@ -68,7 +67,7 @@ class Transformer:
         weights = self.weights
         return uses(self.backend.methods, weights.layers, weights.output, type_k, type_v)
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, cache: KVCache) -> Array:
         """Run a batch: its K and V are stored in `cache`, whose sequences keep their lengths.
 
         Returns:
@@ -114,8 +113,6 @@ def _kind(weights: Any) -> Any:
     """Types and shapes of a layer's weights, or of a part of it."""
     if isinstance(weights, PackedTensor):
         return weights.format.name, weights.shape
-    if isinstance(weights, Tensor):
-        return weights.shape
     if is_dataclass(weights):
         return type(weights), *(_kind(getattr(weights, field.name)) for field in fields(weights))
-    return weights
+    return tuple(weights.shape) if hasattr(weights, "shape") else weights

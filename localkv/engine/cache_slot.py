@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Literal, TypeVar
 
-import torch
-from torch import Tensor
-
+from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
 from localkv.engine.decode_loop import DecodeLoop
 from localkv.kernels.device_memory import Room, naming_what_fails
@@ -78,7 +76,7 @@ class CacheSlot:
         self.generated: list[bool] = []
         self._text: Text | None = None
         self._unfinished = False
-        self._n_threads = torch.get_num_threads()
+        self._n_threads = model.backend.arrays.n_threads()
 
     @property
     def is_wanted(self) -> bool:
@@ -90,9 +88,7 @@ class CacheSlot:
         return self.model.backend.turns.run(lambda: self._worked(work), cancel)
 
     def _worked(self, work: Callable[[], T]) -> T:
-        # torch keeps a number for each thread, and sums are split by it
-        if torch.get_num_threads() != self._n_threads:
-            torch.set_num_threads(self._n_threads)
+        self.model.backend.arrays.use_threads(self._n_threads)  # sums are split by it
         if self._unfinished:
             self._start_over()
         self._unfinished = True
@@ -117,7 +113,7 @@ class CacheSlot:
         logits: Literal["last", "all"] = "last",
         *,
         generated: bool = False,
-    ) -> Tensor:
+    ) -> Array:
         """Run `ids`, in one batch, after those that are held: float32 [1 or len(ids), n_vocab].
 
         Raises:
@@ -142,10 +138,10 @@ class CacheSlot:
         logits: Literal["last", "all"],
         *,
         generated: bool,
-    ) -> Tensor:
+    ) -> Array:
         """Run `model` on `ids` after the tokens that are held; these do not include them yet."""
         batch = self.cache.batch([(self.sequence, ids)], logits=logits, generated=generated)
-        with self.scratch_of(len(ids)), torch.inference_mode():
+        with self.scratch_of(len(ids)), model.backend.arrays.inference():
             return model.forward(batch, self.cache)
 
     def take(self, text: Text) -> int:
@@ -167,7 +163,7 @@ class CacheSlot:
         """Whether nothing has been evaluated for others since `take`."""
         return self._text is text
 
-    def logits(self, text: Text, cancel: Event) -> Tensor | None:
+    def logits(self, text: Text, cancel: Event) -> Array | None:
         """Evaluate the missing tokens of the text that took the slot: the last token's logits.
 
         Returns:

@@ -11,22 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
+from localkv.cache.arrays import Array, Readback, Step
 from localkv.cache.kv_cache import Batch, KVCache, SegmentBatch, Sequence
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.model import Transformer
 
-Draw = Callable[[Tensor, Tensor], Tensor]
+Draw = Callable[[Array, Array], Array]
 """(logits float32 [1, n_vocab], int64 [2]: seed and number of the draw) -> token ids int64 [1]; on
 the device, without asking the host. Of two that are equal one may serve for both."""
 
-Step = Callable[[], Tensor]
-"""Runs on the buffers and yields logits or the next token, valid until the next step."""
-
-WARM_UP_STEPS = 2
-"""Steps before one is recorded: the first may compile kernels and allocate."""
 MANY_DRAWS = 8
 """Ways to draw whose recordings are kept."""
 
@@ -61,16 +54,13 @@ class DecodeLoop:
         self.model = model
         self.cache = cache
         self.records = records
-        self.device = model.backend.device
+        self.arrays = model.backend.arrays
+        self._recorder = self.arrays.recorder()
         self._buckets: dict[tuple[int, int], Bucket] = {}
-        self._token = self._zeros(1)
-        self._position = self._zeros(1)
-        self._random = self._zeros(2)
+        self._token = self.arrays.int64([0])
+        self._position = self.arrays.int64([0])
+        self._random = self.arrays.int64([0, 0])
         self._draws: list[Draw] = []
-        self._graph_memory: tuple[int, int] | None = None
-
-    def _zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.zeros(*shape, dtype=dtype, device=self.device)
 
     def warm_up(self, sequence: Sequence) -> None:
         """Record the steps of every bucket, so that none is recorded while a user waits.
@@ -88,7 +78,7 @@ class DecodeLoop:
                 n_pages *= 2
         self.cache.truncate(sequence, 0)
 
-    def logits(self, sequence: Sequence, token: int) -> Tensor:
+    def logits(self, sequence: Sequence, token: int) -> Array:
         """Logits after `token`, which follows the sequence's tokens: float32 [1, n_vocab].
 
         The sequence's length stays as it is. The result is valid until the next step.
@@ -121,11 +111,11 @@ class DecodeLoop:
         """
         self._token.fill_(token)
         self._position.fill_(sequence.length)
-        self._random.copy_(torch.tensor([seed, number]))
+        self.arrays.write(self._random, [seed, number])
         waiting: Readback | None = None
         for position in range(sequence.length, sequence.length + limit):
             bucket = self._place(sequence, position)
-            arriving = Readback(self._step(bucket, draw)())
+            arriving = self.arrays.read_back(self._step(bucket, draw)())
             if waiting is not None:
                 yield waiting.value()
             waiting = arriving
@@ -146,7 +136,7 @@ class DecodeLoop:
             wanted = pages[: table.shape[1]]
             if known != wanted:
                 bucket.pages[i] = []  # should an exception come now
-                table[0, : len(wanted)].copy_(torch.tensor(wanted), non_blocking=True)
+                self.arrays.write(table[0], wanted)
                 bucket.pages[i] = wanted
         return bucket
 
@@ -159,21 +149,21 @@ class DecodeLoop:
             n_rows = width * PAGE_TOKENS if n_new else end - first if i < segment else 0
             parts.append(
                 SegmentBatch(
-                    page_table=self._zeros(1, max(1, pages_for(n_rows))),
+                    page_table=self.arrays.int64([[0] * max(1, pages_for(n_rows))]),
                     lengths=(n_rows,),
-                    length_table=self._zeros(1, dtype=torch.int32) + n_rows,
+                    length_table=self.arrays.int32([n_rows]),
                     first_position=first,
-                    tokens=self._zeros(n_new),
-                    slots=self._zeros(n_new),
+                    tokens=self.arrays.int64([0] * n_new),
+                    slots=self.arrays.int64([0] * n_new),
                 )
             )
         batch = Batch(
             token_ids=self._token,
             positions=self._position,
             starts=(0, 1),
-            start_table=torch.arange(2, dtype=torch.int32, device=self.device),
+            start_table=self.arrays.int32([0, 1]),
             segments=tuple(parts),
-            logit_rows=self._zeros(1),
+            logit_rows=self.arrays.int64([0]),
             generated=(True,),
         )
         return Bucket(batch, segment, [[] for _ in parts])
@@ -189,13 +179,10 @@ class DecodeLoop:
             bucket.steps[draw] = self._record(lambda: self._run(bucket, draw))
         return bucket.steps[draw]
 
-    def _run(self, bucket: Bucket, draw: Draw | None) -> Tensor:
-        with torch.inference_mode():
+    def _run(self, bucket: Bucket, draw: Draw | None) -> Array:
+        with self.arrays.inference():
             for part in bucket.batch.segments[bucket.segment :: len(self.cache.bounds)]:
-                row = self._position - part.first_position
-                part.length_table.copy_(row + 1)
-                page = part.page_table[0].gather(0, row // PAGE_TOKENS)
-                part.slots.copy_(page * PAGE_TOKENS + row % PAGE_TOKENS)
+                self.arrays.place_row(part, self._position)
             logits = self.model.forward(bucket.batch, self.cache)
             if draw is None:
                 return logits
@@ -205,50 +192,7 @@ class DecodeLoop:
             return self._token
 
     def _record(self, step: Step) -> Step:
-        """A function that repeats `step`; nothing has changed when this returns."""
-        if self.device.type != "cuda" or not self.records:
+        """What repeats `step`; nothing has changed when this returns."""
+        if not self.records:
             return step
-        state = (self._token, self._position, self._random)
-        kept = [buffer.clone() for buffer in state]
-
-        def restore() -> None:
-            for buffer, value in zip(state, kept, strict=True):
-                buffer.copy_(value)
-
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_STEPS):
-                step()
-                restore()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graph_memory):  # type: ignore[arg-type]
-            result = step()
-        self._graph_memory = graph.pool()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return result
-
-        return replay
-
-
-class Readback:
-    """A token on its way to the host."""
-
-    def __init__(self, token: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if token.device.type != "cuda":
-            self._host = token.clone()
-            return
-        self._host = torch.empty(1, dtype=torch.int64, pin_memory=True)
-        self._host.copy_(token, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
-
-    def value(self) -> int:
-        """Wait for it."""
-        if self._event is not None:
-            self._event.synchronize()
-        return int(self._host[0])
+        return self._recorder.record(step, (self._token, self._position, self._random))

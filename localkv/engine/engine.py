@@ -11,9 +11,7 @@ from itertools import pairwise
 from threading import Event
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.kv_cache import Sequence as CachedSequence
 from localkv.cache.scales import check_scales
@@ -147,7 +145,7 @@ class Engine:
         logits: Literal["last", "all"] = "last",
         *,
         generated: bool = False,
-    ) -> Tensor:
+    ) -> Array:
         """Run `ids`, in one batch, after the cached ones: float32 [1 or len(ids), n_vocab].
 
         On the CPU logits depend on the tokens and on which of them were `generated`, bit for bit,
@@ -158,7 +156,7 @@ class Engine:
         """
         self._check_ids(ids)
 
-        def work() -> Tensor:
+        def work() -> Array:
             self.slot.truncate(len(self.slot.ids))  # the former owner loses it
             return self.slot.evaluate(ids, logits, generated=generated)
 
@@ -182,14 +180,14 @@ class Engine:
             if not 0 <= token < n_vocab:
                 raise LocalKVError(f"token id {token} is not in the vocabulary of {n_vocab}")
 
-    def logits(self, ids: Sequence[int]) -> Tensor:
+    def logits(self, ids: Sequence[int]) -> Array:
         """Logits of every position, through the cache: float32 [len(ids), n_vocab] on the CPU.
 
         Raises:
             ContextOverflowError: more ids than the context holds.
         """
         self._check(ids)
-        out = torch.empty(len(ids), self.model.config.n_vocab)
+        out = self.model.backend.arrays.host_floats(len(ids), self.model.config.n_vocab)
 
         def work() -> None:
             self.slot.truncate(0)
@@ -200,7 +198,7 @@ class Engine:
         self.slot.turn(work)
         return out
 
-    def logit_batches(self, ids: Sequence[int], *, first: int = 0) -> Iterator[Tensor]:
+    def logit_batches(self, ids: Sequence[int], *, first: int = 0) -> Iterator[Array]:
         """Logits of the positions from `first` on, a batch at a time, on the backend's device.
 
         Nobody has to hold those of a whole context: float32 [at most n_batch, n_vocab] each. A part
@@ -214,7 +212,7 @@ class Engine:
         bounds = [*range(0, first, self.n_batch), *range(first, len(ids), self.n_batch), len(ids)]
         parts = list(pairwise(bounds))
 
-        def run_up_to(number: int) -> Tensor:
+        def run_up_to(number: int) -> Array:
             """The parts that are missing; the logits of the last of them."""
             if not self.slot.is_taken_by(text):
                 self.slot.truncate(0)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Literal
 
-import torch
-
 from localkv.engine.cache_slot import CacheSlot, Text
 from localkv.errors import LocalKVError
 from localkv.sampling.device_draw import NO_TOKEN, device_draw
@@ -202,11 +200,10 @@ class Generation(Iterator[int]):
         if logits is None:
             return None
         if self._draw is None:
-            return self._sampler.sample(logits[0].cpu().numpy())
+            return self._sampler.sample(slot.model.backend.arrays.to_numpy(logits[0]))
         seed = self._sampler.seed
-        token = _checked(
-            int(self._draw(logits, torch.tensor([seed, number], device=logits.device)))
-        )
+        arrays = slot.model.backend.arrays
+        token = _checked(int(self._draw(logits, arrays.int64([seed, number]))))
         assert slot.loop is not None
         self._tokens = slot.loop.tokens(
             slot.sequence,

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import SegmentSpec, uniform_layouts
+from localkv.cache.arrays import Recorder
+from localkv.cache.kv_cache import KVCache, SegmentBatch
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, uniform_layouts
+from localkv.kernels.recorded_step import GraphRecorder, TorchReadback, Unrecorded
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,34 @@ class TorchArrays:
     def host_floats(self, n_rows: int, n: int) -> Tensor:
         return torch.empty(n_rows, n)
 
+    def to_numpy(self, array: Tensor) -> NDArray[Any]:
+        return array.cpu().numpy()
+
+    def write(self, array: Tensor, values: Sequence[int]) -> None:
+        array[: len(values)].copy_(torch.tensor(values), non_blocking=True)
+
+    def place_row(self, batch: SegmentBatch, position: Tensor) -> None:
+        row = position - batch.first_position
+        batch.length_table.copy_(row + 1)
+        page = batch.page_table[0].gather(0, row // PAGE_TOKENS)
+        batch.slots.copy_(page * PAGE_TOKENS + row % PAGE_TOKENS)
+
+    def recorder(self) -> Recorder:
+        device = torch.device(self.device)
+        return GraphRecorder(device) if device.type == "cuda" else Unrecorded()
+
+    def read_back(self, number: Tensor) -> TorchReadback:
+        return TorchReadback(number)
+
     def inference(self) -> AbstractContextManager[Any]:
         return torch.inference_mode()
+
+    def n_threads(self) -> int:
+        return torch.get_num_threads()
+
+    def use_threads(self, n: int) -> None:
+        if n != torch.get_num_threads():
+            torch.set_num_threads(n)
 
 
 def torch_cache(
