@@ -10,8 +10,12 @@ from localkv.formats import KV_FORMATS
 
 ROTATIONS = ("off", "on")
 BASE = "f16"
-ALONE = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8_e4m3", "fp8_e5m2")
-"""Types that K alone has, and V alone, beside f16: what of a type's cost comes from which side."""
+ALONE = tuple(
+    name
+    for name, fmt in KV_FORMATS.items()
+    if 8 * fmt.block_bytes < 16 * fmt.block_size and not fmt.row_planes and not fmt.scales_by_head
+)
+"""Types that K alone has, and V alone, beside f16: these show which side a type's cost is from."""
 
 MIXED = (
     ("q8_0", "q5_1"),
