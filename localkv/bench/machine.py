@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from localkv.kernels.cpu.linear.panels import PanelArena
+from localkv.kernels.cpu.linear.panel_arena import PanelArena
 
 CPU_BUFFER, GPU_BUFFER = 512 << 20, 1 << 30
 """Bytes that are read, or copied, to measure bandwidth: more than any cache holds."""

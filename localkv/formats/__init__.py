@@ -21,6 +21,8 @@ def _format(
     *,
     is_weight: bool = True,
     is_cache: bool = False,
+    stays_in_file: bool = False,
+    narrow: str = "",
 ) -> QuantFormat:
     fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
     return QuantFormat(
@@ -30,6 +32,8 @@ def _format(
         fields,
         is_weight=is_weight,
         is_cache=is_cache,
+        stays_in_file=stays_in_file,
+        narrow=narrow,
     )
 
 
@@ -55,9 +59,9 @@ _SCALE = (Plane("d", 2),)
 
 _ALL = (
     _format("f32", 0, 1, {"values": 4}, is_cache=True),
-    _format("f16", 1, 1, {"values": 2}, is_cache=True),
+    _format("f16", 1, 1, {"values": 2}, is_cache=True, narrow="f16"),
     _format("bf16", 30, 1, {"values": 2}, is_cache=True),
-    _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True),
+    _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True, stays_in_file=True, narrow="f16"),
     _format("q6_0", None, 32, {"d": 2, "qh": 8, "qs": 16}, is_weight=False, is_cache=True),
     _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True),
     _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}, is_cache=True),
@@ -70,11 +74,11 @@ _ALL = (
     _fp8("fp8_e5m2", E5M2_LARGEST),
     _fp8("fp8_e5m2_head", E5M2_LARGEST, by_head_of="fp8_e5m2"),
     _fp8("fp8_e5m2_token", E5M2_LARGEST, row=_SCALE),
-    _format("q2_K", 10, 256, {"scales": 16, "qs": 64, "d": 2, "dmin": 2}),
-    _format("q3_K", 11, 256, {"hmask": 32, "qs": 64, "scales": 12, "d": 2}),
-    _format("q4_K", 12, 256, {"d": 2, "dmin": 2, "scales": 12, "qs": 128}),
-    _format("q5_K", 13, 256, {"d": 2, "dmin": 2, "scales": 12, "qh": 32, "qs": 128}),
-    _format("q6_K", 14, 256, {"ql": 128, "qh": 64, "scales": 16, "d": 2}),
+    _format("q2_K", 10, 256, {"scales": 16, "qs": 64, "d": 2, "dmin": 2}, narrow="iq4_nl"),
+    _format("q3_K", 11, 256, {"hmask": 32, "qs": 64, "scales": 12, "d": 2}, narrow="iq4_nl"),
+    _format("q4_K", 12, 256, {"d": 2, "dmin": 2, "scales": 12, "qs": 128}, narrow="q5_0"),
+    _format("q5_K", 13, 256, {"d": 2, "dmin": 2, "scales": 12, "qh": 32, "qs": 128}, narrow="q5_1"),
+    _format("q6_K", 14, 256, {"ql": 128, "qh": 64, "scales": 16, "d": 2}, narrow="q8_0"),
     _format("iq4_xs", 23, 256, {"d": 2, "scales_h": 2, "scales_l": 4, "qs": 128}),
 )
 

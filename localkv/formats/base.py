@@ -6,10 +6,14 @@ them. The folder `<name>/` holds
 
     reference.py    decode and, for cache types, encode in plain torch; tests compare with it
     cpu.py          a cache type's rows on the CPU (`formats/cpu/`)
+    cpu_weight.py   a weight type's matrices on the CPU (`formats/cpu/`)
     gpu_cache.py    a cache type's rows on a GPU (`formats/gpu/`)
     gpu_weight.py   a weight type's matrices on a GPU (`formats/gpu/`)
 
-which kernels find by these names and import on first use (`QuantFormat.part`).
+which kernels find by these names and import on first use (`QuantFormat.part`). No option, kernel,
+plan or test has a list of formats that a new one has to be added to: they follow from the line and
+from the parts. Only the pairs that are recommended are chosen by hand. A weight type without
+`cpu_weight.py` is decoded tile by tile on the CPU, at a cost that is named when a model is loaded.
 
 A ggml *block* holds `block_size` values in `block_bytes` bytes, its fields one after the other.
 Kernels want each field in a *plane* of its own (structure of arrays), so a format lists its planes
@@ -69,7 +73,10 @@ class QuantFormat:
         block_size: values per block.
         planes: the block's fields in ggml's order; their sizes add up to `block_bytes`.
         is_weight, is_cache: where it can be used.
-        group_tokens: cache rows that are written together.
+        stays_in_file: the CPU multiplies it as it lies in the file, where there are 8-bit dot
+            products, and makes no panels of it when a model is loaded.
+        narrow: of weight types that files are commonly offered in, the type that llama-quantize
+            takes for rows that are not whole blocks.
         row_planes: fields that occur once per row (of head_dim values). Cache types only.
         scales_by_head: rows are divided by a scale of their layer and KV head before they are
             encoded, and multiplied by it once they are decoded. The scale is absmax / `largest`.
@@ -84,7 +91,8 @@ class QuantFormat:
     planes: tuple[Plane, ...]
     is_weight: bool = True
     is_cache: bool = False
-    group_tokens: int = 1
+    stays_in_file: bool = False
+    narrow: str = ""
     row_planes: tuple[Plane, ...] = ()
     scales_by_head: bool = False
     largest: float = 0.0

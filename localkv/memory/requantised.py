@@ -12,17 +12,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from localkv.formats import FORMATS, QuantFormat
+from localkv.formats import FORMATS, WEIGHT_FORMATS, QuantFormat
 from localkv.memory.plan import output_matrix
 
 if TYPE_CHECKING:
     from localkv.loader.gguf_header import TensorInfo
 
-QUANTS = ("f16", "q8_0", "q6_K", "q5_K", "q4_K", "q3_K", "q2_K")
-"""Types of weights that files are commonly offered in, from the most bits to the fewest."""
 
-_NARROW = {"q6_K": "q8_0", "q5_K": "q5_1", "q4_K": "q5_0", "q3_K": "iq4_nl", "q2_K": "iq4_nl"}
-"""llama-quantize's types for rows that are not a multiple of 256."""
+def _bits(fmt: QuantFormat) -> float:
+    return 8 * fmt.block_bytes / fmt.block_size
+
+
+_OFFERED = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.narrow]
+QUANTS = tuple(fmt.name for fmt in sorted(_OFFERED, key=_bits, reverse=True))
+"""Types of weights that files are commonly offered in, from the most bits to the fewest."""
 
 
 def requantised(tensors: Iterable[TensorInfo], type_name: str) -> tuple[TensorInfo, ...]:
@@ -48,15 +51,11 @@ def _as(tensor: TensorInfo, type_name: str, at_least_q6: bool) -> TensorInfo:
         type_name = "q6_K"
     fmt, n_in = FORMATS[type_name], tensor.shape[-1]
     if n_in % fmt.block_size:
-        fmt = FORMATS[_NARROW.get(type_name, "f16")]
+        fmt = FORMATS[fmt.narrow or "f16"]
     if n_in % fmt.block_size:
         fmt = FORMATS["f16"]
     n_bytes = math.prod(tensor.shape[:-1]) * fmt.row_bytes(n_in)
     return replace(tensor, format=fmt, n_bytes=n_bytes)
-
-
-def _bits(fmt: QuantFormat) -> float:
-    return 8 * fmt.block_bytes / fmt.block_size
 
 
 def bits_per_weight(tensors: Iterable[TensorInfo]) -> float:

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import torch
 
+from localkv.formats.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS, PanelLayout
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.cpu.linear.panel_bytes import LANES
-from localkv.kernels.cpu.linear.panels import FLIP_SIGNS, LAYOUTS, SPREAD_BITS, PanelLayout
+from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.simd.cpu_features import HAS_VNNI
 
@@ -55,7 +55,7 @@ def check(products: CpuProducts, x: torch.Tensor, weight: PackedTensor) -> torch
 
 
 def plain_panels(weight: PackedTensor, layout: PanelLayout) -> np.ndarray:
-    """What `linear/panels.py` says of a matrix's panels, one unit at a time."""
+    """What `formats/cpu/panel_layout.py` says of a matrix's panels, one unit at a time."""
     n_out, n_in = weight.shape
     blocks = weight.rows.numpy().reshape(n_out, -1, layout.format.block_bytes)
     out = np.zeros((-(-n_out // LANES), layout.n_records(n_in), layout.record_bytes), np.uint8)

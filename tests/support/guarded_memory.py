@@ -26,7 +26,7 @@ from localkv.kernels.cpu.attention import kernels
 from localkv.kernels.cpu.attention import packed_attention as attention
 from localkv.kernels.cpu.attention import tables as attention_tables
 from localkv.kernels.cpu.attention.job import Job
-from localkv.kernels.cpu.linear import panels as linear_panels
+from localkv.kernels.cpu.linear import panel_arena
 from localkv.kernels.cpu.linear import products as linear
 from localkv.kernels.cpu.runtime import chain
 from localkv.kernels.cpu.store import rotate, store_kv
@@ -196,17 +196,17 @@ def _guarded_tensors(memory: GuardedMemory) -> Iterator[Any]:
             return new_empty(x, *size, **options)
         return guarded(shape, x.dtype)
 
-    def panels(self: linear_panels.PanelArena, n_bytes: int) -> np.ndarray:
+    def panels(self: panel_arena.PanelArena, n_bytes: int) -> np.ndarray:
         return memory.bytes(n_bytes, "panels")
 
-    def nothing(self: linear_panels.PanelArena) -> None:
+    def nothing(self: panel_arena.PanelArena) -> None:
         pass
 
     yield patch.object(torch, "empty", our_empty)
     yield patch.object(torch, "empty_like", our_empty_like)
     yield patch.object(Tensor, "new_empty", our_new_empty)
-    yield patch.object(linear_panels.PanelArena, "take", panels)
-    yield patch.object(linear_panels.PanelArena, "join_pages", nothing)
+    yield patch.object(panel_arena.PanelArena, "take", panels)
+    yield patch.object(panel_arena.PanelArena, "join_pages", nothing)
 
 
 Part = Callable[[GuardedMemory], Iterator[Any]]

@@ -1,4 +1,6 @@
-"""How the CPU reads and writes each cache type: `<type>/cpu.py`, a Numba decoder and an encoder.
+"""How the CPU reads and writes each type: functions that Numba compiles, or that emit LLVM.
+
+Cache types: `<type>/cpu.py`, a decoder and an encoder
 
 A *unit* is the result of one decoder call: one vector of 16 values (types without blocks) or two
 (types with blocks of 32: values i and i + 16 of 16 tokens for K; values 0 to 15 and 16 to 31 of
@@ -19,4 +21,10 @@ one token for V). A page's bytes are ordered so that a unit's bytes are consecut
 
 Scale and minimum are applied by the kernel: once per block and token, not per value. These files
 know nothing of torch; `reference.py` beside them is the reference.
+
+Weight types: `<type>/cpu_weight.py`
+
+A type with blocks has `PANELS`, a `PanelFormat` (`panel_codes.py`): how a matrix is laid out in
+panels, and how codes, scales and minima are read from them. A type without blocks is multiplied as
+it lies in the file, and has `load_values(b, address)`, which emits the load of 16 values.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from localkv.formats.base import QuantFormat
+from localkv.formats.cpu.panel_layout import LANES
 from localkv.kernels.cpu.attention.sizes import (
     FEW_ROWS,
     block_scratch_floats,
@@ -14,7 +15,6 @@ from localkv.kernels.cpu.attention.sizes import (
 )
 from localkv.kernels.cpu.linear.panel_bytes import (
     IN_PLACE_FORMAT_NAMES,
-    LANES,
     MADE_BYTES,
     PANEL_FORMAT_NAMES,
     panels_bytes,

@@ -14,9 +14,9 @@ import torch
 
 from localkv.arch.spec import MoeSpec
 from localkv.formats import FORMATS, WEIGHT_FORMATS
+from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.matrices import PanelTensor
-from localkv.kernels.cpu.linear.panels import LAYOUTS
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights

@@ -29,9 +29,9 @@ from localkv.kernels.attention import attention_reference
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.linear.panels import LAYOUTS
+from localkv.kernels.cpu.linear.blocks import LAYOUTS
+from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
-from localkv.kernels.cpu.linear.rows import ROW_FORMATS
 from localkv.kernels.cpu.row_operations import apply_rope_cpu, gated_cpu, norm_cpu
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch
 from localkv.kernels.cpu.store.rotate import rotate_cpu
@@ -248,7 +248,7 @@ def guarded_matrix(memory: GuardedMemory, weight: PackedTensor) -> PackedTensor:
 
 def product_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
     """One to three matrices of one width in one chain, with biases and with what is added."""
-    names = [rng.choice((*LAYOUTS, *ROW_FORMATS)) for _ in range(rng.choice((1, 1, 2, 3)))]
+    names = [rng.choice((*LAYOUTS, *ROW_FORMAT_NAMES)) for _ in range(rng.choice((1, 1, 2, 3)))]
     if rng.random() < 0.5:
         names = [names[0]] * len(names)
     block = math.lcm(*(max(16, FORMATS[name].block_size) for name in names))

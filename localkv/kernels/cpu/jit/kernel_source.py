@@ -40,6 +40,7 @@ _CALLBACK = re.compile(r"^[@]cfunc\(.*\ndef (\w+)", re.MULTILINE)
 _BUILT_ON = (
     "simd/*.py",
     "formats/*/cpu.py",
+    "formats/*/cpu_weight.py",
     "formats/cpu/*.py",
     "kernels/cpu/attention/job.py",
     "kernels/cpu/attention/queries.py",

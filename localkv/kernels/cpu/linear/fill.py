@@ -1,4 +1,4 @@
-"""The worker that transposes the blocks of matrices into panels (see `linear/panels.py`)."""
+"""The worker that transposes the blocks of matrices into panels (`formats/cpu/panel_layout.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from numba import cfunc
 
-from localkv.kernels.cpu.linear.panel_bytes import LANES
+from localkv.formats.cpu.panel_layout import LANES
 from localkv.kernels.cpu.linear.units import put_units
 from localkv.simd.memory import get_i64, put_u8, take_next
 

@@ -14,7 +14,8 @@ from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.kernels.cpu.linear.job import BLOCK
+from localkv.formats.cpu.panel_layout import BLOCK, FLIP_SIGNS, LANES, PLAIN
+from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.packing import (
     F32X16,
     I32X16,
@@ -24,8 +25,6 @@ from localkv.kernels.cpu.linear.packing import (
     pointer_at,
     total_of,
 )
-from localkv.kernels.cpu.linear.panel_bytes import LANES
-from localkv.kernels.cpu.linear.panels import FLIP_SIGNS, LAYOUTS, PLAIN
 from localkv.kernels.cpu.linear.units import put_units
 from localkv.simd.memory import half_bits_to_float, prefetch, put_u8
 from localkv.simd.shuffle import in_quarters, joined, shuffled

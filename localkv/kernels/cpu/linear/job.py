@@ -6,12 +6,10 @@ from typing import Any
 
 from numba import njit
 
+from localkv.formats.cpu.panel_layout import BLOCK
 from localkv.kernels.cpu.linear.panel_bytes import IN_PLACE_FORMAT_NAMES
 from localkv.simd.cpu_features import HAS_AVX512, HAS_VNNI
 from localkv.simd.memory import get_i64
-
-BLOCK = 32
-"""Columns that are multiplied before scales are applied, whatever the format's own blocks are."""
 
 MAX_TILE = 8 if HAS_VNNI else 4
 """Tokens of the largest tile of panels: as many as there are registers for."""

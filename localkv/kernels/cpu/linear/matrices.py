@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from localkv.formats import FORMATS
+from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import BoundsError, check_tensor
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES, BLOCK
-from localkv.kernels.cpu.linear.panel_bytes import LANES
-from localkv.kernels.cpu.linear.panels import LAYOUTS, Bytes, PanelLayout
-from localkv.kernels.cpu.linear.rows import ROW_FORMATS
+from localkv.kernels.cpu.linear.blocks import LAYOUTS
+from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
+from localkv.kernels.cpu.linear.panel_arena import Bytes
+from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ def product_source(name: str) -> KernelSource:
     """The kernel of products with matrices of a format; without one, of its decoded rows."""
     if name in LAYOUTS:
         return KernelSource("linear/product", {"FORMAT": name})
-    return KernelSource("linear/row_product", {"FORMAT": name if name in ROW_FORMATS else "f32"})
+    return KernelSource(
+        "linear/row_product", {"FORMAT": name if name in ROW_FORMAT_NAMES else "f32"}
+    )
 
 
 @functools.cache

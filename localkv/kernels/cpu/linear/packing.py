@@ -22,9 +22,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.kernels.cpu.linear.blocks import PANEL_FORMATS, PanelFormat
-from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES, BLOCK
-from localkv.kernels.cpu.linear.panel_bytes import LANES
+from localkv.formats.cpu.panel_codes import PanelFormat
+from localkv.formats.cpu.panel_layout import BLOCK, LANES
+from localkv.kernels.cpu.linear.blocks import PANEL_FORMATS
+from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, splat
 

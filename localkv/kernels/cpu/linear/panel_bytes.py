@@ -1,28 +1,26 @@
-"""What the CPU's panels take in memory (`linear/panels.py`): arithmetic without torch or Numba."""
+"""Which weights the CPU multiplies how, and what panels take: facts without torch or Numba."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from localkv.formats.base import QuantFormat
+from localkv.formats import WEIGHT_FORMATS, QuantFormat
+from localkv.formats.cpu.panel_layout import LANES, record_values
 
-LANES = 16
-"""Rows of a panel."""
+_WITH_KERNEL = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.has_part("cpu_weight")]
 
-PANEL_FORMAT_NAMES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q4_K", "q5_K", "q6_K")
-"""The formats that are multiplied in panels; all others are read as they are in the file."""
+PANEL_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.block_size > 1)
+"""The formats that are multiplied in panels."""
 
-IN_PLACE_FORMAT_NAMES = ("q8_0",)
+ROW_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.block_size == 1)
+"""Those whose rows are multiplied as they are in the file."""
+
+IN_PLACE_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.stays_in_file)
 """Those that stay in the file where there is AVX512-VNNI: panels are made to be multiplied."""
 
 MADE_BYTES = 1 << 18
 """Of panels that a thread makes for many tokens: part of a core's cache."""
-
-
-def record_values(fmt: QuantFormat) -> int:
-    """Values of a row in a record: at least 64, so that it is a whole number of cache lines."""
-    return max(64, fmt.block_size)
 
 
 def panels_bytes(fmt: QuantFormat, shape: Sequence[int]) -> int:

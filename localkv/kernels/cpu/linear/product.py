@@ -10,6 +10,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
+from localkv.formats.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.in_place import BLOCK_BYTES, make_panel, multiply_row
 from localkv.kernels.cpu.linear.job import (
@@ -17,7 +18,6 @@ from localkv.kernels.cpu.linear.job import (
     ACTIVATIONS,
     ADDEND,
     ADDEND_STRIDE,
-    BLOCK,
     DATA,
     GROUP,
     IN_PLACE_FORMATS,
@@ -42,7 +42,6 @@ from localkv.kernels.cpu.linear.job import (
     tile_start,
 )
 from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
-from localkv.kernels.cpu.linear.panel_bytes import LANES
 from localkv.kernels.cpu.linear.tiles import multiply_tile
 from localkv.simd.memory import get_f32, get_i64, put_f32, take_next
 

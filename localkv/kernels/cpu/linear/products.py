@@ -1,7 +1,7 @@
 """Products with packed matrices on the CPU.
 
-`CpuProducts.prepare` lays a matrix out anew when it is loaded (`linear/panels.py`), and its
-products read that layout as it is: no weight is ever decoded into memory. With AVX512-VNNI Q8_0
+`CpuProducts.prepare` lays a matrix out anew when it is loaded (`formats/cpu/panel_layout.py`), and
+its products read that layout as it is: no weight is ever decoded into memory. With AVX512-VNNI Q8_0
 stays in the file (`linear/in_place.py`). F32, F16 and BF16 rows are read as in the file
 (`linear/rows.py`). Formats without a kernel are decoded tile by tile, as in `linear.py`, to rows of
 F32. Whatever the format, a token's result does not depend on how many tokens come with it.
@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localkv.formats.cpu.panel_layout import LANES
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import check_tensor
 from localkv.kernels.cpu.attention.kernels import n_threads, run
+from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, MAX_TILE, NEXT, PART_BLOCKS
 from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
@@ -31,9 +33,8 @@ from localkv.kernels.cpu.linear.matrices import (
     panel_facts,
     product_kernel,
 )
-from localkv.kernels.cpu.linear.panel_bytes import LANES, MADE_BYTES
-from localkv.kernels.cpu.linear.panels import LAYOUTS, PanelArena
-from localkv.kernels.cpu.linear.rows import ROW_FORMATS
+from localkv.kernels.cpu.linear.panel_arena import PanelArena
+from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES, ROW_FORMAT_NAMES
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place, Scratch, Where
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile
@@ -135,7 +136,8 @@ class CpuProducts:
         The result is `weight` itself where there is no kernel for its format.
         """
         name = weight.format.name
-        if name in ROW_FORMATS and weight.shape[-1] % LANES == 0 and weight.rows.is_contiguous():
+        whole = weight.shape[-1] % LANES == 0 and weight.rows.is_contiguous()
+        if name in ROW_FORMAT_NAMES and whole:
             return RowTensor(
                 weight.format,
                 weight.rows,

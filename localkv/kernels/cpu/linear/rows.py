@@ -7,38 +7,28 @@ order in tiles of every size, so it does not depend on the other tokens of the b
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from localkv.formats import FORMATS
 from localkv.simd.arithmetic import folded_sum
-from localkv.simd.memory import half_bits_to_float
 from localkv.simd.vector import (
     LANES,
     constant,
     f32,
     i8,
-    i16,
-    i32,
     i64,
     lanes_of,
     multiply_add,
 )
 
-ROW_FORMATS = ("f32", "f16", "bf16")
 
-
-def _values(b: Any, kind: str, address: Any) -> Any:
-    """16 values of a row as float32."""
-    item = i32 if kind == "f32" else i16
-    bits = b.load(b.bitcast(address, lanes_of(item).as_pointer()), align=1)
-    if kind == "f32":
-        return b.bitcast(bits, lanes_of(f32))
-    if kind == "f16":
-        return half_bits_to_float(b, bits)
-    return b.bitcast(b.shl(b.zext(bits, lanes_of(i32)), constant(i32, 16)), lanes_of(f32))
+def _loader(name: str) -> Callable[[Any, Any], Any]:
+    return cast(Callable[[Any, Any], Any], FORMATS[name].part("cpu_weight").load_values)
 
 
 @intrinsic(prefer_literal=True)
@@ -64,7 +54,8 @@ def multiply_rows(
     """
     name = kind.literal_value
     height, width = n_rows.literal_value, n_tokens.literal_value
-    value_bytes = 4 if name == "f32" else 2
+    load, value_bytes = _loader(name), FORMATS[name].block_bytes
+    load_f32 = _loader("f32")
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         rows, row_bytes, x, n_in, out, n_out, addend, addend_stride = args[3:]
@@ -79,10 +70,10 @@ def multiply_rows(
         steps = b.sdiv(n_in, ir.Constant(i64, LANES))
         with cgutils.for_range(b, steps) as loop:
             offset = b.mul(loop.index, ir.Constant(i64, LANES * value_bytes))
-            weights = [_values(b, name, b.gep(at, [offset])) for at in row_at]
+            weights = [load(b, b.gep(at, [offset])) for at in row_at]
             offset = b.mul(loop.index, ir.Constant(i64, LANES * 4))
             for t, at in enumerate(x_at):
-                values = _values(b, "f32", b.gep(at, [offset]))
+                values = load_f32(b, b.gep(at, [offset]))
                 for r, weight in enumerate(weights):
                     slot = slots[t * height + r]
                     b.store(multiply_add(b, weight, values, b.load(slot)), slot)

@@ -14,13 +14,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.kernels.cpu.linear.blocks import (
-    BLOCK_VECTORS,
-    PANEL_FORMATS,
-    PanelFormat,
-    Record,
-)
-from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES, BLOCK
+from localkv.formats.cpu.panel_codes import BLOCK_VECTORS, PanelFormat, Record
+from localkv.formats.cpu.panel_layout import BLOCK, LANES
+from localkv.kernels.cpu.linear.blocks import PANEL_FORMATS
+from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.kernels.cpu.linear.packing import (
     F32X16,
     I32X16,
@@ -29,7 +26,6 @@ from localkv.kernels.cpu.linear.packing import (
     load_at,
     pointer_at,
 )
-from localkv.kernels.cpu.linear.panel_bytes import LANES
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.vector import call, constant, f32, i8, i32, lanes_of, multiply_add, splat
 

@@ -1,4 +1,4 @@
-"""Units of a field of 16 blocks, brought into the order of panels (see `linear/panels.py`)."""
+"""Units of a field of 16 blocks, in the order of panels (`formats/cpu/panel_layout.py`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.kernels.cpu.linear.panel_bytes import LANES
-from localkv.kernels.cpu.linear.panels import FLIP_SIGNS, SPREAD_BITS
+from localkv.formats.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS
 from localkv.simd.memory import (
     get_i32,
     get_u8,

@@ -1,0 +1,114 @@
+"""What panels mean, as code that Numba's kernels are made of: what `<type>/cpu_weight.py` says.
+
+A format says how to get, from a record of a panel (`panel_layout.py`), the codes of 32 columns
+as eight vectors of 16 rows x 4 unsigned bytes, the scale of each row and its minimum:
+
+    w = scale (code - zero) + minimum
+
+That is all that the kernels need. The functions here emit LLVM instructions; a kernel is compiled
+for one format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from localkv.formats import FORMATS
+from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout, PanelPlane
+from localkv.simd.memory import half_bits_to_float
+from localkv.simd.vector import constant, i8, i16, i32, i64, lanes_of
+
+BLOCK_VECTORS = BLOCK // 4
+"""Vectors of codes for them: 4 columns each."""
+
+
+class Record:
+    """Reads of one record, at an address that is known when the kernel runs."""
+
+    def __init__(self, builder: Any, layout: PanelLayout, address: Any) -> None:
+        self.builder = builder
+        self.layout = layout
+        self.address = address  # i8*
+
+    def _load(self, plane: str, part: int, offset: int, item: ir.Type, n: int) -> Any:
+        where = ir.Constant(i64, self.layout.offsets[plane, part] + offset)
+        pointer = self.builder.gep(self.address, [where])
+        pointer = self.builder.bitcast(pointer, lanes_of(item, n).as_pointer())
+        return self.builder.load(pointer, align=1)
+
+    def words(self, plane: str, index: int, part: int = 0) -> Any:
+        """Word `index` (4 bytes) of all rows: <16 x i32>."""
+        return self._load(plane, part, index * 4 * LANES, i32, LANES)
+
+    def halves(self, plane: str, index: int = 0) -> Any:
+        """fp16 number `index` of all rows: <16 x float>."""
+        bits = self._load(plane, 0, index * 2 * LANES, i16, LANES)
+        return half_bits_to_float(self.builder, bits)
+
+    def small(self, plane: str, index: int) -> Any:
+        """Byte `index` of all rows: <16 x i8>."""
+        return self._load(plane, 0, index * LANES, i8, LANES)
+
+
+def masked(builder: Any, x: Any, shift: int, mask: int) -> Any:
+    """Bits `mask` of each byte of x after a shift to the right (to the left if negative)."""
+    if shift > 0:
+        x = builder.lshr(x, constant(i32, shift))
+    elif shift < 0:
+        x = builder.shl(x, constant(i32, -shift))
+    return builder.and_(x, constant(i32, mask * 0x01010101))
+
+
+def nibble_codes(record: Record, block: int) -> list[Any]:
+    """Codes of the formats with blocks of 32: 16 bytes, low nibbles first."""
+    words = [record.words("qs", 4 * block + i) for i in range(4)]
+    return [masked(record.builder, x, shift, 15) for shift in (0, 4) for x in words]
+
+
+def block_scale(record: Record, block: int, half: int) -> Any:
+    """A scale per block of 32."""
+    return record.halves("d", block)
+
+
+def block_minimum(record: Record, block: int) -> Any:
+    """A minimum per block of 32."""
+    return record.halves("m", block)
+
+
+@dataclass(frozen=True)
+class PanelFormat:
+    """A format's panels and their meaning.
+
+    Attributes:
+        codes: (record, block) -> 8 vectors of 16 x 4 unsigned codes; vector j holds columns
+            4 j to 4 j + 3 of the block.
+        scale: (record, block, half) -> <16 x float>; half 1 differs only if `halves`.
+        minimum: (record, block) -> <16 x float>, or None for formats that have none.
+        zero: the code that means 0.
+        halves: every 16 columns have a scale of their own.
+    """
+
+    layout: PanelLayout
+    codes: Callable[[Record, int], list[Any]]
+    scale: Callable[[Record, int, int], Any] = block_scale
+    minimum: Callable[[Record, int], Any] | None = None
+    zero: int = 0
+    halves: bool = False
+
+    @property
+    def record_blocks(self) -> int:
+        """Blocks of `BLOCK` columns in a record."""
+        return self.layout.record_values // BLOCK
+
+
+QS, SCALES = PanelPlane("qs", 4), PanelPlane("scales", 1)
+D, M, DMIN = (PanelPlane(name, 2) for name in ("d", "m", "dmin"))
+
+
+def planes(name: str, *fields: PanelPlane) -> PanelLayout:
+    """The layout of a format's panels."""
+    return PanelLayout(FORMATS[name], fields)
