@@ -63,7 +63,7 @@ def test_facts_are_those_of_ggml(fmt: QuantFormat) -> None:
     assert fmt.bits_per_value(3 * block_size) == 8 * block_bytes / block_size
     assert fmt.row_bytes(3 * block_size) == 3 * block_bytes
     if block_size > 1:
-        with pytest.raises(ValueError, match="no multiple"):
+        with pytest.raises(ValueError, match="not a multiple"):
             fmt.row_bytes(block_size + 1)
     assert WEIGHT_FORMATS[fmt.ggml_type] is fmt
 
