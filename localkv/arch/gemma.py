@@ -50,18 +50,16 @@ def gemma3(facts: Facts) -> ModelSpec:
         params=AttentionParams(scale, facts.integer("attention.sliding_window", 0)),
         rope=RopeSpec(full.rope.n_dims, theta, interleaved=False),
     )
-    layers = [
+    mlp = replace(plain.mlp(facts), activation="gelu")
+    seeing_all, seeing_some = (
         replace(
-            plain.layer(
-                facts,
-                windowed if has_window else full,
-                replace(plain.mlp(facts), activation="gelu"),
-            ),
+            plain.layer(facts, attention, mlp),
             post_attn_norm=facts.rms_norm("post_attention_norm"),
             post_ffn_norm=facts.rms_norm("post_ffw_norm"),
         )
-        for has_window in _windows(facts)
-    ]
+        for attention in (full, windowed)
+    )
+    layers = [seeing_some if has_window else seeing_all for has_window in _windows(facts)]
     return plain.model(
         facts,
         layers,

@@ -29,22 +29,16 @@ def mistral3(facts: Facts) -> ModelSpec:
     if not scale or rope is None:
         return spec
     temperature = Temperature(scale, rope.original_context_length)
-    layers = (
-        replace(layer, attention=replace(layer.attention, temperature=temperature))
-        for layer in spec.layers
-    )
-    return replace(spec, layers=tuple(layers))
+    plain_layer = spec.layers[0]
+    layer = replace(plain_layer, attention=replace(plain_layer.attention, temperature=temperature))
+    return replace(spec, layers=(layer,) * spec.n_layers)
 
 
 def smollm3(facts: Facts) -> ModelSpec:
-    rotated = plain.attention(facts, interleaved=True)
-    ffn = plain.mlp(facts)
-    layers = [
-        plain.layer(
-            facts, rotated if (i + 1) % UNROTATED_INTERVAL else replace(rotated, rope=None), ffn
-        )
-        for i in range(facts.n_layers)
-    ]
+    attention, ffn = plain.attention(facts, interleaved=True), plain.mlp(facts)
+    rotated = plain.layer(facts, attention, ffn)
+    unrotated = plain.layer(facts, replace(attention, rope=None), ffn)
+    layers = [rotated if (i + 1) % UNROTATED_INTERVAL else unrotated for i in range(facts.n_layers)]
     return plain.model(facts, layers)
 
 

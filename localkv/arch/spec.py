@@ -236,7 +236,8 @@ class ModelSpec:
     @cached_property
     def kinds(self) -> tuple[LayerSpec, ...]:
         """Each layer that differs from all before it."""
-        return tuple(dict.fromkeys(self.layers))
+        different_objects = {id(layer): layer for layer in self.layers}
+        return tuple(dict.fromkeys(different_objects.values()))
 
     @property
     def has_experts(self) -> bool:

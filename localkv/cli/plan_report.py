@@ -198,17 +198,16 @@ def _advice(plan: Plan) -> list[str]:
 
 
 def group_words(group: CacheGroup, config: ModelSpec) -> str:
-    """The heads of a group, and which of a model's layers it is if there are others."""
-    dims = (
-        f"{group.key_dim}"
-        if group.key_dim == group.value_dim
-        else (f"{group.key_dim} (K) and {group.value_dim} (V)")
-    )
+    """The heads of a group, and how many layers it has if there are others."""
+    dims = f"{group.key_dim}"
+    if group.value_dim != group.key_dim:
+        dims += f" (V: {group.value_dim})"
     heads = f"{group.n_kv_heads} KV heads of {dims}"
     if len(config.groups) == 1:
         return heads
+    n = len(group.layers)
     window = f" with a window of {group.window}" if group.window else ""
-    return f"{heads} in {len(group.layers)}{window}"
+    return f"{heads} in {n} {'layer' if n == 1 else 'layers'}{window}"
 
 
 def _name(pair: Pair) -> str:

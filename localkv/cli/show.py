@@ -38,11 +38,10 @@ def _run(*, file: str | None, template: bool, raw: bool, as_json: bool, **values
     if template:
         _show_template(gguf.metadata, str(path), raw)
         return
-    facts = describe(gguf)
     if as_json:
-        click.echo(json.dumps(facts, ensure_ascii=False))
+        click.echo(json.dumps(describe(gguf), ensure_ascii=False))
     else:
-        click.echo("\n".join(_lines(facts, _spec(gguf)[0])))
+        click.echo("\n".join(lines(gguf)))
 
 
 def _show_template(metadata: Metadata, path: str, raw: bool) -> None:
@@ -157,14 +156,20 @@ def _templates(metadata: Metadata) -> list[str]:
     return [*(["default"] if _TEMPLATE in metadata else []), *chat_template_names(metadata)]
 
 
-def _lines(facts: dict[str, Any], config: ModelSpec | None) -> list[str]:
+def lines(gguf: GGUFFile) -> list[str]:
+    """The same as text.
+
+    Raises:
+        ModelFileError: a key is of the wrong type.
+    """
+    facts, config = describe(gguf), _spec(gguf)[0]
     rows = [*_file_rows(facts), *_model_rows(facts, config), *_tokenizer_rows(facts)]
-    lines = [f"{label:<16}{one_line(str(value))}" for label, value in rows]
+    found = [f"{label:<16}{one_line(str(value))}" for label, value in rows]
     if facts["weights"]:
-        lines += ["", *_weights_table(facts["weights"])]
+        found += ["", *_weights_table(facts["weights"])]
     if facts["kv_cache"]:
-        lines += ["", *_kv_table(facts["kv_cache"], facts["model"])]
-    return lines
+        found += ["", *_kv_table(facts["kv_cache"], facts["model"])]
+    return found
 
 
 def _file_rows(facts: dict[str, Any]) -> list[tuple[str, object]]:

@@ -28,12 +28,12 @@ SECONDS = 20.0
 
 def use(path: Path, kind: str) -> None:
     """Everything that reads a header, and some steps of the model; their results are numbers."""
-    from localkv.cli.show import _lines, describe
+    from localkv.cli.show import describe, lines
     from localkv.llm import LLM
 
-    facts = describe(open_gguf(path))
-    json.dumps(facts, allow_nan=False)
-    assert all(line.isprintable() for line in _lines(facts))
+    gguf = open_gguf(path)
+    json.dumps(describe(gguf), allow_nan=False)
+    assert all(line.isprintable() for line in lines(gguf))
     llm = LLM(path, n_ctx=16)
     assert llm.logits([1, 2, 3]).isfinite().all()
     if kind == "text":

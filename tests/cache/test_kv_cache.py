@@ -9,14 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localkv.arch.spec import CacheGroup
 from localkv.cache.kv_cache import KVCache, Sequence
-from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, cache_bytes, uniform_layouts
+from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec, cache_bytes, uniform_layouts
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
 from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import read_pages
 from localkv.kernels.store_kv import store_kv
-from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.torch_arrays import TorchArrays, torch_cache
 
 SIZES = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 32}
 
@@ -156,3 +157,35 @@ def test_no_page_is_lost_or_shared(
             for s in sequences:
                 rows = max(0, min(s.length, end) - start)
                 assert len(s.pages[i]) == -(-rows // PAGE_TOKENS)
+
+
+def test_groups_have_pages_and_sizes_of_their_own() -> None:
+    """Rows of two groups of layers, in two segments each."""
+    groups = (CacheGroup(2, 32, 32, 0, (1, 3)), CacheGroup(1, 64, 32, 8, (0, 2, 4)))
+    specs = (SegmentSpec("f16", "q8_0"), SegmentSpec("q4_0", "f32", first_position=300))
+    layouts = [GroupLayout(group, specs) for group in groups]
+    cache = KVCache(layouts, n_ctx=700, arrays=TorchArrays())
+    assert (cache.n_bytes("k"), cache.n_bytes("v")) == cache_bytes(layouts, n_ctx=700)
+    assert [layer.segments[0].k[0].shape[1] for layer in cache.layers] == [1, 2, 1, 2, 1]
+    assert [layer.pool for layer in cache.layers] == [2, 0, 2, 0, 2]
+    cache.pools[2].free.reverse()
+    sequence = cache.new_sequence()
+    batch = cache.batch([(sequence, [0] * 290)])
+    sequence.length = 290
+    first, second = (cache.layers[i].rows_of(batch) for i in (1, 0))
+    assert [rows.lengths for rows in first] == [rows.lengths for rows in second] == [(290,), (0,)]
+    assert not torch.equal(first[0].page_table, second[0].page_table)
+    cache.batch([(sequence, [0] * 20)])
+    assert [len(pages) for pages in sequence.pages] == [2, 1, 2, 1]
+    cache.truncate(sequence, 0)
+    assert [len(pool.free) for pool in cache.pools] == [pool.n_pages for pool in cache.pools]
+
+
+def test_segments_of_all_groups_begin_at_the_same_positions() -> None:
+    group = CacheGroup(1, 32, 32, 0, (0,))
+    layouts = [
+        GroupLayout(group, (SegmentSpec("f16", "f16"),)),
+        GroupLayout(group, (SegmentSpec("f16", "f16"), SegmentSpec("f16", "f16", 8))),
+    ]
+    with pytest.raises(ValueError, match="same positions"):
+        KVCache(layouts, n_ctx=100, arrays=TorchArrays())

@@ -170,3 +170,23 @@ def test_negative_params_are_refused() -> None:
         AttentionParams(1.0, window=-1)
     with pytest.raises(ValueError, match="negative"):
         AttentionParams(1.0, softcap=-1.0)
+
+
+@pytest.mark.parametrize("bounds", [[0], [0, 40]])
+def test_a_sink_takes_part_of_the_weight(bounds: list[int]) -> None:
+    """As one more key for each head, with a logit and a value of 0, in one segment or in two."""
+    generator = torch.Generator().manual_seed(1)
+    specs = [SegmentSpec("f32", "f32", first) for first in bounds]
+    cache = torch_cache(n_layers=1, n_kv_heads=1, head_dim=16, segments=specs, n_ctx=60)
+    batch = cache.batch([(cache.new_sequence(), [0] * 60)])
+    q = torch.randn(60, 3, 16, generator=generator)
+    k, v = torch.randn(2, 60, 1, 16, generator=generator)
+    store_rotated(store_kv, k, v, cache.layers[0], batch.segments)
+    sinks = torch.tensor([-torch.inf, 0.5, 30.0])
+    params = AttentionParams(0.3)
+    got = attention(attention_reference, q, cache.layers[0], batch, params, sinks)
+    logits = torch.einsum("thd,sd->ths", q, k[:, 0]) * 0.3
+    logits = logits.masked_fill(torch.ones(60, 60).triu(1).bool()[:, None], -torch.inf)
+    logits = torch.cat((logits, sinks.expand(60, 3)[..., None]), -1)
+    want = torch.einsum("ths,sd->thd", logits.softmax(-1)[..., :-1], v[:, 0])
+    torch.testing.assert_close(got, want)

@@ -14,7 +14,7 @@ import numpy as np
 
 from localkv.loader.number_ranges import OF_FILES, OF_MODELS
 from support.gguf_bytes import ARRAY, F32, F64, I32, I64, U32, U64, Tensor, gguf_bytes
-from support.random_model import MOE, YARN, RandomModel
+from support.random_model import MOE, YARN, RandomModel, variant
 from support.tiny_model import write_tiny_model
 
 INTEGERS = (0, -1, 1, 2, 3, 255, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**32, 2**63 - 1, -(2**63))
@@ -89,6 +89,8 @@ def base_model(kind: str, folder: Path) -> Path:
         settings["expert_shared_feed_forward_length"] = 32
         biases = ("attn_q", "attn_k", "attn_v")
         return RandomModel("qwen2moe", biases=biases, settings=settings, **sizes).write(path)
+    if kind in ("gemma3", "command-r"):
+        return variant(kind, **sizes).write(path)
     if kind == "linear":
         settings = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
         return RandomModel("llama", settings=settings, **sizes).write(path)
@@ -96,7 +98,7 @@ def base_model(kind: str, folder: Path) -> Path:
     return RandomModel("mistral3", settings=settings, **sizes).write(path)
 
 
-KINDS = ("text", "experts", "linear", "yarn")
+KINDS = ("text", "experts", "linear", "yarn", "gemma3", "command-r")
 
 
 def changes(kind: str, content: Content) -> Iterator[Change]:
