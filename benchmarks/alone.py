@@ -3,7 +3,7 @@
 Threads that spin while they wait, as OpenMP's do, take no core from the process that is measured
 when theirs is stopped (SIGSTOP), and no program needs a setting that it does not have by itself.
 
-None stays behind stopped, whatever ends the parent: workers are closed where an exception passes,
+None is left stopped, however the parent ends: workers are closed where an exception passes,
 and if the parent is killed, the system ends their process groups, which then have no parent in
 their session and are stopped (SIGHUP and SIGCONT, as POSIX has it).
 """

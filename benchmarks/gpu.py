@@ -453,7 +453,7 @@ def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
         return generation.stats.decode_seconds / (n_generated - 1)
 
     def read(n_prompt: int) -> float:
-        """Seconds of a prompt behind what is cached."""
+        """Seconds of a prompt after the cached tokens."""
         wait(run)
         started = time.perf_counter()
         for start in range(0, n_prompt, engine.n_batch):

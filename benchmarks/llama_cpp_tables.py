@@ -1,4 +1,4 @@
-"""What `cpu_vs_llama_cpp.py` prints: tables of medians and ratios, for the documentation."""
+"""The output of `cpu_vs_llama_cpp.py`: tables of medians and ratios, for the documentation."""
 
 from __future__ import annotations
 

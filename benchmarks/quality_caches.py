@@ -1,4 +1,4 @@
-"""Which caches `quality.py` measures."""
+"""The caches that `quality.py` measures."""
 
 from __future__ import annotations
 

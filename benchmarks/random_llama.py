@@ -14,7 +14,7 @@ N_LAYERS, N_HEADS, N_KV_HEADS = 16, 32, 8
 
 
 def write_model(path: Path, name: str, n_vocab: int, n_embd: int, n_ff: int) -> None:
-    """Matrices in the type `name`, but for an output matrix as llama-quantize makes it."""
+    """Matrices in the type `name`, except for an output matrix as llama-quantize makes it."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(1 << 17)
     writer.add_embedding_length(n_embd)

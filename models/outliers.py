@@ -9,7 +9,7 @@ large model look alike on a small one. A twin has them and computes the same log
   share a factor. Where K and Q are normed by head, the norms' weights take the factors.
 - V channels times `v_strength`, and the columns of the output matrix that read them by it.
 
-Strengths are powers of two, so every product in float32 is the same but for its exponent. What was
+Strengths are powers of two, so every product in float32 is the same except for its exponent. What was
 scaled is written as F32: a packed matrix can't be scaled by column.
 
     python models/outliers.py models/tales-4M-F16.gguf --out twin.gguf
@@ -124,7 +124,7 @@ def tensor_factors(outliers: Outliers, gguf_file: GGUFFile) -> dict[str, Factors
 
     Raises:
         ModelFileError: the architecture is not supported, or a layer lacks a tensor.
-        UsageError: there are not so many channels.
+        UsageError: there are fewer channels.
     """
     config = model_spec(gguf_file)
     found: dict[str, Factors] = {}
@@ -164,7 +164,7 @@ def write_twin(source: Path, target: Path, outliers: Outliers) -> None:
     Raises:
         ModelFileError: the file is split, malformed, or of an architecture or type that is not
             supported.
-        UsageError: both files are the same, or the model has not so many channels.
+        UsageError: both files are the same, or the model has fewer channels.
     """
     opened = open_gguf(source)
     if len(opened.parts) > 1:

@@ -1,4 +1,4 @@
-"""Recall tests: a value is told, stories follow, and the value is asked for at a known distance."""
+"""Recall tests: a value is stated, stories follow, and the value is asked for at a known distance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROBE_KINDS = (
     "8 pairs, 2 digits",
     "3 variables, half aliased",
 )
-_TARGET = Kind.REPEAT  # marks the target value where it is told
+_TARGET = Kind.REPEAT  # marks the target value where it is stated
 _ANSWER = Kind.FACT  # marks the target value where it is asked for
 
 

@@ -124,7 +124,7 @@ def grid_options() -> list[click.Parameter]:
             default=("f16",),
             callback=_preset_or_listed,
             metavar="TYPE,...",
-            help=f"How K is kept: {', '.join(KV_FORMATS)}.",
+            help=f"The type of K in the cache: {', '.join(KV_FORMATS)}.",
         ),
         _list_option(
             "-ctv",
@@ -134,7 +134,7 @@ def grid_options() -> list[click.Parameter]:
             default=("f16",),
             callback=_preset_or_listed,
             metavar="TYPE,...",
-            help="How V is kept. Every type of K is tried with every type of V.",
+            help="The type of V in the cache. Every type of K is tried with every type of V.",
         ),
         preset_option(),
         option(

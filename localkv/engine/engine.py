@@ -123,7 +123,7 @@ class Engine:
             self.loop.warm_up(self.sequence)
 
     def _rehearse(self, sizes: list[int]) -> None:
-        """Make the launches of `warm_up` on a GPU, but for each kind of layer once."""
+        """Make the launches of `warm_up` on a GPU, once for each kind of layer."""
         model = self.model.one_of_each_layer()
         for n_tokens in sizes:
             self._try(model, n_tokens)

@@ -26,7 +26,7 @@ def embed_kernel(
 ):  # fmt: skip
     """Grid: (tokens, tiles of a row).
 
-    A recorded step is repeated before the host sees that no token could be drawn, which is told by
+    A recorded step is repeated before the host sees that no token could be drawn, which is shown by
     an id of -1: then it reads row 0.
     """
     token = tl.program_id(0).to(tl.int64)
