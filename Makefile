@@ -1,5 +1,5 @@
-# make run        set up .venv, let the model that ships tell a story, and ask it for a fact that
-#                 it read long before
+# make run        set up .venv, let the model that ships tell a story, and ask it for a fact
+#                 that it read long before
 # make chat       set up .venv and open a chat with it
 # make test       set up .venv and run all tests
 # make test-fast  the tests that take less than five minutes together, on 2 cores; the first run

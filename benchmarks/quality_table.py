@@ -112,7 +112,7 @@ def full_table(report: Report) -> list[str]:
 def cost_table(report: Report) -> list[str]:
     """What the types cost, a row for each cache: KLD of all models, the rest where it differs most.
 
-    Pairs of more bits than q8_0 takes are left out, except for types that are the same on both sides.
+    Pairs of two types with more bits than q8_0 are left out.
     """
     farthest = max(report.results[0].recall)
     first, last = report.models[0], report.models[-1]

@@ -9,8 +9,8 @@ large model look alike on a small one. A twin has them and computes the same log
   share a factor. Where K and Q are normed by head, the norms' weights take the factors.
 - V channels times `v_strength`, and the columns of the output matrix that read them by it.
 
-Strengths are powers of two, so every product in float32 is the same except for its exponent. What was
-scaled is written as F32: a packed matrix can't be scaled by column.
+Strengths are powers of two, so every product in float32 is the same except for its exponent. Scaled
+matrices are written as F32: a packed matrix can't be scaled by column.
 
     python models/outliers.py models/tales-4M-F16.gguf --out twin.gguf
 """

@@ -1,4 +1,4 @@
-"""Recall tests: a value is stated, stories follow, and the value is asked for at a known distance."""
+"""Recall tests: a value is stated, stories follow, and it is asked for at a known distance."""
 
 from __future__ import annotations
 
