@@ -17,7 +17,7 @@ from the parts. Only the pairs that are recommended are chosen by hand. A weight
 
 A ggml *block* holds `block_size` values in `block_bytes` bytes, its fields one after the other.
 Kernels want each field in a *plane* of its own (structure of arrays), so a format lists its planes
-as byte ranges of the block: splitting and joining are generic and lossless. A cache type may have
+as byte ranges of the block: splitting is generic and lossless. A cache type may have
 fields that occur once per row, too: its planes are those of the block, then those of the row.
 """
 
@@ -159,10 +159,3 @@ def split_blocks(fmt: QuantFormat, blocks: Tensor) -> tuple[Tensor, ...]:
     n_blocks = blocks.shape[-1] // fmt.block_bytes
     fields = blocks.view(*blocks.shape[:-1], n_blocks, fmt.block_bytes)
     return torch.split(fields, [plane.n_bytes for plane in fmt.planes], dim=-1)
-
-
-def join_planes(planes: Sequence[Tensor]) -> Tensor:
-    """The inverse of `split_blocks`, as a new tensor: uint8 [..., n * block_bytes]."""
-    import torch
-
-    return torch.cat(tuple(planes), dim=-1).flatten(-2)

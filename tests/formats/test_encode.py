@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
-from localkv.formats.base import join_planes, split_blocks
+from localkv.formats.base import split_blocks
 from support.fp8_inputs import fp8_inputs
+from support.packed_rows import join_planes
 from support.paths import DATA
 
 PACKED = [fmt for fmt in KV_FORMATS.values() if fmt.shares_scale]

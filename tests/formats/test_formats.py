@@ -14,9 +14,10 @@ from gguf import quants
 
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
 from localkv.formats import packed_tensor as packed_tensor_module
-from localkv.formats.base import join_planes, split_blocks
+from localkv.formats.base import split_blocks
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.loader.gguf_file import open_gguf
+from support.packed_rows import join_planes
 
 GGML_FORMATS = [fmt for fmt in FORMATS.values() if fmt.ggml_type is not None]
 FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localkv.formats import FORMATS
-from localkv.formats.base import join_planes, split_blocks
+from localkv.formats.base import split_blocks
+from support.packed_rows import join_planes
 
 Q6_0 = FORMATS["q6_0"]
 VALUES = st.floats(-(2.0**20), 2.0**20, width=32)

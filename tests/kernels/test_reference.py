@@ -10,11 +10,12 @@ import torch
 
 from localkv.arch.spec import MoeSpec
 from localkv.formats import FORMATS, packed_tensor
-from localkv.formats.base import Codec, QuantFormat, join_planes, split_blocks
+from localkv.formats.base import Codec, QuantFormat, split_blocks
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MoeWeights
 from localkv.kernels.linear import linear, matmul
 from localkv.kernels.moe import moe_mlp, route
+from support.packed_rows import join_planes
 from support.random_packed import random_packed
 
 NAMES = [name for name, fmt in FORMATS.items() if not fmt.row_planes]

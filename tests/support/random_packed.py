@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from localkv.formats import FORMATS
-from localkv.formats.base import join_planes
 from localkv.formats.packed_tensor import PackedTensor
+from support.packed_rows import join_planes
 
 
 def random_packed(name: str, *shape: int, seed: int = 0) -> PackedTensor:
