@@ -55,6 +55,7 @@ _BUILT_ON = (
     "formats/__init__.py",
     "formats/base.py",
     "formats/bits.py",
+    "arch/spec.py",
     "cache/layout.py",
     "config.py",
     "errors.py",
