@@ -42,6 +42,10 @@ def put_row(
         return
     n_items = row_bytes * 8 // item_bits
     first, lane = offset // GROUP * n_items, offset % GROUP
+    if rows == 1:
+        for item in range(n_items):
+            put_item(region, first + item, lane, row, item, item_bits)
+        return
     for block in range(0, n_items, rows * columns):
         for i in range(rows):
             for j in range(columns):
