@@ -109,15 +109,15 @@ def _cache_lines(figures: CacheFigures, width: int) -> list[Content]:
             Content.assemble(
                 (label[:1], f"bold {style}"),
                 label[1:],
-                bar(n_bytes / figures.f16_bytes, max(4, width - len(label)), style),
+                bar(2 * n_bytes / figures.f16_bytes, max(4, width - len(label)), style),
             )
         )
-    f16 = f"f16 {'':<6} {size(figures.f16_bytes):>9}  "
+    f16 = f"f16 {'':<6} {size(figures.f16_bytes // 2):>9}  "
     lines.append(
         Content.assemble((f16, muted), bar(1, max(4, width - len(f16)), "$foreground 40%"))
     )
     lines.append(
-        Content.styled(f"{figures.share_of_f16:.0%} of f16's {size(2 * figures.f16_bytes)}", muted)
+        Content.styled(f"{figures.share_of_f16:.0%} of f16's {size(figures.f16_bytes)}", muted)
     )
     return lines
 
@@ -145,7 +145,7 @@ class StatusLine(_Meter):
             types,
             Content(size(figures.n_bytes)),
             Content(f"{rate:,.0f} tok/s" if rate else ""),
-            Content.styled(f"f16: {size(2 * figures.f16_bytes)}", "$foreground 60%"),
+            Content.styled(f"f16: {size(figures.f16_bytes)}", "$foreground 60%"),
         ):
             if part and line.cell_length + 3 + part.cell_length <= width:
                 line = Content.assemble(line, "   ", part)

@@ -34,7 +34,7 @@ class Welcome(Static):
                 f"{figures.type_k}   ",
                 ("V ", "bold $accent"),
                 figures.type_v,
-                (f"   f16 would take {size(2 * figures.f16_bytes)}", _MUTED),
+                (f"   f16 would take {size(figures.f16_bytes)}", _MUTED),
                 "\n\n",
                 ("/ lists commands, F1 keys, Ctrl+O sessions", _MUTED),
             )
