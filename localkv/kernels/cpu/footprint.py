@@ -8,10 +8,11 @@ from localkv.formats.base import QuantFormat
 from localkv.formats.cpu.panel_layout import LANES
 from localkv.kernels.cpu.attention.sizes import (
     FEW_ROWS,
-    block_scratch_floats,
+    MOST_TILE_ROWS,
+    block_scratch,
     most_parts,
-    partial_floats,
-    row_scratch_floats,
+    part_result,
+    row_scratch,
 )
 from localkv.kernels.cpu.linear.panel_bytes import (
     IN_PLACE_FORMAT_NAMES,
@@ -74,5 +75,5 @@ def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: i
     d, n_kv_heads = heads.head_dim, heads.n_kv_heads
     most = MOST_DECODE_ROWS
     n_rows = -(-max(FEW_ROWS, heads.n_heads // n_kv_heads) // most) * most
-    per_thread = max(block_scratch_floats(d), row_scratch_floats(n_rows, most, d))
-    return FLOAT * (n_threads * per_thread + partial_floats(most_parts(n_kv_heads), n_rows, d))
+    per_thread = max(block_scratch(MOST_TILE_ROWS, d).end, row_scratch(n_rows, most, d).end)
+    return FLOAT * (n_threads * per_thread + most_parts(n_kv_heads) * part_result(n_rows, d).end)

@@ -28,7 +28,7 @@ from localkv.kernels.cpu.attention.queries import (
     row_index,
     softcap_of,
 )
-from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS, TILE
+from localkv.kernels.cpu.attention.sizes import TILE, block_scratch
 from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, row_sum, soften
 from localkv.simd.memory import call_address, get_f32, get_i64, take_next
 from localkv.simd.vector import LANES
@@ -41,6 +41,7 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
+block_scratch = njit(block_scratch)
 STEP = TILE_VECTORS * LANES
 SUMS = TILE_VECTORS * TILE_ROWS
 
@@ -87,14 +88,11 @@ def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) ->
     k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
     softcap = softcap_of(address)
 
-    q = scratch
-    out = q + BLOCK_ROWS * head_dim * 4
-    k = out + BLOCK_ROWS * head_dim * 4
-    v = k + TILE * head_dim * 4
-    logits = v + TILE * head_dim * 4
-    totals = logits + TILE_ROWS * TILE * 4
-    scales = totals + BLOCK_ROWS * LANES * 4
-    references = scales + 2 * LANES * 4
+    at = block_scratch(TILE_ROWS, head_dim)
+    q, out = scratch + at.q * 4, scratch + at.out * 4
+    k, v, scales = scratch + at.k * 4, scratch + at.v * 4, scratch + at.scales * 4
+    logits, totals = scratch + at.logits * 4, scratch + at.totals * 4
+    references = scratch + at.references * 4
 
     gather_queries(address, job, q, token, head, first_row, n_rows, n_padded)
     for row in range(n_padded):
@@ -133,9 +131,9 @@ def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) ->
             add_p_v(rows_out, logits, v, first, end, head_dim)
 
     for row in range(n_rows):
-        at = row_index(job, token, head, first_row + row)
+        index = row_index(job, token, head, first_row + row)
         total = row_sum(totals + row * 64)
-        put_output(job, at, out + row * head_dim * 4, get_f32(references, row), total)
+        put_output(job, index, out + row * head_dim * 4, get_f32(references, row), total)
 
 
 @cfunc("void(int64, int64)", error_model="numpy")

@@ -36,10 +36,11 @@ class Job(NamedTuple):
         pieces: the table of pieces, for each of which there are n_kv_heads items.
         sequences: the table of sequences (decode).
         k_planes, v_planes: int64 [5, 2], address of a plane and its bytes per page and KV head.
-        scratch, scratch_floats: memory of the threads, and how much each has.
+        scratch, scratch_floats: memory of the threads (`BlockScratch` or `RowScratch`), and how
+            much each has.
         n_rows, n_tiles: rows of a sequence, padded to tiles, and tiles (decode).
         n_parts: of all sequences, for each KV head (decode).
-        partial: results of parts, float32 [n_parts, n_kv_heads, n_rows * (head_dim + 2)] (decode).
+        partial: results of parts, [n_parts, n_kv_heads] of `PartResult` (decode).
         done: int64 [sequences, n_kv_heads], chunks that are done (decode).
     """
 

@@ -34,9 +34,9 @@ from localkv.kernels.cpu.attention.kernels import (
 )
 from localkv.kernels.cpu.attention.plan import Launch, Plan, make_plan
 from localkv.kernels.cpu.attention.sizes import (
-    block_scratch_floats,
-    partial_floats,
-    row_scratch_floats,
+    block_scratch,
+    part_result,
+    row_scratch,
 )
 from localkv.kernels.cpu.attention.splits import Decode
 from localkv.kernels.cpu.attention.tables import Table, table_of
@@ -158,7 +158,7 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
     n_pieces = len(decode.chunks) * n_kv_heads
     few = decode.n_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
     threads = 1 if few else min(n_threads(), n_pieces)
-    scratch = row_scratch_floats(n_rows, tile, head_dim)
+    scratch = row_scratch(n_rows, tile, head_dim).end
     steps_k, steps_v = LANES * head_dim // job.k_block, LANES * head_dim // job.v_block
     job = job._replace(
         n_pieces=n_pieces,
@@ -181,7 +181,7 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
         array("q", job),
         threads,
         scratch_floats=threads * scratch,
-        partial_floats=partial_floats(decode.n_parts * n_kv_heads, n_rows, head_dim),
+        partial_floats=decode.n_parts * n_kv_heads * part_result(n_rows, head_dim).end,
         done_items=len(decode.sequences) * n_kv_heads,
     )
 
@@ -190,7 +190,7 @@ def prepare_blocks(plan: Plan, segment: Segment, job: Job) -> Launch:
     """Tokens of prompts."""
     n_pieces = len(plan.blocks) * job.n_kv_heads
     threads = min(n_threads(), n_pieces)
-    scratch = block_scratch_floats(job.head_dim, TILE_ROWS)
+    scratch = block_scratch(TILE_ROWS, job.head_dim).end
     job = job._replace(
         n_pieces=n_pieces,
         scratch_floats=scratch,

@@ -32,6 +32,7 @@ from localkv.kernels.cpu.attention.queries import (
     softcap_of,
     split_queries,
 )
+from localkv.kernels.cpu.attention.sizes import part_result, row_scratch
 from localkv.kernels.cpu.attention.softmax import (
     START,
     ZERO,
@@ -54,6 +55,7 @@ from localkv.simd.memory import (
 )
 from localkv.simd.vector import LANES
 
+row_scratch, part_result = njit(row_scratch), njit(part_result)
 LARGEST = 4
 """The plane of codes, listed once more: what is worth fetching ahead."""
 
@@ -88,17 +90,17 @@ def first_place(job: Any, piece: int) -> Any:
 
 @njit
 def part_at(job: Any, sequence: Any, head: int, part: int) -> Any:
-    """The address of a part's result, of those of a sequence and KV head: outputs [n_rows,
-    head_dim], references [n_rows], sums [n_rows]."""
+    """The address of a part's result (see `PartResult`), of those of a sequence and KV head."""
     index = (sequence.first_part + part) * job.n_kv_heads + head
-    return job.partial + index * job.n_rows * (job.head_dim + 2) * 4
+    return job.partial + index * part_result(job.n_rows, job.head_dim).end * 4
 
 
 @njit
 def finish_part(job: Any, partial: Any, totals: Any) -> None:
-    sums = partial + job.n_rows * (job.head_dim + 1) * 4
+    """Add up what is left of sums in 16 lanes."""
+    result = part_result(job.n_rows, job.head_dim)
     for row in range(job.n_rows):
-        put_f32(sums, row, row_sum(totals + row * 64))
+        put_f32(partial, result.totals + row, row_sum(totals + row * 64))
 
 
 @njit
@@ -110,11 +112,9 @@ def attend_chunk(
     k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
     softcap = softcap_of(address)
 
-    q = scratch
-    sums = q + n_rows * head_dim * 4
-    logits = sums + n_rows * (head_dim // LANES) * 4
-    totals = logits + n_rows * PAGE_TOKENS * 4
-    scaled = totals + n_rows * LANES * 4
+    at, result = row_scratch(n_rows, n_rows // job.n_tiles, head_dim), part_result(n_rows, head_dim)
+    q, sums, logits = scratch + at.q * 4, scratch + at.sums * 4, scratch + at.logits * 4
+    totals, scaled = scratch + at.totals * 4, scratch + at.scaled * 4
     partial, references = job.partial, job.partial  # of the part at hand
 
     n_used = sequence.n_new * group
@@ -131,7 +131,7 @@ def attend_chunk(
                 finish_part(job, partial, totals)
             part = page // sequence.part_pages - sequence.skipped_parts
             partial = part_at(job, sequence, head, part)
-            references = partial + n_rows * head_dim * 4
+            references = partial + result.references * 4
             for row in range(n_rows):
                 out = partial + row * head_dim * 4
                 clear_row(out, head_dim, references + row * 4, totals + row * 64)
@@ -197,17 +197,17 @@ def merge_parts(job: Any, sequence: Any, head: int) -> None:
     """The output and log-sum-exp of a sequence and KV head from its parts."""
     head_dim, n_rows, n_parts = job.head_dim, job.n_rows, sequence.n_parts
     first = part_at(job, sequence, head, 0)
-    stride = job.n_kv_heads * n_rows * (head_dim + 2)  # from part to part, in floats
-    references, totals = n_rows * head_dim, n_rows * head_dim + n_rows
+    result = part_result(n_rows, head_dim)
+    stride = job.n_kv_heads * result.end  # from part to part, in floats
     for row in range(sequence.n_new * job.group):
         top = START
         for i in range(n_parts):
-            top = max(top, get_f32(first, i * stride + references + row))
+            top = max(top, get_f32(first, i * stride + result.references + row))
         merged = first + row * head_dim * 4
         total = ZERO
         for i in range(n_parts):
-            weight = np.exp2(get_f32(first, i * stride + references + row) - top)
-            total += weight * get_f32(first, i * stride + totals + row)
+            weight = np.exp2(get_f32(first, i * stride + result.references + row) - top)
+            total += weight * get_f32(first, i * stride + result.totals + row)
             if i == 0:
                 fade(merged, head_dim, weight)
                 continue

@@ -1,6 +1,12 @@
-"""How the CPU's attention cuts its work, and what scratch memory that takes, without torch."""
+"""How the CPU's attention cuts its work and lays out its scratch memory, without torch or Numba.
+
+Each layout says where arrays start, for the kernels that use them, and ends where the memory ends
+that is taken for them.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from localkv.cache.layout import PAGE_TOKENS
 
@@ -18,25 +24,97 @@ for many threads to be busy to the end, few enough to be cheap to merge."""
 MOST_TILE_ROWS = 12
 """Rows whose products prefill kernels hold in registers at once, where there are most."""
 LANES = 16
+"""Floats of a vector and of a cache line."""
 
 
-def block_scratch_floats(head_dim: int, tile_rows: int = MOST_TILE_ROWS) -> int:
-    """Of a thread of the prefill kernels.
+class BlockScratch(NamedTuple):
+    """Scratch memory of a thread of the prefill kernels: where each array starts, in floats.
 
-    q, out, tiles of K and V; logits; references, sums; scales; a cache line between threads.
+    Attributes:
+        q, out: [BLOCK_ROWS, head_dim], the queries and the sums of weighted values.
+        k: [head_dim, TILE], decoded and transposed.
+        v: [TILE, head_dim].
+        logits: [tile_rows, TILE], then what they become as weights.
+        totals: [BLOCK_ROWS, LANES], sums of exponentials.
+        scales: [2, LANES], of those who decode.
+        references: [BLOCK_ROWS], see `attention/softmax.py`.
+        end: where the next thread's may start, a cache line further.
     """
-    tiles = 2 * (BLOCK_ROWS + TILE) * head_dim + tile_rows * TILE
-    return tiles + BLOCK_ROWS * (1 + LANES) + 2 * LANES + 16
+
+    q: int
+    out: int
+    k: int
+    v: int
+    logits: int
+    totals: int
+    scales: int
+    references: int
+    end: int
 
 
-def row_scratch_floats(n_rows: int, tile: int, head_dim: int) -> int:
-    """Of a thread of the decode kernels, for `n_rows` rows in tiles of `tile`.
+def block_scratch(tile_rows: int, head_dim: int) -> BlockScratch:
+    """For tiles of `tile_rows` rows. Compiled kernels call this, too."""
+    out = BLOCK_ROWS * head_dim
+    k = out + BLOCK_ROWS * head_dim
+    v = k + TILE * head_dim
+    logits = v + TILE * head_dim
+    totals = logits + tile_rows * TILE
+    scales = totals + BLOCK_ROWS * LANES
+    references = scales + 2 * LANES
+    end = references + BLOCK_ROWS + LANES
+    return BlockScratch(0, out, k, v, logits, totals, scales, references, end)
 
-    q, sums of its blocks, logits, sums of exponentials; scaled weights; a cache line more against
-    false sharing.
+
+class RowScratch(NamedTuple):
+    """Scratch memory of a thread of the decode kernels: where each array starts, in floats.
+
+    Attributes:
+        q: [n_rows, head_dim], as floats or as digit blocks.
+        sums: [n_rows, head_dim / values of a block], of the blocks of q.
+        logits: [n_rows, PAGE_TOKENS], then what they become as weights.
+        totals: [n_rows, LANES], sums of exponentials.
+        scaled: [rows of a tile, PAGE_TOKENS], weights times V's scales.
+        end: where the next thread's may start, a cache line further, against false sharing.
     """
-    row_floats = head_dim + head_dim // LANES + PAGE_TOKENS + LANES
-    return n_rows * row_floats + tile * PAGE_TOKENS + 16
+
+    q: int
+    sums: int
+    logits: int
+    totals: int
+    scaled: int
+    end: int
+
+
+def row_scratch(n_rows: int, tile_rows: int, head_dim: int) -> RowScratch:
+    """For `n_rows` rows in tiles of `tile_rows`. Compiled kernels call this, too."""
+    sums = n_rows * head_dim
+    logits = sums + n_rows * (head_dim // LANES)
+    totals = logits + n_rows * PAGE_TOKENS
+    scaled = totals + n_rows * LANES
+    end = scaled + tile_rows * PAGE_TOKENS + LANES
+    return RowScratch(0, sums, logits, totals, scaled, end)
+
+
+class PartResult(NamedTuple):
+    """What the decode kernels leave of a part, to be merged: where each array starts, in floats.
+
+    Attributes:
+        out: [n_rows, head_dim], sums of weighted values.
+        references: [n_rows].
+        totals: [n_rows], sums of exponentials.
+        end: where the result of the next part starts.
+    """
+
+    out: int
+    references: int
+    totals: int
+    end: int
+
+
+def part_result(n_rows: int, head_dim: int) -> PartResult:
+    """Of `n_rows` rows. Compiled kernels call this, too."""
+    references = n_rows * head_dim
+    return PartResult(0, references, references + n_rows, references + 2 * n_rows)
 
 
 def part_pages(n_pages: int, n_kv_heads: int) -> int:
@@ -50,8 +128,3 @@ def part_pages(n_pages: int, n_kv_heads: int) -> int:
 def most_parts(n_kv_heads: int) -> int:
     """So many parts (of all KV heads) are enough for any token; no launch has more for several."""
     return 2 * LEAST_PARTS + 2 * n_kv_heads
-
-
-def partial_floats(n_parts: int, n_rows: int, head_dim: int) -> int:
-    """Of the outputs, maxima and sums that the decode kernels leave of parts, to be merged."""
-    return n_parts * n_rows * (head_dim + 2)
