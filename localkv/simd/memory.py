@@ -197,6 +197,12 @@ get_i32, put_i32 = _scalar(i32, types.int32)
 get_i64, put_i64 = _scalar(i64, types.int64)
 
 
+def emit_prefetch(builder: Any, where: Any, level: int = 1) -> None:
+    """Ask for the cache line of an i8*, which need not be mapped, in the caches from `level` on."""
+    read, locality, data = (ir.Constant(i32, x) for x in (0, 4 - level, 1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, locality, data])
+
+
 @intrinsic
 def prefetch(typing: Any, base: Any, index: Any) -> Any:
     """Ask for the cache line of byte `index`, which need not be mapped."""
@@ -204,8 +210,7 @@ def prefetch(typing: Any, base: Any, index: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i8)
-        read, keep, data = (ir.Constant(i32, x) for x in (0, 3, 1))
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, keep, data])
+        emit_prefetch(builder, where)
         return context.get_dummy_value()
 
     return types.void(base, types.intp), generate

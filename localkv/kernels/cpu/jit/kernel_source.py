@@ -50,6 +50,7 @@ _BUILT_ON = (
     "kernels/cpu/jit/machine_code.py",
     "kernels/cpu/jit/parameters.py",
     "kernels/cpu/linear/*.py",
+    "kernels/cpu/store/job.py",
     "kernels/cpu/store/page_row.py",
     "kernels/cpu/store/rotation.py",
     "formats/__init__.py",

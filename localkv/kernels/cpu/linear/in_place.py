@@ -19,6 +19,8 @@ from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.packing import (
     F32X16,
     I32X16,
+    SCALE,
+    START,
     as_address,
     index_of,
     load_at,
@@ -26,7 +28,8 @@ from localkv.kernels.cpu.linear.packing import (
     total_of,
 )
 from localkv.kernels.cpu.linear.units import put_units
-from localkv.simd.memory import half_bits_to_float, prefetch, put_u8
+from localkv.simd.integer import dot_of_bytes
+from localkv.simd.memory import emit_prefetch, half_bits_to_float, prefetch, put_u8
 from localkv.simd.shuffle import in_quarters, joined, shuffled
 from localkv.simd.vector import call, constant, f32, i8, i16, i32, lanes_of
 
@@ -77,11 +80,28 @@ def _added(b: Any, x: Any, y: Any, first: list[int], second: list[int]) -> Any:
 
 
 def _block_sums(b: Any, x: list[Any]) -> Any:
-    """The sums of words 0 to 7, then of words 8 to 15, of each of 8 vectors, as one vector."""
+    """The sums of words 0 to 7, then of words 8 to 15, of each of 8 vectors, as one vector.
+
+    Vector i has products of blocks 2 i and 2 i + 1. With its words in quarters of four, where a0
+    is a word of vector a = 0, b0 of vector b = 1 and so on, |...| a quarter, and a sum of words is
+    written as they are (a02 is a0 + a2):
+
+        a         | a0 a1 a2 a3     | the same of quarters 1, 2 and 3: shuffles that stay in
+        b         | b0 b1 b2 b3     | a quarter are the quick ones
+        a, b      | a02 a13 b02 b13 |   first [0, 1, 4, 5] of (a, b), second [2, 3, 6, 7]
+        ab, cd    | a b c d         |   first [0, 2, 4, 6] of (ab, cd), second [1, 3, 5, 7]
+
+    Two vectors are left, with the sums of quarters of vectors 0 to 3 and of 4 to 7. A block has two
+    quarters, 0 and 1 or 2 and 3, which the third step adds; the last one puts blocks in order:
+
+        x[0]      | 0 2 4 6 | 0 2 4 6 | 1 3 5 7 | 1 3 5 7 |             (blocks, by quarter)
+        x[1]      | 8 10 12 14 | 8 10 12 14 | 9 11 13 15 | 9 11 13 15 |
+        sums      | 0 2 4 6 | 1 3 5 7 | 8 10 12 14 | 9 11 13 15 |
+        result    | 0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13 14 15 |
+    """
     for items in (([0, 1, 4, 5], [2, 3, 6, 7]), ([0, 2, 4, 6], [1, 3, 5, 7])):
         masks = [in_quarters(part) for part in items]
         x = [_added(b, x[i], x[i + 1], masks[0], masks[1]) for i in range(0, len(x), 2)]
-    # quarter q now holds the sums of quarter q of four vectors: 0 + 1 and 2 + 3 are those of blocks
     even = [start + i for start in (0, 8, LANES, LANES + 8) for i in range(4)]
     sums = _added(b, x[0], x[1], even, [word + 4 for word in even])
     order = [8 * (i // 8) + 4 * (i % 2) + i % 8 // 2 for i in range(LANES)]
@@ -91,9 +111,7 @@ def _block_sums(b: Any, x: list[Any]) -> Any:
 def _dot(b: Any, codes: Any, x: Any) -> Any:
     """Signed bytes x signed bytes + 128 times the sum of these: what `vpdpbusd` can multiply."""
     flipped = b.xor(codes, constant(i32, -0x7F7F7F80))
-    operands = [b.bitcast(v, lanes_of(i8, 64)) for v in (flipped, x)]
-    zero = constant(i32, 0)
-    return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, [zero, *operands])
+    return dot_of_bytes(b, constant(i32, 0), flipped, x)
 
 
 def _group_terms(b: Any, row: Any, codes: Any, scales: Any, starts: Any) -> tuple[Any, Any]:
@@ -133,10 +151,8 @@ def _fused(b: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 def _prefetch_group(b: Any, row: Any) -> None:
-    read, keep, data = (ir.Constant(i32, x) for x in (0, 3, 1))
     for offset in range(0, GROUP_BLOCKS * BLOCK_BYTES, 64):
-        where = pointer_at(b, row, PREFETCH_BYTES + offset, i8)
-        call(b, "llvm.prefetch.p0", ir.VoidType(), [where, read, keep, data])
+        emit_prefetch(b, pointer_at(b, row, PREFETCH_BYTES + offset, i8))
 
 
 @intrinsic
@@ -151,8 +167,9 @@ def multiply_row(typing: Any, row: Any, n_blocks: Any, planes: Any, n_all: Any) 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         row, n_blocks, planes, n_all = args
         row, planes = as_address(b, row), as_address(b, planes)
-        scales = b.gep(planes, [b.mul(n_all, index_of(BLOCK))])
-        starts = b.gep(scales, [b.mul(n_all, index_of(4))])
+        facts = b.gep(planes, [b.mul(n_all, index_of(BLOCK))])
+        scales = b.gep(facts, [b.mul(n_all, index_of(4 * SCALE))])
+        starts = b.gep(facts, [b.mul(n_all, index_of(4 * START))])
         total = cgutils.alloca_once_value(b, ir.Constant(f32, 0.0))
 
         def at(block: Any) -> list[Any]:

@@ -1,15 +1,21 @@
-"""What the workers of the CPU's products are told: arrays of int64, whose items these are."""
+"""What the workers of the CPU's products get: arrays of int64, read as named tuples.
+
+Where a job is made (`linear/products.py`) an item may also name memory; workers find its address.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numba import njit
 
 from localkv.formats.cpu.panel_layout import BLOCK
 from localkv.kernels.cpu.linear.panel_bytes import IN_PLACE_FORMAT_NAMES
 from localkv.simd.cpu_features import HAS_AVX512, HAS_VNNI
-from localkv.simd.memory import get_i64
+from localkv.simd.memory import get_i64s
+
+if TYPE_CHECKING:
+    from localkv.kernels.cpu.runtime.chain import Item
 
 MAX_TILE = 8 if HAS_VNNI else 4
 """Tokens of the largest tile of panels: as many as there are registers for."""
@@ -23,40 +29,168 @@ ACTIVATION_BLOCK_BYTES = BLOCK + 16 if HAS_VNNI else 4 * (BLOCK + 1)
 IN_PLACE_FORMATS = IN_PLACE_FORMAT_NAMES if HAS_VNNI else ()
 """The formats whose matrices stay in the file on this CPU."""
 
-NEXT = 0
-"""The first item of every job: the counter by which threads share out the work."""
-
-# a packer's: float32 x [n_tokens, n_in] becomes packed activations of `n_blocks` blocks a token;
-# a piece of work is a token's blocks, or `PART_BLOCKS` of them
-PACK_TOKENS, PACK_N_IN, PACK_BLOCKS, PACK_PARTS, PACK_X, PACK_OUT, PACK_ITEMS = range(1, 8)
 PART_BLOCKS = 64
+"""Blocks of a token that are packed as one piece of work."""
 
-# a multiplier's: what matrices of one format and width share. The activations are packed, of
-# `TOKEN_BYTES` a token, or rows of float32. A piece of work is a chunk of `CHUNK` panels or rows.
-# Panels of `PANEL_BYTES` that are made on the way are in the thread's part of the memory at
-# `PANELS`, `GROUP` of them at a time.
-N_TOKENS, N_IN, N_RECORDS, TOKEN_BYTES, ACTIVATIONS, CHUNK = range(1, 7)
-PANEL_BYTES, GROUP, PANELS, N_MATRICES, MATRICES = range(7, 12)
-# then, for each matrix: its address, bytes of a panel or row, panels or rows, rows; float32 out
-# [n_tokens, n_out]; what is added to it (or 0), and the bytes from token to token in that
-DATA, ITEM_BYTES, N_ITEMS, N_OUT, OUT, ADDEND, ADDEND_STRIDE, MATRIX_ITEMS = range(8)
+
+class PackJob(NamedTuple):
+    """Activations to be packed.
+
+    Attributes:
+        next_piece: the piece of work to take next, `n_parts` for each token.
+        n_tokens, n_in: the shape of `x`.
+        n_blocks: blocks of a token's packed activations.
+        n_parts: pieces of a token, of PART_BLOCKS but for the last.
+        x: float32 [n_tokens, n_in].
+        packed: of all tokens (see `linear/packing.py`).
+    """
+
+    next_piece: Item
+    n_tokens: Item
+    n_in: Item
+    n_blocks: Item
+    n_parts: Item
+    x: Item
+    packed: Item
+
+
+class MultiplyJob(NamedTuple):
+    """Products with matrices of one format and width; `n_matrices` of `MatrixJob` follow.
+
+    Attributes:
+        next_chunk: the chunk of panels or rows to take next, counted through all matrices.
+        n_tokens, n_in: the shape of the activations.
+        n_records: of a panel; 0 for rows.
+        token_bytes: of packed activations; 0 for rows, which meet float32.
+        activations: packed, or float32 [n_tokens, n_in].
+        chunk: panels or rows of a chunk.
+        panel_bytes: bytes of a panel.
+        group, panels: panels that a thread makes on the way at a time, and memory for those of all
+            threads; 0 where none are made.
+    """
+
+    next_chunk: Item
+    n_tokens: Item
+    n_in: Item
+    n_records: Item
+    token_bytes: Item
+    activations: Item
+    chunk: Item
+    panel_bytes: Item
+    group: Item
+    panels: Item
+    n_matrices: Item
+
+
+class MatrixJob(NamedTuple):
+    """One matrix.
+
+    Attributes:
+        data, item_bytes, n_items: its panels or rows, bytes of one, how many.
+        n_out: rows.
+        out: float32 [n_tokens, n_out].
+        addend: float32 that is added to `out`, or 0.
+        addend_stride: bytes from token to token in the addend; 0 for a bias.
+    """
+
+    data: Item
+    item_bytes: Item
+    n_items: Item
+    n_out: Item
+    out: Item
+    addend: Item
+    addend_stride: Item
+
+
+class FillJob(NamedTuple):
+    """Panels to be made of a matrix, or of a stack of them.
+
+    Attributes:
+        next_panel, n_panels: the panel to take next, and those of all matrices.
+        n_out, row_bytes: rows of one matrix, bytes of a row.
+        block_bytes: of the format.
+        record_blocks, record_bytes: blocks of a record, its bytes.
+        panel_bytes: bytes of a panel.
+        n_planes, table: rows and address of `PanelLayout.table`.
+        rows, panels: where they are read and written.
+    """
+
+    next_panel: int
+    n_panels: int
+    n_out: int
+    row_bytes: int
+    block_bytes: int
+    record_blocks: int
+    record_bytes: int
+    panel_bytes: int
+    n_planes: int
+    table: int
+    rows: int
+    panels: int
+
+
+class PlaneJob(NamedTuple):
+    """One plane of a format's records, as a row of `PanelLayout.table`.
+
+    Attributes:
+        start: of its bytes in a block of the file.
+        n_units, unit_bytes: units of a block, and bytes that stay together.
+        record_start: where it starts in a record.
+        change: what happens to a unit (`formats/cpu/panel_layout.py`).
+    """
+
+    start: int
+    n_units: int
+    unit_bytes: int
+    record_start: int
+    change: int
+
+
+PACK_ITEMS, MULTIPLY_ITEMS, MATRIX_ITEMS, FILL_ITEMS, PLANE_ITEMS = (
+    len(kind._fields) for kind in (PackJob, MultiplyJob, MatrixJob, FillJob, PlaneJob)
+)
 
 
 @njit
-def find_chunk(job: Any, number: int) -> tuple[Any, int, int]:
-    """Address of a matrix's items, and the first and the end of its panels or rows.
+def read_pack_job(address: Any) -> Any:
+    return PackJob(*get_i64s(address, PACK_ITEMS))
 
-    The address is 0 if all is done.
+
+@njit
+def read_multiply_job(address: Any) -> Any:
+    return MultiplyJob(*get_i64s(address, MULTIPLY_ITEMS))
+
+
+@njit
+def read_fill_job(address: Any) -> Any:
+    return FillJob(*get_i64s(address, FILL_ITEMS))
+
+
+@njit
+def read_plane(table: Any, index: int) -> Any:
+    return PlaneJob(*get_i64s(table + 8 * PLANE_ITEMS * index, PLANE_ITEMS))
+
+
+@njit
+def read_matrix(address: Any, index: int) -> Any:
+    """Matrix `index` of the multiplier's job at an address."""
+    matrices = address + 8 * MULTIPLY_ITEMS
+    return MatrixJob(*get_i64s(matrices + 8 * MATRIX_ITEMS * index, MATRIX_ITEMS))
+
+
+@njit
+def find_chunk(address: Any, job: Any, number: int) -> tuple[int, int, int]:
+    """The index of a chunk's matrix, and the first and the end of its panels or rows.
+
+    The index is -1 if all is done.
     """
-    chunk = get_i64(job, CHUNK)
-    for i in range(get_i64(job, N_MATRICES)):
-        matrix = job + 8 * (MATRICES + i * MATRIX_ITEMS)
-        n_items = get_i64(matrix, N_ITEMS)
-        n_chunks = (n_items + chunk - 1) // chunk
+    for i in range(job.n_matrices):
+        n_items = read_matrix(address, i).n_items
+        n_chunks = (n_items + job.chunk - 1) // job.chunk
         if number < n_chunks:
-            return matrix, number * chunk, min(number * chunk + chunk, n_items)
+            return i, number * job.chunk, min(number * job.chunk + job.chunk, n_items)
         number -= n_chunks
-    return 0, 0, 0
+    return -1, 0, 0
 
 
 @njit

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +15,27 @@ from localkv.formats import FORMATS
 from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import BoundsError, check_tensor
+from localkv.kernels.cpu.attention.kernels import n_threads
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
-from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
+from localkv.kernels.cpu.linear.job import (
+    ACTIVATION_BLOCK_BYTES,
+    MAX_TILE,
+    PART_BLOCKS,
+    PackJob,
+)
 from localkv.kernels.cpu.linear.panel_arena import Bytes
-from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
+from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES, ROW_FORMAT_NAMES
+from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place
+
+CHUNK_PANELS, CHUNK_ROWS = 8, 64
+"""The most panels or rows that a thread takes at a time; its cache keeps them for all tokens."""
+
+FEW_PARTS = 4
+"""Up to this many pieces of activations are packed sooner by one thread than others start."""
+
+NO_MEMORY = Memory(Place(0, 0), 0)
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,15 @@ class PanelFacts:
     def token_bytes(self) -> int:
         return self.n_blocks * ACTIVATION_BLOCK_BYTES
 
+    def add_packing(self, chain: Chain, x: Memory, n_tokens: int, n_in: int) -> Memory:
+        """Packed activations, and the step that makes them."""
+        n_bytes = n_tokens * self.token_bytes
+        packed = Memory(chain.take(n_bytes), n_bytes)
+        n_parts = -(-self.n_blocks // PART_BLOCKS)
+        job = PackJob(0, n_tokens, n_in, self.n_blocks, n_parts, x, packed)
+        chain.add(self.kernel.pack, job, n_threads() if n_tokens * n_parts >= FEW_PARTS else 1)
+        return packed
+
 
 def panel_facts(layout: PanelLayout, n_out: int, n_in: int) -> PanelFacts:
     n_records = layout.n_records(n_in)
@@ -76,12 +102,71 @@ def panel_facts(layout: PanelLayout, n_out: int, n_in: int) -> PanelFacts:
     )
 
 
-Items = tuple[int, int, int]
-"""What products with one matrix share out: the address of the first, bytes of each, how many."""
+class Items(NamedTuple):
+    """What products with one matrix share out: address of the first, bytes of each, how many."""
+
+    data: int
+    item_bytes: int
+    n_items: int
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What products with matrices of one kind and width have in common (see `MultiplyJob`).
+
+    Attributes:
+        multiply: the worker's address.
+        activations: packed, or as they are.
+        most_items: panels or rows that a thread takes at a time.
+        panels: memory for those that are made on the way, `group` of them for each thread.
+    """
+
+    multiply: int
+    activations: Memory
+    most_items: int
+    n_records: int = 0
+    token_bytes: int = 0
+    panel_bytes: int = 0
+    group: int = 0
+    panels: Memory = NO_MEMORY
+
+
+class KernelTensor(PackedTensor, ABC):
+    """A matrix, or a stack of them, for whose products there is a kernel."""
+
+    @property
+    @abstractmethod
+    def items(self) -> Items:
+        """Of one matrix."""
+
+    @abstractmethod
+    def check_items(self) -> None:
+        """Raises `BoundsError` unless `items` are as large as the matrix says."""
+
+    @abstractmethod
+    def add_operands(self, chain: Chain, x: Memory, n_tokens: int) -> Operands:
+        """What products with float32 x [n_tokens, n_in] take; adds the step that packs it."""
+
+    @abstractmethod
+    def _matrix(self, part: PackedTensor, index: int) -> PackedTensor:
+        """Number `index` of a stack, whose rows are `part`, of the same kind."""
+
+    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+        """A matrix of a stack is of this kind, too; rows and parts of a matrix are not."""
+        part = super().__getitem__(index)
+        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
+            return part
+        assert isinstance(index, int)
+        return self._matrix(part, index)
+
+    def _check_rows(self) -> None:
+        n_out, n_in = self.shape
+        row_bytes = self.format.row_bytes(n_in)
+        check_tensor(f"rows of {self.format.name}", self.rows, torch.uint8, n_out, row_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PanelTensor(PackedTensor):
+class PanelTensor(KernelTensor):
     """A matrix, or a stack of them, in panels.
 
     `rows` are still the file's, so that single rows can be decoded (a tied output matrix is the
@@ -99,12 +184,7 @@ class PanelTensor(PackedTensor):
     def reads_rows(self) -> bool:
         return False
 
-    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
-        """A matrix of a stack keeps its panels; rows and parts of a matrix do not."""
-        part = super().__getitem__(index)
-        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
-            return part
-        assert isinstance(index, int)
+    def _matrix(self, part: PackedTensor, index: int) -> PackedTensor:
         return PanelTensor(
             part.format, part.rows, part.shape, panels=self.panels[index], facts=self.facts
         )
@@ -112,11 +192,32 @@ class PanelTensor(PackedTensor):
     @cached_property
     def items(self) -> Items:
         address: int = self.panels.ctypes.data  # NumPy takes a while to say
-        return address, self.facts.panel_bytes, self.facts.n_panels
+        return Items(address, self.facts.panel_bytes, self.facts.n_panels)
+
+    def check_items(self) -> None:
+        n_out, n_in = self.shape
+        facts, layout = self.facts, LAYOUTS[self.format.name]
+        wanted = layout.n_records(n_in), -(-n_out // LANES), layout.panel_bytes(n_in)
+        found = facts.n_records, facts.n_panels, facts.panel_bytes
+        if found != wanted or self.panels.shape != wanted[1:]:
+            raise BoundsError(f"panels {found}, {self.panels.shape} instead of {wanted}")
+        if not self.panels.flags.c_contiguous:
+            raise BoundsError("panels are not contiguous")
+
+    def add_operands(self, chain: Chain, x: Memory, n_tokens: int) -> Operands:
+        facts = self.facts
+        return Operands(
+            multiply=facts.kernel.multiply,
+            activations=facts.add_packing(chain, x, n_tokens, self.shape[-1]),
+            most_items=CHUNK_PANELS,
+            n_records=facts.n_records,
+            token_bytes=facts.token_bytes,
+            panel_bytes=facts.panel_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class InPlaceTensor(PackedTensor):
+class InPlaceTensor(KernelTensor):
     """A matrix, or a stack of them, that is multiplied as it lies in the file.
 
     Attributes:
@@ -126,62 +227,72 @@ class InPlaceTensor(PackedTensor):
 
     facts: PanelFacts
 
-    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
-        """A matrix of a stack is one, too."""
-        part = super().__getitem__(index)
-        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
-            return part
+    def _matrix(self, part: PackedTensor, index: int) -> PackedTensor:
         return InPlaceTensor(part.format, part.rows, part.shape, facts=self.facts)
 
     @cached_property
     def items(self) -> Items:
         """An item has the rows of a panel; the last one may have fewer."""
-        return self.rows.data_ptr(), LANES * self.rows.shape[1], self.facts.n_panels
+        return Items(self.rows.data_ptr(), LANES * self.rows.shape[1], self.facts.n_panels)
+
+    def check_items(self) -> None:
+        self._check_rows()
+
+    def add_operands(self, chain: Chain, x: Memory, n_tokens: int) -> Operands:
+        """For more than one token, threads make panels of rows on the way."""
+        facts, panels, group = self.facts, NO_MEMORY, 0
+        activations = facts.add_packing(chain, x, n_tokens, self.shape[-1])
+        if n_tokens != 1:
+            many = max(1, min(CHUNK_PANELS, MADE_BYTES // facts.panel_bytes))
+            group = 1 if n_tokens <= MAX_TILE else many
+            n_bytes = n_threads() * group * facts.panel_bytes
+            panels = Memory(chain.take(n_bytes), n_bytes)
+        return Operands(
+            multiply=facts.kernel.multiply,
+            activations=activations,
+            most_items=CHUNK_PANELS,
+            n_records=facts.n_records,
+            token_bytes=facts.token_bytes,
+            panel_bytes=facts.panel_bytes,
+            group=group,
+            panels=panels,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowTensor(PackedTensor):
+class RowTensor(KernelTensor):
     """A matrix, or a stack of them, whose rows a kernel reads as they are."""
 
     kernel: Kernel
 
-    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
-        """A matrix of a stack is one, too."""
-        part = super().__getitem__(index)
-        if len(part.shape) < 2 or len(part.shape) == len(self.shape):
-            return part
+    def _matrix(self, part: PackedTensor, index: int) -> PackedTensor:
         return RowTensor(
             part.format, part.rows, part.shape, part.halves_activations, kernel=self.kernel
         )
 
     @cached_property
     def items(self) -> Items:
-        return self.rows.data_ptr(), self.rows.shape[1], self.shape[0]
+        return Items(self.rows.data_ptr(), self.rows.shape[1], self.shape[0])
+
+    def check_items(self) -> None:
+        self._check_rows()
+        if self.shape[-1] % LANES:
+            raise BoundsError(f"{self.shape[-1]} columns are no multiple of {LANES}")
+
+    def add_operands(self, chain: Chain, x: Memory, n_tokens: int) -> Operands:
+        return Operands(self.kernel.multiply, x, CHUNK_ROWS)
 
 
-def check_matrix(weight: PanelTensor | InPlaceTensor | RowTensor, name: str, n_in: int) -> None:
+def check_matrix(weight: KernelTensor, name: str, n_in: int) -> None:
     """A matrix whose `items` are as large as a product with rows of `n_in` values takes them."""
-    n_out, width = weight.shape
-    if weight.format.name != name or width != n_in:
-        raise BoundsError(f"{weight.format.name} of {width} columns next to {name} of {n_in}")
-    if isinstance(weight, PanelTensor):
-        facts, layout = weight.facts, LAYOUTS[name]
-        wanted = layout.n_records(n_in), -(-n_out // LANES), layout.panel_bytes(n_in)
-        found = facts.n_records, facts.n_panels, facts.panel_bytes
-        if found != wanted or weight.panels.shape != wanted[1:]:
-            raise BoundsError(f"panels {found}, {weight.panels.shape} instead of {wanted}")
-        if not weight.panels.flags.c_contiguous:
-            raise BoundsError("panels are not contiguous")
-        return
-    row_bytes = weight.format.row_bytes(n_in)
-    check_tensor(f"rows of {name}", weight.rows, torch.uint8, n_out, row_bytes)
-    if isinstance(weight, RowTensor) and n_in % LANES:
-        raise BoundsError(f"{n_in} columns are no multiple of {LANES}")
+    if weight.format.name != name or weight.shape[-1] != n_in or len(weight.shape) != 2:
+        raise BoundsError(f"{weight.format.name} {list(weight.shape)} next to {name} of {n_in}")
+    weight.check_items()
 
 
 def has_kernel(weight: PackedTensor) -> bool:
     """Whether products with it can be part of a chain."""
-    return isinstance(weight, PanelTensor | InPlaceTensor | RowTensor)
+    return isinstance(weight, KernelTensor)
 
 
 def float_rows(values: Tensor) -> RowTensor:

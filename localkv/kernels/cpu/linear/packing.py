@@ -4,10 +4,9 @@ With AVX512-VNNI activations are rounded to 8 bits, 32 values to a scale, as ggm
 quantised weights; otherwise they stay float32. They are packed for a tile of T tokens, block after
 block of 32 columns:
 
-    8 bits   T x 4 int8 for each 4 columns, then T each of: scale (float32), -zero * sum of the
-             codes of the first and the second half (int32; whole and 0 where a block has one
-             scale), scale * sum of the codes (float32)
-    float32  T floats for each column, then T sums
+    8 bits   T x 4 int8 for each 4 columns, then T each of SCALE (float32), START and SECOND_START
+             (int32), VALUE_SUM (float32)
+    float32  T floats for each column, then T sums of them
 
 For rows that are multiplied as they lie in the file (`linear/in_place.py`) the only token's 8 bits
 are in planes instead: the codes of all blocks, then all scales, and the other three alike.
@@ -30,6 +29,34 @@ from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, splat
 
 F32X16, I32X16 = lanes_of(f32), lanes_of(i32)
+
+SCALE, START, SECOND_START, VALUE_SUM = range(4)
+"""What is known of a block in 8 bits besides its codes, a word each: its scale; what integer
+products start with, -zero * the sum of the codes, because weights have codes that are `zero` too
+large (of the first half and of the second where these have scales of their own, else of all, and
+0); the sum of the values, scale * the sum of the codes, which minima are multiplied with."""
+
+
+@dataclass(frozen=True)
+class PackedBlock:
+    """Where the words of a block lie that was packed for a tile of `tokens`: bytes from its start.
+
+    A block in float32 has a value for each column in place of codes, and their sum after them.
+    """
+
+    tokens: int
+
+    def column(self, index: int, token: int) -> int:
+        """Of float32; `index` BLOCK is the sum."""
+        return 4 * (index * self.tokens + token)
+
+    def codes(self, word: int, token: int) -> int:
+        """Of 8 bits: the codes of columns 4 word to 4 word + 3."""
+        return 4 * (word * self.tokens + token)
+
+    def fact(self, name: int, token: int) -> int:
+        """Of 8 bits: SCALE, START, SECOND_START or VALUE_SUM."""
+        return BLOCK * self.tokens + 4 * (name * self.tokens + token)
 
 
 def index_of(value: int) -> Any:
@@ -78,7 +105,7 @@ class _Slots:
 def _pack_integers(
     b: Any, fmt: PanelFormat, x: list[Any], code_words: _Slots, facts: _Slots
 ) -> None:
-    """Two vectors of 16 columns of a token -> 8 words of codes, and 4 facts of the block."""
+    """Two vectors of 16 columns of a token -> 8 words of codes, and SCALE to VALUE_SUM."""
     tops = [total_of(b, call(b, "llvm.fabs.v16f32", F32X16, [v]), "fmax", f32) for v in x]
     top = b.select(b.fcmp_ordered(">", tops[0], tops[1]), tops[0], tops[1])
     # that maximum passes over NaN, and an integer can't be one
@@ -101,9 +128,10 @@ def _pack_integers(
     both = b.add(*totals)
     zero = ir.Constant(i32, -fmt.zero)
     starts = totals if fmt.halves else [both, ir.Constant(i32, 0)]
-    values = [scale, *(b.mul(zero, t) for t in starts), b.fmul(scale, b.sitofp(both, f32))]
-    for i, value in enumerate(values):
-        facts.store(b, value, i)
+    facts.store(b, scale, SCALE)
+    facts.store(b, b.mul(zero, starts[0]), START)
+    facts.store(b, b.mul(zero, starts[1]), SECOND_START)
+    facts.store(b, b.fmul(scale, b.sitofp(both, f32)), VALUE_SUM)
 
 
 def _pack_floats(b: Any, x: list[Any], values: _Slots) -> None:

@@ -15,82 +15,65 @@ from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.in_place import BLOCK_BYTES, make_panel, multiply_row
 from localkv.kernels.cpu.linear.job import (
     ACTIVATION_BLOCK_BYTES,
-    ACTIVATIONS,
-    ADDEND,
-    ADDEND_STRIDE,
-    DATA,
-    GROUP,
     IN_PLACE_FORMATS,
-    ITEM_BYTES,
     MAX_TILE,
-    N_OUT,
-    N_RECORDS,
-    N_TOKENS,
-    OUT,
-    PACK_BLOCKS,
-    PACK_N_IN,
-    PACK_OUT,
-    PACK_PARTS,
-    PACK_TOKENS,
-    PACK_X,
-    PANEL_BYTES,
-    PANELS,
     PART_BLOCKS,
-    TOKEN_BYTES,
     find_chunk,
+    read_matrix,
+    read_multiply_job,
+    read_pack_job,
     tile_size,
     tile_start,
 )
 from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
 from localkv.kernels.cpu.linear.tiles import multiply_tile
-from localkv.simd.memory import get_f32, get_i64, put_f32, take_next
+from localkv.simd.memory import get_f32, put_f32, take_next
 
 KIND = parameter("FORMAT", "q4_0")
 IN_PLACE = KIND in IN_PLACE_FORMATS
 
 
 @cfunc("void(int64, int64)")
-def pack(job: Any, thread: Any) -> None:
-    """Pack float32 activations."""
-    n_tokens, n_in = get_i64(job, PACK_TOKENS), get_i64(job, PACK_N_IN)
-    n_blocks, n_parts = get_i64(job, PACK_BLOCKS), get_i64(job, PACK_PARTS)
+def pack(address: Any, thread: Any) -> None:
+    """Pack float32 activations (`PackJob`)."""
+    job = read_pack_job(address)
+    n_blocks, n_parts = job.n_blocks, job.n_parts
     while True:
-        piece = take_next(job)
-        if piece >= n_tokens * n_parts:
+        piece = take_next(address)
+        if piece >= job.n_tokens * n_parts:
             break
         token, part = piece // n_parts, piece % n_parts
-        start = tile_start(token, n_tokens)
-        size = tile_size(start, n_tokens)
         first = part * PART_BLOCKS
         n = n_blocks - first if part == n_parts - 1 else PART_BLOCKS
-        x = get_i64(job, PACK_X) + 4 * (token * n_in + first * BLOCK)
-        to = get_i64(job, PACK_OUT) + (start * n_blocks + first * size) * ACTIVATION_BLOCK_BYTES
-        if IN_PLACE and n_tokens == 1:
-            pack_planes(KIND, x, n_in - first * BLOCK, n, get_i64(job, PACK_OUT), first, n_blocks)
+        n_in = job.n_in - first * BLOCK
+        x = job.x + 4 * (token * job.n_in + first * BLOCK)
+        if IN_PLACE and job.n_tokens == 1:
+            pack_planes(KIND, x, n_in, n, job.packed, first, n_blocks)
         else:
-            pack_row(KIND, x, n_in - first * BLOCK, n, to, size, token - start)
+            start = tile_start(token, job.n_tokens)
+            size = tile_size(start, job.n_tokens)
+            to = job.packed + (start * n_blocks + first * size) * ACTIVATION_BLOCK_BYTES
+            pack_row(KIND, x, n_in, n, to, size, token - start)
 
 
 @njit
 def multiply_panels(job: Any, matrix: Any, panels: Any, first: Any, last: Any) -> None:
     """Multiply panels `first` to `last` of a matrix, which start at `panels`, with all tokens."""
-    n_tokens, n_records = get_i64(job, N_TOKENS), get_i64(job, N_RECORDS)
-    token_bytes, activations = get_i64(job, TOKEN_BYTES), get_i64(job, ACTIVATIONS)
-    panel_bytes, n_out = get_i64(job, PANEL_BYTES), get_i64(matrix, N_OUT)
-    stride, more, more_stride = 4 * n_out, get_i64(matrix, ADDEND), 0
+    n_tokens, n_records, stride = job.n_tokens, job.n_records, 4 * matrix.n_out
+    more, more_stride = matrix.addend, 0
     if more != 0:
-        more_stride = get_i64(matrix, ADDEND_STRIDE)
+        more_stride = matrix.addend_stride
     start = 0
     while start < n_tokens:
         size = tile_size(start, n_tokens)
-        x = activations + start * token_bytes
+        x = job.activations + start * job.token_bytes
         for i in range(first, last):
-            panel = panels + (i - first) * panel_bytes
-            to = get_i64(matrix, OUT) + start * stride + 4 * LANES * i
+            panel = panels + (i - first) * job.panel_bytes
+            to = matrix.out + start * stride + 4 * LANES * i
             plus = 0
             if more != 0:
                 plus = more + start * more_stride + 4 * LANES * i
-            n = min(LANES, n_out - i * LANES)
+            n = min(LANES, matrix.n_out - i * LANES)
             if size == MAX_TILE:
                 multiply_tile(KIND, MAX_TILE, panel, n_records, x, to, stride, n, plus, more_stride)
             elif size == 4:
@@ -105,45 +88,42 @@ def multiply_panels(job: Any, matrix: Any, panels: Any, first: Any, last: Any) -
 @njit
 def multiply_rows(job: Any, matrix: Any, first: Any, last: Any) -> None:
     """Multiply the rows of such panels, as they are in the file, with the only token."""
-    planes = get_i64(job, ACTIVATIONS)
-    n_all = get_i64(job, TOKEN_BYTES) // ACTIVATION_BLOCK_BYTES
-    row_bytes = get_i64(matrix, ITEM_BYTES) // LANES
-    more, out = get_i64(matrix, ADDEND), get_i64(matrix, OUT)
-    for i in range(first * LANES, min(last * LANES, get_i64(matrix, N_OUT))):
-        row = get_i64(matrix, DATA) + i * row_bytes
+    planes, n_all = job.activations, job.token_bytes // ACTIVATION_BLOCK_BYTES
+    row_bytes = matrix.item_bytes // LANES
+    for i in range(first * LANES, min(last * LANES, matrix.n_out)):
+        row = matrix.data + i * row_bytes
         total = multiply_row(row, row_bytes // BLOCK_BYTES, planes, n_all)
-        if more != 0:
-            total += get_f32(more, i)
-        put_f32(out, i, total)
+        if matrix.addend != 0:
+            total += get_f32(matrix.addend, i)
+        put_f32(matrix.out, i, total)
 
 
 @njit
 def multiply_in_place(job: Any, thread: Any, matrix: Any, first: Any, last: Any) -> None:
     """The same with any number of tokens; panels are made a few at a time, in the thread's part."""
-    if get_i64(job, N_TOKENS) == 1:
+    if job.n_tokens == 1:
         multiply_rows(job, matrix, first, last)
         return
-    group, panel_bytes = get_i64(job, GROUP), get_i64(job, PANEL_BYTES)
-    n_out, item_bytes = get_i64(matrix, N_OUT), get_i64(matrix, ITEM_BYTES)
-    panels = get_i64(job, PANELS) + thread * group * panel_bytes
+    panels = job.panels + thread * job.group * job.panel_bytes
     while first < last:
-        end = min(first + group, last)
+        end = min(first + job.group, last)
         for i in range(first, end):
-            rows, n = get_i64(matrix, DATA) + i * item_bytes, min(LANES, n_out - i * LANES)
-            make_panel(rows, item_bytes // LANES, n, panels + (i - first) * panel_bytes)
+            rows, n = matrix.data + i * matrix.item_bytes, min(LANES, matrix.n_out - i * LANES)
+            make_panel(rows, matrix.item_bytes // LANES, n, panels + (i - first) * job.panel_bytes)
         multiply_panels(job, matrix, panels, first, end)
         first = end
 
 
 @cfunc("void(int64, int64)")
-def multiply(job: Any, thread: Any) -> None:
-    """Multiply panels of some matrices with packed activations."""
+def multiply(address: Any, thread: Any) -> None:
+    """Multiply panels of some matrices with packed activations (`MultiplyJob`)."""
+    job = read_multiply_job(address)
     while True:
-        matrix, first, last = find_chunk(job, take_next(job))
-        if matrix == 0:
+        index, first, last = find_chunk(address, job, take_next(address))
+        if index < 0:
             break
+        matrix = read_matrix(address, index)
         if IN_PLACE:
             multiply_in_place(job, thread, matrix, first, last)
         else:
-            panels = get_i64(matrix, DATA) + first * get_i64(matrix, ITEM_BYTES)
-            multiply_panels(job, matrix, panels, first, last)
+            multiply_panels(job, matrix, matrix.data + first * matrix.item_bytes, first, last)

@@ -9,6 +9,7 @@ F32. Whatever the format, a token's result does not depend on how many tokens co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,9 +23,10 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import check_tensor
 from localkv.kernels.cpu.attention.kernels import n_threads, run
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
-from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, MAX_TILE, NEXT, PART_BLOCKS
+from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, FillJob, MatrixJob, MultiplyJob
 from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
+    KernelTensor,
     PanelTensor,
     RowTensor,
     check_matrix,
@@ -34,20 +36,14 @@ from localkv.kernels.cpu.linear.matrices import (
     product_kernel,
 )
 from localkv.kernels.cpu.linear.panel_arena import PanelArena
-from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES, ROW_FORMAT_NAMES
-from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place, Scratch, Where
+from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
+from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile
 from localkv.kernels.linear import round_activations
 
-CHUNK_PANELS, CHUNK_ROWS = 8, 64
-"""The most panels or rows that a thread takes at a time; its cache keeps them for all tokens."""
-
 CHUNKS_PER_THREAD = 8
 """How finely work is divided where there is little, so that threads end together."""
-
-FEW_PARTS = 4
-"""Up to so many pieces of activations are packed sooner by one thread than others start."""
 
 
 @dataclass(frozen=True)
@@ -73,45 +69,37 @@ def with_bias(layer: Linear, out: Where) -> Product:
 
 
 def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product]) -> None:
-    """Products with matrices of one format, in one step."""
+    """Products with matrices of one format, in one step after that of the activations, if any."""
     threads = n_threads()
     first = products[0].weight
     n_in = first.shape[-1]
-    matrices = list[Item]()
-    n_items = 0
+    weights, matrices = list[KernelTensor](), list[MatrixJob]()
     for product in products:
-        weight = product.weight
-        assert isinstance(weight, PanelTensor | InPlaceTensor | RowTensor)
+        weight, stride = product.weight, product.addend_stride
+        assert isinstance(weight, KernelTensor)
         check_matrix(weight, first.format.name, n_in)
-        n_items += weight.items[2]
-        n_out, stride = weight.shape[0], product.addend_stride
-        matrices += (*weight.items, n_out, Memory(product.out, 4 * n_tokens * n_out))
-        addend: Item = 0
+        n_out = weight.shape[0]
+        out, addend = Memory(product.out, 4 * n_tokens * n_out), None
         if product.addend is not None:
             addend = Memory(product.addend, (n_tokens - 1) * stride + 4 * n_out)
-        matrices += (addend, stride)
-    panel_bytes, group, panels = 0, 0, Memory(Place(0, 0), 0)
-    rows = Memory(x, 4 * n_tokens * n_in)
-    if isinstance(first, PanelTensor | InPlaceTensor):
-        facts = first.facts
-        kernel, n_records, token_bytes = facts.kernel, facts.n_records, facts.token_bytes
-        packed = chain.take(n_tokens * token_bytes)
-        activations = Memory(packed, n_tokens * token_bytes)
-        n_parts = -(-facts.n_blocks // PART_BLOCKS)
-        pack = (NEXT, n_tokens, n_in, facts.n_blocks, n_parts, rows, activations)
-        chain.add(kernel.pack, pack, threads if n_tokens * n_parts >= FEW_PARTS else 1)
-        most, panel_bytes = CHUNK_PANELS, facts.panel_bytes
-        if isinstance(first, InPlaceTensor) and n_tokens != 1:
-            group = 1 if n_tokens <= MAX_TILE else max(1, min(most, MADE_BYTES // panel_bytes))
-            n_bytes = threads * group * panel_bytes
-            panels = Memory(chain.take(n_bytes), n_bytes)
-    else:
-        assert isinstance(first, RowTensor)
-        kernel, n_records, token_bytes, activations, most = first.kernel, 0, 0, rows, CHUNK_ROWS
-    chunk = max(1, min(most, n_items // (threads * CHUNKS_PER_THREAD)))
-    head = (NEXT, n_tokens, n_in, n_records, token_bytes, activations, chunk)
-    made = (panel_bytes, group, panels)
-    chain.add(kernel.multiply, (*head, *made, len(products), *matrices), threads)
+        matrices.append(MatrixJob(*weight.items, n_out, out, addend or 0, stride))
+        weights.append(weight)
+    operands = weights[0].add_operands(chain, Memory(x, 4 * n_tokens * n_in), n_tokens)
+    n_items = sum(weight.items.n_items for weight in weights)
+    job = MultiplyJob(
+        next_chunk=0,
+        n_tokens=n_tokens,
+        n_in=n_in,
+        n_records=operands.n_records,
+        token_bytes=operands.token_bytes,
+        activations=operands.activations,
+        chunk=max(1, min(operands.most_items, n_items // (threads * CHUNKS_PER_THREAD))),
+        panel_bytes=operands.panel_bytes,
+        group=operands.group,
+        panels=operands.panels,
+        n_matrices=len(matrices),
+    )
+    chain.add(operands.multiply, (*job, *itertools.chain(*matrices)), threads)
 
 
 def add_products(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product]) -> None:
@@ -157,10 +145,20 @@ class CpuProducts:
             return InPlaceTensor(weight.format, rows, weight.shape, facts=facts)
         shape = (*stack, facts.n_panels, facts.panel_bytes)
         panels = self._arena.take(int(np.prod(shape))).reshape(shape)
-        n_panels = panels.size // shape[-1]
-        job: list[int] = [0, n_panels, n_out, row_bytes]
-        job += (layout.format.block_bytes, layout.record_blocks, layout.record_bytes, shape[-1])
-        job += (len(layout.table), layout.table.ctypes.data, rows.data_ptr(), panels.ctypes.data)
+        job = FillJob(
+            next_panel=0,
+            n_panels=panels.size // facts.panel_bytes,
+            n_out=n_out,
+            row_bytes=row_bytes,
+            block_bytes=layout.format.block_bytes,
+            record_blocks=layout.record_blocks,
+            record_bytes=layout.record_bytes,
+            panel_bytes=facts.panel_bytes,
+            n_planes=len(layout.table),
+            table=layout.table.ctypes.data,
+            rows=rows.data_ptr(),
+            panels=panels.ctypes.data,
+        )
         run("linear/fill", job, n_threads())
         self._arena.join_pages()
         return PanelTensor(weight.format, weight.rows, weight.shape, panels=panels, facts=facts)

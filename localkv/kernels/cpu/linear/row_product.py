@@ -12,21 +12,14 @@ from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.job import (
-    ACTIVATIONS,
-    ADDEND,
-    ADDEND_STRIDE,
-    DATA,
-    ITEM_BYTES,
     MAX_TILE_TOKENS,
-    N_IN,
-    N_OUT,
-    N_TOKENS,
-    OUT,
     TILE_ROWS,
     find_chunk,
+    read_matrix,
+    read_multiply_job,
 )
 from localkv.kernels.cpu.linear.rows import multiply_rows
-from localkv.simd.memory import get_i64, take_next
+from localkv.simd.memory import take_next
 
 KIND = parameter("FORMAT", "f16")
 SOME_TOKENS = min(4, MAX_TILE_TOKENS)
@@ -46,12 +39,12 @@ def tile_width(n_tokens: int) -> int:
 @njit
 def multiply_tile(job: Any, matrix: Any, row: int, token: int, height: int, width: int) -> None:
     """Some rows times some tokens; what is no tile of one of these sizes is done one by one."""
-    n_in, n_out = get_i64(job, N_IN), get_i64(matrix, N_OUT)
-    row_bytes, stride = get_i64(matrix, ITEM_BYTES), get_i64(matrix, ADDEND_STRIDE)
-    w = get_i64(matrix, DATA) + row * row_bytes
-    x = get_i64(job, ACTIVATIONS) + 4 * token * n_in
-    out = get_i64(matrix, OUT) + 4 * (token * n_out + row)
-    plus = get_i64(matrix, ADDEND)
+    n_in, n_out = job.n_in, matrix.n_out
+    row_bytes, stride = matrix.item_bytes, matrix.addend_stride
+    w = matrix.data + row * row_bytes
+    x = job.activations + 4 * token * n_in
+    out = matrix.out + 4 * (token * n_out + row)
+    plus = matrix.addend
     if plus != 0:
         plus += token * stride + 4 * row
     if height < TILE_ROWS:
@@ -73,16 +66,17 @@ def multiply_tile(job: Any, matrix: Any, row: int, token: int, height: int, widt
 
 
 @cfunc("void(int64, int64)")
-def multiply(job: Any, thread: Any) -> None:
-    """Multiply rows of some matrices with float32 activations, tile by tile."""
-    n_tokens = get_i64(job, N_TOKENS)
+def multiply(address: Any, thread: Any) -> None:
+    """Multiply rows of some matrices with float32 activations, tile by tile (`MultiplyJob`)."""
+    job = read_multiply_job(address)
     while True:
-        matrix, first, last = find_chunk(job, take_next(job))
-        if matrix == 0:
+        index, first, last = find_chunk(address, job, take_next(address))
+        if index < 0:
             break
+        matrix = read_matrix(address, index)
         token = 0
-        while token < n_tokens:
-            width = tile_width(n_tokens - token)
+        while token < job.n_tokens:
+            width = tile_width(job.n_tokens - token)
             for row in range(first, last, TILE_ROWS):
                 multiply_tile(job, matrix, row, token, min(TILE_ROWS, last - row), width)
             token += width

@@ -21,13 +21,20 @@ from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.kernels.cpu.linear.packing import (
     F32X16,
     I32X16,
+    SCALE,
+    SECOND_START,
+    START,
+    VALUE_SUM,
+    PackedBlock,
     as_address,
     index_of,
     load_at,
     pointer_at,
 )
 from localkv.simd.cpu_features import HAS_VNNI
-from localkv.simd.vector import call, constant, f32, i8, i32, lanes_of, multiply_add, splat
+from localkv.simd.integer import dot_of_bytes
+from localkv.simd.memory import emit_prefetch
+from localkv.simd.vector import call, constant, f32, i32, multiply_add, splat
 
 PREFETCH_BYTES = 6144
 """How far ahead a product with few tokens asks for panels, which is memory's delay."""
@@ -36,19 +43,13 @@ PREFETCH_TOKENS = 4
 """The most tokens of a tile for which memory, not arithmetic, is the limit."""
 
 
-def _forget(builder: Any, address: Any) -> Any:
-    """The same address, of which LLVM does not know that it is the same.
+def _opaque(builder: Any, address: Any) -> Any:
+    """The same address, made opaque to LLVM.
 
-    Otherwise it keeps words that hold bits of several blocks in registers until these run out.
+    Otherwise LLVM keeps words that hold bits of several blocks in registers until these run out.
     """
     kind = ir.FunctionType(address.type, [address.type])
     return builder.asm(kind, "", "=r,0", [address], side_effect=True)
-
-
-def _prefetch(builder: Any, address: Any, offset: int) -> None:
-    where = builder.gep(address, [index_of(offset)])
-    read, level_2, data = (ir.Constant(i32, x) for x in (0, 2, 1))
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, level_2, data])
 
 
 class _Sums:
@@ -80,32 +81,28 @@ def _integer_block(
     codes = fmt.codes(record, block)
     scales = [fmt.scale(record, block, half) for half in range(1 + fmt.halves)]
     minimum = None if fmt.minimum is None else fmt.minimum(record, block)
-    facts = tokens * BLOCK  # where scales and sums start
-    bytes64 = lanes_of(i8, 64)
+    at = PackedBlock(tokens)
     for first in range(0, tokens, 4):  # few tokens at a time, so that all stays in registers
         group = range(first, min(tokens, first + 4))
         totals = {}
         for half, scale in enumerate(scales):
             for t in group:
                 if fmt.zero:
-                    start = load_at(b, act, facts + 4 * ((1 + half) * tokens + t), i32)
-                    totals[t] = splat(b, start)
+                    start = at.fact(SECOND_START if half else START, t)
+                    totals[t] = splat(b, load_at(b, act, start, i32))
                 else:
                     totals[t] = constant(i32, 0)
             n = BLOCK_VECTORS // len(scales)
             for j in range(half * n, half * n + n):
                 for t in group:
-                    x = splat(b, load_at(b, act, 4 * (j * tokens + t), i32))
-                    operands = [b.bitcast(v, bytes64) for v in (codes[j], x)]
-                    totals[t] = call(
-                        b, "llvm.x86.avx512.vpdpbusd.512", I32X16, [totals[t], *operands]
-                    )
+                    x = splat(b, load_at(b, act, at.codes(j, t), i32))
+                    totals[t] = dot_of_bytes(b, totals[t], codes[j], x)
             for t in group:
-                d = splat(b, load_at(b, act, facts + 4 * t, f32))
+                d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
                 sums.add_product(t, b.sitofp(totals[t], F32X16), b.fmul(scale, d))
         if minimum is not None:
             for t in group:
-                x = splat(b, load_at(b, act, facts + 4 * (3 * tokens + t), f32))
+                x = splat(b, load_at(b, act, at.fact(VALUE_SUM, t), f32))
                 sums.add_product(t, minimum, x)
 
 
@@ -113,6 +110,7 @@ def _float_block(
     b: Any, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Any, sums: _Sums
 ) -> None:
     """The same with activations in float32."""
+    at = PackedBlock(tokens)
     codes = fmt.codes(record, block)
     scales = [fmt.scale(record, block, half) for half in range(1 + fmt.halves)]
     for j, vector in enumerate(codes):
@@ -122,12 +120,12 @@ def _float_block(
             code = b.sub(code, constant(i32, fmt.zero))
             value = b.fmul(b.sitofp(code, F32X16), scale)
             for t in range(tokens):
-                x = load_at(b, act, 4 * ((4 * j + byte) * tokens + t), f32)
+                x = load_at(b, act, at.column(4 * j + byte, t), f32)
                 sums.add_product(t, value, splat(b, x))
     if fmt.minimum is not None:
         minimum = fmt.minimum(record, block)
         for t in range(tokens):
-            x = load_at(b, act, 4 * (BLOCK * tokens + t), f32)
+            x = load_at(b, act, at.column(BLOCK, t), f32)
             sums.add_product(t, minimum, splat(b, x))
 
 
@@ -179,8 +177,9 @@ def multiply_tile(
                         block * n_lines // fmt.record_blocks,
                         (block + 1) * n_lines // fmt.record_blocks,
                     ):
-                        _prefetch(b, at, PREFETCH_BYTES + 64 * line)
-                record = Record(b, fmt.layout, _forget(b, at))
+                        where = b.gep(at, [index_of(PREFETCH_BYTES + 64 * line)])
+                        emit_prefetch(b, where, level=2)
+                record = Record(b, fmt.layout, _opaque(b, at))
                 block_act = b.gep(act, [index_of(block * block_bytes)])
                 multiply(b, fmt, record, block, n, block_act, sums if HAS_VNNI else part)
             if not HAS_VNNI:

@@ -32,10 +32,17 @@ def put_item(region: Any, place: int, lane: int, row: Any, item: int, item_bits:
 
 
 @njit
-def put_row(
-    region: Any, row: Any, offset: int, row_bytes: int, item_bits: int, rows: int, columns: int
-) -> None:
-    """Store one row at token `offset` of a region; a block's items are stored by columns."""
+def put_row(region: Any, row: Any, offset: int, plane: Any) -> None:
+    """Store one row at token `offset` of a region of a plane (`PlaneJob`).
+
+    A block's items are stored by columns.
+    """
+    row_bytes, item_bits, rows, columns = (
+        plane.row_bytes,
+        plane.item_bits,
+        plane.rows,
+        plane.columns,
+    )
     if item_bits == 0:
         for i in range(row_bytes):
             put_u8(region, offset * row_bytes + i, get_u8(row, i))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention.kernels import n_threads, run
+from localkv.kernels.cpu.store.job import RotateJob
 
 MANY_VALUES = 1 << 16
 """From so many on, a second thread is worth its start."""
@@ -22,6 +23,6 @@ def rotate_cpu(x: Tensor, block: int) -> Tensor:
         raise BoundsError(f"a Hadamard transform of {x.dtype}")
     x = x.contiguous()
     out = torch.empty_like(x)
-    job = (0, x.numel() // block, block, x.data_ptr(), out.data_ptr())
+    job = RotateJob(0, x.numel() // block, block, x.data_ptr(), out.data_ptr())
     run("store/rotate_rows", job, n_threads() if x.numel() >= MANY_VALUES else 1)
     return out

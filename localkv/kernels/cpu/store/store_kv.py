@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+import itertools
+from collections.abc import Sequence
+from typing import Literal, cast
 
 from torch import Tensor
 
@@ -13,7 +15,8 @@ from localkv.kernels.bounds import BoundsError, check_segment, check_slots
 from localkv.kernels.cpu.attention.kernels import n_threads, run
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
+from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
+from localkv.kernels.cpu.store.job import PlaneJob, ScatterJob, StoreJob
 
 MANY_BYTES = 1 << 16
 """From so many on, a second thread is worth its start."""
@@ -75,17 +78,29 @@ def add_store(
             check_segment(segment, head_dim)
             if rotation and head_dim % rotation:
                 raise BoundsError(f"{rotation} channels of {head_dim} are rotated")
-            rows = Memory(x, 4 * n_tokens * n_kv_heads * head_dim)
-            head: list[Item] = [0, n_kv_heads, head_dim, rotation if rotate else 0, rows]
-            # how many there are differs from batch to batch
-            head += (f"rows{i}", Memory(f"tokens{i}", 0), Memory(f"slots{i}", 0))
             bytes_per_thread = 4 * head_dim + fmt.row_bytes(head_dim) + 64
             scratch = chain.take(threads * bytes_per_thread)
-            head += (Memory(scratch, scratch.n_bytes), bytes_per_thread, len(planes))
+            job = StoreJob(
+                next_head=0,
+                n_kv_heads=n_kv_heads,
+                head_dim=head_dim,
+                rotation=rotation if rotate else 0,
+                x=Memory(x, 4 * n_tokens * n_kv_heads * head_dim),
+                n_rows=f"rows{i}",
+                # how many there are differs from batch to batch
+                tokens=Memory(f"tokens{i}", 0),
+                slots=Memory(f"slots{i}", 0),
+                scratch=Memory(scratch, scratch.n_bytes),
+                scratch_bytes=bytes_per_thread,
+                n_planes=len(planes),
+            )
             assert side == "k" or side == "v"
-            for plane, order in zip(planes, _orders(fmt, side), strict=True):
-                head += (Memory(plane, plane.nbytes), plane.shape[3] * plane.shape[4], *order)
-            chain.add(_store_worker(fmt), head, min(threads, n_kv_heads))
+            entries = [
+                PlaneJob(0, Memory(plane, plane.nbytes), plane.shape[3] * plane.shape[4], *order)
+                for plane, order in zip(planes, _orders(fmt, side), strict=True)
+            ]
+            items = (*job, *itertools.chain(*entries))
+            chain.add(_store_worker(fmt), items, min(threads, n_kv_heads))
 
 
 def stored_rows(
@@ -129,7 +144,7 @@ def scatter_encoded(
             raise BoundsError(f"rows of {n_kv_heads} KV heads for {segment.k[0].shape[1]}")
         rows_k, rows_v = ((x if n_rows == x.shape[0] else x[batch.tokens]).float() for x in (k, v))
         kept = list[Tensor]()  # the job holds addresses only
-        entries = list[int]()
+        entries = list[PlaneJob]()
         for rows, fmt, planes, side in (
             (rows_k, segment.format_k, segment.k, "k"),
             (rows_v, segment.format_v, segment.v, "v"),
@@ -139,7 +154,9 @@ def scatter_encoded(
             for values, plane, order in zip(encoded, planes, _orders(fmt, side), strict=True):
                 kept.append(values.contiguous())
                 row_bytes = plane.shape[3] * plane.shape[4]
-                entries += (kept[-1].data_ptr(), plane.data_ptr(), row_bytes, *order)
-        header = (0, n_kv_heads, n_rows, batch.slots.data_ptr(), len(kept))
+                address = kept[-1].data_ptr()
+                entries.append(PlaneJob(address, plane.data_ptr(), row_bytes, *order))
+        job = ScatterJob(0, n_kv_heads, n_rows, batch.slots.data_ptr(), len(kept))
         many = sum(values.numel() for values in kept) >= MANY_BYTES
-        run("store/scatter", (*header, *entries), min(n_threads(), n_kv_heads) if many else 1)
+        items = cast("Sequence[int]", (*job, *itertools.chain(*entries)))  # no names among them
+        run("store/scatter", items, min(n_threads(), n_kv_heads) if many else 1)

@@ -1,0 +1,113 @@
+"""What the workers that store rows get: arrays of int64, read as named tuples.
+
+Where a chain makes a job (`store/store_kv.py`) an item may also name memory, or a number that the
+chain is given when it runs; workers find an address, or the number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from numba import njit
+
+from localkv.simd.memory import get_i64s
+
+if TYPE_CHECKING:
+    from localkv.kernels.cpu.runtime.chain import Item
+
+
+class StoreJob(NamedTuple):
+    """Rows of K or V to be encoded; `n_planes` of `PlaneJob` follow.
+
+    Attributes:
+        next_head: the KV head to take next.
+        n_kv_heads, head_dim: sizes.
+        rotation: values that are rotated together, or 0.
+        x: float32 [tokens, n_kv_heads, head_dim].
+        n_rows: how many are stored.
+        tokens, slots: int64 [n_rows] each: which rows of x, and where to; a slot is
+            page * PAGE_TOKENS + offset.
+        scratch, scratch_bytes: memory of the threads, and how much each has: a rotated row and a
+            packed one.
+    """
+
+    next_head: Item
+    n_kv_heads: Item
+    head_dim: Item
+    rotation: Item
+    x: Item
+    n_rows: Item
+    tokens: Item
+    slots: Item
+    scratch: Item
+    scratch_bytes: Item
+    n_planes: Item
+
+
+class ScatterJob(NamedTuple):
+    """Packed rows of K and V to be moved; `n_planes` of `PlaneJob` follow.
+
+    Attributes:
+        next_head: the KV head to take next.
+        n_rows, slots: as in `StoreJob`.
+    """
+
+    next_head: int
+    n_kv_heads: int
+    n_rows: int
+    slots: int
+    n_planes: int
+
+
+class PlaneJob(NamedTuple):
+    """One plane of a segment and the order of its bytes (`formats/cpu/page_order.py`).
+
+    Attributes:
+        packed: uint8 [n_rows, n_kv_heads, row_bytes] to be moved; 0 for rows that are encoded on
+            the way.
+        plane: its address.
+        row_bytes: bytes of a row in it.
+        item_bits, rows, columns: its order.
+    """
+
+    packed: Item
+    plane: Item
+    row_bytes: Item
+    item_bits: Item
+    rows: Item
+    columns: Item
+
+
+class RotateJob(NamedTuple):
+    """Rows to be rotated: `n_blocks` blocks of float32 from `x` to `out`."""
+
+    next_part: int
+    n_blocks: int
+    block: int
+    x: int
+    out: int
+
+
+STORE_ITEMS, SCATTER_ITEMS, PLANE_ITEMS, ROTATE_ITEMS = (
+    len(kind._fields) for kind in (StoreJob, ScatterJob, PlaneJob, RotateJob)
+)
+
+
+@njit
+def read_store_job(address: Any) -> Any:
+    return StoreJob(*get_i64s(address, STORE_ITEMS))
+
+
+@njit
+def read_scatter_job(address: Any) -> Any:
+    return ScatterJob(*get_i64s(address, SCATTER_ITEMS))
+
+
+@njit
+def read_rotate_job(address: Any) -> Any:
+    return RotateJob(*get_i64s(address, ROTATE_ITEMS))
+
+
+@njit
+def read_plane(planes: Any, index: int) -> Any:
+    return PlaneJob(*get_i64s(planes + 8 * PLANE_ITEMS * index, PLANE_ITEMS))
