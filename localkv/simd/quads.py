@@ -3,6 +3,21 @@
 A *digit block* is 32 floats as integers of 24 bits times a scale. It takes the floats' 32 words: 8
 are the highest signed digits of base 256, four a word; then come 8 of the next and 8 of the lowest
 digits; two integers that the latter's sums start with; the scale, a float; and five unused words.
+
+    word    0 .. 7          8 .. 15       16 .. 23      24, 25    26       27 .. 31
+            high digits,    middle        low           starts    scale    unused
+            4 channels a
+            word
+
+An integer n of 24 bits is 65536 high + 256 middle + low with signed digits, from -128 to 127. The
+dot product of 32 codes (unsigned bytes, from 0 to 255) with 32 such integers then is
+
+    sum code n = 256 (256 sum code high + sum code middle) + sum code low
+
+whose three sums `vpdpbusd` makes, exactly: each is at most 32 * 255 * 128 < 2^20 in magnitude. What
+is in brackets stays below 2^28 + 2^20, within 32 bits also with what it starts with. Only then do
+it and the last sum become floats, which one fused operation joins (`add_digits`): two roundings, of
+at most 2^-24 each.
 """
 
 from __future__ import annotations

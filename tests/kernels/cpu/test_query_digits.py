@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.kernels import cache_decoder, score_kernel
-from localkv.kernels.cpu.attention.queries import LARGEST_INTEGER, SMALLEST, split_queries
+from localkv.kernels.cpu.attention.queries import (
+    ERROR_BOUND,
+    LARGEST_INTEGER,
+    SMALLEST,
+    split_queries,
+)
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.torch_arrays import torch_cache
 from localkv.simd.memory import address
@@ -56,8 +61,23 @@ def test_as_exact_as_floats() -> None:
     largest = np.abs(q).max(1).astype(np.float64)
     np.testing.assert_allclose(scales, largest / LARGEST_INTEGER, rtol=1e-6)
     errors = (integers * scales[:, None].astype(np.float64) - q) / largest[:, None]
-    assert np.abs(errors).max() < 2**-22.5
+    assert np.abs(errors).max() < min(ERROR_BOUND, 2**-22.5)
     assert np.sqrt((errors**2).mean()) < 2**-24.5
+
+
+def test_no_integer_is_off_by_more_than_derived() -> None:
+    """Values that are near halves of integers, where rounding is worst."""
+    generator = np.random.default_rng(1)
+    q = generator.uniform(0.5, 1, (2000, 32)) * np.float64(2.0) ** generator.integers(-9, 9)
+    q[:, 0] = np.abs(q).max(1)
+    halves = np.floor(q / q[:, :1] * float(LARGEST_INTEGER)) + 0.5
+    q[:, 1:] = (halves * q[:, :1] / float(LARGEST_INTEGER))[:, 1:]
+    q = q.astype(np.float32)
+    integers, _, scales = integers_of(q)
+    assert np.abs(integers).max() <= LARGEST_INTEGER
+    errors = np.abs(integers * scales[:, None].astype(np.float64) - q)
+    errors /= np.abs(q).max(1, keepdims=True).astype(np.float64)
+    assert 0.6 * ERROR_BOUND < errors.max() < ERROR_BOUND
 
 
 @pytest.mark.parametrize("offset", [0, 8, 16, 128])

@@ -1,6 +1,23 @@
 """Rows of queries on their way into the CPU's attention workers, and of outputs on their way out.
 
 A row is one new token and one query head of the KV head at hand.
+
+Codes of K that are integers are multiplied with q as integers (`simd/quads.py`). A block of 32
+values of q gets a scale, and integers of three signed digits of base 256:
+
+    scale = largest / LARGEST_INTEGER        largest: of the block's magnitudes
+    n     = round(value * (1 / scale))       |n| <= 0x7F7F70; up to 0x7F7F7F three digits do
+
+The reciprocal and the product are rounded to floats, by 2^-24 of at most 2^23 each, and the integer
+by a half. So n is off by less than 1.5, which is ERROR_BOUND = 1.5 / 0x7F7F70 < 2^-22.4 of the
+block's largest magnitude; a float near the largest is itself only known to 2^-24.
+
+The digits come from the bytes of n + 0x808080: adding 128 to each digit makes all of them unsigned,
+with no carries left between them, so byte i is digit i + 128, and flipping its top bit makes the
+signed digit.
+
+Codes are `offset` larger than what they stand for (8 for q4_0), so offset * sum n has to be taken
+off: the sums of products start with minus that, in the two parts that they are kept in.
 """
 
 from __future__ import annotations
@@ -40,7 +57,10 @@ from localkv.simd.quads import DIGITS, SCALE, STARTS
 from localkv.simd.vector import LANES
 
 LARGEST_INTEGER = np.float32(0x7F7F70)
-"""A little less than the largest integer whose three digits of base 256 are signed bytes."""
+"""A little less than the largest integer whose three digits of base 256 are signed bytes, so that
+no rounding exceeds that."""
+ERROR_BOUND = 1.5 / 0x7F7F70
+"""By how much of its block's largest magnitude a value is off at most, once it is an integer."""
 SMALLEST = np.float32(2.0**-100)
 EVERY_128 = np.int32(0x808080)
 
@@ -74,11 +94,11 @@ def gather_queries(
 
 @njit(error_model="numpy")
 def split_queries(q: Any, n_blocks: int, offset: Any) -> None:
-    """Turn blocks of 32 floats into digit blocks (see `simd.quads`), where they are.
+    """Turn blocks of 32 floats into digit blocks (see `simd/quads.py`), where they are.
 
-    Sums start with what codes that are `offset` too large make too much. A block's integers go up
-    to its largest magnitude, or to SMALLEST if that is less; of a block that isn't finite, the
-    scale is NaN.
+    Sums start with a correction for codes stored `offset` too high. A block's integers go up to its
+    largest magnitude, or to SMALLEST if that is less; the scale of a block that isn't finite is
+    NaN.
     """
     for i in range(n_blocks):
         block = q + i * 128

@@ -4,8 +4,33 @@ Compiled for each type of K (the decoder) and number of rows in a tile (see `spe
 page's K is ordered in groups of 16 tokens, so that a vector's lanes are tokens.
 
 Where the CPU has 8-bit dot products, types of integers are read as codes: a block of a row of q
-then is 24-bit integers times a scale (`attention_queries.split_queries`), so what codes are
-multiplied with has as many bits as a float, and a block's products are summed exactly.
+then is 24-bit integers times a scale (`attention/queries.py`), so what codes are multiplied with
+has as many bits as a float, and a block's products are summed exactly.
+
+One block of channels of one group of tokens, of a type with blocks of 32 (q4_0):
+
+                 lanes: tokens 0 .. 15                     q, of each row
+    unit 0       channels 0 and 16 of each token     x     q[0] and q[16]
+    unit 1       channels 1 and 17                   x     q[1] and q[17]
+    ...          (16 bytes each: a nibble for either)
+    unit 15      channels 15 and 31                  x     q[15] and q[31]
+
+As floats, a unit is HALVES = 2 vectors, and each is multiplied with one float of each row: 16 steps
+of one unit, 2 sums for each row. As digits, a step takes UNITS = 4 units at once, whose 64 bytes
+become two vectors (channels 0 to 3 and 16 to 19 of a token are the 4 bytes of its lane); each is
+multiplied with one word of each of the 3 digits of q: STEPS = 4, and 3 sums for each row.
+
+The constants below fit that to 32 registers. q4_0 as digits, by rows of a tile:
+
+    ROWS    PASSES    N    SUMS    GROUPS             sums at once    TOTALS    PART
+    1       1         1    3       4 (4 * 3 <= 24)    12              4         1
+    2       1         2    6       4 (4 * 6 <= 24)    24              8         1
+    4       1         4    12      2 (2 * 12 <= 24)   24              8         2
+    5       1         5    15      1                  15              5         4
+    8       2         4    12      2                  24              8         2
+
+With 8 rows in one pass their 24 sums would leave room for a single group, and every word loaded of
+q would be used once; half of the rows at a time, two groups share it.
 """
 
 from __future__ import annotations
@@ -37,11 +62,11 @@ ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
 BLOCK, SCALED, AFFINE = codec.BLOCK, codec.SCALED, codec.AFFINE
 PASSES = 2 if DIGITS and ROWS in (6, 8) else 1
-"""Parts of a tile: of a whole one there would be too many sums for two groups of tokens."""
+"""Parts of a tile that are taken one after the other, so that two groups of tokens have room."""
 N = ROWS // PASSES
 """Rows whose sums are in registers at once."""
 HALVES = BLOCK // 16
-"""Vectors of a unit."""
+"""Vectors that a unit is decoded to."""
 SUMS = N * (3 if DIGITS else HALVES)
 """Vectors of sums that a group of tokens has."""
 ROOM = 24 if DIGITS else MOST_SUMS
@@ -49,11 +74,12 @@ ROOM = 24 if DIGITS else MOST_SUMS
 GROUPS = 4 if DIGITS and 4 * SUMS <= ROOM else 2 if 2 * SUMS <= ROOM else 1
 """Groups of tokens that share what is loaded of q. Sums of one have to wait for each other."""
 TOTALS = N * GROUPS
+"""Vectors of logits at hand: the sums of all blocks so far, scaled."""
 UNITS = QUAD if DIGITS else 1
 """Units that are multiplied at once."""
 STEPS = 16 // UNITS
 PART = STEPS // GROUPS
-"""After so many the next lines are fetched."""
+"""Steps between two fetches of the next lines: as many fetches as there are groups."""
 
 
 @njit
