@@ -4,6 +4,7 @@ Numba does not vectorise decoding well, but it can be directed: a Numba type may
 LLVM vector, and an intrinsic may emit any LLVM instruction. A vector has 16 lanes on every CPU;
 LLVM splits it where registers are narrower (two ymm without AVX-512).
 
+    kinds.py        names for the types of arguments
     vector.py       the types F32x16, I32x16 and Mask16, and how code for them is generated
     cpu_features.py the CPU that Numba compiles for
     host_features.py the same, without importing Numba

@@ -9,6 +9,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from localkv.simd.kinds import Args, Builder, Intrinsic, Signature, Target, Typing, Value
 from localkv.simd.vector import (
     LANES,
     F32x16,
@@ -34,7 +35,7 @@ i32x16 = lanewise(splat, [types.int32], _I)
 """An integer in all lanes."""
 
 
-def _maximum(builder: Any, x: Any, y: Any) -> Any:
+def _maximum(builder: Builder, x: Value, y: Value) -> Value:
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
@@ -62,12 +63,12 @@ select = lanewise(lambda b, mask, x, y: b.select(mask, x, y), [_M, _F, _F], _F)
 select_i32 = lanewise(lambda b, mask, x, y: b.select(mask, x, y), [_M, _I, _I], _I)
 
 
-def _lanes_below(builder: Any, n: Any) -> Any:
+def _lanes_below(builder: Builder, n: Value) -> Value:
     numbers = ir.Constant(lanes_of(i32), list(range(LANES)))
     return builder.icmp_signed("<", numbers, splat(builder, builder.trunc(n, i32)))
 
 
-def _any_above(builder: Any, x: Any, y: Any) -> Any:
+def _any_above(builder: Builder, x: Value, y: Value) -> Value:
     bits = builder.bitcast(builder.fcmp_ordered(">", x, y), i16)
     return builder.icmp_unsigned("!=", bits, ir.Constant(i16, 0))
 
@@ -79,7 +80,7 @@ lanes_below = lanewise(_lanes_below, [types.intp], _M)
 """The mask of lanes 0 to n - 1."""
 
 
-def _exp(builder: Any, x: Any) -> Any:
+def _exp(builder: Builder, x: Value) -> Value:
     """exp(x) = 2^n 2^f for x <= 88, f in [-1/2, 1/2]; 0 from about -87 on; error below 2e-7.
 
     The exponent is reduced in two steps (Cody and Waite), 2^f is a polynomial (Cephes' `expf`).
@@ -101,7 +102,7 @@ def _exp(builder: Any, x: Any) -> Any:
 exp = lanewise(_exp, [_F], _F)
 
 
-def _fold(builder: Any, x: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
+def _fold(builder: Builder, x: Value, combine: Callable[[Any, Any, Any], Any]) -> Value:
     n = LANES
     while n > 1:
         n //= 2
@@ -113,7 +114,7 @@ def _fold(builder: Any, x: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
     return builder.extract_element(x, ir.Constant(i32, 0))
 
 
-def folded_sum(builder: Any, x: Any) -> Any:
+def folded_sum(builder: Builder, x: Value) -> Value:
     """The sum of a vector's lanes, half of them added to the other half until one is left."""
     return _fold(builder, x, lambda b, low, high: b.fadd(low, high))
 
@@ -124,16 +125,16 @@ max_lanes = lanewise(lambda b, x: _fold(b, x, _maximum), [_F], types.float32)
 
 
 @intrinsic
-def zero_f32(typing: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def zero_f32(typing: Typing) -> Intrinsic:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         return constant(f32, 0.0)
 
     return F32x16(), generate
 
 
 @intrinsic
-def zero_i32(typing: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def zero_i32(typing: Typing) -> Intrinsic:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         return constant(i32, 0)
 
     return I32x16(), generate

@@ -14,6 +14,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import IS_X86
+from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import check_base, i64, pointer
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
@@ -25,10 +26,10 @@ HAS_FUTEX = _FUTEX != -1
 
 def _read_modify_write(operation: str) -> Any:
     @intrinsic
-    def atomic(typing: Any, base: Any, index: Any, value: Any) -> Any:
+    def atomic(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
         check_base(base)
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
             where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
             return builder.atomic_rmw(operation, where, args[2], "seq_cst")
 
@@ -44,10 +45,10 @@ atomic_exchange = _read_modify_write("xchg")
 
 
 @intrinsic
-def atomic_load(typing: Any, base: Any, index: Any) -> Any:
+def atomic_load(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
         return builder.load_atomic(where, "seq_cst", 8)
 
@@ -55,11 +56,13 @@ def atomic_load(typing: Any, base: Any, index: Any) -> Any:
 
 
 @intrinsic
-def compare_exchange(typing: Any, base: Any, index: Any, expected: Any, value: Any) -> Any:
+def compare_exchange(
+    typing: Typing, base: Kind, index: Kind, expected: Kind, value: Kind
+) -> Intrinsic:
     """Replace the item by `value` if it is `expected`; whether it was."""
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
         pair = builder.cmpxchg(where, args[2], args[3], "seq_cst", "seq_cst")
         return builder.extract_value(pair, 1)
@@ -68,10 +71,10 @@ def compare_exchange(typing: Any, base: Any, index: Any, expected: Any, value: A
 
 
 @intrinsic
-def pause(typing: Any) -> Any:
+def pause(typing: Typing) -> Intrinsic:
     """Tell the CPU that this thread waits in a loop."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         if IS_X86:
             kind = ir.FunctionType(ir.VoidType(), [])
             name = "llvm.x86.sse2.pause"
@@ -82,10 +85,10 @@ def pause(typing: Any) -> Any:
 
 
 @intrinsic
-def yield_cpu(typing: Any) -> Any:
+def yield_cpu(typing: Typing) -> Intrinsic:
     """Let another thread run that waits for this core (POSIX)."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         kind = ir.FunctionType(ir.IntType(32), [])
         builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
         return context.get_dummy_value()
@@ -93,7 +96,7 @@ def yield_cpu(typing: Any) -> Any:
     return types.void(), generate
 
 
-def _futex(builder: Any, where: Any, operation: int, value: Any) -> None:
+def _futex(builder: Builder, where: Value, operation: int, value: Value) -> None:
     kind = ir.FunctionType(i64, [i64], var_arg=True)
     syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
     zero = ir.Constant(i64, 0)
@@ -102,11 +105,11 @@ def _futex(builder: Any, where: Any, operation: int, value: Any) -> None:
 
 
 @intrinsic
-def futex_wait(typing: Any, base: Any, index: Any, expected: Any) -> Any:
+def futex_wait(typing: Typing, base: Kind, index: Kind, expected: Kind) -> Intrinsic:
     """Sleep until woken, unless the item's lower half is not `expected`."""
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
         _futex(builder, where, _WAIT_PRIVATE, args[2])
         return context.get_dummy_value()
@@ -115,11 +118,11 @@ def futex_wait(typing: Any, base: Any, index: Any, expected: Any) -> Any:
 
 
 @intrinsic
-def futex_wake(typing: Any, base: Any, index: Any, n: Any) -> Any:
+def futex_wake(typing: Typing, base: Kind, index: Kind, n: Kind) -> Intrinsic:
     """Wake up to `n` threads that sleep at an item."""
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i64)
         _futex(builder, where, _WAKE_PRIVATE, args[2])
         return context.get_dummy_value()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from localkv.simd.kinds import Builder, Value
 from localkv.simd.vector import (
     F32x16,
     constant,
@@ -32,7 +33,7 @@ _MAGIC = 1.5 * 2**23 + 127
 """x + _MAGIC, |x| < 2^22, is x rounded to an integer; its low bits are n + 127, an exponent."""
 
 
-def _split(builder: Any, x: Any) -> tuple[Any, Any, Any]:
+def _split(builder: Builder, x: Value) -> tuple[Any, Any, Any]:
     """2^n, r, and q(r) for x in [-127, 128)."""
     shifted = builder.fadd(x, constant(f32, _MAGIC))
     r = builder.fsub(x, builder.fsub(shifted, constant(f32, _MAGIC)))
@@ -43,18 +44,18 @@ def _split(builder: Any, x: Any) -> tuple[Any, Any, Any]:
     return builder.bitcast(exponent, lanes_of(f32)), r, q
 
 
-def _at_least(builder: Any, x: Any, least: float) -> Any:
+def _at_least(builder: Builder, x: Value, least: float) -> Value:
     """The larger; a NaN stays one, which costs nothing: x86's maximum yields its second operand."""
     bound = constant(f32, least)
     return builder.select(builder.fcmp_ordered("<", x, bound), bound, x)
 
 
-def _exp2(builder: Any, x: Any) -> Any:
+def _exp2(builder: Builder, x: Value) -> Value:
     scale, r, q = _split(builder, _at_least(builder, x, -127.0))
     return builder.fmul(multiply_add(builder, r, q, constant(f32, 1.0)), scale)
 
 
-def _tanh(builder: Any, x: Any) -> Any:
+def _tanh(builder: Builder, x: Value) -> Value:
     """e / (e + 2) with e = exp(2 x) - 1, which keeps the relative precision near 0."""
     twice = builder.fmul(x, constant(f32, 2 / math.log(2)))
     bound = constant(f32, 40.0)

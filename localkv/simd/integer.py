@@ -11,6 +11,7 @@ from numba.core.types.containers import BaseTuple, UniTuple
 from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import FEATURES, HAS_AVX512, HAS_VNNI, IS_X86
+from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import (
     LANES,
     F32x16,
@@ -40,7 +41,7 @@ high_nibble = lanewise(lambda b, x: b.lshr(x, constant(i32, 4)), [_I], _I)
 """Of a byte, in each lane."""
 
 
-def _high_nibbles(builder: Any, x: Any) -> Any:
+def _high_nibbles(builder: Builder, x: Value) -> Value:
     return builder.and_(builder.lshr(x, constant(i32, 4)), constant(i32, 0x0F0F0F0F))
 
 
@@ -49,7 +50,7 @@ high_nibbles = lanewise(_high_nibbles, [_I], _I)
 """Of each of the 4 bytes in each lane."""
 
 
-def dot_of_bytes(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+def dot_of_bytes(builder: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
     """The code of `dot_u8_i8`."""
     if HAS_VNNI:
         as_bytes = [builder.bitcast(x, lanes_of(i8, 64)) for x in (unsigned, signed)]
@@ -67,7 +68,7 @@ dot_u8_i8 = lanewise(dot_of_bytes, [_I, _I, _I], _I)
 """total + the sum over the 4 bytes of a lane of unsigned * signed: vpdpbusd, or the same slowly."""
 
 
-def _table_bytes(builder: Any, table: Any, index: Any) -> Any:
+def _table_bytes(builder: Builder, table: Value, index: Value) -> Value:
     """table[index] of <16 x i8>, indices 0 to 15."""
     byte16 = lanes_of(i8)
     if IS_X86 and (HAS_AVX512 or "ssse3" in FEATURES or "avx2" in FEATURES):
@@ -80,14 +81,14 @@ def _table_bytes(builder: Any, table: Any, index: Any) -> Any:
     return out
 
 
-def _vector_of(builder: Any, items: list[Any]) -> Any:
+def _vector_of(builder: Builder, items: list[Any]) -> Value:
     out = ir.Constant(lanes_of(items[0].type), ir.Undefined)
     for lane, item in enumerate(items):
         out = builder.insert_element(out, item, ir.Constant(i32, lane))
     return out
 
 
-def _floats_of_nibbles(builder: Any, entries: list[Any], packed: Any) -> list[Any]:
+def _floats_of_nibbles(builder: Builder, entries: list[Any], packed: Value) -> list[Any]:
     """As `load_nibbles_from_table`: vpermps looks at the lowest four bits of a lane's index."""
     table = _vector_of(builder, [builder.sitofp(entry, f32) for entry in entries])
     low = builder.zext(packed, lanes_of(i32))
@@ -96,7 +97,7 @@ def _floats_of_nibbles(builder: Any, entries: list[Any], packed: Any) -> list[An
     return [call(builder, name, F32x16.llvm, [table, index]) for index in (low, high)]
 
 
-def _floats_of_bytes(builder: Any, entries: list[Any], packed: Any) -> list[Any]:
+def _floats_of_bytes(builder: Builder, entries: list[Any], packed: Value) -> list[Any]:
     """As `load_nibbles_from_table`, from a table of bytes."""
     table = _vector_of(builder, [builder.trunc(entry, i8) for entry in entries])
     both = []
@@ -110,7 +111,7 @@ def _floats_of_bytes(builder: Any, entries: list[Any], packed: Any) -> list[Any]
 
 
 @intrinsic
-def load_nibbles_from_table(typing: Any, base: Any, index: Any, table: Any) -> Any:
+def load_nibbles_from_table(typing: Typing, base: Kind, index: Kind, table: Kind) -> Intrinsic:
     """16 bytes at `index` -> table[low nibbles], table[high nibbles] as two F32x16.
 
     `table` is a tuple of 16 signed bytes that is known when compiling.
@@ -120,7 +121,7 @@ def load_nibbles_from_table(typing: Any, base: Any, index: Any, table: Any) -> A
     if values is None and not isinstance(table, BaseTuple):
         raise TypeError("the table must be a tuple")
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i8, LANES)
         packed = builder.load(where, align=1)
         entries = [builder.extract_value(args[2], lane) for lane in range(LANES)]

@@ -11,7 +11,6 @@ from typing import Any
 from llvmlite import ir
 from numba.core import typing
 from numba.core.base import BaseContext
-from numba.core.types import Type
 
 # of compiled functions
 
@@ -29,8 +28,8 @@ Vectors = tuple[Any, ...]
 # of intrinsics and what they emit
 
 Typing = typing.BaseContext
-Kind = Type
-"""The type of an argument, as Numba knows it."""
+Kind = Any
+"""The type of an argument: one of Numba's, or ours of vectors."""
 Intrinsic = tuple[typing.Signature, Callable[..., Any]]
 """A signature, and what emits the instructions."""
 Target = BaseContext
@@ -38,4 +37,4 @@ Builder = ir.IRBuilder
 Signature = typing.Signature
 Value = ir.Value
 """A number or vector that exists when the code runs."""
-Values = Sequence[ir.Value]
+Args = Sequence[ir.Value]

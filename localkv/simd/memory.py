@@ -12,6 +12,7 @@ from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import CONVERTS_HALF
+from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import (
     LANES,
     F32x16,
@@ -32,7 +33,7 @@ from localkv.simd.vector import (
 )
 
 
-def half_bits_to_float(builder: Any, bits: Any) -> Any:
+def half_bits_to_float(builder: Builder, bits: Value) -> Value:
     """<16 x i16> with the bits of halves -> <16 x float>, exactly."""
     if CONVERTS_HALF:
         return builder.fpext(builder.bitcast(bits, lanes_of(f16)), lanes_of(f32))
@@ -48,22 +49,22 @@ def half_bits_to_float(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.or_(value_bits, sign), lanes_of(f32))
 
 
-def _from_f16(builder: Any, x: Any) -> Any:
+def _from_f16(builder: Builder, x: Value) -> Value:
     return half_bits_to_float(builder, x)
 
 
-def _from_bf16(builder: Any, x: Any) -> Any:
+def _from_bf16(builder: Builder, x: Value) -> Value:
     high = builder.shl(builder.zext(x, lanes_of(i32)), constant(i32, 16))
     return builder.bitcast(high, lanes_of(f32))
 
 
-def _from_e5m2(builder: Any, x: Any) -> Any:
+def _from_e5m2(builder: Builder, x: Value) -> Value:
     # the upper byte of a half
     high = builder.shl(builder.zext(x, lanes_of(i16)), constant(i16, 8))
     return half_bits_to_float(builder, high)
 
 
-def _from_e4m3(builder: Any, x: Any) -> Any:
+def _from_e4m3(builder: Builder, x: Value) -> Value:
     # exponent and mantissa one bit to the right of a half's, biased by 7, not 15: 2^8 too small.
     # There is no infinity; the one NaN becomes 480 instead, which no encoder makes.
     wide = builder.zext(x, lanes_of(i16))
@@ -75,10 +76,10 @@ def _from_e4m3(builder: Any, x: Any) -> Any:
 
 def _loader(item: ir.Type, convert: Callable[[Any, Any], Any], result: Any) -> Any:
     @intrinsic
-    def load(typing: Any, base: Any, index: Any) -> Any:
+    def load(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
         check_base(base)
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
             where = pointer(context, builder, signature.args[0], args[0], args[1], item, LANES)
             return convert(builder, builder.load(where, align=1))
 
@@ -99,12 +100,12 @@ load_i32 = _loader(i32, lambda builder, x: x, I32x16)
 
 
 @intrinsic
-def load_nibbles(typing: Any, base: Any, index: Any) -> Any:
+def load_nibbles(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     """8 bytes at `index`: their low nibbles in lanes 0 to 7, their high ones in lanes 8 to 15."""
     check_base(base)
     half = LANES // 2
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i8)
         packed = builder.load(builder.bitcast(where, lanes_of(i8, half).as_pointer()), align=1)
         twice = ir.Constant(lanes_of(i32), [lane % half for lane in range(LANES)])
@@ -116,11 +117,11 @@ def load_nibbles(typing: Any, base: Any, index: Any) -> Any:
 
 
 @intrinsic
-def load_mask(typing: Any, base: Any, index: Any) -> Any:
+def load_mask(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     """Bit i of the 16-bit item decides lane i."""
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i16)
         return builder.bitcast(builder.load(where, align=1), Mask16.llvm)
 
@@ -128,11 +129,11 @@ def load_mask(typing: Any, base: Any, index: Any) -> Any:
 
 
 @intrinsic
-def broadcast_f32(typing: Any, base: Any, index: Any) -> Any:
+def broadcast_f32(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     """One float in all lanes."""
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], f32)
         return splat(builder, builder.load(where, align=1))
 
@@ -141,10 +142,10 @@ def broadcast_f32(typing: Any, base: Any, index: Any) -> Any:
 
 def _storer(item: ir.Type, kind: Any) -> Any:
     @intrinsic
-    def store(typing: Any, base: Any, index: Any, value: Any) -> Any:
+    def store(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
         check_base(base)
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
             where = pointer(context, builder, signature.args[0], args[0], args[1], item, LANES)
             value = args[2]
             if value.type.element != item:
@@ -167,20 +168,20 @@ def _scalar(item: ir.Type, kind: Any) -> tuple[Any, Any]:
     """Load and store one item. An alignment of 1 costs x86 nothing."""
 
     @intrinsic
-    def get(typing: Any, base: Any, index: Any) -> Any:
+    def get(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
         check_base(base)
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
             where = pointer(context, builder, signature.args[0], args[0], args[1], item)
             return builder.load(where, align=1)
 
         return kind(base, types.intp), generate
 
     @intrinsic
-    def put(typing: Any, base: Any, index: Any, value: Any) -> Any:
+    def put(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
         check_base(base)
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
             where = pointer(context, builder, signature.args[0], args[0], args[1], item)
             builder.store(args[2], where, align=1)
             return context.get_dummy_value()
@@ -197,18 +198,18 @@ get_i32, put_i32 = _scalar(i32, types.int32)
 get_i64, put_i64 = _scalar(i64, types.int64)
 
 
-def emit_prefetch(builder: Any, where: Any, level: int = 1) -> None:
+def emit_prefetch(builder: Builder, where: Value, level: int = 1) -> None:
     """Ask for the cache line of an i8*, which need not be mapped, in the caches from `level` on."""
     read, locality, data = (ir.Constant(i32, x) for x in (0, 4 - level, 1))
     call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, locality, data])
 
 
 @intrinsic
-def prefetch(typing: Any, base: Any, index: Any) -> Any:
+def prefetch(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     """Ask for the cache line of byte `index`, which need not be mapped."""
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i8)
         emit_prefetch(builder, where)
         return context.get_dummy_value()
@@ -217,10 +218,10 @@ def prefetch(typing: Any, base: Any, index: Any) -> Any:
 
 
 @intrinsic
-def address(typing: Any, array: Any) -> Any:
+def address(typing: Typing, array: Kind) -> Intrinsic:
     """Where an array's items start."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         return builder.ptrtoint(data, i64)
 
@@ -228,13 +229,13 @@ def address(typing: Any, array: Any) -> Any:
 
 
 @intrinsic
-def call_address(typing: Any, function: Any, args: Any) -> Any:
+def call_address(typing: Typing, function: Kind, args: Kind) -> Intrinsic:
     """Call a C function, known by its address only, with a tuple of int64.
 
     Functions that are compiled separately work together like this: one per type, not one per pair.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, values: Value) -> Value:
         numbers = [builder.extract_value(values[1], i) for i in range(args.count)]
         kind = ir.FunctionType(ir.VoidType(), [i64] * args.count)
         builder.call(builder.inttoptr(values[0], kind.as_pointer()), numbers)
@@ -244,14 +245,14 @@ def call_address(typing: Any, function: Any, args: Any) -> Any:
 
 
 @intrinsic
-def take_next(typing: Any, counter: Any) -> Any:
+def take_next(typing: Typing, counter: Kind) -> Intrinsic:
     """Add 1 to the int64 at a base and return its value before: threads share out work with it.
 
     A thread's earlier writes are visible to those that add after it.
     """
     check_base(counter)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         zero = ir.Constant(i64, 0)
         where = pointer(context, builder, signature.args[0], args[0], zero, i64)
         return builder.atomic_rmw("add", where, ir.Constant(i64, 1), "acq_rel")
@@ -260,14 +261,14 @@ def take_next(typing: Any, counter: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def get_i64s(typing: Any, base: Any, n: Any) -> Any:
+def get_i64s(typing: Typing, base: Kind, n: Kind) -> Intrinsic:
     """The first `n` int64 at a base, as a tuple; `n` is known when compiling."""
     check_base(base)
     if not isinstance(n, types.IntegerLiteral):
         raise RequireLiteralValue("the length of a tuple must be known when compiling")
     length = int(n.literal_value)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         out = ir.Constant(ir.ArrayType(i64, length), ir.Undefined)
         for i in range(length):
             index = ir.Constant(i64, i)

@@ -23,7 +23,6 @@ at most 2^-24 each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from llvmlite import ir
 from numba.core import types
@@ -31,6 +30,7 @@ from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
 from localkv.simd.integer import dot_of_bytes
+from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import (
     LANES,
     I32x16,
@@ -61,24 +61,24 @@ def _bytes_of(value: int) -> ir.Constant:
     return ir.Constant(lanes_of(i8, BYTES), [value] * BYTES)
 
 
-def _transposed(builder: Any, x: Any, y: Any, rows: Sequence[int]) -> Any:
+def _transposed(builder: Builder, x: Value, y: Value, rows: Sequence[int]) -> Value:
     """Byte i of lane t is byte t of row rows[i], of rows of 16 bytes: 0 to 3 of x, 4 to 7 of y."""
     items = [row * LANES + lane for lane in range(LANES) for row in rows]
     mixed = builder.shuffle_vector(x, y, ir.Constant(lanes_of(i32, BYTES), items))
     return builder.bitcast(mixed, I32x16.llvm)
 
 
-def _load_bytes(context: Any, builder: Any, kind: Any, base: Any, index: Any) -> Any:
+def _load_bytes(context: Target, builder: Builder, kind: Kind, base: Value, index: Value) -> Value:
     where = pointer(context, builder, kind, base, index, i8)
     return builder.load(builder.bitcast(where, lanes_of(i8, BYTES).as_pointer()), align=1)
 
 
 @intrinsic
-def load_quads(typing: Any, base: Any, index: Any) -> Any:
+def load_quads(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     """64 bytes at byte `index`, 4 rows of 16, transposed: byte i of lane t is byte t of row i."""
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         x = _load_bytes(context, builder, signature.args[0], *args)
         return _transposed(builder, x, x, range(QUAD))
 
@@ -86,11 +86,11 @@ def load_quads(typing: Any, base: Any, index: Any) -> Any:
 
 
 @intrinsic
-def load_two_quads(typing: Any, base: Any, index: Any) -> Any:
+def load_two_quads(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     """128 bytes at byte `index`: `load_quads` of the even rows of 16, and of the odd ones."""
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         base, index = args
         kind = signature.args[0]
         x = _load_bytes(context, builder, kind, base, index)
@@ -103,7 +103,9 @@ def load_two_quads(typing: Any, base: Any, index: Any) -> Any:
 
 
 @intrinsic
-def load_quads_of_five_bits(typing: Any, base: Any, index: Any, bits: Any, mask_index: Any) -> Any:
+def load_quads_of_five_bits(
+    typing: Typing, base: Kind, index: Kind, bits: Kind, mask_index: Kind
+) -> Intrinsic:
     """`load_quads` of low and of high nibbles, with a fifth bit each.
 
     Those of 16 low nibbles are the 16-bit item `mask_index` of `bits`, those of the 16 high ones
@@ -112,7 +114,7 @@ def load_quads_of_five_bits(typing: Any, base: Any, index: Any, bits: Any, mask_
     check_base(base)
     check_base(bits)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         x = _load_bytes(context, builder, signature.args[0], *args[:2])
         where = pointer(context, builder, signature.args[2], args[2], args[3], i16)
         masks = builder.load(builder.bitcast(where, lanes_of(i16, 8).as_pointer()), align=1)
@@ -131,13 +133,13 @@ def load_quads_of_five_bits(typing: Any, base: Any, index: Any, bits: Any, mask_
 
 
 @intrinsic
-def load_quads_of_nibbles(typing: Any, base: Any, index: Any) -> Any:
+def load_quads_of_nibbles(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     """32 bytes at byte `index`, 4 rows of 16 nibbles, transposed: byte i of lane t is nibble t of
     row i. A row's first 8 nibbles are the low ones of its bytes, as `memory.load_nibbles` has them.
     """
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         where = pointer(context, builder, signature.args[0], args[0], args[1], i8)
         half = LANES // 2
         rows = builder.bitcast(where, lanes_of(i8, QUAD * half).as_pointer())
@@ -152,10 +154,10 @@ def load_quads_of_nibbles(typing: Any, base: Any, index: Any) -> Any:
 
 
 @intrinsic
-def quad_from_table(typing: Any, codes: Any, table: Any) -> Any:
+def quad_from_table(typing: Typing, codes: Kind, table: Kind) -> Intrinsic:
     """table[code] of each byte, 0 to 15; `table` is a tuple of 16 bytes. AVX-512 only."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         entries = [builder.trunc(builder.extract_value(args[1], i), i8) for i in range(LANES)]
         vector = ir.Constant(lanes_of(i8, BYTES), ir.Undefined)
         for i in range(BYTES):
@@ -167,17 +169,19 @@ def quad_from_table(typing: Any, codes: Any, table: Any) -> Any:
     return I32x16(I32x16, table), generate
 
 
-def _offset(builder: Any, index: Any, n: int) -> Any:
+def _offset(builder: Builder, index: Value, n: int) -> Value:
     return builder.add(index, ir.Constant(index.type, n))
 
 
 @intrinsic(prefer_literal=True)
-def start_digits(typing: Any, base: Any, index: Any, stride: Any, n: Any, n_groups: Any) -> Any:
+def start_digits(
+    typing: Typing, base: Kind, index: Kind, stride: Kind, n: Kind, n_groups: Kind
+) -> Intrinsic:
     """The sums of `dot_digits` for `n` digit blocks, at word index + i * stride, and groups."""
     check_base(base)
     rows, groups = literal_length(n), literal_length(n_groups)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         array, index, stride = args[:3]
         n_sums = DIGITS * rows * groups
         kind = ir.ArrayType(lanes_of(i32), n_sums)
@@ -197,7 +201,9 @@ def start_digits(typing: Any, base: Any, index: Any, stride: Any, n: Any, n_grou
 
 
 @intrinsic
-def dot_digits(typing: Any, sums: Any, quads: Any, base: Any, index: Any, stride: Any) -> Any:
+def dot_digits(
+    typing: Typing, sums: Kind, quads: Kind, base: Kind, index: Kind, stride: Kind
+) -> Intrinsic:
     """Add the products of one word's channels, `index` words into digit blocks.
 
     sums[(digit * n + i) * groups + g] += quads[g] . the word at index + i * stride, and so on for
@@ -207,7 +213,7 @@ def dot_digits(typing: Any, sums: Any, quads: Any, base: Any, index: Any, stride
     groups = quads.count
     n = sums.count // (DIGITS * groups)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         out, codes, array, index, stride = args
         for i in range(n):
             for digit in range(DIGITS):
@@ -227,14 +233,14 @@ def dot_digits(typing: Any, sums: Any, quads: Any, base: Any, index: Any, stride
 
 @intrinsic
 def add_digits(
-    typing: Any, total: Any, sums: Any, scales: Any, base: Any, index: Any, stride: Any
-) -> Any:
+    typing: Typing, total: Kind, sums: Kind, scales: Kind, base: Kind, index: Kind, stride: Kind
+) -> Intrinsic:
     """total[g * n + i] += the sums of digits * scales[g] * the scale of a digit block."""
     check_base(base)
     groups = scales.count
     n = sums.count // (DIGITS * groups)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         out, values, factors, array, index, stride = args
         for i in range(n):
             where = pointer(

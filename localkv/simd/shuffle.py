@@ -7,13 +7,14 @@ from typing import Any
 
 from llvmlite import ir
 
+from localkv.simd.kinds import Builder, Value
 from localkv.simd.vector import LANES, i32, lanes_of
 
 QUARTER = 4
 """Words that go together: those of the smallest vector."""
 
 
-def shuffled(builder: Any, x: Any, y: Any, mask: Sequence[int]) -> Any:
+def shuffled(builder: Builder, x: Value, y: Value, mask: Sequence[int]) -> Value:
     """Words of x (0 to 15) and of y (from 16 on)."""
     return builder.shuffle_vector(x, y, ir.Constant(lanes_of(i32, len(mask)), list(mask)))
 
@@ -24,7 +25,7 @@ def in_quarters(items: Sequence[int]) -> list[int]:
     return [start + word for start in range(0, LANES, QUARTER) for word in words]
 
 
-def joined(builder: Any, parts: Sequence[Any]) -> Any:
+def joined(builder: Builder, parts: Sequence[Any]) -> Value:
     """Two or four vectors of words as one, in that order."""
     while len(parts) > 1:
         n = 2 * parts[0].type.count

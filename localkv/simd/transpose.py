@@ -8,18 +8,19 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.shuffle import QUARTER, in_quarters, joined, shuffled
 from localkv.simd.vector import LANES, i32, lanes_of, pointer, splat
 
 
 @intrinsic
-def transpose_words(typing: Any, rows: Any, stride: Any, goal: Any, flip: Any) -> Any:
+def transpose_words(typing: Typing, rows: Kind, stride: Kind, goal: Kind, flip: Kind) -> Intrinsic:
     """Words 0 to 3 of 16 rows become 4 vectors at `goal`: word 0 of all rows, word 1, ...
 
     `rows`, `goal` are addresses, `stride` counts bytes, and every word is xored with `flip`.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         rows, stride, goal, flip = args
         kinds = signature.args
 

@@ -9,6 +9,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
+from localkv.simd.kinds import Builder, Intrinsic, Kind, Signature, Target, Typing, Value
+
 LANES = 16
 
 f32 = ir.FloatType()
@@ -53,27 +55,33 @@ def constant(item: ir.Type, value: float) -> ir.Constant:
     return ir.Constant(lanes_of(item), [value] * LANES)
 
 
-def splat(builder: Any, x: Any) -> Any:
+def splat(builder: Builder, x: Value) -> Value:
     """A scalar in all lanes."""
     undefined = ir.Constant(lanes_of(x.type), ir.Undefined)
     vector = builder.insert_element(undefined, x, ir.Constant(i32, 0))
     return builder.shuffle_vector(vector, undefined, constant(i32, 0))
 
 
-def call(builder: Any, name: str, result: ir.Type, args: Sequence[Any]) -> Any:
+def call(builder: Builder, name: str, result: ir.Type, args: Sequence[Any]) -> Value:
     """Call an LLVM intrinsic by name."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
-def multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
+def multiply_add(builder: Builder, x: Value, y: Value, z: Value) -> Value:
     """x * y + z, fused where the CPU can."""
     return call(builder, "llvm.fmuladd.v16f32", lanes_of(f32), [x, y, z])
 
 
 def pointer(
-    context: Any, builder: Any, kind: Any, base: Any, index: Any, item: ir.Type, n: int = 1
-) -> Any:
+    context: Target,
+    builder: Builder,
+    kind: Kind,
+    base: Value,
+    index: Value,
+    item: ir.Type,
+    n: int = 1,
+) -> Value:
     """The address of item `index`, as a pointer to one item or to a vector of `n`."""
     target = item if n == 1 else lanes_of(item, n)
     if isinstance(kind, types.Array):
@@ -94,7 +102,9 @@ def lanewise(emit: Callable[..., Any], args: Sequence[Any], result: Any) -> Any:
     kinds = tuple(args)
 
     def typed(given: tuple[Any, ...]) -> tuple[Any, Any]:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        def generate(
+            context: Target, builder: Builder, signature: Signature, values: Value
+        ) -> Value:
             return emit(builder, *values)
 
         return result(*kinds), generate
@@ -103,20 +113,20 @@ def lanewise(emit: Callable[..., Any], args: Sequence[Any], result: Any) -> Any:
     if len(kinds) == 1:
 
         @intrinsic
-        def unary(typing: Any, x: Any) -> Any:
+        def unary(typing: Typing, x: Kind) -> Intrinsic:
             return typed((x,))
 
         return unary
     if len(kinds) == 2:
 
         @intrinsic
-        def binary(typing: Any, x: Any, y: Any) -> Any:
+        def binary(typing: Typing, x: Kind, y: Kind) -> Intrinsic:
             return typed((x, y))
 
         return binary
 
     @intrinsic
-    def ternary(typing: Any, x: Any, y: Any, z: Any) -> Any:
+    def ternary(typing: Typing, x: Kind, y: Kind, z: Kind) -> Intrinsic:
         return typed((x, y, z))
 
     return ternary

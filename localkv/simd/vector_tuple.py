@@ -16,6 +16,7 @@ from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import HAS_AVX512
+from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import (
     LANES,
     F32x16,
@@ -39,10 +40,10 @@ def literal_length(n: Any) -> int:
 
 
 @intrinsic(prefer_literal=True)
-def zeros_f32(typing: Any, n: Any) -> Any:
+def zeros_f32(typing: Typing, n: Kind) -> Intrinsic:
     length = literal_length(n)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         kind = ir.ArrayType(lanes_of(f32), length)
         return ir.Constant(kind, [constant(f32, 0.0)] * length)
 
@@ -50,12 +51,12 @@ def zeros_f32(typing: Any, n: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def load_tuple(typing: Any, base: Any, index: Any, stride: Any, n: Any) -> Any:
+def load_tuple(typing: Typing, base: Kind, index: Kind, stride: Kind, n: Kind) -> Intrinsic:
     """x[i] = 16 floats at index + i * stride."""
     check_base(base)
     length = literal_length(n)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         array, index, stride, _ = args
         out = ir.Constant(ir.ArrayType(lanes_of(f32), length), ir.Undefined)
         for i in range(length):
@@ -68,11 +69,11 @@ def load_tuple(typing: Any, base: Any, index: Any, stride: Any, n: Any) -> Any:
 
 
 @intrinsic
-def store_tuple(typing: Any, base: Any, index: Any, stride: Any, x: Any) -> Any:
+def store_tuple(typing: Typing, base: Kind, index: Kind, stride: Kind, x: Kind) -> Intrinsic:
     """16 floats at index + i * stride = x[i]."""
     check_base(base)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         array, index, stride, values = args
         for i in range(x.count):
             where = pointer(context, builder, signature.args[0], array, index, f32, LANES)
@@ -84,7 +85,9 @@ def store_tuple(typing: Any, base: Any, index: Any, stride: Any, x: Any) -> Any:
 
 
 @intrinsic
-def fma_grid(typing: Any, acc: Any, v: Any, base: Any, index: Any, step: Any, stride: Any) -> Any:
+def fma_grid(
+    typing: Typing, acc: Kind, v: Kind, base: Kind, index: Kind, step: Kind, stride: Kind
+) -> Intrinsic:
     """acc[j * n + i] += v[j] * base[index + j * step + i * stride], a small outer product.
 
     The tuple `acc` is len(v) times n long; with step 0 a factor is loaded once for all of v.
@@ -93,7 +96,7 @@ def fma_grid(typing: Any, acc: Any, v: Any, base: Any, index: Any, step: Any, st
     n_vectors = v.count
     n = acc.count // n_vectors
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         out, vectors, array, index, step, stride = args
         for i in range(n):
             at = index
@@ -112,13 +115,13 @@ def fma_grid(typing: Any, acc: Any, v: Any, base: Any, index: Any, step: Any, st
 
 @intrinsic(prefer_literal=True)
 def load_grid(
-    typing: Any, base: Any, index: Any, step: Any, stride: Any, n_vectors: Any, n: Any
-) -> Any:
+    typing: Typing, base: Kind, index: Kind, step: Kind, stride: Kind, n_vectors: Kind, n: Kind
+) -> Intrinsic:
     """x[j * n + i] = 16 floats at index + j * step + i * stride."""
     check_base(base)
     columns, rows = literal_length(n_vectors), literal_length(n)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         array, index, step, stride = args[:4]
         out = ir.Constant(ir.ArrayType(lanes_of(f32), columns * rows), ir.Undefined)
         for j in range(columns):
@@ -136,14 +139,14 @@ def load_grid(
 
 @intrinsic(prefer_literal=True)
 def store_grid(
-    typing: Any, base: Any, index: Any, step: Any, stride: Any, n_vectors: Any, x: Any
-) -> Any:
+    typing: Typing, base: Kind, index: Kind, step: Kind, stride: Kind, n_vectors: Kind, x: Kind
+) -> Intrinsic:
     """The inverse of `load_grid`."""
     check_base(base)
     columns = literal_length(n_vectors)
     rows = x.count // columns
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         array, index, step, stride, _, values = args
         for j in range(columns):
             at = index
@@ -158,10 +161,10 @@ def store_grid(
 
 
 @intrinsic
-def mul_add_all(typing: Any, x: Any, v: Any, w: Any) -> Any:
+def mul_add_all(typing: Typing, x: Kind, v: Kind, w: Kind) -> Intrinsic:
     """x[i] * v + w."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         out, v, w = args
         for i in range(x.count):
             term = multiply_add(builder, builder.extract_value(out, i), v, w)
@@ -172,11 +175,11 @@ def mul_add_all(typing: Any, x: Any, v: Any, w: Any) -> Any:
 
 
 @intrinsic
-def fma_each(typing: Any, acc: Any, x: Any, v: Any) -> Any:
+def fma_each(typing: Typing, acc: Kind, x: Kind, v: Kind) -> Intrinsic:
     """acc[j * n + i] += x[j * n + i] * v[j]."""
     n = acc.count // v.count
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         out, factors, vectors = args
         for place in range(acc.count):
             old = builder.extract_value(out, place)
@@ -189,10 +192,10 @@ def fma_each(typing: Any, acc: Any, x: Any, v: Any) -> Any:
 
 
 @intrinsic
-def add_each(typing: Any, x: Any, y: Any) -> Any:
+def add_each(typing: Typing, x: Kind, y: Kind) -> Intrinsic:
     """x[i] + y[i], also of integers."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         out, other = args
         for i in range(x.count):
             terms = builder.extract_value(out, i), builder.extract_value(other, i)

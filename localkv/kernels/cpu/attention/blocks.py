@@ -8,14 +8,13 @@ called by address; this file is compiled once for all.
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.job import (
     TILE_ROWS,
     TILE_VECTORS,
+    Job,
     end_visible,
     first_visible,
     read_block,
@@ -30,6 +29,7 @@ from localkv.kernels.cpu.attention.queries import (
 )
 from localkv.kernels.cpu.attention.sizes import TILE, block_scratch
 from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, row_sum, soften
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address, get_f32, get_i64, take_next
 from localkv.simd.vector import LANES
 from localkv.simd.vector_tuple import (
@@ -47,7 +47,9 @@ SUMS = TILE_VECTORS * TILE_ROWS
 
 
 @njit
-def multiply_q_k(logits: Any, q: Any, k: Any, first: int, end: int, head_dim: int) -> None:
+def multiply_q_k(
+    logits: Address, q: Address, k: Address, first: int, end: int, head_dim: int
+) -> None:
     """logits [TILE_ROWS, TILE] = q [TILE_ROWS, head_dim] k [head_dim, TILE].
 
     At least columns `first` to `end` - 1 are written.
@@ -61,7 +63,7 @@ def multiply_q_k(logits: Any, q: Any, k: Any, first: int, end: int, head_dim: in
 
 
 @njit
-def add_p_v(out: Any, p: Any, v: Any, first: int, end: int, head_dim: int) -> None:
+def add_p_v(out: Address, p: Address, v: Address, first: int, end: int, head_dim: int) -> None:
     """out [TILE_ROWS, head_dim] += p [TILE_ROWS, TILE] v [TILE, head_dim], of tokens `first` to
     `end` - 1."""
     whole = head_dim // STEP * STEP
@@ -79,7 +81,7 @@ def add_p_v(out: Any, p: Any, v: Any, first: int, end: int, head_dim: int) -> No
 
 
 @njit
-def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) -> None:
+def attend_block(address: Address, job: Job, piece: int, head: int, scratch: Address) -> None:
     """One block of rows and one KV head."""
     block = read_block(job.pieces, piece)
     head_dim, group, token = job.head_dim, job.group, block.token
@@ -137,7 +139,7 @@ def attend_block(address: Any, job: Any, piece: int, head: int, scratch: Any) ->
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
-def worker(address: Any, thread: Any) -> None:
+def worker(address: Address, thread: Count) -> None:
     job = read_job(address)
     scratch = job.scratch + thread * job.scratch_floats * 4
     while True:

@@ -6,12 +6,13 @@ one of them reads is 0 for the other. Addresses are int64, too.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import njit
 
 from localkv.kernels.cpu.attention.sizes import MOST_TILE_ROWS
 from localkv.simd.cpu_features import HAS_AVX512
+from localkv.simd.kinds import Address, Addresses
 from localkv.simd.memory import get_i64, get_i64s
 
 TILE_ROWS, TILE_VECTORS = (MOST_TILE_ROWS, 2) if HAS_AVX512 else (6, 1)
@@ -121,45 +122,45 @@ NEXT_PIECE, SOFTMAX_SCALE, SOFTCAP = (
 
 
 @njit
-def read_job(address: Any) -> Any:
+def read_job(address: Address) -> Job:
     return Job(*get_i64s(address, JOB_ITEMS))
 
 
 @njit
-def read_sequence(table: Any, index: int) -> Any:
+def read_sequence(table: Address, index: int) -> Sequence:
     return Sequence(*get_i64s(table + index * SEQUENCE_ITEMS * 8, SEQUENCE_ITEMS))
 
 
 @njit
-def read_chunk(table: Any, index: int) -> Any:
+def read_chunk(table: Address, index: int) -> Chunk:
     return Chunk(*get_i64s(table + index * CHUNK_ITEMS * 8, CHUNK_ITEMS))
 
 
 @njit
-def read_block(table: Any, index: int) -> Any:
+def read_block(table: Address, index: int) -> Block:
     return Block(*get_i64s(table + index * BLOCK_ITEMS * 8, BLOCK_ITEMS))
 
 
 @njit
-def first_visible(job: Any, token: int) -> Any:
+def first_visible(job: Job, token: int) -> int:
     """The first row of the segment that a token sees."""
     return get_i64(job.visible, token * 2)
 
 
 @njit
-def end_visible(job: Any, token: int) -> Any:
+def end_visible(job: Job, token: int) -> int:
     """The row behind the last one that a token sees."""
     return get_i64(job.visible, token * 2 + 1)
 
 
 @njit
-def region(planes: Any, plane: int, place: int) -> Any:
+def region(planes: Address, plane: int, place: int) -> Address:
     """The address of a page and KV head (`place` counts those) in one plane."""
     return get_i64(planes, plane * 2) + place * get_i64(planes, plane * 2 + 1)
 
 
 @njit
-def regions(planes: Any, place: int) -> Any:
+def regions(planes: Address, place: int) -> Addresses:
     """`region` in each of four planes."""
     return (
         region(planes, 0, place),

@@ -22,12 +22,10 @@ off: the sums of products start with minus that, in the two parts that they are 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
-from localkv.kernels.cpu.attention.job import SOFTCAP, SOFTMAX_SCALE
+from localkv.kernels.cpu.attention.job import SOFTCAP, SOFTMAX_SCALE, Job
 from localkv.kernels.cpu.attention.softmax import ONE, ZERO, log_sum_exp, query_factor
 from localkv.simd.arithmetic import (
     absolute,
@@ -45,6 +43,7 @@ from localkv.simd.arithmetic import (
     zero_i32,
 )
 from localkv.simd.integer import add_i32, and_i32, shift_right, xor_i32
+from localkv.simd.kinds import Address, Count, Float
 from localkv.simd.memory import (
     get_f32,
     load_f32,
@@ -66,20 +65,27 @@ EVERY_128 = np.int32(0x808080)
 
 
 @njit
-def softcap_of(address: Any) -> Any:
+def softcap_of(address: Address) -> Float:
     """The soft cap of the job at an address."""
     return get_f32(address, SOFTCAP * 2)
 
 
 @njit
-def row_index(job: Any, token: int, head: int, row: int) -> Any:
+def row_index(job: Job, token: int, head: int, row: int) -> int:
     """Which of q's [tokens * n_heads] rows is row `row`, counted from a token and a KV head."""
     return ((token + row // job.group) * job.n_kv_heads + head) * job.group + row % job.group
 
 
 @njit
 def gather_queries(
-    address: Any, job: Any, q: Any, token: int, head: int, first: int, n_rows: int, n_padded: int
+    address: Address,
+    job: Job,
+    q: Address,
+    token: int,
+    head: int,
+    first: int,
+    n_rows: int,
+    n_padded: int,
 ) -> None:
     """q [n_padded, head_dim]: `n_rows` scaled rows from row `first` on, zeros behind them."""
     factor = f32x16(query_factor(get_f32(address, SOFTMAX_SCALE * 2), softcap_of(address)))
@@ -93,7 +99,7 @@ def gather_queries(
 
 
 @njit(error_model="numpy")
-def split_queries(q: Any, n_blocks: int, offset: Any) -> None:
+def split_queries(q: Address, n_blocks: int, offset: Count) -> None:
     """Turn blocks of 32 floats into digit blocks (see `simd/quads.py`), where they are.
 
     Sums start with a correction for codes stored `offset` too high. A block's integers go up to its
@@ -123,7 +129,7 @@ def split_queries(q: Any, n_blocks: int, offset: Any) -> None:
 
 
 @njit
-def put_output(job: Any, at: int, row: Any, reference: Any, total: Any) -> None:
+def put_output(job: Job, at: int, row: Address, reference: Float, total: Float) -> None:
     """Output and log-sum-exp of row `at` of q: 0 and minus infinity if it saw nothing, NaN if a
     logit was NaN."""
     factor = ZERO

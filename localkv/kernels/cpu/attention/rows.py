@@ -9,14 +9,15 @@ Flash-Decoding, 2023). The products are functions of K's and V's type, called by
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.job import (
     NEXT_PIECE,
+    Chunk,
+    Job,
+    Sequence,
     end_visible,
     first_visible,
     read_chunk,
@@ -43,6 +44,7 @@ from localkv.kernels.cpu.attention.softmax import (
     soften,
 )
 from localkv.simd.arithmetic import add, f32x16, mul, sum_lanes, zero_f32
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import (
     call_address,
     get_f32,
@@ -61,7 +63,7 @@ LARGEST = 4
 
 
 @njit
-def sum_blocks(job: Any, q: Any, sums: Any) -> None:
+def sum_blocks(job: Job, q: Address, sums: Address) -> None:
     """The sum of each block of K's of each row of q, which K's minima are multiplied with."""
     for i in range(job.n_rows * job.head_dim // job.k_block):
         total = zero_f32()
@@ -71,7 +73,7 @@ def sum_blocks(job: Any, q: Any, sums: Any) -> None:
 
 
 @njit
-def fetch_scales(planes: Any, place: int) -> None:
+def fetch_scales(planes: Address, place: int) -> None:
     """Ask for all planes of a page and KV head but the codes, which kernels fetch step by step."""
     for plane in range(4):
         n_bytes = get_i64(planes, plane * 2 + 1)
@@ -81,7 +83,7 @@ def fetch_scales(planes: Any, place: int) -> None:
 
 
 @njit
-def first_place(job: Any, piece: int) -> Any:
+def first_place(job: Job, piece: int) -> int:
     """The first page and KV head of a piece."""
     chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
     table = read_sequence(job.sequences, chunk.sequence).table
@@ -89,14 +91,14 @@ def first_place(job: Any, piece: int) -> Any:
 
 
 @njit
-def part_at(job: Any, sequence: Any, head: int, part: int) -> Any:
+def part_at(job: Job, sequence: Sequence, head: int, part: int) -> Address:
     """The address of a part's result (see `PartResult`), of those of a sequence and KV head."""
     index = (sequence.first_part + part) * job.n_kv_heads + head
     return job.partial + index * part_result(job.n_rows, job.head_dim).end * 4
 
 
 @njit
-def finish_part(job: Any, partial: Any, totals: Any) -> None:
+def finish_part(job: Job, partial: Address, totals: Address) -> None:
     """Add up what is left of sums in 16 lanes."""
     result = part_result(job.n_rows, job.head_dim)
     for row in range(job.n_rows):
@@ -105,7 +107,7 @@ def finish_part(job: Any, partial: Any, totals: Any) -> None:
 
 @njit
 def attend_chunk(
-    address: Any, job: Any, chunk: Any, sequence: Any, head: int, scratch: Any
+    address: Address, job: Job, chunk: Chunk, sequence: Sequence, head: int, scratch: Address
 ) -> None:
     """One chunk and KV head: leaves the results of its parts."""
     head_dim, group, n_rows, token = job.head_dim, job.group, job.n_rows, sequence.token
@@ -193,7 +195,7 @@ def attend_chunk(
 
 
 @njit
-def merge_parts(job: Any, sequence: Any, head: int) -> None:
+def merge_parts(job: Job, sequence: Sequence, head: int) -> None:
     """The output and log-sum-exp of a sequence and KV head from its parts."""
     head_dim, n_rows, n_parts = job.head_dim, job.n_rows, sequence.n_parts
     first = part_at(job, sequence, head, 0)
@@ -218,7 +220,7 @@ def merge_parts(job: Any, sequence: Any, head: int) -> None:
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
-def worker(address: Any, thread: Any) -> None:
+def worker(address: Address, thread: Count) -> None:
     job = read_job(address)
     scratch = job.scratch + thread * job.scratch_floats * 4
     while True:

@@ -42,6 +42,7 @@ from numba import cfunc, njit
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.simd.kinds import Address, Addresses, Count, Vectors
 from localkv.simd.memory import load_f16, prefetch
 from localkv.simd.quads import QUAD, add_digits, dot_digits, start_digits
 from localkv.simd.vector_tuple import (
@@ -83,7 +84,7 @@ PART = STEPS // GROUPS
 
 
 @njit
-def of_groups(first: int, step: int) -> Any:
+def of_groups(first: int, step: int) -> tuple[int, ...]:
     """Where each group's part begins."""
     if GROUPS == 1:
         return (first,)
@@ -93,7 +94,7 @@ def of_groups(first: int, step: int) -> Any:
 
 
 @njit
-def load_unit(planes: Any, unit: int) -> Any:
+def load_unit(planes: Addresses, unit: int) -> Vectors:
     """Values i of a unit and, where there are two vectors, values i + 16; of digits, of 4 units."""
     if DIGITS:
         return codec.quads(planes, unit)
@@ -101,7 +102,7 @@ def load_unit(planes: Any, unit: int) -> Any:
 
 
 @njit
-def load_groups(planes: Any, units: Any, i: int) -> Any:
+def load_groups(planes: Addresses, units: tuple[int, ...], i: int) -> tuple[Vectors, ...]:
     """The vectors of `load_unit`, `i` units on, each as a tuple of groups."""
     a = load_unit(planes, units[0] + i)
     if GROUPS == 1:
@@ -114,7 +115,7 @@ def load_groups(planes: Any, units: Any, i: int) -> Any:
 
 
 @njit
-def load_scales(plane: Any, units: Any) -> Any:
+def load_scales(plane: Address, units: tuple[int, ...]) -> Vectors:
     """Scales or minima of each group."""
     a = load_f16(plane, units[0])
     if GROUPS == 1:
@@ -126,7 +127,7 @@ def load_scales(plane: Any, units: Any) -> Any:
 
 
 @njit
-def start_sums(q: Any, at: int, head_dim: int) -> Any:
+def start_sums(q: Address, at: int, head_dim: int) -> Any:
     """What the products of a block of channels are added to: of floats, a tuple of each half."""
     if DIGITS:
         return start_digits(q, at, head_dim, N, GROUPS)
@@ -136,7 +137,7 @@ def start_sums(q: Any, at: int, head_dim: int) -> Any:
 
 
 @njit
-def add_products(sums: Any, halves: Any, q: Any, at: int, head_dim: int) -> Any:
+def add_products(sums: Any, halves: Any, q: Address, at: int, head_dim: int) -> Any:
     """A channel, or two that are 16 apart, of all rows times those of all groups, as floats."""
     low = fma_grid(sums[0], halves[0], q, at, 0, head_dim)
     if HALVES == 1:
@@ -145,7 +146,15 @@ def add_products(sums: Any, halves: Any, q: Any, at: int, head_dim: int) -> Any:
 
 
 @njit
-def add_block(total: Any, sums: Any, plane: Any, units: Any, q: Any, at: int, head_dim: int) -> Any:
+def add_block(
+    total: Vectors,
+    sums: Any,
+    plane: Address,
+    units: tuple[int, ...],
+    q: Address,
+    at: int,
+    head_dim: int,
+) -> Vectors:
     """The sums of a block of channels, scaled, on top of the logits."""
     if DIGITS:
         return add_digits(total, sums, load_scales(plane, units), q, at, head_dim)
@@ -157,18 +166,18 @@ def add_block(total: Any, sums: Any, plane: Any, units: Any, q: Any, at: int, he
 
 @cfunc("void(" + ", ".join(["int64"] * 12) + ")")
 def score(
-    logits: Any,
-    q: Any,
-    q_sums: Any,
-    plane0: Any,
-    plane1: Any,
-    plane2: Any,
-    plane3: Any,
-    n_blocks: Any,
-    n_tokens: Any,
-    n_tiles: Any,
-    ahead: Any,
-    ahead_lines: Any,
+    logits: Address,
+    q: Address,
+    q_sums: Address,
+    plane0: Address,
+    plane1: Address,
+    plane2: Address,
+    plane3: Address,
+    n_blocks: Count,
+    n_tokens: Count,
+    n_tiles: Count,
+    ahead: Address,
+    ahead_lines: Count,
 ) -> None:
     """logits[r, t] = q[r] . K[t] for the first `n_tokens` tokens (and the rest of their groups).
 

@@ -8,7 +8,6 @@ summed before is rescaled only when a logit exceeds the row's reference by so mu
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -27,6 +26,7 @@ from localkv.simd.arithmetic import (
     zero_f32,
 )
 from localkv.simd.exponential import exp2, tanh
+from localkv.simd.kinds import Address, Float
 from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32
 from localkv.simd.vector import LANES
 
@@ -41,7 +41,7 @@ LOG2_E, LN_2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
 
 
 @njit
-def query_factor(softmax_scale: Any, softcap: Any) -> Any:
+def query_factor(softmax_scale: Float, softcap: Float) -> Float:
     """What queries are multiplied with: q . k is then the logit, or what `cap_logits` takes."""
     if softcap > ZERO:
         return softmax_scale / softcap
@@ -49,14 +49,14 @@ def query_factor(softmax_scale: Any, softcap: Any) -> Any:
 
 
 @njit
-def cap_logits(logits: Any, n: int, softcap: Any) -> None:
+def cap_logits(logits: Address, n: int, softcap: Float) -> None:
     """x -> cap tanh(x)."""
     for t in range(0, n, LANES):
         store_f32(logits, t, mul(tanh(load_f32(logits, t)), f32x16(softcap)))
 
 
 @njit
-def hide(logits: Any, n: int, first: int, end: int) -> None:
+def hide(logits: Address, n: int, first: int, end: int) -> None:
     """Hide all but tokens `first` to `end` - 1; what is hidden may be NaN."""
     for t in range(0, n, LANES):
         x = select(lanes_below(end - t), load_f32(logits, t), f32x16(HIDDEN))
@@ -65,14 +65,14 @@ def hide(logits: Any, n: int, first: int, end: int) -> None:
 
 
 @njit
-def fade(row: Any, n: int, factor: Any) -> None:
+def fade(row: Address, n: int, factor: Float) -> None:
     """Multiply `n` floats."""
     for i in range(0, n, LANES):
         store_f32(row, i, mul(load_f32(row, i), f32x16(factor)))
 
 
 @njit
-def clear_row(out: Any, head_dim: int, reference: Any, total: Any) -> None:
+def clear_row(out: Address, head_dim: int, reference: Address, total: Address) -> None:
     """The state of a row before its first token: output, reference, sums in 16 lanes."""
     for c in range(0, head_dim, LANES):
         store_f32(out, c, zero_f32())
@@ -82,7 +82,14 @@ def clear_row(out: Any, head_dim: int, reference: Any, total: Any) -> None:
 
 @njit
 def soften(
-    logits: Any, n: int, first: int, end: int, out: Any, head_dim: int, reference: Any, total: Any
+    logits: Address,
+    n: int,
+    first: int,
+    end: int,
+    out: Address,
+    head_dim: int,
+    reference: Address,
+    total: Address,
 ) -> None:
     """Replace a row's `n` logits (a multiple of 16) by exp(logit) / 2^reference.
 
@@ -112,12 +119,12 @@ def soften(
 
 
 @njit
-def row_sum(total: Any) -> Any:
+def row_sum(total: Address) -> Float:
     return sum_lanes(load_f32(total, 0))
 
 
 @njit
-def log_sum_exp(reference: Any, total: Any) -> Any:
+def log_sum_exp(reference: Float, total: Float) -> Float:
     """The natural logarithm of the sum of exp(logit); minus infinity of none, NaN of NaN."""
     if total != ZERO:
         return (reference + np.log2(total)) * LN_2

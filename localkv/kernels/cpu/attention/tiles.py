@@ -6,8 +6,6 @@ core.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import cfunc
 
@@ -15,6 +13,7 @@ from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.sizes import TILE
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import f32x16, zero_f32
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import broadcast_f32, load_f16, store_f32
 from localkv.simd.vector_tuple import mul_add_all, store_tuple
 
@@ -30,14 +29,14 @@ ONE = np.float32(1)
 
 @cfunc("void(" + ", ".join(["int64"] * 8) + ")")
 def decode_tile(
-    out: Any,
-    scratch: Any,
-    plane0: Any,
-    plane1: Any,
-    plane2: Any,
-    plane3: Any,
-    n_blocks: Any,
-    first_group: Any,
+    out: Address,
+    scratch: Address,
+    plane0: Address,
+    plane1: Address,
+    plane2: Address,
+    plane3: Address,
+    n_blocks: Count,
+    first_group: Count,
 ) -> None:
     """`TILE` tokens from group `first_group` on.
 

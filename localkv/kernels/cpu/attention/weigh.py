@@ -7,14 +7,13 @@ first, so that the loop over tokens has none.
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import cfunc
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import load_f16, load_f32, prefetch, store_f32
 from localkv.simd.vector_tuple import (
     MOST_SUMS,
@@ -39,18 +38,18 @@ PAIRS = SUMS <= MOST_SUMS // 2
 
 @cfunc("void(" + ", ".join(["int64"] * 12) + ")")
 def weigh(
-    out: Any,
-    p: Any,
-    scaled_p: Any,
-    plane0: Any,
-    plane1: Any,
-    plane2: Any,
-    plane3: Any,
-    n_blocks: Any,
-    n_tokens: Any,
-    n_tiles: Any,
-    ahead: Any,
-    ahead_lines: Any,
+    out: Address,
+    p: Address,
+    scaled_p: Address,
+    plane0: Address,
+    plane1: Address,
+    plane2: Address,
+    plane3: Address,
+    n_blocks: Count,
+    n_tokens: Count,
+    n_tiles: Count,
+    ahead: Address,
+    ahead_lines: Count,
 ) -> None:
     """out[r] += sum over the first `n_tokens` tokens t of p[r, t] V[t].
 

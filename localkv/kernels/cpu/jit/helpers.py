@@ -8,8 +8,6 @@ for helpers that are inside: one that could not get a core in time is not missed
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.helper_state import (
@@ -31,6 +29,7 @@ from localkv.simd.atomic import (
     pause,
     yield_cpu,
 )
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address, get_i64, put_i64
 
 INSIDE, CLOSED, JOB_NUMBER = 0x7FFF, 0x8000, 16
@@ -39,7 +38,7 @@ SPINS = 2000
 
 
 @cfunc("void(int64, int64)")
-def help_out(state: Any, number: Any) -> None:
+def help_out(state: Address, number: Count) -> None:
     """Thread `number` (from 1 on): take part in jobs until `STOP` is set."""
     last = atomic_load(state, ENTRY) >> JOB_NUMBER
     spins = 0
@@ -64,7 +63,7 @@ def help_out(state: Any, number: Any) -> None:
 
 
 @njit
-def run_with_helpers(state: Any, worker: Any, job: Any, n_helpers: Any) -> None:
+def run_with_helpers(state: Address, worker: Address, job: Address, n_helpers: Count) -> None:
     """worker(job, 0), and worker(job, i) by those of helpers 1 to `n_helpers` that come in time."""
     number = (atomic_load(state, ENTRY) >> JOB_NUMBER) + 1 & 0xFFFF
     put_i64(state, WORKER, worker)
@@ -85,13 +84,13 @@ def run_with_helpers(state: Any, worker: Any, job: Any, n_helpers: Any) -> None:
 
 
 @cfunc("void(int64, int64, int64, int64)")
-def run_helped(state: Any, worker: Any, job: Any, n_helpers: Any) -> None:
+def run_helped(state: Address, worker: Address, job: Address, n_helpers: Count) -> None:
     """`run_with_helpers` for one job."""
     run_with_helpers(state, worker, job, n_helpers)
 
 
 @cfunc("void(int64, int64, int64)")
-def run_steps(state: Any, steps: Any, n_steps: Any) -> None:
+def run_steps(state: Address, steps: Address, n_steps: Count) -> None:
     """Run workers one after the other: int64 [n_steps, 3] at `steps`, worker, job, helpers.
 
     The first item of a job is its counter, which starts at 0. Without a `state` nobody helps.
@@ -107,7 +106,7 @@ def run_steps(state: Any, steps: Any, n_steps: Any) -> None:
 
 
 @cfunc("void(int64)")
-def stop_helpers(state: Any) -> None:
+def stop_helpers(state: Address) -> None:
     atomic_exchange(state, STOP, 1)
     number = (atomic_load(state, ENTRY) >> JOB_NUMBER) + 1 & 0xFFFF
     atomic_exchange(state, ENTRY, number << JOB_NUMBER | CLOSED)

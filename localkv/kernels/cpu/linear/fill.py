@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import cfunc
 
 from localkv.formats.cpu.panel_layout import LANES
 from localkv.kernels.cpu.linear.job import read_fill_job, read_plane
 from localkv.kernels.cpu.linear.units import put_units
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import put_u8, take_next
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
-def worker(address: Any, thread: Any) -> None:
+def worker(address: Address, thread: Count) -> None:
     """Fill panels of a matrix, or of a stack of them (`FillJob`).
 
     Rows and blocks that complete a panel become zero.

@@ -29,6 +29,18 @@ from localkv.kernels.cpu.linear.packing import (
 )
 from localkv.kernels.cpu.linear.units import put_units
 from localkv.simd.integer import dot_of_bytes
+from localkv.simd.kinds import (
+    Address,
+    Args,
+    Builder,
+    Count,
+    Intrinsic,
+    Kind,
+    Signature,
+    Target,
+    Typing,
+    Value,
+)
 from localkv.simd.memory import emit_prefetch, half_bits_to_float, prefetch, put_u8
 from localkv.simd.shuffle import in_quarters, joined, shuffled
 from localkv.simd.vector import call, constant, f32, i8, i16, i32, lanes_of
@@ -48,7 +60,7 @@ HALF = lanes_of(i32, 8)
 
 
 @njit
-def make_panel(rows: Any, row_bytes: Any, n_rows: Any, out: Any) -> None:
+def make_panel(rows: Address, row_bytes: Count, n_rows: Count, out: Address) -> None:
     """Up to 16 rows become a panel at `out`; rows and blocks that complete it become zero."""
     n_blocks = row_bytes // BLOCK_BYTES
     n_records = (n_blocks + 1) // 2
@@ -74,12 +86,12 @@ def make_panel(rows: Any, row_bytes: Any, n_rows: Any, out: Any) -> None:
         put_units(at, row_bytes, n_rows, scales, 1, SCALE_BYTES, PLAIN)
 
 
-def _added(b: Any, x: Any, y: Any, first: list[int], second: list[int]) -> Any:
+def _added(b: Builder, x: Value, y: Value, first: list[int], second: list[int]) -> Value:
     """Sums of words of x (0 to 15) and of y (from 16 on): those in `first` + those in `second`."""
     return b.add(shuffled(b, x, y, first), shuffled(b, x, y, second))
 
 
-def _block_sums(b: Any, x: list[Any]) -> Any:
+def _block_sums(b: Builder, x: list[Any]) -> Value:
     """The sums of words 0 to 7, then of words 8 to 15, of each of 8 vectors, as one vector.
 
     Vector i has products of blocks 2 i and 2 i + 1. With its words in quarters of four, where a0
@@ -108,13 +120,15 @@ def _block_sums(b: Any, x: list[Any]) -> Any:
     return shuffled(b, sums, sums, order)
 
 
-def _dot(b: Any, codes: Any, x: Any) -> Any:
+def _dot(b: Builder, codes: Value, x: Value) -> Value:
     """Signed bytes x signed bytes + 128 times the sum of these: what `vpdpbusd` can multiply."""
     flipped = b.xor(codes, constant(i32, -0x7F7F7F80))
     return dot_of_bytes(b, constant(i32, 0), flipped, x)
 
 
-def _group_terms(b: Any, row: Any, codes: Any, scales: Any, starts: Any) -> tuple[Any, Any]:
+def _group_terms(
+    b: Builder, row: Value, codes: Value, scales: Value, starts: Value
+) -> tuple[Any, Any]:
     """What 16 blocks add to a row's sum, as two vectors of factors.
 
     Args:
@@ -134,7 +148,9 @@ def _group_terms(b: Any, row: Any, codes: Any, scales: Any, starts: Any) -> tupl
     return b.sitofp(sums, F32X16), factors
 
 
-def _block_terms(b: Any, row: Any, codes: Any, scale: Any, start: Any) -> tuple[Any, Any]:
+def _block_terms(
+    b: Builder, row: Value, codes: Value, scale: Value, start: Value
+) -> tuple[Any, Any]:
     """The same of one block."""
     nothing = ir.Constant(HALF, [0] * 8)
     w, x = (joined(b, [load_at(b, *at, HALF), nothing]) for at in ((row, SCALE_BYTES), (codes, 0)))
@@ -145,18 +161,18 @@ def _block_terms(b: Any, row: Any, codes: Any, scale: Any, start: Any) -> tuple[
     return b.sitofp(total, f32), b.fmul(d, load_at(b, scale, 0, f32))
 
 
-def _fused(b: Any, x: Any, y: Any, z: Any) -> Any:
+def _fused(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """x * y + z, rounded once."""
     return call(b, "llvm.fma.f32", f32, [x, y, z])
 
 
-def _prefetch_group(b: Any, row: Any) -> None:
+def _prefetch_group(b: Builder, row: Value) -> None:
     for offset in range(0, GROUP_BLOCKS * BLOCK_BYTES, 64):
         emit_prefetch(b, pointer_at(b, row, PREFETCH_BYTES + offset, i8))
 
 
 @intrinsic
-def multiply_row(typing: Any, row: Any, n_blocks: Any, planes: Any, n_all: Any) -> Any:
+def multiply_row(typing: Typing, row: Kind, n_blocks: Kind, planes: Kind, n_all: Kind) -> Intrinsic:
     """A row times the only token -> float32.
 
     Args:
@@ -164,7 +180,7 @@ def multiply_row(typing: Any, row: Any, n_blocks: Any, planes: Any, n_all: Any) 
         planes: address of the packed activations (see `linear/packing.py`), of `n_all` blocks.
     """
 
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         row, n_blocks, planes, n_all = args
         row, planes = as_address(b, row), as_address(b, planes)
         facts = b.gep(planes, [b.mul(n_all, index_of(BLOCK))])

@@ -12,6 +12,7 @@ from numba import njit
 from localkv.formats.cpu.panel_layout import BLOCK
 from localkv.kernels.cpu.linear.panel_bytes import IN_PLACE_FORMAT_NAMES
 from localkv.simd.cpu_features import HAS_AVX512, HAS_VNNI
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64s
 
 if TYPE_CHECKING:
@@ -152,34 +153,34 @@ PACK_ITEMS, MULTIPLY_ITEMS, MATRIX_ITEMS, FILL_ITEMS, PLANE_ITEMS = (
 
 
 @njit
-def read_pack_job(address: Any) -> Any:
+def read_pack_job(address: Address) -> Any:
     return PackJob(*get_i64s(address, PACK_ITEMS))
 
 
 @njit
-def read_multiply_job(address: Any) -> Any:
+def read_multiply_job(address: Address) -> Any:
     return MultiplyJob(*get_i64s(address, MULTIPLY_ITEMS))
 
 
 @njit
-def read_fill_job(address: Any) -> Any:
+def read_fill_job(address: Address) -> Any:
     return FillJob(*get_i64s(address, FILL_ITEMS))
 
 
 @njit
-def read_plane(table: Any, index: int) -> Any:
+def read_plane(table: Address, index: int) -> Any:
     return PlaneJob(*get_i64s(table + 8 * PLANE_ITEMS * index, PLANE_ITEMS))
 
 
 @njit
-def read_matrix(address: Any, index: int) -> Any:
+def read_matrix(address: Address, index: int) -> Any:
     """Matrix `index` of the multiplier's job at an address."""
     matrices = address + 8 * MULTIPLY_ITEMS
     return MatrixJob(*get_i64s(matrices + 8 * MATRIX_ITEMS * index, MATRIX_ITEMS))
 
 
 @njit
-def find_chunk(address: Any, job: Any, number: int) -> tuple[int, int, int]:
+def find_chunk(address: Address, job: Any, number: int) -> tuple[int, int, int]:
     """The index of a chunk's matrix, and the first and the end of its panels or rows.
 
     The index is -1 if all is done.
@@ -194,7 +195,7 @@ def find_chunk(address: Any, job: Any, number: int) -> tuple[int, int, int]:
 
 
 @njit
-def tile_size(start: Any, n_tokens: Any) -> Any:
+def tile_size(start: Count, n_tokens: Count) -> int:
     """Tokens of the tile of panels that starts at token `start`: large ones first, then 4, 2, 1."""
     left = n_tokens - start
     if left >= MAX_TILE:
@@ -205,7 +206,7 @@ def tile_size(start: Any, n_tokens: Any) -> Any:
 
 
 @njit
-def tile_start(token: Any, n_tokens: Any) -> Any:
+def tile_start(token: Count, n_tokens: Count) -> int:
     """First token of the tile of panels that holds `token`."""
     start = n_tokens // MAX_TILE * MAX_TILE
     if token < start:

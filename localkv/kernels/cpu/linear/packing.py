@@ -26,6 +26,7 @@ from localkv.formats.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.linear.blocks import PANEL_FORMATS
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, splat
 
 F32X16, I32X16 = lanes_of(f32), lanes_of(i32)
@@ -63,26 +64,26 @@ def index_of(value: int) -> Any:
     return ir.Constant(i64, value)
 
 
-def pointer_at(builder: Any, address: Any, offset: Any, target: ir.Type) -> Any:
+def pointer_at(builder: Builder, address: Value, offset: Value, target: ir.Type) -> Value:
     """i8* plus an offset in bytes, as a pointer to `target`."""
     if isinstance(offset, int):
         offset = index_of(offset)
     return builder.bitcast(builder.gep(address, [offset]), target.as_pointer())
 
 
-def load_at(builder: Any, address: Any, offset: Any, target: ir.Type) -> Any:
+def load_at(builder: Builder, address: Value, offset: Value, target: ir.Type) -> Value:
     return builder.load(pointer_at(builder, address, offset, target), align=1)
 
 
-def store_at(builder: Any, value: Any, address: Any, offset: Any) -> None:
+def store_at(builder: Builder, value: Value, address: Value, offset: Value) -> None:
     builder.store(value, pointer_at(builder, address, offset, value.type), align=1)
 
 
-def as_address(builder: Any, value: Any) -> Any:
+def as_address(builder: Builder, value: Value) -> Value:
     return builder.inttoptr(value, i8.as_pointer())
 
 
-def total_of(b: Any, x: Any, operation: str, item: ir.Type) -> Any:
+def total_of(b: Builder, x: Value, operation: str, item: ir.Type) -> Value:
     suffix = "f32" if item is f32 else "i32"
     if operation == "fadd":
         return call(b, "llvm.vector.reduce.fadd.v16f32", f32, [ir.Constant(f32, 0.0), x])
@@ -97,13 +98,13 @@ class _Slots:
     n: Any
     index: Any
 
-    def store(self, b: Any, value: Any, i: int) -> None:
+    def store(self, b: Builder, value: Value, i: int) -> None:
         slot = b.add(b.mul(index_of(i), self.n), self.index)
         store_at(b, value, self.start, b.mul(slot, index_of(4)))
 
 
 def _pack_integers(
-    b: Any, fmt: PanelFormat, x: list[Any], code_words: _Slots, facts: _Slots
+    b: Builder, fmt: PanelFormat, x: list[Any], code_words: _Slots, facts: _Slots
 ) -> None:
     """Two vectors of 16 columns of a token -> 8 words of codes, and SCALE to VALUE_SUM."""
     tops = [total_of(b, call(b, "llvm.fabs.v16f32", F32X16, [v]), "fmax", f32) for v in x]
@@ -134,13 +135,13 @@ def _pack_integers(
     facts.store(b, b.fmul(scale, b.sitofp(both, f32)), VALUE_SUM)
 
 
-def _pack_floats(b: Any, x: list[Any], values: _Slots) -> None:
+def _pack_floats(b: Builder, x: list[Any], values: _Slots) -> None:
     for i in range(BLOCK):
         values.store(b, b.extract_element(x[i // LANES], ir.Constant(i32, i % LANES)), i)
     values.store(b, total_of(b, b.fadd(*x), "fadd", f32), BLOCK)
 
 
-def _columns(b: Any, x: Any, n_in: Any, block: Any) -> list[Any]:
+def _columns(b: Builder, x: Value, n_in: Value, block: Value) -> list[Any]:
     """Two vectors of 16 columns of float32 x [n_in], zero from `n_in` on."""
     mask = splat(b, b.icmp_signed("<", block, b.sdiv(n_in, index_of(BLOCK))))
     halves = []
@@ -154,15 +155,15 @@ def _columns(b: Any, x: Any, n_in: Any, block: Any) -> list[Any]:
 
 @intrinsic(prefer_literal=True)
 def pack_row(
-    typing: Any,
-    kind: Any,
-    x: Any,
-    n_in: Any,
-    n_blocks: Any,
-    activations: Any,
-    tokens: Any,
-    token: Any,
-) -> Any:
+    typing: Typing,
+    kind: Kind,
+    x: Kind,
+    n_in: Kind,
+    n_blocks: Kind,
+    activations: Kind,
+    tokens: Kind,
+    token: Kind,
+) -> Intrinsic:
     """Pack the activations of one token.
 
     Args:
@@ -173,7 +174,7 @@ def pack_row(
     """
     fmt = PANEL_FORMATS[kind.literal_value]
 
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         x, n_in, n_blocks, activations, tokens, token = args[1:]
         x, activations = as_address(b, x), as_address(b, activations)
         block_bytes = b.mul(tokens, index_of(ACTIVATION_BLOCK_BYTES))
@@ -194,8 +195,15 @@ def pack_row(
 
 @intrinsic(prefer_literal=True)
 def pack_planes(
-    typing: Any, kind: Any, x: Any, n_in: Any, n_blocks: Any, planes: Any, first: Any, n_all: Any
-) -> Any:
+    typing: Typing,
+    kind: Kind,
+    x: Kind,
+    n_in: Kind,
+    n_blocks: Kind,
+    planes: Kind,
+    first: Kind,
+    n_all: Kind,
+) -> Intrinsic:
     """Pack the activations of the only token into planes.
 
     Args:
@@ -206,7 +214,7 @@ def pack_planes(
     """
     fmt = PANEL_FORMATS[kind.literal_value]
 
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         x, n_in, n_blocks, planes, first, n_all = args[1:]
         x, planes = as_address(b, x), as_address(b, planes)
         facts = b.gep(planes, [b.mul(n_all, index_of(BLOCK))])

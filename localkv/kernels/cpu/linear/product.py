@@ -27,6 +27,7 @@ from localkv.kernels.cpu.linear.job import (
 )
 from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
 from localkv.kernels.cpu.linear.tiles import multiply_tile
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, put_f32, take_next
 
 KIND = parameter("FORMAT", "q4_0")
@@ -34,7 +35,7 @@ IN_PLACE = KIND in IN_PLACE_FORMATS
 
 
 @cfunc("void(int64, int64)")
-def pack(address: Any, thread: Any) -> None:
+def pack(address: Address, thread: Count) -> None:
     """Pack float32 activations (`PackJob`)."""
     job = read_pack_job(address)
     n_blocks, n_parts = job.n_blocks, job.n_parts
@@ -57,7 +58,7 @@ def pack(address: Any, thread: Any) -> None:
 
 
 @njit
-def multiply_panels(job: Any, matrix: Any, panels: Any, first: Any, last: Any) -> None:
+def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: Count) -> None:
     """Multiply panels `first` to `last` of a matrix, which start at `panels`, with all tokens."""
     n_tokens, n_records, stride = job.n_tokens, job.n_records, 4 * matrix.n_out
     more, more_stride = matrix.addend, 0
@@ -86,7 +87,7 @@ def multiply_panels(job: Any, matrix: Any, panels: Any, first: Any, last: Any) -
 
 
 @njit
-def multiply_rows(job: Any, matrix: Any, first: Any, last: Any) -> None:
+def multiply_rows(job: Any, matrix: Any, first: Count, last: Count) -> None:
     """Multiply the rows of such panels, as they are in the file, with the only token."""
     planes, n_all = job.activations, job.token_bytes // ACTIVATION_BLOCK_BYTES
     row_bytes = matrix.item_bytes // LANES
@@ -99,7 +100,7 @@ def multiply_rows(job: Any, matrix: Any, first: Any, last: Any) -> None:
 
 
 @njit
-def multiply_in_place(job: Any, thread: Any, matrix: Any, first: Any, last: Any) -> None:
+def multiply_in_place(job: Any, thread: Count, matrix: Any, first: Count, last: Count) -> None:
     """The same with any number of tokens; panels are made a few at a time, in the thread's part."""
     if job.n_tokens == 1:
         multiply_rows(job, matrix, first, last)
@@ -115,7 +116,7 @@ def multiply_in_place(job: Any, thread: Any, matrix: Any, first: Any, last: Any)
 
 
 @cfunc("void(int64, int64)")
-def multiply(address: Any, thread: Any) -> None:
+def multiply(address: Address, thread: Count) -> None:
     """Multiply panels of some matrices with packed activations (`MultiplyJob`)."""
     job = read_multiply_job(address)
     while True:

@@ -19,6 +19,7 @@ from localkv.kernels.cpu.linear.job import (
     read_multiply_job,
 )
 from localkv.kernels.cpu.linear.rows import multiply_rows
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import take_next
 
 KIND = parameter("FORMAT", "f16")
@@ -66,7 +67,7 @@ def multiply_tile(job: Any, matrix: Any, row: int, token: int, height: int, widt
 
 
 @cfunc("void(int64, int64)")
-def multiply(address: Any, thread: Any) -> None:
+def multiply(address: Address, thread: Count) -> None:
     """Multiply rows of some matrices with float32 activations, tile by tile (`MultiplyJob`)."""
     job = read_multiply_job(address)
     while True:

@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 
 from localkv.formats import FORMATS
 from localkv.simd.arithmetic import folded_sum
+from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import (
     LANES,
     constant,
@@ -33,19 +34,19 @@ def _loader(name: str) -> Callable[[Any, Any], Any]:
 
 @intrinsic(prefer_literal=True)
 def multiply_rows(
-    typing: Any,
-    kind: Any,
-    n_rows: Any,
-    n_tokens: Any,
-    rows: Any,
-    row_bytes: Any,
-    x: Any,
-    n_in: Any,
-    out: Any,
-    n_out: Any,
-    addend: Any,
-    addend_stride: Any,
-) -> Any:
+    typing: Typing,
+    kind: Kind,
+    n_rows: Kind,
+    n_tokens: Kind,
+    rows: Kind,
+    row_bytes: Kind,
+    x: Kind,
+    n_in: Kind,
+    out: Kind,
+    n_out: Kind,
+    addend: Kind,
+    addend_stride: Kind,
+) -> Intrinsic:
     """A tile of rows times a tile of tokens; `rows`, `x` and `out` are addresses.
 
     So is `addend`, of what is added, unless it is 0; from token to token `addend_stride` bytes.
@@ -57,7 +58,7 @@ def multiply_rows(
     load, value_bytes = _loader(name), FORMATS[name].block_bytes
     load_f32 = _loader("f32")
 
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         rows, row_bytes, x, n_in, out, n_out, addend, addend_stride = args[3:]
         byte, word = i8.as_pointer(), ir.Constant(i64, 4)
         rows, x, out = (b.inttoptr(address, byte) for address in (rows, x, out))

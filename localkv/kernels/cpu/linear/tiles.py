@@ -33,6 +33,7 @@ from localkv.kernels.cpu.linear.packing import (
 )
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.integer import dot_of_bytes
+from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.memory import emit_prefetch
 from localkv.simd.vector import call, constant, f32, i32, multiply_add, splat
 
@@ -43,7 +44,7 @@ PREFETCH_TOKENS = 4
 """The most tokens of a tile for which memory, not arithmetic, is the limit."""
 
 
-def _opaque(builder: Any, address: Any) -> Any:
+def _opaque(builder: Builder, address: Value) -> Value:
     """The same address, made opaque to LLVM.
 
     Otherwise LLVM keeps words that hold bits of several blocks in registers until these run out.
@@ -55,7 +56,7 @@ def _opaque(builder: Any, address: Any) -> Any:
 class _Sums:
     """Vectors in stack slots, which LLVM turns into registers."""
 
-    def __init__(self, builder: Any, n: int, item: ir.Type = F32X16) -> None:
+    def __init__(self, builder: Builder, n: int, item: ir.Type = F32X16) -> None:
         self.builder = builder
         self.slots = [cgutils.alloca_once(builder, item) for _ in range(n)]
 
@@ -75,7 +76,7 @@ class _Sums:
 
 
 def _integer_block(
-    b: Any, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Any, sums: _Sums
+    b: Builder, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Value, sums: _Sums
 ) -> None:
     """sums += a block of panels x activations in 8 bits, at `act`."""
     codes = fmt.codes(record, block)
@@ -107,7 +108,7 @@ def _integer_block(
 
 
 def _float_block(
-    b: Any, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Any, sums: _Sums
+    b: Builder, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Value, sums: _Sums
 ) -> None:
     """The same with activations in float32."""
     at = PackedBlock(tokens)
@@ -131,18 +132,18 @@ def _float_block(
 
 @intrinsic(prefer_literal=True)
 def multiply_tile(
-    typing: Any,
-    kind: Any,
-    tokens: Any,
-    panel: Any,
-    n_records: Any,
-    activations: Any,
-    out: Any,
-    out_stride: Any,
-    n_rows: Any,
-    addend: Any,
-    addend_stride: Any,
-) -> Any:
+    typing: Typing,
+    kind: Kind,
+    tokens: Kind,
+    panel: Kind,
+    n_records: Kind,
+    activations: Kind,
+    out: Kind,
+    out_stride: Kind,
+    n_rows: Kind,
+    addend: Kind,
+    addend_stride: Kind,
+) -> Intrinsic:
     """A panel times a tile of tokens.
 
     Args:
@@ -155,7 +156,7 @@ def multiply_tile(
     fmt = PANEL_FORMATS[kind.literal_value]
     n = tokens.literal_value
 
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         panel, n_records, activations, out, out_stride, n_rows, addend, addend_stride = args[2:]
         panel, activations, out = (as_address(b, x) for x in (panel, activations, out))
         sums = _Sums(b, n)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
 from localkv.formats.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS
+from localkv.simd.kinds import Address, Builder, Value
 from localkv.simd.memory import (
     get_i32,
     get_u8,
@@ -24,7 +23,7 @@ from localkv.simd.vector import I32x16, constant, i32, lanewise
 SIGN_BITS = np.int32(-0x7F7F7F80)  # 0x80808080
 
 
-def _spread_bits(builder: Any, words: Any) -> Any:
+def _spread_bits(builder: Builder, words: Value) -> Value:
     out = constant(i32, 0)
     for byte in range(4):
         bits = builder.lshr(words, constant(i32, byte))
@@ -43,7 +42,7 @@ spread_bits = lanewise(_spread_bits, [I32x16], I32x16)
 
 @njit
 def put_units(
-    rows: Any, row_bytes: int, n_lanes: int, goal: Any, n_units: int, unit: int, change: int
+    rows: Address, row_bytes: int, n_lanes: int, goal: Address, n_units: int, unit: int, change: int
 ) -> None:
     """A field of one block of each row: unit 0 of all rows, then unit 1, ..."""
     flip = SIGN_BITS if change == FLIP_SIGNS else np.int32(0)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numba
 from numba import njit, prange
 
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address
 
 # OpenMP starts a parallel region in about a microsecond, workqueue in 20 to 50
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
-def _run_workers(worker: Any, job: Any, n_threads: Any) -> None:
+def _run_workers(worker: Address, job: Address, n_threads: Count) -> None:
     """worker(job, i) for each thread i."""
     for i in prange(n_threads):
         call_address(worker, (job, i))

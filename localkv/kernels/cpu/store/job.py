@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numba import njit
 
+from localkv.simd.kinds import Address
 from localkv.simd.memory import get_i64s
 
 if TYPE_CHECKING:
@@ -94,20 +95,20 @@ STORE_ITEMS, SCATTER_ITEMS, PLANE_ITEMS, ROTATE_ITEMS = (
 
 
 @njit
-def read_store_job(address: Any) -> Any:
+def read_store_job(address: Address) -> Any:
     return StoreJob(*get_i64s(address, STORE_ITEMS))
 
 
 @njit
-def read_scatter_job(address: Any) -> Any:
+def read_scatter_job(address: Address) -> Any:
     return ScatterJob(*get_i64s(address, SCATTER_ITEMS))
 
 
 @njit
-def read_rotate_job(address: Any) -> Any:
+def read_rotate_job(address: Address) -> Any:
     return RotateJob(*get_i64s(address, ROTATE_ITEMS))
 
 
 @njit
-def read_plane(planes: Any, index: int) -> Any:
+def read_plane(planes: Address, index: int) -> Any:
     return PlaneJob(*get_i64s(planes + 8 * PLANE_ITEMS * index, PLANE_ITEMS))

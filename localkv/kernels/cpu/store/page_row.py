@@ -6,13 +6,16 @@ from typing import Any
 
 from numba import njit
 
+from localkv.simd.kinds import Address
 from localkv.simd.memory import get_i32, get_u8, get_u16, put_i32, put_u8, put_u16
 
 GROUP = 16
 
 
 @njit
-def put_item(region: Any, place: int, lane: int, row: Any, item: int, item_bits: int) -> None:
+def put_item(
+    region: Address, place: int, lane: int, row: Address, item: int, item_bits: int
+) -> None:
     """Store one item of a row as number `place` of its group, for the token `lane`."""
     at = place * GROUP + lane
     if item_bits == 1:
@@ -32,7 +35,7 @@ def put_item(region: Any, place: int, lane: int, row: Any, item: int, item_bits:
 
 
 @njit
-def put_row(region: Any, row: Any, offset: int, plane: Any) -> None:
+def put_row(region: Address, row: Address, offset: int, plane: Any) -> None:
     """Store one row at token `offset` of a region of a plane (`PlaneJob`).
 
     A block's items are stored by columns.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import cfunc
 
 from localkv.kernels.cpu.store.job import read_rotate_job
 from localkv.kernels.cpu.store.rotation import rotate_block
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import take_next
 
 PART = 64
@@ -15,7 +14,7 @@ PART = 64
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
-def worker(address: Any, thread: Any) -> None:
+def worker(address: Address, thread: Count) -> None:
     """Rotate blocks (`RotateJob`)."""
     job = read_rotate_job(address)
     while True:

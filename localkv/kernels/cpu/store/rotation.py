@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import njit
 from numba.extending import intrinsic
 
 from localkv.simd.arithmetic import add, f32x16, mul, sub
+from localkv.simd.kinds import (
+    Address,
+    Args,
+    Builder,
+    Float,
+    Intrinsic,
+    Kind,
+    Signature,
+    Target,
+    Typing,
+    Value,
+)
 from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32
 from localkv.simd.vector import LANES, F32x16, i1, i32, lanes_of
 
 
 @intrinsic(prefer_literal=True)
-def butterfly(typing: Any, x: Any, distance: Any) -> Any:
+def butterfly(typing: Typing, x: Kind, distance: Kind) -> Intrinsic:
     """Sums and differences of lanes that are `distance` (1, 2, 4 or 8) apart."""
     apart = distance.literal_value
 
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         partners = ir.Constant(lanes_of(i32), [lane ^ apart for lane in range(LANES)])
         partner = b.shuffle_vector(args[0], args[0], partners)
         upper = ir.Constant(lanes_of(i1), [int(lane & apart > 0) for lane in range(LANES)])
@@ -29,7 +39,7 @@ def butterfly(typing: Any, x: Any, distance: Any) -> Any:
 
 
 @njit
-def rotate_short(x: Any, out: Any, block: int, factor: Any) -> None:
+def rotate_short(x: Address, out: Address, block: int, factor: Float) -> None:
     """A block of less than a vector's lanes; `out` may be `x`."""
     for i in range(block):
         put_f32(out, i, get_f32(x, i))
@@ -46,7 +56,7 @@ def rotate_short(x: Any, out: Any, block: int, factor: Any) -> None:
 
 
 @njit
-def rotate_block(x: Any, out: Any, block: int) -> None:
+def rotate_block(x: Address, out: Address, block: int) -> None:
     """Transform `block` floats, a power of two; `out` may be `x`."""
     factor = np.float32(1 / np.sqrt(np.float64(block)))
     if block < LANES:

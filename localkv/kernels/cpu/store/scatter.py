@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import cfunc
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.store.job import SCATTER_ITEMS, read_plane, read_scatter_job
 from localkv.kernels.cpu.store.page_row import put_row
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64, take_next
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
-def worker(address: Any, thread: Any) -> None:
+def worker(address: Address, thread: Count) -> None:
     """Scatter the rows of some planes (`ScatterJob`)."""
     job = read_scatter_job(address)
     while True:

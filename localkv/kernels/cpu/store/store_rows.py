@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba import cfunc
 
 from localkv.cache.layout import PAGE_TOKENS
@@ -12,6 +10,7 @@ from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.job import STORE_ITEMS, read_plane, read_store_job
 from localkv.kernels.cpu.store.page_row import put_row
 from localkv.kernels.cpu.store.rotation import rotate_block
+from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64, take_next
 
 codec = KV_FORMATS[parameter("FORMAT", "q8_0")].part("cpu")
@@ -19,7 +18,7 @@ BLOCK, encode = codec.BLOCK, codec.encode
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
-def worker(address: Any, thread: Any) -> None:
+def worker(address: Address, thread: Count) -> None:
     """Rotate and encode rows, and put them where they belong (`StoreJob`)."""
     job = read_store_job(address)
     head_dim, rotation = job.head_dim, job.rotation
