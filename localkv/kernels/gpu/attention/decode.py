@@ -10,18 +10,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.gpu.attention.online_softmax import (
-    LN_2,
     LOWEST,
     dot,
-    query,
     rounded_to,
     scaled_logits,
     sees,
 )
-
-PAGE = tl.constexpr(PAGE_TOKENS)
+from localkv.kernels.gpu.attention.rows import (
+    load_queries,
+    log_sum_exp,
+    position_of,
+    row_of,
+    row_of_tile,
+    store_outputs,
+)
 
 
 @triton.jit(do_not_specialize=["first_position", "table_width", "window"])
@@ -83,10 +86,8 @@ def decode_kernel(
 
     i = tl.arange(0, QUERIES)
     is_query = i < n_queries
-    token = start + i // GROUP
-    row = (token * N_KV_HEADS + head).to(tl.int64) * GROUP + i % GROUP
-    position = tl.load(positions_ptr + token, mask=is_query, other=0)
-    position = (position - first_position).to(tl.int32)
+    row = row_of(i, start, head, N_KV_HEADS, GROUP)
+    position = position_of(i, start, is_query, positions_ptr, first_position, GROUP)
 
     first_tile = 0
     if WINDOW:
@@ -98,15 +99,8 @@ def decode_kernel(
     end = tl.minimum(begin + share * KEYS, length)
 
     k_low, k_high = COLUMNS_K(WIDTH)
-    q_row = q_ptr + row[None, :] * HEAD_DIM
-    q_low = tl.load(
-        q_row + k_low[:, None], mask=is_query[None, :] & (k_low < HEAD_DIM)[:, None], other=0.0
-    )
-    q_high = tl.load(
-        q_row + k_high[:, None], mask=is_query[None, :] & (k_high < HEAD_DIM)[:, None], other=0.0
-    )
-    q_low = query(q_low, PRODUCT_K)
-    q_high = query(q_high, PRODUCT_K)
+    q_low = load_queries(q_ptr, row, is_query, k_low, HEAD_DIM, PRODUCT_K, COLUMNS=True)
+    q_high = load_queries(q_ptr, row, is_query, k_high, HEAD_DIM, PRODUCT_K, COLUMNS=True)
 
     largest = tl.full((QUERIES,), LOWEST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
@@ -114,10 +108,7 @@ def decode_kernel(
     out_high = tl.zeros((WIDTH // 2, QUERIES), tl.float32)
     pages = page_table_ptr + sequence * table_width
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
-        entry = at // PAGE
-        page = tl.load(pages + entry).to(tl.int64)
-        first_row = (page * N_KV_HEADS + head - entry) * PAGE + at
-        first_row = tl.multiple_of(first_row, KEYS)
+        first_row = row_of_tile(pages, at, head, N_KV_HEADS, KEYS)
         key = at + tl.arange(0, KEYS)
         valid = key < length
         low, high = READ_K(k_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
@@ -137,12 +128,9 @@ def decode_kernel(
         out_high = dot(tl.trans(high), weights, out_high * shrink[None, :], PRODUCT_V)
 
     row = row * n_splits + split
-    seen = total != 0  # NaN too, so that it shows
-    lse = tl.where(seen, largest * LN_2 + tl.log(total), -float("inf"))
-    tl.store(lse_ptr + row, lse, mask=is_query)
+    tl.store(lse_ptr + row, log_sum_exp(largest, total), mask=is_query)
     v_low, v_high = COLUMNS_V(WIDTH)
-    out_row = out_ptr + row[None, :] * HEAD_DIM
-    seen = (seen & is_query)[None, :]
+    seen = is_query & (total != 0)  # NaN too, so that it shows
     norm = 1 / total[None, :]
-    tl.store(out_row + v_low[:, None], out_low * norm, mask=seen & (v_low < HEAD_DIM)[:, None])
-    tl.store(out_row + v_high[:, None], out_high * norm, mask=seen & (v_high < HEAD_DIM)[:, None])
+    store_outputs(out_ptr, out_low * norm, row, seen, v_low, HEAD_DIM, COLUMNS=True)
+    store_outputs(out_ptr, out_high * norm, row, seen, v_high, HEAD_DIM, COLUMNS=True)

@@ -130,7 +130,8 @@ def segment_attention(
         q: [tokens, n_heads, head_dim], contiguous.
         seg_batch, batch: of the parts that change from token to token, only tensors are read.
         sinks: fp32 [n_heads], logit of a key that has no value; of several segments' calls, at most
-            one may have it.
+            one may have it. No backend passes any: sinks join when segments are merged
+            (`kernels/attention.py`), which a single segment could be spared.
 
     Returns:
         output [tokens, n_heads, head_dim] of q's type, log-sum-exp fp32 [tokens, n_heads]; where a

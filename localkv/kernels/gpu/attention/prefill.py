@@ -1,7 +1,7 @@
 """Attention of many new tokens per sequence: a program has a block of queries and reads all keys.
 
 The query heads of a KV head count as further rows of the block, so K and V are decoded once for
-them: query r of a sequence is token r // GROUP in head r % GROUP of the group.
+them (see `rows.py`).
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.gpu.attention.online_softmax import (
-    LN_2,
     LOG2_E,
     LOWEST,
     dot,
-    query,
     rounded_to,
     scaled_logits,
     sees,
 )
-
-PAGE = tl.constexpr(PAGE_TOKENS)
+from localkv.kernels.gpu.attention.rows import (
+    load_queries,
+    log_sum_exp,
+    position_of,
+    row_of,
+    row_of_tile,
+    store_outputs,
+)
 
 
 @triton.jit(do_not_specialize=["first_position", "table_width", "window"])
@@ -75,10 +78,8 @@ def prefill_kernel(
 
     i = block * QUERIES + tl.arange(0, QUERIES)
     is_query = i < n_queries
-    token = start + i // GROUP
-    row = (token * N_KV_HEADS + head).to(tl.int64) * GROUP + i % GROUP
-    position = tl.load(positions_ptr + token, mask=is_query, other=0)
-    position = (position - first_position).to(tl.int32)
+    row = row_of(i, start, head, N_KV_HEADS, GROUP)
+    position = position_of(i, start, is_query, positions_ptr, first_position, GROUP)
     length = tl.load(lengths_ptr + sequence)
     end = tl.minimum(length, tl.max(tl.where(is_query, position, -1), 0) + 1)
     begin = 0
@@ -87,15 +88,8 @@ def prefill_kernel(
         begin = tl.maximum(earliest - window + 1, 0) // KEYS * KEYS
 
     k_low, k_high = COLUMNS_K(WIDTH)
-    q_row = q_ptr + row[:, None] * HEAD_DIM
-    q_low = tl.load(
-        q_row + k_low[None, :], mask=is_query[:, None] & (k_low < HEAD_DIM)[None, :], other=0.0
-    )
-    q_high = tl.load(
-        q_row + k_high[None, :], mask=is_query[:, None] & (k_high < HEAD_DIM)[None, :], other=0.0
-    )
-    q_low = query(q_low, PRODUCT_K)
-    q_high = query(q_high, PRODUCT_K)
+    q_low = load_queries(q_ptr, row, is_query, k_low, HEAD_DIM, PRODUCT_K, COLUMNS=False)
+    q_high = load_queries(q_ptr, row, is_query, k_high, HEAD_DIM, PRODUCT_K, COLUMNS=False)
 
     largest = tl.full((QUERIES,), LOWEST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
@@ -103,10 +97,7 @@ def prefill_kernel(
     out_high = tl.zeros((QUERIES, WIDTH // 2), tl.float32)
     pages = page_table_ptr + sequence * table_width
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
-        entry = at // PAGE
-        page = tl.load(pages + entry).to(tl.int64)
-        first_row = (page * N_KV_HEADS + head - entry) * PAGE + at
-        first_row = tl.multiple_of(first_row, KEYS)
+        first_row = row_of_tile(pages, at, head, N_KV_HEADS, KEYS)
         key = at + tl.arange(0, KEYS)
         valid = key < end
         low, high = READ_K(k_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
@@ -137,20 +128,9 @@ def prefill_kernel(
     # not computed again they would take registers all through the loop
     i += tl.load(starts_ptr + sequence, volatile=True) - start
     is_query = i < n_queries
-    row = ((start + i // GROUP) * N_KV_HEADS + head).to(tl.int64) * GROUP + i % GROUP
-    seen = total != 0  # NaN too, so that it shows
-    lse = tl.where(seen, largest * LN_2 + tl.log(total), -float("inf"))
-    tl.store(lse_ptr + row, lse, mask=is_query)
-    norm = 1 / tl.where(seen, total, 1.0)[:, None]
+    row = row_of(i, start, head, N_KV_HEADS, GROUP)
+    tl.store(lse_ptr + row, log_sum_exp(largest, total), mask=is_query)
+    norm = 1 / tl.where(total != 0, total, 1.0)[:, None]  # NaN too, so that it shows
     v_low, v_high = COLUMNS_V(WIDTH)
-    out_row = out_ptr + row[:, None] * HEAD_DIM
-    tl.store(
-        out_row + v_low[None, :],
-        out_low * norm,
-        mask=is_query[:, None] & (v_low < HEAD_DIM)[None, :],
-    )
-    tl.store(
-        out_row + v_high[None, :],
-        out_high * norm,
-        mask=is_query[:, None] & (v_high < HEAD_DIM)[None, :],
-    )
+    store_outputs(out_ptr, out_low * norm, row, is_query, v_low, HEAD_DIM, COLUMNS=False)
+    store_outputs(out_ptr, out_high * norm, row, is_query, v_high, HEAD_DIM, COLUMNS=False)
