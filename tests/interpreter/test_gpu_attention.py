@@ -227,6 +227,6 @@ def test_through_the_cache(rotations: tuple[int, int]) -> None:
         rope_store(q, k, v, QueryKeySteps(), cache.layers[0], batch.segments)
         sequence.length += n_new
         params = AttentionParams(0.125)
-        got = attention(ours, q, cache.layers[0], batch, params, rotate_gpu)
+        got = attention(ours, q, cache.layers[0], batch, params, rotate=rotate_gpu)
         want = attention(attention_reference, q.double(), cache.layers[0], batch, params)
         assert float((got - want).norm() / want.norm()) < 1e-3
