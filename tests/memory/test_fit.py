@@ -168,7 +168,8 @@ def test_a_recommendation_fits_and_no_better_pair_does(
     advice = recommend(memory, CacheConfig(n_ctx=n_ctx), pairs, n_bytes)
     assert "\n" not in advice.reason
     if advice.pair is None or advice.quant is not None:
-        assert memory.plan(CacheConfig("q4_0", "q4_0", n_ctx=1)).total > n_bytes
+        shortest = min(n_ctx, PAGE_TOKENS)  # contexts are recommended in whole pages
+        assert memory.plan(CacheConfig("q4_0", "q4_0", n_ctx=shortest)).total > n_bytes
         return
     assert memory.plan(CacheConfig(*advice.pair, n_ctx=advice.n_ctx)).total <= n_bytes
     better = [
