@@ -80,7 +80,7 @@ class Job(NamedTuple):
 
 class Sequence(NamedTuple):
     """Generated tokens of a sequence: the first one, how many, their page table, its rows; how many
-    chunks they take. Then the parts of the context, whose sums are rounded apart: the first,
+    chunks they take. Then the context's parts, whose sums are rounded separately: the first,
     counted from that of the first sequence; how many; how many come before them in the context; and
     how many pages one has."""
 
@@ -105,7 +105,7 @@ class Chunk(NamedTuple):
 
 class Block(NamedTuple):
     """Rows of a sequence that are taken at once, at most BLOCK_ROWS: which token and which of its
-    rows is the first (see `attention_queries.row_index`), how many, and its page table."""
+    rows is the first (see `queries.row_index`), how many, and its page table."""
 
     token: int
     row: int

@@ -1,7 +1,7 @@
 """Decode attention: few rows of queries over long contexts, split along the context.
 
 A worker (see `thread_pool`) takes one *chunk*, some pages of one sequence, of one KV head at a
-time. For each *part* of it, which are pages whose sums are rounded apart whatever the chunks, it
+time. For each *part* of it, pages whose sums are rounded separately whatever the chunks, it
 leaves an unnormalised output with its maximum and sum of exponentials. Whoever finishes the last
 chunk of a sequence and KV head merges its parts (split softmax: Rabe & Staats 2021; Dao et al.,
 Flash-Decoding, 2023). The products are functions of K's and V's type, called by address.

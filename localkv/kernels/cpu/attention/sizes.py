@@ -19,7 +19,7 @@ BLOCK_ROWS = 96
 """Rows (new token, query head of a KV head) that share a decoded tile."""
 PIECES_PER_THREAD = 16
 LEAST_PARTS = 64
-"""A generated token's context is cut into so many parts (of all KV heads), or into pages: enough
+"""A generated token's context is cut into this many parts (of all KV heads), or into pages: enough
 for many threads to be busy to the end, few enough to be cheap to merge."""
 MOST_TILE_ROWS = 12
 """Rows whose products prefill kernels hold in registers at once, where there are most."""

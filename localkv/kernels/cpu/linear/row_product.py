@@ -29,7 +29,7 @@ SOME_TOKENS = min(4, MAX_TILE_TOKENS)
 
 @njit
 def tile_width(n_tokens: int) -> int:
-    """Tokens of the next tile, of so many that are left."""
+    """Tokens of the next tile, when `n_tokens` are left."""
     if n_tokens >= MAX_TILE_TOKENS:
         return MAX_TILE_TOKENS
     if n_tokens >= SOME_TOKENS:
