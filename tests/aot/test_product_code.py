@@ -132,6 +132,7 @@ def test_what_comes_with_a_product(n_tokens: int) -> None:
     check(linear_build(86, ("f16",), n_tokens, epilogue=True), n_tokens)
     check(linear_build(86, ("f16", "f16"), n_tokens, epilogue=True), n_tokens)
     check(gate_up_build(86, "q8_0", n_tokens, routed=False, split=True), n_tokens)
+    check(gate_up_build(86, "q8_0", n_tokens, routed=False, activation="gelu"), n_tokens)
 
 
 @pytest.mark.parametrize("n_tokens", [ONE, MANY])

@@ -25,10 +25,11 @@ from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
 from localkv.kernels.gpu.products.products import linear
-from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, store_kv_gpu
+from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rope import RopeTable
 from localkv.kernels.store_kv import store_kv
+from support.gpu_store import store_kv_gpu
 from support.guarded_memory import TENSORS, GuardedMemory, guarded
 from support.paged_rows import PagedRows, paged_rows, plain_attention
 from support.random_packed import random_packed

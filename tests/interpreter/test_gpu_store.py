@@ -10,12 +10,13 @@ from torch import Tensor
 
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.formats import KV_FORMATS, QuantFormat
-from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, store_kv_gpu
+from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.layer_weights import Norm
 from localkv.kernels.norm import norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.torch_arrays import torch_cache
+from support.gpu_store import store_kv_gpu
 from support.layers import rms
 from support.paged_rows import poisoned_cache
 

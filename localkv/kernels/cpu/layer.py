@@ -18,10 +18,11 @@ from localkv.cache.kv_cache import LayerCache, SegmentBatch
 from localkv.kernels.backend import Backend, TokenInputs, capped_logits
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention.kernels import n_threads
+from localkv.kernels.cpu.linear.activation_job import GateJob, RopeJob
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.linear.products import Product, add_products, with_bias
 from localkv.kernels.cpu.row_operations import GATED, activation_worker, norm_step
-from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place, Scratch
+from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place, Scratch
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import LayerWeights, Linear, MlpWeights, Norm
 from localkv.kernels.store_kv import store_rotated
@@ -110,7 +111,7 @@ class CpuLayer:
         """A norm of the rows that are named "x"."""
         out = chain.take(4 * n_tokens * norm.weight.shape[0])
         worker, job = norm_step(norm, "x", self._eps(norm.spec.eps).where, out, n_tokens)
-        chain.add(activation_worker(worker), [0, *job], min(n_threads(), n_tokens))
+        chain.add(activation_worker(worker), job, min(n_threads(), n_tokens))
         return out
 
     def norm_qkv_rope_store(
@@ -190,22 +191,19 @@ class CpuLayer:
             return
         if norm is not None and norm.spec.kind != "rms":
             raise BoundsError(f"heads have no {norm.spec.kind} norm here")
-        job: list[Item] = [
-            0,
-            n_tokens,
-            n_heads,
-            size,
-            Memory(name, 4 * n_tokens * n_heads * size),
-        ]
-        job += (0, 0) if norm is None else (Memory(norm.weight, 4 * size), self._eps(norm.spec.eps))
-        if inputs.rope is None:
-            job += (0, 0, 0, 0)
-        else:
+        job = RopeJob(0, n_tokens, n_heads, size, Memory(name, 4 * n_tokens * n_heads * size))
+        if norm is not None:
+            job = job._replace(weight=Memory(norm.weight, 4 * size), eps=self._eps(norm.spec.eps))
+        if inputs.rope is not None:
             pairs = inputs.rope.cos.shape[-1]
             if 2 * pairs > size:
                 raise BoundsError(f"RoPE turns {pairs} pairs of {size} channels")
-            job += (pairs, int(inputs.rope.interleaved))
-            job += (Memory(turn, 4 * n_tokens * pairs) for turn in ("cos", "sin"))
+            job = job._replace(
+                n_pairs=pairs,
+                neighbours=int(inputs.rope.interleaved),
+                cos=Memory("cos", 4 * n_tokens * pairs),
+                sin=Memory("sin", 4 * n_tokens * pairs),
+            )
         chain.add(activation_worker("rope"), job, min(n_threads(), n_tokens))
 
     def out_residual(self, x: Tensor, attn: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
@@ -245,7 +243,7 @@ class CpuLayer:
             gate, up = (chain.take(n_bytes) for _ in range(2))
             products = [with_bias(mlp.ffn_gate, gate), with_bias(mlp.ffn_up, up)]
             add_products(chain, h, n_tokens, products)
-            job = (0, n_tokens * n_ff, Memory(gate, n_bytes), Memory(up, n_bytes))
+            job = GateJob(0, n_tokens * n_ff, Memory(gate, n_bytes), Memory(up, n_bytes))
             chain.add(activation_worker(GATED[ffn.activation]), job, n_threads())
             product = Product(mlp.ffn_down.weight, "out", "residual", 4 * x.shape[1])
             add_products(chain, gate, n_tokens, [product])

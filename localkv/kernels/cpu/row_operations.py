@@ -6,6 +6,8 @@ Each row's result is the same alone as in any batch, which torch does not promis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +17,7 @@ from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.attention.kernels import n_threads
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.linear.activation_job import GateJob, NormJob, RopeJob
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Norm
 from localkv.kernels.rope import RopeTable
@@ -30,10 +33,9 @@ def activation_worker(name: str) -> int:
     return specialized(ACTIVATIONS)[name]
 
 
-def _run(name: str, n_values: int, *job: Item) -> None:
+def _run(name: str, n_values: int, job: Sequence[Item]) -> None:
     chain = Chain(Scratch())
-    threads = n_threads() if n_values >= MANY_VALUES else 1
-    chain.add(activation_worker(name), (0, *job), threads)
+    chain.add(activation_worker(name), job, n_threads() if n_values >= MANY_VALUES else 1)
     chain.run()
 
 
@@ -41,20 +43,27 @@ def _memory(x: Tensor) -> Memory:
     return Memory(x, x.nbytes)
 
 
-def norm_step(norm: Norm, x: Where, eps: Where, out: Where, n_rows: int) -> tuple[str, list[Item]]:
-    """The worker for a norm of rows, and its job but for the counter.
+def norm_step(norm: Norm, x: Where, eps: Where, out: Where, n_rows: int) -> tuple[str, NormJob]:
+    """The worker for a norm of rows, and its job.
 
     Args:
         x, out: float32 [n_rows, n].
         eps: one float32.
     """
     n = norm.weight.shape[0]
-    n_bytes = 4 * n_rows * n
-    job: list[Item] = [n_rows, n, Memory(x, n_bytes), Memory(norm.weight, 4 * n), Memory(eps, 4)]
-    job.append(Memory(out, n_bytes))
-    if norm.spec.kind == "rms":
-        return "norm", job
-    return "layer_norm", [*job, 0 if norm.bias is None else Memory(norm.bias, 4 * n)]
+    rows = 4 * n_rows * n
+    bias: Item = 0 if norm.bias is None else Memory(norm.bias, 4 * n)
+    job = NormJob(
+        next_row=0,
+        n_rows=n_rows,
+        n=n,
+        x=Memory(x, rows),
+        weight=Memory(norm.weight, 4 * n),
+        eps=Memory(eps, 4),
+        out=Memory(out, rows),
+        bias=bias,
+    )
+    return {"rms": "norm", "layer": "layer_norm"}[norm.spec.kind], job
 
 
 def norm_cpu(x: Tensor, norm: Norm) -> Tensor:
@@ -62,7 +71,7 @@ def norm_cpu(x: Tensor, norm: Norm) -> Tensor:
     x, n = x.contiguous(), x.shape[-1]
     out, eps = torch.empty_like(x), torch.tensor([norm.spec.eps], dtype=torch.float32)
     worker, job = norm_step(norm, x, eps, out, x.numel() // n)
-    _run(worker, x.numel(), *job)
+    _run(worker, x.numel(), job)
     return out
 
 
@@ -76,7 +85,8 @@ def gated_cpu(gate: Tensor, up: Tensor, activation: Activation = "silu") -> Tens
     missing = -n % LANES
     gate, up = (F.pad(x, (0, missing)).contiguous() for x in (gate, up))
     gate = gate if missing else gate.clone()
-    _run(GATED[activation], gate.numel(), gate.numel(), _memory(gate), Memory(up, gate.nbytes))
+    job = GateJob(0, gate.numel(), _memory(gate), Memory(up, gate.nbytes))
+    _run(GATED[activation], gate.numel(), job)
     return gate[..., :n]
 
 
@@ -87,7 +97,8 @@ def apply_rope_cpu(x: Tensor, table: RopeTable) -> Tensor:
     pairs = table.cos.shape[-1]
     if 2 * pairs > head_dim:
         raise BoundsError(f"RoPE turns {pairs} pairs of {head_dim} channels")
-    turns = (Memory(turn.contiguous(), 4 * n_tokens * pairs) for turn in (table.cos, table.sin))
-    sizes = (n_tokens, n_heads, head_dim)
-    _run("rope", x.numel(), *sizes, _memory(out), 0, 0, pairs, int(table.interleaved), *turns)
+    cos, sin = (Memory(turn.contiguous(), 4 * n_tokens * pairs) for turn in (table.cos, table.sin))
+    job = RopeJob(0, n_tokens, n_heads, head_dim, _memory(out))
+    turned = job._replace(n_pairs=pairs, neighbours=int(table.interleaved), cos=cos, sin=sin)
+    _run("rope", x.numel(), turned)
     return out

@@ -1,4 +1,4 @@
-"""Launches `store_kv.store_kernel`: with all that comes before it, or for rows as they are."""
+"""Launches `store_kv.store_kernel`, with all that comes before it."""
 
 from __future__ import annotations
 
@@ -42,9 +42,6 @@ class QueryKeySteps:
         return 0.0 if self.k_norm is None else self.k_norm.spec.eps
 
 
-PLAIN = QueryKeySteps()
-
-
 def _store(
     q: Tensor | None,
     k: Tensor,
@@ -52,10 +49,7 @@ def _store(
     steps: QueryKeySteps,
     segment: Segment,
     batch: SegmentBatch,
-    rotations: tuple[int, int],
-    q_out: Tensor | None,
-    *,
-    scaled: bool,
+    q_out: Tensor,
 ) -> None:
     check_stored(k, v, segment, batch)
     n_tokens, n_kv_heads, head_dim = k.shape
@@ -86,8 +80,8 @@ def _store(
         q_out,
         segment.k,
         segment.v,
-        segment.scale_k if scaled else None,
-        segment.scale_v if scaled else None,
+        segment.scale_k,
+        segment.scale_v,
         n_tokens,
         n_stored,
         steps.eps,
@@ -102,10 +96,10 @@ def _store(
         ROPE_DIMS=0 if rope is None else 2 * rope.cos.shape[1],
         INTERLEAVED=rope is not None and rope.interleaved,
         SCALE_Q=steps.q_scale is not None,
-        ROTATION_K=rotations[0],
-        ROTATION_V=rotations[1],
-        SCALED_K=scaled and segment.scale_k is not None,
-        SCALED_V=scaled and segment.scale_v is not None,
+        ROTATION_K=segment.rotation_k,
+        ROTATION_V=segment.rotation_v,
+        SCALED_K=segment.scale_k is not None,
+        SCALED_V=segment.scale_v is not None,
         num_warps=1 if rows == 1 else 4,
         enable_fp_fusion=False,
     )
@@ -132,15 +126,5 @@ def rope_store(
     """
     out = torch.empty_like(q)
     for i, (segment, batch) in enumerate(zip(cache.segments, batches, strict=True)):
-        rotations = (segment.rotation_k, segment.rotation_v)
-        first_q = q if i == 0 else None
-        _store(first_q, k, v, steps, segment, batch, rotations, out, scaled=True)
+        _store(q if i == 0 else None, k, v, steps, segment, batch, out)
     return out
-
-
-def store_kv_gpu(
-    k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
-) -> None:
-    """Store a batch's rows as they are: k, v [tokens, n_kv_heads, head_dim], contiguous."""
-    for segment, batch in zip(cache.segments, batches, strict=True):
-        _store(None, k, v, PLAIN, segment, batch, (0, 0), None, scaled=False)

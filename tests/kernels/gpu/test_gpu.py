@@ -100,7 +100,7 @@ def test_attention(
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_HEAD])
 def test_stored_rows_are_the_references(name: str) -> None:
-    from localkv.kernels.gpu.rope_store import store_kv_gpu
+    from support.gpu_store import store_kv_gpu
 
     x = torch.randn(300, 2, 128, generator=torch.Generator().manual_seed(0)) * 3
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from localkv.arch.spec import Activation
 from localkv.formats import FORMATS
 from localkv.formats.gpu.weight_layout import WeightLayout, weight_layout
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.moe.kernels import experts_down_kernel, experts_gate_up_kernel
 from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
+from localkv.kernels.gpu.products.products import ACTIVATIONS
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, tile_sizes, wants_fence
 from support.aot.aot_report import Report, compile_kernel, report
 
@@ -179,7 +181,13 @@ def linear_build(
 
 @cache
 def gate_up_build(
-    arch: int, name: str, n_tokens: int, *, routed: bool, split: bool = False
+    arch: int,
+    name: str,
+    n_tokens: int,
+    *,
+    routed: bool,
+    split: bool = False,
+    activation: Activation = "silu",
 ) -> Build:
     """`gate_up_kernel`, or the one for routed experts, sorted where there are many tokens."""
     layouts, sizes = _sizes((name, name), n_tokens)
@@ -202,6 +210,7 @@ def gate_up_build(
         types |= _pair_types(constants, n_tokens)
         return _built(experts_gate_up_kernel, arch, types, constants, sizes, (name,))
     constants |= {"gate_bias_ptr": None, "up_bias_ptr": None, "SPLIT": split}
+    constants["ACTIVATION"] = ACTIVATIONS[activation]
     return _built(gate_up_kernel, arch, types, constants, sizes, (name,))
 
 

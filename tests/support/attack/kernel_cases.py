@@ -324,7 +324,7 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
         x, weight = memory.tensor(torch.randn(n_tokens, n), "x"), torch.randn(n)
         out = memory.empty((n_tokens, n), torch.float32, "out")
         job = [0, n_tokens, n, Memory(x, x.nbytes), Memory(memory.tensor(weight, "w"), 4 * n)]
-        chain.add(workers["norm"], [*job, Memory(eps, 4), Memory(out, out.nbytes)], n_threads)
+        chain.add(workers["norm"], [*job, Memory(eps, 4), Memory(out, out.nbytes), 0], n_threads)
         chain.run()
         close(out, norm(x.double(), rms(weight.double())))
         assert torch.equal(norm_cpu(x, rms(weight)), out)
@@ -404,7 +404,7 @@ def wrong_case(
     if kind == "leave":
         x.fill_(math.nan)  # as what was not written
     eps = Memory(memory.tensor(torch.ones(1), "eps"), 4)
-    job = [0, 1, told, Memory(x, 4 * n), Memory(weight, 4 * n), eps, goal]
+    job = [0, 1, told, Memory(x, 4 * n), Memory(weight, 4 * n), eps, goal, 0]
     chain.add(specialized(KernelSource("linear/activations"))["norm"], job, 1)
     chain.run()
     close(out[:n], torch.ones(n) / math.sqrt(2))
