@@ -188,13 +188,14 @@ def fill_randomly(cache: Any) -> None:
     """Random rows in every page: packed once and repeated, so no row is read from a cache."""
     import torch
 
-    generator = torch.Generator(cache.device).manual_seed(0)
+    device = cache.layers[0].segments[0].k[0].device
+    generator = torch.Generator(device).manual_seed(0)
     for layer in cache.layers:
         for segment in layer.segments:
             for fmt, planes in ((segment.format_k, segment.k), (segment.format_v, segment.v)):
                 heads, tokens = planes[0].shape[1:3]
                 head_dim = planes[0].shape[3] * fmt.block_size
-                x = torch.randn(heads, tokens, head_dim, device=cache.device, generator=generator)
+                x = torch.randn(heads, tokens, head_dim, device=device, generator=generator)
                 for plane, values in zip(planes, fmt.codec.encode(x), strict=True):
                     plane.copy_(values.expand_as(plane))
 
@@ -232,6 +233,7 @@ def stage_tests(run: Run) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     # an image's pytest may be too old for the project's settings, and its packages may warn
     command += ["-c", os.devnull, "--rootdir", str(ROOT), "-W", "ignore"]
+    command += ["-o", f"pythonpath={ROOT / 'tests'}", "--import-mode", "importlib"]
     command.append("--noconftest")  # it needs more than a bare image has
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(min(8, os.cpu_count() or 1))]  # compiling takes most of the time
@@ -269,7 +271,10 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     from localkv.arch.spec import AttentionParams
     from localkv.cache.layout import SegmentSpec
     from localkv.formats import KV_FORMATS
-    from localkv.kernels.gpu.triton_backend import triton_backend
+    from localkv.kernels.attention import attention
+    from localkv.kernels.gpu.attention.packed_attention import PackedAttention
+    from localkv.kernels.gpu.products.tile_sizes import gpu_of
+    from localkv.kernels.gpu.rotate import rotate_gpu
     from localkv.kernels.torch_arrays import torch_cache
 
     s = run.sizes
@@ -288,11 +293,12 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     sequence = cache.new_sequence()
     sequence.length = n_ctx - n_new
     batch = cache.batch([(sequence, [0] * n_new)])
-    backend = triton_backend(run.device)
+    attend = PackedAttention(gpu_of(torch.device(run.device)))
     q = torch.randn(n_new, s.n_kv_heads * s.group, s.head_dim, device=run.device)
     params = AttentionParams(s.head_dim**-0.5)
     calls = [
-        lambda layer=layer: backend.attention(q, layer, batch, params) for layer in cache.layers
+        lambda layer=layer: attention(attend, q, layer, batch, params, rotate=rotate_gpu).flatten(1)
+        for layer in cache.layers
     ]
     return Attention(calls, n_bytes, q)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.cache.layout import SegmentSpec, cache_segments
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import GroupLayout, SegmentSpec, cache_segments
 from localkv.config import CacheConfig
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference_backend import reference_backend
-from localkv.kernels.torch_arrays import torch_cache
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.chunks import text_chunks
@@ -25,7 +26,7 @@ from localkv.quality.statistics import divergence
 from support.forward import IDS, nmse, run
 from support.layouts import group_of
 from support.program import Program
-from support.random_model import RandomModel
+from support.random_model import RandomModel, variant
 
 TEXT = "The fox said hello to the owl, and the owl said hello to the fox. " * 12
 LONG = (IDS * 4)[:600]
@@ -36,10 +37,10 @@ BACKENDS = pytest.mark.parametrize(
 )
 
 
-def sizes(model: Transformer) -> dict[str, int]:
-    config = model.config
-    names = ("n_layers", "n_kv_heads", "head_dim")
-    return {"n_ctx": 640, **{name: getattr(config, name) for name in names}}
+def stored(model: Transformer, segments: list[SegmentSpec]) -> dict[str, Any]:
+    """Arguments of a cache."""
+    layouts = [GroupLayout(group, tuple(segments)) for group in model.config.groups]
+    return {"layouts": layouts, "n_ctx": 640, "arrays": model.backend.arrays}
 
 
 @BACKENDS
@@ -50,9 +51,21 @@ def test_f32_rows_are_the_same_either_way(
     model, _ = load_model(RandomModel().write(tmp_path / "m.gguf", GGMLType.F32), backend)
     ids = LONG[:n_tokens]
     spec = [SegmentSpec("f32", "f32")]
-    want = run(model, torch_cache(**sizes(model), segments=spec), ids, chunk=n_batch)
-    cache = ExactPrefillCache(**sizes(model), segments=spec, n_batch=n_batch)
+    want = run(model, KVCache(**stored(model, spec)), ids, chunk=n_batch)
+    cache = ExactPrefillCache(**stored(model, spec), n_batch=n_batch)
     assert nmse(run(model, cache, ids, chunk=n_batch), want) < tolerance
+
+
+@BACKENDS
+def test_groups_of_layers_have_rows_of_their_own(
+    tmp_path: Path, backend: Backend, tolerance: float
+) -> None:
+    model, _ = load_model(variant("gemma3").write(tmp_path / "m.gguf", GGMLType.F32), backend)
+    assert len(model.config.groups) == 2
+    spec = [SegmentSpec("f32", "f32")]
+    want = run(model, KVCache(**stored(model, spec)), LONG[:40], chunk=7)
+    cache = ExactPrefillCache(**stored(model, spec), n_batch=7)
+    assert nmse(run(model, cache, LONG[:40], chunk=7), want) < tolerance
 
 
 @BACKENDS
@@ -67,11 +80,11 @@ def test_only_earlier_batches_are_seen_packed(
     (packed,) = cache_segments(CacheConfig("q4_0", "q5_1"), group_of(64))
     last = slice(start, None)
     segments = [packed, SegmentSpec("f32", "f32", start)]
-    want = run(model, torch_cache(**sizes(model), segments=segments), ids, chunk=start)[last]
-    cache = ExactPrefillCache(**sizes(model), segments=[packed], n_batch=start)
+    want = run(model, KVCache(**stored(model, segments)), ids, chunk=start)[last]
+    cache = ExactPrefillCache(**stored(model, [packed]), n_batch=start)
     got = run(model, cache, ids, chunk=start)[last]
     assert nmse(got, want) < tolerance
-    through = run(model, torch_cache(**sizes(model), segments=[packed]), ids, chunk=start)[last]
+    through = run(model, KVCache(**stored(model, [packed])), ids, chunk=start)[last]
     assert nmse(through, want) > 1e-4
 
 
