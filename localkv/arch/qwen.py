@@ -26,7 +26,7 @@ def qwen2(facts: Facts) -> ModelSpec:
 
 
 def qwen2moe(facts: Facts) -> ModelSpec:
-    """A shared expert behind a sigmoid; the routed ones' weights are as softmax gives them."""
+    """A shared expert, gated by a sigmoid; weights of routed ones as the softmax leaves them."""
     return _model(facts, _biased(facts), facts.experts(renormalise=False, shared=True))
 
 

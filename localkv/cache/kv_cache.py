@@ -106,7 +106,7 @@ class SegmentBatch:
 
     Attributes:
         page_table: int64 [n_sequences, most pages]; row i lists the pages of sequence i, in order
-            of position; entries behind its last page are 0.
+            of position; entries after its last page are 0.
         lengths: rows of each sequence that are valid once the batch's own rows are stored.
         length_table: the same, int32 [n_sequences], where the pages are.
         first_position: position of row 0 of the segment.
@@ -246,7 +246,7 @@ class KVCache:
         return sequence
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget all tokens, whatever an exception between two instructions has left behind."""
+        """Forget all tokens, whatever state an exception between two instructions has left."""
         sequence.length = 0
         sequence.pages = [[] for _ in self.pools]
         known = [other for ref in self._sequences if (other := ref()) is not None]

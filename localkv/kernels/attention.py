@@ -51,7 +51,7 @@ def ungroup(x: Tensor, tokens: int) -> Tensor:
 
 
 def visible(positions: Tensor, window: int, first_key: int, n_keys: int, group: int) -> Tensor:
-    """Causal mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ..., of which
+    """Causal mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ...;
     only the latest `window` are seen unless that is 0."""
     keys = torch.arange(first_key, first_key + n_keys, device=positions.device)
     age = positions[:, None] - keys

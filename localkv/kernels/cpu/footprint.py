@@ -47,7 +47,7 @@ def _is_laid_out(fmt: QuantFormat) -> bool:
 
 
 def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
-    """Panels; an embedding of which only rows are read has none."""
+    """Panels; an embedding that is only read by row has none."""
     if len(shape) == 1:
         return copied_vector_bytes(fmt, shape)
     return panels_bytes(fmt, shape) if _is_laid_out(fmt) and not is_looked_up else 0

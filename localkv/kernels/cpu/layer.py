@@ -29,7 +29,7 @@ from localkv.kernels.store_kv import store_rotated
 from localkv.simd.vector import LANES
 
 MANY_CHAINS = 4096
-"""So many are remembered."""
+"""The most that are remembered."""
 
 
 def _runs(*layers: Linear) -> bool:

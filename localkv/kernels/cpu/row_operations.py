@@ -25,7 +25,7 @@ from localkv.simd.vector import LANES
 
 ACTIVATIONS = KernelSource("linear/activations")
 MANY_VALUES = 1 << 14
-"""From so many on, a second thread is worth its start."""
+"""From this number on, a second thread is worth its start."""
 
 
 def activation_worker(name: str) -> int:

@@ -1,4 +1,4 @@
-"""What the CPU's attention workers are told: arrays of int64, read as named tuples.
+"""The jobs of the CPU's attention workers: arrays of int64, read as named tuples.
 
 Both kinds of worker (`attention/rows.py`, `attention/blocks.py`) get the same `Job`; what only
 one of them reads is 0 for the other. Addresses are int64, too.
@@ -34,7 +34,7 @@ class Job(NamedTuple):
         k_kernel, v_kernel: addresses of the sides' kernels.
         q, out, lse: float32 [tokens, n_heads, head_dim], the same, float32 [tokens, n_heads].
         visible: int64 [tokens, 2], the first row of the segment that a token sees, and the end.
-        pieces: the table of pieces, for each of which there are n_kv_heads items.
+        pieces: the table of pieces; each has n_kv_heads items.
         sequences: the table of sequences (decode).
         k_planes, v_planes: int64 [5, 2], address of a plane and its bytes per page and KV head.
         scratch, scratch_floats: memory of the threads (`BlockScratch` or `RowScratch`), and how
@@ -149,7 +149,7 @@ def first_visible(job: Job, token: int) -> int:
 
 @njit
 def end_visible(job: Job, token: int) -> int:
-    """The row behind the last one that a token sees."""
+    """The row after the last one that a token sees."""
     return get_i64(job.visible, token * 2 + 1)
 
 

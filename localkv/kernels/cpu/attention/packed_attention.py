@@ -45,7 +45,7 @@ from localkv.simd.vector import LANES
 FEW_PRODUCTS = 1 << 19
 """Products of Q and K that one thread makes before a second one would have come to help."""
 MANY_PLANS, MANY_SEGMENTS = 16, 1024
-"""So many are remembered."""
+"""The most that are remembered of each."""
 Q, OUT, LSE, K_PLANES, V_PLANES, SCRATCH, PARTIAL, DONE = (
     Job._fields.index(name)
     for name in ("q", "out", "lse", "k_planes", "v_planes", "scratch", "partial", "done")

@@ -29,7 +29,7 @@ class Launch:
         job: its `Job`.
         threads: how many work on it.
         scratch_floats: memory for `job.scratch`, of all threads.
-        partial_floats, done_items: memory for `job.partial` behind it, and for `job.done`.
+        partial_floats, done_items: memory for `job.partial` after it, and for `job.done`.
     """
 
     template: str

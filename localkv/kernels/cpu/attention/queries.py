@@ -87,7 +87,7 @@ def gather_queries(
     n_rows: int,
     n_padded: int,
 ) -> None:
-    """q [n_padded, head_dim]: `n_rows` scaled rows from row `first` on, zeros behind them."""
+    """q [n_padded, head_dim]: `n_rows` scaled rows from row `first` on, zeros after them."""
     factor = f32x16(query_factor(get_f32(address, SOFTMAX_SCALE * 2), softcap_of(address)))
     for row in range(n_padded):
         source = row_index(job, token, head, first + row) * job.head_dim

@@ -188,7 +188,7 @@ def score(
         q: float32 [n_tiles * ROWS, n_blocks * BLOCK], scaled, or as many digit blocks of 32 words.
         q_sums: float32 [n_tiles * ROWS, n_blocks], the sum of each block of q; AFFINE types only.
         plane0..3: the region of one page and KV head in each plane of K.
-        ahead: what is read next, of which `ahead_lines` cache lines are fetched per block.
+        ahead: the next bytes to read; `ahead_lines` cache lines of them are fetched per block.
     """
     planes = (plane0, plane1, plane2, plane3)
     head_dim = n_blocks * BLOCK

@@ -126,5 +126,5 @@ def part_pages(n_pages: int, n_kv_heads: int) -> int:
 
 
 def most_parts(n_kv_heads: int) -> int:
-    """So many parts (of all KV heads) are enough for any token; no launch has more for several."""
+    """Parts (of all KV heads) that are enough for any token; no launch has more for several."""
     return 2 * LEAST_PARTS + 2 * n_kv_heads

@@ -21,7 +21,7 @@ from localkv.kernels.cpu.attention.tables import Int64s, Table, table_of
 
 @dataclass(frozen=True)
 class Decode:
-    """Generated tokens of which one launch takes care.
+    """Generated tokens that one launch serves.
 
     Attributes:
         sequences, chunks: tables of the decode kernels (see `attention/job.py`).

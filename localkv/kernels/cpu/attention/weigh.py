@@ -60,7 +60,7 @@ def weigh(
         p: float32 [n_tiles * ROWS, PAGE_TOKENS]; overwritten where rows have scales.
         scaled_p: float32 [ROWS, PAGE_TOKENS], scratch.
         plane0..3: the region of one page and KV head in each plane of V.
-        ahead: what is read next, of which `ahead_lines` cache lines are fetched per block and
+        ahead: the next bytes to read; `ahead_lines` cache lines of them are fetched per block and
             group of 16 tokens.
     """
     planes = (plane0, plane1, plane2, plane3)

@@ -105,7 +105,7 @@ def _compile_here(source: KernelSource, future: Future[Functions | None]) -> Non
 
 
 def _started(n_helpers: int) -> list[subprocess.Popen[bytes]]:
-    """So many helpers, or as many as the system can start."""
+    """That number of helpers, or as many as the system can start."""
     processes = list[subprocess.Popen[bytes]]()
     try:
         for _ in range(n_helpers):

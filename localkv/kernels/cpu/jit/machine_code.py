@@ -1,4 +1,4 @@
-"""Machine code of Numba's C callbacks, apart from the process that compiled it.
+"""Machine code of Numba's C callbacks, independent of the process that compiled it.
 
 Numba's own cache restores a function for further compilation, and for that it fills its tables of
 types and operators first, which takes longer than to load all the kernels of a model. Workers are

@@ -92,7 +92,7 @@ def total_of(b: Builder, x: Value, operation: str, item: ir.Type) -> Value:
 
 @dataclass(frozen=True)
 class _Slots:
-    """Where words lie of which there is one for each of `n`: word i of number `index`."""
+    """The place of a word, one of `n`: word i of number `index`."""
 
     start: Any
     n: Any

@@ -10,7 +10,7 @@ from localkv.kernels.cpu.attention.kernels import n_threads, run
 from localkv.kernels.cpu.store.job import RotateJob
 
 MANY_VALUES = 1 << 16
-"""From so many on, a second thread is worth its start."""
+"""From this number on, a second thread is worth its start."""
 
 
 def rotate_cpu(x: Tensor, block: int) -> Tensor:

@@ -19,7 +19,7 @@ from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.cpu.store.job import PlaneJob, ScatterJob, StoreJob
 
 MANY_BYTES = 1 << 16
-"""From so many on, a second thread is worth its start."""
+"""From this number on, a second thread is worth its start."""
 MANY_ROWS = 16
 """The same for rows that are encoded, too."""
 
