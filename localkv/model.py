@@ -37,10 +37,12 @@ class Transformer:
         self.config = config
         self.weights = weights
         self.backend = backend
-        self._position_kinds = [_positions_of(layer.attention) for layer in config.layers]
-        self._freqs = {
-            rope: self._frequencies(rope) for rope, _ in set(self._position_kinds) if rope
-        }
+        kinds = [_positions_of(layer.attention) for layer in config.layers]
+        self._position_kinds = list(dict.fromkeys(kinds))
+        self._kind_of_layer = [self._position_kinds.index(kind) for kind in kinds]
+        self._freqs = [
+            None if rope is None else self._frequencies(rope) for rope, _ in self._position_kinds
+        ]
 
     def _frequencies(self, rope: RopeSpec) -> Array:
         divisors = self.weights.rope_freqs if rope.has_divisors else None
@@ -74,7 +76,7 @@ class Transformer:
             float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
         config, backend, weights = self.config, self.backend, self.weights
-        inputs = {kind: self._token_inputs(batch, *kind) for kind in set(self._position_kinds)}
+        inputs = [self._token_inputs(batch, kind) for kind in range(len(self._position_kinds))]
         x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
         for index, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True)):
             layer_cache = cache.layers[index]
@@ -82,7 +84,7 @@ class Transformer:
                 x,
                 layer,
                 spec,
-                inputs[self._position_kinds[index]],
+                inputs[self._kind_of_layer[index]],
                 layer_cache,
                 layer_cache.rows_of(batch),
             )
@@ -94,12 +96,13 @@ class Transformer:
             x = ffn(h, x if spec.parallel else h, layer, spec)
         return backend.logits(x, weights.output_norm, weights.output, config)
 
-    def _token_inputs(
-        self, batch: Batch, rope: RopeSpec | None, temperature: Temperature | None
-    ) -> TokenInputs:
+    def _token_inputs(self, batch: Batch, kind: int) -> TokenInputs:
+        """For layers whose positions do this (`_position_kinds`)."""
         positions, dtype = batch.positions, self.backend.dtype
+        rope, temperature = self._position_kinds[kind]
+        freqs = self._freqs[kind]
         return TokenInputs(
-            None if rope is None else rope_table(self._freqs[rope], positions, rope, dtype),
+            None if rope is None else rope_table(freqs, positions, rope, dtype),
             None if temperature is None else position_scale(positions, temperature, dtype),
         )
 
