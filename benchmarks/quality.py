@@ -42,7 +42,7 @@ from quality_table import Measured, Report, full_table, insert_tables  # noqa: E
 from localkv import LLM  # noqa: E402
 from localkv.config import CacheConfig, KVScales  # noqa: E402
 from localkv.errors import LocalKVError  # noqa: E402
-from localkv.memory.advice import mean_bits  # noqa: E402
+from localkv.memory.plan import mean_bits  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
 from localkv.quality.calibration import calibrate  # noqa: E402
 from localkv.quality.scores import TokenScores, base_cache, joined, score_chunks  # noqa: E402
