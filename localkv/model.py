@@ -40,7 +40,7 @@ class Transformer:
         kinds = [_positions_of(layer.attention) for layer in config.layers]
         self._position_kinds = list(dict.fromkeys(kinds))
         self._kind_of_layer = [self._position_kinds.index(kind) for kind in kinds]
-        self._freqs = [
+        self._freqs: list[Array] = [  # None without RoPE
             None if rope is None else self._frequencies(rope) for rope, _ in self._position_kinds
         ]
 
