@@ -7,7 +7,7 @@ which the library's Python package does not have: a thread for each physical cor
 n_ubatch 512, flash attention "auto", the file mapped. `--threads` sets both.
 
 PYTHON is an interpreter that has llama-cpp-python; without `--peer` only localkv runs. The tables
-of docs/benchmarks.md, in about 15 minutes on two cores:
+of docs/benchmarks.md, in about 20 minutes on two cores:
 
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --types q4_0 --depths 0 4096
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --types q8_0 q4_K --pairs f16 --depths 0
