@@ -188,16 +188,18 @@ def fill_randomly(cache: Any) -> None:
     """Random rows in every page: packed once and repeated, so no row is read from a cache."""
     import torch
 
+    from localkv.kernels.torch_codec import encode
+
     device = cache.layers[0].segments[0].k[0].device
-    generator = torch.Generator(device).manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for layer in cache.layers:
         for segment in layer.segments:
             for fmt, planes in ((segment.format_k, segment.k), (segment.format_v, segment.v)):
                 heads, tokens = planes[0].shape[1:3]
                 head_dim = planes[0].shape[3] * fmt.block_size
-                x = torch.randn(heads, tokens, head_dim, device=device, generator=generator)
-                for plane, values in zip(planes, fmt.codec.encode(x), strict=True):
-                    plane.copy_(values.expand_as(plane))
+                x = torch.randn(heads, tokens, head_dim, generator=generator)
+                for plane, values in zip(planes, encode(fmt, x), strict=True):
+                    plane.copy_(values.to(device).expand_as(plane))
 
 
 def finished(
@@ -344,8 +346,8 @@ def stage_linear(run: Run) -> None:
     backend = triton_backend(run.device)
     for name in WEIGHTS:
         fmt = FORMATS[name]
-        rows = random_rows(fmt, n_out, n_in, device=run.device)
-        copies = max(1, min(16, -(-run.sizes.cold_bytes // rows.numel())))
+        rows = torch.from_numpy(random_rows(fmt, n_out, n_in)).to(run.device)
+        copies = max(1, min(16, -(-run.sizes.cold_bytes // rows.nbytes)))
         layers = [
             Linear(backend.prepare(PackedTensor(fmt, rows, (n_out, n_in)))) for _ in range(copies)
         ]

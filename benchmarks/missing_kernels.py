@@ -24,6 +24,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is there: as `localkv` has it
 
+import numpy as np
 import torch
 
 from localkv.arch.spec import (
@@ -61,7 +62,7 @@ Run = Callable[[], object]
 
 def matrix(name: str, *shape: int) -> PackedTensor:
     rows = [random_rows(FORMATS[name], *shape[-2:]) for _ in range(shape[0] if shape[2:] else 1)]
-    packed = torch.stack(rows) if shape[2:] else rows[0]
+    packed = torch.from_numpy(np.stack(rows) if shape[2:] else rows[0])
     return cpu_backend().prepare(PackedTensor(FORMATS[name], packed, shape))
 
 

@@ -28,7 +28,7 @@ def write_model(path: Path, name: str, n_vocab: int, n_embd: int, n_ff: int) -> 
     writer.add_tokenizer_model("no_vocab")
 
     def matrix(tensor: str, kind: str, n_out: int, n_in: int) -> None:
-        rows = random_rows(FORMATS[kind], n_out, n_in).numpy()
+        rows = random_rows(FORMATS[kind], n_out, n_in)
         kinds = gguf.GGMLQuantizationType
         writer.add_tensor(f"{tensor}.weight", rows, raw_dtype=kinds[kind.upper()])
 

@@ -1,4 +1,4 @@
-"""The registry of number formats: one line each, and no torch.
+"""The registry of number formats: one line each, and no array library.
 
 `FORMATS` maps a name to its facts; `WEIGHT_FORMATS` maps ggml's type id to the formats that a
 weight may have; `KV_FORMATS` maps a name to those that the KV cache can store. Command-line

@@ -1,10 +1,10 @@
 """The facts of a number format.
 
 A format is one folder, and one line in the registry (`formats/__init__.py`). The line holds the
-facts below, which are free of torch, so that `--help`, `show` and the memory arithmetic can iterate
-them. The folder `<name>/` holds
+facts below, which need no array library, so that `--help`, `show` and the memory arithmetic can
+iterate them. The folder `<name>/` holds
 
-    reference.py    decode and, for cache types, encode in plain torch; tests compare with it
+    reference.py    decode and, for cache types, encode in plain NumPy; tests compare with it
     cpu.py          a cache type's rows on the CPU (`formats/cpu/`)
     cpu_weight.py   a weight type's matrices on the CPU (`formats/cpu/`)
     gpu_cache.py    a cache type's rows on a GPU (`formats/gpu/`)
@@ -25,14 +25,19 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    import numpy as np
+    from numpy.typing import NDArray
+
+Array: TypeAlias = Any
+"""An array of NumPy's or of a backend's library."""
 
 TILE_VALUES = 1 << 20
 """Values of a weight decoded at a time: 4 MiB of float32, which stays in the last-level cache."""
@@ -42,7 +47,7 @@ class Codec(Protocol):
     """The functions that a format's file, `<codec_name>/reference.py`, holds."""
 
     @staticmethod
-    def decode(planes: Sequence[Tensor]) -> Tensor:
+    def decode(planes: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """Decode planes (uint8 [..., n_blocks, plane bytes]) to float32 [..., n_blocks * size].
 
         Planes of the row are uint8 [..., 1, plane bytes].
@@ -50,7 +55,7 @@ class Codec(Protocol):
         ...
 
     @staticmethod
-    def encode(x: Tensor) -> tuple[Tensor, ...]:
+    def encode(x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], ...]:
         """Encode float32 [..., n] to planes, with ggml's reference rounding. Cache types only."""
         ...
 
@@ -136,7 +141,7 @@ class QuantFormat:
 
     @property
     def codec(self) -> Codec:
-        """The module of this format; the first use imports it, and torch with it."""
+        """The module of this format; the first use imports it, and NumPy with it."""
         return cast(Codec, self.part("reference"))
 
     def part(self, name: str) -> ModuleType:
@@ -152,10 +157,9 @@ class QuantFormat:
         return (Path(__file__).parent / self.codec_name / f"{name}.py").exists()
 
 
-def split_blocks(fmt: QuantFormat, blocks: Tensor) -> tuple[Tensor, ...]:
+def split_blocks(fmt: QuantFormat, blocks: Array) -> tuple[Array, ...]:
     """Views of each plane: uint8 [..., n * block_bytes] -> uint8 [..., n, plane bytes] each."""
-    import torch
-
     n_blocks = blocks.shape[-1] // fmt.block_bytes
-    fields = blocks.view(*blocks.shape[:-1], n_blocks, fmt.block_bytes)
-    return torch.split(fields, [plane.n_bytes for plane in fmt.planes], dim=-1)
+    fields = blocks.reshape(*blocks.shape[:-1], n_blocks, fmt.block_bytes)
+    ends = accumulate((plane.n_bytes for plane in fmt.planes), initial=0)
+    return tuple(fields[..., start:end] for start, end in pairwise(ends))

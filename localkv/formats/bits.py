@@ -1,22 +1,34 @@
-"""Torch primitives from which the formats are made: bit fields, scales, codebooks.
+"""NumPy primitives from which the formats are made: bit fields, scales, codebooks.
 
 They work on planes as `base.split_blocks` makes them: uint8 [..., n_blocks, plane bytes], views
-with any strides and any storage offset, on any device. This file does not know any format's layout
-beyond the parts that two of them share.
+with any strides and any offset. This file does not know any format's layout beyond the parts that
+two of them share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Codes = NDArray[np.integer[Any]]
+"""uint8 or int8; to a type checker, uint8 that were shifted may be any integers."""
 
 IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The sixteen values of iq4_nl and iq4_xs (ggml's `kvalues_iq4nl`)."""
+_CODEBOOK = np.array(IQ4_CODEBOOK, np.int8)
+_HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+"""All fp16 numbers by their bits: looking one up takes a third of the time of converting it."""
+
+ieee = np.errstate(all="ignore")
+"""Decorates arithmetic whose infinities and NaNs are meant: random bytes decode to them, too."""
 
 
-def bit_fields(packed: Tensor, n_bits: int, run: int) -> Tensor:
+def bit_fields(packed: Bytes, n_bits: int, run: int) -> Bytes:
     """Unpack unsigned fields of `n_bits` bits (1, 2 or 4).
 
     ggml packs a run of values into the lowest bits of `run` bytes, the next run of values into the
@@ -26,17 +38,18 @@ def bit_fields(packed: Tensor, n_bits: int, run: int) -> Tensor:
         packed: uint8 [..., n_bytes], n_bytes a multiple of `run`.
 
     Returns:
-        uint8 [..., n_bytes * 8 / n_bits] in the order of the values.
+        uint8 [..., n_bytes * 8 / n_bits] in the order of the values, of its own memory.
     """
-    mask = (1 << n_bits) - 1
-    runs = packed.view(*packed.shape[:-1], packed.shape[-1] // run, run)
-    fields = [runs & mask]
-    fields += [(runs >> shift) & mask for shift in range(n_bits, 8 - n_bits, n_bits)]
-    fields += [runs >> (8 - n_bits)]
-    return torch.stack(fields, dim=-2).flatten(-3)
+    mask, n_fields = (1 << n_bits) - 1, 8 // n_bits
+    *lead, n_bytes = packed.shape
+    runs = packed.reshape(*lead, n_bytes // run, run)
+    fields = np.empty((*lead, n_bytes // run, n_fields, run), np.uint8)
+    for i in range(n_fields):
+        np.bitwise_and(runs >> (i * n_bits), mask, out=fields[..., i, :])
+    return fields.reshape(*lead, n_bytes * n_fields)
 
 
-def pack_bits(codes: Tensor, n_bits: int, run: int) -> Tensor:
+def pack_bits(codes: Codes, n_bits: int, run: int) -> Bytes:
     """The inverse of `bit_fields`, for codes below 2 ** n_bits.
 
     Args:
@@ -46,43 +59,54 @@ def pack_bits(codes: Tensor, n_bits: int, run: int) -> Tensor:
         uint8 [..., n * n_bits / 8].
     """
     n_fields = 8 // n_bits
-    n_runs = codes.shape[-1] // (run * n_fields)
-    fields = codes.view(*codes.shape[:-1], n_runs, n_fields, run)
-    packed = fields[..., 0, :]
+    *lead, n = codes.shape
+    fields = codes.reshape(*lead, n // (run * n_fields), n_fields, run)
+    packed: Any = fields[..., 0, :].copy()
     for i in range(1, n_fields):
-        packed = packed | (fields[..., i, :] << (i * n_bits))
-    return packed.flatten(-2)
+        packed |= fields[..., i, :] << (i * n_bits)
+    result: Bytes = packed.reshape(*lead, n // n_fields)
+    return result
 
 
-def less(codes: Tensor, offset: int) -> Tensor:
+def less(codes: Codes, offset: int) -> NDArray[np.int8]:
     """`codes - offset` of small unsigned codes, in place: uint8 -> int8, same shape."""
-    return codes.sub_(offset).view(torch.int8)
+    codes -= offset
+    return codes.view(np.int8)
 
 
-def reinterpret(plane: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bytes of a plane as `dtype` [..., n_blocks, values]; a view where torch allows one."""
-    if not plane.is_contiguous() or plane.storage_offset() % dtype.itemsize:
-        plane = plane.clone(memory_format=torch.contiguous_format)
+def reinterpret(plane: Bytes, dtype: type[np.generic]) -> NDArray[Any]:
+    """The bytes of a plane as `dtype` [..., n_blocks, values]; a view where NumPy allows one."""
+    if plane.strides[-1] != 1:
+        plane = np.ascontiguousarray(plane)
     return plane.view(dtype)
 
 
-def as_bytes(values: Tensor) -> Tensor:
+def as_bytes(values: NDArray[Any]) -> Bytes:
     """The bytes of each value, as a plane: [..., n] -> uint8 [..., n, bytes of a value]."""
-    data = values.contiguous().view(torch.uint8)
-    return data.view(*values.shape, values.element_size())
+    data = np.ascontiguousarray(values).view(np.uint8)
+    return data.reshape(*values.shape, values.itemsize)
 
 
-def half(plane: Tensor) -> Tensor:
+def half(plane: Bytes) -> Floats:
     """fp16 values as float32: uint8 [..., n_blocks, 2 n] -> [..., n_blocks, n]."""
-    return reinterpret(plane, torch.float16).to(torch.float32)
+    return _HALVES.take(reinterpret(plane, np.uint16))
 
 
-def half_bytes(values: Tensor) -> Tensor:
+@ieee
+def half_bytes(values: Floats) -> Bytes:
     """The inverse of `half`, one value a block: float32 [..., n_blocks, 1] -> uint8 [..., 2]."""
-    return values.to(torch.float16).view(torch.uint8)
+    return values.astype(np.float16, order="C").view(np.uint8)
 
 
-def scaled(codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> Tensor:
+@ieee
+def half_times(plane: Bytes, codes: Codes) -> Floats:
+    """fp16 scales of blocks times the integers of their groups: float32 [..., n_blocks, n]."""
+    product: Floats = half(plane) * codes
+    return product
+
+
+@ieee
+def scaled(codes: Codes, scale: Floats, minimum: Floats | None = None) -> Floats:
     """`codes * scale - minimum` in float32, each product and difference rounded once, as ggml does.
 
     Args:
@@ -93,21 +117,21 @@ def scaled(codes: Tensor, scale: Tensor, minimum: Tensor | None = None) -> Tenso
         float32 [..., n_blocks * block size].
     """
     n_groups = scale.shape[-1]
-    groups = codes.view(*codes.shape[:-1], n_groups, codes.shape[-1] // n_groups)
-    values = groups.to(torch.float32).mul_(scale.unsqueeze(-1))
+    *lead, n_blocks, size = codes.shape
+    values = codes.astype(np.float32, order="C")
+    groups = values.reshape(*lead, n_blocks, n_groups, size // n_groups)
+    groups *= scale[..., None]
     if minimum is not None:
-        values.sub_(minimum.unsqueeze(-1))
-    return values.flatten(-3)
+        groups -= minimum[..., None]
+    return values.reshape(*lead, n_blocks * size)
 
 
-def iq4_values(qs: Tensor) -> Tensor:
+def iq4_values(qs: Bytes) -> NDArray[np.int8]:
     """The values of 4-bit codes in runs of 16: uint8 [..., n_bytes] -> int8 [..., 2 n_bytes]."""
-    codes = bit_fields(qs, n_bits=4, run=16)
-    codebook = torch.tensor(IQ4_CODEBOOK, dtype=torch.int8, device=qs.device)
-    return codebook.index_select(0, codes.flatten().to(torch.int32)).view(codes.shape)
+    return _CODEBOOK.take(bit_fields(qs, n_bits=4, run=16))
 
 
-def q4_k_codes(scales: Tensor) -> tuple[Tensor, Tensor]:
+def q4_k_codes(scales: Bytes) -> tuple[Bytes, Bytes]:
     """The eight scales and minima of a q4_K or q5_K block (ggml's `get_scale_min_k4`).
 
     Scale and minimum j have 6 bits. For j < 4 they are the low bits of bytes j and j + 4; for
@@ -121,12 +145,12 @@ def q4_k_codes(scales: Tensor) -> tuple[Tensor, Tensor]:
         uint8 [..., n_blocks, 8] each.
     """
     low, high, nibbles = scales[..., 0:4], scales[..., 4:8], scales[..., 8:12]
-    scale = torch.cat([low & 63, (nibbles & 15) | ((low >> 6) << 4)], dim=-1)
-    minimum = torch.cat([high & 63, (nibbles >> 4) | ((high >> 6) << 4)], dim=-1)
+    scale = np.concatenate([low & 63, (nibbles & 15) | ((low >> 6) << 4)], axis=-1)
+    minimum = np.concatenate([high & 63, (nibbles >> 4) | ((high >> 6) << 4)], axis=-1)
     return scale, minimum
 
 
-def q4_k_scales(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def q4_k_scales(planes: Sequence[Bytes]) -> tuple[Floats, Floats]:
     """The factors and subtrahends of the eight groups of a q4_K or q5_K block.
 
     Args:
@@ -137,10 +161,10 @@ def q4_k_scales(planes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     d, dmin, scales = planes[:3]
     scale, minimum = q4_k_codes(scales)
-    return half(d) * scale, half(dmin) * minimum
+    return half_times(d, scale), half_times(dmin, minimum)
 
 
-def q3_k_codes(scales: Tensor) -> Tensor:
+def q3_k_codes(scales: Bytes) -> Codes:
     """The sixteen scales of a q3_K block, plus 32: uint8 [..., n_blocks, 12] -> [..., 16].
 
     The low 4 bits are in the first 8 bytes, the high 2 in the last 4.
@@ -149,7 +173,7 @@ def q3_k_codes(scales: Tensor) -> Tensor:
     return low | (bit_fields(scales[..., 8:], n_bits=2, run=4) << 4)
 
 
-def iq4_xs_codes(scales_h: Tensor, scales_l: Tensor) -> Tensor:
+def iq4_xs_codes(scales_h: Bytes, scales_l: Bytes) -> Codes:
     """The eight scales of an iq4_xs block, plus 32: uint8 [..., n_blocks, 8]."""
     low = bit_fields(scales_l, n_bits=4, run=1)
     return low | (bit_fields(scales_h, n_bits=2, run=1) << 4)

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from localkv.formats.base import TILE_VALUES, QuantFormat, split_blocks
+from localkv.formats.base import TILE_VALUES, Array, QuantFormat, split_blocks
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,15 @@ class PackedTensor:
 
     Attributes:
         format: how a row is packed.
-        rows: uint8 [..., bytes of a row], the leading axes are those of `shape`.
+        rows: uint8 [..., bytes of a row], the leading axes are those of `shape`: an array of
+            NumPy's or of the backend's.
         shape: logical shape, e.g. [n_out, n_in] or [n_experts, n_out, n_in].
         halves_activations: activations are rounded to f16 before they meet it, as ggml does for
             F16 weights (`vec_dot_type` in ggml-cpu.c).
     """
 
     format: QuantFormat
-    rows: Tensor
+    rows: Array
     shape: tuple[int, ...]
     halves_activations: bool = False
 
@@ -40,9 +41,10 @@ class PackedTensor:
 
     @property
     def n_bytes(self) -> int:
-        return self.rows.numel()
+        n_bytes: int = self.rows.nbytes
+        return n_bytes
 
-    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+    def __getitem__(self, index: int | slice | Array) -> PackedTensor:
         """Index the leading axis, still packed; a single row has none."""
         if len(self.shape) == 1:
             raise TypeError("a packed row cannot be indexed")
@@ -50,13 +52,12 @@ class PackedTensor:
         shape = (*rows.shape[:-1], self.shape[-1])
         return PackedTensor(self.format, rows, shape, self.halves_activations)
 
-    def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """All values, as `dtype` [*shape]; for small tensors and tiles of large ones.
+    def decode(self) -> NDArray[np.float32]:
+        """All values, [*shape], of rows in the host's memory; for small tensors and tiles.
 
         They may be a view of the mapped file, so they must not be written to.
         """
-        planes = split_blocks(self.format, self.rows)
-        return self.format.codec.decode(planes).to(dtype)
+        return self.format.codec.decode(split_blocks(self.format, np.asarray(self.rows)))
 
     def row_tiles(self) -> Iterator[tuple[slice, PackedTensor]]:
         """Pieces of the leading axis that hold at most `TILE_VALUES` values (at least one row)."""

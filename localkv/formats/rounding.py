@@ -11,44 +11,51 @@ The functions take float32 [..., n_blocks, block size] and agree bit for bit wit
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.formats.bits import Bytes, Floats, ieee
 
 F16_LIMIT = 65519.99609375
 """The largest float32 that rounds to a finite fp16, 65504."""
 
 
-def blocks(x: Tensor, block_size: int) -> Tensor:
+def blocks(x: Floats, block_size: int) -> Floats:
     """A view of [..., n] as [..., n_blocks, block size]."""
-    return x.view(*x.shape[:-1], x.shape[-1] // block_size, block_size)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // block_size, block_size)
 
 
-def scale_and_inverse(extreme: Tensor, steps: float) -> tuple[Tensor, Tensor]:
+@ieee
+def scale_and_inverse(extreme: Floats, steps: float) -> tuple[Floats, Floats]:
     """`extreme / steps` within fp16's range, and the factor that turns values into codes."""
-    # a tensor, since on a GPU torch multiplies with the reciprocal of a divisor that is a number
-    d = (extreme / extreme.new_full((), steps)).clamp_(-F16_LIMIT, F16_LIMIT)
-    return d, d.reciprocal().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    d = np.clip(extreme / steps, -F16_LIMIT, F16_LIMIT)
+    inverse = 1 / d
+    inverse[~np.isfinite(inverse)] = 0
+    return d, inverse
 
 
-def truncated(x: Tensor, smallest: int, largest: int) -> Tensor:
-    """Rounded towards zero and clamped, in place: float32 -> int8; a NaN becomes a number."""
-    return x.nan_to_num_().clamp_(smallest, largest).to(torch.int8)
+def truncated(x: Floats, smallest: int, largest: int) -> NDArray[np.int8]:
+    """Rounded towards zero and clamped, in place: float32 -> int8; a NaN becomes 0."""
+    np.clip(x, smallest, largest, out=x)
+    x[np.isnan(x)] = 0
+    return x.astype(np.int8)
 
 
-def largest_magnitude(x: Tensor) -> Tensor:
+def largest_magnitude(x: Floats) -> Floats:
     """The value furthest from 0, the first of several, or NaN: [..., n] -> [..., 1]."""
-    return x.gather(-1, x.abs().argmax(-1, keepdim=True))
+    return np.take_along_axis(x, np.abs(x).argmax(-1, keepdims=True), -1)
 
 
-def sum_in_order(x: Tensor) -> Tensor:
+def sum_in_order(x: Floats) -> Floats:
     """The sum over each block of [..., n_blocks, n], one value after the other, as in C."""
-    total = torch.zeros_like(x[..., 0])
-    for column in x.movedim(-1, 0).contiguous():
+    total = np.zeros(x.shape[:-1], np.float32)
+    for column in np.ascontiguousarray(np.moveaxis(x, -1, 0)):
         total += column
-    return total.unsqueeze(-1)
+    return total[..., None]
 
 
-def symmetric_codes(x: Tensor, n_bits: int) -> tuple[Tensor, Tensor]:
+@ieee
+def symmetric_codes(x: Floats, n_bits: int) -> tuple[Floats, Bytes]:
     """`x = d (code - half)`, where half is 2 ** (n_bits - 1) and the largest magnitude has code 0.
 
     Returns:
@@ -56,19 +63,20 @@ def symmetric_codes(x: Tensor, n_bits: int) -> tuple[Tensor, Tensor]:
     """
     half = 1 << (n_bits - 1)
     d, inverse = scale_and_inverse(largest_magnitude(x), -half)
-    codes = truncated((x * inverse).add_(half + 0.5), 0, 2 * half - 1)
-    return d, codes.view(torch.uint8)
+    codes = truncated(x * inverse + (half + 0.5), 0, 2 * half - 1)
+    return d, codes.view(np.uint8)
 
 
-def affine_codes(x: Tensor, n_bits: int) -> tuple[Tensor, Tensor, Tensor]:
+@ieee
+def affine_codes(x: Floats, n_bits: int) -> tuple[Floats, Floats, Bytes]:
     """`x = d code + m`, where the smallest value has code 0 and the largest the last one.
 
     Returns:
         d, m float32 [..., n_blocks, 1], codes uint8 of the shape of `x`.
     """
     last = (1 << n_bits) - 1
-    low, high = x.aminmax(dim=-1, keepdim=True)
-    m = low.clamp(-F16_LIMIT, F16_LIMIT)
-    d, inverse = scale_and_inverse(torch.maximum(high, m) - m, last)
-    codes = truncated((x - m).mul_(inverse).add_(0.5), 0, last)
-    return d, m, codes.view(torch.uint8)
+    low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
+    m = np.clip(low, -F16_LIMIT, F16_LIMIT)
+    d, inverse = scale_and_inverse(np.maximum(high, m) - m, last)
+    codes = truncated((x - m) * inverse + 0.5, 0, last)
+    return d, m, codes.view(np.uint8)

@@ -9,16 +9,16 @@ d is absmax / `largest`, rounded up, so that no scaled value is beyond the large
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from localkv.formats.bits import as_bytes, half
+from localkv.formats.bits import Bytes, Floats, as_bytes, half, ieee
 
 SMALLEST, LARGEST = 2.0**-24, 65504.0
 """The positive finite fp16 numbers."""
 
 
-def scale_row(x: Tensor, largest: float) -> tuple[Tensor, Tensor]:
+@ieee
+def scale_row(x: Floats, largest: float) -> tuple[Bytes, Floats]:
     """Scales for rows, and the rows divided by them.
 
     Args:
@@ -28,16 +28,21 @@ def scale_row(x: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     Returns:
         uint8 [..., 1, 2] (fp16 scales, as a plane) and float32 [..., n].
     """
-    # a tensor, since on a GPU torch multiplies with the reciprocal of a divisor that is a number
-    exact = x.abs().amax(-1, keepdim=True) / x.new_full((), largest)
-    exact.clamp_(SMALLEST, LARGEST)
-    nearest = exact.half()
+    exact = np.clip(np.abs(x).max(-1, keepdims=True) / largest, SMALLEST, LARGEST)
+    nearest = exact.astype(np.float16)
     # of positive numbers the next larger one has the next larger bits
-    too_small = nearest.float() < exact
-    d = (nearest.view(torch.int16) + too_small).view(torch.float16)
-    return as_bytes(d), x / d.float()
+    too_small = nearest.astype(np.float32) < exact
+    d = (nearest.view(np.int16) + too_small).view(np.float16)
+    return as_bytes(d), x / d.astype(np.float32)
 
 
-def row_scale(plane: Tensor) -> Tensor:
+def row_scale(plane: Bytes) -> Floats:
     """The scales of a plane: uint8 [..., 1, 2] -> float32 [..., 1]."""
-    return half(plane).flatten(-2)
+    return half(plane)[..., 0]
+
+
+@ieee
+def times_row_scale(values: Floats, plane: Bytes) -> Floats:
+    """`values` [..., n] times the scales of their rows, in place."""
+    values *= row_scale(plane)
+    return values

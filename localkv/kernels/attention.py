@@ -17,6 +17,7 @@ from localkv.cache.kv_cache import Batch, LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.kernels.hadamard import hadamard_transform
+from localkv.kernels.torch_codec import decode
 
 SegmentAttention = Callable[
     [Tensor, Segment, SegmentBatch, Batch, AttentionParams], tuple[Tensor, Tensor]
@@ -32,7 +33,7 @@ def read_pages(
     fmt: QuantFormat, planes: tuple[Tensor, ...], pages: Tensor, n_rows: int, dtype: torch.dtype
 ) -> Tensor:
     """The first `n_rows` rows of `pages`, decoded: [n_kv_heads, n_rows, head_dim]."""
-    rows = fmt.codec.decode([plane[pages] for plane in planes])  # [pages, heads, rows, head_dim]
+    rows = decode(fmt, [plane[pages] for plane in planes])  # [pages, heads, rows, head_dim]
     return rows.transpose(0, 1).flatten(1, 2)[:, :n_rows].to(dtype)
 
 

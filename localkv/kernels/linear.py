@@ -13,6 +13,7 @@ from torch import Tensor
 
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import Linear
+from localkv.kernels.torch_codec import decoded
 
 F16_MAX = 65504.0
 
@@ -42,7 +43,7 @@ def matmul(
     x = round_activations(x, weight)
     out = x.new_empty(x.shape[0], weight.shape[0])
     for rows, tile in weight.row_tiles():
-        out[:, rows] = times_rows(x, tile.decode(x.dtype))
+        out[:, rows] = times_rows(x, decoded(tile, x.dtype))
     return out
 
 

@@ -10,6 +10,7 @@ from localkv.cache.kv_cache import LayerCache, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.kernels.hadamard import hadamard_transform
+from localkv.kernels.torch_codec import encode
 
 StoreKV = Callable[[Tensor, Tensor, LayerCache, tuple[SegmentBatch, ...]], None]
 """(k, v, cache, its batches) with k, v [tokens, n_kv_heads, head_dim] as they are to be packed."""
@@ -19,7 +20,7 @@ def _store_rows(
     fmt: QuantFormat, planes: tuple[Tensor, ...], x: Tensor, batch: SegmentBatch
 ) -> None:
     pages, offsets = batch.slots // PAGE_TOKENS, batch.slots % PAGE_TOKENS
-    for plane, values in zip(planes, fmt.codec.encode(x[batch.tokens].float()), strict=True):
+    for plane, values in zip(planes, encode(fmt, x[batch.tokens]), strict=True):
         plane[pages, :, offsets] = values
 
 

@@ -30,6 +30,7 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
 )
+from localkv.kernels.torch_codec import decoded
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.model_spec import model_spec
 from localkv.model import ModelWeights, Transformer
@@ -135,7 +136,7 @@ class TensorReader:
 
     def vector(self, name: str, size: int) -> Tensor:
         """A norm's or a bias' values, in the backend's dtype, on its device."""
-        return self.packed(name, size).decode(self.backend.dtype).to(self.backend.device)
+        return decoded(self.packed(name, size), self.backend.dtype).to(self.backend.device)
 
     def norm(self, spec: NormSpec, size: int, at: str = "") -> Norm:
         """A norm of rows of `size`; `at` is its layer's prefix."""

@@ -18,6 +18,7 @@ from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import read_pages
 from localkv.kernels.store_kv import store_kv
 from localkv.kernels.torch_arrays import TorchArrays, torch_cache
+from localkv.kernels.torch_codec import decode, encode
 
 SIZES = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 32}
 
@@ -43,7 +44,7 @@ def test_bytes_are_those_allocated(type_k: str, type_v: str, n_ctx: int) -> None
 
 
 def rounded(x: torch.Tensor, name: str) -> torch.Tensor:
-    return KV_FORMATS[name].codec.decode(KV_FORMATS[name].codec.encode(x))
+    return decode(KV_FORMATS[name], encode(KV_FORMATS[name], x))
 
 
 @pytest.mark.parametrize("name", KV_FORMATS)
@@ -52,7 +53,7 @@ def test_rows_that_were_never_stored_are_conspicuous(name: str) -> None:
     fmt = KV_FORMATS[name]
     planes = [torch.full((3, p.n_bytes), 0xFF).byte() for p in fmt.planes]
     planes += [torch.full((1, p.n_bytes), 0xFF).byte() for p in fmt.row_planes]
-    assert KV_FORMATS[name].codec.decode(planes).isnan().all()
+    assert decode(fmt, planes).isnan().all()
 
 
 @pytest.mark.parametrize("name", KV_FORMATS)

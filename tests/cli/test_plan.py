@@ -134,7 +134,7 @@ def test_a_shape_s_tensors_are_those_that_a_model_of_it_has(shape: str, type_nam
             return tensor
 
     backend = select_backend("reference")
-    source = Recorder(type_name, torch.device("cpu"), torch.Generator())
+    source = Recorder(type_name, np.random.default_rng())
     config = SHAPES[shape]
     model_weights(TensorReader(source, backend), config)
     listed = shape_tensors(shape, type_name)

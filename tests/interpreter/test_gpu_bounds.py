@@ -29,6 +29,7 @@ from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.rope import RopeTable
 from localkv.kernels.store_kv import store_kv
+from localkv.kernels.torch_codec import decoded
 from support.gpu_store import store_kv_gpu
 from support.guarded_memory import TENSORS, GuardedMemory, guarded
 from support.paged_rows import PagedRows, paged_rows, plain_attention
@@ -131,10 +132,10 @@ def test_products_and_embedding(memory: GuardedMemory, name: str) -> None:
     bounded = replace(planes, planes=tuple(memory.tensor(x, "a plane") for x in planes.planes))
     for n_tokens in (1, 3):
         x = memory.tensor(torch.randn(n_tokens, n_in), "activations")
-        got, want = linear(x, Linear(bounded)), x.double() @ weight.decode(torch.float64).T
-        assert float((got - want).norm()) < 3e-3 * float(x.norm() * weight.decode().norm())
+        got, want = linear(x, Linear(bounded)), x.double() @ decoded(weight, torch.float64).T
+        assert float((got - want).norm()) < 3e-3 * float(x.norm() * decoded(weight).norm())
     ids = memory.tensor(torch.tensor([weight.shape[0] - 1, 0]), "ids")
-    assert torch.allclose(embed(ids, bounded), weight[ids].decode(), rtol=1e-5)
+    assert torch.allclose(embed(ids, bounded), decoded(weight[ids]), rtol=1e-5)
 
 
 def test_what_does_not_fit_is_refused_before_a_launch() -> None:

@@ -23,6 +23,7 @@ from localkv.kernels.gpu.products.products import gate_up, linear, linears, norm
 from localkv.kernels.gpu.triton_backend import METHODS
 from localkv.kernels.layer_weights import Linear, Norm
 from localkv.kernels.norm import norm as plain_norm
+from localkv.kernels.torch_codec import decoded
 from localkv.sampling.device_draw import NO_TOKEN
 from support.gpu_products import CPU, EXACT, error, far, prepared, with_rows
 from support.layers import layer_norm, rms
@@ -46,7 +47,7 @@ def test_what_is_said_of_a_product_is_what_it_reads(name: str) -> None:
 def product(x: Tensor, weight: PlaneTensor) -> Tensor:
     """float64, of what is in the file."""
     rows = PackedTensor(weight.format, weight.rows, weight.shape)
-    return x.double() @ rows.decode(torch.float64).T
+    return x.double() @ decoded(rows, torch.float64).T
 
 
 def limit(name: str, n_tokens: int) -> float:

@@ -16,6 +16,7 @@ from localkv.kernels.layer_weights import Norm
 from localkv.kernels.norm import norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.torch_codec import decode, encode
 from support.gpu_store import store_kv_gpu
 from support.layers import rms
 from support.paged_rows import poisoned_cache
@@ -43,7 +44,7 @@ def numbers(fmt: QuantFormat, plane: Tensor) -> Tensor:
 
 def assert_encoded(fmt: QuantFormat, got: list[Tensor], x: Tensor) -> None:
     """Byte for byte what `encode` makes of x, save for the bits of a NaN and a minimum's -0."""
-    for i, (ours, want) in enumerate(zip(got, fmt.codec.encode(x), strict=True)):
+    for i, (ours, want) in enumerate(zip(got, encode(fmt, x), strict=True)):
         assert ours.shape == want.shape
         ours, want = numbers(fmt, ours), numbers(fmt, want)
         if want.dtype == torch.uint8:
@@ -176,7 +177,7 @@ def test_everything_before_the_store(
         want_q = want_q * steps.q_scale[:, None, None]
     segment, slots = cache.layers[0].segments[0], batch.segments[0].slots
     got_k, got_v = (
-        KV_FORMATS["f32"].codec.decode(stored(planes, slots)) for planes in (segment.k, segment.v)
+        decode(KV_FORMATS["f32"], stored(planes, slots)) for planes in (segment.k, segment.v)
     )
     assert torch.equal(got_v, v)
     if normed:  # whose sum is made in another order

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from localkv.formats import KV_FORMATS
 from localkv.kernels.hadamard import hadamard_transform
+from localkv.kernels.torch_codec import decode, encode
 
 BLOCKS = (1, 2, 16, 32, 64, 128, 256)
 
@@ -75,8 +76,8 @@ def test_rotation_spreads_outliers() -> None:
     others = torch.arange(64) != 5
 
     def error(name: str, block: int) -> float:
-        codec = KV_FORMATS[name].codec
-        stored = codec.decode(codec.encode(hadamard_transform(x, block)))
+        fmt = KV_FORMATS[name]
+        stored = decode(fmt, encode(fmt, hadamard_transform(x, block)))
         return float((hadamard_transform(stored, block) - x)[:, others].norm())
 
     assert error("q4_0", 64) < 0.6 * error("q4_0", 0)

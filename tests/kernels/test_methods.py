@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -16,6 +15,7 @@ from localkv import LLM
 from localkv.formats import KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.base import QuantFormat
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels import torch_codec
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.methods import DECODED, EXPERTS, methods
@@ -35,13 +35,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Types of the tensors that torch decodes."""
+    """Types of the tensors that are decoded."""
     names = list[str]()
     decode = PackedTensor.decode
 
-    def spy(self: PackedTensor, *args: Any) -> torch.Tensor:
+    def spy(self: PackedTensor) -> np.ndarray:
         names.append(self.format.name)
-        return decode(self, *args)
+        return decode(self)
 
     monkeypatch.setattr(PackedTensor, "decode", spy)
     return names
@@ -70,7 +70,7 @@ def test_a_product_runs_as_is_said(name: str, n_in: int, halves: bool, decoded: 
 
     normed = (x.double() / x.double().square().mean(-1, keepdim=True).sqrt()).float()
     sides = {"8-bit": eight_bits(normed), "fp16": normed.half(), "float32": normed}
-    matrix = packed.decode(torch.float64)
+    matrix = torch_codec.decoded(packed, torch.float64)
     nearest = min(sides, key=lambda side: error(got, sides[side].double() @ matrix.T))
     assert nearest in method.words
     assert HAS_VNNI or "8-bit" not in method.words

@@ -19,6 +19,7 @@ from localkv.kernels.attention import (
 from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.store_kv import StoreKV, store_kv, store_rotated
 from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.torch_codec import decode, encode
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, past: int, params: AttentionParams) -> Tensor:
@@ -85,7 +86,7 @@ def check(
         scale = torch.ones(n_kv_heads, 1)
         if fmt.scales_by_head:
             scale = torch.tensor(absmax)[:, None] / fmt.largest
-        stored = fmt.codec.decode(fmt.codec.encode(hadamard_transform(x, rotation) / scale))
+        stored = decode(fmt, encode(fmt, hadamard_transform(x, rotation) / scale))
         return hadamard_transform(stored.double() * scale.double(), rotation)
 
     sequences = [cache.new_sequence() for _ in lengths]

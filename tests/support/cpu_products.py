@@ -11,6 +11,7 @@ from localkv.formats.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS, Pan
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.products import CpuProducts
+from localkv.kernels.torch_codec import decoded
 from localkv.simd.cpu_features import HAS_VNNI
 
 EXACT = 1e-6
@@ -43,7 +44,7 @@ def check(products: CpuProducts, x: torch.Tensor, weight: PackedTensor) -> torch
     got = products.matmul(x, products.prepare(weight))
     assert got.dtype == torch.float32
     assert got.shape == (x.shape[0], weight.shape[0])
-    matrix = weight.decode(torch.float64)
+    matrix = decoded(weight, torch.float64)
     rounded = eight_bits(x) if in_8_bits else x.double()
     if weight.halves_activations:
         rounded = x.half().double()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 
-def join_planes(planes: Sequence[Tensor]) -> Tensor:
-    """The inverse of `split_blocks`, as a new tensor: uint8 [..., n * block_bytes]."""
-    return torch.cat(tuple(planes), dim=-1).flatten(-2)
+def join_planes(planes: Sequence[np.ndarray]) -> np.ndarray:
+    """The inverse of `split_blocks`, as a new array: uint8 [..., n * block_bytes]."""
+    joined = np.concatenate(planes, -1)
+    *lead, n_blocks, block_bytes = joined.shape
+    return joined.reshape(*lead, n_blocks * block_bytes)

@@ -16,15 +16,16 @@ def random_packed(name: str, *shape: int, seed: int = 0) -> PackedTensor:
     n_blocks = shape[-1] // fmt.block_size
     if fmt.block_size == 1:
         x = torch.randn(*shape, generator=generator)
-        rows = join_planes(fmt.codec.encode(x))
+        rows = join_planes(fmt.codec.encode(x.numpy()))
     else:
         planes = []
         for plane in fmt.planes:
             size = (*shape[:-1], n_blocks, plane.n_bytes)
             if plane.name in ("d", "m", "dmin"):
                 values = torch.rand(*size[:-1], 1, generator=generator) * 0.1
-                planes.append(values.half().view(torch.uint8))
+                planes.append(values.half().view(torch.uint8).numpy())
             else:
-                planes.append(torch.randint(0, 256, size, dtype=torch.uint8, generator=generator))
+                codes = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+                planes.append(codes.numpy())
         rows = join_planes(planes)
-    return PackedTensor(fmt, rows, shape)
+    return PackedTensor(fmt, torch.from_numpy(rows), shape)

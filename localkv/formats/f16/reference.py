@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from localkv.formats.bits import as_bytes, reinterpret
+from localkv.formats.bits import Bytes, Floats, half, half_bytes
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """uint8 [..., n, 2] -> float32 [..., n]."""
-    return reinterpret(planes[0], torch.float16).to(torch.float32).flatten(-2)
+    return half(planes[0])[..., 0]
 
 
-def encode(x: Tensor) -> tuple[Tensor, ...]:
+def encode(x: Floats) -> tuple[Bytes, ...]:
     """[..., n] -> uint8 [..., n, 2], rounded to nearest even, to infinity above 65504."""
-    return (as_bytes(x.to(torch.float16)),)
+    return (half_bytes(x[..., None]),)

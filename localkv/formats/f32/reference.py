@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from localkv.formats.bits import as_bytes, reinterpret
-
-
-def decode(planes: Sequence[Tensor]) -> Tensor:
-    """uint8 [..., n, 4] -> float32 [..., n]; a view of the bytes where torch allows one."""
-    return reinterpret(planes[0], torch.float32).flatten(-2)
+from localkv.formats.bits import Bytes, Floats, as_bytes, reinterpret
 
 
-def encode(x: Tensor) -> tuple[Tensor, ...]:
+def decode(planes: Sequence[Bytes]) -> Floats:
+    """uint8 [..., n, 4] -> float32 [..., n]; a view of the bytes where NumPy allows one."""
+    return reinterpret(planes[0], np.float32)[..., 0]
+
+
+def encode(x: Floats) -> tuple[Bytes, ...]:
     """[..., n] -> uint8 [..., n, 4]."""
-    return (as_bytes(x.to(torch.float32)),)
+    return (as_bytes(x),)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
+from localkv.formats.bits import Bytes, Floats
 from localkv.formats.fp8_e5m2 import reference as fp8_e5m2
-from localkv.formats.row_scale import row_scale, scale_row
+from localkv.formats.row_scale import scale_row, times_row_scale
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """values (uint8 [..., n, 1]), d (fp16, [..., 1, 2]) -> float32 [..., n]."""
     values, d = planes
-    return fp8_e5m2.decode([values]).mul_(row_scale(d))
+    return times_row_scale(fp8_e5m2.decode([values]), d)
 
 
-def encode(x: Tensor) -> tuple[Tensor, ...]:
+def encode(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., n] -> values, d: scaled rows, rounded to nearest even (see `row_scale`)."""
     d, scaled = scale_row(x, fp8_e5m2.LARGEST)
     return (*fp8_e5m2.encode(scaled), d)

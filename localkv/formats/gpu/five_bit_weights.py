@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.bits import bit_fields, pack_bits
+from localkv.formats.gpu.bits import bit_fields, pack_bits
 from localkv.formats.gpu.weight_layout import load_runs
 from localkv.triton_primitives.bit_fields import unpack_bit_field
 

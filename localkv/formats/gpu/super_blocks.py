@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.bits import bit_fields, pack_bits, q4_k_codes
+from localkv.formats.gpu.bits import bit_fields, pack_bits, q4_k_codes
 from localkv.formats.gpu.weight_layout import load_items, words
 
 

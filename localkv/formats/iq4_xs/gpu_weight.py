@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.bits import iq4_xs_codes
+from localkv.formats.gpu.bits import iq4_xs_codes
 from localkv.formats.gpu.super_blocks import (
     halves,
     load_half,

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from localkv.formats.bits import half, iq4_values, iq4_xs_codes, less, scaled
+from localkv.formats.bits import Bytes, Floats, half_times, iq4_values, iq4_xs_codes, less, scaled
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """d (fp16), scales_h, scales_l (2, 4 bytes), qs (128) -> float32 [..., n_blocks * 256]."""
     d, scales_h, scales_l, qs = planes
-    return scaled(iq4_values(qs), half(d) * less(iq4_xs_codes(scales_h, scales_l), 32))
+    return scaled(iq4_values(qs), half_times(d, less(iq4_xs_codes(scales_h, scales_l), 32)))

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from localkv.formats.bits import bit_fields, half, scaled
+from localkv.formats.bits import Bytes, Floats, bit_fields, half_times, scaled
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """scales (16 bytes), qs (64 bytes), d, dmin (fp16) -> float32 [..., n_blocks * 256]."""
     scales, qs, d, dmin = planes
     codes = bit_fields(qs, n_bits=2, run=32)
-    return scaled(codes, half(d) * (scales & 15), minimum=half(dmin) * (scales >> 4))
+    return scaled(codes, half_times(d, scales & 15), minimum=half_times(dmin, scales >> 4))

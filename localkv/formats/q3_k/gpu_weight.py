@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.bits import q3_k_codes
+from localkv.formats.gpu.bits import q3_k_codes
 from localkv.formats.gpu.super_blocks import (
     halves,
     in_runs,

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from localkv.formats.bits import bit_fields, half, less, q3_k_codes, scaled
+from localkv.formats.bits import Bytes, Floats, bit_fields, half_times, less, q3_k_codes, scaled
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """hmask (32 bytes), qs (64), scales (12), d (fp16) -> float32 [..., n_blocks * 256]."""
     hmask, qs, scales, d = planes
     codes = bit_fields(qs, n_bits=2, run=32) | (bit_fields(hmask, n_bits=1, run=32) << 2)
-    return scaled(less(codes, 4), half(d) * less(q3_k_codes(scales), 32))
+    return scaled(less(codes, 4), half_times(d, less(q3_k_codes(scales), 32)))

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from localkv.formats.bits import bit_fields, half, half_bytes, less, pack_bits, scaled
+from localkv.formats.bits import (
+    Bytes,
+    Floats,
+    bit_fields,
+    half,
+    half_bytes,
+    less,
+    pack_bits,
+    scaled,
+)
 from localkv.formats.rounding import blocks, symmetric_codes
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """d (fp16), qs (16 bytes) -> float32 [..., n_blocks * 32]."""
     d, qs = planes
     return scaled(less(bit_fields(qs, n_bits=4, run=16), 8), half(d))
 
 
-def encode(x: Tensor) -> tuple[Tensor, ...]:
+def encode(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., n] -> d, qs (ggml's `quantize_row_q4_0_ref`)."""
     d, codes = symmetric_codes(blocks(x, 32), n_bits=4)
     return half_bytes(d), pack_bits(codes, n_bits=4, run=16)

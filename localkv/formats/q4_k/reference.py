@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from localkv.formats.bits import bit_fields, q4_k_scales, scaled
+from localkv.formats.bits import Bytes, Floats, bit_fields, q4_k_scales, scaled
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """d, dmin (fp16), scales (12 bytes), qs (128 bytes) -> float32 [..., n_blocks * 256]."""
     scale, minimum = q4_k_scales(planes)
     return scaled(bit_fields(planes[3], n_bits=4, run=32), scale, minimum)

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from localkv.formats.bits import bit_fields, q4_k_scales, scaled
+from localkv.formats.bits import Bytes, Floats, bit_fields, q4_k_scales, scaled
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """d, dmin (fp16), scales (12 bytes), qh (32), qs (128) -> float32 [..., n_blocks * 256]."""
     scale, minimum = q4_k_scales(planes)
     qh, qs = planes[3:]

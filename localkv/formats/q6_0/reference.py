@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from localkv.formats.bits import bit_fields, half, half_bytes, less, pack_bits, scaled
+from localkv.formats.bits import (
+    Bytes,
+    Codes,
+    Floats,
+    bit_fields,
+    half,
+    half_bytes,
+    ieee,
+    less,
+    pack_bits,
+    scaled,
+)
 from localkv.formats.rounding import (
     F16_LIMIT,
     blocks,
@@ -25,34 +35,35 @@ LIMIT = 32 * F16_LIMIT
 """The largest value that a scale reaches."""
 
 
-def _middle_swapped(runs: Tensor) -> Tensor:
+def _middle_swapped(runs: Codes) -> Codes:
     """Four runs of 8 with the second and the third in each other's place: [..., 32]."""
-    return runs.view(*runs.shape[:-1], 2, 2, 8).transpose(-3, -2).flatten(-3)
+    return runs.reshape(*runs.shape[:-1], 2, 2, 8).swapaxes(-3, -2).reshape(runs.shape)
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """d (fp16), qh (8 bytes), qs (16 bytes) -> float32 [..., n_blocks * 32]."""
     d, qh, qs = planes
     high = _middle_swapped(bit_fields(qh, n_bits=2, run=8))
     return scaled(less(bit_fields(qs, n_bits=4, run=16) | (high << 4), 32), half(d))
 
 
-def encode(x: Tensor) -> tuple[Tensor, ...]:
+@ieee
+def encode(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., n] -> d, qh, qs (ik_llama.cpp's `quantize_row_q6_0_ref`).
 
     Codes are chosen with the scale that makes the largest magnitude -32; then the scale becomes the
     one of the least squared error, each weighted with its value's square.
     """
-    x = blocks(x, 32).clamp(-LIMIT, LIMIT)
+    x = np.clip(blocks(x, 32), -LIMIT, LIMIT)
     d, inverse = scale_and_inverse(largest_magnitude(x), -32)
     y = x * inverse
-    codes = truncated(y + 32.5, 0, 63).view(torch.uint8)
-    q = codes.to(torch.float32).sub_(32)
-    weights = y.square_()
+    codes = truncated(y + 32.5, 0, 63).view(np.uint8)
+    q = codes.astype(np.float32) - 32
+    weights = y * y
     products, squares = (
-        sum_in_order(low + high)
-        for low, high in ((weights * x * q).chunk(2, -1), (weights * q * q).chunk(2, -1))
+        sum_in_order(terms[..., :16] + terms[..., 16:])
+        for terms in (weights * x * q, weights * q * q)
     )
-    d = torch.where(squares > 0, products / squares, d).clamp_(-F16_LIMIT, F16_LIMIT)
+    d = np.clip(np.where(squares > 0, products / squares, d), -F16_LIMIT, F16_LIMIT)
     qh = pack_bits(_middle_swapped(codes >> 4), n_bits=2, run=8)
     return half_bytes(d), qh, pack_bits(codes & 15, n_bits=4, run=16)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from localkv.formats.bits import bit_fields, half, less, scaled
+from localkv.formats.bits import Bytes, Floats, bit_fields, half_times, less, scaled
 
 
-def decode(planes: Sequence[Tensor]) -> Tensor:
+def decode(planes: Sequence[Bytes]) -> Floats:
     """ql (128 bytes), qh (64), scales (16 int8), d (fp16) -> float32 [..., n_blocks * 256]."""
     ql, qh, scales, d = planes
     codes = bit_fields(ql, n_bits=4, run=64) | (bit_fields(qh, n_bits=2, run=32) << 4)
-    return scaled(less(codes, 32), half(d) * scales.view(torch.int8))
+    return scaled(less(codes, 32), half_times(d, scales.view(np.int8)))

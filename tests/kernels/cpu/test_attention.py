@@ -26,6 +26,7 @@ from localkv.kernels.cpu.jit import kernel_folder
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.torch_codec import encode
 from support.attention_checks import check as check_attention
 from support.attention_checks import check_rows_without_keys, check_windows
 from support.cache_types import NAMES, NEW_PAIRS
@@ -193,7 +194,7 @@ def test_pages_hold_the_bytes_of_the_reference(name: str) -> None:
         store_kv_cpu(rows[start:end], rows[start:end] * 2, layer, batch.segments)
         sequence.length = end
     for side, planes, factor in (("k", segment.k, 1.0), ("v", segment.v, 2.0)):
-        wanted = fmt.codec.encode(rows * factor)
+        wanted = encode(fmt, rows * factor)
         restored = pool_planes(fmt, side, planes)
         for fact, plane, want in zip(fmt.all_planes, restored, wanted, strict=True):
             got = plane[sequence.pages[0]].transpose(1, 2).flatten(0, 1)[:300]

@@ -21,6 +21,7 @@ from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
+from localkv.kernels.torch_codec import decoded
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.host_features import expects_vnni
 from support.cpu_products import EXACT, check, eight_bits, error, plain_panels, product_error
@@ -173,7 +174,7 @@ def test_stack_with_incomplete_panels() -> None:
     for expert in range(3):
         rounded = eight_bits(x) if HAS_VNNI else x.double()
         got = products.matmul(x, prepared[expert])
-        assert product_error(got, rounded, stack[expert].decode(torch.float64)) < EXACT
+        assert product_error(got, rounded, decoded(stack[expert], torch.float64)) < EXACT
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from localkv.kernels.cpu.attention.queries import (
 )
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.torch_codec import decode, encode
 from localkv.simd.memory import address
 from localkv.simd.quads import SCALE, STARTS
 
@@ -137,8 +138,8 @@ def test_logits(type_k: str, rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     keys = torch.randn(n_tokens, 1, head_dim, generator=generator)
     store_kv_cpu(keys, keys, layer, cache.batch([(sequence, [0] * n_tokens)]).segments)
-    codec = KV_FORMATS[type_k].codec
-    keys = codec.decode(codec.encode(keys)).double()[:, 0]
+    fmt = KV_FORMATS[type_k]
+    keys = decode(fmt, encode(fmt, keys)).double()[:, 0]
     q = torch.randn(rows, head_dim, generator=generator)
     page = sequence.pages[0][0]
     regions = [plane[page, 0] for plane in planes]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,8 +134,8 @@ def test_products(name: str, n_tokens: int) -> None:
     from localkv.kernels.gpu.triton_backend import triton_backend
 
     n_out, n_in = 272, 512
-    rows = random_rows(FORMATS[name], n_out, n_in, generator=torch.Generator().manual_seed(1))
-    weight = PackedTensor(FORMATS[name], rows, (n_out, n_in))
+    rows = random_rows(FORMATS[name], n_out, n_in, generator=np.random.default_rng(1))
+    weight = PackedTensor(FORMATS[name], torch.from_numpy(rows), (n_out, n_in))
     generator = torch.Generator().manual_seed(2)
     x, residual = (torch.randn(n_tokens, n, generator=generator) for n in (n_in, n_out))
     backend = triton_backend(DEVICE)
@@ -153,7 +154,7 @@ def test_generation(shape: str, weights: str, type_k: str, type_v: str) -> None:
 
     ours, plain = (
         Engine(
-            synthetic_model(shape, weights, backend, drawn_on="cpu"),
+            synthetic_model(shape, weights, backend),
             CacheConfig(type_k, type_v, n_ctx=600),
             n_batch=200,
         )

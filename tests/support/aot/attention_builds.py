@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from localkv.formats import KV_FORMATS, QuantFormat
 from localkv.kernels.gpu.attention.config import TileConfig
 from localkv.kernels.gpu.attention.decode import decode_kernel
@@ -24,7 +22,7 @@ NUMBERS = {
 
 def plane_types(fmt: QuantFormat) -> tuple[str, ...]:
     """Of the planes that a type is encoded in."""
-    return ("*u8",) * len(fmt.codec.encode(torch.zeros(64)))
+    return ("*u8",) * len(fmt.all_planes)
 
 
 def build(

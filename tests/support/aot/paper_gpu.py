@@ -221,7 +221,7 @@ class PaperTensors:
 
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
         if len(shape) == 1:
-            rows = torch.empty(4 * shape[0], dtype=torch.uint8, device=META)
+            rows = torch.zeros(4 * shape[0], dtype=torch.uint8)
             return PackedTensor(FORMATS["f32"], rows, shape)
         usual = output_type(self.type_name) if name == "output.weight" else self.type_name
         fmt = FORMATS[self.others.get(name, usual)]

@@ -42,6 +42,7 @@ from localkv.kernels.norm import norm
 from localkv.kernels.rope import RopeTable, apply_rope
 from localkv.kernels.store_kv import store_kv
 from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.torch_codec import decoded
 from localkv.simd.cpu_features import HAS_VNNI
 from support.cpu_pages import pool_planes
 from support.cpu_products import eight_bits, product_error
@@ -282,7 +283,7 @@ def product_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str],
         else:
             parts.append(Product(weight, out))
         rounded = eight_bits(x) if HAS_VNNI and name in LAYOUTS else x.double()
-        wants.append((rounded, packed.decode(torch.float64), plus))
+        wants.append((rounded, decoded(packed, torch.float64), plus))
     add_products(chain, x, n_tokens, parts)
     for _ in range(2):
         chain.run()
@@ -306,7 +307,7 @@ def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], 
     got = products.linear(x, Linear(products.prepare(packed), bias))
     rounded = eight_bits(x) if HAS_VNNI and name in LAYOUTS else x.double()
     assert not got.isnan().any()
-    error = product_error(got.double() - bias, rounded, packed.decode(torch.float64))
+    error = product_error(got.double() - bias, rounded, decoded(packed, torch.float64))
     assert error < 1e-5 * (1 + float(bias.abs().max()) * 10)
 
 

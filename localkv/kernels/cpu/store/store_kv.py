@@ -17,6 +17,7 @@ from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.cpu.store.job import PlaneJob, ScatterJob, StoreJob
+from localkv.kernels.torch_codec import encode
 
 MANY_BYTES = 1 << 16
 """From this number on, a second thread is worth its start."""
@@ -38,7 +39,7 @@ def _orders(fmt: QuantFormat, side: Side) -> tuple[tuple[int, int, int], ...]:
 
 
 def store_source(fmt: QuantFormat) -> KernelSource | None:
-    """The kernel that encodes a type's rows; None for types that torch encodes."""
+    """The kernel that encodes a type's rows; None for types that NumPy encodes."""
     if fmt.row_planes or not hasattr(fmt.part("cpu"), "encode"):
         return None
     return KernelSource("store/store_rows", {"FORMAT": fmt.codec_name})
@@ -132,7 +133,7 @@ def store_kv_cpu(
 def scatter_encoded(
     k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
 ) -> None:
-    """The same for types without a compiled encoder: torch encodes, what it yields is moved."""
+    """The same for types without a compiled encoder: NumPy encodes, what it yields is moved."""
     for segment, batch in zip(cache.segments, batches, strict=True):
         n_tokens, n_kv_heads, head_dim = k.shape
         n_rows = batch.slots.numel()
@@ -150,7 +151,7 @@ def scatter_encoded(
             (rows_v, segment.format_v, segment.v, "v"),
         ):
             assert side == "k" or side == "v"
-            encoded = fmt.codec.encode(rows)
+            encoded = encode(fmt, rows)
             for values, plane, order in zip(encoded, planes, _orders(fmt, side), strict=True):
                 kept.append(values.contiguous())
                 row_bytes = plane.shape[3] * plane.shape[4]

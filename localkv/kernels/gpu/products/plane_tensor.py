@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from localkv.errors import ModelFileError
@@ -49,7 +51,7 @@ class PlaneTensor(PackedTensor):
     def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
         raise TypeError("planes are not indexed: kernels read them whole")
 
-    def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
+    def decode(self) -> NDArray[np.float32]:
         raise TypeError("planes are not decoded: kernels read them")
 
     @property
