@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from threading import Event
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,22 +15,18 @@ from localkv.cache.layout import check_cache_types, group_layouts
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.engine import Engine
-from localkv.engine.text_stream import Completion, TextStream
+from localkv.engine.text_model import TextModel
 from localkv.errors import UsageError
 from localkv.kernels.device_memory import gpu_room
 from localkv.kernels.method import in_words, missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
-from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata, encode_chat
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import local_path
 from localkv.loader.kv_risks import kv_risks
 from localkv.loader.model_spec import model_spec
-from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.loader.weights import load_model
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
-from localkv.sampling.params import SamplingParams
-from localkv.sampling.sampler import Sampler
 from localkv.system.bus_errors import end_cleanly_from_threads
 from localkv.system.machine_memory import Budget, machine_memory
 
@@ -41,7 +34,7 @@ DEFAULT_N_CTX = 4096
 """Tokens of context where the user names none and the model can hold more."""
 
 
-class LLM:
+class LLM(TextModel):
     """A model ready to complete text.
 
     It may be used from several threads, and several of its streams may be read in turn: each call
@@ -205,131 +198,10 @@ class LLM:
             )
         return n_ctx or trained
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer.
-
-        Raises:
-            ModelFileError: the file has none, or none that is supported.
-        """
-        return tokenizer_from_metadata(self.gguf.metadata, override_pre=self._override_pre)
-
-    @cached_property
-    def chat_template(self) -> ChatTemplate | None:
-        """The file's chat template, or None."""
-        return chat_template_from_metadata(self.gguf.metadata)
-
-    def chat_template_from(self, source: str) -> ChatTemplate:
-        """A Jinja template with this model's BOS and EOS, to use instead of the file's own."""
-        bos, eos = (
-            "" if token is None else self.tokenizer.id_to_token(token)
-            for token in (self.tokenizer.bos_id, self.tokenizer.eos_id)
-        )
-        return ChatTemplate(source, bos_token=bos, eos_token=eos)
-
-    def tokenize(
-        self, text: str, add_special: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        """Token ids of a text; `parse_special` lets control tokens be written in it."""
-        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
-        return self.tokenizer.decode(ids)
-
     def logits(self, ids: Sequence[int]) -> Tensor:
         """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
         logits: Tensor = self.engine.logits(ids)
         return logits
-
-    def stream(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        parse_special: bool = False,
-        cancel: Event | None = None,
-        params: SamplingParams | None = None,
-        **sampling: Any,
-    ) -> TextStream:
-        """Continue a prompt, piece by piece.
-
-        Args:
-            prompt: text, or token ids that are taken as they are.
-            max_tokens: most tokens to generate; None goes on to the end of the context.
-            stop: strings that end the text; they are not part of it.
-            ignore_eos: never draw an end-of-generation token.
-            parse_special: control tokens written in the prompt count as such.
-            cancel: set it, from any thread, to end after the next token, or while other threads
-                have their turn.
-            params: how tokens are drawn.
-            sampling: fields of `SamplingParams`, instead of or on top of `params`.
-
-        Raises:
-            ContextOverflowError: the prompt is longer than the context.
-            LocalKVError: by the stream: the model yields NaN; or see the class.
-        """
-        if isinstance(prompt, str):
-            ids = self.tokenize(prompt, parse_special=parse_special)
-        else:
-            ids = list(prompt)
-        params = replace(params or SamplingParams(), **sampling)
-        tokenizer = self.tokenizer
-        if ignore_eos:
-            bias = {**params.logit_bias, **dict.fromkeys(tokenizer.eog_ids, float("-inf"))}
-            params = replace(params, logit_bias=bias)
-        sampler = Sampler(
-            params,
-            n_vocab=self.config.n_vocab,
-            n_ctx=self.cache.n_ctx,
-            token_text=lambda token: tokenizer.token_bytes(token, special=True).decode(
-                errors="replace"
-            ),
-            # llama.cpp cuts the rest of a DRY breaker so; SPM would put a space before it
-            tokenize=(lambda text: tokenizer.encode(text, add_special=False))
-            if tokenizer.kind == "bpe"
-            else None,
-        )
-        generation = self.engine.generate(
-            ids,
-            sampler=sampler,
-            max_tokens=max_tokens,
-            stop_ids=tokenizer.eog_ids,
-            cancel=cancel,
-        )
-        stops = (stop,) if isinstance(stop, str) else stop
-        decoder = tokenizer.stream_decoder(after=ids, skip_special=True)
-        return TextStream(generation, decoder, stops, sampler.seed)
-
-    def complete(self, prompt: str | Sequence[int], **options: Any) -> Completion:
-        """Continue a prompt to the end; takes the arguments of `stream`."""
-        return self.stream(prompt, **options).completion
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        template: ChatTemplate | None = None,
-        **options: Any,
-    ) -> TextStream:
-        """Answer a conversation, piece by piece.
-
-        Args:
-            messages: {"role": "system" | "user" | "assistant", "content": text}, in order.
-            template: instead of the file's own.
-            options: other arguments of `stream`.
-
-        Raises:
-            UsageError: the file has no chat template and none was given.
-        """
-        template = template or self.chat_template
-        if template is None:
-            raise UsageError(
-                "the model has no chat template", hint="complete plain text, or give a template"
-            )
-        return self.stream(encode_chat(self.tokenizer, template, messages), **options)
 
 
 def free_memory(device: torch.device) -> Budget | None:

@@ -55,6 +55,7 @@ class EngineFacts:
     """Facts about a loaded model and its cache. Sizes are counts; `*_bytes` are bytes.
 
     `layers`, `kv_heads`, `key_dims`, `value_dims`: of each group of its layers (`CacheGroup`).
+    `has_think_switch`, `takes_tools`: its chat template reads `enable_thinking`, and tools.
     """
 
     name: str
@@ -73,6 +74,8 @@ class EngineFacts:
     n_threads: int
     load_seconds: float
     warnings: tuple[str, ...] = ()
+    has_think_switch: bool = False
+    takes_tools: bool = False
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -91,6 +94,13 @@ class ChatRequest:
         max_tokens: most tokens of the answer; None goes on to the end of the context.
         stop: strings that end it.
         ignore_eos: never draw a token that ends it.
+        think: whether the model reasons before it answers; None leaves it to the template.
+        reasoning_budget: most tokens of reasoning; None and -1 set no limit, 0 allows none.
+        prefill: the answer begins with this text, which comes as its first delta.
+        continued: an answer so far, with its reasoning, that goes on; `messages` end before it, and
+            the deltas hold what is new.
+        template_kwargs: more variables of the chat template; values of JSON.
+        tools: descriptions of tools as JSON schemas.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -98,6 +108,12 @@ class ChatRequest:
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     ignore_eos: bool = False
+    think: bool | None = None
+    reasoning_budget: int | None = None
+    prefill: str = ""
+    continued: str = ""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -156,8 +172,8 @@ class ChatEngine(Protocol):
         """
         ...
 
-    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        """Tokens that a conversation takes as a prompt. Raises the errors of `answer`."""
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Tokens that a request takes as a prompt. Raises the errors of `answer`."""
         ...
 
     def cancel(self) -> None:

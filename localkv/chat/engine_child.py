@@ -68,7 +68,7 @@ def _failure(error: Exception) -> Failure:
 
 
 def _count(engine: ChatEngine, request: CountTokens) -> Iterator[TokenCount]:
-    yield TokenCount(engine.count_tokens(request.messages))
+    yield TokenCount(engine.count_tokens(request))
 
 
 def main() -> None:

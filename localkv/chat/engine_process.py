@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any
@@ -82,9 +82,9 @@ class EngineProcess:
             reason = exhausted(error) or error.strerror or error
             raise EngineStoppedError(f"the engine can't be started: {reason}") from error
 
-    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+    def count_tokens(self, request: ChatRequest) -> int:
         with self._asking:
-            self._send(CountTokens(tuple(messages)))
+            self._send(CountTokens(**vars(request)))
             count: TokenCount = self._receive(TokenCount)
             return count.n_tokens
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from localkv.system.limits import before_torch
 if TYPE_CHECKING:
     from localkv.engine.text_stream import Completion, TextStream
     from localkv.llm import LLM
+    from localkv.loader.chat_prompt import ChatPrompt
     from localkv.loader.chat_template import ChatTemplate
 
 DELTA_SECONDS = 0.05
@@ -59,8 +60,9 @@ class LocalEngine:
             **self.options.arguments,
             on_progress=lambda stage, done, total: on_progress(LoadProgress(stage, done, total)),
         )
-        self._loaded = llm, self._template(llm)
-        return _facts(llm, time.perf_counter() - started)
+        template = self._template(llm)
+        self._loaded = llm, template
+        return _facts(llm, template, time.perf_counter() - started)
 
     def _template(self, llm: LLM) -> ChatTemplate:
         source = self.options.chat_template
@@ -78,31 +80,36 @@ class LocalEngine:
             raise EngineStoppedError("the engine is not running")
         return self._loaded
 
-    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        return len(self._prompt(messages))
+    def count_tokens(self, request: ChatRequest) -> int:
+        return len(self._prompt(request).ids)
 
-    def _prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        from localkv.loader.chat_template import encode_chat
-
+    def _prompt(self, request: ChatRequest) -> ChatPrompt:
         llm, template = self._ready()
-        return encode_chat(llm.tokenizer, template, messages)
+        return llm.chat_prompt(
+            request.messages,
+            template=template,
+            tools=request.tools,
+            template_kwargs=request.template_kwargs,
+            enable_thinking=request.think,
+            reasoning_budget=request.reasoning_budget,
+            prefill=request.prefill,
+            continued=request.continued,
+        )
 
     def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
         self._cancel.clear()  # now, not when iteration begins: a later request counts
         return self._answer(request)
 
     def _answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
-        llm, template = self._ready()
+        llm, _ = self._ready()
         stream = llm.stream(
-            self._prompt(request.messages),
+            self._prompt(request),
             max_tokens=request.max_tokens,
             stop=request.stop,
             ignore_eos=request.ignore_eos,
             params=request.params,
             cancel=self._cancel,
         )
-        if opened := opened_reasoning(template.render(request.messages)):
-            yield TextDelta(opened)
         yield from _deltas(stream)
         yield _finished(stream.completion)
 
@@ -112,12 +119,6 @@ class LocalEngine:
     def close(self) -> None:
         self._closed = True
         self.cancel()
-
-
-def opened_reasoning(prompt: str) -> str:
-    """The "<think>" that a prompt ends with, so that an answer shows that it begins in thought."""
-    end = prompt.rstrip()
-    return "<think>\n" if end.endswith("<think>") else ""
 
 
 def _deltas(stream: TextStream) -> Iterator[TextDelta]:
@@ -155,8 +156,10 @@ def _finished(completion: Completion) -> Finished:
     )
 
 
-def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
+def _facts(llm: LLM, template: ChatTemplate, load_seconds: float) -> EngineFacts:
     import torch
+
+    from localkv.loader.chat_prompt import THINK
 
     config, cache = llm.config, llm.cache
     return EngineFacts(
@@ -176,4 +179,6 @@ def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
         n_threads=torch.get_num_threads(),
         load_seconds=load_seconds,
         warnings=tuple(dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings))),
+        has_think_switch=template.reads(THINK),
+        takes_tools=template.reads("tools"),
     )

@@ -1,10 +1,10 @@
-"""Separates a model's reasoning, between <think> and </think>, from its answer."""
+"""Separates a model's reasoning, between <think> and </think> or other tags, from its answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-OPEN, CLOSE = "<think>", "</think>"
+from localkv.loader.reasoning_tags import REASONING_TAGS, tags_at_start
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,20 @@ class Reasoned:
 def split_reasoning(text: str) -> Reasoned:
     """The parts of an answer, also of one that is still being written.
 
-    Only an answer that begins with <think> reasons: a later tag is text. The beginning
+    Only an answer that begins with the opening tag reasons: a later tag is text. The beginning
     of a possible tag belongs to neither part yet.
     """
     start = text.lstrip()
-    if not start.startswith(OPEN):
-        waiting = OPEN.startswith(start)
+    tags = tags_at_start(start)
+    if tags is None:
+        waiting = any(possible.open.startswith(start) for possible in REASONING_TAGS)
         return Reasoned("", "" if waiting else text, open=waiting and bool(start))
-    inside = start.removeprefix(OPEN)
-    reasoning, close, answer = inside.partition(CLOSE)
+    inside = start.removeprefix(tags.open)
+    reasoning, close, answer = inside.partition(tags.close)
     if close:
         return Reasoned(reasoning.strip(), answer.lstrip("\n"))
-    for size in range(len(CLOSE) - 1, 0, -1):
-        if reasoning.endswith(CLOSE[:size]):
+    for size in range(len(tags.close) - 1, 0, -1):
+        if reasoning.endswith(tags.close[:size]):
             reasoning = reasoning[:-size]
             break
     return Reasoned(reasoning.lstrip(), "", open=True)

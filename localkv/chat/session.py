@@ -33,7 +33,8 @@ class ChatSession:
         model: the file that answers.
         params: how tokens are drawn.
         system_prompt: comes before everything else; blank for none.
-        max_tokens, stop, ignore_eos: as in `ChatRequest`.
+        max_tokens, stop, ignore_eos, think, reasoning_budget, prefill, template_kwargs, tools: as
+            in `ChatRequest`.
 
     Attributes:
         model_name: the model's own name, once it is known.
@@ -52,6 +53,11 @@ class ChatSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        think: bool | None = None,
+        reasoning_budget: int | None = None,
+        prefill: str = "",
+        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.store = store
         self.model = model
@@ -61,6 +67,11 @@ class ChatSession:
         self.max_tokens = max_tokens
         self.stop = tuple(stop)
         self.ignore_eos = ignore_eos
+        self.think = think
+        self.reasoning_budget = reasoning_budget
+        self.prefill = prefill
+        self.template_kwargs = dict(template_kwargs or {})
+        self.tools = tuple(tools)
         self.title = NEW_TITLE
         self.id: int | None = None
         self.conversation = Conversation()
@@ -91,6 +102,11 @@ class ChatSession:
             max_tokens=self.max_tokens,
             stop=self.stop,
             ignore_eos=self.ignore_eos,
+            think=self.think,
+            reasoning_budget=self.reasoning_budget,
+            prefill=self.prefill,
+            template_kwargs=self.template_kwargs,
+            tools=self.tools,
         )
         session.model_name = self.model_name
         session.on_problem = self.on_problem
@@ -218,11 +234,14 @@ class ChatSession:
             max_tokens=self.max_tokens,
             stop=self.stop,
             ignore_eos=self.ignore_eos,
+            think=self.think,
+            reasoning_budget=self.reasoning_budget,
+            prefill=self.prefill,
+            template_kwargs=self.template_kwargs,
+            tools=self.tools,
         )
 
-    def drop_oldest_turns(
-        self, n_ctx: int, count_tokens: Callable[[Sequence[Mapping[str, str]]], int]
-    ) -> int:
+    def drop_oldest_turns(self, n_ctx: int, count_tokens: Callable[[ChatRequest], int]) -> int:
         """Stop telling the model the oldest turns, until a quarter of the context is free.
 
         They stay in the session and on the screen. Nothing is saved, so that this may run in a
@@ -240,7 +259,7 @@ class ChatSession:
         """
         before = self.conversation.dropped_id
         n_dropped = 0
-        while (n_tokens := count_tokens(self.request().messages)) > n_ctx * 3 // 4:
+        while (n_tokens := count_tokens(self.request())) > n_ctx * 3 // 4:
             turns = self.conversation.turns()
             if len(turns) < 2:
                 if n_tokens < n_ctx and n_dropped:

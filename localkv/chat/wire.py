@@ -26,10 +26,8 @@ from localkv.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)
-class CountTokens:
-    """Asks how many tokens a conversation takes."""
-
-    messages: tuple[Mapping[str, str], ...]
+class CountTokens(ChatRequest):
+    """Asks how many tokens the prompt of a request takes."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def decode(line: bytes) -> Any:
     cls = _TYPES.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(f"no message: {line[:80]!r}")
-    if cls is ChatRequest:
+    if issubclass(cls, ChatRequest):
         params = fields.get("params")
         if not isinstance(params, dict):
             raise ValueError(f"no message: {line[:80]!r}")

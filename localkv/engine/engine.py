@@ -19,7 +19,7 @@ from localkv.config import CacheConfig
 from localkv.engine.cache_room import allocated_cache
 from localkv.engine.cache_slot import CacheSlot, Text
 from localkv.engine.decode_loop import DecodeLoop
-from localkv.engine.generation import Generation
+from localkv.engine.generation import Forcing, Generation
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler
@@ -235,6 +235,7 @@ class Engine:
         max_tokens: int | None = None,
         stop_ids: frozenset[int] = frozenset(),
         cancel: Event | None = None,
+        forcing: Forcing | None = None,
     ) -> Generation:
         """Continue a prompt.
 
@@ -245,6 +246,7 @@ class Engine:
             stop_ids: tokens that end the generation.
             cancel: looked at while other threads have their turn, before every chunk of the prompt
                 and before every token.
+            forcing: says which tokens are not drawn, but must come.
 
         Raises:
             ContextOverflowError: the prompt is longer than the context; nothing was computed.
@@ -258,4 +260,5 @@ class Engine:
             max_tokens=max_tokens,
             stop_ids=stop_ids,
             cancel=cancel or Event(),
+            forcing=forcing,
         )

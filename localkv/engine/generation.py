@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Literal
+from typing import Literal, Protocol
 
 from localkv.engine.cache_slot import CacheSlot, Text
 from localkv.errors import LocalKVError
@@ -51,6 +51,18 @@ def _rate(count: int, seconds: float) -> float:
     return count / seconds if count > 0 and seconds > 0 else 0.0
 
 
+class Forcing(Protocol):
+    """Says which tokens of a generation are not drawn, but must come."""
+
+    def forced(self) -> int | None:
+        """The next token, or None if it is drawn."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Take note of the next token, drawn or forced."""
+        ...
+
+
 class Generation(Iterator[int]):
     """The token ids of one generation, as they are drawn.
 
@@ -66,6 +78,7 @@ class Generation(Iterator[int]):
         max_tokens: most tokens to draw; None goes on to the end of the context.
         stop_ids: tokens that end the generation.
         cancel: looked at before every chunk of the prompt and before every token.
+        forcing: may put tokens in place of drawn ones; they count like any other.
 
     Attributes:
         stats: counts and seconds so far.
@@ -84,6 +97,7 @@ class Generation(Iterator[int]):
         max_tokens: int | None,
         stop_ids: frozenset[int],
         cancel: Event,
+        forcing: Forcing | None = None,
     ) -> None:
         self.stats = GenerationStats(n_prompt=len(prompt_ids))
         self.finish_reason: FinishReason | None = None
@@ -98,6 +112,7 @@ class Generation(Iterator[int]):
         self._fills_context = max_tokens is None or room < max_tokens
         self._stop_ids = stop_ids
         self._cancel = cancel
+        self._forcing = forcing
         self._ready = deque[tuple[int, float]]()
         self._end: FinishReason | None = None
         self._error: Exception | None = None
@@ -175,6 +190,8 @@ class Generation(Iterator[int]):
             self._end = "stop"
         else:
             self._sampler.accept(token)
+            if self._forcing is not None:
+                self._forcing.accept(token)
             self._text.ids.append(token)
             self._ready.append((token, time.perf_counter() - started))
 
@@ -184,6 +201,9 @@ class Generation(Iterator[int]):
         if self._tokens is not None and slot.is_taken_by(text):
             if self._cancel.is_set():
                 return None
+            if (forced := self._forced()) is not None:
+                self._tokens = None  # they follow another one
+                return forced
             return _checked(slot.following(text, self._tokens))
         number = len(text.ids) - text.n_prompt
         started = time.perf_counter()
@@ -199,6 +219,8 @@ class Generation(Iterator[int]):
                 return None
         if logits is None:
             return None
+        if (forced := self._forced()) is not None:
+            return forced
         if self._draw is None:
             return self._sampler.sample(slot.model.backend.arrays.to_numpy(logits[0]))
         seed = self._sampler.seed
@@ -214,6 +236,9 @@ class Generation(Iterator[int]):
             limit=self._budget - number - 1,
         )
         return token
+
+    def _forced(self) -> int | None:
+        return None if self._forcing is None else self._forcing.forced()
 
 
 def _checked(token: int) -> int:

@@ -99,13 +99,27 @@ class TextStream(Iterator[str]):
     in between, and the text is the same as without them. Threads may share it; each
     piece goes to one of them. An exception, such as Ctrl-C, while a piece is made ends it, with
     "cancelled". Closing it, or leaving it, keeps the evaluated rows in the cache.
+
+    Args:
+        generation: yields the tokens.
+        decoder: turns them into text.
+        stops: strings that end the text.
+        seed: of the sampler.
+        opening: text at the end of the prompt, which comes first.
     """
 
     def __init__(
-        self, generation: Generation, decoder: TokenDecoder, stops: Sequence[str], seed: int
+        self,
+        generation: Generation,
+        decoder: TokenDecoder,
+        stops: Sequence[str],
+        seed: int,
+        *,
+        opening: str = "",
     ) -> None:
         self.generation = generation
         self.seed = seed
+        self._opening = opening
         self._decoder = decoder
         self._stops = StopStrings(stops)
         self._text: list[str] = []
@@ -114,7 +128,9 @@ class TextStream(Iterator[str]):
 
     def __next__(self) -> str:
         with self._one_at_a_time:
-            piece = ""
+            piece, self._opening = self._opening, ""
+            if piece:
+                self._text.append(piece)
             try:
                 while not piece and self._finish_reason is None:
                     piece = self._next_piece()

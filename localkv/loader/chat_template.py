@@ -5,16 +5,18 @@ their own, in which time and memory are limited (`localkv.loader.template_proces
 models said can't become a control token: rendering tells the template's own text from everything
 else (`localkv.loader.template_text`), and only the former may hold any.
 
-This file knows nothing about the messages of any API, and of a tokenizer only what `encode_chat`
-asks of one.
+This file knows nothing about the messages of any API (`localkv.loader.chat_messages`), and of a
+tokenizer only what `encode_chat` asks of one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from localkv.errors import ChatTemplateError, UsageError
+from localkv.loader.continued_message import cut, marked
 from localkv.loader.template_process import rendered_apart
 from localkv.loader.vocabulary import bos_and_eos
 
@@ -29,6 +31,7 @@ __all__ = [
     "chat_template_from_metadata",
     "chat_template_names",
     "encode_chat",
+    "encode_prompt",
 ]
 
 _DEFAULT_KEY = "tokenizer.chat_template"
@@ -54,41 +57,58 @@ class ChatTemplate:
         self.bos_token = bos_token
         self.eos_token = eos_token
 
+    def reads(self, name: str) -> bool:
+        """Whether the template's source has this word; a variable that it lacks has no effect."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,
+        continue_final_message: bool | str = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **kwargs: object,
     ) -> str:
         """The prompt as one text; for showing, since it does not tell markup from contents.
 
         Args:
             messages: the conversation, usually {"role": ..., "content": ...}; JSON values only.
             add_generation_prompt: end with the text that opens the model's turn.
+            continue_final_message: end right after the text of the last message, or after that of
+                another of its fields (a name such as "reasoning_content").
             tools: descriptions of tools as JSON schemas.
             kwargs: more variables for the template, such as `enable_thinking`.
 
         Raises:
             ChatTemplateError: the template is malformed or fails on this conversation, which may be
-                its intention ("system role not supported").
-            UsageError: a message holds something that is not JSON, or is nested too deeply.
+                its intention ("system role not supported"); or it leaves out the last message.
+            UsageError: a message holds something that is not JSON, or is nested too deeply; there
+                is no text to continue.
         """
         rendered = self.render_segments(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **kwargs,
         )
         return "".join(segment.text for segment in rendered)
 
     def render_segments(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: Any,
+        continue_final_message: bool | str = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **kwargs: object,
     ) -> list[Segment]:
         """The prompt in pieces; arguments and errors are those of `render`."""
+        text = None
+        if continue_final_message:
+            field = "content" if continue_final_message is True else continue_final_message
+            messages, text = marked(messages, field)
         try:
             variables = {
                 "documents": None,
@@ -99,12 +119,10 @@ class ChatTemplate:
             }
         except RecursionError:
             raise UsageError("the conversation is nested too deeply for a template") from None
-        return [
-            Segment(text, is_markup)
-            for text, is_markup in rendered_apart(
-                self.source, self.bos_token, self.eos_token, variables
-            )
-        ]
+        pieces = rendered_apart(self.source, self.bos_token, self.eos_token, variables)
+        if text is not None:
+            pieces = cut(pieces, text)
+        return [Segment(piece, is_markup) for piece, is_markup in pieces]
 
 
 def chat_template_from_metadata(metadata: Metadata, name: str | None = None) -> ChatTemplate | None:
@@ -158,28 +176,28 @@ class ChatTokenizer(Protocol):
 def encode_chat(
     tokenizer: ChatTokenizer,
     template: ChatTemplate,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool = True,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **kwargs: Any,
+    messages: Sequence[Mapping[str, object]],
+    **options: Any,
 ) -> list[int]:
     """Token ids of a conversation, ready for the model to answer.
-
-    Control tokens come from the template alone. Where the model wants BOS there is exactly one,
-    whether the template writes it or not; EOS is never added.
 
     Args:
         tokenizer: the model's.
         template: the template to render.
-        messages, add_generation_prompt, tools, kwargs: as for `ChatTemplate.render`.
+        messages, options: the arguments of `ChatTemplate.render`.
 
     Raises:
         ChatTemplateError, UsageError: as `ChatTemplate.render`.
     """
-    prompt = template.render_segments(
-        messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs
-    )
+    return encode_prompt(tokenizer, template.render_segments(messages, **options))
+
+
+def encode_prompt(tokenizer: ChatTokenizer, prompt: Iterable[Segment]) -> list[int]:
+    """Token ids of a rendered conversation.
+
+    Control tokens come from the template alone. Where the model wants BOS there is exactly one,
+    whether the template writes it or not; EOS is never added.
+    """
     ids = tokenizer.encode_segments(prompt, add_special=False)
     bos = tokenizer.bos_id
     if tokenizer.add_bos and bos is not None and ids[:1] != [bos]:

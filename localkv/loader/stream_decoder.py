@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Container
 from typing import Protocol
 
 
@@ -23,12 +24,21 @@ class StreamDecoder:
         tokenizer: where the tokens are from.
         after_text: whether the first token continues a text.
         skip_special: whether control tokens are left out.
+        kept: control tokens that are not.
     """
 
-    def __init__(self, tokenizer: _Pieces, *, after_text: bool, skip_special: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: _Pieces,
+        *,
+        after_text: bool,
+        skip_special: bool,
+        kept: Container[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._after_text = after_text
         self._skip_special = skip_special
+        self._kept = kept
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
@@ -37,8 +47,9 @@ class StreamDecoder:
         Raises:
             UsageError: there is no such token.
         """
+        skip = self._skip_special and token not in self._kept
         data, self._after_text = self._tokenizer.piece(
-            token, after_text=self._after_text, skip_special=self._skip_special
+            token, after_text=self._after_text, skip_special=skip
         )
         return self._utf8.decode(data)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -146,7 +146,11 @@ class Tokenizer:
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def stream_decoder(
-        self, after: Sequence[int] = (), *, skip_special: bool = False
+        self,
+        after: Sequence[int] = (),
+        *,
+        skip_special: bool = False,
+        kept: Container[int] = (),
     ) -> StreamDecoder:
         """A decoder for a sequence that grows.
 
@@ -154,9 +158,10 @@ class Tokenizer:
             after: the tokens before it, if any, which tell whether it continues a text: then its
                 first word keeps its space.
             skip_special: as for `decode`.
+            kept: control tokens that are written nevertheless.
         """
         after_text = bool(after) and not self._is_special(after[-1])
-        return StreamDecoder(self, after_text=after_text, skip_special=skip_special)
+        return StreamDecoder(self, after_text=after_text, skip_special=skip_special, kept=kept)
 
     def piece(self, token: int, *, after_text: bool, skip_special: bool) -> tuple[bytes, bool]:
         """The text that a token adds, and whether a token after it continues a text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
@@ -68,9 +68,9 @@ class EngineDriver:
 
         self._ask(job)
 
-    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> None:
+    def count_tokens(self, request: ChatRequest) -> None:
         """Ends with TokensCounted or EngineFailed."""
-        self._ask(lambda: TokensCounted(self, self.engine.count_tokens(messages)))
+        self._ask(lambda: TokensCounted(self, self.engine.count_tokens(request)))
 
     def drop_oldest_turns(self, session: ChatSession, n_ctx: int) -> None:
         """Ends with TurnsDropped or EngineFailed."""

@@ -149,9 +149,9 @@ class EngineScreen(Screen[None]):
         """Find out how full the context is, if no answer has reported it."""
         if self.driver is None or self.meter.facts is None or self.answer is not None:
             return
-        messages = self.session.request().messages
-        if messages:
-            self.driver.count_tokens(messages)
+        request = self.session.request()
+        if request.messages:
+            self.driver.count_tokens(request)
         else:
             self.meter = replace(self.meter, n_tokens=0)
             self.show_meter()

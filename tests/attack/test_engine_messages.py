@@ -84,7 +84,7 @@ def test_a_damaged_line_ends_the_engine_with_one_error(tmp_path: Path, name: str
     assert raised.value.message == "the engine was stopped: it sent something that is not a message"
     assert is_gone(engine)
     with pytest.raises(EngineStoppedError):
-        engine.count_tokens([])
+        engine.count_tokens(ChatRequest(()))
     engine.close()
 
 

@@ -24,7 +24,7 @@ from localkv.chat.engine import (
     TextDelta,
 )
 from localkv.chat.engine_process import EngineProcess
-from localkv.chat.local_engine import LocalEngine, opened_reasoning
+from localkv.chat.local_engine import LocalEngine
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.sampling.params import SamplingParams
 from support import tiny_model as tiny
@@ -73,7 +73,7 @@ def test_both_say_what_llm_says(engine: ChatEngine, tiny_model: Path) -> None:
     expected = LLM(tiny_model, **ARGUMENTS).chat(HELLO, max_tokens=24, params=GREEDY).completion
     assert text == expected.text
     assert finished.completion_tokens == expected.usage.completion_tokens
-    assert finished.prompt_tokens == engine.count_tokens(HELLO)
+    assert finished.prompt_tokens == engine.count_tokens(ChatRequest(HELLO))
 
 
 def test_the_next_turn_reuses_the_cache(engine: ChatEngine) -> None:
@@ -141,7 +141,7 @@ def test_errors_of_loading_keep_their_hints(kind: type, tmp_path: Path) -> None:
     engine.close()
     given = kind(EngineOptions(str(path), {}, "{{ messages[-1].content }}"))
     loaded(given)
-    assert given.count_tokens(HELLO) > 0
+    assert given.count_tokens(ChatRequest(HELLO)) > 0
     given.close()
 
 
@@ -164,7 +164,7 @@ def test_a_killed_engine_is_an_error_and_not_a_hang(tiny_model: Path) -> None:
     with pytest.raises(EngineStoppedError, match=r"the engine stopped \(SIGKILL\)"):
         list(answer)
     with pytest.raises(EngineStoppedError):
-        engine.count_tokens(HELLO)
+        engine.count_tokens(ChatRequest(HELLO))
     engine.cancel()  # harmless
     engine.close()
 
@@ -230,7 +230,69 @@ print([name for name in ("torch", "numba", "numpy", "tokenizers") if name in sys
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_templates_that_open_the_reasoning() -> None:
-    assert opened_reasoning("<|assistant|><think>\n") == "<think>\n"
-    assert opened_reasoning("<|assistant|>") == ""
-    assert opened_reasoning("<think></think>\n") == ""
+OPENS = """{{ bos_token }}{% for message in messages %}
+{{- '<|user|>' if message.role == 'user' else '<|assistant|>' }}{{ message.content }}{% endfor %}
+{%- if tools %}{{ tools | tojson }}{% endif %}{{ style }}
+{%- if add_generation_prompt %}<|assistant|>
+{%- if enable_thinking is not defined or enable_thinking %}{{ '<think>\n' }}{% endif %}
+{%- endif %}"""
+
+
+@pytest.fixture(scope="module")
+def thinker(tiny_model: Path) -> Iterator[ChatEngine]:
+    """A child whose template opens the reasoning; answers stay in its cache as they are."""
+    options = EngineOptions(str(tiny_model), {**ARGUMENTS, "exact": False}, OPENS)
+    engine = EngineProcess(options)
+    facts = engine.load(lambda progress: None)
+    assert (facts.has_think_switch, facts.takes_tools) == (True, True)
+    yield engine
+    engine.close()
+
+
+def asked(**fields: object) -> ChatRequest:
+    return ChatRequest(HELLO, GREEDY, max_tokens=12, ignore_eos=True, **fields)
+
+
+def test_what_the_template_reads(engine: ChatEngine, tiny_model: Path) -> None:
+    facts = LocalEngine(EngineOptions(str(tiny_model), ARGUMENTS)).load(lambda progress: None)
+    assert (facts.has_think_switch, facts.takes_tools) == (False, False)
+
+
+def test_reasoning_that_the_template_opens_shows(thinker: ChatEngine) -> None:
+    assert said(thinker, asked())[0].startswith("<think>\n")
+    assert not said(thinker, asked(think=False))[0].startswith("<think>")
+
+
+def test_a_budget_of_reasoning(thinker: ChatEngine) -> None:
+    free, _ = said(thinker, asked())
+    text, finished = said(thinker, asked(reasoning_budget=3))
+    thought, _, _ = text.partition("</think>")
+    assert text.startswith("<think>\n")
+    assert free.startswith(thought.rstrip())
+    assert finished.completion_tokens == 12
+    assert "<think>" not in said(thinker, asked(reasoning_budget=0))[0]
+
+
+def test_a_prefill_is_the_first_text(engine: ChatEngine) -> None:
+    text, finished = said(engine, asked(prefill="Once upon "))
+    assert text.startswith("Once upon ")
+    assert finished.completion_tokens == 12
+    assert finished.prompt_tokens == engine.count_tokens(asked(prefill="Once upon "))
+    assert finished.prompt_tokens > engine.count_tokens(asked())
+
+
+@pytest.mark.parametrize("think", [None, False])
+def test_a_cut_answer_goes_on(thinker: ChatEngine, think: bool | None) -> None:
+    """From the rows that it left in the cache, as far as its text is read as the same tokens."""
+    begun, first = said(thinker, asked(think=think, prefill="" if think is None else "The fox"))
+    more, second = said(thinker, asked(think=think, continued=begun))
+    assert more
+    assert not more.startswith(("<think>", "The fox"))
+    assert second.cached_tokens >= first.prompt_tokens
+    assert second.prompt_tokens > first.prompt_tokens
+
+
+def test_tools_and_variables_of_the_template(thinker: ChatEngine) -> None:
+    plain = thinker.count_tokens(asked())
+    assert thinker.count_tokens(asked(tools=({"name": "weather"},))) > plain
+    assert thinker.count_tokens(asked(template_kwargs={"style": "as a pirate"})) > plain

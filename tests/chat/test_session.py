@@ -19,7 +19,7 @@ from localkv.chat.wire import Failure, decode, encode, failure
 from localkv.errors import ContextOverflowError, LocalKVError, ModelFileError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.sampling.params import SamplingParams
-from support.fake_engine import FACTS, FakeEngine
+from support.fake_engine import FACTS, FakeEngine, count_words
 
 DONE = Finished("stop", 5, 7, 3, 0.1, 0.2, 35.0, 42)
 
@@ -128,12 +128,12 @@ def test_dropping_turns_leaves_a_quarter_free(store: Store, n_ctx: int) -> None:
     session.say("last")
     n_dropped = session.drop_oldest_turns(n_ctx, FakeEngine().count_tokens)
     messages = session.request().messages
-    assert FakeEngine().count_tokens(messages) <= n_ctx * 3 // 4
+    assert count_words(messages) <= n_ctx * 3 // 4
     assert messages[0]["role"] == "system"
     assert messages[1] == {"role": "user", "content": f"question {n_dropped}"}
     # one fewer would not have been enough
-    turn = FakeEngine().count_tokens(messages[1:3])
-    assert n_dropped == 0 or FakeEngine().count_tokens(messages) + turn > n_ctx * 3 // 4
+    turn = count_words(messages[1:3])
+    assert n_dropped == 0 or count_words(messages) + turn > n_ctx * 3 // 4
     assert len(session.conversation.path()) == 13
 
 

@@ -276,3 +276,39 @@ def test_recorded_steps_that_others_overtake(reference: Transformer, penalty: fl
         ids += generation
     assert got == wanted
     assert len({*map(tuple, wanted)}) == 3
+
+
+class Forced:
+    """Wants some tokens at some positions of what is generated."""
+
+    def __init__(self, wanted: dict[int, int]) -> None:
+        self.wanted = wanted
+        self.accepted: list[int] = []
+
+    def forced(self) -> int | None:
+        return self.wanted.get(len(self.accepted))
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+@pytest.mark.parametrize("wanted", [{0: 5}, {3: 5, 4: 6}, {0: 1, 1: 2, 9: 3}])
+@pytest.mark.parametrize("records", [False, True])
+def test_forced_tokens_take_the_place_of_drawn_ones(
+    reference: Transformer, records: bool, wanted: dict[int, int]
+) -> None:
+    """What follows is drawn after them, also where the next token is on its way already."""
+    engine = recording_engine(reference) if records else new_engine(reference)
+    forcing = Forced(wanted)
+    generation = engine.generate(PROMPT, sampler=greedy(), max_tokens=10, forcing=forcing)
+    ids = list(generation)
+    assert ids == forcing.accepted
+    assert len(ids) == 10
+    assert generation.finish_reason == "length"
+    for place, token in enumerate(ids):
+        if place in wanted:
+            assert token == wanted[place]
+        else:
+            best = new_engine(reference).logits(PROMPT + ids[:place])[-1].argmax()
+            assert token == int(best)
+    assert engine.cached_ids[: len(PROMPT) + 9] == (PROMPT + ids)[: len(engine.cached_ids)]

@@ -43,6 +43,10 @@ class Wait:
         self.over = Event()
 
 
+def count_words(messages: Sequence[Mapping[str, str]]) -> int:
+    return sum(2 + len(message["content"].split()) for message in messages)
+
+
 Script = Sequence[str | Wait | Exception]
 
 
@@ -91,13 +95,13 @@ class FakeEngine:
             if self._cancelled.is_set():
                 return
 
-    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        return sum(2 + len(message["content"].split()) for message in messages)
+    def count_tokens(self, request: ChatRequest) -> int:
+        return count_words(request.messages)
 
     def answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
         self.requests.append(request)
         self._cancelled.clear()
-        n_prompt = self.count_tokens(request.messages)
+        n_prompt = count_words(request.messages)
         if n_prompt > self.facts.n_ctx:
             raise ContextOverflowError(
                 f"the prompt has {n_prompt} tokens, but the context holds {self.facts.n_ctx}"
@@ -118,7 +122,7 @@ class FakeEngine:
             finish_reason="cancelled" if cancelled else "length" if self.context_full else "stop",
             prompt_tokens=n_prompt,
             completion_tokens=n_said,
-            cached_tokens=self.count_tokens(request.messages[:n_same]),
+            cached_tokens=count_words(request.messages[:n_same]),
             prompt_seconds=0.25,
             decode_seconds=TOKEN_SECONDS * n_said,
             decode_per_second=1 / TOKEN_SECONDS,

@@ -1,0 +1,66 @@
+"""From token ids to a stream of text: the sampler, the generation and the decoder put together."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from threading import Event
+
+from localkv.engine.engine import Engine
+from localkv.engine.reasoning_budget import ReasoningBudget
+from localkv.engine.text_stream import TextStream
+from localkv.loader.tokenizer import Tokenizer
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
+
+
+def new_stream(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    max_tokens: int | None,
+    stop: str | Sequence[str],
+    ignore_eos: bool,
+    cancel: Event | None,
+    opening: str = "",
+    kept: Container[int] = (),
+    budget: ReasoningBudget | None = None,
+) -> TextStream:
+    """A stream that continues `ids`. `LLM.stream` describes the arguments.
+
+    Args:
+        opening: text at the end of the prompt that the stream's begins with.
+        kept: control tokens that are part of the text.
+        budget: of an answer's reasoning.
+
+    Raises:
+        ContextOverflowError: the prompt is longer than the context.
+    """
+    if ignore_eos:
+        bias = {**params.logit_bias, **dict.fromkeys(tokenizer.eog_ids, float("-inf"))}
+        params = replace(params, logit_bias=bias)
+    sampler = Sampler(
+        params,
+        n_vocab=engine.model.config.n_vocab,
+        n_ctx=engine.n_ctx,
+        token_text=lambda token: tokenizer.token_bytes(token, special=True).decode(
+            errors="replace"
+        ),
+        # llama.cpp cuts the rest of a DRY breaker so; SPM would put a space before it
+        tokenize=(lambda text: tokenizer.encode(text, add_special=False))
+        if tokenizer.kind == "bpe"
+        else None,
+    )
+    generation = engine.generate(
+        ids,
+        sampler=sampler,
+        max_tokens=max_tokens,
+        stop_ids=tokenizer.eog_ids,
+        cancel=cancel,
+        forcing=budget,
+    )
+    stops = (stop,) if isinstance(stop, str) else stop
+    decoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)
+    return TextStream(generation, decoder, stops, sampler.seed, opening=opening)

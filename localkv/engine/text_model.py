@@ -1,0 +1,214 @@
+"""`TextModel`: a model with its tokenizer and chat template, which continues texts and answers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from threading import Event
+from typing import Unpack
+
+from localkv.engine.engine import Engine
+from localkv.engine.new_stream import new_stream
+from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
+from localkv.engine.reasoning_budget import ReasoningBudget
+from localkv.engine.text_stream import Completion, TextStream
+from localkv.errors import UsageError
+from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
+from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata
+from localkv.loader.gguf_file import GGUFFile
+from localkv.loader.reasoning_tags import REASONING_TAGS
+from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
+from localkv.sampling.params import SamplingParams
+
+
+class TextModel:
+    """What an `LLM` does once it is loaded.
+
+    Attributes:
+        gguf: the file that holds the tokenizer and the template.
+        engine: token ids in, token ids out.
+    """
+
+    gguf: GGUFFile
+    engine: Engine
+    _override_pre: str | None = None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer.
+
+        Raises:
+            ModelFileError: the file has none, or none that is supported.
+        """
+        return tokenizer_from_metadata(self.gguf.metadata, override_pre=self._override_pre)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The file's chat template, or None."""
+        return chat_template_from_metadata(self.gguf.metadata)
+
+    @cached_property
+    def _reasoning_ids(self) -> frozenset[int]:
+        """The tokens that enclose reasoning, if they are single ones: part of an answer's text."""
+        tags = (self.tokenizer.token_to_id(tag) for pair in REASONING_TAGS for tag in pair)
+        return frozenset(token for token in tags if token is not None)
+
+    def chat_template_from(self, source: str) -> ChatTemplate:
+        """A Jinja template with this model's BOS and EOS, to use instead of the file's own."""
+        bos, eos = (
+            "" if token is None else self.tokenizer.id_to_token(token)
+            for token in (self.tokenizer.bos_id, self.tokenizer.eos_id)
+        )
+        return ChatTemplate(source, bos_token=bos, eos_token=eos)
+
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text; `parse_special` lets control tokens be written in it."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        return self.tokenizer.decode(ids)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int] | ChatPrompt,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        parse_special: bool = False,
+        cancel: Event | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> TextStream:
+        """Continue a prompt, piece by piece.
+
+        Args:
+            prompt: text, token ids that are taken as they are, or a conversation (`chat_prompt`).
+            max_tokens: most tokens to generate; None goes on to the end of the context.
+            stop: strings that end the text; they are not part of it.
+            ignore_eos: never draw an end-of-generation token.
+            parse_special: control tokens written in the prompt count as such.
+            cancel: set it, from any thread, to end after the next token, or while other threads
+                have their turn.
+            params: how tokens are drawn.
+            sampling: fields of `SamplingParams`, instead of or on top of `params`.
+
+        Raises:
+            ContextOverflowError: the prompt is longer than the context.
+            LocalKVError: by the stream: the model yields NaN; or see the class.
+        """
+        opening, kept, budget = "", frozenset[int](), None
+        if isinstance(prompt, ChatPrompt):
+            ids, opening, most = prompt.ids, prompt.opening, prompt.reasoning_budget
+            kept = self._reasoning_ids
+            budget = None if most is None else ReasoningBudget(most, prompt, self.tokenizer)
+        elif isinstance(prompt, str):
+            ids = self.tokenize(prompt, parse_special=parse_special)
+        else:
+            ids = list(prompt)
+        return new_stream(
+            self.engine,
+            self.tokenizer,
+            ids,
+            replace(params or SamplingParams(), **sampling),
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            cancel=cancel,
+            opening=opening,
+            kept=kept,
+            budget=budget,
+        )
+
+    def complete(
+        self, prompt: str | Sequence[int] | ChatPrompt, **options: Unpack[StreamOptions]
+    ) -> Completion:
+        """Continue a prompt to the end; takes the arguments of `stream`."""
+        return self.stream(prompt, **options).completion
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template: ChatTemplate | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> ChatPrompt:
+        """A conversation as the model reads it, for `stream` and `complete`.
+
+        Takes the arguments of `chat` that are about the prompt, and `continued`: the text that the
+        model has written as its answer so far, with its reasoning. The prompt goes on with exactly
+        this, and the stream has what is new.
+
+        Returns:
+            the prompt; its `warnings` name the arguments that have no effect with this template.
+        """
+        template = template or self.chat_template
+        if template is None:
+            raise UsageError(
+                "the model has no chat template", hint="complete plain text, or give a template"
+            )
+        return chat_prompt(self.tokenizer, template, messages, **options)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template: ChatTemplate | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+        enable_thinking: bool | None = None,
+        reasoning_budget: int | None = None,
+        prefill: str = "",
+        continue_final_message: bool | str = False,
+        add_generation_prompt: bool | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> TextStream:
+        """Answer a conversation, piece by piece.
+
+        Nothing in the arguments becomes a control token: the template alone writes those. An
+        argument that has no effect with this template is warned of (`UserWarning`).
+
+        Args:
+            messages: {"role": "system" | "developer" | "user" | "assistant" | "tool", "content":
+                text or a list of {"type": "text", "text": text}}, in order, with `tool_calls` and
+                any other fields that the template reads.
+            template: instead of the file's own.
+            tools: descriptions of tools, as OpenAI's API and transformers take them.
+            template_kwargs: more variables for the template.
+            enable_thinking: the variable of that name: whether the model reasons before it answers.
+                None leaves it to the template.
+            reasoning_budget: most tokens of reasoning at the start of the answer; then the tag that
+                ends it is put there, and the answer goes on. 0 also sets `enable_thinking` to
+                False where the template reads it; None and -1 set no limit.
+            prefill: the answer begins with this text, and so does the stream's (as it does with the
+                tag of a reasoning that the template opens).
+            continue_final_message: the last message is the beginning of the answer, as in
+                transformers, or its field of this name is. The stream has what is new.
+            add_generation_prompt: whether to end with the text that opens the model's turn; None
+                does so unless the last message is continued.
+            options: the arguments of `stream` but `parse_special`.
+
+        Raises:
+            UsageError: the file has no chat template and none was given; a message is not one, or
+                has a part that is not text; arguments contradict each other.
+            ChatTemplateError: the template fails on this conversation, or refuses it.
+        """
+        prompt = self.chat_prompt(
+            messages,
+            template=template,
+            tools=tools,
+            template_kwargs=template_kwargs,
+            enable_thinking=enable_thinking,
+            reasoning_budget=reasoning_budget,
+            prefill=prefill,
+            continue_final_message=continue_final_message,
+            add_generation_prompt=add_generation_prompt,
+        )
+        for line in prompt.warnings:
+            warnings.warn(line, stacklevel=2)
+        return self.stream(prompt, **options)

@@ -1,0 +1,146 @@
+"""Messages as OpenAI's API and transformers have them, checked and put as a template takes them.
+
+Templates differ in the values that they can read: parts of a message or its text alone, a role
+`developer` or none, arguments of tool calls as objects or as JSON text. Whether parts and objects
+are read is found out by rendering a message that has them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from localkv.errors import ChatTemplateError, UsageError
+from localkv.loader.chat_template import ChatTemplate
+
+Message = Mapping[str, object]
+
+_WORD = "localkv-probe"
+
+
+def messages_for(template: ChatTemplate, messages: Sequence[Message]) -> list[Message]:
+    """The messages as this template takes them.
+
+    The role `developer` becomes `system` where the template has no such role. Parts of text become
+    one text, with a line break between, where it reads texts only. Arguments of tool calls become
+    objects where it reads those, else JSON text.
+
+    Raises:
+        UsageError: a message is not one, or has a part that is not text.
+    """
+    return [_message(template, message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def checked_tools(tools: Sequence[Message] | None) -> list[Message] | None:
+    """Descriptions of tools; None instead of an empty list.
+
+    Raises:
+        UsageError: one is not a JSON schema.
+    """
+    for number, tool in enumerate(tools or ()):
+        if not isinstance(tool, Mapping):
+            raise UsageError(
+                f"tools[{number}] is a {type(tool).__name__}, not a JSON schema",
+                hint='as in {"type": "function", "function": {"name": ..., "parameters": ...}}',
+            )
+    return list(tools) if tools else None
+
+
+def _message(template: ChatTemplate, message: Message, where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise UsageError(f'{where} is a {type(message).__name__}, not {{"role": ..., ...}}')
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise UsageError(f"{where} has no role", hint="system, user, assistant, tool, developer")
+    if role == "developer" and not template.reads(role):
+        role = "system"
+    shaped = {**message, "role": role}
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+        if not _reads_parts(template, role):
+            shaped["content"] = "\n".join(texts)
+    elif not (content is None or isinstance(content, str)):
+        raise UsageError(f"{where}.content is a {type(content).__name__}, not text")
+    if calls := message.get("tool_calls"):
+        shaped["tool_calls"] = _calls(template, calls, f"{where}.tool_calls")
+    return shaped
+
+
+def _part(part: object, where: str) -> str:
+    """The text of a part of a message."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(text, str):
+        return text
+    what = f"a part of type {kind!r}" if isinstance(kind, str) else "this part"
+    raise UsageError(
+        f"{where}: {what} is not supported", hint='only {"type": "text", "text": ...} is'
+    )
+
+
+def _calls(template: ChatTemplate, calls: object, where: str) -> list[Message]:
+    """Tool calls with arguments of the kind that the template reads."""
+    if not isinstance(calls, list | tuple):
+        raise UsageError(f"{where} is a {type(calls).__name__}, not a list")
+    shaped: list[Message] = []
+    for number, call in enumerate(calls):
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise UsageError(f"{where}[{number}] has no function")
+        at = f"{where}[{number}].function.arguments"
+        arguments = _arguments(template, function.get("arguments"), at)
+        function = {**function, "arguments": arguments}
+        shaped.append({**call, "function": function} if "function" in call else function)
+    return shaped
+
+
+def _arguments(template: ChatTemplate, arguments: object, where: str) -> object:
+    if arguments is None or arguments == "":
+        arguments = {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise UsageError(f"{where} is not JSON") from None
+    if not isinstance(arguments, Mapping):
+        raise UsageError(f"{where} is not an object")
+    if _reads_objects(template):
+        return arguments
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, RecursionError):
+        raise UsageError(f"{where} holds something that is not JSON") from None
+
+
+@lru_cache(maxsize=64)
+def _reads_parts(template: ChatTemplate, role: str) -> bool:
+    """Whether the template takes the parts of a message of this role and writes their texts."""
+    user = {"role": "user", "content": "a"}
+    parts = [{"type": "text", "text": _WORD}]
+    probes: dict[str, list[Message]] = {
+        "system": [{"role": "system", "content": parts}, user],
+        "assistant": [user, {"role": "assistant", "content": parts}],
+    }
+    try:
+        prompt = template.render(probes.get(role, [{"role": "user", "content": parts}]))
+    except ChatTemplateError:
+        return False
+    # a template that expects text may write the list itself
+    return _WORD in prompt and "'text'" not in prompt and '"text"' not in prompt
+
+
+@lru_cache(maxsize=16)
+def _reads_objects(template: ChatTemplate) -> bool:
+    """Whether the template takes a tool call whose arguments are an object."""
+    call = {"name": "probe", "arguments": {"argument": _WORD}}
+    probe = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00000", "type": "function", "function": call}],
+    }
+    try:
+        return _WORD in template.render([{"role": "user", "content": "a"}, probe])
+    except ChatTemplateError:
+        return False

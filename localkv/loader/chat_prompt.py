@@ -1,0 +1,266 @@
+"""`ChatPrompt`: a conversation as a model reads it, up to the place where its answer goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localkv.errors import UsageError
+from localkv.loader.chat_messages import Message, checked_tools, messages_for
+from localkv.loader.chat_template import ChatTemplate, ChatTokenizer, Segment, encode_prompt
+from localkv.loader.reasoning_tags import (
+    REASONING_TAGS,
+    ReasoningTags,
+    tags_at_end,
+    tags_at_start,
+)
+
+THINK = "enable_thinking"
+"""The variable of templates that says whether the model reasons before it answers."""
+
+_RESERVED = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "bos_token",
+    "eos_token",
+)
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered conversation.
+
+    Attributes:
+        ids: the whole prompt.
+        text: the same as text, for showing.
+        opening: the end of the prompt that is the beginning of the answer's text: a prefill, or the
+            tag with which the template opens the reasoning.
+        is_begun: the prompt ends within the answer.
+        reasoning: the tags of the reasoning that the prompt ends in, or None.
+        n_reasoned: tokens of that reasoning that are in the prompt.
+        reasoning_budget: most tokens of reasoning in the answer; None sets no limit.
+        warnings: one line for each argument that has no effect with this template.
+    """
+
+    ids: list[int]
+    text: str
+    opening: str = ""
+    is_begun: bool = False
+    reasoning: ReasoningTags | None = None
+    n_reasoned: int = 0
+    reasoning_budget: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def chat_prompt(
+    tokenizer: ChatTokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Message] | None = None,
+    template_kwargs: Mapping[str, object] | None = None,
+    enable_thinking: bool | None = None,
+    reasoning_budget: int | None = None,
+    prefill: str = "",
+    continued: str = "",
+    continue_final_message: bool | str = False,
+    add_generation_prompt: bool | None = None,
+) -> ChatPrompt:
+    """Render a conversation and turn it into tokens. `LLM.chat` describes the arguments.
+
+    Raises:
+        ChatTemplateError: the template fails on this conversation, or refuses it.
+        UsageError: a message is not one, or arguments contradict each other.
+    """
+    _check_beginnings(prefill, continued, continue_final_message, add_generation_prompt)
+    messages = messages_for(template, messages)
+    budget = _checked_budget(reasoning_budget)
+    if budget == 0 and enable_thinking is None and template.reads(THINK):
+        enable_thinking = False
+    variables = _variables(template_kwargs, enable_thinking)
+    warnings = _without_effect(template, messages, tools, variables)
+    if budget is not None and not _knows_reasoning(tokenizer, template):
+        warnings += (
+            "neither the chat template nor the vocabulary has a tag for reasoning, so a "
+            "budget of it has no effect",
+        )
+    variables["tools"] = checked_tools(tools)
+    if prefill:
+        if messages and messages[-1]["role"] == "assistant":
+            raise UsageError(
+                "prefill begins an answer, and the last message is one already",
+                hint="continue_final_message=True goes on with it",
+            )
+        messages.append({"role": "assistant", "content": prefill})
+        continue_final_message = True
+    if continue_final_message:
+        segments, begun = _final_message(template, messages, variables, continue_final_message)
+    elif continued:
+        segments, begun = _continuation(template, messages, variables, continued)
+    else:
+        is_asked = add_generation_prompt is not False
+        segments = template.render_segments(messages, add_generation_prompt=is_asked, **variables)
+        begun = ""
+    text = _joined(segments)
+    tags, reasoned = _open_reasoning(text, begun)
+    return ChatPrompt(
+        encode_prompt(tokenizer, segments),
+        text,
+        opening=begun if prefill else "" if begun else _opened(text),
+        is_begun=bool(begun),
+        reasoning=tags,
+        n_reasoned=_n_tokens(tokenizer, reasoned),
+        reasoning_budget=budget,
+        warnings=warnings,
+    )
+
+
+def _check_beginnings(
+    prefill: str, continued: str, continue_final_message: bool | str, add: bool | None
+) -> None:
+    given = {
+        "prefill": prefill,
+        "continued": continued,
+        "continue_final_message": continue_final_message,
+    }
+    names = [name for name, value in given.items() if value]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} say how the answer begins: give one of them")
+    if names and add is not None and add != bool(continued):
+        raise UsageError(f"add_generation_prompt={add} contradicts {names[0]}")
+
+
+def _checked_budget(most: int | None) -> int | None:
+    if most is not None and most < -1:
+        raise UsageError(f"reasoning_budget must be -1 or more, not {most}")
+    return None if most == -1 else most
+
+
+def _knows_reasoning(tokenizer: ChatTokenizer, template: ChatTemplate) -> bool:
+    return any(
+        tag in template.source or _n_tokens(tokenizer, tag, is_markup=True) == 1
+        for tags in REASONING_TAGS
+        for tag in tags
+    )
+
+
+def _n_tokens(tokenizer: ChatTokenizer, text: str, *, is_markup: bool = False) -> int:
+    return len(tokenizer.encode_segments([(text, is_markup)], add_special=False))
+
+
+def _variables(
+    template_kwargs: Mapping[str, object] | None, enable_thinking: bool | None
+) -> dict[str, Any]:
+    """The variables of a template besides those that every one has."""
+    variables: dict[str, Any] = dict(template_kwargs or {})
+    for name in variables:
+        if not isinstance(name, str):
+            raise UsageError(f"template_kwargs: {name!r} is not a name")
+        if name in _RESERVED:
+            raise UsageError(f"template_kwargs can't have {name!r}, which every template is given")
+    if enable_thinking is not None:
+        if THINK in variables and variables[THINK] is not enable_thinking:
+            raise UsageError(f"{THINK} is {enable_thinking}, and another in template_kwargs")
+        variables[THINK] = enable_thinking
+    return variables
+
+
+def _without_effect(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Message] | None,
+    variables: Mapping[str, object],
+) -> tuple[str, ...]:
+    """A line for each argument that this template does not read."""
+    unread = [name for name in variables if not template.reads(name)]
+    lines = []
+    if THINK in unread:
+        unread.remove(THINK)
+        instead = "" if variables[THINK] else "; a reasoning budget of 0 ends it at once"
+        lines.append(
+            f"the chat template does not read {THINK}: it can't switch reasoning on or off{instead}"
+        )
+    lines += [f"the chat template does not read {name!r}, which has no effect" for name in unread]
+    if tools and not template.reads("tools"):
+        lines.append("the chat template does not read tools: the model is not told of them")
+    if any(message.get("tool_calls") for message in messages) and not template.reads("tool_calls"):
+        lines.append("the chat template does not read tool_calls: they are left out")
+    return tuple(lines)
+
+
+def _final_message(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any],
+    field: bool | str,
+) -> tuple[list[Segment], str]:
+    """A prompt that ends within the last message; and the text of that at its end."""
+    segments = template.render_segments(
+        messages, add_generation_prompt=False, continue_final_message=field, **variables
+    )
+    content = messages[-1].get(field if isinstance(field, str) else "content")
+    if isinstance(content, list | tuple):
+        content = next((part["text"] for part in reversed(content) if part.get("text")), "")
+    text, prompt = str(content), _joined(segments)
+    trimmed = (text, text.rstrip(), text.lstrip(), text.strip())
+    return segments, next((end for end in trimmed if prompt.endswith(end)), text)
+
+
+def _continuation(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any],
+    continued: str,
+) -> tuple[list[Segment], str]:
+    """A prompt that goes on with what the model wrote after it; and the text of that at its end."""
+    tags = tags_at_start(continued)
+    if tags is not None and variables.get(THINK) is False:
+        variables = {**variables, THINK: True}
+    segments = template.render_segments(messages, add_generation_prompt=True, **variables)
+    prompt = _joined(segments)
+    opened = tags_at_end(prompt)
+    if opened is not None and tags is None:
+        # it was written when the template opened no reasoning
+        answer = {"role": "assistant", "content": continued}
+        return _final_message(template, [*messages, answer], variables, True)
+    if tags is None:
+        return [*segments, Segment(continued, False)], continued
+    if tags == opened:
+        spaces = _opened(prompt).removeprefix(tags.open)
+        continued = continued.lstrip().removeprefix(tags.open).removeprefix(spaces)
+    return [*segments, *_tagged(continued, tags, is_open=tags == opened)], continued
+
+
+def _tagged(text: str, tags: ReasoningTags, *, is_open: bool) -> list[Segment]:
+    """An answer with reasoning, of which the model wrote the tags as such."""
+    pieces = []
+    if not is_open:
+        before, opening, text = text.partition(tags.open)
+        pieces = [Segment(before, False), Segment(opening, True)]
+    reasoning, closing, answer = text.partition(tags.close)
+    return [*pieces, Segment(reasoning, False), Segment(closing, True), Segment(answer, False)]
+
+
+def _opened(prompt: str) -> str:
+    """The end of a prompt that opens the reasoning, from the tag on."""
+    tags = tags_at_end(prompt)
+    return prompt[prompt.rindex(tags.open) :] if tags is not None else ""
+
+
+def _open_reasoning(text: str, begun: str) -> tuple[ReasoningTags | None, str]:
+    """The tags of the reasoning that a prompt ends in, and the begun answer's part of it."""
+    tags = tags_at_start(begun)
+    if tags is not None:
+        reasoned = begun.lstrip().removeprefix(tags.open)
+    else:
+        tags, reasoned = tags_at_end(text.removesuffix(begun)), begun
+    if tags is None or tags.close in begun:
+        return None, ""
+    return tags, reasoned
+
+
+def _joined(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments)

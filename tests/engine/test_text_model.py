@@ -1,0 +1,139 @@
+"""Conversations through `LLM`: what templates are given, begun answers, reasoning that ends."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localkv import LLM
+from localkv.errors import UsageError
+from localkv.loader.chat_template import ChatTemplate
+
+HELLO = [{"role": "user", "content": "Tell me of the fox"}]
+GREEDY = {"temperature": 0, "ignore_eos": True}
+OPENS = """{{ bos_token }}<|user|>{{ messages[0].content }}<|assistant|>
+{%- if messages[1] is defined %}{{ messages[1].content + eos_token }}{% endif %}
+{%- if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: Path) -> LLM:
+    return LLM(tiny_model, n_ctx=200)
+
+
+@pytest.fixture(scope="module")
+def opens(llm: LLM) -> ChatTemplate:
+    """A template that opens the reasoning."""
+    return llm.chat_template_from(OPENS)
+
+
+def new_ids(llm: LLM, n_prompt: int) -> list[int]:
+    """The tokens that the last text added; the last one has no row yet."""
+    return llm.engine.cached_ids[n_prompt:]
+
+
+def test_a_prompt_of_a_conversation_is_a_prompt(llm: LLM) -> None:
+    prompt = llm.chat_prompt(HELLO)
+    assert prompt.text == "<s><|user|>Tell me of the fox<|assistant|>"
+    options = {"max_tokens": 5, **GREEDY}
+    text = llm.chat(HELLO, **options).completion.text
+    assert llm.complete(prompt, **options).text == text
+    assert llm.complete(prompt.ids, **options).text == text
+
+
+def test_a_prefill_begins_the_text(llm: LLM, opens: ChatTemplate) -> None:
+    stream = llm.chat(HELLO, template=opens, prefill="Once upon", max_tokens=6, **GREEDY)
+    assert next(stream) == "Once upon"
+    completion = stream.completion
+    prompt = llm.chat_prompt(HELLO, template=opens, prefill="Once upon")
+    assert completion.usage.prompt_tokens == len(prompt.ids)
+    assert completion.usage.completion_tokens == 6
+    final = [*HELLO, {"role": "assistant", "content": "Once upon"}]
+    more = llm.chat(
+        final, template=opens, continue_final_message=True, max_tokens=6, **GREEDY
+    ).completion
+    assert completion.text == f"Once upon{more.text}"
+    assert more.usage.prompt_tokens == len(prompt.ids)
+
+
+def test_a_prefill_is_not_looked_through_for_stop_strings(llm: LLM, opens: ChatTemplate) -> None:
+    options: dict[str, Any] = {"template": opens, "prefill": "stop", "max_tokens": 6, **GREEDY}
+    whole = llm.chat(HELLO, **options).completion
+    assert llm.chat(HELLO, stop="stop", **options).completion.text == whole.text
+
+
+def test_a_stream_that_is_closed_at_once_has_the_prefill(llm: LLM) -> None:
+    stream = llm.chat(HELLO, prefill="Once", max_tokens=6)
+    stream.close()
+    completion = stream.completion
+    assert (completion.text, completion.finish_reason) == ("Once", "cancelled")
+
+
+@pytest.mark.parametrize("most", [0, 1, 4])
+def test_a_budget_ends_the_reasoning(llm: LLM, opens: ChatTemplate, most: int) -> None:
+    """With the tag that ends it after so many tokens; the next ones are drawn after that."""
+    close = llm.tokenizer.encode_segments([("</think>", True)], add_special=False)
+    n_tokens = most + len(close) + 4
+    options: dict[str, Any] = {"template": opens, "max_tokens": n_tokens, **GREEDY}
+    prompt = llm.chat_prompt(HELLO, template=opens)
+    n_prompt = len(prompt.ids)
+    llm.chat(HELLO, **options).completion  # noqa: B018
+    free = new_ids(llm, n_prompt)
+    completion = llm.chat(HELLO, **options, reasoning_budget=most).completion
+    ids = new_ids(llm, n_prompt)
+    assert ids[: most + len(close)] == free[:most] + close
+    assert completion.usage.completion_tokens == n_tokens
+    assert "</think>" in completion.text
+    for place in range(most + len(close), len(ids)):
+        best = llm.logits(prompt.ids + ids[:place])[-1].argmax()
+        assert ids[place] == int(best)
+
+
+def test_no_budget_changes_nothing(llm: LLM, opens: ChatTemplate) -> None:
+    options: dict[str, Any] = {"template": opens, "max_tokens": 12, "seed": 3, "ignore_eos": True}
+    texts = {
+        llm.chat(HELLO, **options, reasoning_budget=most).completion.text
+        for most in (None, -1, 12, 1000)
+    }
+    assert len(texts) == 1
+
+
+def test_arguments_without_effect_are_warned_of(llm: LLM) -> None:
+    with pytest.warns(UserWarning, match="does not read enable_thinking") as caught:
+        llm.chat(HELLO, enable_thinking=True)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="does not read tools"):
+        llm.chat(HELLO, tools=[{"type": "function"}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm.chat(HELLO)
+
+
+def test_a_cut_answer_goes_on_from_its_rows(tiny_model: Path) -> None:
+    """All that read as the same tokens again are reused, unless `exact` wants prompts evaluated."""
+    for exact in (False, True):
+        llm = LLM(tiny_model, n_ctx=200, exact=exact)
+        options: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "logit_bias": _words(llm)}
+        first = llm.chat(HELLO, **options, seed=1).completion
+        n_first = first.usage.prompt_tokens
+        prompt = llm.chat_prompt(HELLO, continued=first.text)
+        assert llm.detokenize(prompt.ids).endswith(f"<|assistant|>{first.text}")
+        cached = llm.complete(prompt, **options).usage.cached_tokens
+        if exact:
+            assert cached == n_first
+        else:
+            assert cached > n_first
+
+
+def _words(llm: LLM) -> dict[int, float]:
+    """Only words: these are read as the same tokens again."""
+    word = llm.tokenize(" fox", add_special=False)[-1]
+    return {word: 1000.0}
+
+
+def test_budgets_that_make_no_sense(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="reasoning_budget must be -1 or more, not -3"):
+        llm.chat(HELLO, reasoning_budget=-3)
