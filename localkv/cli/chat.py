@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from localkv.cache.scales import read_kv_scales, require_scales
+from localkv.cli.chat_options import chat_arguments, chat_options
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.length_options import length_options
@@ -29,7 +30,7 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         metavar="TEXT",
         help="An instruction that comes before the conversation.",
     ),
-    escape_option("Chat", "-sys, -r and --dry-sequence-breaker"),
+    escape_option("Chat", "-sys, --prefill, -r and --dry-sequence-breaker"),
     option(
         "--chat-template-file",
         panel="Chat",
@@ -37,6 +38,7 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         metavar="FILE",
         help="A Jinja template instead of the model's.",
     ),
+    *chat_options("Chat"),
     flag("--continue", panel="Chat", help="Go on with the newest session, and its settings."),
     flag(
         "--exact",
@@ -84,6 +86,7 @@ def _run(
             "chat needs a terminal", hint="localkv complete --chat answers one prompt in a pipe"
         )
     params = sampling_params(values, escape=escape)
+    template_options = chat_arguments(values, escape=escape)
     template = None
     if chat_template_file is not None:
         template = read_file(chat_template_file, "the chat template")
@@ -117,6 +120,8 @@ def _run(
             max_tokens=n_predict if n_predict >= 0 else None,
             stop=tuple(map(unescape, stop)) if escape else stop,
             ignore_eos=ignore_eos,
+            think=template_options.pop("enable_thinking"),
+            **template_options,
         )
         if values["continue"] and (found := store.sessions()):
             session = session.resumed(found[0].id)

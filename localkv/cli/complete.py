@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from localkv.cli.chat_options import chat_arguments, chat_options, uses_chat_options
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
@@ -54,7 +55,9 @@ _PROMPT_OPTIONS: list[click.Parameter] = [
         metavar="FILE",
         help="Read the prompt from a UTF-8 file, unchanged except for one final line break.",
     ),
-    escape_option("Prompt", "-p, -sys, -r and --dry-sequence-breaker; never in files and stdin"),
+    escape_option(
+        "Prompt", "-p, -sys, --prefill, -r and --dry-sequence-breaker; never in files and stdin"
+    ),
     flag(
         "--parse-special",
         panel="Prompt",
@@ -75,6 +78,7 @@ _PROMPT_OPTIONS: list[click.Parameter] = [
         metavar="FILE",
         help="A Jinja template instead of the model's; implies --chat.",
     ),
+    *chat_options("Prompt", implied="; implies --chat"),
 ]
 
 _OUTPUT_OPTIONS: list[click.Parameter] = [
@@ -133,13 +137,15 @@ def _run(
 ) -> int:
     """Complete one prompt; returns the exit code."""
     check_model_is_named(values)
-    chat = chat or system_prompt is not None or chat_template_file is not None
+    given = (system_prompt, chat_template_file)
+    chat = chat or any(value is not None for value in given) or uses_chat_options(values)
     if chat and parse_special:
         raise UsageError(
             "--parse-special is for plain prompts",
             hint="in a chat only the template writes control tokens",
         )
     params = sampling_params(values, escape=escape)
+    template_options = chat_arguments(values, escape=escape)
     if escape:
         stop = tuple(map(unescape, stop))
         system_prompt = unescape(system_prompt) if system_prompt is not None else None
@@ -167,7 +173,7 @@ def _run(
             "cancel": cancel,
         }
         if chat:
-            pieces = _chat(llm, text, system_prompt, template_text, options)
+            pieces = _answer(llm, text, system_prompt, template_text, template_options, options)
         else:
             pieces = llm.stream(text, parse_special=parse_special, **options)
         for line in all_warnings(llm):
@@ -210,15 +216,23 @@ def _prompt_text(prompt: str | None, file: str | None, escape: bool) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _chat(
-    llm: LLM, text: str, system_prompt: str | None, template: str | None, options: dict[str, Any]
+def _answer(
+    llm: LLM,
+    text: str,
+    system_prompt: str | None,
+    template: str | None,
+    template_options: dict[str, Any],
+    options: dict[str, Any],
 ) -> TextStream:
     messages = [{"role": "user", "content": text}]
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
     if template is not None:
-        options["template"] = llm.chat_template_from(template)
-    return llm.chat(messages, **options)
+        template_options["template"] = llm.chat_template_from(template)
+    prompt = llm.chat_prompt(messages, **template_options)
+    for line in prompt.warnings:
+        warn(line)
+    return llm.stream(prompt, **options)
 
 
 def _generate(pieces: TextStream, out: TextOutput | None) -> Completion:

@@ -110,7 +110,7 @@ FOREIGN_FLAGS = (
     # the prompt and the conversation
     _skipped("--jinja", f"templates are always Jinja; {_TEMPLATE}"),
     _refused("--no-jinja", f"templates are always Jinja; {_TEMPLATE}"),
-    _refused("--chat-template --chat-template-kwargs", _TEMPLATE, 1),
+    _refused("--chat-template", _TEMPLATE, 1),
     _skipped("-no-cnv --no-conversation -st --single-turn", _NO_CONVERSATION),
     _refused("-cnv --conversation -i --interactive -if --interactive-first", _NO_CONVERSATION),
     _refused("-mli --multiline-input --in-prefix-bos", _NO_CONVERSATION),
@@ -120,8 +120,11 @@ FOREIGN_FLAGS = (
     _skipped("--no-display-prompt", "the prompt is never printed"),
     _refused("--display-prompt", "the prompt is never printed"),
     _refused("-sp --special", "control tokens are never printed; --json has their count"),
-    _refused("-rea --reasoning --reasoning-format --reasoning-budget", _TEMPLATE, 1),
-    _refused("--reasoning-budget-message", _TEMPLATE, 1),
+    _refused(
+        "-rea --reasoning", "--think and --no-think switch it, --reasoning-budget N limits it", 1
+    ),
+    _refused("--reasoning-format", "the text has the reasoning as the model writes it", 1),
+    _refused("--reasoning-budget-message", "--reasoning-budget N ends it without a message", 1),
     _skipped("--skip-chat-parsing --no-skip-chat-parsing", "the text is never parsed"),
     _refused("-mm --mmproj --image --audio", "only text models are supported", 1),
     # sampling

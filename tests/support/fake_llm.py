@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -30,6 +31,14 @@ class FakeStream(Iterator[str]):
         return next(self.pieces)
 
 
+@dataclass
+class FakePrompt:
+    """A conversation, and what it is rendered with."""
+
+    asked: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
 class FakeLLM:
     """Class attributes are the script and the record; a test gets a fresh subclass."""
 
@@ -37,6 +46,7 @@ class FakeLLM:
     finish_reason = "stop"
     context_full = False
     warnings: ClassVar[list[str]] = []
+    prompt_warnings: tuple[str, ...] = ()
     loaded: ClassVar[dict[str, Any]] = {}
     asked: ClassVar[dict[str, Any]] = {}
 
@@ -62,10 +72,10 @@ class FakeLLM:
     def chat_template_from(self, source: str) -> str:
         return f"template {source}"
 
-    def stream(self, prompt: str, **options: Any) -> FakeStream:
-        type(self).asked = {"prompt": prompt, **options}
-        return FakeStream(self.pieces, self.finish_reason, self.context_full)
+    def chat_prompt(self, messages: list[dict[str, str]], **options: Any) -> FakePrompt:
+        return FakePrompt({"messages": messages, **options}, self.prompt_warnings)
 
-    def chat(self, messages: list[dict[str, str]], **options: Any) -> FakeStream:
-        type(self).asked = {"messages": messages, **options}
+    def stream(self, prompt: str | FakePrompt, **options: Any) -> FakeStream:
+        asked = prompt.asked if isinstance(prompt, FakePrompt) else {"prompt": prompt}
+        type(self).asked = {**asked, **options}
         return FakeStream(self.pieces, self.finish_reason, self.context_full)
