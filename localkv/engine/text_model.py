@@ -16,11 +16,18 @@ from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.text_stream import Completion, TextStream
 from localkv.errors import UsageError
 from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
-from localkv.loader.chat_template import ChatTemplate, chat_template_from_metadata
+from localkv.loader.chat_template import (
+    ChatTemplate,
+    chat_template_from_metadata,
+    chat_template_names,
+)
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.reasoning_tags import REASONING_TAGS
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.sampling.params import SamplingParams
+
+TOOL_USE = "tool_use"
+"""The name of a second chat template, for tools, as transformers knows it."""
 
 
 class TextModel:
@@ -48,6 +55,13 @@ class TextModel:
     def chat_template(self) -> ChatTemplate | None:
         """The file's chat template, or None."""
         return chat_template_from_metadata(self.gguf.metadata)
+
+    @cached_property
+    def tool_template(self) -> ChatTemplate | None:
+        """The file's chat template where there are tools; usually the same one."""
+        if TOOL_USE not in chat_template_names(self.gguf.metadata):
+            return self.chat_template
+        return chat_template_from_metadata(self.gguf.metadata, TOOL_USE)
 
     @cached_property
     def _reasoning_ids(self) -> frozenset[int]:
@@ -147,7 +161,7 @@ class TextModel:
         Returns:
             the prompt; its `warnings` name the arguments that have no effect with this template.
         """
-        template = template or self.chat_template
+        template = template or (self.tool_template if options.get("tools") else self.chat_template)
         if template is None:
             raise UsageError(
                 "the model has no chat template", hint="complete plain text, or give a template"
@@ -177,7 +191,8 @@ class TextModel:
             messages: {"role": "system" | "developer" | "user" | "assistant" | "tool", "content":
                 text or a list of {"type": "text", "text": text}}, in order, with `tool_calls` and
                 any other fields that the template reads.
-            template: instead of the file's own.
+            template: instead of the file's own; of these, the one for tools (`tool_use`) if there
+                are tools.
             tools: descriptions of tools, as OpenAI's API and transformers take them.
             template_kwargs: more variables for the template.
             enable_thinking: the variable of that name: whether the model reasons before it answers.

@@ -137,3 +137,25 @@ def _words(llm: LLM) -> dict[int, float]:
 def test_budgets_that_make_no_sense(llm: LLM) -> None:
     with pytest.raises(UsageError, match="reasoning_budget must be -1 or more, not -3"):
         llm.chat(HELLO, reasoning_budget=-3)
+
+
+def test_a_template_for_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file's own one for conversations with tools is used for those, and only for those."""
+    from support import tiny_model
+
+    class Writer(tiny_model.gguf.GGUFWriter):
+        def add_chat_template(self, template: Any) -> None:
+            tools = "{{ tools | length }} tools, {{ messages[0].content }}"
+            super().add_chat_template(
+                [
+                    {"name": "default", "template": "{{ messages[0].content }}"},
+                    {"name": "tool_use", "template": tools},
+                ]
+            )
+
+    monkeypatch.setattr(tiny_model.gguf, "GGUFWriter", Writer)
+    llm = LLM(tiny_model.write_tiny_model(tmp_path / "tools.gguf"), n_ctx=64)
+    assert llm.chat_prompt(HELLO).text == HELLO[0]["content"]
+    with_tools = llm.chat_prompt(HELLO, tools=[{"name": "weather"}])
+    assert with_tools.text == f"1 tools, {HELLO[0]['content']}"
+    assert with_tools.warnings == ()
