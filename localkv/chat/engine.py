@@ -30,11 +30,16 @@ class EngineOptions:
         model: path of a GGUF file.
         arguments: keyword arguments of `LLM`; values of JSON.
         chat_template: a Jinja template instead of the model's own.
+        variables: of the template, which requests will have.
+        uses: "tools" and "reasoning_budget", if requests will have them. The facts warn of these
+            and of the variables where they have no effect.
     """
 
     model: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    uses: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ class LocalEngine:
         self.options = options
         self._cancel = Event()
         self._closed = False
-        self._loaded: tuple[LLM, ChatTemplate] | None = None
+        self._loaded: tuple[LLM, ChatTemplate | None] | None = None
 
     def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
         started = time.perf_counter()
@@ -60,22 +61,36 @@ class LocalEngine:
             **self.options.arguments,
             on_progress=lambda stage, done, total: on_progress(LoadProgress(stage, done, total)),
         )
-        template = self._template(llm)
-        self._loaded = llm, template
-        return _facts(llm, template, time.perf_counter() - started)
-
-    def _template(self, llm: LLM) -> ChatTemplate:
         source = self.options.chat_template
-        template = llm.chat_template if source is None else llm.chat_template_from(source)
-        if template is None:
+        own = None if source is None else llm.chat_template_from(source)
+        facts = self._facts(llm, own, time.perf_counter() - started)
+        self._loaded = llm, own
+        return facts
+
+    def _facts(self, llm: LLM, own: ChatTemplate | None, load_seconds: float) -> EngineFacts:
+        from localkv.loader.chat_prompt import THINK, without_effect
+
+        options = self.options
+        template = own or llm.chat_template
+        tool_template = own or llm.tool_template
+        if template is None or tool_template is None:
             raise UsageError(
                 "the model has no chat template",
                 hint="give one with --chat-template-file, or continue plain text with: "
                 "localkv complete",
             )
-        return template
+        used = tool_template if "tools" in options.uses else template
+        return replace(
+            _facts(llm, load_seconds),
+            has_think_switch=template.reads(THINK),
+            takes_tools=tool_template.reads("tools"),
+            warnings=(
+                *dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings)),
+                *without_effect(llm.tokenizer, used, options.variables, options.uses),
+            ),
+        )
 
-    def _ready(self) -> tuple[LLM, ChatTemplate]:
+    def _ready(self) -> tuple[LLM, ChatTemplate | None]:
         if self._closed or self._loaded is None:
             raise EngineStoppedError("the engine is not running")
         return self._loaded
@@ -156,10 +171,8 @@ def _finished(completion: Completion) -> Finished:
     )
 
 
-def _facts(llm: LLM, template: ChatTemplate, load_seconds: float) -> EngineFacts:
+def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
     import torch
-
-    from localkv.loader.chat_prompt import THINK
 
     config, cache = llm.config, llm.cache
     return EngineFacts(
@@ -178,7 +191,4 @@ def _facts(llm: LLM, template: ChatTemplate, load_seconds: float) -> EngineFacts
         backend=llm.backend.name,
         n_threads=torch.get_num_threads(),
         load_seconds=load_seconds,
-        warnings=tuple(dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings))),
-        has_think_switch=template.reads(THINK),
-        takes_tools=template.reads("tools"),
     )

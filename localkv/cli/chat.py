@@ -120,12 +120,22 @@ def _run(
             max_tokens=n_predict if n_predict >= 0 else None,
             stop=tuple(map(unescape, stop)) if escape else stop,
             ignore_eos=ignore_eos,
-            think=template_options.pop("enable_thinking"),
-            **template_options,
+            think=values["think"],
+            reasoning_budget=values["reasoning_budget"],
+            prefill=template_options["prefill"],
+            template_kwargs=template_options["template_kwargs"],
+            tools=template_options["tools"],
         )
         if values["continue"] and (found := store.sessions()):
             session = session.resumed(found[0].id)
-        options = EngineOptions(model, arguments, template)
+        thinking = {} if values["think"] is None else {"enable_thinking": values["think"]}
+        options = EngineOptions(
+            model,
+            arguments,
+            template,
+            variables={**template_options["template_kwargs"], **thinking},
+            uses=[name for name in ("tools", "reasoning_budget") if values[name] is not None],
+        )
         app = ChatApp(session, options, EngineProcess)
         app.run()
     return app.return_code or 0

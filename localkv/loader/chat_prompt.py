@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,12 +81,10 @@ def chat_prompt(
     if budget == 0 and enable_thinking is None and template.reads(THINK):
         enable_thinking = False
     variables = _variables(template_kwargs, enable_thinking)
-    warnings = _without_effect(template, messages, tools, variables)
-    if budget is not None and not _knows_reasoning(tokenizer, template):
-        warnings += (
-            "neither the chat template nor the vocabulary has a tag for reasoning, so a "
-            "budget of it has no effect",
-        )
+    calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
+    given = {"tools": tools, "tool_calls": calls, "reasoning_budget": budget is not None}
+    used = [name for name, value in given.items() if value]
+    warnings = without_effect(tokenizer, template, variables, used)
     variables["tools"] = checked_tools(tools)
     if prefill:
         if messages and messages[-1]["role"] == "assistant":
@@ -168,13 +166,18 @@ def _variables(
     return variables
 
 
-def _without_effect(
+def without_effect(
+    tokenizer: ChatTokenizer,
     template: ChatTemplate,
-    messages: Sequence[Message],
-    tools: Sequence[Message] | None,
     variables: Mapping[str, object],
+    used: Collection[str],
 ) -> tuple[str, ...]:
-    """A line for each argument that this template does not read."""
+    """A line for each argument that has no effect with this template.
+
+    Args:
+        variables: of the template.
+        used: "tools", "tool_calls" and "reasoning_budget", if there are any.
+    """
     unread = [name for name in variables if not template.reads(name)]
     lines = []
     if THINK in unread:
@@ -184,10 +187,15 @@ def _without_effect(
             f"the chat template does not read {THINK}: it can't switch reasoning on or off{instead}"
         )
     lines += [f"the chat template does not read {name!r}, which has no effect" for name in unread]
-    if tools and not template.reads("tools"):
+    if "tools" in used and not template.reads("tools"):
         lines.append("the chat template does not read tools: the model is not told of them")
-    if any(message.get("tool_calls") for message in messages) and not template.reads("tool_calls"):
+    if "tool_calls" in used and not template.reads("tool_calls"):
         lines.append("the chat template does not read tool_calls: they are left out")
+    if "reasoning_budget" in used and not _knows_reasoning(tokenizer, template):
+        lines.append(
+            "neither the chat template nor the vocabulary has a tag for reasoning, so a budget of "
+            "it has no effect"
+        )
     return tuple(lines)
 
 

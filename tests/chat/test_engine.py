@@ -253,9 +253,22 @@ def asked(**fields: object) -> ChatRequest:
     return ChatRequest(HELLO, GREEDY, max_tokens=12, ignore_eos=True, **fields)
 
 
-def test_what_the_template_reads(engine: ChatEngine, tiny_model: Path) -> None:
-    facts = LocalEngine(EngineOptions(str(tiny_model), ARGUMENTS)).load(lambda progress: None)
+def test_options_without_effect_are_among_the_warnings(tiny_model: Path) -> None:
+    options = EngineOptions(
+        str(tiny_model),
+        ARGUMENTS,
+        variables={"enable_thinking": True, "style": 3},
+        uses=["tools", "reasoning_budget"],
+    )
+    facts = LocalEngine(options).load(lambda progress: None)
     assert (facts.has_think_switch, facts.takes_tools) == (False, False)
+    assert [line for line in facts.warnings if "the chat template" in line] == [
+        "the chat template does not read enable_thinking: it can't switch reasoning on or off",
+        "the chat template does not read 'style', which has no effect",
+        "the chat template does not read tools: the model is not told of them",
+        "neither the chat template nor the vocabulary has a tag for reasoning, so a budget of it "
+        "has no effect",
+    ]
 
 
 def test_reasoning_that_the_template_opens_shows(thinker: ChatEngine) -> None:

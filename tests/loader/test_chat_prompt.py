@@ -232,6 +232,16 @@ def test_an_answer_goes_on_as_it_was_written(name: str, text: str) -> None:
     assert (got.opening, got.is_begun) == ("", True)
 
 
+def test_tags_that_are_control_tokens_go_on_as_such() -> None:
+    """The model wrote them so; a user who writes them into a prefill does not."""
+    tokenizer = TOKENIZERS["mistral"]
+    begin, end = (tokenizer.token_to_id(tag) for tag in ("[THINK]", "[/THINK]"))
+    cut = prompt("mistral", [USER], continued="[THINK]Well[/THINK]It [THINK]").ids
+    assert (cut.count(begin), cut.count(end)) == (1, 1)
+    typed = prompt("mistral", [USER], prefill="[THINK]Well[/THINK]").ids
+    assert (typed.count(begin), typed.count(end)) == (0, 0)
+
+
 def test_reasoning_goes_on_although_it_is_switched_off_now() -> None:
     text = "<think>\nWell"
     got = prompt("qwen3", [USER], continued=text, enable_thinking=False)

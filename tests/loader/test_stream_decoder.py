@@ -94,3 +94,14 @@ def test_special_tokens(kind: str) -> None:
 def test_no_such_token() -> None:
     with pytest.raises(UsageError):
         tokenizer_of("bpe").stream_decoder().push(10**9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_tokens_that_are_kept(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    bos, eos = tokenizer.bos_id, tokenizer.n_vocab - 2 if kind == "bpe" else tokenizer.eos_id
+    assert bos is not None
+    assert eos is not None
+    decoder = tokenizer.stream_decoder(skip_special=True, kept={eos})
+    assert decoder.push(bos) == ""
+    assert decoder.push(eos) == tokenizer.id_to_token(eos)
