@@ -34,6 +34,7 @@ from localkv.cli.options import (
 from localkv.cli.prompt import read_file, read_stdin, without_final_newline
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.text_output import TextOutput
+from localkv.cli.waited import Waited
 from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def _run(
 
             start_ahead()
         llm = load_llm(values, quiet=quiet)
+        waited = Waited.for_model(llm.load_seconds)
         if not quiet:
             say(memory_line(llm))
         if verbose:
@@ -179,15 +181,15 @@ def _run(
         for line in all_warnings(llm):
             warn(line)
         with _interruptible(cancel):
-            completion = _generate(pieces, out if stream and not as_json else None)
+            completion = _generate(pieces, out if stream and not as_json else None, waited)
         if as_json:
-            out.write(json.dumps(_report(llm, completion), ensure_ascii=False))
+            out.write(json.dumps(_report(llm, completion, waited), ensure_ascii=False))
         elif not stream:
             out.write(completion.text)
     if completion.context_full:
         note(f"the context of {llm.cache.n_ctx} tokens is full; a larger one (-c) makes more room")
     if stats:
-        for line in _stats(llm, completion):
+        for line in _stats(llm, completion, waited):
             say(line)
     return INTERRUPTED if completion.finish_reason == "cancelled" else 0
 
@@ -235,10 +237,12 @@ def _answer(
     return llm.stream(prompt, **options)
 
 
-def _generate(pieces: TextStream, out: TextOutput | None) -> Completion:
+def _generate(pieces: TextStream, out: TextOutput | None, waited: Waited) -> Completion:
     for piece in pieces:
+        waited.has_token()
         if out is not None:
             out.write(piece)
+    waited.has_token()
     return pieces.completion
 
 
@@ -272,10 +276,11 @@ def _summary(llm: LLM) -> list[str]:
     return [f"{model}, {rotated}on {device}", *kernels]
 
 
-def _report(llm: LLM, completion: Completion) -> dict[str, Any]:
+def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
     """The object that `--json` prints."""
     result = asdict(completion)
-    result["timings"] = {"load_seconds": llm.load_seconds, **result["timings"]}
+    waits = {f"{name}_seconds": seconds for name, seconds in asdict(waited).items()}
+    result["timings"] = {**waits, **result["timings"]}
     return {
         **result,
         "model": {
@@ -295,11 +300,13 @@ def _report(llm: LLM, completion: Completion) -> dict[str, Any]:
     }
 
 
-def _stats(llm: LLM, completion: Completion) -> list[str]:
+def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
     usage, timings = completion.usage, completion.timings
     evaluated = usage.prompt_tokens - usage.cached_tokens
     return [
-        f"load:         {llm.load_seconds:.2f} s",
+        f"start:        {waited.start:.2f} s",
+        f"load:         {waited.load:.2f} s",
+        f"first token:  {waited.first_token:.2f} s",
         f"prompt eval:  {evaluated} tokens in {timings.prompt_seconds:.2f} s, "
         f"{timings.prompt_per_second:.2f} tokens/s",
         f"eval:         {usage.completion_tokens} tokens in {timings.decode_seconds:.2f} s, "

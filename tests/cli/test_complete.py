@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from localkv.cli import waited
 from localkv.cli.escapes import unescape
 from localkv.errors import ContextOverflowError, UsageError
 from support import tiny_model as tiny
@@ -231,6 +232,14 @@ def test_warnings_are_lines_on_stderr(program, llm, model) -> None:
     assert result.err == f"{MEMORY}warning: first\nwarning: second thing\n"
 
 
+@pytest.fixture
+def ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is 0.375 seconds old when the model is ready, and a second with its text."""
+    ages = iter((0.375, 1.0))
+    monkeypatch.setattr(waited, "process_age", lambda: next(ages))
+
+
+@pytest.mark.usefixtures("ages")
 def test_json(program, llm, model) -> None:
     llm.warnings = ["first"]
     llm.pieces = ["a\n", "ü"]
@@ -247,7 +256,9 @@ def test_json(program, llm, model) -> None:
             "cached_tokens": 0,
         },
         "timings": {
+            "start_seconds": 0.25,
             "load_seconds": 0.125,
+            "first_token_seconds": 0.625,
             "prompt_seconds": 0.5,
             "prompt_per_second": 6.0,
             "decode_seconds": 0.25,
@@ -269,6 +280,7 @@ def test_json(program, llm, model) -> None:
     }
 
 
+@pytest.mark.usefixtures("ages")
 def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
     result = program("complete", "-m", model, "-p", "x", "--stats", "-v", "-ctv", "bf16")
     assert result.out == "one two\n"
@@ -278,7 +290,9 @@ def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
         "fake: llama, K rotated by 64, on cpu",
         "attention: fake",
         "products: q4_0: panels; f32: rows",
+        "start:        0.25 s",
         "load:         0.12 s",
+        "first token:  0.62 s",
         "prompt eval:  3 tokens in 0.50 s, 6.00 tokens/s",
         "eval:         2 tokens in 0.25 s, 4.00 tokens/s",
         "cache:        K f16, V bf16, 5 of 64 tokens, 1.00 MiB",
