@@ -61,7 +61,7 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """Vector instructions that Numba compiles for, and its version."""
+    """Vector instructions that kernels are compiled for, and Numba's version."""
     import numba
 
     from localkv.simd.cpu_features import FEATURES, HAS_AVX512, HAS_VNNI, IS_X86, vector_width

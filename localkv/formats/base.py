@@ -5,8 +5,9 @@ facts below, which need no array library, so that `--help`, `show` and the memor
 iterate them. The folder `<name>/` holds
 
     reference.py    decode and, for cache types, encode in plain NumPy; tests compare with it
-    cpu.py          a cache type's rows on the CPU (`formats/cpu/`)
-    cpu_weight.py   a weight type's matrices on the CPU (`formats/cpu/`)
+    cpu.py          in which order the CPU keeps its bytes, without Numba (`formats/cpu/`)
+    cpu_cache.py    a cache type's rows on the CPU: what Numba compiles
+    cpu_weight.py   a weight type's matrices on the CPU: what Numba compiles
     gpu_cache.py    a cache type's rows on a GPU (`formats/gpu/`)
     gpu_weight.py   a weight type's matrices on a GPU (`formats/gpu/`)
 

@@ -6,8 +6,9 @@ LLVM splits it where registers are narrower (two ymm without AVX-512).
 
     kinds.py        names for the types of arguments
     vector.py       the types F32x16, I32x16 and Mask16, and how code for them is generated
-    cpu_features.py the CPU that Numba compiles for
-    host_features.py the same, without importing Numba
+    cpu_features.py the CPU that kernels are compiled for, without importing Numba
+    lanes.py        how many lanes a vector has, without it, too
+    futex.py        whether threads can sleep on Linux's futex, without it, too
     memory.py       loads that convert, stores, prefetch, scalars at an address, an atomic counter
     arithmetic.py   lane-wise arithmetic, comparisons and selection, exp, sums over lanes
     exponential.py  powers of two, tanh

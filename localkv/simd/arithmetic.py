@@ -10,8 +10,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from localkv.simd.kinds import Args, Builder, Intrinsic, Signature, Target, Typing, Value
+from localkv.simd.lanes import LANES
 from localkv.simd.vector import (
-    LANES,
     F32x16,
     I32x16,
     Mask16,

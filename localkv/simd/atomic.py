@@ -5,8 +5,6 @@ Items are int64 at a base and an index, as in `memory`. A futex is the lower hal
 
 from __future__ import annotations
 
-import platform
-import sys
 from typing import Any
 
 from llvmlite import ir
@@ -14,14 +12,11 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import IS_X86
+from localkv.simd.futex import FUTEX
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import check_base, i64, pointer
 
-_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
-_FUTEX = _FUTEX_NUMBERS.get(platform.machine(), -1) if sys.platform == "linux" else -1
 _WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
-
-HAS_FUTEX = _FUTEX != -1
 
 
 def _read_modify_write(operation: str) -> Any:
@@ -100,7 +95,7 @@ def _futex(builder: Builder, where: Value, operation: int, value: Value) -> None
     kind = ir.FunctionType(i64, [i64], var_arg=True)
     syscall = cgutils.get_or_insert_function(builder.module, kind, "syscall")
     zero = ir.Constant(i64, 0)
-    numbers = [ir.Constant(i64, _FUTEX), builder.ptrtoint(where, i64), ir.Constant(i64, operation)]
+    numbers = [ir.Constant(i64, FUTEX), builder.ptrtoint(where, i64), ir.Constant(i64, operation)]
     builder.call(syscall, [*numbers, value, zero, zero, zero])
 
 

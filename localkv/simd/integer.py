@@ -12,8 +12,8 @@ from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import FEATURES, HAS_AVX512, HAS_VNNI, IS_X86
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
+from localkv.simd.lanes import LANES
 from localkv.simd.vector import (
-    LANES,
     F32x16,
     I32x16,
     call,

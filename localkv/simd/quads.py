@@ -31,8 +31,8 @@ from numba.extending import intrinsic
 
 from localkv.simd.integer import dot_of_bytes
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
+from localkv.simd.lanes import LANES
 from localkv.simd.vector import (
-    LANES,
     I32x16,
     call,
     check_base,

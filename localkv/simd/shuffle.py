@@ -8,7 +8,8 @@ from typing import Any
 from llvmlite import ir
 
 from localkv.simd.kinds import Builder, Value
-from localkv.simd.vector import LANES, i32, lanes_of
+from localkv.simd.lanes import LANES
+from localkv.simd.vector import i32, lanes_of
 
 QUARTER = 4
 """Words that go together: those of the smallest vector."""

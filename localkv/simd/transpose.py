@@ -9,8 +9,9 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
+from localkv.simd.lanes import LANES
 from localkv.simd.shuffle import QUARTER, in_quarters, joined, shuffled
-from localkv.simd.vector import LANES, i32, lanes_of, pointer, splat
+from localkv.simd.vector import i32, lanes_of, pointer, splat
 
 
 @intrinsic

@@ -10,8 +10,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
 from localkv.simd.kinds import Builder, Intrinsic, Kind, Signature, Target, Typing, Value
-
-LANES = 16
+from localkv.simd.lanes import LANES
 
 f32 = ir.FloatType()
 f16 = ir.HalfType()

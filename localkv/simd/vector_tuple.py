@@ -17,8 +17,8 @@ from numba.extending import intrinsic
 
 from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
+from localkv.simd.lanes import LANES
 from localkv.simd.vector import (
-    LANES,
     F32x16,
     check_base,
     constant,

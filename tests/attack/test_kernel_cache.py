@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from localkv.kernels.cpu.jit import kernel_source, machine_code
+from localkv.kernels.cpu.jit import kernel_source
+from localkv.kernels.cpu.jit.compiler import compile_source
 from localkv.kernels.cpu.jit.kernel_source import KernelSource, stored
 from localkv.kernels.cpu.jit.machine_code import Functions, pack, unpack
 from localkv.kernels.cpu.jit.specialize import specialized
@@ -159,7 +160,7 @@ def test_the_functions_of_a_source_are_known() -> None:
             n += 1
     assert n > 9
     assert SOURCE.callbacks == ["decode_tile"]
-    found = stored(KernelSource("jit/helpers")) or machine_code.compile_source(
+    found = stored(KernelSource("jit/helpers")) or compile_source(
         "helpers", KernelSource("jit/helpers").text
     )
     assert sorted(found) == sorted(KernelSource("jit/helpers").callbacks)

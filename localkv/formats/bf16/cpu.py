@@ -1,31 +1,10 @@
-"""bf16: the upper half of a float."""
+"""bf16 on the CPU, without Numba."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numba import njit
-
 from localkv.formats.cpu.page_order import codes
-from localkv.simd.memory import get_i32, load_bf16, put_u16
 
 BLOCK = 16
 SCALED = False
 AFFINE = False
 PLANES = (codes(16),)
-
-
-@njit
-def decode(planes: Any, u: int) -> Any:
-    return (load_bf16(planes[0], u * 16),)
-
-
-@njit
-def encode(x: Any, planes: Any, u: int) -> None:
-    for i in range(16 * u, 16 * u + 16):
-        bits = np.int64(get_i32(x, i)) & 0xFFFFFFFF
-        if bits & 0x7FFFFFFF > 0x7F800000:
-            put_u16(planes[0], i, 0x7FC0)
-        else:
-            put_u16(planes[0], i, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)

@@ -1,30 +1,39 @@
-"""How the CPU reads and writes each type: functions that Numba compiles, or that emit LLVM.
+"""How the CPU reads and writes each type: facts, and what Numba compiles.
 
-Cache types: `<type>/cpu.py`, a decoder and an encoder
+A process whose kernels are compiled imports no Numba. So the facts by which memory is laid out for
+kernels are in `<type>/cpu.py`; what kernels are made of is in `<type>/cpu_cache.py` and
+`<type>/cpu_weight.py`, which only templates of kernels import.
+
+Cache types: rows of K and V in pages
 
 A *unit* is the result of one decoder call: one vector of 16 values (types without blocks) or two
 (types with blocks of 32: values i and i + 16 of 16 tokens for K; values 0 to 15 and 16 to 31 of
 one token for V). A page's bytes are ordered so that a unit's bytes are consecutive on either side
-(`page_order.py`). The file holds
+(`page_order.py`). `cpu.py` holds
 
     BLOCK                values per block: 16 or 32
     SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1
     PLANES               the order of each plane in a page, a `PlaneOrder`
+    OFFSET               integer types only: how much too large the codes of `quads` are
+
+and `cpu_cache.py`
+
     decode(planes, u)    the codes of unit u as a tuple of BLOCK / 16 F32x16; `planes` are the
                          addresses of four planes, in the format's order; unused ones are 0
-    OFFSET, quads(planes, u)
-                         integer types only: the codes of units u to u + 3 of K, as unsigned bytes
+    quads(planes, u)     integer types only: the codes of units u to u + 3 of K, as unsigned bytes
                          that are OFFSET too large; values i, then values i + 16, as one I32x16
                          each, with tokens in lanes and units in bytes (see `simd/quads.py`)
     encode(x, planes, u) BLOCK floats at x + BLOCK u -> block u of a row; `planes` are the addresses
-                         of a row's fields in the format's order, as the pool has them
+                         of a row's fields in the format's order, as the pool has them; types with
+                         fields of rows have none
 
-Scale and minimum are applied by the kernel: once per block and token, not per value. These files
-know nothing of torch; `reference.py` beside them is the reference.
+Scale and minimum are applied by the kernel: once per block and token, not per value.
+`reference.py` beside them is the reference.
 
-Weight types: `<type>/cpu_weight.py`
+Weight types: panels of 16 rows
 
-A type with blocks has `PANELS`, a `PanelFormat` (`panel_codes.py`): how a matrix is laid out in
-panels, and how codes, scales and minima are read from them. A type without blocks is multiplied as
-it lies in the file, and has `load_values(b, address)`, which emits the load of 16 values.
+A type with blocks has, in `cpu.py`, `LAYOUT`: how a matrix is laid out in panels, a `PanelLayout`
+(`panel_layout.py`); and in `cpu_weight.py` `PANELS`, a `PanelFormat` (`panel_codes.py`): how codes,
+scales and minima are read from them. A type without blocks is multiplied as it lies in the file:
+`load_values(b, address)` in `cpu_weight.py` emits the load of 16 values.
 """

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from localkv.formats.cpu.panel_codes import Record, masked, nibble_codes
-from localkv.formats.cpu.panel_layout import SPREAD_BITS, PanelPlane
-
-FIFTH_BITS = PanelPlane("qh", 4, SPREAD_BITS)
 
 
 def five_bit_codes(record: Record, block: int) -> list[Any]:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from llvmlite import ir
 
 from localkv.formats import FORMATS
-from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout, PanelPlane
+from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.simd.memory import half_bits_to_float
 from localkv.simd.vector import constant, i8, i16, i32, i64, lanes_of
 
@@ -105,10 +105,6 @@ class PanelFormat:
         return self.layout.record_values // BLOCK
 
 
-QS, SCALES = PanelPlane("qs", 4), PanelPlane("scales", 1)
-D, M, DMIN = (PanelPlane(name, 2) for name in ("d", "m", "dmin"))
-
-
-def planes(name: str, *fields: PanelPlane) -> PanelLayout:
-    """The layout of a format's panels."""
-    return PanelLayout(FORMATS[name], fields)
+def panel_format(name: str) -> PanelFormat:
+    """That of a weight type, by name."""
+    return cast(PanelFormat, FORMATS[name].part("cpu_weight").PANELS)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from localkv.formats import FORMATS
 from localkv.formats.base import QuantFormat
 
 if TYPE_CHECKING:
@@ -115,3 +116,13 @@ class PanelLayout:
                 )
             )
         return np.array(rows, np.int64)
+
+
+QS, SCALES = PanelPlane("qs", 4), PanelPlane("scales", 1)
+FIFTH_BITS = PanelPlane("qh", 4, SPREAD_BITS)
+D, M, DMIN = (PanelPlane(name, 2) for name in ("d", "m", "dmin"))
+
+
+def planes(name: str, *fields: PanelPlane) -> PanelLayout:
+    """The layout of a format's panels."""
+    return PanelLayout(FORMATS[name], fields)

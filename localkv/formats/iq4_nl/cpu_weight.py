@@ -7,7 +7,8 @@ from typing import Any
 from llvmlite import ir
 
 from localkv.formats.bits import IQ4_CODEBOOK
-from localkv.formats.cpu.panel_codes import QS, D, PanelFormat, Record, nibble_codes, planes
+from localkv.formats.cpu.panel_codes import PanelFormat, Record, nibble_codes
+from localkv.formats.iq4_nl.cpu import LAYOUT
 from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.vector import call, constant, i8, i32, lanes_of
 
@@ -37,4 +38,4 @@ def codebook_codes(record: Record, block: int) -> list[Any]:
     return [look_up(b, entries, x) for x in nibble_codes(record, block)]
 
 
-PANELS = PanelFormat(planes("iq4_nl", QS, D), codebook_codes, zero=128)
+PANELS = PanelFormat(LAYOUT, codebook_codes, zero=128)

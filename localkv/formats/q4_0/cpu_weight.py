@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from localkv.formats.cpu.panel_codes import QS, D, PanelFormat, nibble_codes, planes
+from localkv.formats.cpu.panel_codes import PanelFormat, nibble_codes
+from localkv.formats.q4_0.cpu import LAYOUT
 
-PANELS = PanelFormat(planes("q4_0", QS, D), nibble_codes, zero=8)
+PANELS = PanelFormat(LAYOUT, nibble_codes, zero=8)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from localkv.formats.cpu.panel_codes import (
-    QS,
-    D,
-    M,
-    PanelFormat,
-    block_minimum,
-    nibble_codes,
-    planes,
-)
+from localkv.formats.cpu.panel_codes import PanelFormat, block_minimum, nibble_codes
+from localkv.formats.q4_1.cpu import LAYOUT
 
-PANELS = PanelFormat(planes("q4_1", QS, D, M), nibble_codes, minimum=block_minimum)
+PANELS = PanelFormat(LAYOUT, nibble_codes, minimum=block_minimum)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localkv.formats.cpu.panel_codes import DMIN, QS, SCALES, D, PanelFormat, planes
+from localkv.formats.cpu.panel_codes import PanelFormat
 from localkv.formats.cpu.super_block_panels import k_minimum, k_nibbles, k_scale
+from localkv.formats.q4_k.cpu import LAYOUT
 
-LAYOUT = planes("q4_K", QS, SCALES, D, DMIN)
 PANELS = PanelFormat(LAYOUT, k_nibbles, k_scale, k_minimum)

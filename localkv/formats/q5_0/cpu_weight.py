@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from localkv.formats.cpu.five_bit_panels import FIFTH_BITS, five_bit_codes
-from localkv.formats.cpu.panel_codes import QS, D, PanelFormat, planes
+from localkv.formats.cpu.five_bit_panels import five_bit_codes
+from localkv.formats.cpu.panel_codes import PanelFormat
+from localkv.formats.q5_0.cpu import LAYOUT
 
-PANELS = PanelFormat(planes("q5_0", QS, FIFTH_BITS, D), five_bit_codes, zero=16)
+PANELS = PanelFormat(LAYOUT, five_bit_codes, zero=16)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localkv.formats.cpu.five_bit_panels import FIFTH_BITS, five_bit_codes
-from localkv.formats.cpu.panel_codes import QS, D, M, PanelFormat, block_minimum, planes
+from localkv.formats.cpu.five_bit_panels import five_bit_codes
+from localkv.formats.cpu.panel_codes import PanelFormat, block_minimum
+from localkv.formats.q5_1.cpu import LAYOUT
 
-LAYOUT = planes("q5_1", QS, FIFTH_BITS, D, M)
 PANELS = PanelFormat(LAYOUT, five_bit_codes, minimum=block_minimum)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.panel_codes import DMIN, QS, SCALES, D, PanelFormat, Record, masked, planes
-from localkv.formats.cpu.panel_layout import PanelPlane
+from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
 from localkv.formats.cpu.super_block_panels import k_minimum, k_nibbles, k_scale
+from localkv.formats.q5_k.cpu import LAYOUT
 
 
 def codes(record: Record, block: int) -> list[Any]:
@@ -15,5 +15,4 @@ def codes(record: Record, block: int) -> list[Any]:
     return [b.or_(x, y) for x, y in zip(k_nibbles(record, block), high, strict=True)]
 
 
-LAYOUT = planes("q5_K", QS, PanelPlane("qh", 4), SCALES, D, DMIN)
 PANELS = PanelFormat(LAYOUT, codes, k_scale, k_minimum)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.panel_codes import SCALES, D, PanelFormat, Record, masked, planes
-from localkv.formats.cpu.panel_layout import PanelPlane
+from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
+from localkv.formats.q6_k.cpu import LAYOUT
 from localkv.simd.vector import f32, i32, lanes_of
-
-# what is read together lies together, or the processor does not recognise a stream
-CODES = [PanelPlane(name, 4, part=i, n_parts=2) for i in range(2) for name in ("ql", "qh")]
 
 
 def codes(record: Record, block: int) -> list[Any]:
@@ -30,5 +27,4 @@ def scale(record: Record, block: int, half: int) -> Any:
     return b.fmul(record.halves("d"), b.sitofp(bits, lanes_of(f32)))
 
 
-LAYOUT = planes("q6_K", *CODES, SCALES, D)
 PANELS = PanelFormat(LAYOUT, codes, scale, zero=32, halves=True)

@@ -23,7 +23,7 @@ from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.moe import moe_mlp
-from localkv.simd.vector import LANES
+from localkv.simd.lanes import LANES
 from localkv.system.turns import Turns
 
 

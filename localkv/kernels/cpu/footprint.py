@@ -27,7 +27,6 @@ from localkv.kernels.footprint import (
     copied_vector_bytes,
     decoded_bytes,
 )
-from localkv.simd.host_features import expects_vnni
 
 PACKED_BYTES = 4.125
 """Per value of a product's left side when it is packed: float32 and a sum per 32 values."""
@@ -40,9 +39,15 @@ def _in_panels(fmt: QuantFormat) -> bool:
     return fmt.name in PANEL_FORMAT_NAMES
 
 
+def _has_vnni() -> bool:
+    from localkv.simd.cpu_features import HAS_VNNI  # LLVM is not loaded for most plans
+
+    return HAS_VNNI
+
+
 def _is_laid_out(fmt: QuantFormat) -> bool:
     """Whether its panels are made when it is loaded, so that its rows need no memory."""
-    in_place = fmt.name in IN_PLACE_FORMAT_NAMES and expects_vnni()
+    in_place = fmt.name in IN_PLACE_FORMAT_NAMES and _has_vnni()
     return _in_panels(fmt) and not in_place
 
 

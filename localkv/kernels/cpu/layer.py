@@ -26,7 +26,7 @@ from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place, Scratch
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import LayerWeights, Linear, MlpWeights, Norm
 from localkv.kernels.store_kv import store_rotated
-from localkv.simd.vector import LANES
+from localkv.simd.lanes import LANES
 
 MANY_CHAINS = 4096
 """The most that are remembered."""

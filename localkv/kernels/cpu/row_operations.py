@@ -21,7 +21,7 @@ from localkv.kernels.cpu.linear.activation_job import GateJob, NormJob, RopeJob
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Norm
 from localkv.kernels.rope import RopeTable
-from localkv.simd.vector import LANES
+from localkv.simd.lanes import LANES
 
 ACTIVATIONS = KernelSource("linear/activations")
 MANY_VALUES = 1 << 14

@@ -17,6 +17,7 @@ import pytest
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv.kernels.cpu.jit import compile_ahead, kernel_folder, kernel_source, machine_code
+from localkv.kernels.cpu.jit.compiler import compile_source
 from localkv.kernels.cpu.jit.kernel_source import KernelSource, is_stored, stored
 from localkv.kernels.cpu.jit.specialize import specialized
 from support.kernel_folder import SOURCES, folder
@@ -56,7 +57,7 @@ def total():
     return FIRST + SECOND
 """
     for given, result in (({}, 11), ({"FIRST": 2}, 12), ({"FIRST": 2, "SECOND": 20}, 22)):
-        function = machine_code.compile_source("parameters", source, given)["total"]
+        function = compile_source("parameters", source, given)["total"]
         assert CFUNCTYPE(c_int64)(machine_code.link(function))() == result
 
 
@@ -121,7 +122,9 @@ def test_a_damaged_file_is_compiled_anew(folder: Path) -> None:
 def test_a_helper_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_ahead, "FEWEST", 1)
     monkeypatch.setattr(KernelSource, "compile", no_compiler)
-    with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
+    said = list[tuple[int, int]]()
+    on_kernel = lambda done, total: said.append((done, total))  # noqa: E731
+    with compile_ahead.compiling_ahead(SOURCES, n_cores=2, on_kernel=on_kernel):
         helpers = compile_ahead._current
         assert helpers is not None
         for thread in helpers.threads:
@@ -130,6 +133,7 @@ def test_a_helper_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(specialized(source)["decode_tile"] for source in SOURCES)
     assert all(is_stored(source) for source in SOURCES)
     assert compile_ahead._current is None
+    assert said == [(0, 2), (2, 2)]
     assert all(process.returncode is not None for process in helpers.processes)
 
 
@@ -142,6 +146,21 @@ def test_without_a_helper_that_works_kernels_are_compiled_here(
     monkeypatch.setattr(compile_ahead, "child_command", lambda _: [sys.executable, "-c", program])
     with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
         assert all(specialized(source)["decode_tile"] for source in SOURCES)
+
+
+@pytest.mark.usefixtures("folder")
+def test_whoever_waits_is_told() -> None:
+    """How many of the kernels that are missing are there; of what is stored, nothing."""
+    other = KernelSource("store/rotate_rows")
+    specialized(other)
+    said = list[tuple[int, int]]()
+    for _ in range(2):
+        on_kernel = lambda done, total: said.append((done, total))  # noqa: E731
+        with compile_ahead.compiling_ahead([*SOURCES, other], n_cores=1, on_kernel=on_kernel):
+            for source in (*SOURCES, other):
+                specialized.cache_clear()
+                specialized(source)
+    assert said == [(0, 2), (1, 2), (2, 2)]
 
 
 @pytest.mark.usefixtures("folder")
@@ -211,7 +230,8 @@ def test_kernels_that_no_process_takes_are_removed(folder: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_few_kernels_need_no_helper() -> None:
     with compile_ahead.compiling_ahead(SOURCES, n_cores=2):
-        assert compile_ahead._current is None
+        assert compile_ahead._current is not None
+        assert compile_ahead._current.processes == []
 
 
 @pytest.mark.parametrize(
@@ -240,3 +260,37 @@ print(sorted(source.template for source in set(needed) ^ set(used)))
     command = [sys.executable, "-c", program, str(path), *pair]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_warm_start_does_without_numba(tiny_model: Path) -> None:
+    """The second process finds what the first one has compiled."""
+    program = """
+import sys
+from localkv import LLM
+text = LLM(sys.argv[1], device="cpu", n_ctx=256).complete("The fox", max_tokens=2).text
+print(len(text) > 0, "numba" in sys.modules)
+"""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, str(tiny_model)]
+    for _ in range(2):
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == "True False", done.stderr
+
+
+def test_code_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr: a callback has nobody to raise an exception to."""
+    said = list[str]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: said.append(str(error.exc_value)))
+    source = """
+from numba import cfunc
+@cfunc("int64(int64)")
+def share(n):
+    return 100 // n
+"""
+    share = CFUNCTYPE(c_int64, c_int64)(
+        machine_code.link(compile_source("failing", source)["share"])
+    )
+    assert share(7) == 14
+    assert said == []
+    share(0)
+    assert said == ["a kernel ended with an error, and its results are wrong; please report it"]

@@ -23,7 +23,6 @@ from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.torch_codec import decoded
 from localkv.simd.cpu_features import HAS_VNNI
-from localkv.simd.host_features import expects_vnni
 from support.cpu_products import EXACT, check, eight_bits, error, plain_panels, product_error
 from support.random_packed import random_packed
 
@@ -124,10 +123,6 @@ def test_panels_take_the_bytes_of_the_file(name: str) -> None:
     assert isinstance(prepared, PanelTensor)
     assert prepared.panels.nbytes == weight.n_bytes
     assert prepared.rows is weight.rows
-
-
-def test_a_plan_knows_what_is_compiled() -> None:
-    assert expects_vnni() == HAS_VNNI
 
 
 def test_a_tied_matrix_is_still_an_embedding() -> None:

@@ -11,27 +11,25 @@ from __future__ import annotations
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.job import (
-    TILE_ROWS,
-    TILE_VECTORS,
-    Job,
-    end_visible,
-    first_visible,
-    read_block,
-    read_job,
-    regions,
-)
+from localkv.kernels.cpu.attention.job import TILE_ROWS, TILE_VECTORS, Job
 from localkv.kernels.cpu.attention.queries import (
     gather_queries,
     put_output,
     row_index,
     softcap_of,
 )
+from localkv.kernels.cpu.attention.read_job import (
+    end_visible,
+    first_visible,
+    read_block,
+    read_job,
+    regions,
+)
 from localkv.kernels.cpu.attention.sizes import TILE, block_scratch
 from localkv.kernels.cpu.attention.softmax import ZERO, cap_logits, clear_row, row_sum, soften
 from localkv.simd.kinds import Address, Count
+from localkv.simd.lanes import LANES
 from localkv.simd.memory import call_address, get_f32, get_i64, take_next
-from localkv.simd.vector import LANES
 from localkv.simd.vector_tuple import (
     fma_grid,
     load_grid,

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import njit
-
 from localkv.kernels.cpu.attention.sizes import MOST_TILE_ROWS
 from localkv.simd.cpu_features import HAS_AVX512
-from localkv.simd.kinds import Address, Addresses
-from localkv.simd.memory import get_i64, get_i64s
 
 TILE_ROWS, TILE_VECTORS = (MOST_TILE_ROWS, 2) if HAS_AVX512 else (6, 1)
 """Rows and vectors whose products are in registers at once; the rows divide BLOCK_ROWS."""
@@ -119,52 +115,3 @@ JOB_ITEMS, SEQUENCE_ITEMS, CHUNK_ITEMS, BLOCK_ITEMS = (
 NEXT_PIECE, SOFTMAX_SCALE, SOFTCAP = (
     Job._fields.index(name) for name in ("next_piece", "softmax_scale", "softcap")
 )
-
-
-@njit
-def read_job(address: Address) -> Job:
-    return Job(*get_i64s(address, JOB_ITEMS))
-
-
-@njit
-def read_sequence(table: Address, index: int) -> Sequence:
-    return Sequence(*get_i64s(table + index * SEQUENCE_ITEMS * 8, SEQUENCE_ITEMS))
-
-
-@njit
-def read_chunk(table: Address, index: int) -> Chunk:
-    return Chunk(*get_i64s(table + index * CHUNK_ITEMS * 8, CHUNK_ITEMS))
-
-
-@njit
-def read_block(table: Address, index: int) -> Block:
-    return Block(*get_i64s(table + index * BLOCK_ITEMS * 8, BLOCK_ITEMS))
-
-
-@njit
-def first_visible(job: Job, token: int) -> int:
-    """The first row of the segment that a token sees."""
-    return get_i64(job.visible, token * 2)
-
-
-@njit
-def end_visible(job: Job, token: int) -> int:
-    """The row after the last one that a token sees."""
-    return get_i64(job.visible, token * 2 + 1)
-
-
-@njit
-def region(planes: Address, plane: int, place: int) -> Address:
-    """The address of a page and KV head (`place` counts those) in one plane."""
-    return get_i64(planes, plane * 2) + place * get_i64(planes, plane * 2 + 1)
-
-
-@njit
-def regions(planes: Address, place: int) -> Addresses:
-    """`region` in each of four planes."""
-    return (
-        region(planes, 0, place),
-        region(planes, 1, place),
-        region(planes, 2, place),
-        region(planes, 3, place),
-    )

@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import torch
 
 from localkv.formats import KV_FORMATS
@@ -102,7 +101,7 @@ def rows_per_tile(group: int) -> int:
 
 def n_threads() -> int:
     """Threads for kernels: as many as torch uses."""
-    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+    return torch.get_num_threads()
 
 
 @functools.cache

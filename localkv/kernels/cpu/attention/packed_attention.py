@@ -40,7 +40,7 @@ from localkv.kernels.cpu.attention.sizes import (
 )
 from localkv.kernels.cpu.attention.splits import Decode
 from localkv.kernels.cpu.attention.tables import Table, table_of
-from localkv.simd.vector import LANES
+from localkv.simd.lanes import LANES
 
 FEW_PRODUCTS = 1 << 19
 """Products of Q and K that one thread makes before a second one would have come to help."""

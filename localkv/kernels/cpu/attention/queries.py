@@ -44,6 +44,7 @@ from localkv.simd.arithmetic import (
 )
 from localkv.simd.integer import add_i32, and_i32, shift_right, xor_i32
 from localkv.simd.kinds import Address, Count, Float
+from localkv.simd.lanes import LANES
 from localkv.simd.memory import (
     get_f32,
     load_f32,
@@ -53,7 +54,6 @@ from localkv.simd.memory import (
     store_low_bytes,
 )
 from localkv.simd.quads import DIGITS, SCALE, STARTS
-from localkv.simd.vector import LANES
 
 LARGEST_INTEGER = np.float32(0x7F7F70)
 """A little less than the largest integer whose three digits of base 256 are signed bytes, so that

@@ -13,11 +13,15 @@ import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.job import (
-    NEXT_PIECE,
-    Chunk,
-    Job,
-    Sequence,
+from localkv.kernels.cpu.attention.job import NEXT_PIECE, Chunk, Job, Sequence
+from localkv.kernels.cpu.attention.queries import (
+    gather_queries,
+    put_output,
+    row_index,
+    softcap_of,
+    split_queries,
+)
+from localkv.kernels.cpu.attention.read_job import (
     end_visible,
     first_visible,
     read_chunk,
@@ -25,13 +29,6 @@ from localkv.kernels.cpu.attention.job import (
     read_sequence,
     region,
     regions,
-)
-from localkv.kernels.cpu.attention.queries import (
-    gather_queries,
-    put_output,
-    row_index,
-    softcap_of,
-    split_queries,
 )
 from localkv.kernels.cpu.attention.sizes import part_result, row_scratch
 from localkv.kernels.cpu.attention.softmax import (
@@ -45,6 +42,7 @@ from localkv.kernels.cpu.attention.softmax import (
 )
 from localkv.simd.arithmetic import add, f32x16, mul, sum_lanes, zero_f32
 from localkv.simd.kinds import Address, Count
+from localkv.simd.lanes import LANES
 from localkv.simd.memory import (
     call_address,
     get_f32,
@@ -55,7 +53,6 @@ from localkv.simd.memory import (
     store_f32,
     take_next,
 )
-from localkv.simd.vector import LANES
 
 row_scratch, part_result = njit(row_scratch), njit(part_result)
 LARGEST = 4

@@ -54,14 +54,15 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
-codec = KV_FORMATS[parameter("FORMAT", "q8_0")].part("cpu")
+FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
+facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
 ROWS = parameter("ROWS", 4)
 """Rows of queries (query heads of a KV head, new tokens) of a tile."""
 DIGITS = parameter("DIGITS", False)
 """Whether q is digit blocks."""
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
-BLOCK, SCALED, AFFINE = codec.BLOCK, codec.SCALED, codec.AFFINE
+BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
 PASSES = 2 if DIGITS and ROWS in (6, 8) else 1
 """Parts of a tile that are taken one after the other, so that two groups of tokens have room."""
 N = ROWS // PASSES

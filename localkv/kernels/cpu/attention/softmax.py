@@ -27,8 +27,8 @@ from localkv.simd.arithmetic import (
 )
 from localkv.simd.exponential import exp2, tanh
 from localkv.simd.kinds import Address, Float
+from localkv.simd.lanes import LANES
 from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32
-from localkv.simd.vector import LANES
 
 HIDDEN = np.float32(-1e30)
 """The logit of a token that a row doesn't see; minus infinity would make NaN of differences."""

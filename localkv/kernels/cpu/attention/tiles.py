@@ -17,10 +17,11 @@ from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import broadcast_f32, load_f16, store_f32
 from localkv.simd.vector_tuple import mul_add_all, store_tuple
 
-codec = KV_FORMATS[parameter("FORMAT", "q8_0")].part("cpu")
+FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
+facts, decode = FORMAT.part("cpu"), FORMAT.part("cpu_cache").decode
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
-BLOCK, SCALED, AFFINE, decode = codec.BLOCK, codec.SCALED, codec.AFFINE, codec.decode
+BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
 HAS_SCALE = SCALED or ROW_SCALES > 0
 OF_V = parameter("OF_V", False)
 """The side: K has tokens in its lanes, V channels."""

@@ -24,12 +24,13 @@ from localkv.simd.vector_tuple import (
     zeros_f32,
 )
 
-codec = KV_FORMATS[parameter("FORMAT", "q8_0")].part("cpu")
+FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
+facts, decode = FORMAT.part("cpu"), FORMAT.part("cpu_cache").decode
 ROWS = parameter("ROWS", 4)
 """Rows of weights (query heads of a KV head, new tokens) whose sums are in registers at once."""
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
-BLOCK, SCALED, AFFINE, decode = codec.BLOCK, codec.SCALED, codec.AFFINE, codec.decode
+BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
 VECTORS = BLOCK // 16
 SUMS = VECTORS * ROWS
 PAIRS = SUMS <= MOST_SUMS // 2

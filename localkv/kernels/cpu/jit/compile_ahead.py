@@ -3,7 +3,8 @@
 Numba compiles under a lock, so a second core is of use to a second process only. While a block
 `with compiling_ahead(sources)` runs, helpers compile sources from the end of the list; this process
 goes on with its work and compiles, or waits for, what it comes to need (`specialized`). A helper
-sends machine code through a pipe. If it fails, this process compiles by itself.
+sends machine code through a pipe. If it fails, this process compiles by itself. Whoever waits is
+told how many of the kernels there are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -32,12 +33,21 @@ HELPER = "localkv.kernels.cpu.jit.compile_helper"
 _one_at_a_time = threading.Lock()
 _current: _Helpers | None = None
 
+OnKernel = Callable[[int, int], None]
+"""(kernels that are compiled, all that had to be), on the thread that asks for them."""
+
 
 class _Helpers:
     """Processes that compile, a thread for each that talks with it, and what is left to do."""
 
-    def __init__(self, sources: Sequence[KernelSource], n_helpers: int) -> None:
+    def __init__(
+        self, sources: Sequence[KernelSource], n_helpers: int, on_kernel: OnKernel
+    ) -> None:
         self.lock = threading.Lock()
+        self.missing = frozenset(sources)
+        self.made = set[KernelSource]()
+        self.n_told = -1
+        self.on_kernel = on_kernel
         self.pending = list(sources)
         self.taken = dict[KernelSource, Future[Functions | None]]()
         self.processes = _started(n_helpers)
@@ -67,7 +77,9 @@ class _Helpers:
                     store(source, functions)
             finally:
                 future.set_result(functions)
-            if functions is None:
+            if functions is not None:
+                self.count(source)
+            else:
                 logger.info("a helper that compiles kernels has ended")
                 return
 
@@ -81,7 +93,21 @@ class _Helpers:
             return None
         while not future.done() and (other := self._take_last()) is not None:
             _compile_here(*other)
+            self.count(other[0])
+            self.tell()
         return future.result()
+
+    def count(self, source: KernelSource) -> None:
+        """It is compiled now."""
+        with self.lock:
+            self.made.add(source)
+
+    def tell(self) -> None:
+        """Report how many are compiled, of those that had to be, if it has changed."""
+        n_made = len(self.made & self.missing)
+        if n_made != self.n_told:
+            self.n_told = n_made
+            self.on_kernel(n_made, len(self.missing))
 
     def close(self) -> None:
         with self.lock:
@@ -137,32 +163,51 @@ def _ask(process: subprocess.Popen[bytes], source: KernelSource) -> Functions | 
         return None
 
 
-def compiled_ahead(source: KernelSource) -> Functions | None:
-    """What a helper has compiled, which is waited for; None if the caller has to compile it."""
+def compiled(source: KernelSource) -> Functions:
+    """What a helper has compiled, which is waited for, or else this process; it is stored, too."""
     helpers = _current
-    return None if helpers is None else helpers.result(source)
+    functions = None if helpers is None else helpers.result(source)
+    if functions is None:
+        functions = source.compile()
+        store(source, functions)
+        if helpers is not None:
+            helpers.count(source)
+    return functions
+
+
+def tell() -> None:
+    """Let whoever waits know what is compiled by now."""
+    helpers = _current
+    if helpers is not None:
+        helpers.tell()
 
 
 @contextmanager
 def compiling_ahead(
-    sources: Sequence[KernelSource], *, n_cores: int | None = None
+    sources: Sequence[KernelSource],
+    *,
+    n_cores: int | None = None,
+    on_kernel: OnKernel = lambda done, total: None,
 ) -> Iterator[None]:
     """Have other cores compile those of `sources` that no process has compiled before.
 
     Args:
         sources: what the block will need, in this order.
         n_cores: all that may be used, this process's included; None counts them.
+        on_kernel: called as the block comes to need them, and not if none is missing.
     """
     global _current
     missing = [source for source in dict.fromkeys(sources) if not is_stored(source)]
-    n_helpers = min(MOST_HELPERS, (n_cores or usable_cores()) - 1)
-    few = len(missing) < FEWEST or n_helpers == 0 or not sys.executable
-    if few or not _one_at_a_time.acquire(blocking=False):
+    if not missing or not _one_at_a_time.acquire(blocking=False):
         yield
         return
+    n_helpers = min(MOST_HELPERS, (n_cores or usable_cores()) - 1)
+    if len(missing) < FEWEST or not sys.executable:
+        n_helpers = 0
     try:
-        helpers = _current = _Helpers(missing, n_helpers)
+        helpers = _current = _Helpers(missing, n_helpers, on_kernel)
         try:
+            helpers.tell()
             yield
         finally:
             _current = None

@@ -25,7 +25,7 @@ from localkv.kernels.cpu.jit.kernel_folder import (
 )
 from localkv.kernels.cpu.jit.machine_code import (
     Functions,
-    compile_source,
+    callbacks,
     pack,
     toolchain,
     unpack,
@@ -36,22 +36,34 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parents[3]
 _PARAMETER = re.compile(r"\bparameter\(\"(\w+)\"")
-_CALLBACK = re.compile(r"^[@]cfunc\(.*\ndef (\w+)", re.MULTILINE)
 _BUILT_ON = (
     "simd/*.py",
     "formats/*/cpu.py",
+    "formats/*/cpu_cache.py",
     "formats/*/cpu_weight.py",
     "formats/cpu/*.py",
     "kernels/cpu/attention/job.py",
     "kernels/cpu/attention/queries.py",
+    "kernels/cpu/attention/read_job.py",
     "kernels/cpu/attention/sizes.py",
     "kernels/cpu/attention/softmax.py",
+    "kernels/cpu/jit/compiler.py",
     "kernels/cpu/jit/helper_state.py",
     "kernels/cpu/jit/machine_code.py",
     "kernels/cpu/jit/parameters.py",
-    "kernels/cpu/linear/*.py",
+    "kernels/cpu/linear/activation_job.py",
+    "kernels/cpu/linear/blocks.py",
+    "kernels/cpu/linear/in_place.py",
+    "kernels/cpu/linear/job.py",
+    "kernels/cpu/linear/packing.py",
+    "kernels/cpu/linear/panel_bytes.py",
+    "kernels/cpu/linear/read_*.py",
+    "kernels/cpu/linear/rows.py",
+    "kernels/cpu/linear/tiles.py",
+    "kernels/cpu/linear/units.py",
     "kernels/cpu/store/job.py",
     "kernels/cpu/store/page_row.py",
+    "kernels/cpu/store/read_job.py",
     "kernels/cpu/store/rotation.py",
     "formats/__init__.py",
     "formats/base.py",
@@ -110,9 +122,11 @@ class KernelSource:
     @property
     def callbacks(self) -> list[str]:
         """The names of its functions."""
-        return _CALLBACK.findall(self.text)
+        return callbacks(self.text)
 
     def compile(self) -> Functions:
+        from localkv.kernels.cpu.jit.compiler import compile_source  # imports Numba
+
         return compile_source(self.name, self.text, self.parameters)
 
 

@@ -1,31 +1,32 @@
-"""Machine code of Numba's C callbacks, independent of the process that compiled it.
+"""Machine code of C callbacks, independent of the process that compiled it, and how it is linked.
 
 Numba's own cache restores a function for further compilation, and for that it fills its tables of
 types and operators first, which takes longer than to load all the kernels of a model. Workers are
-only called, by address: an object file, linked by LLVM, is enough.
+only called, by address: an object file, linked by LLVM, is enough, and Numba is not even imported.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
+import importlib.metadata
+import importlib.util
 import io
 import json
+import re
 import sys
-import types
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
-import numba
-from numba.core.ccallback import CFunc
-from numba.core.registry import cpu_target
-from numba.core.runtime import rtsys
 
-from localkv.kernels.cpu.jit.parameters import Value, give
+from localkv.simd.cpu_features import CPU_FEATURES, CPU_NAME
 
+_CALLBACK = re.compile(r"^[@]cfunc\(.*\ndef (\w+)", re.MULTILINE)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LINKED = list[Any]()
 """LLVM's engines own the code that they linked."""
@@ -50,49 +51,61 @@ Functions = dict[str, Function]
 """The callbacks of a module by their Python names."""
 
 
+def callbacks(source: str) -> list[str]:
+    """The names of the C callbacks that a module's source has."""
+    return _CALLBACK.findall(source)
+
+
+def target() -> tuple[str, str, str]:
+    """The system, the CPU and its features that kernels are compiled for, as Numba lists them."""
+    return llvm.get_process_triple(), CPU_NAME, CPU_FEATURES
+
+
 def toolchain() -> str:
     """What machine code depends on besides its source."""
-    target = cpu_target.target_context.codegen().magic_tuple()
-    return f"{numba.__version__} {llvmlite.__version__} {sys.version_info[:2]} {target}"
+    versions = f"{_numba_version()} {llvmlite.__version__} {sys.version_info[:2]}"
+    return f"{versions} {target()}"
 
 
-def compile_source(
-    name: str, source: str, parameters: Mapping[str, Value] | None = None
-) -> Functions:
-    """Run the source of a module with some parameters; its `cfunc`s are compiled by that."""
-    module = types.ModuleType(name)
-    give(module, parameters or {})
-    sys.modules[name] = module
-    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
-    return {
-        key: _function(value) for key, value in vars(module).items() if isinstance(value, CFunc)
-    }
+def _numba_version() -> str:
+    """Numba's version, or the file that says it: Numba is imported only to compile."""
+    spec = importlib.util.find_spec("numba")
+    if spec is not None and spec.origin is not None:
+        path = Path(spec.origin).with_name("_version.py")
+        if path.exists():
+            return path.read_text(encoding="utf-8")
+    return importlib.metadata.version("numba")
 
 
-def _function(callback: Any) -> Function:
-    library = callback._library
-    if library.has_dynamic_globals:
-        raise ValueError(f"{callback.__name__} holds addresses of the process that compiles it")
-    module = library._final_module
-    needs = [
-        item.name
-        for item in (*module.functions, *module.global_variables)
-        if item.is_declaration and not item.name.startswith("llvm.")
-    ]
-    _, _, (code, _) = library.serialize_using_object_code()
-    return Function(callback.native_name, tuple(needs), bytes(code))
+FAILED = "localkv_kernel_failed"
+"""The symbol of what a callback calls if it ends with an error, such as a division by 0."""
+
+
+@ctypes.CFUNCTYPE(None)
+def _failed() -> None:
+    # Python says so on stderr: there is nobody to catch it
+    raise RuntimeError("a kernel ended with an error, and its results are wrong; please report it")
+
+
+@functools.cache
+def prepare() -> Any:
+    """LLVM's description of this system, once LLVM can link code that needs `FAILED`."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.add_symbol(FAILED, ctypes.cast(_failed, ctypes.c_void_p).value)
+    return llvm.Target.from_triple(llvm.get_process_triple())
 
 
 def link(function: Function) -> int:
     """The address of a function; 0 if its code is damaged or this process lacks what it needs."""
-    rtsys.initialize(cpu_target.target_context)  # the process has Numba's symbols then
+    machine = prepare().create_target_machine(jit=True)
+    # the first of them lets LLVM find the symbols of this process
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     if any(llvm.address_of_symbol(name) is None for name in function.needs):
         return 0
     code = llvm.ObjectFileRef.from_data(function.code)
     if not code._ptr:  # LLVM found no object file there; it would follow the null pointer
         return 0
-    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(code)
     engine.finalize_object()
     _LINKED.append(engine)

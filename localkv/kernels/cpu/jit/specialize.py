@@ -6,8 +6,8 @@ import functools
 import threading
 from collections.abc import Mapping
 
-from localkv.kernels.cpu.jit.compile_ahead import compiled_ahead
-from localkv.kernels.cpu.jit.kernel_source import KernelSource, store, stored
+from localkv.kernels.cpu.jit.compile_ahead import compiled, tell
+from localkv.kernels.cpu.jit.kernel_source import KernelSource, stored
 from localkv.kernels.cpu.jit.machine_code import Functions, link
 
 
@@ -24,18 +24,16 @@ _one_at_a_time = threading.RLock()
 def specialized(source: KernelSource) -> Mapping[str, int]:
     """The addresses of a kernel's callbacks by name; compiles them if no process has before."""
     with _one_at_a_time:
-        return _linked(source)
+        addresses = _linked(source)
+        tell()
+        return addresses
 
 
 def _linked(source: KernelSource) -> Mapping[str, int]:
     found = stored(source)
     if found is not None and (addresses := _addresses(found)) is not None:
         return addresses
-    functions = compiled_ahead(source)
-    if functions is None:
-        functions = source.compile()
-        store(source, functions)
-    addresses = _addresses(functions)
+    addresses = _addresses(compiled(source))
     if addresses is None:
         raise RuntimeError(f"{source.template} was compiled but does not link")
     return addresses

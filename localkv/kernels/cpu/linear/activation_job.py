@@ -6,12 +6,7 @@ runs; workers find an address, or the number. Rows are float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from numba import njit
-
-from localkv.simd.kinds import Address
-from localkv.simd.memory import get_i64s
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from localkv.kernels.cpu.runtime.chain import Item
@@ -74,18 +69,3 @@ class RopeJob(NamedTuple):
 
 
 NORM_ITEMS, GATE_ITEMS, ROPE_ITEMS = (len(kind._fields) for kind in (NormJob, GateJob, RopeJob))
-
-
-@njit
-def read_norm_job(address: Address) -> Any:
-    return NormJob(*get_i64s(address, NORM_ITEMS))
-
-
-@njit
-def read_gate_job(address: Address) -> Any:
-    return GateJob(*get_i64s(address, GATE_ITEMS))
-
-
-@njit
-def read_rope_job(address: Address) -> Any:
-    return RopeJob(*get_i64s(address, ROPE_ITEMS))

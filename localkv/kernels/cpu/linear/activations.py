@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.activation_job import (
+from localkv.kernels.cpu.linear.read_activation_job import (
     read_gate_job,
     read_norm_job,
     read_rope_job,

@@ -1,15 +1,12 @@
-"""The formats whose products have kernels on the CPU: those with a `cpu_weight.py`."""
+"""How the panels of weights lie in memory, by format: what their `cpu.py` says."""
 
 from __future__ import annotations
 
 from localkv.formats import FORMATS
-from localkv.formats.cpu.panel_codes import PanelFormat
+from localkv.formats.cpu.panel_layout import PanelLayout
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
 
-PANEL_FORMATS: dict[str, PanelFormat] = {
-    name: FORMATS[name].part("cpu_weight").PANELS for name in PANEL_FORMAT_NAMES
+LAYOUTS: dict[str, PanelLayout] = {
+    name: FORMATS[name].part("cpu").LAYOUT for name in PANEL_FORMAT_NAMES
 }
-"""By name. A weight type that is missing is decoded tile by tile."""
-
-LAYOUTS = {name: fmt.layout for name, fmt in PANEL_FORMATS.items()}
-"""How their panels lie in memory."""
+"""A weight type that is missing, and has no rows of floats, is decoded tile by tile."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import cfunc
 
 from localkv.formats.cpu.panel_layout import LANES
-from localkv.kernels.cpu.linear.job import read_fill_job, read_plane
+from localkv.kernels.cpu.linear.read_job import read_fill_job, read_plane
 from localkv.kernels.cpu.linear.units import put_units
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import put_u8, take_next

@@ -21,9 +21,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats.cpu.panel_codes import PanelFormat
+from localkv.formats.cpu.panel_codes import PanelFormat, panel_format
 from localkv.formats.cpu.panel_layout import BLOCK, LANES
-from localkv.kernels.cpu.linear.blocks import PANEL_FORMATS
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
@@ -172,7 +171,7 @@ def pack_row(
         activations: address of the token's tile.
         tokens, token: how many tokens the tile has, and which one of them this is.
     """
-    fmt = PANEL_FORMATS[kind.literal_value]
+    fmt = panel_format(kind.literal_value)
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         x, n_in, n_blocks, activations, tokens, token = args[1:]
@@ -212,7 +211,7 @@ def pack_planes(
         planes: address of the codes of all blocks; the facts of all follow.
         n_all: blocks of the token.
     """
-    fmt = PANEL_FORMATS[kind.literal_value]
+    fmt = panel_format(kind.literal_value)
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         x, n_in, n_blocks, planes, first, n_all = args[1:]

@@ -18,6 +18,9 @@ from localkv.kernels.cpu.linear.job import (
     IN_PLACE_FORMATS,
     MAX_TILE,
     PART_BLOCKS,
+)
+from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
+from localkv.kernels.cpu.linear.read_job import (
     find_chunk,
     read_matrix,
     read_multiply_job,
@@ -25,7 +28,6 @@ from localkv.kernels.cpu.linear.job import (
     tile_size,
     tile_start,
 )
-from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
 from localkv.kernels.cpu.linear.tiles import multiply_tile
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, put_f32, take_next

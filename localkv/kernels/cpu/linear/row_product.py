@@ -11,13 +11,8 @@ from typing import Any
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.job import (
-    MAX_TILE_TOKENS,
-    TILE_ROWS,
-    find_chunk,
-    read_matrix,
-    read_multiply_job,
-)
+from localkv.kernels.cpu.linear.job import MAX_TILE_TOKENS, TILE_ROWS
+from localkv.kernels.cpu.linear.read_job import find_chunk, read_matrix, read_multiply_job
 from localkv.kernels.cpu.linear.rows import multiply_rows
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import take_next

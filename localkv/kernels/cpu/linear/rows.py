@@ -17,15 +17,8 @@ from numba.extending import intrinsic
 from localkv.formats import FORMATS
 from localkv.simd.arithmetic import folded_sum
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
-from localkv.simd.vector import (
-    LANES,
-    constant,
-    f32,
-    i8,
-    i64,
-    lanes_of,
-    multiply_add,
-)
+from localkv.simd.lanes import LANES
+from localkv.simd.vector import constant, f32, i8, i64, lanes_of, multiply_add
 
 
 def _loader(name: str) -> Callable[[Any, Any], Any]:

@@ -14,9 +14,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.formats.cpu.panel_codes import BLOCK_VECTORS, PanelFormat, Record
+from localkv.formats.cpu.panel_codes import BLOCK_VECTORS, PanelFormat, Record, panel_format
 from localkv.formats.cpu.panel_layout import BLOCK, LANES
-from localkv.kernels.cpu.linear.blocks import PANEL_FORMATS
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
 from localkv.kernels.cpu.linear.packing import (
     F32X16,
@@ -153,7 +152,7 @@ def multiply_tile(
         n_rows: rows of the panel that exist.
         addend: address of what is added, float32 as `out`, or 0.
     """
-    fmt = PANEL_FORMATS[kind.literal_value]
+    fmt = panel_format(kind.literal_value)
     n = tokens.literal_value
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:

@@ -22,7 +22,7 @@ import numpy as np
 from localkv.kernels.cpu.jit.helper_state import STATE_WORDS
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.simd.atomic import HAS_FUTEX
+from localkv.simd.futex import HAS_FUTEX
 from localkv.system.turns import is_on_stack
 
 HELPERS = KernelSource("jit/helpers")
@@ -93,7 +93,7 @@ class ThreadPool:
         mine = (threading.get_ident(),)
         try:
             if self._is_given_to(mine):
-                numba.set_num_threads(n_threads)
+                numba.set_num_threads(min(n_threads, numba.config.NUMBA_NUM_THREADS))
                 run_workers()(worker, job, n_threads)
             else:
                 run_alone(worker, job)

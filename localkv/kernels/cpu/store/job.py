@@ -6,12 +6,7 @@ chain is given when it runs; workers find an address, or the number.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from numba import njit
-
-from localkv.simd.kinds import Address
-from localkv.simd.memory import get_i64s
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from localkv.kernels.cpu.runtime.chain import Item
@@ -92,23 +87,3 @@ class RotateJob(NamedTuple):
 STORE_ITEMS, SCATTER_ITEMS, PLANE_ITEMS, ROTATE_ITEMS = (
     len(kind._fields) for kind in (StoreJob, ScatterJob, PlaneJob, RotateJob)
 )
-
-
-@njit
-def read_store_job(address: Address) -> Any:
-    return StoreJob(*get_i64s(address, STORE_ITEMS))
-
-
-@njit
-def read_scatter_job(address: Address) -> Any:
-    return ScatterJob(*get_i64s(address, SCATTER_ITEMS))
-
-
-@njit
-def read_rotate_job(address: Address) -> Any:
-    return RotateJob(*get_i64s(address, ROTATE_ITEMS))
-
-
-@njit
-def read_plane(planes: Address, index: int) -> Any:
-    return PlaneJob(*get_i64s(planes + 8 * PLANE_ITEMS * index, PLANE_ITEMS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import cfunc
 
-from localkv.kernels.cpu.store.job import read_rotate_job
+from localkv.kernels.cpu.store.read_job import read_rotate_job
 from localkv.kernels.cpu.store.rotation import rotate_block
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import take_next

@@ -20,8 +20,9 @@ from localkv.simd.kinds import (
     Typing,
     Value,
 )
+from localkv.simd.lanes import LANES
 from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32
-from localkv.simd.vector import LANES, F32x16, i1, i32, lanes_of
+from localkv.simd.vector import F32x16, i1, i32, lanes_of
 
 
 @intrinsic(prefer_literal=True)

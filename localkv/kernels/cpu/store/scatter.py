@@ -5,8 +5,9 @@ from __future__ import annotations
 from numba import cfunc
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.store.job import SCATTER_ITEMS, read_plane, read_scatter_job
+from localkv.kernels.cpu.store.job import SCATTER_ITEMS
 from localkv.kernels.cpu.store.page_row import put_row
+from localkv.kernels.cpu.store.read_job import read_plane, read_scatter_job
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64, take_next
 

@@ -40,7 +40,7 @@ def _orders(fmt: QuantFormat, side: Side) -> tuple[tuple[int, int, int], ...]:
 
 def store_source(fmt: QuantFormat) -> KernelSource | None:
     """The kernel that encodes a type's rows; None for types that NumPy encodes."""
-    if fmt.row_planes or not hasattr(fmt.part("cpu"), "encode"):
+    if fmt.row_planes:
         return None
     return KernelSource("store/store_rows", {"FORMAT": fmt.codec_name})
 

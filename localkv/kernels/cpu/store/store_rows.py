@@ -7,14 +7,15 @@ from numba import cfunc
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.store.job import STORE_ITEMS, read_plane, read_store_job
+from localkv.kernels.cpu.store.job import STORE_ITEMS
 from localkv.kernels.cpu.store.page_row import put_row
+from localkv.kernels.cpu.store.read_job import read_plane, read_store_job
 from localkv.kernels.cpu.store.rotation import rotate_block
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64, take_next
 
-codec = KV_FORMATS[parameter("FORMAT", "q8_0")].part("cpu")
-BLOCK, encode = codec.BLOCK, codec.encode
+FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
+BLOCK, encode = FORMAT.part("cpu").BLOCK, FORMAT.part("cpu_cache").encode
 
 
 @cfunc("void(int64, int64)", error_model="numpy")

@@ -1,0 +1,49 @@
+"""q8_0: signed bytes; planes d, qs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from localkv.formats.cpu.rounding import (
+    ZERO,
+    inverse,
+    largest_magnitude,
+    put_half,
+    scale,
+    truncated,
+)
+from localkv.simd.arithmetic import i32x16
+from localkv.simd.integer import xor_i32
+from localkv.simd.memory import get_f32, load_i8_as_f32, put_u8
+from localkv.simd.quads import load_two_quads
+
+SIGNS = np.int32(-0x7F7F7F80)
+"""The highest bit of each byte."""
+
+BELOW_HALF = np.float32(0.5 - 2**-25)
+
+
+@njit
+def decode(planes: Any, u: int) -> Any:
+    return load_i8_as_f32(planes[1], u * 32), load_i8_as_f32(planes[1], u * 32 + 16)
+
+
+@njit
+def quads(planes: Any, u: int) -> Any:
+    low, high = load_two_quads(planes[1], u * 32)
+    return xor_i32(low, i32x16(SIGNS)), xor_i32(high, i32x16(SIGNS))
+
+
+@njit
+def encode(x: Any, planes: Any, u: int) -> None:
+    d = scale(abs(largest_magnitude(x, 32 * u)), np.float32(127))
+    factor = inverse(d)
+    put_half(planes[0], u, d)
+    for i in range(32 * u, 32 * u + 32):
+        y = get_f32(x, i) * factor
+        # C's roundf: the added value is less than a half, lest the float below 0.5 be rounded up
+        y += BELOW_HALF if y >= ZERO else -BELOW_HALF
+        put_u8(planes[1], i, truncated(y, np.float32(-127), np.float32(127)) & 255)

@@ -1,0 +1,33 @@
+"""Reading the jobs of the workers between products, in compiled code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from localkv.kernels.cpu.linear.activation_job import (
+    GATE_ITEMS,
+    NORM_ITEMS,
+    ROPE_ITEMS,
+    GateJob,
+    NormJob,
+    RopeJob,
+)
+from localkv.simd.kinds import Address
+from localkv.simd.memory import get_i64s
+
+
+@njit
+def read_norm_job(address: Address) -> Any:
+    return NormJob(*get_i64s(address, NORM_ITEMS))
+
+
+@njit
+def read_gate_job(address: Address) -> Any:
+    return GateJob(*get_i64s(address, GATE_ITEMS))
+
+
+@njit
+def read_rope_job(address: Address) -> Any:
+    return RopeJob(*get_i64s(address, ROPE_ITEMS))

@@ -1,0 +1,89 @@
+"""Reading the jobs of the workers of products, in compiled code, and who takes what of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from localkv.kernels.cpu.linear.job import (
+    FILL_ITEMS,
+    MATRIX_ITEMS,
+    MAX_TILE,
+    MULTIPLY_ITEMS,
+    PACK_ITEMS,
+    PLANE_ITEMS,
+    FillJob,
+    MatrixJob,
+    MultiplyJob,
+    PackJob,
+    PlaneJob,
+)
+from localkv.simd.kinds import Address, Count
+from localkv.simd.memory import get_i64s
+
+
+@njit
+def read_pack_job(address: Address) -> Any:
+    return PackJob(*get_i64s(address, PACK_ITEMS))
+
+
+@njit
+def read_multiply_job(address: Address) -> Any:
+    return MultiplyJob(*get_i64s(address, MULTIPLY_ITEMS))
+
+
+@njit
+def read_fill_job(address: Address) -> Any:
+    return FillJob(*get_i64s(address, FILL_ITEMS))
+
+
+@njit
+def read_plane(table: Address, index: int) -> Any:
+    return PlaneJob(*get_i64s(table + 8 * PLANE_ITEMS * index, PLANE_ITEMS))
+
+
+@njit
+def read_matrix(address: Address, index: int) -> Any:
+    """Matrix `index` of the multiplier's job at an address."""
+    matrices = address + 8 * MULTIPLY_ITEMS
+    return MatrixJob(*get_i64s(matrices + 8 * MATRIX_ITEMS * index, MATRIX_ITEMS))
+
+
+@njit
+def find_chunk(address: Address, job: Any, number: int) -> tuple[int, int, int]:
+    """The index of a chunk's matrix, and the first and the end of its panels or rows.
+
+    The index is -1 if all is done.
+    """
+    for i in range(job.n_matrices):
+        n_items = read_matrix(address, i).n_items
+        n_chunks = (n_items + job.chunk - 1) // job.chunk
+        if number < n_chunks:
+            return i, number * job.chunk, min(number * job.chunk + job.chunk, n_items)
+        number -= n_chunks
+    return -1, 0, 0
+
+
+@njit
+def tile_size(start: Count, n_tokens: Count) -> int:
+    """Tokens of the tile of panels that starts at token `start`: large ones first, then 4, 2, 1."""
+    left = n_tokens - start
+    if left >= MAX_TILE:
+        return MAX_TILE
+    if left >= 4:
+        return 4
+    return 2 if left >= 2 else 1
+
+
+@njit
+def tile_start(token: Count, n_tokens: Count) -> int:
+    """First token of the tile of panels that holds `token`."""
+    start = n_tokens // MAX_TILE * MAX_TILE
+    if token < start:
+        return token // MAX_TILE * MAX_TILE
+    size = tile_size(start, n_tokens)
+    while start + size <= token:
+        start += size
+        size = tile_size(start, n_tokens)
+    return start

@@ -1,0 +1,40 @@
+"""Reading the jobs of the workers that store rows, in compiled code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from localkv.kernels.cpu.store.job import (
+    PLANE_ITEMS,
+    ROTATE_ITEMS,
+    SCATTER_ITEMS,
+    STORE_ITEMS,
+    PlaneJob,
+    RotateJob,
+    ScatterJob,
+    StoreJob,
+)
+from localkv.simd.kinds import Address
+from localkv.simd.memory import get_i64s
+
+
+@njit
+def read_store_job(address: Address) -> Any:
+    return StoreJob(*get_i64s(address, STORE_ITEMS))
+
+
+@njit
+def read_scatter_job(address: Address) -> Any:
+    return ScatterJob(*get_i64s(address, SCATTER_ITEMS))
+
+
+@njit
+def read_rotate_job(address: Address) -> Any:
+    return RotateJob(*get_i64s(address, ROTATE_ITEMS))
+
+
+@njit
+def read_plane(planes: Address, index: int) -> Any:
+    return PlaneJob(*get_i64s(planes + 8 * PLANE_ITEMS * index, PLANE_ITEMS))
