@@ -14,7 +14,8 @@ from localkv.cli.chat_options import chat_arguments, chat_options
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.length_options import length_options
-from localkv.cli.model_file import model_file
+from localkv.cli.messages import note
+from localkv.cli.model_file import model_file, named_or_shipped
 from localkv.cli.options import escape_option, flag, loading_arguments, loading_options, option
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.prompt import read_file
@@ -95,6 +96,8 @@ def _run(
     require_scales(types, values["kv_scales"] is not None)
     if values["kv_scales"] is not None:
         read_kv_scales(values["kv_scales"])
+    if unnamed := named_or_shipped(values):
+        note(unnamed)
     # errors are reported, and a missing model is fetched, before the screen opens
     model = str(model_file(values))
     if not Path(model).is_file():

@@ -22,7 +22,7 @@ from localkv.cli.length_options import length_options
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.memory_report import memory_bytes, memory_json, memory_line
 from localkv.cli.messages import note, say, warn
-from localkv.cli.model_file import check_model_is_named
+from localkv.cli.model_file import named_or_shipped
 from localkv.cli.options import (
     escape_option,
     flag,
@@ -137,7 +137,7 @@ def _run(
     **values: Any,
 ) -> int:
     """Complete one prompt; returns the exit code."""
-    check_model_is_named(values)
+    unnamed = named_or_shipped(values)
     given = (system_prompt, chat_template_file)
     chat = chat or any(value is not None for value in given) or uses_chat_options(values)
     if chat and parse_special:
@@ -154,6 +154,8 @@ def _run(
     if chat_template_file is not None:
         template_text = read_file(chat_template_file, "the chat template")
     text = _prompt_text(prompt, file, escape)
+    if unnamed:
+        note(unnamed)
     with TextOutput(output, raw=raw) as out:
         if chat:
             from localkv.loader.template_process import start_ahead
@@ -333,7 +335,8 @@ complete = Command(
     callback=_run,
     help="Continue a prompt, or answer it with --chat.\n\n"
     "stdout gets the text and a final line break if it has none; the prompt is not repeated. "
-    "Text on stdin comes before the prompt.",
+    "Text on stdin comes before the prompt. If no model is named, the one that ships with "
+    "localkv answers.",
     epilog="Every option can also be set as LOCALKV_<NAME> (LOCALKV_CTX_SIZE), where llama.cpp has "
     "a variable for it as LLAMA_ARG_<NAME>, or in the [complete] table of config.toml.",
 )

@@ -28,6 +28,27 @@ def check_model_is_named(values: Mapping[str, Any]) -> None:
     _named(values, None)
 
 
+def named_or_shipped(values: dict[str, Any]) -> str:
+    """Enter the model that ships where none is named; returns what to say then, else nothing.
+
+    Raises:
+        UsageError: more than one model is named, or none, and this copy of localkv has none.
+    """
+    shipped = None
+    if all(values[name] is None for name in ("model", "hf_repo", "hf_file")):
+        from localkv.loader.shipped_model import shipped_model
+
+        shipped = shipped_model()
+    if shipped is None:
+        check_model_is_named(values)
+        return ""
+    values["model"] = str(shipped)
+    return (
+        f"no model is named: using {shipped.stem}, a toy that ships with localkv; "
+        "-m FILE or -hf ORG/REPO names another"
+    )
+
+
 def model_file(values: Mapping[str, Any], argument: str | None = None) -> Path:
     """The file that the values of `model_options` name.
 

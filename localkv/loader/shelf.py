@@ -1,4 +1,4 @@
-"""Model shelves: the folders `models/` of the working directory and of a checkout of localkv."""
+"""Model shelves: the folders `models/` of the working directory and of localkv itself."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from localkv.loader.hub.repo_model import RepoFile, RepoModel, repo_models
+from localkv.loader.shipped_model import own_shelves
 
 
 def shelves() -> list[Path]:
     """The shelves that exist, each once."""
-    checkout = Path(__file__).parents[2]
-    candidates = [Path("models")]
-    if (checkout / "pyproject.toml").exists():  # an installed package has neighbours instead
-        candidates.append(checkout / "models")
     found: dict[Path, Path] = {}
-    for folder in candidates:
+    for folder in (Path("models"), *own_shelves()):
         if folder.is_dir():
             found.setdefault(folder.resolve(), folder)
     return list(found.values())

@@ -199,7 +199,7 @@ def test_a_wrong_option_is_one_line_and_exit_2(
     ("argv", "line", "hint"),
     [
         (
-            ["complete", "-p", "x"],
+            ["perplexity", "-f", "x"],
             "-m/--model is missing (or set LOCALKV_MODEL)",
             "-hf ORG/REPO takes a model from Hugging Face",
         ),

@@ -63,7 +63,7 @@ def test_planes_hold_what_the_file_does(name: str) -> None:
         assert planes.n_bytes == weight.n_bytes
         assert planes.rows.nbytes == 0, "what the file has is let go"
         ids = torch.tensor([6, 0, 3, 3, 1])
-        torch.testing.assert_close(embed(ids, planes), weight.decode()[ids], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(embed(ids, planes), decoded(weight)[ids], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["q5_0", "q5_1"])
@@ -72,7 +72,7 @@ def test_rows_are_padded_to_units(name: str) -> None:
     planes = prepare(weight, CPU)
     assert planes.n_bytes == weight.n_bytes * 256 // 160
     ids = torch.arange(5)
-    torch.testing.assert_close(embed(ids, planes), weight.decode(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(embed(ids, planes), decoded(weight), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["q4_K", "q5_1", "f16"])
@@ -87,7 +87,7 @@ def test_no_token_is_row_0() -> None:
     """A step that follows one in which no token could be drawn reads what there is."""
     weight = random_packed("q8_0", 3, 64)
     row = embed(torch.tensor([NO_TOKEN]), prepare(weight, CPU))
-    torch.testing.assert_close(row, weight.decode()[:1], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(row, decoded(weight)[:1], rtol=1e-6, atol=1e-7)
 
 
 def test_rows_that_no_kernel_reads() -> None:
@@ -177,7 +177,7 @@ def test_sizes_beyond_those_of_fp16(size: float, name: str) -> None:
 def test_weights_that_are_tiny() -> None:
     """Scales that would be subnormal in fp16."""
     weight = random_packed("bf16", 20, 256)
-    tiny = replace(weight, rows=(weight.decode() * 1e-6).bfloat16().view(torch.uint8))
+    tiny = replace(weight, rows=(decoded(weight) * 1e-6).bfloat16().view(torch.uint8))
     planes = with_rows(tiny)
     x = torch.randn(6, 256)
     assert error(linear(x, Linear(planes)), product(x, planes)) < FP16
