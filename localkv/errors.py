@@ -80,3 +80,8 @@ def byte_size(n_bytes: int) -> str:
         if n_bytes >= factor:
             return f"{n_bytes / factor:.2f} {unit}"
     return f"{n_bytes} B"
+
+
+def counted(n: int, noun: str) -> str:
+    """So many of a thing: "1 thread", "2 threads", "1,024 tokens"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -26,7 +26,7 @@ from localkv.cli.options import flag, loading_options, model_options, option
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.text_output import TextOutput
-from localkv.errors import UsageError
+from localkv.errors import UsageError, counted
 from localkv.system.limits import before_torch
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _run(
             progress.clear()
             tables.end()
     if interrupted:
-        note(f"interrupted after {len(results)} of {n_tests} tests")
+        note(f"interrupted after {len(results)} of {counted(n_tests, 'test')}")
     if plot_file is not None and any(r.test.n_gen and not r.test.n_prompt for r in results):
         plot(results, plot_file)
     return INTERRUPTED if interrupted else 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localkv.bench.grid import Grid
+from localkv.errors import counted
 
 if TYPE_CHECKING:
     from localkv.bench.result import Result
@@ -79,7 +80,11 @@ class MarkdownTable(Table):
         machine = result.machine
         self._note(self._kernels, f"attention: {machine.attention}")
         self._note(self._kernels, f"products: {machine.linear}")
-        how = "a copy" if machine.backend == "cuda" else f"a read by {_threads(result.n_threads)}"
+        how = (
+            "a copy"
+            if machine.backend == "cuda"
+            else f"a read by {counted(result.n_threads, 'thread')}"
+        )
         self._note(self._bandwidths, f"{result.bandwidth / 1e9:.1f} GB/s ({how})")
         self._note(self._kernels, machine.gpu if machine.backend == "cuda" else machine.cpu, 0)
         return _line([column.line(column.cell(result)) for column in self._columns])
@@ -93,10 +98,6 @@ class MarkdownTable(Table):
     def _note(self, lines: list[str], line: str, at: int | None = None) -> None:
         if line not in lines:
             lines.insert(len(lines) if at is None else at, line)
-
-
-def _threads(n: int) -> str:
-    return f"{n} thread{'s' if n > 1 else ''}"
 
 
 def _line(cells: list[str]) -> str:

@@ -20,7 +20,7 @@ from localkv.cli.options import escape_option, flag, loading_arguments, loading_
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
-from localkv.errors import UsageError, printable
+from localkv.errors import UsageError, counted, printable
 from localkv.system.processor import usable_cores
 
 _CHAT_OPTIONS: list[click.Parameter] = [
@@ -151,14 +151,14 @@ def _repair(sessions: str | None) -> int:
 
     path = Path(sessions or default_path())
     done = repair(path)
-    saved = f"{done.n_sessions:,} sessions with {done.n_messages:,} messages"
+    saved = f"{counted(done.n_sessions, 'session')} with {counted(done.n_messages, 'message')}"
     if done.kept is None:
         click.echo(f"{printable(path)} is sound, nothing was changed: {saved}")
         return 0
     click.echo(f"{printable(path)} was damaged, and is kept as {printable(done.kept)}")
     click.echo(f"saved: {saved}")
-    click.echo(f"lost: {done.n_lost:,} messages that are known of")
-    click.echo(f"replaced: {done.n_changed:,} values that made no sense")
+    click.echo(f"lost: {counted(done.n_lost, 'message')} that are known of")
+    click.echo(f"replaced: {counted(done.n_changed, 'value')} that made no sense")
     return 0
 
 

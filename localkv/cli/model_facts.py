@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from localkv.errors import counted
+
 if TYPE_CHECKING:
     from localkv.arch.spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
 
@@ -46,7 +48,7 @@ def _by_kind(
         counts[words(layer)] = counts.get(words(layer), 0) + 1
     if len(counts) == 1:
         return [(label, text) for text in counts]
-    texts = [f"{text} ({n} {'layer' if n == 1 else 'layers'})" for text, n in counts.items()]
+    texts = [f"{text} ({counted(n, 'layer')})" for text, n in counts.items()]
     return [(label if i == 0 else "", text) for i, text in enumerate(texts)]
 
 

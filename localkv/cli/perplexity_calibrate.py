@@ -10,6 +10,7 @@ from localkv.cache.scales import write_kv_scales
 from localkv.cli.chunk_progress import ChunkProgress
 from localkv.cli.perplexity_report import identity
 from localkv.cli.text_output import TextOutput
+from localkv.errors import counted
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -44,6 +45,7 @@ def calibrate_kv(
         else:
             out.write(
                 f"{path}: K up to {max(map(max, scales.absmax_k)):.4g}, "
-                f"V up to {max(map(max, scales.absmax_v)):.4g}, in {scales.n_layers} layers of "
-                f"{scales.n_kv_heads} KV heads, over {scales.n_tokens} tokens"
+                f"V up to {max(map(max, scales.absmax_v)):.4g}, "
+                f"in {counted(scales.n_layers, 'layer')} of "
+                f"{counted(scales.n_kv_heads, 'KV head')}, over {counted(scales.n_tokens, 'token')}"
             )

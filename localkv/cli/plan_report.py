@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from localkv.cli.messages import one_line
 from localkv.cli.options import DEFAULT_BATCH
 from localkv.cli.table import table
-from localkv.errors import byte_size
+from localkv.errors import byte_size, counted
 from localkv.memory.fit import type_flags
 from localkv.memory.plan import kv_bytes_per_token
 from localkv.memory.requantised import bits_per_weight
@@ -127,7 +127,8 @@ def plan_lines(plan: Plan) -> list[str]:
     if not some.weights_allocated:
         mapped = ", mapped"
     facts = [
-        ("model", one_line(f"{config.name}: {config.architecture}, {config.n_layers} layers, ")
+        ("model", one_line(f"{config.name}: {config.architecture}, ")
+         + f"{counted(config.n_layers, 'layer')}, "
          + "".join(f"{group_words(group, config)}, " for group in config.groups)
          + f"trained with {config.n_ctx_train} tokens"),
         ("weights", f"{byte_size(some.weights)}{mapped}, {plan.model.quant}, "
@@ -202,12 +203,11 @@ def group_words(group: CacheGroup, config: ModelSpec) -> str:
     dims = f"{group.key_dim}"
     if group.value_dim != group.key_dim:
         dims += f" (V: {group.value_dim})"
-    heads = f"{group.n_kv_heads} KV heads of {dims}"
+    heads = f"{counted(group.n_kv_heads, 'KV head')} of {dims}"
     if len(config.groups) == 1:
         return heads
-    n = len(group.layers)
     window = f" with a window of {group.window}" if group.window else ""
-    return f"{heads} in {n} {'layer' if n == 1 else 'layers'}{window}"
+    return f"{heads} in {counted(len(group.layers), 'layer')}{window}"
 
 
 def _name(pair: Pair) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from localkv.doctor.finding import Finding
-from localkv.errors import byte_size
+from localkv.errors import byte_size, counted
 
 LITTLE_DISK = 5 << 30
 
@@ -64,7 +64,8 @@ def check_models() -> Finding:
         "writable": _writable(folder),
         "offline": is_offline(),
     }
-    summary = f"{folder}, {len(models)} models, {_size(n_bytes)}; {byte_size(free)} free on disk"
+    summary = f"{folder}, {counted(len(models), 'model')}, {_size(n_bytes)}; "
+    summary += f"{byte_size(free)} free on disk"
     if partial:
         summary += f"; {byte_size(partial)} of interrupted downloads"
     if facts["offline"]:
@@ -107,7 +108,7 @@ def check_sessions() -> Finding:
     if damage:
         return Finding("sessions", "warning", f"{path} is damaged: {damage}", repair, facts)
     facts |= {"sessions": n_sessions, "bytes": path.stat().st_size, "private": _private(path)}
-    summary = f"{path}, {n_sessions} sessions, {byte_size(facts['bytes'])}"
+    summary = f"{path}, {counted(n_sessions, 'session')}, {byte_size(facts['bytes'])}"
     if not facts["private"]:
         hint = f"the next localkv chat closes it to them, if it is yours; or chmod go= {path}"
         return Finding("sessions", "warning", f"{summary}; others may read it", hint, facts)

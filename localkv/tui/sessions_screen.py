@@ -14,7 +14,7 @@ from textual.widgets import Input, Label, OptionList
 from textual.widgets.option_list import Option
 
 from localkv.chat.store import SessionSummary, Store
-from localkv.errors import LocalKVError
+from localkv.errors import LocalKVError, counted
 from localkv.tui.figures import ago, title_line
 
 _KEYS = "↑↓ choose   Enter resume   Ctrl+D delete   Esc back"
@@ -70,7 +70,7 @@ class SessionsScreen(ModalScreen[int | None]):
 
     def _option(self, session: SessionSummary) -> Option:
         mark = " · open" if session.id == self.current_id else ""
-        facts = f"{session.n_messages} messages · {ago(session.updated)}{mark}"
+        facts = f"{counted(session.n_messages, 'message')} · {ago(session.updated)}{mark}"
         prompt = Content.assemble(
             (title_line(session.title), "bold"), "\n", (facts, "$foreground 60%")
         )

@@ -11,7 +11,7 @@ from textual.content import Content
 
 from localkv.chat.export import default_name, export
 from localkv.chat.session import sampling_value
-from localkv.errors import UsageError
+from localkv.errors import UsageError, counted
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.table import SAMPLERS
 from localkv.tui.figures import size
@@ -141,12 +141,13 @@ async def _stats(screen: ChatScreen, argument: str) -> None:
         rows += [
             (
                 "prompt",
-                f"{last.prompt_tokens:,} tokens: {last.cached_tokens:,} reused, {n_evaluated:,} "
-                f"evaluated in {last.prompt_seconds:.2f} s",
+                f"{counted(last.prompt_tokens, 'token')}: {last.cached_tokens:,} reused, "
+                f"{n_evaluated:,} evaluated in {last.prompt_seconds:.2f} s",
             ),
             (
                 "answer",
-                f"{last.completion_tokens:,} tokens, {last.decode_per_second:,.1f} tokens/s",
+                f"{counted(last.completion_tokens, 'token')}, "
+                f"{last.decode_per_second:,.1f} tokens/s",
             ),
             ("finished", f"{last.finish_reason}, seed {last.seed}"),
         ]
@@ -165,7 +166,7 @@ async def _model(screen: ChatScreen, argument: str) -> None:
         ("file", screen.session.model),
         ("context", f"{facts.n_ctx:,} tokens, trained for {facts.n_ctx_train:,}"),
         ("cache", f"K {facts.type_k}, V {facts.type_v}"),
-        ("runs on", f"{facts.backend}, {facts.n_threads} threads"),
+        ("runs on", f"{facts.backend}, {counted(facts.n_threads, 'thread')}"),
         *(("warning", line) for line in facts.warnings),
     ]
     await screen.transcript.note(_rows(rows))

@@ -334,7 +334,7 @@ def test_the_table(program: Program, tiny_model: Path) -> None:
     out = program("plan", tiny_model, "--memory", "40MiB", "--device", "cpu", "-t", 1).out
     blocks = out.split("\n\n")
     head, pairs, weights, advice = (block.splitlines() for block in blocks)
-    assert head[0].startswith("model    tiny: llama, 2 layers, 1 KV heads of 64, trained with 256")
+    assert head[0].startswith("model    tiny: llama, 2 layers, 1 KV head of 64, trained with 256")
     assert pairs[1].split()[0] == "f16/f16"
     assert all(re.search(r" (yes|slowly|no) +(\d+|none)$", line) for line in pairs[1:])
     assert weights[0] == "The longest context with other types of weights:"
