@@ -1,16 +1,19 @@
 """Looks through a command's arguments before click parses them.
 
-Answers llama.cpp's flags, names the nearest option for an unknown one, and writes the rest the way
-click wants it. A value is never taken for a flag: it is known which options take one.
+Answers other programs' flags, says of an unknown option which command has it or which option is
+nearest, and writes the rest the way click wants it. A value is never taken for a flag: it is known
+which options take one.
 """
 
 from __future__ import annotations
 
 import click
 
-from localkv.cli.foreign_flags import BY_NAME, ForeignFlag
+from localkv.cli.foreign_flags import ForeignFlag, foreign_flag
 from localkv.cli.messages import did_you_mean, note
 from localkv.errors import UsageError
+
+_MOST_OWNERS = 3
 
 
 def check_arguments(
@@ -19,7 +22,7 @@ def check_arguments(
     """The arguments for click, and whether help is asked for.
 
     Raises:
-        UsageError: an option is unknown, or one of llama.cpp's that would change the result.
+        UsageError: an option is unknown, or another program's that would change the result.
     """
     takes_value = _options(command, ctx)
     takes_arguments = any(isinstance(param, click.Argument) for param in command.params)
@@ -42,16 +45,35 @@ def check_arguments(
         if name in takes_value:
             kept += _own(name, value, takes_value[name], rest)
             asks_help |= name in ctx.help_option_names
-        elif name in BY_NAME:
-            notes.append(_foreign(name, value, BY_NAME[name], rest))
+        elif foreign := foreign_flag(command.name, name):
+            notes.append(_foreign(name, value, foreign, rest))
         elif takes_value.get(arg[:2]) and _is_number(arg[2:]):
             kept.append(arg)  # -n32
         else:
-            raise UsageError(f"no such option {name}{did_you_mean(name, takes_value)}")
+            raise _unknown(name, ctx, takes_value)
     if not asks_help:
         for line in notes:
             note(line)
     return kept, asks_help
+
+
+def _unknown(name: str, ctx: click.Context, known: dict[str, bool]) -> UsageError:
+    """The error about an option that the command does not have, but others may."""
+    group = ctx.parent.command if ctx.parent is not None else None
+    owners = []
+    if isinstance(group, click.Group):
+        for other in group.list_commands(ctx):
+            command = group.get_command(ctx, other)
+            if command is not None and name in _options(command, ctx):
+                owners.append(f"localkv {other}")
+    if not owners:
+        return UsageError(f"no such option {name}{did_you_mean(name, known)}")
+    owners = owners[:_MOST_OWNERS]
+    listed = " and ".join(filter(None, (", ".join(owners[:-1]), owners[-1])))
+    verb = "have" if len(owners) > 1 else "has"
+    return UsageError(
+        f"localkv {ctx.command.name} has no option {name}", hint=f"{listed} {verb} it"
+    )
 
 
 def _options(command: click.Command, ctx: click.Context) -> dict[str, bool]:

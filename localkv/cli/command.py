@@ -15,6 +15,7 @@ from rich_click import RichCommand, RichGroup
 
 from localkv.cli.arguments import check_arguments
 from localkv.cli.config_file import config_defaults
+from localkv.cli.foreign_commands import FOREIGN_COMMANDS
 from localkv.cli.messages import did_you_mean
 from localkv.cli.terminal import OwnText
 from localkv.errors import UsageError
@@ -26,7 +27,7 @@ class Command(RichCommand):
     """One command of `localkv`.
 
     Its options take their values from the command line, else from the environment, else from the
-    command's table in the configuration file. llama.cpp's flags that have no meaning here are
+    command's table in the configuration file. Other programs' flags that have no meaning here are
     answered before click sees them.
 
     Args:
@@ -77,10 +78,7 @@ class Group(RichGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not ctx.resilient_parsing and args[0] not in self.commands_at:
-            raise UsageError(
-                f"no such command {args[0]!r}{did_you_mean(args[0], self.commands_at)}",
-                hint=f"commands: {', '.join(self.commands_at)}",
-            )
+            raise _unknown_command(args[0], self.commands_at)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -98,6 +96,15 @@ class Group(RichGroup):
 
     def get_help(self, ctx: click.Context) -> str:
         return OwnText(super().get_help(ctx)) if _on_terminal() else _plain_help(self, ctx)
+
+
+def _unknown_command(name: str, known: Mapping[str, Any]) -> UsageError:
+    if hint := FOREIGN_COMMANDS.get(name):
+        return UsageError(f"no such command {name!r}", hint=hint)
+    return UsageError(
+        f"no such command {name!r}{did_you_mean(name, known)}",
+        hint=f"commands: {', '.join(known)}",
+    )
 
 
 def _siblings(ctx: click.Context) -> list[str]:

@@ -1,7 +1,7 @@
-"""llama.cpp's flags that mean nothing here, and the advice for users who paste one.
+"""llama.cpp's and ollama's flags that mean nothing here, and the advice for users who paste one.
 
 One that would change nothing is skipped with a note; one that would change the result is refused.
-Flags that localkv has itself are not in this table.
+An option that a command has itself is never looked up here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _AUTO = frozenset({"auto", "-1"})
 
 @dataclass(frozen=True)
 class ForeignFlag:
-    """One flag of llama.cpp.
+    """One flag of another program.
 
     Attributes:
         names: all its spellings.
@@ -59,9 +59,13 @@ _MAPPED = "the file is always memory-mapped"
 _THREADS = "-t sets the threads of prefill and decode; the system schedules them"
 _LOGS = "-q leaves out the line about memory; nothing else is logged unless -v or --stats is given"
 _TEMPLATE = "--chat renders the model's own template; --chat-template-file FILE takes another"
-_NO_CONVERSATION = "`complete` answers once; --chat applies the chat template to the prompt"
+_CONVERSATION = "localkv chat is a conversation; localkv complete --chat answers one prompt"
+_NO_CONVERSATION = "only localkv chat is a conversation"
+_SERVER = "there is no server: localkv complete --json is for scripts, LLM(...) for Python"
+_EMBED = "localkv embed prints embeddings"
 _NO_DRAFT = "there is no speculative decoding, which only changes the speed"
 _NO_GRAMMAR = "output can't be constrained by a grammar or a schema"
+_FORMAT = f"--json reports the text and its figures as JSON; {_NO_GRAMMAR}"
 _NO_TASKS = "`perplexity` scores plain text only, with no choice of how"
 _ROPE = "RoPE is scaled as the model file says; its settings can't be overridden"
 _HF_ONLY = "-hf ORG/REPO takes a model from Hugging Face; download any other and give its path"
@@ -77,10 +81,11 @@ FOREIGN_FLAGS = (
     ),
     _skipped("-nkvo --no-kv-offload -kvo --kv-offload", _ONE_DEVICE),
     _skipped("-kvu --kv-unified -no-kvu --no-kv-unified", "there is one sequence"),
-    _skipped("-np --parallel", "`complete` runs one sequence", 1),
+    _skipped("-np --parallel", "there is one sequence", 1),
+    _skipped("-cb --cont-batching -nocb --no-cont-batching", "there is one sequence"),
     _skipped("--swa-full", "the cache always holds the whole context"),
     _skipped("-dt --defrag-thold", "the paged cache does not fragment", 1),
-    _skipped("-cram --cache-ram -ctxcp --ctx-checkpoints", "`complete` keeps no prompts", 1),
+    _skipped("-cram --cache-ram -ctxcp --ctx-checkpoints", "only the last prompt is kept", 1),
     _skipped("--keep", "the context is never shifted", 1),
     _skipped("--no-context-shift", "the context is never shifted"),
     _refused("--context-shift", "the text ends where the context does; -c makes it longer"),
@@ -112,9 +117,10 @@ FOREIGN_FLAGS = (
     _refused("--no-jinja", f"templates are always Jinja; {_TEMPLATE}"),
     _refused("--chat-template", _TEMPLATE, 1),
     _skipped("-no-cnv --no-conversation -st --single-turn", _NO_CONVERSATION),
-    _refused("-cnv --conversation -i --interactive -if --interactive-first", _NO_CONVERSATION),
-    _refused("-mli --multiline-input --in-prefix-bos", _NO_CONVERSATION),
-    _refused("--in-prefix --in-suffix", _NO_CONVERSATION, 1),
+    _refused("-cnv --conversation -i --interactive -if --interactive-first", _CONVERSATION),
+    _refused("-ins --instruct -cml --chatml", _CONVERSATION),
+    _refused("-mli --multiline-input --in-prefix-bos", _CONVERSATION),
+    _refused("--in-prefix --in-suffix", _CONVERSATION, 1),
     _refused("-sysf --system-prompt-file", 'use -sys "$(cat FILE)"', 1),
     _refused("-bf --binary-file", "use -f FILE, which must be UTF-8", 1),
     _skipped("--no-display-prompt", "the prompt is never printed"),
@@ -129,6 +135,8 @@ FOREIGN_FLAGS = (
     _refused("-mm --mmproj --image --audio", "only text models are supported", 1),
     # sampling
     _refused("--grammar --grammar-file -j --json-schema -jf --json-schema-file", _NO_GRAMMAR, 1),
+    _refused("--format --response-format --schema", _FORMAT, 1),
+    _refused("--n-probs --top-logprobs", "localkv complete --json --logprobs N prints them", 1),
     _refused("--mirostat", "--top-p, --min-p and --temp shape the distribution", 1, _FALSE),
     _skipped("--mirostat-lr --mirostat-ent", "there is no Mirostat sampler", 1),
     _refused("--adaptive-target", "there is no adaptive-p sampler", 1, _AUTO | {"-1.0"}),
@@ -143,6 +151,14 @@ FOREIGN_FLAGS = (
     _refused("--override-kv", "--override-pre NAME sets tokenizer.ggml.pre, the rest is fixed", 1),
     _skipped("-md --model-draft --draft --draft-max --draft-min --spec-type", _NO_DRAFT, 1),
     _skipped("-ctkd --cache-type-k-draft -ctvd --cache-type-v-draft", _NO_DRAFT, 1),
+    # servers and embeddings
+    _refused("--port --host --path --api-key --api-key-file --api-prefix", _SERVER, 1),
+    _refused("--ssl-key-file --ssl-cert-file --threads-http -to --timeout", _SERVER, 1),
+    _refused("--slot-save-path --cache-reuse --models-dir -a --alias", _SERVER, 1),
+    _refused("--slots --no-slots --metrics --props --webui --no-webui --no-ui", _SERVER),
+    _refused("--embedding --embeddings --embd-output-format", _EMBED),
+    _refused("--rerank --reranking", "there are no models for ranking"),
+    _skipped("--keepalive", "the model stays loaded for as long as the command runs", 1),
     # perplexity
     _refused(
         "--kl-divergence-base --save-all-logits",
@@ -161,6 +177,35 @@ FOREIGN_FLAGS = (
     _skipped("--log-file --log-colors -lv --verbosity --log-verbosity", _LOGS, 1),
     _skipped("--perf --no-perf --show-timings --no-show-timings", "--stats shows the timings"),
     _skipped("-ptc --print-token-count", "--stats shows the counts", 1),
+    _skipped("--nowordwrap", "lines are never wrapped"),
+    _refused("--hidethinking", f"--no-think keeps a model from reasoning; {_TEMPLATE}"),
+)
+
+_BENCH_FLAGS = (  # llama-bench's, some of which take a value that elsewhere they lack
+    _skipped("-fa --flash-attn", _NO_CACHE_COPY, 1, refused_for=_FALSE),
+    _skipped("-nkvo --no-kv-offload -nopo --no-op-offload --no-host", _ONE_DEVICE, 1),
+    _skipped("-mmp --mmap -dio --direct-io", "the model is loaded before anything is timed", 1),
+    _refused("-embd --embeddings", "embeddings are not timed", 1, _FALSE),
+    _skipped("--delay", "tests follow each other at once", 1),
+    _skipped("--progress", "a terminal always shows the progress"),
+    _skipped("-v --verbose", "-o json says all that was measured"),
+)
+_CHAT_FLAGS = (
+    _skipped("-cnv --conversation -i --interactive -if --interactive-first", "this is the chat"),
+    _skipped("-mli --multiline-input", "Ctrl+J starts a new line in the chat"),
+    _refused("-no-cnv --no-conversation -st --single-turn", _CONVERSATION),
+    _refused("-p --prompt -f --file", _CONVERSATION, 1),
+    _skipped("--jinja", "templates are always Jinja"),
+    _skipped("-v --verbose --stats", "F2 shows the model, its memory and its speed"),
 )
 
 BY_NAME = {name: flag for flag in FOREIGN_FLAGS for name in flag.names}
+BY_COMMAND = {
+    command: {name: flag for flag in flags for name in flag.names}
+    for command, flags in {"bench": _BENCH_FLAGS, "chat": _CHAT_FLAGS}.items()
+}
+
+
+def foreign_flag(command: str | None, name: str) -> ForeignFlag | None:
+    """The flag of this name, as a command answers it."""
+    return BY_COMMAND.get(command or "", BY_NAME).get(name) or BY_NAME.get(name)

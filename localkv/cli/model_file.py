@@ -5,18 +5,23 @@ One syntax for all commands. A path that exists is a path; the rest is Hugging F
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from localkv.cli.messages import did_you_mean
 from localkv.cli.nearness import distance
 from localkv.errors import ModelFileError, UsageError, printable
 
 if TYPE_CHECKING:
     from localkv.loader.hub.reference import HubReference
     from localkv.loader.model_header import ModelHeader
+
+
+_HUB = "-hf ORG/REPO takes a model from Hugging Face"
 
 
 def check_model_is_named(values: Mapping[str, Any]) -> None:
@@ -58,7 +63,7 @@ def model_file(values: Mapping[str, Any], argument: str | None = None) -> Path:
     Raises:
         UsageError: no model is named, or more than one.
         HubError: the model can't be had from Hugging Face.
-        ModelFileError: there is no such file, but such a name on Hugging Face is possible.
+        ModelFileError: there is no such file.
     """
     found = _named(values, argument)
     if isinstance(found, Path):
@@ -106,7 +111,7 @@ def _named(values: Mapping[str, Any], argument: str | None) -> Path | HubReferen
     if not named:
         raise UsageError(
             "-m/--model is missing (or set LOCALKV_MODEL)",
-            hint="-hf ORG/REPO takes a model from Hugging Face",
+            hint=_HUB,
         )
     strongest = min(rank for _, rank in named.values())
     named = {option: item for option, item in named.items() if item[1] == strongest}
@@ -146,12 +151,30 @@ def _cached_or_missing(path: Path) -> Path:
     try:
         reference = parse_reference(name)
     except UsageError:
-        return path  # who opens it says that there is no such file
+        raise _missing(path, f"{_HUB}; localkv list shows those on this machine") from None
     from localkv.loader.hub.find import find_cached
 
     if found := find_cached(reference):
         return found.path
-    if name.lower().endswith(".gguf"):
-        return path
-    hint = f"-hf {name} takes the model of this name from Hugging Face"
-    raise ModelFileError(f"{printable(path)}: no such file", hint=hint)
+    raise _missing(path, f"-hf {name} takes the model of this name from Hugging Face")
+
+
+def _missing(path: Path, hint: str) -> ModelFileError:
+    """The error about a path, with the nearest file in its folder or else a hint."""
+    message = f"{printable(path)}: no such file"
+    if path.name.lower().endswith(".gguf"):
+        return ModelFileError(message + did_you_mean(str(path), _model_files(path.parent)))
+    if any(param.name == "synthetic" for param in click.get_current_context().command.params):
+        from localkv.loader.shapes import SHAPES
+
+        if path.name.lower().partition(":")[0] in SHAPES:
+            hint = f"--synthetic {path} takes a shape instead of a file"
+    return ModelFileError(message, hint=hint)
+
+
+def _model_files(folder: Path) -> list[str]:
+    try:
+        names = sorted(item.name for item in os.scandir(folder))
+    except OSError:
+        return []
+    return [str(folder / n) for n in names if n.lower().endswith(".gguf") and n.isprintable()]

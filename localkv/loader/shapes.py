@@ -85,13 +85,14 @@ def shape_and_type(name: str) -> tuple[str, str]:
     """The shape and the type of weights that "SHAPE:TYPE" names, in lower case but for types' K.
 
     Raises:
-        UsageError: it names no type. What it names may not exist (`check_shape`).
+        UsageError: there is no such shape, or it names no type (of weights: `check_shape`).
     """
     shape, colon, type_name = name.lower().partition(":")
+    _check_name(shape)
     if not colon:
         raise UsageError(
             f"--synthetic {name} names no type of weights",
-            hint=f"as in --synthetic {shape or 'llama-1b'}:q4_0",
+            hint=f"as in --synthetic {shape}:q4_0",
         )
     return shape, {known.lower(): known for known in FORMATS}.get(type_name, type_name)
 
@@ -102,11 +103,15 @@ def check_shape(name: str, type_name: str) -> None:
     Raises:
         UsageError: there is no such shape, or no such type of weights.
     """
-    if name not in SHAPES:
-        raise UsageError(f"unknown shape {name!r}", hint=f"shapes: {', '.join(SHAPES)}")
+    _check_name(name)
     if type_name not in FORMATS or not FORMATS[type_name].is_weight:
         types = ", ".join(fmt.name for fmt in FORMATS.values() if fmt.is_weight)
         raise UsageError(f"unknown type of weights {type_name!r}", hint=f"types: {types}")
+
+
+def _check_name(shape: str) -> None:
+    if shape not in SHAPES:
+        raise UsageError(f"unknown shape {shape!r}", hint=f"shapes: {', '.join(SHAPES)}")
 
 
 def output_type(type_name: str) -> str:

@@ -467,7 +467,11 @@ def test_models_that_are_not_there(program, tmp_path) -> None:
     result = program("bench", "-m", tmp_path / "no.gguf")
     assert result.code == 1
     assert "no such file" in result.err
-    for name, hint in (("llama-1b", "hint: as in --synthetic llama-1b:q4_0"), ("x:q4_0", "shapes")):
+    for name, hint in (
+        ("llama-1b", "hint: as in --synthetic llama-1b:q4_0"),
+        ("x:q4_0", "hint: shapes: llama-tiny, "),
+        ("llama3", "hint: shapes: llama-tiny, "),
+    ):
         result = program("bench", "--synthetic", name)
         assert result.code == 2
         assert hint in result.err

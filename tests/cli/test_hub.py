@@ -17,7 +17,14 @@ from localkv.loader.model_summary import FILE_TYPES
 from support.fake_hub import COMMIT, FakeHub
 from support.fake_llm import FakeLLM
 from support.paths import ROOT
-from support.program import Program, hub_env, loaded_by, localkv_process, on_terminal
+from support.program import (
+    Program,
+    clean_env,
+    hub_env,
+    loaded_by,
+    localkv_process,
+    on_terminal,
+)
 from support.waiting import wait_for
 
 REPO = "org/tiny-GGUF"
@@ -149,7 +156,31 @@ def test_a_mistyped_path_is_no_request(here: Program, repo: FakeHub) -> None:
         "hint: -hf models/tiny takes the model of this name from Hugging Face",
     ]
     assert here("show", "models/tiny.gguf").err == "error: models/tiny.gguf: no such file\n"
+    Path("models").mkdir()
+    Path("models/tiny-Q8_0.gguf").touch()
+    assert here("show", "models/tiny-Q8.gguf").err == (
+        "error: models/tiny-Q8.gguf: no such file; did you mean models/tiny-Q8_0.gguf?\n"
+    )
     assert repo.requests == []
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "hint"),
+    [
+        ("plan", "llama3.2:3b", "-hf ORG/REPO takes a model from Hugging Face; localkv list "),
+        ("show", "llama-8b", "-hf ORG/REPO takes a model from Hugging Face; localkv list "),
+        ("plan", "org/tiny-GGUF:Q2_K", "-hf org/tiny-GGUF:Q2_K takes the model of this name"),
+        ("plan", "llama-8b:q4_K", "--synthetic llama-8b:q4_K takes a shape instead of a file"),
+    ],
+)
+def test_a_name_that_is_no_file_has_a_hint(
+    here: Program, hub: FakeHub, command: str, name: str, hint: str
+) -> None:
+    result = here(command, name)
+    assert result.code == 1
+    assert result.err_lines[0] == f"error: {name}: no such file"
+    assert result.err_lines[1].startswith(f"hint: {hint}")
+    assert hub.requests == []
 
 
 def test_a_path_that_exists_is_a_path(here: Program, hub: FakeHub, tiny_model: Path) -> None:
@@ -207,6 +238,17 @@ def test_pull_of_what_is_not_there(here, repo: FakeHub, reference: str, error: s
     assert (result.code, result.out) == (1, "")
     assert result.err_lines[0] == "error: " + error.format(host=f"127.0.0.1:{repo.port}")
     assert len(result.err_lines) == 2
+
+
+def test_pull_without_a_network_names_other_ways(tmp_path: Path) -> None:
+    env = clean_env(HF_ENDPOINT="http://127.0.0.1:1", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="0")
+    with localkv_process("pull", REPO, env=env) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    error, hint = err.decode().splitlines()
+    assert error.startswith("error: 127.0.0.1:1 can't be reached: ")
+    assert "HTTPS_PROXY" in hint
+    assert "-m FILE" in hint
 
 
 def test_a_killed_pull_loses_nothing(hub: FakeHub, tmp_path: Path) -> None:

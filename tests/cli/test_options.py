@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from localkv.cli import COMMANDS
+from localkv.cli import COMMANDS, cli
 from localkv.cli.arguments import check_arguments
 from localkv.cli.complete import complete
-from localkv.cli.foreign_flags import BY_NAME, FOREIGN_FLAGS
+from localkv.cli.foreign_commands import FOREIGN_COMMANDS
+from localkv.cli.foreign_flags import BY_COMMAND, BY_NAME, FOREIGN_FLAGS, foreign_flag
 from localkv.formats import KV_FORMATS
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.table import SAMPLER_LETTERS, SAMPLER_ORDER
@@ -336,6 +338,7 @@ def test_a_flag_that_changes_nothing_is_noted(program, llm, model, flags: str) -
         "--override-kv a=int:1",
         "--control-vector-layer-range 1 2",
         "--context-shift",
+        "--format json",
     ],
 )
 def test_a_flag_that_would_change_the_result_is_refused(program, llm, model, flags: str) -> None:
@@ -345,6 +348,66 @@ def test_a_flag_that_would_change_the_result_is_refused(program, llm, model, fla
     assert result.err_lines[0].endswith(" is not supported")
     assert result.err_lines[1].startswith("hint: ")
     assert llm.loaded == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("complete -i", "localkv chat is a conversation"),
+        ("complete -cnv", "localkv chat is a conversation"),
+        ("complete --port 8080", "there is no server"),
+        ("complete --host 0.0.0.0", "there is no server"),
+        ("complete --embedding", "localkv embed"),
+        ("complete --n-probs 5", "--logprobs N"),
+        ("complete --format json", "--json"),
+        ("chat -no-cnv", "localkv complete --chat answers one prompt"),
+        ("chat -p hello", "localkv complete --chat answers one prompt"),
+        ("bench -fa 0", "attention always reads the packed cache"),
+        ("bench -embd 1", "embeddings are not timed"),
+    ],
+)
+def test_the_hint_names_what_to_use(program: Program, line: str, hint: str) -> None:
+    result = program(*line.split(" "))
+    assert result.code == 2
+    assert result.err_lines[0].endswith(" is not supported")
+    assert result.err_lines[1].startswith("hint: ")
+    assert hint in result.err_lines[1]
+
+
+def test_a_command_answers_a_flag_in_its_own_way() -> None:
+    for command, flags in BY_COMMAND.items():
+        found = cli.get_command(click.Context(cli), command)
+        ours = {name for param in found.params for name in (*param.opts, *param.secondary_opts)}
+        assert not ours & set(flags)
+    assert not foreign_flag("chat", "-cnv").is_refused(None)
+    assert foreign_flag("complete", "-cnv").is_refused(None)
+    assert foreign_flag("bench", "-mmp").n_values == 1
+
+
+def test_an_option_of_another_command_is_found(program: Program) -> None:
+    result = program("perplexity", "--pairs", "f16/f16")
+    assert (result.code, result.err_lines) == (
+        2,
+        ["error: localkv perplexity has no option --pairs", "hint: localkv bench has it"],
+    )
+    assert program("plan", "--temp", "1").err_lines[1] == (
+        "hint: localkv chat and localkv complete have it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [("run", "localkv chat talks"), ("serve", "there is no server"), ("ls", "localkv list shows")],
+)
+def test_a_command_of_another_program_has_a_hint(program: Program, command, hint: str) -> None:
+    result = program(command, "llama3")
+    assert result.code == 2
+    assert result.err_lines[0] == f"error: no such command {command!r}"
+    assert result.err_lines[1].startswith(f"hint: {hint}")
+
+
+def test_foreign_commands_are_not_ours() -> None:
+    assert not set(FOREIGN_COMMANDS) & set(COMMANDS)
 
 
 def test_values_that_look_like_flags_stay_values(program, llm, model) -> None:

@@ -31,6 +31,11 @@ _TRANSIENT = (408, 429, 500, 502, 503, 504)
 _TRANSIENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError"}
 
 
+FILE_INSTEAD = "-m FILE runs a model that was brought here in another way"
+NO_NETWORK = f"behind a proxy, set HTTPS_PROXY; {FILE_INSTEAD}"
+"""The hint where the hub gives no answer at all."""
+
+
 class HubUnreachableError(HubError):
     """No answer, or one that says to try again."""
 
@@ -181,7 +186,9 @@ def _one_line_errors(reference: HubReference, file: RepoFile | None = None) -> I
     try:
         yield
     except errors.OfflineModeIsEnabled as error:
-        raise HubUnreachableError(f"{host()} is not asked: HF_HUB_OFFLINE is set") from error
+        raise HubUnreachableError(
+            f"{host()} is not asked: HF_HUB_OFFLINE is set", hint=f"unset it; {FILE_INSTEAD}"
+        ) from error
     except errors.GatedRepoError as error:
         raise HubError(
             f"{repo} is open only to those who have accepted its terms",
@@ -210,7 +217,8 @@ def _one_line_errors(reference: HubReference, file: RepoFile | None = None) -> I
         reason = printable(str(error)[:200]) or type(error).__name__
         names = {kind.__name__ for kind in type(error).__mro__}
         kind = HubUnreachableError if names & _TRANSIENT_ERRORS else HubError
-        raise kind(f"{_asked(error)} can't be reached: {reason}") from error
+        hint = None if "RemoteProtocolError" in names else NO_NETWORK  # there was an answer
+        raise kind(f"{_asked(error)} can't be reached: {reason}", hint=hint) from error
 
 
 def _asked(error: Any) -> str:

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from localkv.errors import HubError, printable
 from localkv.loader.hub.cache import CachedModel, cached_models
-from localkv.loader.hub.client import HubUnreachableError, host, is_offline, list_files
+from localkv.loader.hub.client import (
+    FILE_INSTEAD,
+    NO_NETWORK,
+    HubUnreachableError,
+    host,
+    is_offline,
+    list_files,
+)
 from localkv.loader.hub.download import Download, fetch, plan_download
 from localkv.loader.hub.reference import HubReference, names_the_hub, parse_reference
 from localkv.loader.hub.repo_model import (
@@ -66,7 +73,7 @@ def locate(
         listing = list_files(reference)
     except HubUnreachableError as error:
         cached = cached_models(reference.repo)
-        if cached and not error.hint and not update:
+        if cached and error.hint in (None, NO_NETWORK) and not update:
             raise HubUnreachableError(
                 error.message, hint=f"--offline uses the cache, which has: {_names(cached)}"
             ) from error
@@ -102,7 +109,8 @@ def _choose_cached(cached: list[CachedModel], reference: HubReference) -> Cached
     if not cached:
         raise HubError(
             f"{reference} is not in the cache, and requests are turned off",
-            hint=f"without --offline and HF_HUB_OFFLINE it is fetched from {host()}",
+            hint=f"without --offline and HF_HUB_OFFLINE it is fetched from {host()}; "
+            f"{FILE_INSTEAD}",
         )
     model = choose([item.model for item in cached], reference, "the cache")
     return next(item for item in cached if item.model == model)

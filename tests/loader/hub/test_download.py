@@ -14,6 +14,7 @@ import pytest
 from localkv.errors import HubError, LocalKVError
 from localkv.loader.hub import download
 from localkv.loader.hub.cache import CachedModel, cached_models
+from localkv.loader.hub.client import NO_NETWORK
 from localkv.loader.hub.download import Download, fetch
 from localkv.loader.hub.find import find, local_path
 from localkv.loader.hub.partial import Partial
@@ -347,7 +348,7 @@ def test_a_hub_that_can_not_be_reached(repo: FakeHub, monkeypatch: pytest.Monkey
     assert error.message.startswith("127.0.0.1:1 can't be reached: ")
     assert error.hint == "--offline uses the cache, which has: org/repo:Q8_0"
     assert get("org/repo", offline=True).path.read_bytes() == Q8
-    assert error_of("other/repo").hint is None
+    assert error_of("other/repo").hint == NO_NETWORK
 
 
 def test_offline(repo: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +359,8 @@ def test_offline(repo: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.message == "org/repo is not in the cache, and requests are turned off"
     update = error_of("org/repo", update=True)
     assert update.message == f"127.0.0.1:{repo.port} is not asked: HF_HUB_OFFLINE is set"
+    assert "-m FILE" in error.hint
+    assert "-m FILE" in update.hint
     assert repo.requests == []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     get("org/repo:Q8_0")
