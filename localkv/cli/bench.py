@@ -18,6 +18,7 @@ from localkv.cli.bench_plot import check_bench_plot, plot
 from localkv.cli.bench_tables import FORMATS, Table, make_table
 from localkv.cli.cache_pairs import fitting_pairs
 from localkv.cli.command import Command
+from localkv.cli.completion import model_values
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.messages import note, warn
 from localkv.cli.model_file import model_file
@@ -47,6 +48,7 @@ _MODEL_OPTIONS: list[click.Parameter] = [
         multiple=True,
         metavar="FILE,...",
         type=FILE,
+        shell_complete=model_values,
         help="GGUF files (any part of a split one), or hf.co/ORG/REPO as -hf takes it.",
     ),
     *(param for param in model_options() if param.name != "model"),

@@ -1,7 +1,8 @@
 """Completion of command lines in shells: bash, zsh and fish.
 
-click finds out what may come next. Here are the values that only we know, and the function for
-bash: click's takes words that bash has cut at every colon and equals sign, and so completes neither
+click finds out what may come next. Here are the values that only we know, a kind of value that it
+does not (`gguf`: model files, and folders on the way to them), and the function for bash: click's
+takes words that bash has cut at every colon and equals sign, and so completes neither
 `org/repo:Q8_0` nor `--device=cpu`.
 """
 
@@ -13,6 +14,8 @@ import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
+    FishComplete,
+    ZshComplete,
     add_completion_class,
     shell_complete,
     split_arg_string,
@@ -22,22 +25,23 @@ VARIABLE = "_LOCALKV_COMPLETE"
 
 _BASH = """\
 %(complete_func)s() {
-    local IFS=$'\\n' line="${COMP_LINE:0:COMP_POINT}" files="" kind value
+    local IFS=$'\\n' line="${COMP_LINE:0:COMP_POINT}" files="" models="" kind value
     COMPREPLY=()
     while IFS=, read -r kind value; do
         case $kind in
             plain) COMPREPLY+=("$value") ;;
             file) files=yes ;;
+            gguf) models=yes ;;
         esac
     done < <(env COMP_LINE="$line" COMP_WORDBREAKS="$COMP_WORDBREAKS" \\
         %(complete_var)s=bash_complete "$1" 2>/dev/null)
-    if [[ $files && ${#COMPREPLY[@]} -eq 0 ]]; then
-        compopt -o default
-    elif [[ $files ]]; then
-        value=${COMP_WORDS[COMP_CWORD]}
-        [[ $value == [=:] ]] && value=""
-        COMPREPLY+=($(compgen -f -- "$value"))
+    value=${COMP_WORDS[COMP_CWORD]}
+    [[ $value == [=:] ]] && value=""
+    if [[ $models ]]; then
+        COMPREPLY+=($(compgen -f -X '!*.[gG][gG][uU][fF]' -- "$value"; compgen -d -- "$value"))
         compopt -o filenames
+    elif [[ $files ]]; then
+        compopt -o default
     fi
 }
 
@@ -64,12 +68,36 @@ class Bash(BashComplete):
         return f"{item.type},{item.value.removeprefix(self.kept)}"
 
 
+class Zsh(ZshComplete):
+    """click's, with model files."""
+
+    source_template = ZshComplete.source_template.replace(
+        'elif [[ "$type" == "file" ]]; then',
+        """elif [[ "$type" == "gguf" ]]; then
+            _path_files -g "*.(gguf|GGUF)"
+            _path_files -/
+        elif [[ "$type" == "file" ]]; then""",
+    )
+
+
+class Fish(FishComplete):
+    """click's, with model files."""
+
+    source_template = FishComplete.source_template.replace(
+        'else if test $metadata[1] = "file";',
+        """else if test $metadata[1] = "gguf";
+            __fish_complete_path $metadata[2] | string match -ri '.*(?:/|\\.gguf)(?:\\t.*)?$';
+        else if test $metadata[1] = "file";""",
+    )
+
+
 def answer_shell(cli: click.Command, instruction: str) -> int:
     """Answer a shell with its function or the possible next words; returns the exit code.
 
     A failure is silent, since a line that is being typed is no place for a message.
     """
-    add_completion_class(Bash)
+    for shell in (Bash, Zsh, Fish):
+        add_completion_class(shell)
     try:
         return shell_complete(cli, {}, "localkv", VARIABLE, instruction)
     except Exception:
@@ -103,5 +131,5 @@ def cached_values(
 def model_values(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Values of -m: models in the cache, and files."""
-    return [*cached_values(ctx, param, incomplete), *file_values(ctx, param, incomplete)]
+    """Values of -m: models in the cache, model files, and folders."""
+    return [*cached_values(ctx, param, incomplete), CompletionItem(incomplete, type="gguf")]

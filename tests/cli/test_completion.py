@@ -36,6 +36,7 @@ def env(tmp_path: Path, tiny_model: Path) -> dict[str, str]:
     work = tmp_path / "work"
     (work / "models").mkdir(parents=True)
     (work / "models" / "mine.gguf").touch()
+    (work / "models" / "README.md").touch()
     (work / "notes.txt").touch()
     home = tmp_path / "home"
     home.mkdir()
@@ -95,7 +96,12 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("localkv chat -hf org/tiny-GGUF:Q8", ["Q8_0"]),
         ("localkv rm org/tiny-GGUF:", ["Q4_K_M", "Q8_0"]),
         ("localkv complete -m org", [f"{REPO}:Q4_K_M", f"{REPO}:Q8_0"]),
-        ("localkv complete -m models/", []),  # readline lists the files
+        ("localkv complete -m models/", ["models/mine.gguf"]),
+        ("localkv complete -m ", [f"{REPO}:Q4_K_M", f"{REPO}:Q8_0", "models"]),
+        ("localkv plan ", [f"{REPO}:Q4_K_M", f"{REPO}:Q8_0", "models"]),
+        ("localkv bench -m mod", ["models"]),
+        ("localkv show -m no", []),
+        ("localkv complete -f no", []),  # readline lists the files
         ("localkv chat -sys 'You are", []),
         ("localkv chat --device=cp", ["cpu"]),
     ],
@@ -156,6 +162,7 @@ LINES = [
     ("localkv rm or", "localkv rm org/tiny-GGUF:Q"),
     ("localkv show -m mod", "localkv show -m models/"),
     ("localkv show models/m", "localkv show models/mine.gguf"),
+    ("localkv show models/", "localkv show models/mine.gguf"),
     ("localkv complete -f no", "localkv complete -f notes.txt"),
 ]
 
@@ -179,7 +186,8 @@ def test_tab_in_zsh(env: dict[str, str], line: str, expected: str) -> None:
     [
         ("localkv complete -ctk q8", ["q8_0"]),
         ("localkv rm org/tiny-GGUF:Q8", [f"{REPO}:Q8_0"]),
-        ("localkv show models/m", ["models/mine.gguf"]),
+        ("localkv show models/", ["models/mine.gguf"]),
+        ("localkv show no", []),
         ("localkv complete -f no", ["notes.txt"]),
     ],
 )
@@ -193,6 +201,7 @@ def test_fish_lists(env: dict[str, str], line: str, expected: list[str]) -> None
 def test_every_shell_has_its_function(env: dict[str, str], shell: str) -> None:
     text = run({**env, "_LOCALKV_COMPLETE": f"{shell}_source"}, "localkv")
     assert f"_LOCALKV_COMPLETE={shell}_complete" in text
+    assert "gguf" in text
 
 
 def test_completion_is_light(env: dict[str, str]) -> None:
