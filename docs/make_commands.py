@@ -7,16 +7,18 @@ from pathlib import Path
 import click
 
 from localkv.cli import COMMANDS, cli
+from localkv.cli.command import Command, Group
 
 PAGE = Path(__file__).with_name("commands.md")
 INTRODUCTION = """# Commands
 
-What `localkv COMMAND --help` says. `docs/make_commands.py` writes this page, and a test compares.
+What `localkv COMMAND --help-all` says, or `--help` where that shows all options.
+`docs/make_commands.py` writes this page, and a test compares.
 """
 
 
-def help_of(*names: str) -> str:
-    """The help of a command, in 80 columns."""
+def help_of(*names: str) -> tuple[str, str]:
+    """The option that asks for all of a command's help, and that help in 80 columns."""
     settings = {"terminal_width": 80, "help_option_names": ["-h", "--help"]}
     ctx = click.Context(cli, info_name="localkv", **settings)
     command: click.Command = cli
@@ -24,7 +26,9 @@ def help_of(*names: str) -> str:
         found = cli.get_command(ctx, name)
         assert found is not None
         ctx, command = click.Context(found, ctx, info_name=name, **settings), found
-    return command.get_help(ctx)
+    assert isinstance(command, Command | Group)
+    flag = "--help-all" if command.page.essentials else "--help"
+    return flag, command.page.render(command, ctx, whole=True)
 
 
 def page() -> str:
@@ -32,7 +36,8 @@ def page() -> str:
     parts = [INTRODUCTION]
     for names in ((), *((name,) for name in COMMANDS)):
         title = " ".join(("localkv", *names))
-        parts.append(f"## {title}\n\n```console\n$ {title} --help\n{help_of(*names)}\n```\n")
+        flag, text = help_of(*names)
+        parts.append(f"## {title}\n\n```console\n$ {title} {flag}\n{text}\n```\n")
     return "\n".join(parts)
 
 

@@ -40,6 +40,14 @@ cli = Group(
     "localkv",
     commands_at=COMMANDS,
     params=[version_option()],
+    examples=[
+        (
+            "Talk with a model in a file, or with one from Hugging Face",
+            "localkv chat -m model.gguf",
+        ),
+        ("Continue a text", 'localkv complete -m model.gguf -p "Once upon a time"'),
+        ("Say what fits in memory", "localkv plan -hf ORG/REPO:Q4_K_M"),
+    ],
     help="Run language models from GGUF files, with the KV cache packed, in types chosen "
     "separately for K and for V.",
     epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import click
 
 from localkv.cli.foreign_flags import ForeignFlag, foreign_flag
+from localkv.cli.help_page import WHOLE
 from localkv.cli.messages import did_you_mean, note
 from localkv.errors import UsageError
 
@@ -44,7 +45,7 @@ def check_arguments(
         name, value = _split(arg)
         if name in takes_value:
             kept += _own(name, value, takes_value[name], rest)
-            asks_help |= name in ctx.help_option_names
+            asks_help |= name in (*ctx.help_option_names, WHOLE)
         elif foreign := foreign_flag(command.name, name):
             notes.append(_foreign(name, value, foreign, rest))
         elif takes_value.get(arg[:2]) and _is_number(arg[2:]):

@@ -245,6 +245,15 @@ class _Tables:
 
 bench = Command(
     "bench",
+    examples=[
+        ("Prompts of 512 tokens, and 128 tokens generated", "localkv bench -m model.gguf"),
+        (
+            "Generation at several depths, for two caches, as a picture",
+            "localkv bench -m model.gguf -p 0 -d 0,8192 --pairs f16/f16,q8_0/q4_0 --plot speed.png",
+        ),
+        ("A shape without a file", "localkv bench --synthetic llama-8b:q4_0"),
+    ],
+    essentials="-m -hf --synthetic -p -n -d -ctk -ctv --pairs -t -dev -r -o --plot",
     params=[
         *_MODEL_OPTIONS,
         *grid_options(),

@@ -168,6 +168,19 @@ def _is_terminal(stream: Any) -> bool:
 
 chat = Command(
     "chat",
+    examples=[
+        ("Talk with a model in a file", "localkv chat -m model.gguf"),
+        (
+            "Or with one from Hugging Face, which is fetched once",
+            "localkv chat -hf ORG/REPO:Q4_K_M",
+        ),
+        (
+            "A longer context in the same memory: K in 8 bits, V in 4",
+            "localkv chat -m model.gguf -c 32768 -ctk q8_0 -ctv q4_0",
+        ),
+        ("Go on with the last conversation", "localkv chat -m model.gguf --continue"),
+    ],
+    essentials="-sys --continue -m -hf -c -ctk -ctv --preset -t -n --temp -s",
     params=[
         *_CHAT_OPTIONS,
         *loading_options(default_threads="one fewer than cores"),

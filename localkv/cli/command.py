@@ -1,13 +1,9 @@
-"""`Command` and `Group`: how every command parses its arguments, finds defaults and shows help.
-
-On a terminal rich-click renders the help; in a pipe it is plain text, and rich is not imported.
-"""
+"""`Command` and `Group`: how every command parses its arguments and finds defaults."""
 
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,11 +12,11 @@ from rich_click import RichCommand, RichGroup
 from localkv.cli.arguments import check_arguments
 from localkv.cli.config_file import config_defaults
 from localkv.cli.foreign_commands import FOREIGN_COMMANDS
+from localkv.cli.help_page import HelpPage, whole_option
 from localkv.cli.messages import did_you_mean
-from localkv.cli.terminal import OwnText
 from localkv.errors import UsageError
 
-_SETTINGS = {"help_option_names": ["-h", "--help"], "rich_help_config": {"theme": "default-slim"}}
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class Command(RichCommand):
@@ -31,11 +27,24 @@ class Command(RichCommand):
     answered before click sees them.
 
     Args:
+        examples: for the help, a purpose and a command line each.
+        essentials: spellings of the options in the short help, with spaces between them, if it does
+            not have all of them.
         reads_config: whether the configuration file is read, which then must be right.
     """
 
-    def __init__(self, name: str, *, reads_config: bool = True, **attributes: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        examples: Sequence[tuple[str, str]] = (),
+        essentials: str = "",
+        reads_config: bool = True,
+        **attributes: Any,
+    ) -> None:
         super().__init__(name=name, context_settings=dict(_SETTINGS), **attributes)
+        self.page = HelpPage(examples, essentials.split())
+        self.params.append(whole_option(hidden=not essentials))
         self.reads_config = reads_config
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -46,7 +55,7 @@ class Command(RichCommand):
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
-        return OwnText(super().get_help(ctx)) if _on_terminal() else _plain_help(self, ctx)
+        return self.page.render(self, ctx, whole=False)
 
 
 class Group(RichGroup):
@@ -55,15 +64,23 @@ class Group(RichGroup):
     Args:
         commands_at: command -> the module that holds it under the same name, or MODULE:NAME, and
             its short help.
+        examples: for the help, a purpose and a command line each.
     """
 
     def __init__(
-        self, name: str, *, commands_at: Mapping[str, tuple[str, str]], **attributes: Any
+        self,
+        name: str,
+        *,
+        commands_at: Mapping[str, tuple[str, str]],
+        examples: Sequence[tuple[str, str]],
+        **attributes: Any,
     ) -> None:
         super().__init__(
             name=name, context_settings=dict(_SETTINGS), no_args_is_help=True, **attributes
         )
         self.commands_at = dict(commands_at)
+        summaries = [(name, text) for name, (_, text) in commands_at.items()]
+        self.page = HelpPage(examples, summaries=summaries)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -95,7 +112,7 @@ class Group(RichGroup):
         return command
 
     def get_help(self, ctx: click.Context) -> str:
-        return OwnText(super().get_help(ctx)) if _on_terminal() else _plain_help(self, ctx)
+        return self.page.render(self, ctx, whole=True)
 
 
 def _unknown_command(name: str, known: Mapping[str, Any]) -> UsageError:
@@ -111,27 +128,3 @@ def _siblings(ctx: click.Context) -> list[str]:
     """The names of all commands."""
     group = ctx.parent.command if ctx.parent is not None else None
     return group.list_commands(ctx) if isinstance(group, Group) else [ctx.command.name or ""]
-
-
-def _on_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
-def _plain_help(command: RichCommand, ctx: click.Context) -> str:
-    """The help by click's own means, with the options under their headings."""
-    formatter = click.HelpFormatter(width=ctx.terminal_width, max_width=ctx.max_content_width)
-    click.Command.format_usage(command, ctx, formatter)
-    click.Command.format_help_text(command, ctx, formatter)
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for param in command.get_params(ctx):
-        record = param.get_help_record(ctx)
-        if record is not None:
-            sections.setdefault(getattr(param, "panel", None) or "Options", []).append(record)
-    if isinstance(command, Group):
-        rows = [(name, short_help) for name, (_, short_help) in command.commands_at.items()]
-        sections["Commands"] = rows
-    for name, rows in sections.items():
-        with formatter.section(name):
-            formatter.write_dl(rows)
-    click.Command.format_epilog(command, ctx, formatter)
-    return formatter.getvalue().rstrip("\n")

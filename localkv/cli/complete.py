@@ -325,6 +325,22 @@ def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
 
 complete = Command(
     "complete",
+    examples=[
+        (
+            "Continue a text, with at most 100 tokens",
+            'localkv complete -m model.gguf -p "Once upon a time" -n 100',
+        ),
+        (
+            "Answer a question, with a model from Hugging Face",
+            'localkv complete -hf ORG/REPO:Q4_K_M --chat -p "Why is the sky blue?"',
+        ),
+        (
+            "A longer context in the same memory: K in 8 bits, V in 4",
+            "localkv complete -m model.gguf -f long.txt -c 32768 -ctk q8_0 -ctv q4_0",
+        ),
+        ("For scripts", 'localkv complete -m model.gguf -p "2 + 2 =" -n 4 --temp 0 --json'),
+    ],
+    essentials="-p -f --chat -sys -m -hf -c -ctk -ctv --preset -n --temp -s -o --json --stats -q",
     params=[
         *_PROMPT_OPTIONS,
         *loading_options(),

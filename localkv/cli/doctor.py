@@ -65,6 +65,9 @@ def _coloured(text: str, colour: str | None) -> str:
 
 doctor = Command(
     "doctor",
+    examples=[
+        ("All checks, a line each", "localkv doctor"),
+    ],
     reads_config=False,
     params=[json_option()],
     callback=_run,

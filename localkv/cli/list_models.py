@@ -108,6 +108,10 @@ def _age(seconds: float) -> str:
 
 list_models = Command(
     "list",
+    examples=[
+        ("Names, sizes and types", "localkv list"),
+        ("For scripts", "localkv list --json"),
+    ],
     params=[
         flag("-q", "--quiet", panel="Output", help="Print the names only."),
         json_option(),

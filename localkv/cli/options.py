@@ -161,7 +161,9 @@ def _cache_type_option(side: str, short: str) -> RichOption:
         show_default=True,
         metavar="TYPE",
         callback=preset_or_given,
-        help=f"The type of {side} in the cache: {', '.join(KV_FORMATS)}.",
+        help=f"The type of K in the cache: {', '.join(KV_FORMATS)}."
+        if side == "K"
+        else "The type of V, one of the same.",
     )
 
 

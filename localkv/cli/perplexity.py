@@ -291,6 +291,18 @@ def _score(
 
 perplexity = Command(
     "perplexity",
+    examples=[
+        ("How well a model predicts a text", "localkv perplexity -m model.gguf -f text.txt"),
+        (
+            "What a cache type costs, compared with f16",
+            "localkv perplexity -m model.gguf -f text.txt -ctk q8_0 -ctv q4_0 --kl-divergence",
+        ),
+        (
+            "All cache types in one table and one picture",
+            "localkv perplexity -m model.gguf -f text.txt --sweep pure --plot sweep.png",
+        ),
+    ],
+    essentials="-f --chunks -m -hf -c -ctk -ctv --preset --kl-divergence --sweep --plot --json",
     params=[*_TEXT_OPTIONS, *loading_options(DEFAULT_N_CTX), *_MEASURE_OPTIONS],
     callback=_run,
     help="Measure how well a model predicts a text, through its cache.\n\n"

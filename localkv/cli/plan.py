@@ -286,9 +286,21 @@ def _model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
 
 plan = Command(
     "plan",
+    examples=[
+        ("Whether a model fits, with which caches and contexts", "localkv plan model.gguf"),
+        ("Before it is fetched: only the header is read", "localkv plan -hf ORG/REPO:Q4_K_M"),
+        ("For another machine", "localkv plan model.gguf --memory 24GiB --device cuda -c 32768"),
+        ("A shape without a file", "localkv plan --synthetic llama-70b:q4_K --memory 48GiB"),
+    ],
+    essentials="--memory --sequences -hf --synthetic -c -ctk -ctv --all -dev --plot --json",
     params=[
         RichArgument(
-            ["file"], required=False, type=TEXT, metavar="[FILE]", shell_complete=model_values
+            ["file"],
+            required=False,
+            type=TEXT,
+            metavar="[FILE]",
+            shell_complete=model_values,
+            help="The same as -m FILE.",
         ),
         *_PLAN_OPTIONS,
         *model_options(),

@@ -29,6 +29,11 @@ def _run(*, reference: str, hf_file: str | None) -> None:
 
 pull = Command(
     "pull",
+    examples=[
+        ("The usual file of a repository", "localkv pull ORG/REPO"),
+        ("One of a certain type of weights", "localkv pull ORG/REPO:Q8_0"),
+        ("And talk with it", "localkv chat -m ORG/REPO:Q8_0"),
+    ],
     params=[
         RichArgument(
             ["reference"],

@@ -56,6 +56,9 @@ def _asked(what: str) -> bool:
 
 rm = Command(
     "rm",
+    examples=[
+        ("One model", "localkv rm ORG/REPO:Q8_0"),
+    ],
     params=[
         RichArgument(
             ["reference"],

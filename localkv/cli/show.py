@@ -259,9 +259,18 @@ def _count(n: int) -> str:
 
 show = Command(
     "show",
+    examples=[
+        ("What is in a file", "localkv show model.gguf"),
+        ("Its chat template", "localkv show model.gguf --template"),
+    ],
     params=[
         RichArgument(
-            ["file"], required=False, type=TEXT, metavar="[FILE]", shell_complete=model_values
+            ["file"],
+            required=False,
+            type=TEXT,
+            metavar="[FILE]",
+            shell_complete=model_values,
+            help="The same as -m FILE.",
         ),
         *model_options(),
         flag("--template", panel="Output", help="Print the chat template as it is, nothing else."),

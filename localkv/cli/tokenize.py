@@ -116,6 +116,13 @@ def _parse_ids(text: str) -> list[int]:
 
 tokenize = Command(
     "tokenize",
+    examples=[
+        ("One token per line", 'localkv tokenize -m model.gguf -p "Once upon a time"'),
+        (
+            "How many tokens a file has",
+            "localkv tokenize -m model.gguf -f text.txt --show-count --ids",
+        ),
+    ],
     params=[
         *model_options(),
         override_pre_option(),
@@ -143,8 +150,13 @@ tokenize = Command(
 
 detokenize = Command(
     "detokenize",
+    examples=[
+        ("The text of three tokens", "localkv detokenize -m model.gguf 1 2 3"),
+    ],
     params=[
-        RichArgument(["ids"], nargs=-1, type=TEXT, metavar="[IDS]..."),
+        RichArgument(
+            ["ids"], nargs=-1, type=TEXT, metavar="[IDS]...", help="Token ids; else those on stdin."
+        ),
         *model_options(),
         override_pre_option(),
         raw_option(),

@@ -118,16 +118,6 @@ def test_a_terminal_without_a_prompt_is_not_waited_for(tiny_model: Path) -> None
     assert shown == b"error: there is no prompt: give -p TEXT, -f FILE, or text on stdin\r\n"
 
 
-def test_help_on_a_terminal_is_rich() -> None:
-    code, shown = on_terminal("complete", "--help")
-    assert code == 0
-    assert b"\x1b[" in shown
-    assert all(name in shown for name in (b"Sampling", b"--top-k", b"KV cache", b"-ctk"))
-    code, shown = on_terminal("--help")
-    assert code == 0
-    assert b"detokenize" in shown
-
-
 def test_the_memory_shows_on_a_terminal_too(tiny_model: Path) -> None:
     code, shown = on_terminal("complete", "-m", tiny_model, "-p", "The fox", "-n", "1")
     assert code == 0
