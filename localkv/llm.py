@@ -23,6 +23,7 @@ from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import local_path
 from localkv.loader.kv_risks import kv_risks
+from localkv.loader.locked_weights import lock_weights
 from localkv.loader.model_spec import model_spec
 from localkv.loader.weights import load_model
 from localkv.memory.fit import check_fit
@@ -63,6 +64,10 @@ class LLM(TextModel):
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
         fit: "on" refuses a model that does not fit in memory before anything is allocated, and
             warns of mapped weights that do not fit; "off" tries.
+        mlock: keep the weights in memory (on a CPU). Where the system allows less, some are kept
+            and a warning says how to raise its limit.
+        use_mmap: map the file, of which the system keeps in memory what it has room for. False
+            reads it into memory, which must have room.
         on_progress: called while it loads with "weights", the layers read and all layers, and with
             "kernels" before they are compiled and run for the first time.
 
@@ -99,6 +104,8 @@ class LLM(TextModel):
         exact: bool = True,
         override_pre: str | None = None,
         fit: str = "on",
+        mlock: bool = False,
+        use_mmap: bool = True,
         on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
         started = time.perf_counter()
@@ -112,7 +119,7 @@ class LLM(TextModel):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
         end_cleanly_from_threads()
-        self.gguf = open_gguf(local_path(path))
+        self.gguf = open_gguf(local_path(path), use_mmap=use_mmap)
         self.config: ModelSpec = model_spec(self.gguf)
         check_cache_types(cache_type_k, cache_type_v, self.config.groups)
         require_scales((cache_type_k, cache_type_v), kv_scales is not None)
@@ -140,7 +147,9 @@ class LLM(TextModel):
             if risk.concerns(cache_type_k, cache_type_v):
                 self.warnings.append(risk.reason)
         tensors = tuple(self.gguf.tensors.values())
-        memory = ModelMemory(tensors, self.config, backend.name, n_batch, torch.get_num_threads())
+        memory = ModelMemory(
+            tensors, self.config, backend.name, n_batch, torch.get_num_threads(), is_file=use_mmap
+        )
         if fit == "on":
             self._check_fit(memory, backend.device)
         matrix_types = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
@@ -148,6 +157,8 @@ class LLM(TextModel):
             model, unused = load_model(
                 self.gguf, backend, on_layer=lambda done, of: on_progress("weights", done, of)
             )
+            if mlock and (problem := lock_weights(model.weights, backend)):
+                self.warnings.append(problem)
             unchanged = self.gguf.check_unchanged
             self.engine = Engine(
                 model, self.cache, n_batch=n_batch, exact=exact, check_source=unchanged

@@ -55,7 +55,7 @@ def _refused(
 
 _ONE_DEVICE = "the whole model and its cache run on one device (--device)"
 _NO_CACHE_COPY = "attention always reads the packed cache as it is"
-_MAPPED = "the file is always memory-mapped"
+_READ = "--mlock and --no-mmap say how the file is read"
 _THREADS = "-t sets the threads of prefill and decode; the system schedules them"
 _LOGS = "-q leaves out the line about memory; nothing else is logged unless -v or --stats is given"
 _TEMPLATE = "--chat renders the model's own template; --chat-template-file FILE takes another"
@@ -98,8 +98,8 @@ FOREIGN_FLAGS = (
     _skipped("-ot --override-tensor -ncmoe --n-cpu-moe", _ONE_DEVICE, 1),
     _skipped("-cmoe --cpu-moe --op-offload --no-op-offload --no-host", _ONE_DEVICE),
     _skipped("-fitt --fit-target -fitc --fit-ctx", "nothing is adjusted; -c sets the context", 1),
-    _skipped("--mlock --mmap --no-mmap -dio --direct-io -ndio --no-direct-io", _MAPPED),
-    _skipped("-lm --load-mode", _MAPPED, 1),
+    _skipped("-dio --direct-io -ndio --no-direct-io", _READ),
+    _refused("-lm --load-mode", _READ, 1, unless=_AUTO | {"mmap"}),
     _skipped("--repack -nr --no-repack", "weights are read as they lie in the file"),
     _skipped("--check-tensors", "the header is always checked, the weights never"),
     _skipped("--warmup --no-warmup", "there is no warm-up run"),

@@ -293,6 +293,21 @@ def loading_options(
             help="on: refuse a model that does not fit in memory, before anything is allocated. "
             "off: try it.",
         ),
+        flag(
+            "--mlock",
+            panel="Model",
+            llama_env="MLOCK",
+            help="Keep the weights in memory, so that the system never has to read them again.",
+        ),
+        option(
+            "use_mmap",
+            "--mmap/--no-mmap",
+            panel="Model",
+            llama_env="MMAP",
+            type=bool,
+            default=True,
+            help="Map the model's file, or read it into memory.  [default: mmap]",
+        ),
         override_pre_option(),
     ]
 
@@ -311,4 +326,6 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "device": values["device"],
         "override_pre": values["override_pre"],
         "fit": values["fit"],
+        "mlock": values["mlock"],
+        "use_mmap": values["use_mmap"],
     }

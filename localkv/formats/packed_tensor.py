@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,11 @@ class PackedTensor:
     def reads_rows(self) -> bool:
         """Products read `rows`; false for a kind that a backend has laid out anew."""
         return True
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """The arrays that products read."""
+        return (self.rows,)
 
     @property
     def n_bytes(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localkv.errors import ModelFileError, printable, quoted
+from localkv.loader.file_copies import FileCopies
 from localkv.loader.gguf_header import MAX_KEYS, MAX_TENSORS, HeaderReader, TensorInfo
 from localkv.loader.mapped_file import MappedFile, map_file
 from localkv.loader.metadata import Metadata
@@ -34,6 +35,7 @@ class GGUFFile:
         parts: all files of the model, in order; just `path` unless the model is split.
         version, alignment, metadata: those of the first part.
         tensors: of all parts by name, in file order.
+        copies: those that were read, where tensors are read into memory; None if they are mapped.
     """
 
     path: Path
@@ -43,6 +45,7 @@ class GGUFFile:
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
     _files: tuple[MappedFile, ...]
+    copies: FileCopies | None = None
 
     def __repr__(self) -> str:
         return f"<GGUFFile {printable(self.path)}: {len(self.tensors)} tensors>"
@@ -58,33 +61,43 @@ class GGUFFile:
         return sum(len(file.data) for file in self._files)
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The packed rows of a tensor: a read-only view of the file.
+        """The packed rows of a tensor: a view of the file, not to be written to, or a copy.
 
         Returns:
             uint8 [*shape[:-1], bytes of a row].
 
         Raises:
-            ModelFileError: there is no such tensor.
+            ModelFileError: there is no such tensor, or it can't be read.
         """
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelFileError(f"{printable(self.path)}: missing tensor {quoted(name)}")
-        data = np.frombuffer(
-            self._files[tensor.part].data, np.uint8, count=tensor.n_bytes, offset=tensor.offset
-        )
+        file = self._files[tensor.part]
+        if self.copies is not None and tensor.n_bytes:
+            data = self.copies.read(file, tensor)
+        else:
+            data = np.frombuffer(file.data, np.uint8, tensor.n_bytes, tensor.offset)
         return data.reshape(*tensor.shape[:-1], tensor.format.row_bytes(tensor.shape[-1]))
 
     def check_unchanged(self) -> None:
         """Refuse a file that was shortened or written to since it was opened.
 
+        What was read into memory stays as it is.
+
         Raises:
             ModelFileError: one was, or a part of it.
         """
-        for file in self._files:
+        for file in self._files if self.copies is None else ():
             file.check_unchanged()
 
     def release(self, name: str) -> None:
-        """Give back the memory of a tensor's pages; views stay valid and read the file again."""
+        """Give back the memory of a tensor's pages.
+
+        Views stay valid and read the file again; those of a copy read as zeros.
+        """
+        if self.copies is not None:
+            self.copies.release(name)
+            return
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         tensor = self.tensors[name]
@@ -94,16 +107,23 @@ class GGUFFile:
             self._files[tensor.part].data.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+def open_gguf(path: str | os.PathLike[str], *, use_mmap: bool = True) -> GGUFFile:
     """Open a model file; any part of a split model opens all of it.
 
     Reads the header and maps the file; no tensor is read.
+
+    Args:
+        use_mmap: tensors are views of the mapped file; else each is read when it is asked for.
 
     Raises:
         ModelFileError: the file cannot be read, is malformed, or holds a tensor of a type that is
             not in `WEIGHT_FORMATS`; or a part of a split model is missing or belongs to another.
     """
-    path = Path(path)
+    gguf = _open_parts(Path(path))
+    return gguf if use_mmap else replace(gguf, copies=FileCopies())
+
+
+def _open_parts(path: Path) -> GGUFFile:
     opened = _open_part(path)
     n_parts = opened.metadata.integer("split.count", 0)
     if n_parts <= 1:

@@ -47,10 +47,23 @@ class MappedFile:
             same = (now.st_dev, now.st_ino) == (self.device, self.inode)
             changed = same and now.st_mtime_ns != self.modified
         if changed:
-            raise ModelFileError(
-                f"{printable(self.path)}: the file was changed while it was in use",
-                hint="start again; a new file that is renamed to the old name does no harm",
-            )
+            raise self._changed()
+
+    def check_is_same(self, now: os.stat_result) -> None:
+        """Refuse to read from a file that is not the one that was opened, as it was then.
+
+        Raises:
+            ModelFileError: it is another, or was written to.
+        """
+        found = (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_size)
+        if found != (self.device, self.inode, self.modified, len(self.data)):
+            raise self._changed()
+
+    def _changed(self) -> ModelFileError:
+        return ModelFileError(
+            f"{printable(self.path)}: the file was changed while it was in use",
+            hint="start again; a new file that is renamed to the old name does no harm",
+        )
 
 
 def map_file(path: Path) -> MappedFile:

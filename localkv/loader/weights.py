@@ -167,6 +167,8 @@ class TensorReader:
         for a, b in pairwise(accumulate(n_out, initial=0)):
             part = self._prepare(f"{name}.weight", weight[a:b])
             parts.append(Linear(part, None if bias is None else bias[a:b]))
+        if not any(part.weight.reads_rows for part in parts):
+            self.source.release(f"{name}.weight")
         return tuple(parts)
 
 

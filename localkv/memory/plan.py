@@ -71,7 +71,8 @@ class ModelMemory:
         backend: the name of the backend, not "auto".
         n_batch: most tokens evaluated at a time.
         n_threads: threads of the CPU's kernels.
-        is_file: the weights are a file's; those of a model that is made in memory are not mapped.
+        is_file: weights are mapped; those of a model that is made in memory, or read into it, are
+            not.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -85,7 +86,9 @@ class ModelMemory:
     def weights(self) -> tuple[int, int]:
         """Bytes of weights that stay in the file, and of those that are copied."""
         mapped, allocated = weight_bytes(self.tensors, self.backend)
-        return (mapped, allocated) if self.is_file else (0, mapped + allocated)
+        if self.is_file:
+            return mapped, allocated
+        return 0, mapped + allocated + _looked_up_bytes(self.tensors, self.backend)
 
     @cached_property
     def _matrices(self) -> frozenset[Matrix]:
@@ -153,6 +156,20 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
         allocated += copied
         mapped += 0 if copied else tensor.n_bytes
     return mapped, allocated
+
+
+def _looked_up_bytes(tensors: Iterable[TensorInfo], backend: str) -> int:
+    """Bytes of an embedding that is the output matrix, too, and is kept beside its panels."""
+    footprint, tensors = FOOTPRINTS[backend], list(tensors)
+    if output_matrix(tensors) != EMBEDDING:
+        return 0
+    return sum(
+        tensor.n_bytes
+        for tensor in tensors
+        if tensor.name == EMBEDDING
+        and footprint.copied_bytes(tensor.format, tensor.shape, is_looked_up=False)
+        and not footprint.copied_bytes(tensor.format, tensor.shape, is_looked_up=True)
+    )
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         "device": "auto",
         "override_pre": None,
         "fit": "on",
+        "mlock": False,
+        "use_mmap": True,
     }
     assert llm.loaded == {"path": llm.loaded["path"], **expected}
 
@@ -120,6 +122,9 @@ def test_a_sampler_flag_sets_its_field(params, flags: str, field: str, value: ob
         ("-b 4096", "n_batch", 512),
         ("--device reference", "device", "reference"),
         ("--override-pre qwen2", "override_pre", "qwen2"),
+        ("--mlock", "mlock", True),
+        ("--no-mmap", "use_mmap", False),
+        ("--mmap", "use_mmap", True),
     ],
 )
 def test_a_loading_flag_reaches_the_model(
@@ -295,8 +300,9 @@ def test_every_flag_of_llama_completion_has_an_answer() -> None:
         "-ngl -1",
         "--n-gpu-layers=all",
         "--n_gpu_layers 4",
-        "--mlock",
-        "--no-mmap",
+        "--direct-io",
+        "--load-mode mmap",
+        "--keepalive 5m",
         "--jinja",
         "-no-cnv",
         "-st",

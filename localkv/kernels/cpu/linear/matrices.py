@@ -6,7 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,6 +183,10 @@ class PanelTensor(KernelTensor):
     @property
     def reads_rows(self) -> bool:
         return False
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return (self.panels,)
 
     def _matrix(self, part: PackedTensor, index: int) -> PackedTensor:
         return PanelTensor(
