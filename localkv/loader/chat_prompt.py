@@ -179,10 +179,12 @@ def without_effect(
         used: "tools", "tool_calls" and "reasoning_budget", if there are any.
     """
     unread = [name for name in variables if not template.reads(name)]
+    reasons = _knows_reasoning(tokenizer, template)
     lines = []
     if THINK in unread:
         unread.remove(THINK)
-        instead = "" if variables[THINK] else "; a reasoning budget of 0 ends it at once"
+        can_end = reasons and not variables[THINK]
+        instead = "; a reasoning budget of 0 ends it at once" if can_end else ""
         lines.append(
             f"the chat template does not read {THINK}: it can't switch reasoning on or off{instead}"
         )
@@ -191,7 +193,7 @@ def without_effect(
         lines.append("the chat template does not read tools: the model is not told of them")
     if "tool_calls" in used and not template.reads("tool_calls"):
         lines.append("the chat template does not read tool_calls: they are left out")
-    if "reasoning_budget" in used and not _knows_reasoning(tokenizer, template):
+    if "reasoning_budget" in used and not reasons:
         lines.append(
             "neither the chat template nor the vocabulary has a tag for reasoning, so a budget of "
             "it has no effect"
