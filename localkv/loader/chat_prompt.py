@@ -78,9 +78,9 @@ def chat_prompt(
     _check_beginnings(prefill, continued, continue_final_message, add_generation_prompt)
     messages = messages_for(template, messages)
     budget = _checked_budget(reasoning_budget)
-    if budget == 0 and enable_thinking is None and template.reads(THINK):
-        enable_thinking = False
     variables = _variables(template_kwargs, enable_thinking)
+    if budget == 0 and THINK not in variables and template.reads(THINK):
+        variables[THINK] = False
     calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
     given = {"tools": tools, "tool_calls": calls, "reasoning_budget": budget is not None}
     used = [name for name, value in given.items() if value]
@@ -102,15 +102,14 @@ def chat_prompt(
         is_asked = add_generation_prompt is not False
         segments = template.render_segments(messages, add_generation_prompt=is_asked, **variables)
         begun = ""
-    text = _joined(segments)
-    tags, reasoned = _open_reasoning(text, begun)
+    tags, reasoned = _open_reasoning(segments, begun)
     return ChatPrompt(
         encode_prompt(tokenizer, segments),
-        text,
-        opening=begun if prefill else "" if begun else _opened(text),
+        _joined(segments),
+        opening=begun if prefill else "" if begun else _opening(segments),
         is_begun=bool(begun),
         reasoning=tags,
-        n_reasoned=_n_tokens(tokenizer, reasoned),
+        n_reasoned=_n_tokens(tokenizer, reasoned) if reasoned else 0,
         reasoning_budget=budget,
         warnings=warnings,
     )
@@ -179,11 +178,10 @@ def without_effect(
         used: "tools", "tool_calls" and "reasoning_budget", if there are any.
     """
     unread = [name for name in variables if not template.reads(name)]
-    reasons = _knows_reasoning(tokenizer, template)
     lines = []
     if THINK in unread:
         unread.remove(THINK)
-        can_end = reasons and not variables[THINK]
+        can_end = not variables[THINK] and _knows_reasoning(tokenizer, template)
         instead = "; a reasoning budget of 0 ends it at once" if can_end else ""
         lines.append(
             f"the chat template does not read {THINK}: it can't switch reasoning on or off{instead}"
@@ -193,7 +191,7 @@ def without_effect(
         lines.append("the chat template does not read tools: the model is not told of them")
     if "tool_calls" in used and not template.reads("tool_calls"):
         lines.append("the chat template does not read tool_calls: they are left out")
-    if "reasoning_budget" in used and not reasons:
+    if "reasoning_budget" in used and not _knows_reasoning(tokenizer, template):
         lines.append(
             "neither the chat template nor the vocabulary has a tag for reasoning, so a budget of "
             "it has no effect"
@@ -230,8 +228,8 @@ def _continuation(
     if tags is not None and variables.get(THINK) is False:
         variables = {**variables, THINK: True}
     segments = template.render_segments(messages, add_generation_prompt=True, **variables)
-    prompt = _joined(segments)
-    opened = tags_at_end(prompt)
+    opening = _opening(segments)
+    opened = tags_at_start(opening)
     if opened is not None and tags is None:
         # it was written when the template opened no reasoning
         answer = {"role": "assistant", "content": continued}
@@ -239,7 +237,7 @@ def _continuation(
     if tags is None:
         return [*segments, Segment(continued, False)], continued
     if tags == opened:
-        spaces = _opened(prompt).removeprefix(tags.open)
+        spaces = opening.removeprefix(tags.open)
         continued = continued.lstrip().removeprefix(tags.open).removeprefix(spaces)
     return [*segments, *_tagged(continued, tags, is_open=tags == opened)], continued
 
@@ -251,22 +249,31 @@ def _tagged(text: str, tags: ReasoningTags, *, is_open: bool) -> list[Segment]:
         before, opening, text = text.partition(tags.open)
         pieces = [Segment(before, False), Segment(opening, True)]
     reasoning, closing, answer = text.partition(tags.close)
-    return [*pieces, Segment(reasoning, False), Segment(closing, True), Segment(answer, False)]
+    pieces += [Segment(reasoning, False), Segment(closing, True), Segment(answer, False)]
+    return [piece for piece in pieces if piece.text]
 
 
-def _opened(prompt: str) -> str:
-    """The end of a prompt that opens the reasoning, from the tag on."""
-    tags = tags_at_end(prompt)
-    return prompt[prompt.rindex(tags.open) :] if tags is not None else ""
+def _opening(segments: Sequence[Segment]) -> str:
+    """The end of a prompt with which the template opens the reasoning, from the tag on."""
+    markup = ""
+    for text, is_markup in reversed(segments):
+        if not is_markup:
+            break
+        markup = text + markup
+    tags = tags_at_end(markup)
+    return markup[markup.rindex(tags.open) :] if tags is not None else ""
 
 
-def _open_reasoning(text: str, begun: str) -> tuple[ReasoningTags | None, str]:
+def _open_reasoning(segments: Sequence[Segment], begun: str) -> tuple[ReasoningTags | None, str]:
     """The tags of the reasoning that a prompt ends in, and the begun answer's part of it."""
     tags = tags_at_start(begun)
     if tags is not None:
         reasoned = begun.lstrip().removeprefix(tags.open)
     else:
-        tags, reasoned = tags_at_end(text.removesuffix(begun)), begun
+        before = list(segments)
+        while begun and before and not before[-1].is_markup:
+            del before[-1]
+        tags, reasoned = tags_at_start(_opening(before)), begun
     if tags is None or tags.close in begun:
         return None, ""
     return tags, reasoned

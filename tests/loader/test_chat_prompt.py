@@ -257,6 +257,12 @@ def test_prompts_that_open_the_reasoning() -> None:
     assert prompt("qwen3", [USER], enable_thinking=False).reasoning is None
 
 
+def test_a_user_opens_no_reasoning() -> None:
+    plain = ChatTemplate("{{ messages[0].content }}", bos_token="", eos_token="")
+    got = chat_prompt(TOKENIZERS["qwen3"], plain, [{"role": "user", "content": "a <think>"}])
+    assert (got.text, got.opening, got.reasoning) == ("a <think>", "", None)
+
+
 def test_no_reasoning_at_all() -> None:
     """A budget of 0 is the switch where there is one."""
     off = prompt("qwen3", [USER], reasoning_budget=0)
@@ -265,6 +271,8 @@ def test_no_reasoning_at_all() -> None:
         prompt("qwen3", [USER]).text
     )
     assert (off.reasoning_budget, off.warnings) == (0, ())
+    on = {"template_kwargs": {"enable_thinking": True}}
+    assert prompt("qwen3", [USER], reasoning_budget=0, **on).text == prompt("qwen3", [USER]).text
     assert prompt("qwen3", [USER], reasoning_budget=-1).reasoning_budget is None
     assert prompt("llama3.1", [USER], reasoning_budget=9).warnings == (
         "neither the chat template nor the vocabulary has a tag for reasoning, so a budget of it "
