@@ -12,10 +12,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from localkv.cli.chat_options import chat_arguments, chat_options, uses_chat_options
 from localkv.cli.command import Command
+from localkv.cli.complete_prompt import STDIN, prompt_text
 from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.length_options import length_options
@@ -31,7 +31,7 @@ from localkv.cli.options import (
     option,
     raw_option,
 )
-from localkv.cli.prompt import read_file, read_stdin, without_final_newline
+from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.text_output import TextOutput
 from localkv.cli.waited import Waited
@@ -47,14 +47,16 @@ _PROMPT_OPTIONS: list[click.Parameter] = [
         "--prompt",
         panel="Prompt",
         metavar="TEXT",
-        help="The text to continue, after stdin if there is any (and an empty line).",
+        help=f"The text to continue; {STDIN} in it is the place of the text on stdin, which is "
+        "not read otherwise.",
     ),
     option(
         "-f",
         "--file",
         panel="Prompt",
         metavar="FILE",
-        help="Read the prompt from a UTF-8 file, unchanged except for one final line break.",
+        help="Read the prompt from a UTF-8 file, unchanged except for one final line break; - is "
+        "stdin, which -p may follow, after an empty line.",
     ),
     escape_option(
         "Prompt", "-p, -sys, --prefill, -r and --dry-sequence-breaker; never in files and stdin"
@@ -153,7 +155,7 @@ def _run(
     template_text = None
     if chat_template_file is not None:
         template_text = read_file(chat_template_file, "the chat template")
-    text = _prompt_text(prompt, file, escape)
+    text = prompt_text(prompt, file, escape)
     if unnamed:
         note(unnamed)
     with TextOutput(output, raw=raw) as out:
@@ -194,30 +196,6 @@ def _run(
         for line in _stats(llm, completion, waited):
             say(line)
     return INTERRUPTED if completion.finish_reason == "cancelled" else 0
-
-
-def _prompt_text(prompt: str | None, file: str | None, escape: bool) -> str:
-    """The prompt: stdin, an empty line, and the text of -p or -f; either may be missing."""
-    if prompt is not None and file is not None:
-        ctx = click.get_current_context()
-        given = [
-            name
-            for name in ("prompt", "file")
-            if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        ]
-        if len(given) != 1:
-            raise UsageError("-p and -f both give the prompt, use one")
-        prompt, file = (prompt, None) if given == ["prompt"] else (None, file)
-    parts = []
-    if file != "-" and (piped := without_final_newline(read_stdin() or "")):
-        parts.append(piped)
-    if file is not None:
-        parts.append(without_final_newline(read_file(file)))
-    elif prompt is not None:
-        parts.append(unescape(prompt) if escape else prompt)
-    if not parts:
-        raise UsageError("there is no prompt: give -p TEXT, -f FILE, or text on stdin")
-    return "\n\n".join(part for part in parts if part)
 
 
 def _answer(
@@ -351,8 +329,8 @@ complete = Command(
     callback=_run,
     help="Continue a prompt, or answer it with --chat.\n\n"
     "stdout gets the text and a final line break if it has none; the prompt is not repeated. "
-    "Text on stdin comes before the prompt. If no model is named, the one that ships with "
-    "localkv answers.",
+    "Without -p and -f the prompt is the text on stdin. If no model is named, the one that ships "
+    "with localkv answers.",
     epilog="Every option can also be set as LOCALKV_<NAME> (LOCALKV_CTX_SIZE), where llama.cpp has "
     "a variable for it as LLAMA_ARG_<NAME>, or in the [complete] table of config.toml.",
 )

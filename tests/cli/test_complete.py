@@ -21,20 +21,65 @@ MEMORY = (
 # -- the prompt
 
 
-def test_stdin_comes_before_the_prompt(program, llm, model) -> None:
-    program("complete", "-m", model, "-p", "Summarise.", stdin="Ünï text\n".encode())
-    assert llm.asked["prompt"] == "Ünï text\n\nSummarise."
+TEXT = "Ünï \\n text\n".encode()
 
 
-def test_stdin_alone_is_the_prompt(program, llm, model) -> None:
-    program("complete", "-m", model, stdin=b"text\\n\n\n")
-    assert llm.asked["prompt"] == "text\\n\n"  # one final line break less, no escapes
+@pytest.mark.parametrize(
+    ("argv", "prompt"),
+    [
+        (["-p", r"{stdin}\n\nSummarise."], "Ünï \\n text\n\nSummarise."),
+        (["-p", "<{stdin}|{stdin}>"], "<Ünï \\n text|Ünï \\n text>"),
+        (["-f", "-"], "Ünï \\n text"),
+        (["-f", "-", "-p", "Summarise."], "Ünï \\n text\n\nSummarise."),
+        ([], "Ünï \\n text"),
+    ],
+)
+def test_stdin_that_is_asked_for(program, llm, model, argv, prompt) -> None:
+    """Its text loses one final line break, and has no escapes."""
+    program("complete", "-m", model, *argv, stdin=TEXT)
+    assert llm.asked["prompt"] == prompt
 
 
-@pytest.mark.parametrize("stdin", [b"", b"\n", None])
-def test_no_stdin_leaves_the_prompt_alone(program, llm, model, stdin) -> None:
-    program("complete", "-m", model, "-p", "hello", stdin=stdin)
-    assert llm.asked["prompt"] == "hello"
+def test_an_empty_stdin_that_is_asked_for(program, llm, model) -> None:
+    program("complete", "-m", model, "-p", "<{stdin}>", stdin=b"")
+    assert llm.asked["prompt"] == "<>"
+    program("complete", "-m", model, "-f", "-", "-p", "Summarise.", stdin=b"\n")
+    assert llm.asked["prompt"] == "Summarise."
+
+
+@pytest.mark.parametrize(
+    ("argv", "prompt"),
+    [(["-p", "hello"], "hello"), (["-p", r"\x7bstdin}"], "{stdin}"), (["-f", "FILE"], "{stdin}")],
+)
+def test_stdin_that_is_not_asked_for(
+    program, llm, model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv, prompt
+) -> None:
+    def read_stdin() -> str:
+        raise AssertionError("somebody else's stdin was read")
+
+    path = tmp_path / "prompt.txt"
+    path.write_text("{stdin}")
+    monkeypatch.setattr("localkv.cli.prompt.read_stdin", read_stdin)
+    monkeypatch.setattr("localkv.cli.complete_prompt.read_stdin", read_stdin)
+    argv = [path if word == "FILE" else word for word in argv]
+    assert program("complete", "-m", model, *argv, stdin=TEXT).code == 0
+    assert llm.asked["prompt"] == prompt
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [(["-p", "{stdin}"], "the text for {stdin} in -p"), (["-f", "-"], "the prompt")],
+)
+def test_a_terminal_is_not_read(program, model, argv, what) -> None:
+    result = program("complete", "-m", model, *argv, stdin=None)
+    assert result.code == 2
+    assert result.err == f"error: {what} is to be read from stdin, which is a terminal or closed\n"
+
+
+def test_stdin_can_be_asked_for_once(program, model) -> None:
+    result = program("complete", "-m", model, "-f", "-", "-p", "{stdin}", stdin=TEXT)
+    assert result.code == 2
+    assert result.err == "error: -f - and {stdin} in -p both read stdin, use one\n"
 
 
 def test_a_file_loses_one_final_line_break(program, llm, model, tmp_path: Path) -> None:
@@ -42,10 +87,6 @@ def test_a_file_loses_one_final_line_break(program, llm, model, tmp_path: Path) 
     path.write_bytes(b"\xef\xbb\xbfline\\t\r\n\n\n")
     program("complete", "-m", model, "-f", path)
     assert llm.asked["prompt"] == "line\\t\r\n\n"
-    program("complete", "-m", model, "-f", path, stdin=b"before\n")
-    assert llm.asked["prompt"] == "before\n\nline\\t\r\n\n"
-    program("complete", "-m", model, "-f", "-", stdin=b"from stdin\n")
-    assert llm.asked["prompt"] == "from stdin"
 
 
 def test_escapes(program, llm, model) -> None:
@@ -72,7 +113,6 @@ def test_no_prompt_is_exit_2(program, model, stdin) -> None:
     result = program("complete", "-m", model, stdin=stdin)
     assert (result.code, result.out) == (2, "")
     assert result.err == "error: there is no prompt: give -p TEXT, -f FILE, or text on stdin\n"
-    assert program("complete", "-m", model, "-f", "-", stdin=None).code == 2
 
 
 def test_two_prompts(program, llm, model, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,6 +56,39 @@ def test_a_pipe_from_end_to_end(tiny_model: Path) -> None:
     assert err.startswith(b"note: -ngl 99 is not needed: ")
     assert err.count(b"\n") == 1
     assert b"\x1b" not in out + err
+
+
+LOOP = 'while read -r line; do "$@" -p "$line"; done'
+
+
+def looped(*argv: object) -> tuple[list[str], list[str]]:
+    """The lines on stdout and stderr of a shell's loop over two lines that runs localkv for each.
+
+    The loop's stdin is a pipe, which the program shares.
+    """
+    done = subprocess.run(
+        ["sh", "-c", LOOP, "sh", sys.executable, "-m", "localkv", *map(str, argv)],
+        env=clean_env(),
+        input="The fox\nThe owl\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def test_a_loop_keeps_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "none.gguf"
+    out, err = looped("complete", "-m", path)
+    assert out == []
+    assert err == [f"error: {path}: no such file"] * 2
+
+
+@pytest.mark.slow
+def test_a_loop_completes_each_of_its_lines(tiny_model: Path) -> None:
+    out, err = looped("complete", "-q", "-m", tiny_model, "-n", "2", "--temp", "0")
+    assert (len(out), err) == (2, [])
 
 
 def endless(tiny_model: Path, *more: object, **popen: object) -> Process:
@@ -125,8 +159,8 @@ def test_the_memory_shows_on_a_terminal_too(tiny_model: Path) -> None:
 
 
 def test_a_stdin_that_stays_silent_is_spoken_of(tiny_model: Path) -> None:
-    """A prompt and a pipe that nobody writes to: say what is waited for, then go on."""
-    argv = ["complete", "-m", str(tiny_model), "-p", "Once", "-n", "1"]
+    """A pipe that nobody writes to: say what is waited for, then go on."""
+    argv = ["complete", "-m", str(tiny_model), "-p", "Once {stdin}", "-n", "1"]
     process = localkv_process(*argv, stdin=subprocess.PIPE)
     assert process.stderr is not None
     assert b"waiting for the end of stdin" in process.stderr.readline()
