@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Never
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from localkv.cache.layout import check_cache_types, group_layouts
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.engine import Engine
-from localkv.engine.text_model import TextModel
+from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import UsageError
 from localkv.kernels.device_memory import gpu_room
 from localkv.kernels.method import in_words, missing_kernels
@@ -28,6 +29,7 @@ from localkv.loader.model_spec import model_spec
 from localkv.loader.weights import load_model
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
+from localkv.option_names import check_options, keywords
 from localkv.system.bus_errors import end_cleanly_from_threads
 from localkv.system.machine_memory import Budget, machine_memory
 
@@ -85,7 +87,8 @@ class LLM(TextModel):
     Raises:
         ModelFileError: the file can't be used.
         HubError: there is no such model on Hugging Face, or it can't be fetched.
-        UsageError: an option can't be used with this model.
+        UsageError: an option does not exist (it is a `TypeError`, too), or can't be used with this
+            model.
         DoesNotFitError: there is not enough memory.
     """
 
@@ -107,8 +110,11 @@ class LLM(TextModel):
         mlock: bool = False,
         use_mmap: bool = True,
         on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+        **unknown: Never,
     ) -> None:
         started = time.perf_counter()
+        others = {"complete, stream and chat": STREAM_OPTIONS, "chat": CHAT_OPTIONS}
+        check_options(unknown, keywords(LLM.__init__), others)
         self.warnings: list[str] = []
         backend = select_backend(device)
         if device == "auto" and (reason := unused_gpu()):

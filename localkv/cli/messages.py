@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from localkv.option_names import nearest_name
+
 
 def escaped(text: str) -> str:
     r"""`text` with line breaks and whatever could steer a terminal as \n, \x1b and so on."""
@@ -35,9 +37,5 @@ def warn(text: str) -> None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest known one, or nothing."""
-    from difflib import get_close_matches
-
-    known = list(known)
-    longer = [other for other in known if len(name) > 2 and other.startswith(name)]
-    nearest = longer or get_close_matches(name, known, n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+    nearest = nearest_name(name, known)
+    return f"; did you mean {nearest}?" if nearest else ""

@@ -24,6 +24,7 @@ from localkv.loader.chat_template import (
 from localkv.loader.gguf_file import GGUFFile
 from localkv.loader.reasoning_tags import REASONING_TAGS
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
+from localkv.option_names import check_options, keywords
 from localkv.sampling.params import SamplingParams
 
 TOOL_USE = "tool_use"
@@ -116,6 +117,8 @@ class TextModel:
             ContextOverflowError: the prompt is longer than the context.
             LocalKVError: by the stream: the model yields NaN; or see the class.
         """
+        others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
+        check_options(sampling, STREAM_OPTIONS, others)
         opening, kept, budget = "", frozenset[int](), None
         if isinstance(prompt, ChatPrompt):
             ids, opening, most = prompt.ids, prompt.opening, prompt.reasoning_budget
@@ -213,6 +216,8 @@ class TextModel:
                 has a part that is not text; arguments contradict each other.
             ChatTemplateError: the template fails on this conversation, or refuses it.
         """
+        others = {"stream": STREAM_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
+        check_options(options, CHAT_OPTIONS, others)
         prompt = self.chat_prompt(
             messages,
             template=template,
@@ -227,3 +232,10 @@ class TextModel:
         for line in prompt.warnings:
             warnings.warn(line, stacklevel=2)
         return self.stream(prompt, **options)
+
+
+STREAM_OPTIONS = (*keywords(TextModel.stream), *SamplingOptions.__annotations__)
+"""What `stream` and `complete` take."""
+
+CHAT_OPTIONS = (*keywords(TextModel.chat), *ChatOptions.__annotations__)
+"""What `chat` takes."""

@@ -1,0 +1,96 @@
+"""The error about an option of the Python API that does not exist, with the one that was meant.
+
+Options have llama.cpp's names. Users bring those of other libraries along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from inspect import Parameter, signature
+
+from localkv.errors import UsageError
+
+_MAX_TOKENS = "n n_predict num_predict max_new_tokens max_completion_tokens max_output_tokens"
+_MEANT = {
+    "max_tokens": f"{_MAX_TOKENS} max_length",
+    "temperature": "temp",
+    "stop": "stop_sequences stop_strings stop_words reverse_prompt",
+    "repeat_penalty": "repetition_penalty rep_pen",
+    "repeat_last_n": "penalty_last_n",
+    "typ_p": "typical typical_p",
+    "seed": "random_seed random_state",
+    "parse_special": "special",
+    "n_ctx": "num_ctx ctx_size context_length max_model_len max_seq_len",
+    "n_batch": "num_batch batch_size n_ubatch ubatch_size",
+    "n_threads": "num_thread num_threads threads",
+    "cache_type_k": "type_k kv_cache_type kv_cache_dtype",
+    "cache_type_v": "type_v",
+    "on_progress": "progress_callback",
+}
+MEANT = {other: name for name, others in _MEANT.items() for other in others.split()}
+"""Another library's name of an option -> ours."""
+
+_ONE_DEVICE = "the whole model runs on one device: device='cuda' or device='cpu'"
+_NO_GRAMMAR = "output can't be constrained by a grammar or a schema"
+_GREEDY = "temperature=0 takes the most likely token each time"
+ADVICE = {
+    **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu", "device_map"), _ONE_DEVICE),
+    **dict.fromkeys(("grammar", "format", "response_format", "json_schema"), _NO_GRAMMAR),
+    **dict.fromkeys(("do_sample", "greedy"), _GREEDY),
+    "stream": "LLM.stream yields the text piece by piece",
+}
+"""Another library's name of an option -> what to do here."""
+
+
+class UnknownOptionError(UsageError, TypeError):
+    """A call has no such option. It is a `TypeError`, as of any function."""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt or shortened one comes nearest to."""
+    from difflib import get_close_matches
+
+    known = list(known)
+    longer = [other for other in known if len(name) > 2 and other.startswith(name)]
+    nearest = longer or get_close_matches(name, known, n=1)
+    return nearest[0] if nearest else None
+
+
+def keywords(function: Callable[..., object]) -> list[str]:
+    """The names of a function's arguments that have to be named."""
+    parameters = signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
+
+
+def check_options(
+    given: Iterable[str], options: Collection[str], others: Mapping[str, Collection[str]]
+) -> None:
+    """Refuse the first option that a call does not have.
+
+    Args:
+        given: names of options.
+        options: those that the call has.
+        others: other calls, and their options.
+
+    Raises:
+        UnknownOptionError: names the option that was meant.
+    """
+    for name in given:
+        if name not in options:
+            raise _unknown_option(name, options, others)
+
+
+def _unknown_option(
+    name: str, options: Collection[str], others: Mapping[str, Collection[str]]
+) -> UnknownOptionError:
+    message = f"unknown option {name!r}"
+    meant = MEANT.get(name, name)
+    for call, theirs in others.items():
+        if meant in theirs and meant not in options:
+            return UnknownOptionError(message, hint=f"{meant} is an option of {call}")
+    if name in ADVICE:
+        return UnknownOptionError(message, hint=ADVICE[name])
+    nearest = meant if meant in options else nearest_name(name, options)
+    if nearest is not None:
+        return UnknownOptionError(f"{message}: did you mean {nearest}?")
+    return UnknownOptionError(message, hint=f"options: {', '.join(options)}")

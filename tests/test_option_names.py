@@ -1,0 +1,97 @@
+"""Options of the Python API that do not exist, and the ones that were meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localkv import LLM, LocalKVError
+from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS
+from localkv.errors import UsageError
+from localkv.option_names import MEANT, UnknownOptionError, keywords
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: Path) -> LLM:
+    return LLM(tiny_model, n_ctx=64)
+
+
+def refusal(llm: LLM, **options: object) -> str:
+    with pytest.raises(UnknownOptionError) as caught:
+        llm.complete("x", **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("temp", "temperature"),
+        ("n", "max_tokens"),
+        ("n_predict", "max_tokens"),
+        ("num_predict", "max_tokens"),
+        ("max_new_tokens", "max_tokens"),
+        ("max_token", "max_tokens"),
+        ("top_n", "top_n_sigma"),
+        ("stop_sequences", "stop"),
+        ("repetition_penalty", "repeat_penalty"),
+        ("temprature", "temperature"),
+    ],
+)
+def test_the_option_that_was_meant(llm: LLM, name: str, meant: str) -> None:
+    assert refusal(llm, **{name: 1}) == f"unknown option {name!r}: did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("num_ctx", r"\(n_ctx is an option of LLM\(\.\.\.\)\)"),
+        ("cache_type_k", r"\(cache_type_k is an option of LLM\(\.\.\.\)\)"),
+        ("n_gpu_layers", r"\(the whole model runs on one device: "),
+        ("grammar", r"\(output can't be constrained"),
+        ("zzz", r"\(options: max_tokens, stop, .*, samplers\)"),
+    ],
+)
+def test_advice_where_no_option_of_the_call_was_meant(llm: LLM, name: str, words: str) -> None:
+    with pytest.raises(UnknownOptionError, match=rf"^unknown option '{name}' {words}"):
+        llm.stream("x", **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("num_ctx", "unknown option 'num_ctx': did you mean n_ctx?"),
+        ("n_thread", "unknown option 'n_thread': did you mean n_threads?"),
+        ("type_k", "unknown option 'type_k': did you mean cache_type_k?"),
+        ("temp", "unknown option 'temp' (temperature is an option of complete, stream and chat)"),
+        ("seed", "unknown option 'seed' (seed is an option of complete, stream and chat)"),
+    ],
+)
+def test_the_constructor_too(tmp_path: Path, name: str, message: str) -> None:
+    """Before it looks at the file."""
+    with pytest.raises(UnknownOptionError) as caught:
+        LLM(tmp_path / "none.gguf", **{name: 1})
+    assert str(caught.value) == message
+
+
+def test_the_chat_too(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(UnknownOptionError, match=r"^unknown option 'tool': did you mean tools\?$"):
+        llm.chat(messages, tool=[])
+    with pytest.raises(UnknownOptionError, match=r"^unknown option 'temp': did you mean temper"):
+        llm.chat(messages, temp=1)
+    with pytest.raises(UnknownOptionError, match=r"'tools' \(tools is an option of chat\)$"):
+        llm.stream("x", tools=[])
+
+
+def test_what_can_catch_it() -> None:
+    assert issubclass(UnknownOptionError, LocalKVError)
+    assert issubclass(UnknownOptionError, UsageError)
+    assert issubclass(UnknownOptionError, TypeError)
+
+
+def test_names_of_other_libraries_are_none_of_ours(llm: LLM) -> None:
+    """And each leads to an option that exists."""
+    ours = {*STREAM_OPTIONS, *CHAT_OPTIONS, *keywords(LLM.__init__)}
+    assert not ours & MEANT.keys()
+    assert {*MEANT.values()} <= ours
