@@ -55,6 +55,17 @@ class ContextOverflowError(LocalKVError):
     """A prompt does not fit the context; raised before any compute."""
 
 
+class ModelClosedError(LocalKVError):
+    """A call of a model after it was closed."""
+
+    def __init__(
+        self,
+        message: str = "the model is closed",
+        hint: str | None = "load it again with LLM(...)",
+    ) -> None:
+        super().__init__(message, hint)
+
+
 class DoesNotFitError(LocalKVError):
     """A model with its cache needs more memory than there is; raised before it is allocated."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Never
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.engine import Engine
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
-from localkv.errors import UsageError
+from localkv.errors import ModelClosedError, UsageError
 from localkv.kernels.device_memory import gpu_room
 from localkv.kernels.method import in_words, missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
@@ -36,9 +37,15 @@ from localkv.system.machine_memory import Budget, machine_memory
 DEFAULT_N_CTX = 4096
 """Tokens of context where the user names none and the model can hold more."""
 
+_HELD = ("engine", "backend", "gguf", "tokenizer", "chat_template")
+"""Attributes of `LLM` that end with `close`."""
+
 
 class LLM(TextModel):
     """A model ready to complete text.
+
+    `close`, or the end of a `with` statement, frees its memory. Without either it is freed when
+    nothing refers to the model any more.
 
     It may be used from several threads, and several of its streams may be read in turn: each call
     of the model is one turn, first come, first served, and every text is the one that it would be
@@ -184,6 +191,31 @@ class LLM(TextModel):
         self.backend = backend
         self._override_pre = override_pre
         self.load_seconds = time.perf_counter() - started
+
+    def close(self) -> None:
+        """Free the weights, their mapping and the cache, once calls of other threads have ended.
+
+        Whoever calls it again, or a stream of it, gets a `LocalKVError`; what `__init__` found out
+        (`config`, `memory`, `warnings`) stays. To close it twice does nothing.
+        """
+        if "engine" in self.__dict__:
+            with suppress(ModelClosedError):  # another thread was faster
+                self.engine.close()
+        for name in _HELD:
+            self.__dict__.pop(name, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _HELD:
+                raise ModelClosedError
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check_fit(self, memory: ModelMemory, device: torch.device) -> None:
         """Refuse or warn of a model that does not fit, if free memory is known."""

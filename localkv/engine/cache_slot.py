@@ -16,8 +16,10 @@ from typing import Literal, TypeVar
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
 from localkv.engine.decode_loop import DecodeLoop
+from localkv.errors import ModelClosedError
 from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.model import Transformer
+from localkv.system.turns import Turns
 
 T = TypeVar("T")
 
@@ -77,17 +79,36 @@ class CacheSlot:
         self._text: Text | None = None
         self._unfinished = False
         self._n_threads = model.backend.arrays.n_threads()
+        self._turns: Turns | None = model.backend.turns  # None once it is closed
 
     @property
     def is_wanted(self) -> bool:
         """Whether other threads wait for the one whose turn it is."""
-        return self.model.backend.turns.are_wanted
+        return self._turns is not None and self._turns.are_wanted
 
     def turn(self, work: Callable[[], T], cancel: Event | None = None) -> T:
-        """Do `work` when no other thread runs the model; see `Turns.run`."""
-        return self.model.backend.turns.run(lambda: self._worked(work), cancel)
+        """Do `work` when no other thread runs the model; see `Turns.run`.
+
+        Raises:
+            LocalKVError: it was closed.
+        """
+        turns = self._turns
+        if turns is None:
+            raise ModelClosedError
+        return turns.run(lambda: self._worked(work), cancel)
+
+    def close(self) -> None:
+        """Let go of the model and the cache, once the turns of other threads have ended."""
+
+        def let_go() -> None:
+            self._turns = None
+            del self.model, self.cache, self.loop, self.check_source
+
+        self.turn(let_go)
 
     def _worked(self, work: Callable[[], T]) -> T:
+        if self._turns is None:
+            raise ModelClosedError
         self.model.backend.arrays.use_threads(self._n_threads)  # sums are split by it
         if self._unfinished:
             self._start_over()

@@ -96,6 +96,14 @@ class Engine:
         """Forget the cached tokens from position `length` on."""
         self.slot.turn(lambda: self.slot.truncate(length))
 
+    def close(self) -> None:
+        """Let go of the model and the cache, whose memory is free if nobody else has them.
+
+        Generations and other users of `slot` get a `ModelClosedError` from now on.
+        """
+        self.slot.close()
+        del self.model, self.cache, self.check_source
+
     def warm_up(self) -> None:
         """Run the model on some tokens and forget them, so that all kernels it needs are compiled.
 
