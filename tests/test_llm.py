@@ -117,6 +117,28 @@ def test_cancel(llm: LLM) -> None:
     assert 0 < completion.usage.completion_tokens < 10
 
 
+def test_a_list_of_prompts(llm: LLM) -> None:
+    """Each text is the one that it would be alone; what prompts begin with is read once."""
+    prompts = [PROMPT, PROMPT + " and an owl", "The fox"]
+    options = {"max_tokens": 6, "seed": 3}
+    completions = llm.complete(prompts, **options)
+    assert [one.text for one in completions] == [llm.complete(p, **options).text for p in prompts]
+    assert completions[1].usage.cached_tokens == len(llm.tokenize(PROMPT))
+    ids = [llm.tokenize(prompt) for prompt in prompts]
+    assert [one.text for one in llm.complete(ids, **options)] == [one.text for one in completions]
+    special = llm.complete(["<|user|>"], max_tokens=0, parse_special=True)
+    assert special[0].usage.prompt_tokens == len(llm.tokenize("<|user|>", parse_special=True))
+
+
+def test_a_list_is_checked_before_its_first_prompt_is_read(llm: LLM) -> None:
+    llm.engine.reset()
+    with pytest.raises(ContextOverflowError, match=r"^prompt 2 of 3 has 3\d\d tokens, but the co"):
+        llm.complete(["The fox", "fox " * 300, "The fox"])
+    with pytest.raises(LocalKVError, match=r"^prompt 2 of 2 has no tokens"):
+        llm.complete([[1, 2], []])
+    assert llm.engine.cached_ids == []
+
+
 def test_sampling_options(llm: LLM) -> None:
     params = SamplingParams(temperature=0, seed=1)
     text = llm.complete(PROMPT, max_tokens=5, params=params).text

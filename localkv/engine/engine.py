@@ -170,13 +170,23 @@ class Engine:
 
         return self.slot.turn(work)
 
-    def _check(self, ids: Sequence[int]) -> None:
+    def check_prompt(self, ids: Sequence[int], what: str = "the prompt") -> None:
+        """Refuse a prompt that can't be evaluated.
+
+        Args:
+            ids: its tokens.
+            what: its name in the error.
+
+        Raises:
+            ContextOverflowError: it is longer than the context.
+            LocalKVError: it has no tokens, or one that is not in the vocabulary.
+        """
         self.check_source()
         if not ids:
-            raise LocalKVError("the prompt has no tokens to evaluate")
+            raise LocalKVError(f"{what} has no tokens to evaluate")
         if len(ids) > self.n_ctx:
             raise ContextOverflowError(
-                f"the prompt has {len(ids)} tokens, but the context holds {self.n_ctx}",
+                f"{what} has {len(ids)} tokens, but the context holds {self.n_ctx}",
                 hint=f"use a context of at least {len(ids)} (-c) or a shorter prompt",
             )
         self._check_ids(ids)
@@ -194,7 +204,7 @@ class Engine:
         Raises:
             ContextOverflowError: more ids than the context holds.
         """
-        self._check(ids)
+        self.check_prompt(ids)
         out = self.model.backend.arrays.host_floats(len(ids), self.model.config.n_vocab)
 
         def work() -> None:
@@ -215,7 +225,7 @@ class Engine:
         Raises:
             ContextOverflowError: more ids than the context holds.
         """
-        self._check(ids)
+        self.check_prompt(ids)
         text = Text(list(ids), len(ids))
         bounds = [*range(0, first, self.n_batch), *range(first, len(ids), self.n_batch), len(ids)]
         parts = list(pairwise(bounds))
@@ -259,7 +269,7 @@ class Engine:
         Raises:
             ContextOverflowError: the prompt is longer than the context; nothing was computed.
         """
-        self._check(prompt_ids)
+        self.check_prompt(prompt_ids)
         return Generation(
             self.slot,
             prompt_ids,

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Event
-from typing import Unpack
+from typing import Unpack, cast, overload
 
 from localkv.engine.engine import Engine
 from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
+from localkv.engine.prompts import Prompt, Prompts, are_many
 from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.text_stream import Completion, TextStream
 from localkv.errors import UsageError
@@ -90,7 +91,7 @@ class TextModel:
 
     def stream(
         self,
-        prompt: str | Sequence[int] | ChatPrompt,
+        prompt: Prompt,
         *,
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
@@ -119,15 +120,12 @@ class TextModel:
         """
         others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
         check_options(sampling, STREAM_OPTIONS, others)
+        ids = self._ids(prompt, parse_special)
         opening, kept, budget = "", frozenset[int](), None
         if isinstance(prompt, ChatPrompt):
-            ids, opening, most = prompt.ids, prompt.opening, prompt.reasoning_budget
+            opening, most = prompt.opening, prompt.reasoning_budget
             kept = self._reasoning_ids
             budget = None if most is None else ReasoningBudget(most, prompt, self.tokenizer)
-        elif isinstance(prompt, str):
-            ids = self.tokenize(prompt, parse_special=parse_special)
-        else:
-            ids = list(prompt)
         return new_stream(
             self.engine,
             self.tokenizer,
@@ -142,11 +140,39 @@ class TextModel:
             budget=budget,
         )
 
+    def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
+        """The tokens of a prompt."""
+        if isinstance(prompt, ChatPrompt):
+            return prompt.ids
+        if isinstance(prompt, str):
+            return self.tokenize(prompt, parse_special=parse_special)
+        return list(prompt)
+
+    @overload
+    def complete(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> Completion: ...
+
+    @overload
+    def complete(self, prompt: Prompts, **options: Unpack[StreamOptions]) -> list[Completion]: ...
+
     def complete(
-        self, prompt: str | Sequence[int] | ChatPrompt, **options: Unpack[StreamOptions]
-    ) -> Completion:
-        """Continue a prompt to the end; takes the arguments of `stream`."""
-        return self.stream(prompt, **options).completion
+        self, prompt: Prompt | Prompts, **options: Unpack[StreamOptions]
+    ) -> Completion | list[Completion]:
+        """Continue a prompt to the end, or several, one after the other.
+
+        Args:
+            prompt: as for `stream`; or a list of such, all of which are checked first.
+            options: the other arguments of `stream`.
+
+        Raises:
+            LocalKVError: as `stream`.
+        """
+        if not are_many(prompt):
+            return self.stream(cast("Prompt", prompt), **options).completion
+        prompts: list[Prompt] = [*prompt]
+        for number, one in enumerate(prompts, 1):
+            ids = self._ids(one, options.get("parse_special", False))
+            self.engine.check_prompt(ids, f"prompt {number} of {len(prompts)}")
+        return [self.stream(one, **options).completion for one in prompts]
 
     def chat_prompt(
         self,
