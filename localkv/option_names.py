@@ -18,6 +18,7 @@ _MEANT = {
     "repeat_penalty": "repetition_penalty rep_pen",
     "repeat_last_n": "penalty_last_n",
     "typ_p": "typical typical_p",
+    "logprobs": "top_logprobs n_probs",
     "seed": "random_seed random_state",
     "parse_special": "special",
     "n_ctx": "num_ctx ctx_size context_length max_model_len max_seq_len",

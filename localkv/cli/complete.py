@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.memory_report import memory_bytes, memory_json, memory_line
 from localkv.cli.messages import note, say, warn
 from localkv.cli.model_file import named_or_shipped
+from localkv.cli.option_types import Whole
 from localkv.cli.options import (
     escape_option,
     flag,
@@ -94,6 +95,14 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
     ),
     json_option(),
     option(
+        "--logprobs",
+        panel="Output",
+        type=Whole(0),
+        metavar="N",
+        help="With --json, say how probable each token was, and the N most probable ones: natural "
+        "logarithms of the model's own probabilities, before all samplers.",
+    ),
+    option(
         "--stream/--no-stream",
         panel="Output",
         type=bool,
@@ -131,6 +140,7 @@ def _run(
     ignore_eos: bool,
     output: str | None,
     as_json: bool,
+    logprobs: int | None,
     stream: bool,
     raw: bool,
     stats: bool,
@@ -147,6 +157,8 @@ def _run(
             "--parse-special is for plain prompts",
             hint="in a chat only the template writes control tokens",
         )
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs has no place in plain text", hint="--json prints them")
     params = sampling_params(values, escape=escape)
     template_options = chat_arguments(values, escape=escape)
     if escape:
@@ -178,6 +190,8 @@ def _run(
             "params": params,
             "cancel": cancel,
         }
+        if logprobs is not None:
+            options["logprobs"] = logprobs
         if chat:
             pieces = _answer(llm, text, system_prompt, template_text, template_options, options)
         else:
@@ -258,7 +272,12 @@ def _summary(llm: LLM) -> list[str]:
 
 def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
     """The object that `--json` prints."""
-    result = asdict(completion)
+    result = asdict(replace(completion, logprobs=None))
+    del result["logprobs"]
+    if completion.logprobs is not None:
+        from localkv.engine.logprobs import as_openai
+
+        result["logprobs"] = as_openai(completion.logprobs)
     waits = {f"{name}_seconds": seconds for name, seconds in asdict(waited).items()}
     result["timings"] = {**waits, **result["timings"]}
     return {

@@ -20,6 +20,7 @@ from localkv.engine.cache_room import allocated_cache
 from localkv.engine.cache_slot import CacheSlot, Text
 from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.generation import Forcing, Generation
+from localkv.engine.logprobs import check_logprobs
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler
@@ -254,6 +255,7 @@ class Engine:
         stop_ids: frozenset[int] = frozenset(),
         cancel: Event | None = None,
         forcing: Forcing | None = None,
+        logprobs: int | None = None,
     ) -> Generation:
         """Continue a prompt.
 
@@ -265,10 +267,13 @@ class Engine:
             cancel: looked at while other threads have their turn, before every chunk of the prompt
                 and before every token.
             forcing: says which tokens are not drawn, but must come.
+            logprobs: alternatives that the generation notes for each token.
 
         Raises:
             ContextOverflowError: the prompt is longer than the context; nothing was computed.
+            UsageError: the vocabulary has fewer tokens than `logprobs`.
         """
+        check_logprobs(logprobs, self.model.config.n_vocab)
         self.check_prompt(prompt_ids)
         return Generation(
             self.slot,
@@ -279,4 +284,5 @@ class Engine:
             stop_ids=stop_ids,
             cancel=cancel or Event(),
             forcing=forcing,
+            logprobs=logprobs,
         )

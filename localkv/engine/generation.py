@@ -10,6 +10,7 @@ from threading import Event
 from typing import Literal, Protocol
 
 from localkv.engine.cache_slot import CacheSlot, Text
+from localkv.engine.logprobs import RankedToken, ranked
 from localkv.errors import LocalKVError
 from localkv.sampling.device_draw import NO_TOKEN, device_draw
 from localkv.sampling.sampler import Sampler
@@ -79,6 +80,8 @@ class Generation(Iterator[int]):
         stop_ids: tokens that end the generation.
         cancel: looked at before every chunk of the prompt and before every token.
         forcing: may put tokens in place of drawn ones; they count like any other.
+        logprobs: alternatives that are noted for each token; None notes nothing. With a number the
+            host draws the tokens.
 
     Attributes:
         stats: counts and seconds so far.
@@ -98,6 +101,7 @@ class Generation(Iterator[int]):
         stop_ids: frozenset[int],
         cancel: Event,
         forcing: Forcing | None = None,
+        logprobs: int | None = None,
     ) -> None:
         self.stats = GenerationStats(n_prompt=len(prompt_ids))
         self.finish_reason: FinishReason | None = None
@@ -105,7 +109,10 @@ class Generation(Iterator[int]):
         self._slot = slot
         self._text = Text(list(prompt_ids), len(prompt_ids))
         self._sampler = sampler
-        self._draw = None if slot.loop is None else device_draw(sampler.params)
+        self._n_logprobs = logprobs
+        self._ranked: list[RankedToken] = []
+        on_host = slot.loop is None or logprobs is not None
+        self._draw = None if on_host else device_draw(sampler.params)
         self._tokens: Iterator[int] | None = None
         room = n_ctx - len(prompt_ids)
         self._budget = room if max_tokens is None else min(max_tokens, room)
@@ -116,6 +123,11 @@ class Generation(Iterator[int]):
         self._ready = deque[tuple[int, float]]()
         self._end: FinishReason | None = None
         self._error: Exception | None = None
+
+    @property
+    def logprobs(self) -> Sequence[RankedToken]:
+        """Of the tokens so far, if they were asked for."""
+        return self._ranked[: self.stats.n_generated]
 
     def __next__(self) -> int:
         if self.finish_reason is not None:
@@ -219,10 +231,15 @@ class Generation(Iterator[int]):
                 return None
         if logits is None:
             return None
-        if (forced := self._forced()) is not None:
-            return forced
+        forced = self._forced()
         if self._draw is None:
-            return self._sampler.sample(slot.model.backend.arrays.to_numpy(logits[0]))
+            row = slot.model.backend.arrays.to_numpy(logits[0])
+            token = self._sampler.sample(row) if forced is None else forced
+            if self._n_logprobs is not None and token not in self._stop_ids:
+                self._ranked.append(ranked(row, token, self._n_logprobs))
+            return token
+        if forced is not None:
+            return forced
         seed = self._sampler.seed
         arrays = slot.model.backend.arrays
         token = _checked(int(self._draw(logits, arrays.int64([seed, number]))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Event
 
 from localkv.engine.engine import Engine
@@ -27,6 +28,7 @@ def new_stream(
     opening: str = "",
     kept: Container[int] = (),
     budget: ReasoningBudget | None = None,
+    logprobs: int | None = None,
 ) -> TextStream:
     """A stream that continues `ids`. `LLM.stream` describes the arguments.
 
@@ -60,7 +62,11 @@ def new_stream(
         stop_ids=tokenizer.eog_ids,
         cancel=cancel,
         forcing=budget,
+        logprobs=logprobs,
     )
     stops = (stop,) if isinstance(stop, str) else stop
     decoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)
-    return TextStream(generation, decoder, stops, sampler.seed, opening=opening)
+    token_bytes = None if logprobs is None else partial(tokenizer.token_bytes, special=True)
+    return TextStream(
+        generation, decoder, stops, sampler.seed, opening=opening, token_bytes=token_bytes
+    )

@@ -56,6 +56,7 @@ class ChatOptions(SamplingOptions, total=False):
     max_tokens: int | None
     stop: str | Sequence[str]
     ignore_eos: bool
+    logprobs: int | None
     cancel: Event | None
     params: SamplingParams | None
 

@@ -97,6 +97,7 @@ class TextModel:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         parse_special: bool = False,
+        logprobs: int | None = None,
         cancel: Event | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[SamplingOptions],
@@ -109,6 +110,9 @@ class TextModel:
             stop: strings that end the text; they are not part of it.
             ignore_eos: never draw an end-of-generation token.
             parse_special: control tokens written in the prompt count as such.
+            logprobs: note how probable each token was, and so many of the most probable ones at
+                its place (0 for none), before samplers. Tokens are then drawn on the host, where a
+                seed may give others than on a GPU.
             cancel: set it, from any thread, to end after the next token, or while other threads
                 have their turn.
             params: how tokens are drawn.
@@ -138,6 +142,7 @@ class TextModel:
             opening=opening,
             kept=kept,
             budget=budget,
+            logprobs=logprobs,
         )
 
     def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:

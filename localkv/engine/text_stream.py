@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from typing import Protocol
 
 from localkv.engine.generation import FinishReason, Generation, GenerationStats
+from localkv.engine.logprobs import TokenLogprob, named
 
 
 class TokenDecoder(Protocol):
@@ -29,6 +30,8 @@ class Completion:
         timings: seconds and rates.
         seed: of the sampler that drew it.
         context_full: it ended with "length" because the context did.
+        logprobs: of each token that `usage` counts, also of those of a stop string that ended the
+            text; None unless they were asked for.
     """
 
     text: str
@@ -37,6 +40,7 @@ class Completion:
     timings: Timings
     seed: int
     context_full: bool = False
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class TextStream(Iterator[str]):
         stops: strings that end the text.
         seed: of the sampler.
         opening: text at the end of the prompt, which comes first.
+        token_bytes: the bytes of a token, if its logprobs are asked for.
     """
 
     def __init__(
@@ -116,6 +121,7 @@ class TextStream(Iterator[str]):
         seed: int,
         *,
         opening: str = "",
+        token_bytes: Callable[[int], bytes] | None = None,
     ) -> None:
         self.generation = generation
         self.seed = seed
@@ -124,6 +130,8 @@ class TextStream(Iterator[str]):
         self._stops = StopStrings(stops)
         self._text: list[str] = []
         self._finish_reason: FinishReason | None = None
+        self._token_bytes = token_bytes
+        self._logprobs: list[TokenLogprob] = []
         self._one_at_a_time = RLock()
 
     def __next__(self) -> str:
@@ -146,6 +154,16 @@ class TextStream(Iterator[str]):
     def stats(self) -> GenerationStats:
         """Counts and seconds so far."""
         return self.generation.stats
+
+    @property
+    def token_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Of the tokens so far, those without text of their own included; None if not asked for."""
+        if self._token_bytes is None:
+            return None
+        with self._one_at_a_time:
+            for one in self.generation.logprobs[len(self._logprobs) :]:
+                self._logprobs.append(named(one, self._token_bytes))
+            return tuple(self._logprobs)
 
     def close(self) -> None:
         """End it, with "cancelled" unless it has ended."""
@@ -190,4 +208,5 @@ class TextStream(Iterator[str]):
             ),
             seed=self.seed,
             context_full=self._finish_reason == "length" and self.generation.context_full,
+            logprobs=self.token_logprobs,
         )

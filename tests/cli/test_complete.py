@@ -320,6 +320,31 @@ def test_json(program, llm, model) -> None:
     }
 
 
+def test_logprobs(program, tiny_model: Path) -> None:
+    run = ("complete", "-m", tiny_model, "-p", "The fox", "-n", "3", "--temp", "0", "--json")
+    plain = json.loads(program(*run).out)
+    facts = json.loads(program(*run, "--logprobs", "2").out)
+    content = facts["logprobs"]["content"]
+    assert "logprobs" not in plain
+    assert facts["text"] == plain["text"]
+    assert len(content) == 3
+    assert b"".join(bytes(one["bytes"]) for one in content).decode(errors="replace")
+    for one in content:
+        assert [*one] == ["id", "token", "bytes", "logprob", "top_logprobs"]
+        best, second = one["top_logprobs"]
+        assert {**best, "top_logprobs": one["top_logprobs"]} == one  # it is greedy
+        assert best["logprob"] >= second["logprob"]
+
+
+def test_logprobs_that_nobody_would_see(program, llm, model) -> None:
+    result = program("complete", "-m", model, "-p", "x", "--logprobs", "1")
+    assert (result.code, llm.loaded) == (2, {})
+    assert result.err_lines == [
+        "error: --logprobs has no place in plain text",
+        "hint: --json prints them",
+    ]
+
+
 @pytest.mark.usefixtures("ages")
 def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
     result = program("complete", "-m", model, "-p", "x", "--stats", "-v", "-ctv", "bf16")

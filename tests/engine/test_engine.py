@@ -239,6 +239,16 @@ def test_recorded_steps_stop_where_they_should(reference: Transformer) -> None:
     assert full.context_full
 
 
+def test_logprobs_of_recorded_steps(reference: Transformer) -> None:
+    """The host sees each token's logits, and draws from them."""
+    engine = recording_engine(reference)
+    ids = list(engine.generate(PROMPT, sampler=greedy(), max_tokens=8))
+    asked = engine.generate(PROMPT, sampler=greedy(), max_tokens=8, logprobs=1)
+    assert list(asked) == ids
+    assert [one.token for one in asked.logprobs] == ids
+    assert [one.top for one in asked.logprobs] == [((o.token, o.logprob),) for o in asked.logprobs]
+
+
 def test_a_seed_gives_the_same_tokens_on_the_device(reference: Transformer) -> None:
     engine = recording_engine(reference)
 
