@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,15 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import check_cache_types, group_layouts
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales
+from localkv.engine.embedding import (
+    Floats,
+    Pooling,
+    check_pooling,
+    normalised,
+    pooling_of_file,
+)
 from localkv.engine.engine import Engine
+from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError
 from localkv.kernels.device_memory import gpu_room
@@ -251,6 +260,69 @@ class LLM(TextModel):
         """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
         logits: Tensor = self.engine.logits(ids)
         return logits
+
+    @overload
+    def embed(
+        self,
+        texts: Text | Texts,
+        *,
+        pooling: Literal["mean", "last"] | None = None,
+        normalize: bool = True,
+        parse_special: bool = False,
+    ) -> Floats: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Text | Texts,
+        *,
+        pooling: Literal["none"],
+        normalize: bool = True,
+        parse_special: bool = False,
+    ) -> list[Floats]: ...
+
+    def embed(
+        self,
+        texts: Text | Texts,
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        parse_special: bool = False,
+    ) -> Floats | list[Floats]:
+        """Embeddings: hidden states of the tokens after the last norm, pooled.
+
+        They go through the cache, so its types matter. What it held is forgotten.
+
+        Args:
+            texts: one text or a list of them, each a string or token ids.
+            pooling: "mean" of the tokens, the "last" one, or "none", which keeps every token's.
+                None takes the one that the model was trained for, or "mean".
+            normalize: make each vector's Euclidean norm 1.
+            parse_special: control tokens written in the texts count as such.
+
+        Returns:
+            float32 [texts, n_embd]; with "none" a list with [tokens, n_embd] for each text.
+
+        Raises:
+            ContextOverflowError: a text is longer than the context; none was evaluated.
+            UsageError: there is no such pooling.
+        """
+        if pooling is None:
+            key = f"{self.config.architecture}.pooling_type"
+            pooling = pooling_of_file(self.gguf.metadata.integer(key, None))
+        check_pooling(pooling)
+        if are_many(texts):
+            many = self._many_ids(texts, parse_special, "text")
+        elif texts == []:
+            many = []
+        else:
+            many = [self._ids(cast("Text", texts), parse_special)]
+        vectors = [self.engine.embedding(ids, pooling) for ids in many]
+        if normalize:
+            vectors = [normalised(vector) for vector in vectors]
+        if pooling == "none":
+            return vectors
+        return np.stack(vectors) if vectors else np.empty((0, self.config.n_embd), np.float32)
 
 
 def free_memory(device: torch.device) -> Budget | None:

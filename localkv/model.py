@@ -75,6 +75,20 @@ class Transformer:
         Returns:
             float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
+        weights = self.weights
+        x = self._layers(batch, cache)
+        return self.backend.logits(x, weights.output_norm, weights.output, self.config)
+
+    def hidden(self, batch: Batch, cache: KVCache) -> Array:
+        """As `forward`, up to the last norm.
+
+        Returns:
+            [rows, n_embd], the normed hidden states of the tokens `batch.logit_rows`.
+        """
+        return self.backend.norm(self._layers(batch, cache), self.weights.output_norm)
+
+    def _layers(self, batch: Batch, cache: KVCache) -> Array:
+        """[rows, n_embd] behind all layers."""
         config, backend, weights = self.config, self.backend, self.weights
         inputs = [self._token_inputs(batch, kind) for kind in range(len(self._position_kinds))]
         x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
@@ -94,7 +108,7 @@ class Transformer:
             h = backend.out_residual(x, attn, layer, spec)
             ffn = backend.moe_residual if isinstance(spec.ffn, MoeSpec) else backend.mlp_residual
             x = ffn(h, x if spec.parallel else h, layer, spec)
-        return backend.logits(x, weights.output_norm, weights.output, config)
+        return x
 
     def _token_inputs(self, batch: Batch, kind: int) -> TokenInputs:
         """For layers whose positions do this (`_position_kinds`)."""

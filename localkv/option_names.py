@@ -38,6 +38,7 @@ ADVICE = {
     **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu", "device_map"), _ONE_DEVICE),
     **dict.fromkeys(("grammar", "format", "response_format", "json_schema"), _NO_GRAMMAR),
     **dict.fromkeys(("do_sample", "greedy"), _GREEDY),
+    "embedding": "LLM.embed works with every model",
     "stream": "LLM.stream yields the text piece by piece",
 }
 """Another library's name of an option -> what to do here."""

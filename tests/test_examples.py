@@ -17,6 +17,7 @@ PRINTED = {
     "stream.py": r"\..+\..+\.\n\ncancelled after three sentences\n\d+ tokens\n",
     "chat.py": r"> .+ Anna.+ \[\d+ of 2048 tokens, 0 reused\]\n> .+ Anna.+, [1-9]\d* reused\]\n> ",
     "logprobs.py": r"-\d+\.\d+ +\d+  'purple' .+\nmean log p -\d\.\d+ over 9 tokens\n",
+    "embed.py": r"Mia .+ find her drum\.\n 0\.\d{3}  Mia the fox lost her red drum .+(\n.+){3}\n$",
     "sweep.py": r"6 chunks.+q8_0/q8_0  +1\.\d+ .+q4_0/q4_0  +1\.\d+ .+ \d+\.\d%\n",
     "plan.py": r"f16/f16 .+ too much.+q8_0/q8_0 .+ fits.+_k='q8_0', cache_type_v='q8_0'\)",
 }

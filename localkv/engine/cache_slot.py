@@ -147,10 +147,30 @@ class CacheSlot:
                 out = self.loop.logits(self.sequence, ids[0])
         else:
             out = self.forward(self.model, ids, logits, generated=generated)
+        self._hold(ids, generated=generated)
+        return out
+
+    def hidden(self, ids: Sequence[int], rows: Literal["last", "all"]) -> Array:
+        """Run a prompt's `ids`, in one batch, after those that are held.
+
+        Returns:
+            [1 or len(ids), n_embd], normed hidden states.
+
+        Raises:
+            LocalKVError: they do not fit the context.
+        """
+        self.check_source()
+        batch = self.cache.batch([(self.sequence, ids)], logits=rows)
+        with self.scratch_of(len(ids)), self.model.backend.arrays.inference():
+            out = self.model.hidden(batch, self.cache)
+        self._hold(ids, generated=False)
+        return out
+
+    def _hold(self, ids: Sequence[int], *, generated: bool) -> None:
+        """Count tokens whose rows are in the cache now."""
         self.sequence.length += len(ids)
         self.ids.extend(ids)
         self.generated.extend([generated] * len(ids))
-        return out
 
     def forward(
         self,

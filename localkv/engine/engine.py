@@ -11,6 +11,9 @@ from itertools import pairwise
 from threading import Event
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.kv_cache import Sequence as CachedSequence
@@ -19,6 +22,7 @@ from localkv.config import CacheConfig
 from localkv.engine.cache_room import allocated_cache
 from localkv.engine.cache_slot import CacheSlot, Text
 from localkv.engine.decode_loop import DecodeLoop
+from localkv.engine.embedding import Pooling, pooled
 from localkv.engine.generation import Forcing, Generation
 from localkv.engine.logprobs import check_logprobs
 from localkv.errors import ContextOverflowError, LocalKVError
@@ -245,6 +249,27 @@ class Engine:
         for number, (start, _) in enumerate(parts):
             if start >= first:
                 yield self.slot.turn(partial(run_up_to, number))
+
+    def embedding(self, ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
+        """The pooled hidden states of a text: float32 [n_embd], or [len(ids), n_embd] for "none".
+
+        Raises:
+            ContextOverflowError: more ids than the context holds.
+        """
+        self.check_prompt(ids, "the text")
+        rows: Literal["last", "all"] = "last" if pooling == "last" else "all"
+        to_numpy = self.model.backend.arrays.to_numpy
+
+        def parts() -> Iterator[NDArray[np.float32]]:
+            for start in range(0, len(ids), self.n_batch):
+                part = self.slot.hidden(ids[start : start + self.n_batch], rows)
+                yield to_numpy(part).astype(np.float32)
+
+        def work() -> NDArray[np.float32]:
+            self.slot.truncate(0)
+            return pooled(parts(), pooling)
+
+        return self.slot.turn(work)
 
     def generate(
         self,

@@ -11,7 +11,8 @@ Text: TypeAlias = str | Sequence[int]
 """A string, or token ids that are taken as they are."""
 
 Prompt: TypeAlias = Text | ChatPrompt
-Prompts: TypeAlias = list[str] | list[list[int]] | list[ChatPrompt]
+Texts: TypeAlias = list[str] | list[list[int]]
+Prompts: TypeAlias = Texts | list[ChatPrompt]
 
 
 def are_many(prompts: Prompt | Prompts) -> TypeGuard[Prompts]:

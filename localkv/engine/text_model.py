@@ -173,11 +173,17 @@ class TextModel:
         """
         if not are_many(prompt):
             return self.stream(cast("Prompt", prompt), **options).completion
+        self._many_ids(prompt, options.get("parse_special", False), "prompt")
         prompts: list[Prompt] = [*prompt]
-        for number, one in enumerate(prompts, 1):
-            ids = self._ids(one, options.get("parse_special", False))
-            self.engine.check_prompt(ids, f"prompt {number} of {len(prompts)}")
         return [self.stream(one, **options).completion for one in prompts]
+
+    def _many_ids(self, prompts: Prompts, parse_special: bool, what: str) -> list[list[int]]:
+        """The tokens of several prompts, each of which can be evaluated."""
+        every: list[Prompt] = [*prompts]
+        many = [self._ids(one, parse_special) for one in every]
+        for number, ids in enumerate(many, 1):
+            self.engine.check_prompt(ids, f"{what} {number} of {len(many)}")
+        return many
 
     def chat_prompt(
         self,

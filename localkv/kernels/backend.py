@@ -74,6 +74,7 @@ class Backend:
         mlp_residual, moe_residual: (x, source, layer, spec) -> x + what the feed-forward block
             makes of `source`, which is x itself unless the layer is parallel.
         logits: (x, output_norm, output, spec of the model) -> float32 [tokens, n_vocab].
+        norm: (x, output_norm) -> x normed, for those who want the hidden states themselves.
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
             model whose output matrix is its embedding shares it.
@@ -103,6 +104,7 @@ class Backend:
     mlp_residual: Callable[[Tensor, Tensor, LayerWeights, LayerSpec], Tensor]
     moe_residual: Callable[[Tensor, Tensor, LayerWeights, LayerSpec], Tensor]
     logits: Callable[[Tensor, Norm, Linear, ModelSpec], Tensor]
+    norm: Callable[[Tensor, Norm], Tensor]
     prepare: Callable[[PackedTensor], PackedTensor]
     methods: Methods
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
@@ -227,6 +229,7 @@ def compose(
         mlp_residual=mlp_residual,
         moe_residual=moe_residual,
         logits=logits,
+        norm=p.norm,
         prepare=p.prepare,
         methods=methods,
         head_dim_multiple=head_dim_multiple,

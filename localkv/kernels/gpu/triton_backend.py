@@ -165,6 +165,7 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         mlp_residual=mlp_residual,
         moe_residual=moe_residual,
         logits=logits,
+        norm=norm,
         prepare=lambda weight: prepare(weight, device),
         prepare_embedding=lambda weight: prepare(weight, device),
         hardware=gpu_of(device).name,

@@ -1,0 +1,104 @@
+"""Embeddings: what a model makes of a text before it predicts tokens, as a vector.
+
+They are hidden states after the last norm (llama.cpp's `result_norm`), of one token or the mean of
+all. In a causal model only the last token has seen the whole text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.errors import UsageError
+
+Pooling: TypeAlias = Literal["mean", "last", "none"]
+
+POOLINGS: tuple[Pooling, ...] = ("mean", "last", "none")
+"""From the hidden states of a text's tokens to its embedding; "none" keeps each token's."""
+
+IN_FILE = ("none", "mean", "cls", "last", "rank")
+"""What the numbers of `<architecture>.pooling_type` in a file mean (`llama_pooling_type`)."""
+
+Floats: TypeAlias = NDArray[np.float32]
+
+
+def check_pooling(pooling: str) -> Pooling:
+    """Refuse a pooling that there is not.
+
+    Raises:
+        UsageError: names those that there are.
+    """
+    for known in POOLINGS:
+        if pooling == known:
+            return known
+    raise UsageError(f"unknown pooling {pooling!r}", hint=f"poolings: {', '.join(POOLINGS)}")
+
+
+def pooling_of_file(number: int | None) -> Pooling:
+    """The pooling that a model was trained for; "mean" for one that was trained for none.
+
+    Args:
+        number: the file's `pooling_type`, or None.
+
+    Raises:
+        UsageError: it is one that needs another kind of model.
+    """
+    name = IN_FILE[number] if number is not None and 0 <= number < len(IN_FILE) else str(number)
+    if number is None or name == "none":
+        return "mean"
+    if name in POOLINGS:
+        return check_pooling(name)
+    raise UsageError(
+        f"the model was trained for embeddings with pooling {name}, which is not supported",
+        hint=f"ask for one of {', '.join(POOLINGS)}, for other embeddings",
+    )
+
+
+def pooled(parts: Iterator[Floats], pooling: Pooling) -> Floats:
+    """The embedding of a text: [n_embd], or [tokens, n_embd] for "none".
+
+    Args:
+        parts: hidden states of its tokens in order, [some, n_embd] each.
+    """
+    if pooling == "none":
+        return np.concatenate(list(parts))
+    if pooling == "last":
+        *_, last = parts
+        row: Floats = last[-1]
+        return row.copy()
+    n_tokens, total = 0, np.float64(0.0)
+    for part in parts:
+        n_tokens += len(part)
+        total = total + part.sum(axis=0, dtype=np.float64)
+    return np.asarray(total / n_tokens, np.float32)
+
+
+def normalised(vectors: Floats, norm: int = 2) -> Floats:
+    """Vectors along the last axis divided by their norm; a vector of zeros stays one.
+
+    Args:
+        vectors: [..., n_embd].
+        norm: llama.cpp's `--embd-normalize`: -1 leaves them alone, 0 makes the largest magnitude
+            32760, 1 is taxicab, 2 Euclidean, p any p-norm.
+    """
+    if norm < 0:
+        return vectors
+    x = np.abs(vectors, dtype=np.float64)
+    if norm == 0:
+        length = x.max(-1, keepdims=True) / 32760
+    else:
+        most = x.max(-1, keepdims=True)
+        scaled = np.divide(x, most, out=np.zeros_like(x), where=most > 0)  # no power overflows
+        length = most * (scaled**norm).sum(-1, keepdims=True) ** (1 / norm)
+    out: Floats = np.divide(vectors, length, out=np.zeros_like(x), where=length > 0).astype("f4")
+    return out
+
+
+def similarities(vectors: list[list[float]]) -> list[list[float]]:
+    """The cosine of the angle between each two vectors, of any lengths: [n][n]."""
+    rows = normalised(np.asarray(vectors, np.float32)).astype(np.float64)
+    cosines: list[list[float]] = (rows @ rows.T).tolist()
+    return cosines
