@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast, overload
@@ -27,7 +27,7 @@ from localkv.engine.embedding import (
 from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
-from localkv.errors import ModelClosedError, UsageError
+from localkv.errors import ModelClosedError, UsageError, printable
 from localkv.kernels.device_memory import gpu_room
 from localkv.kernels.method import in_words, missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
@@ -41,6 +41,7 @@ from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
 from localkv.option_names import check_options, keywords
 from localkv.system.bus_errors import end_cleanly_from_threads
+from localkv.system.loading_line import OnProgress, reporting
 from localkv.system.machine_memory import Budget, machine_memory
 
 DEFAULT_N_CTX = 4096
@@ -86,8 +87,10 @@ class LLM(TextModel):
             and a warning says how to raise its limit.
         use_mmap: map the file, of which the system keeps in memory what it has room for. False
             reads it into memory, which must have room.
-        on_progress: called while it loads with "weights", the layers read and all layers, and with
-            "kernels" before they are compiled and run for the first time.
+        progress: show a line on stderr, where that is a terminal or a notebook's, if loading takes
+            more than a second.
+        on_progress: called instead while it loads, with "weights", the layers read and all layers,
+            and with "kernels" before they are compiled and run for the first time.
 
     Attributes:
         config: the model's sizes.
@@ -125,7 +128,8 @@ class LLM(TextModel):
         fit: str = "on",
         mlock: bool = False,
         use_mmap: bool = True,
-        on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+        progress: bool = True,
+        on_progress: OnProgress | None = None,
         **unknown: Never,
     ) -> None:
         started = time.perf_counter()
@@ -175,9 +179,12 @@ class LLM(TextModel):
         if fit == "on":
             self._check_fit(memory, backend.device)
         matrix_types = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
-        with backend.compiling_ahead(matrix_types, self.config, self.cache):
+        with (
+            reporting(printable(self.gguf.path.name), progress, on_progress) as report,
+            backend.compiling_ahead(matrix_types, self.config, self.cache),
+        ):
             model, unused = load_model(
-                self.gguf, backend, on_layer=lambda done, of: on_progress("weights", done, of)
+                self.gguf, backend, on_layer=lambda done, of: report("weights", done, of)
             )
             if mlock and (problem := lock_weights(model.weights, backend)):
                 self.warnings.append(problem)
@@ -186,7 +193,7 @@ class LLM(TextModel):
                 model, self.cache, n_batch=n_batch, exact=exact, check_source=unchanged
             )
             if backend.compiles:
-                on_progress("kernels", 0, 0)
+                report("kernels", 0, 0)
                 self.engine.warm_up()
         self.gguf.check_unchanged()
         if unused:

@@ -39,5 +39,5 @@ def load(source: Source, device: str = "auto", fit: str = "on") -> Subject:
     if source.path is None:
         shape, _, type_name = source.name.partition(":")
         return Subject(source, synthetic_model(shape, type_name, select_backend(device)))
-    llm = LLM(source.path, n_ctx=PAGE_TOKENS, device=device, fit=fit)
+    llm = LLM(source.path, n_ctx=PAGE_TOKENS, device=device, fit=fit, progress=False)
     return Subject(source, llm.engine.model, tuple(llm.warnings))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from localkv.cache.scales import read_kv_scales, require_scales
+from localkv.cli.messages import one_line
 from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
 from localkv.cli.preset_choice import say_preset
+from localkv.cli.terminal import OwnText
 from localkv.system.limits import before_torch
+from localkv.system.loading_line import LoadingLine
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -37,10 +41,15 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     before_torch()
     from localkv.llm import LLM
 
-    llm = LLM(path, **arguments)
+    with LoadingLine(one_line(path.name), write=_to_terminal) as line:
+        llm = LLM(path, **arguments, on_progress=line)
     if values["threads"] is not None and llm.backend.hardware:
         llm.warnings.append("-t has no effect on a GPU: it sets threads of the CPU")
     return llm
+
+
+def _to_terminal(text: str) -> None:
+    print(OwnText(text), end="", file=sys.stderr, flush=True)
 
 
 def all_warnings(llm: LLM) -> list[str]:

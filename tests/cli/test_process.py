@@ -155,7 +155,21 @@ def test_a_terminal_without_a_prompt_is_not_waited_for(tiny_model: Path) -> None
 def test_the_memory_shows_on_a_terminal_too(tiny_model: Path) -> None:
     code, shown = on_terminal("complete", "-m", tiny_model, "-p", "The fox", "-n", "1")
     assert code == 0
-    assert shown.startswith(b"memory: weights ")
+    assert b"memory: weights " in shown  # after the line about loading, if that took long
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_that_a_model_loads(tiny_model: Path) -> None:
+    """With the line of the API, which the program's own guard of terminals lets through."""
+    patient = (
+        "from localkv.system import loading_line; loading_line.PATIENCE = 0.0; "
+        "from localkv.__main__ import main; main()"
+    )
+    argv = ("complete", "-m", tiny_model, "-p", "The fox", "-n", "1")
+    code, shown = on_terminal(*argv, command=(sys.executable, "-c", patient))
+    assert code == 0
+    assert b"\rloading tiny.gguf" in shown
+    assert shown.index(b"\rloading") < shown.index(b"\rmemory: weights ")
 
 
 def test_a_stdin_that_stays_silent_is_spoken_of(tiny_model: Path) -> None:

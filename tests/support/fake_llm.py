@@ -50,7 +50,7 @@ class FakeLLM:
     loaded: ClassVar[dict[str, Any]] = {}
     asked: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, path: Path, **arguments: Any) -> None:
+    def __init__(self, path: Path, *, on_progress: object = None, **arguments: Any) -> None:
         type(self).loaded = {"path": path, **arguments}
         self.load_seconds = 0.125
         self.config = SimpleNamespace(name="fake", architecture="llama")

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,21 +99,25 @@ def hub_env(hub: FakeHub, home: Path) -> dict[str, str]:
     return clean_env(HF_ENDPOINT=hub.url, HF_HOME=str(home), HF_TOKEN="", HF_HUB_OFFLINE="0")
 
 
-def localkv_process(*argv: object, **popen: object) -> Process:
+MODULE = (sys.executable, "-m", "localkv")
+
+
+def localkv_process(*argv: object, command: Sequence[str] = MODULE, **popen: object) -> Process:
     """Start `python -m localkv` with pipes for all three streams, unless told otherwise."""
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    command = [sys.executable, "-m", "localkv", *map(str, argv)]
-    return Process(command, **{**streams, "env": clean_env(), **popen})
+    words = [*command, *map(str, argv)]
+    return Process(words, **{**streams, "env": clean_env(), **popen})
 
 
-def on_terminal(*argv: object) -> tuple[int, bytes]:
+def on_terminal(*argv: object, command: Sequence[str] = MODULE) -> tuple[int, bytes]:
     """Run on a terminal of its own: the exit code and all that was shown."""
     import pty
 
     ours, theirs = pty.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     shown = b""
-    with localkv_process(*argv, **streams, env=clean_env(TERM="xterm", COLUMNS="100")) as process:
+    env = clean_env(TERM="xterm", COLUMNS="100")
+    with localkv_process(*argv, command=command, **streams, env=env) as process:
         os.close(theirs)
         while True:
             try:
