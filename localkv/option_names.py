@@ -26,6 +26,7 @@ _MEANT = {
     "n_threads": "num_thread num_threads threads",
     "cache_type_k": "type_k kv_cache_type kv_cache_dtype",
     "cache_type_v": "type_v",
+    "progress": "verbose show_progress",
     "on_progress": "progress_callback",
 }
 MEANT = {other: name for name, others in _MEANT.items() for other in others.split()}
