@@ -11,16 +11,23 @@ from matplotlib.lines import Line2D
 from quality_table import MOST_BITS, Measured, Report
 
 from localkv.cli.perplexity_plot import unbeaten
+from localkv.cli.plot_style import (
+    E4M3,
+    E5M2,
+    INK,
+    INTEGERS,
+    MIXED,
+    MUTED,
+    TICKS,
+    family_colour,
+    family_marker,
+    quiet,
+)
 
 FEWEST_BITS = 3.9
 """Where the axis begins: left of the smallest types there is room for their names."""
 
-INK, MUTED, GRID, MIXED = "#222222", "#6b6b6b", "#e6e6e6", "#b4b4b4"
-INTEGERS, E4M3, E5M2 = "#0072b2", "#d55e00", "#cc79a7"
-"""Of Okabe and Ito's colours, which no kind of colour blindness confuses."""
-
 NO_SCALE, HEAD_SCALE, TOKEN_SCALE = "o", "^", "s"
-TICKS = (4.5, 5, 5.5, 6, 7, 8, 8.5)
 DODGE = {"iq4_nl": -0.1, "q4_0": 0.1, "fp8_e4m3_head": -0.08, "fp8_e5m2_head": -0.08}
 """Bits to the side, where types of equal bits would hide one another."""
 
@@ -36,10 +43,7 @@ def draw(report: Report, path: Path) -> None:
         axes.set_ylim(low / 2.5, high * 2)
         axes.set_xlim(FEWEST_BITS, MOST_BITS)
         axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
-        axes.grid(axis="y", color=GRID, linewidth=0.8)
-        axes.tick_params(color=MUTED, labelcolor=MUTED, labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(MUTED)
+        quiet(axes, grid="y")
         title = "the model" if name == report.models[0] else f"outlier twin, {name}"
         axes.set_title(title, fontsize=11, color=INK, loc="left")
         _panel(axes, [result for result in shown if result.model == name])
@@ -66,7 +70,7 @@ def _panel(axes: Axes, results: Sequence[Measured]) -> None:
     for name, rotations in pure.items():
         bits = rotations[0].bits_per_value + DODGE.get(name, 0)
         klds = [result.kld.value for result in rotations]
-        colour = _colour(name)
+        colour = family_colour(name)
         axes.plot([bits] * len(klds), klds, color=colour, linewidth=0.8, zorder=3)
         for result in rotations:
             axes.scatter(
@@ -74,7 +78,7 @@ def _panel(axes: Axes, results: Sequence[Measured]) -> None:
                 [result.kld.value],
                 s=24,
                 c=colour if result.rotation == "on" else "white",
-                marker=_marker(name),
+                marker=family_marker(name),
                 edgecolors=colour,
                 linewidths=1.2,
                 zorder=4,
@@ -82,16 +86,6 @@ def _panel(axes: Axes, results: Sequence[Measured]) -> None:
         if colour == INTEGERS:
             is_best = any(pair == name for _, _, pair in best)
             _label(axes, bits, min(klds) if is_best else max(klds), name, colour, above=not is_best)
-
-
-def _colour(name: str) -> str:
-    if not name.startswith("fp8"):
-        return INTEGERS
-    return E4M3 if "e4m3" in name else E5M2
-
-
-def _marker(name: str) -> str:
-    return {"head": HEAD_SCALE, "token": TOKEN_SCALE}.get(name.rsplit("_", 1)[-1], NO_SCALE)
 
 
 def _label(

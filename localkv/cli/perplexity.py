@@ -206,7 +206,7 @@ def _run(
         plot(
             results,
             plot_file,
-            title=title + (mode and f", {mode}"),
+            heading=title + (mode and f", {mode}"),
             config=llm.config,
         )
 

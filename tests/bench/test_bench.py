@@ -24,10 +24,11 @@ from localkv.bench.run import Options, run
 from localkv.bench.source import file_source, synthetic_source
 from localkv.bench.subject import load
 from localkv.bench.traffic import bytes_per_token, weight_bytes
+from localkv.cli import bench_plot
 from localkv.cli.bench_plot import fit, series
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.engine import Engine
-from localkv.errors import UsageError
+from localkv.errors import UsageError, counted
 from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import open_gguf
 from localkv.system.machine_memory import Budget
@@ -419,13 +420,50 @@ def test_lines_of_the_picture_are_what_varies(tiny_model) -> None:
     assert lines[0].mean_ms[1] == pytest.approx(first.samples_ns[0] / 1e6 / 2)
     results += [replace(result, n_threads=9) for result in results]
     labels = [line.label for line in series(results)]
-    threads = (results[0].n_threads, 9)
-    assert labels == [f"{pair}, {n} threads" for n in threads for pair in ("f16/f16", "q8_0/q4_0")]
+    threads = [counted(n, "thread") for n in (results[0].n_threads, 9)]
+    assert labels == [f"{pair}, {n}" for n in threads for pair in ("f16/f16", "q8_0/q4_0")]
 
 
 def test_a_line_is_fitted() -> None:
-    assert fit([0, 1000, 3000], [5, 7, 11]) == pytest.approx((5, 0.002))
-    assert fit([4.0], [1.0]) is None
+    found = fit([0, 1000, 3000], [(5, 5.1), (7, 6.9), (11, 11)])
+    assert found is not None
+    assert (found.intercept, found.slope) == pytest.approx((5.0, 0.002), rel=0.05)
+    assert found.holds
+    assert fit([4.0], [(1.0,)]) is None
+
+
+@pytest.mark.parametrize(
+    "ms",
+    [
+        [(24.6, 24.7), (27.6, 27.7), (26.2, 26.3)],  # up and down again
+        [(20, 30), (21, 31), (22, 32)],  # repetitions differ by more than depths
+        [(10, 10), (20, 20), (40, 40), (80, 80)],  # no straight line, though it explains much
+    ],
+)
+def test_no_line_is_drawn_that_contradicts_its_points(ms: list[tuple[float, ...]]) -> None:
+    found = fit([1000.0 * i for i in range(len(ms))], ms)
+    assert found is not None
+    assert not found.holds
+
+
+def test_a_picture_without_a_line_says_so(bench, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("matplotlib")
+    noted: list[str] = []
+    monkeypatch.setattr(bench_plot, "note", noted.append)
+    misfit = bench_plot.Fit(1.0, 1.0, 0.125, holds=False)
+    monkeypatch.setattr(bench_plot, "fit", lambda depths, ms: misfit)
+    bench(*GENERATION, "-d", "0,100", "--plot", tmp_path / "speed.svg")
+    assert noted == ["f16/f16: no straight line describes its times (R2 0.12)"]
+    noted.clear()
+    bench(*GENERATION, "--plot", tmp_path / "rows.svg")
+    assert noted == ["no slope is fitted through one depth; add some, as in -d 0-8192+2048"]
+
+
+def test_an_axis_begins_where_the_values_do() -> None:
+    assert bench_plot.limits([10, 40]) == pytest.approx((0, 42.4))
+    low, high = bench_plot.limits([24, 32])
+    assert 22 < low < 24
+    assert 32 < high < 34
 
 
 # -- errors

@@ -572,12 +572,5 @@ def test_plot(program: Program, tiny_model: Path, tmp_path: Path) -> None:
     assert "not a kind of picture" in result.err
 
 
-def test_labels_keep_apart() -> None:
-    from localkv.cli.plan_plot import _apart
-
-    assert _apart([5.0, 1.0, 1.1], 0.5) == [5.0, 1.0, 1.5]
-    assert _apart([1.0, 1.0, 1.0], 1.0) == [1.0, 2.0, 3.0]
-
-
 def test_formats_of_quants_exist() -> None:
     assert all(FORMATS[name].is_weight for name in QUANTS)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from localkv import LLM
-from localkv.cli.perplexity_plot import unbeaten
+from localkv.cli.perplexity_plot import cut, unbeaten
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
@@ -197,6 +197,13 @@ def test_divergence_statistics(example) -> None:
     assert list(found.delta_p_percentiles.values()) == sorted(
         found.delta_p_percentiles.values(), reverse=True
     )
+
+
+def test_the_plot_is_cut_where_packed_types_end() -> None:
+    packed = [(4.5, 1e-3, "q4_0"), (5.5, 1e-4, "q5_0"), (8.5, 1e-5, "q8_0")]
+    wide = [(16.0, 1e-6, "bf16"), (32.0, 1e-8, "f32")]
+    assert cut([*packed, *wide]) == (packed, wide)
+    assert cut([packed[0], *wide]) == ([packed[0], *wide], [])
 
 
 def test_the_plot_marks_what_no_other_beats() -> None:
