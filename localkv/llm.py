@@ -18,8 +18,8 @@ from localkv.cache.layout import check_cache_types, group_layouts
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.embedding import (
-    Floats,
     Pooling,
+    Vectors,
     check_pooling,
     normalised,
     pooling_of_file,
@@ -276,7 +276,7 @@ class LLM(TextModel):
         pooling: Literal["mean", "last"] | None = None,
         normalize: bool = True,
         parse_special: bool = False,
-    ) -> Floats: ...
+    ) -> Vectors: ...
 
     @overload
     def embed(
@@ -286,7 +286,7 @@ class LLM(TextModel):
         pooling: Literal["none"],
         normalize: bool = True,
         parse_special: bool = False,
-    ) -> list[Floats]: ...
+    ) -> list[Vectors]: ...
 
     def embed(
         self,
@@ -295,7 +295,7 @@ class LLM(TextModel):
         pooling: Pooling | None = None,
         normalize: bool = True,
         parse_special: bool = False,
-    ) -> Floats | list[Floats]:
+    ) -> Vectors | list[Vectors]:
         """Embeddings: hidden states of the tokens after the last norm, pooled.
 
         They go through the cache, so its types matter. What it held is forgotten.
@@ -328,8 +328,8 @@ class LLM(TextModel):
         if normalize:
             vectors = [normalised(vector) for vector in vectors]
         if pooling == "none":
-            return vectors
-        return np.stack(vectors) if vectors else np.empty((0, self.config.n_embd), np.float32)
+            return cast("list[Vectors]", vectors)
+        return np.array(vectors, np.float32).reshape(len(many), self.config.n_embd)
 
 
 def free_memory(device: torch.device) -> Budget | None:

@@ -24,6 +24,9 @@ IN_FILE = ("none", "mean", "cls", "last", "rank")
 
 Floats: TypeAlias = NDArray[np.float32]
 
+Vectors: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+"""[texts or tokens, n_embd]"""
+
 
 def check_pooling(pooling: str) -> Pooling:
     """Refuse a pooling that there is not.

@@ -35,6 +35,19 @@ prompt = llm.chat_prompt([{"role": "user", "content": "Hello"}], continued="Well
 print(prompt.text, len(prompt.ids), *prompt.warnings)
 llm.complete(prompt, ignore_eos=True)
 
+for one in llm.complete(["Once", "Twice"], max_tokens=2):
+    print(one.text)
+
+for token in llm.complete("Once", logprobs=2).logprobs or ():
+    print(token.token.upper(), token.bytes.hex(), token.logprob + 1, token.top_logprobs[0].id)
+print(stream.token_logprobs)
+
+n_texts, n_embd = llm.embed(["Once", "Twice"]).shape
+n_tokens, n_embd = llm.embed("Once", pooling="none", normalize=False)[0].shape
+
+with LLM("model.gguf", progress=False) as closed:
+    closed.close()
+
 ids = llm.tokenize("Once")
 print(llm.detokenize(ids))
 

@@ -92,6 +92,18 @@ def test_a_budget_ends_the_reasoning(llm: LLM, opens: ChatTemplate, most: int) -
         assert ids[place] == int(best)
 
 
+def test_a_budget_and_logprobs(llm: LLM, opens: ChatTemplate) -> None:
+    """Tokens that are put there have a probability like any other."""
+    options: dict[str, Any] = {"template": opens, "max_tokens": 12, **GREEDY}
+    n_prompt = len(llm.chat_prompt(HELLO, template=opens).ids)
+    plain = llm.chat(HELLO, **options, reasoning_budget=2).completion
+    asked = llm.chat(HELLO, **options, reasoning_budget=2, logprobs=1).completion
+    assert asked.text == plain.text
+    assert asked.logprobs is not None
+    assert len(asked.logprobs) == 12
+    assert [one.id for one in asked.logprobs][:-1] == new_ids(llm, n_prompt)
+
+
 def test_no_budget_changes_nothing(llm: LLM, opens: ChatTemplate) -> None:
     options: dict[str, Any] = {"template": opens, "max_tokens": 12, "seed": 3, "ignore_eos": True}
     texts = {
