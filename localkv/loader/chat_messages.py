@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from localkv.errors import ChatTemplateError, UsageError
@@ -133,14 +134,20 @@ def _reads_parts(template: ChatTemplate, role: str) -> bool:
 
 @lru_cache(maxsize=16)
 def _reads_objects(template: ChatTemplate) -> bool:
-    """Whether the template takes a tool call whose arguments are an object."""
-    call = {"name": "probe", "arguments": {"argument": _WORD}}
-    probe = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call00000", "type": "function", "function": call}],
-    }
-    try:
-        return _WORD in template.render([{"role": "user", "content": "a"}, probe])
-    except ChatTemplateError:
-        return False
+    """Whether the template takes arguments of a tool call as an object, or only as text."""
+    arguments = {"argument": _WORD}
+    if _reads_arguments(template, arguments):
+        return True
+    return not _reads_arguments(template, json.dumps(arguments))
+
+
+def _reads_arguments(template: ChatTemplate, arguments: object) -> bool:
+    function = {"name": "probe", "arguments": arguments}
+    call = {"id": "call00000", "type": "function", "function": function}
+    probe = {"role": "assistant", "content": "", "tool_calls": [call]}
+    schema = {"name": "probe", "description": "", "parameters": {"type": "object"}}
+    for tools in (None, [{"type": "function", "function": schema}]):  # some fail without any
+        with suppress(ChatTemplateError):
+            if _WORD in template.render([{"role": "user", "content": "a"}, probe], tools=tools):
+                return True
+    return False

@@ -135,6 +135,14 @@ def test_tool_calls_and_their_results(name: str) -> None:
         assert prompt(name, [USER, calls, RESULT]).text == expected
 
 
+def test_arguments_stay_objects_where_a_template_needs_tools() -> None:
+    source = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{% for m in messages %}"
+    source += "{% for call in m.tool_calls or [] %}{{ call.function.arguments.place }}{% endfor %}"
+    needs_tools = ChatTemplate(source + "{% endfor %}", bos_token="", eos_token="")
+    got = chat_prompt(TOKENIZERS["qwen3"], needs_tools, [USER, CALLS], tools=[TOOL])
+    assert got.text == "weatherZürich"
+
+
 @pytest.mark.parametrize("value", [True, False])
 def test_the_switch_for_thinking(name: str, value: bool) -> None:
     got = prompt(name, [USER], enable_thinking=value)
