@@ -36,8 +36,8 @@ run: .venv/.run
 	@echo
 	@printf '%s\n' '$$ head -n 1 models/notes.txt   # and then six stories'
 	@head -n 1 models/notes.txt
-	@printf '%s\n' '$$ localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p " $(QUESTION)" -r "\n" --temp 0 -q --stats <models/notes.txt'
-	@$(BIN)/localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p ' $(QUESTION)' -r '\n' --temp 0 -q --stats <models/notes.txt
+	@printf '%s\n' '$$ localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p "{stdin}\n\n $(QUESTION)" -r "\n" --temp 0 -q --stats <models/notes.txt'
+	@$(BIN)/localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p '{stdin}\n\n $(QUESTION)' -r '\n' --temp 0 -q --stats <models/notes.txt
 
 chat: .venv/.run
 	@$(BIN)/localkv chat -m $(MODEL)
