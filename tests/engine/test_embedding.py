@@ -165,5 +165,5 @@ def test_llama_cpp_s(case: dict, request: pytest.FixtureRequest) -> None:
     llm = LLM(path, n_ctx=256, cache_type_k="f32", cache_type_v="f32")
     (vector,) = llm.embed([case["ids"]], pooling=case["pooling"], normalize=False)
     norm = float(np.linalg.norm(vector))
-    assert norm == pytest.approx(case["norm"], rel=1e-3)
-    np.testing.assert_allclose(vector[:: case["step"]] / norm, case["parts"], atol=1e-3)
+    assert norm == pytest.approx(case["norm"], rel=3e-4)
+    np.testing.assert_allclose(vector[:: case["step"]] / norm, case["parts"], atol=3e-4)
