@@ -98,7 +98,7 @@ class Fit:
     Attributes:
         intercept, slope: in ms, and ms per token of context.
         r2: the share of the variance that it explains.
-        holds: it describes its points: it explains nearly all that varies between repetitions and
+        holds: it describes its points: it explains most of what varies between repetitions and
             depths, and it is never farther from a mean than the repetitions, or a little.
     """
 
@@ -111,7 +111,7 @@ class Fit:
         return self.intercept + self.slope * depth
 
 
-LEAST_R2 = 0.95
+LEAST_R2 = 0.9
 NEAR = 0.02
 """Of a mean, within which a line may miss it."""
 
@@ -214,7 +214,7 @@ def _speed_panel(axes: Axes, lines: Sequence[Series]) -> None:
 
 def _latency_panel(axes: Axes, lines: Sequence[Series]) -> None:
     """A line through the points that lie on one; dashes between those that do not."""
-    ends = []
+    ends, has_line = [], False
     for i, line in enumerate(lines):
         colour, marker = _look(i)
         bars = [_bar(samples) for samples in line.ms]
@@ -225,7 +225,7 @@ def _latency_panel(axes: Axes, lines: Sequence[Series]) -> None:
         if found is not None and found.holds:
             x = (0.0, max(line.depths))
             axes.plot(x, [found.at(depth) for depth in x], color=colour, linewidth=1.3)
-            name = f"{line.label}  {_words(found)}"
+            name, has_line = f"{line.label}  {_words(found)}", True
         else:
             axes.plot(
                 line.depths,
@@ -237,7 +237,8 @@ def _latency_panel(axes: Axes, lines: Sequence[Series]) -> None:
             if found is not None:
                 note(f"{line.label}: no straight line describes its times (R2 {found.r2:.2f})")
         ends.append((bars[-1][1], name, colour))
-    title(axes, "milliseconds per token, + per 1,000 tokens of context")
+    more = ", + per 1,000 tokens of context" if has_line else ""
+    title(axes, f"milliseconds per token{more}")
     _finish(axes, lines, [ms for line in lines for some in line.ms for ms in some], ends)
 
 
