@@ -20,11 +20,13 @@ TORCH_INDEX ?=
 TRITON ?= 3.6.0
 
 BIN := .venv/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
-	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check \
+	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 MODEL := models/tales-4M-F16.gguf
 PROMPT := Once upon a time
 STORIES := tests/data/llama_cpp_perplexity.json
+FIRST_START := Ready. The first start takes some seconds longer than others: kernels are compiled for \
+	this processor, and kept.
 QUESTION := Question: What is the code of the owl? Answer:
 
 .PHONY: run chat test test-fast attack test-triton lint figures clean
@@ -79,10 +81,12 @@ figures: .venv/.dev
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 with venv found; set PYTHON=..." >&2; exit 1; }
+	@echo "Setting up .venv, once: pip fetches the packages."
 	$(PYTHON) -m venv .venv
 
 .venv/.run: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable .
+	@echo "$(FIRST_START)"
 	touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -61,3 +63,27 @@ def test_an_error_of_the_user_is_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: missing.gguf")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_make_run_tells_a_story_and_finds_a_fact() -> None:
+    """What `make run` runs once .venv is there; the same command is in README.md."""
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    make = subprocess.run(["make", "-n", "run"], cwd=ROOT, capture_output=True, text=True)
+    assert make.returncode == 0, make.stderr
+    lines = make.stdout.splitlines()
+    commands = [line for line in lines if line.startswith(".venv/bin/localkv ")]
+    assert len(commands) == 2
+    program = f"{shlex.quote(sys.executable)} -m localkv "
+    story, fact = (
+        subprocess.run(
+            line.replace(".venv/bin/localkv ", program), shell=True, cwd=ROOT, capture_output=True
+        )
+        for line in commands
+    )
+    assert len(story.stdout.split()) > 20
+    assert fact.stdout == b" The code of the owl is 735.\n"
+    assert b"tokens/s" in fact.stderr
+    shown = next(line for line in lines if "notes.txt'" in line and "owl" in line)
+    readme = (ROOT / "README.md").read_text()
+    assert shlex.split(shown)[2].removeprefix("$ ") in readme
