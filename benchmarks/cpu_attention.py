@@ -25,14 +25,18 @@ import torch
 from torch import Tensor
 
 from localkv.arch.spec import AttentionParams
+from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch, KVCache
 from localkv.cache.layout import SegmentSpec
+from localkv.cache.uniform_cache import uniform_cache
 from localkv.formats import KV_FORMATS
-from localkv.kernels.attention import attention_reference
+from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
-from localkv.kernels.store_kv import store_kv
-from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.reference.attention import attention_reference
+from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.torch_arrays import TorchArrays
+from localkv.system.threads import n_threads, use_threads
 
 PROMPT = 512
 
@@ -41,7 +45,8 @@ def filled(
     args: argparse.Namespace, types: tuple[str, str], depth: int, n_new: int, plain: bool
 ) -> tuple[KVCache, Batch]:
     """A cache whose layers hold `depth` random rows, and a batch of new tokens, stored too."""
-    cache = torch_cache(
+    cache = uniform_cache(
+        TorchArrays() if plain else NumpyArrays(),
         n_layers=args.layers,
         n_kv_heads=args.kv_heads,
         head_dim=args.head_dim,
@@ -54,6 +59,7 @@ def filled(
         batch = cache.batch([(sequence, [0] * n_tokens)], generated=n_tokens == 1)
         for layer in cache.layers:
             rows = torch.randn(n_tokens, args.kv_heads, args.head_dim)
+            rows = rows if plain else rows.numpy()
             store(rows, rows, layer, batch.segments)
         sequence.length += n_tokens
     sequence.length = depth
@@ -61,7 +67,7 @@ def filled(
 
 
 def packed_call(
-    run: Callable[..., tuple[Tensor, Tensor]], cache: KVCache, batch: Batch, q: Tensor
+    run: Callable[..., object], cache: KVCache, batch: Batch, q: Array
 ) -> Callable[[int], object]:
     def call(layer: int) -> object:
         segment = cache.layers[layer].segments[0]
@@ -107,7 +113,7 @@ def main() -> None:
     )
     parser.add_argument("--pairs", default="f16/f16,q8_0/q8_0,q4_0/q8_0,q4_0/q4_0")
     parser.add_argument("--depths", default="0,4096,16384")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=n_threads())
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--head-dim", type=int, default=64)
@@ -116,6 +122,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    use_threads(args.threads)
     torch.manual_seed(0)
     n_heads = args.kv_heads * args.group
     print(f"{args.kv_heads} KV heads of {args.head_dim}, {args.group} queries each, ", end="")
@@ -134,7 +141,7 @@ def main() -> None:
                 q = torch.randn(n_new, n_heads, args.head_dim)
                 make = functools.partial(filled, args, (type_k, type_v), depth, n_new)
                 calls = {
-                    "ours": packed_call(ours, *make(plain=False), q),
+                    "ours": packed_call(ours, *make(plain=False), q.numpy()),
                     "reference": packed_call(attention_reference, *make(plain=True), q),
                     "sdpa": sdpa_call(args, q, depth),
                 }

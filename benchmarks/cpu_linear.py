@@ -21,6 +21,7 @@ import torch
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.linear.products import CpuProducts
+from localkv.system.threads import use_threads
 
 N_OUT = 8192
 TYPES = ("q4_0", "q8_0", "q4_K", "q6_K", "q5_K", "q5_0", "q5_1", "q4_1", "iq4_nl", "f16")
@@ -30,9 +31,9 @@ WEIGHT_BYTES = 256 << 20
 def random_weight(name: str, n_in: int) -> PackedTensor:
     """Any bytes will do: the kernels do not look at what they multiply."""
     fmt = FORMATS[name]
-    generator = torch.Generator().manual_seed(0)
+    generator = np.random.default_rng(0)
     size = (N_OUT, fmt.row_bytes(n_in))
-    rows = torch.randint(0, 64, size, dtype=torch.uint8, generator=generator)
+    rows = generator.integers(64, size=size, dtype=np.uint8)
     return PackedTensor(fmt, rows, (N_OUT, n_in))
 
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     clock = time.thread_time if options.threads == 1 else time.perf_counter
     rows = []
     print("type    n_in   1 token GB/s   4 tokens GB/s   512 tokens GFLOP/s")
@@ -59,7 +61,7 @@ def main() -> None:
                 weight = random_weight(name, n_in)
                 n_bytes = weight.n_bytes
                 weights = [products.prepare(weight) for _ in range(max(2, WEIGHT_BYTES // n_bytes))]
-                multiply = products.matmul
+                multiply = lambda x, w: products.matmul(x.numpy(), w)  # noqa: B023, E731
             best = {1: np.inf, 4: np.inf, 512: np.inf}
             for n_tokens in best:
                 x = torch.randn(n_tokens, n_in)

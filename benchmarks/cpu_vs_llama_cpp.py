@@ -64,9 +64,9 @@ def load_localkv(path: str, pair: str, n_ctx: int, n_threads: int) -> tuple[Eval
         engine.truncate(position)
         engine.evaluate(ids, generated=len(ids) == 1)
 
-    import torch
+    from localkv.system.threads import n_threads as threads
 
-    return evaluate, torch.get_num_threads()
+    return evaluate, threads()
 
 
 def physical_cores() -> int:

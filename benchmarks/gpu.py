@@ -188,7 +188,7 @@ def fill_randomly(cache: Any) -> None:
     """Random rows in every page: packed once and repeated, so no row is read from a cache."""
     import torch
 
-    from localkv.kernels.torch_codec import encode
+    from localkv.kernels.reference.torch_codec import encode
 
     device = cache.layers[0].segments[0].k[0].device
     generator = torch.Generator().manual_seed(0)
@@ -272,24 +272,25 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
 
     from localkv.arch.spec import AttentionParams
     from localkv.cache.layout import SegmentSpec
+    from localkv.cache.uniform_cache import uniform_cache
     from localkv.formats import KV_FORMATS
     from localkv.kernels.attention import attention
     from localkv.kernels.gpu.attention.packed_attention import PackedAttention
     from localkv.kernels.gpu.products.tile_sizes import gpu_of
     from localkv.kernels.gpu.rotate import rotate_gpu
-    from localkv.kernels.torch_arrays import torch_cache
+    from localkv.kernels.reference.torch_arrays import TorchArrays
 
     s = run.sizes
     types = sides(pair)
     row = sum(KV_FORMATS[name].row_bytes(s.head_dim) for name in types)
     n_bytes = row * s.n_kv_heads * n_ctx
-    cache = torch_cache(
+    cache = uniform_cache(
+        TorchArrays(run.device),
         n_layers=max(1, min(32, -(-s.cold_bytes // n_bytes))),
         n_kv_heads=s.n_kv_heads,
         head_dim=s.head_dim,
         segments=[SegmentSpec(*types)],
         n_ctx=n_ctx,
-        device=run.device,
     )
     fill_randomly(cache)
     sequence = cache.new_sequence()

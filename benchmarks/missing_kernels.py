@@ -6,7 +6,7 @@ Which operations these are, the backend says. For each, on one token and on a pr
 many times as long it takes as its counterpart, both in turn, with the median of the rounds.
 
 - products: a 32768x4096 matrix, larger than caches, next to the same shape in Q4_K;
-- storing: rows of 8 KV heads of 128 channels that torch encodes, next to Q8_0;
+- storing: rows of 8 KV heads of 128 channels that NumPy encodes, next to Q8_0;
 - experts: 8 of 32 experts 1024 wide in Q4_K, next to a dense block 8192 wide: the same arithmetic.
 
 `localkv/kernels/cpu/methods.py` has the figures, rounded.
@@ -16,16 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is there: as `localkv` has it
-
 import numpy as np
-import torch
 
 from localkv.arch.spec import (
     AttentionParams,
@@ -37,8 +33,10 @@ from localkv.arch.spec import (
     NormSpec,
 )
 from localkv.cache.layout import SegmentSpec
+from localkv.cache.uniform_cache import uniform_cache
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.cpu.arrays import Floats, NumpyArrays
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu, store_source
 from localkv.kernels.layer_weights import (
@@ -49,8 +47,8 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
 )
-from localkv.kernels.torch_arrays import torch_cache
 from localkv.loader.synthetic import random_rows
+from localkv.system.threads import use_threads
 
 N_OUT, N_IN, N_HEADS, HEAD_DIM = 32768, 4096, 8, 128
 N_EMBD, N_FF, MOE = 2048, 1024, MoeSpec(n_experts=32, n_experts_used=8, n_ff=1024)
@@ -58,11 +56,16 @@ NORM = NormSpec("norm", "rms", 1e-5)
 TOKENS = (1, 512)
 
 Run = Callable[[], object]
+random = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> Floats:
+    return random.standard_normal(shape, np.float32)
 
 
 def matrix(name: str, *shape: int) -> PackedTensor:
     rows = [random_rows(FORMATS[name], *shape[-2:]) for _ in range(shape[0] if shape[2:] else 1)]
-    packed = torch.from_numpy(np.stack(rows) if shape[2:] else rows[0])
+    packed = np.stack(rows) if shape[2:] else rows[0]
     return cpu_backend().prepare(PackedTensor(FORMATS[name], packed, shape))
 
 
@@ -74,21 +77,22 @@ def product(name: str) -> Callable[[int], Run]:
     backend, layer, norm = (
         cpu_backend(),
         Linear(matrix(name, N_OUT, N_IN)),
-        Norm(NORM, torch.ones(N_IN)),
+        Norm(NORM, np.ones(N_IN, np.float32)),
     )
 
     layers = (layer_spec(MlpSpec(N_IN)),)
     model = ModelSpec("llama", "", N_IN, N_OUT, 512, layers, NORM)
 
     def of(n_tokens: int) -> Run:
-        x = torch.randn(n_tokens, N_IN)
+        x = normal(n_tokens, N_IN)
         return lambda: backend.logits(x, norm, layer, model)
 
     return of
 
 
 def storing(name: str) -> Callable[[int], Run]:
-    cache = torch_cache(
+    cache = uniform_cache(
+        NumpyArrays(),
         n_layers=1,
         n_kv_heads=N_HEADS,
         head_dim=HEAD_DIM,
@@ -97,7 +101,7 @@ def storing(name: str) -> Callable[[int], Run]:
     )
 
     def of(n_tokens: int) -> Run:
-        k, v = torch.randn(2, n_tokens, N_HEADS, HEAD_DIM)
+        k, v = normal(2, n_tokens, N_HEADS, HEAD_DIM)
         segments = cache.batch([(cache.new_sequence(), [0] * n_tokens)]).segments
         return lambda: store_kv_cpu(k, v, cache.layers[0], segments)
 
@@ -105,7 +109,7 @@ def storing(name: str) -> Callable[[int], Run]:
 
 
 def experts(is_routed: bool) -> Callable[[int], Run]:
-    backend, norm = cpu_backend(), Norm(NORM, torch.ones(N_EMBD))
+    backend, norm = cpu_backend(), Norm(NORM, np.ones(N_EMBD, np.float32))
     head = Linear(matrix("f32", 64, N_EMBD))
     attention = AttentionWeights(head, head, head, head)  # never run
     ffn: MlpWeights | MoeWeights
@@ -120,7 +124,7 @@ def experts(is_routed: bool) -> Callable[[int], Run]:
         ffn = MlpWeights(*(Linear(matrix("q4_K", *shape)) for shape in (up, up, down)))
         run, spec = backend.mlp_residual, layer_spec(MlpSpec(n_ff))
     layer = LayerWeights(attention, ffn, norm, norm)
-    return lambda n: (lambda x: lambda: run(x, x, layer, spec))(torch.randn(n, N_EMBD))
+    return lambda n: (lambda x: lambda: run(x, x, layer, spec))(normal(n, N_EMBD))
 
 
 def times(slow: Run, fast: Run, rounds: int) -> float:
@@ -143,7 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     methods = cpu_backend().methods
     rows = []
     cases = []

@@ -26,8 +26,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "models"))
 
@@ -47,6 +45,7 @@ from localkv.model import Transformer  # noqa: E402
 from localkv.quality.calibration import calibrate  # noqa: E402
 from localkv.quality.scores import TokenScores, base_cache, joined, score_chunks  # noqa: E402
 from localkv.quality.statistics import divergence  # noqa: E402
+from localkv.system.threads import n_threads  # noqa: E402
 
 TWINS = {
     "K x8, V x2": Outliers(),
@@ -129,7 +128,7 @@ def measure_all(args: argparse.Namespace, twins: Mapping[str, Outliers]) -> Repo
         rows=args.rows,
         row_tokens=args.row_tokens,
         seed=args.seed,
-        threads=torch.get_num_threads(),
+        threads=n_threads(),
         seconds=time.perf_counter() - started,
         results=tuple(results),
     )

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from document import ASSISTANT, END, SYSTEM, USER
 from document_encoder import DocumentEncoder
+from numpy.typing import NDArray
 from probe import Probe, probe_series
-from torch import Tensor
 
 from localkv import LLM
 from localkv.config import CacheConfig
@@ -66,10 +66,11 @@ def recall(
     for probes in series:
         for distance, probe in probes:
             logits = answer_logits(engine, probe)
-            answer = torch.tensor(probe.answer)
+            logits = logits.astype(np.float64)
+            answer = np.array(probe.answer)
             right = bool((logits.argmax(1) == answer).all())
-            log_p = torch.log_softmax(logits.double(), 1).gather(1, answer[:, None]).sum()
-            found.setdefault(distance, []).append((right, float(log_p)))
+            log_p = logits[np.arange(len(answer)), answer] - np.logaddexp.reduce(logits, axis=1)
+            found.setdefault(distance, []).append((right, float(log_p.sum())))
     return {
         distance: Recall(
             right=sum(right for right, _ in answers) / len(answers),
@@ -80,7 +81,7 @@ def recall(
     }
 
 
-def answer_logits(engine: Engine, probe: Probe) -> Tensor:
+def answer_logits(engine: Engine, probe: Probe) -> NDArray[np.float32]:
     """What each token of the answer is predicted with: float32 [tokens, n_vocab].
 
     What the cache holds of the prompt is not evaluated again.
@@ -96,4 +97,4 @@ def answer_logits(engine: Engine, probe: Probe) -> Tensor:
     question = max(shared, len(ids) - MOST_QUESTION)
     for start in range(shared, question, engine.n_batch):
         engine.evaluate(ids[start : min(start + engine.n_batch, question)])
-    return engine.evaluate(ids[question:], "all")[-len(probe.answer) :].cpu()
+    return engine.evaluate(ids[question:], "all")[-len(probe.answer) :]

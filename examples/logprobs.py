@@ -2,6 +2,8 @@
 
 import sys
 
+import numpy as np
+
 from localkv import LLM
 
 model = sys.argv[1] if len(sys.argv) > 1 else "models/tales-4M-F16.gguf"
@@ -9,13 +11,14 @@ text = sys.argv[2] if len(sys.argv) > 2 else "Once upon a time there was a purpl
 
 llm = LLM(model, n_ctx=512)
 ids = llm.tokenize(text)
-logprobs = llm.logits(ids).log_softmax(dim=-1)  # [tokens, vocabulary]
+logits = llm.logits(ids)  # float32 [tokens, vocabulary]
+logprobs = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 total = 0.0
 print("log p  rank  token       instead")
 for at in range(1, len(ids)):  # position `at - 1` predicts token `at`
     row = logprobs[at - 1]
-    logprob = row[ids[at]].item()
+    logprob = float(row[ids[at]])
     rank = int((row > row[ids[at]]).sum()) + 1
     best = llm.detokenize([int(row.argmax())])
     total += logprob

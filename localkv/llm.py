@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast, overload
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import check_cache_types, group_layouts
@@ -28,7 +27,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, printable
-from localkv.kernels.device_memory import gpu_room
+from localkv.kernels.backend import Backend
 from localkv.kernels.method import in_words, missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.gguf_file import open_gguf
@@ -43,6 +42,7 @@ from localkv.option_names import check_options, keywords
 from localkv.system.bus_errors import end_cleanly_from_threads
 from localkv.system.loading_line import OnProgress, reporting
 from localkv.system.machine_memory import Budget, machine_memory
+from localkv.system.threads import default_threads, use_threads
 
 DEFAULT_N_CTX = 4096
 """Tokens of context where the user names none and the model can hold more."""
@@ -74,8 +74,8 @@ class LLM(TextModel):
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or its content; types that
             are scaled by head need it.
         device: "auto", "cuda", "cpu" or "reference".
-        n_threads: CPU threads; None takes torch's number at this time. It becomes torch's in each
-            thread that calls the model. It has no effect on a GPU.
+        n_threads: CPU threads; None takes `OMP_NUM_THREADS`, as far as there are cores, or one for
+            each physical core. It has no effect on a GPU.
         n_batch: most prompt tokens evaluated at a time.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
@@ -167,17 +167,17 @@ class LLM(TextModel):
                     f"{backend.head_dim_multiple}, as the {backend.name} backend needs",
                     hint="use device reference, which is slow",
                 )
-        if n_threads is not None:
-            torch.set_num_threads(n_threads)
+        n_threads = n_threads or default_threads()
+        use_threads(n_threads)
         for risk in kv_risks(self.gguf, self.config):
             if risk.concerns(cache_type_k, cache_type_v):
                 self.warnings.append(risk.reason)
         tensors = tuple(self.gguf.tensors.values())
         memory = ModelMemory(
-            tensors, self.config, backend.name, n_batch, torch.get_num_threads(), is_file=use_mmap
+            tensors, self.config, backend.name, n_batch, n_threads, is_file=use_mmap
         )
         if fit == "on":
-            self._check_fit(memory, backend.device)
+            self._check_fit(memory, backend)
         matrix_types = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
         with (
             reporting(printable(self.gguf.path.name), progress, on_progress) as report,
@@ -200,7 +200,7 @@ class LLM(TextModel):
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
         found = model.uses(self.cache.type_k, self.cache.type_v)
         self.kernels = in_words(found)
-        self.warnings += missing_kernels(found, backend.device)
+        self.warnings += missing_kernels(found, backend.processor)
         used = tuple(info for name, info in self.gguf.tensors.items() if name not in unused)
         self._memory, self._fit = replace(memory, tensors=used), fit
         self.memory = self._memory.plan(self.cache)
@@ -233,9 +233,9 @@ class LLM(TextModel):
                 raise ModelClosedError
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _check_fit(self, memory: ModelMemory, device: torch.device) -> None:
+    def _check_fit(self, memory: ModelMemory, backend: Backend) -> None:
         """Refuse or warn of a model that does not fit, if free memory is known."""
-        budget = free_memory(device)
+        budget = free_memory(backend)
         if budget and (warning := check_fit(memory, self.cache, budget)):
             self.warnings.append(warning)
 
@@ -245,7 +245,7 @@ class LLM(TextModel):
         Raises:
             DoesNotFitError: names settings that would fit.
         """
-        budget = free_memory(self.backend.device)
+        budget = free_memory(self.backend)
         if self._fit == "on" and budget:
             # weights are there already
             check_fit(replace(self._memory, tensors=()), cache, budget)
@@ -263,9 +263,9 @@ class LLM(TextModel):
             )
         return n_ctx or trained
 
-    def logits(self, ids: Sequence[int]) -> Tensor:
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
-        logits: Tensor = self.engine.logits(ids)
+        logits: NDArray[np.float32] = self.backend.arrays.to_numpy(self.engine.logits(ids))
         return logits
 
     @overload
@@ -332,8 +332,8 @@ class LLM(TextModel):
         return np.array(vectors, np.float32).reshape(len(many), self.config.n_embd)
 
 
-def free_memory(device: torch.device) -> Budget | None:
+def free_memory(backend: Backend) -> Budget | None:
     """Memory that can still be allocated on a backend's device; None if the system doesn't say."""
-    if device.type == "cuda":
-        return Budget(gpu_room(device).free, "free on the GPU")
+    if backend.memory is not None:
+        return Budget(backend.memory.room().free, "free on the GPU")
     return machine_memory()

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localkv.arch.spec import AttentionSpec, ModelSpec, MoeSpec, RopeSpec, Temperature
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch, KVCache
@@ -21,13 +24,16 @@ from localkv.kernels.rope import position_scale, rope_frequencies, rope_table
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """All weights. Norms are float32; matrices stay packed; a tied `output` is `token_embd`."""
+    """All weights. Norms are float32; matrices stay packed; a tied `output` is `token_embd`.
+
+    `rope_freqs` are on the host, since frequencies are made once.
+    """
 
     token_embd: PackedTensor
     layers: tuple[LayerWeights, ...]
     output_norm: Norm
     output: Linear
-    rope_freqs: Array | None = None
+    rope_freqs: NDArray[np.float32] | None = None
 
 
 class Transformer:
@@ -46,7 +52,7 @@ class Transformer:
 
     def _frequencies(self, rope: RopeSpec) -> Array:
         divisors = self.weights.rope_freqs if rope.has_divisors else None
-        return rope_frequencies(rope, divisors).to(self.backend.device)
+        return self.backend.arrays.from_numpy(rope_frequencies(rope, divisors))
 
     def first_layers(self, n: int) -> Transformer:
         """The model with its first `n` layers only; its caches may have more."""
@@ -112,12 +118,12 @@ class Transformer:
 
     def _token_inputs(self, batch: Batch, kind: int) -> TokenInputs:
         """For layers whose positions do this (`_position_kinds`)."""
-        positions, dtype = batch.positions, self.backend.dtype
+        positions, arrays = batch.positions, self.backend.arrays
         rope, temperature = self._position_kinds[kind]
         freqs = self._freqs[kind]
         return TokenInputs(
-            None if rope is None else rope_table(freqs, positions, rope, dtype),
-            None if temperature is None else position_scale(positions, temperature, dtype),
+            None if rope is None else rope_table(freqs, positions, rope, arrays),
+            None if temperature is None else position_scale(positions, temperature, arrays),
         )
 
 

@@ -17,7 +17,7 @@ from localkv.engine.engine import Engine
 from localkv.errors import ModelFileError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.reference_backend import reference_backend
+from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import read_metadata
 from localkv.loader.weights import load_model
 from localkv.simd.cpu_features import HAS_VNNI

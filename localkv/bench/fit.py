@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from localkv.bench.grid import Grid
 from localkv.bench.source import Source
 from localkv.cache.layout import check_cache_types
@@ -12,6 +10,7 @@ from localkv.kernels.select import select_backend
 from localkv.llm import free_memory
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
+from localkv.system.threads import n_threads
 
 
 def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> list[str]:
@@ -25,7 +24,7 @@ def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> lis
         DoesNotFitError: names settings that would fit.
     """
     backend = select_backend(device)
-    budget = free_memory(backend.device)
+    budget = free_memory(backend)
     warnings = []
     for setting in grid.settings():
         check_cache_types(setting.type_k, setting.type_v, source.config.groups)
@@ -34,7 +33,7 @@ def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> lis
             source.config,
             backend.name,
             setting.n_evaluated,
-            setting.n_threads or torch.get_num_threads(),
+            setting.n_threads or n_threads(),
             is_file=source.path is not None,
         )
         for depth in grid.n_depth:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-import torch
+import numpy as np
 
+from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.linear.panel_arena import PanelArena
+from localkv.system.threads import n_threads
 
 CPU_BUFFER, GPU_BUFFER = 512 << 20, 1 << 30
 """Bytes that are read, or copied, to measure bandwidth: more than any cache holds."""
@@ -21,30 +24,21 @@ ROUNDS = 6
 """Times it is measured; the best counts, as other programs only take bandwidth away."""
 
 
-def gpu_name() -> str:
-    """The GPU's name; empty where torch sees none."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-
-
-def bandwidth(device: torch.device, n_bytes: int | None = None) -> float:
-    """Bytes per second: on a CPU of a read by torch's threads, on a GPU of a copy, both ways.
+def bandwidth(backend: Backend, n_bytes: int | None = None) -> float:
+    """Bytes per second: on a CPU of a read by all threads, on a GPU of a copy, both ways.
 
     Args:
         n_bytes: size of the buffer; None is one that no cache holds.
     """
-    if device.type == "cuda":
-        source = torch.ones((n_bytes or GPU_BUFFER) // 8, dtype=torch.int64, device=device)
-        target = torch.empty_like(source)
-
-        def copy() -> None:
-            target.copy_(source)
-            torch.cuda.synchronize(device)
-
-        return 2 * source.nbytes / _shortest(copy)
+    if backend.memory is not None:
+        copied = n_bytes or GPU_BUFFER
+        return 2 * copied / backend.memory.copy_seconds(copied)
     # memory as weights have it
-    memory = PanelArena().take(n_bytes or CPU_BUFFER)
-    values = torch.from_numpy(memory).view(torch.int64).fill_(1)
-    return values.nbytes / _shortest(lambda: values.sum())
+    values = PanelArena().take(n_bytes or CPU_BUFFER).view(np.int64)
+    values.fill(1)
+    parts = np.array_split(values, n_threads())
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return values.nbytes / _shortest(lambda: list(pool.map(np.sum, parts)))
 
 
 def _shortest(run: Callable[[], object]) -> float:
@@ -63,18 +57,16 @@ class PeakMemory:
     mapped file are part of it. Where the system can't forget an earlier peak, that one counts.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+    def __init__(self, backend: Backend) -> None:
+        self.memory = backend.memory
+        if self.memory is not None:
+            self.memory.reset_peak()
         else:
             with suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")
 
     def n_bytes(self) -> int:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return _peak_resident()
+        return _peak_resident() if self.memory is None else self.memory.peak()
 
 
 def _peak_resident() -> int:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
-import torch
+import numpy as np
 
 from localkv.bench.grid import BenchTest, Grid, Setting
-from localkv.bench.machine import PeakMemory, bandwidth, gpu_name
+from localkv.bench.machine import PeakMemory, bandwidth
 from localkv.bench.result import Machine, Result
 from localkv.bench.subject import Subject
 from localkv.bench.traffic import bytes_per_token
@@ -26,6 +26,7 @@ from localkv.kernels.method import in_words
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.system.processor import processor_name
+from localkv.system.threads import n_threads, use_threads
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 WARM_UP_GEN = 2
@@ -66,19 +67,19 @@ def run(subject: Subject, grid: Grid, options: Options) -> Iterator[Result]:
         LocalKVError: a cache does not fit the memory.
     """
     machine = _machine(subject, options.device)
-    threads, measured = torch.get_num_threads(), dict[int, float]()
+    threads, measured = n_threads(), dict[int, float]()
     try:
         for setting in grid.settings():
-            n_threads = setting.n_threads or threads
-            torch.set_num_threads(n_threads)
-            if n_threads not in measured:
+            chosen = setting.n_threads or threads
+            use_threads(chosen)
+            if chosen not in measured:
                 options.on_progress("bandwidth of the memory")
-                measured[n_threads] = bandwidth(subject.model.backend.device)
+                measured[chosen] = bandwidth(subject.model.backend)
             for depth in grid.n_depth:
                 bench = partial(_Bench, subject, setting, depth, options=options)
-                yield from _at_depth(bench, grid.tests(depth), machine, measured[n_threads])
+                yield from _at_depth(bench, grid.tests(depth), machine, measured[chosen])
     finally:
-        torch.set_num_threads(threads)
+        use_threads(threads)
 
 
 def _at_depth(
@@ -109,9 +110,8 @@ class _Bench:
             kv_scales=options.kv_scales,
         )
         self.engine = Engine(subject.model, cache, n_batch=setting.n_evaluated)
-        random = torch.Generator().manual_seed(0)
         n_vocab = subject.model.config.n_vocab
-        self.ids = torch.randint(n_vocab, (n_ctx,), generator=random).tolist()
+        self.ids = np.random.default_rng(0).integers(n_vocab, size=n_ctx).tolist()
         if subject.model.backend.compiles:
             self._progress("compiling kernels")
             self.engine.warm_up()
@@ -119,7 +119,7 @@ class _Bench:
         self._evaluate(0, depth)
 
     def result(self, test: BenchTest, machine: Machine, bytes_per_second: float) -> Result:
-        peak = PeakMemory(self.engine.model.backend.device)
+        peak = PeakMemory(self.engine.model.backend)
         started = datetime.now(UTC)
         if self.options.warm_up:
             self._progress(f"{test.name}, warming up")
@@ -134,7 +134,7 @@ class _Bench:
             machine=machine,
             setting=setting,
             test=test,
-            n_threads=torch.get_num_threads(),
+            n_threads=n_threads(),
             test_time=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
             samples_ns=tuple(samples),
             n_ctx=self.engine.n_ctx,
@@ -196,7 +196,7 @@ def _machine(subject: Subject, device: str) -> Machine:
     kernels = in_words(subject.model.uses("f16", "f16"))  # attention's words are those of all types
     return Machine(
         cpu=processor_name(),
-        gpu=gpu_name(),
+        gpu=backend.hardware,
         backend=backend.name,
         device=device,
         attention=kernels["attention"],

@@ -12,11 +12,19 @@ if TYPE_CHECKING:
     from localkv.cache.kv_cache import SegmentBatch
 
 Array: TypeAlias = Any
-"""An array of the backend's: a torch tensor today."""
+"""An array of the backend's: NumPy's on a CPU, a torch tensor elsewhere."""
 
 
 Step: TypeAlias = Callable[[], Array]
 """Runs on buffers that stay where they are; its result is valid until the next step."""
+
+
+Draw: TypeAlias = Callable[[Array, Array], Array]
+"""(logits float32 [1, n_vocab], int64 [2]: seed and number of the draw) -> token ids int64 [1], or
+NO_TOKEN; on the device, without asking the host. Of two that are equal one may serve for both."""
+
+NO_TOKEN = -1
+"""Drawn where logits are not numbers."""
 
 
 class Readback(Protocol):
@@ -58,8 +66,16 @@ class Arrays(Protocol):
         """[n]."""
         ...
 
+    def from_numpy(self, array: NDArray[Any]) -> Array:
+        """The same values and type, where the backend's kernels read them."""
+        ...
+
     def to_numpy(self, array: Array) -> NDArray[Any]:
         """The values, on the host."""
+        ...
+
+    def floating(self, array: Array) -> Array:
+        """The values in the type of activations."""
         ...
 
     def host_floats(self, n_rows: int, n: int) -> Array:
@@ -86,13 +102,9 @@ class Arrays(Protocol):
         ...
 
     def inference(self) -> AbstractContextManager[Any]:
-        """A context in which nothing is kept for gradients."""
-        ...
-
-    def n_threads(self) -> int:
-        """Threads that this thread's operations take."""
+        """A context for operations: nothing is kept for gradients, and NaN is no complaint."""
         ...
 
     def use_threads(self, n: int) -> None:
-        """Set that number, which libraries keep for each thread that calls them."""
+        """Let operations that this thread calls run on `n` threads."""
         ...

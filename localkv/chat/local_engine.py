@@ -172,7 +172,7 @@ def _finished(completion: Completion) -> Finished:
 
 
 def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
-    import torch
+    from localkv.system.threads import n_threads
 
     config, cache = llm.config, llm.cache
     return EngineFacts(
@@ -189,6 +189,6 @@ def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
         kv_rotation=cache.kv_rotation,
         weight_bytes=llm.gguf.n_bytes,
         backend=llm.backend.name,
-        n_threads=torch.get_num_threads(),
+        n_threads=n_threads(),
         load_seconds=load_seconds,
     )

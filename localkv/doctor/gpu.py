@@ -18,8 +18,9 @@ from localkv.doctor.finding import Finding
 from localkv.doctor.probe import ProbeError, Probes
 from localkv.doctor.software import unmet_requirement
 from localkv.errors import byte_size
+from localkv.system import nvidia_driver
+from localkv.system.nvidia_driver import nvidia_driver_is_here
 
-DRIVER = Path("/proc/driver/nvidia")
 _COMPILE_SECONDS = 20.0
 
 
@@ -42,7 +43,7 @@ def check_torch(probes: Probes) -> Finding:
 
 def check_triton(probes: Probes) -> Finding:
     # a requirement of GPUs is no problem on a machine without one
-    problem: Any = "warning" if nvidia_is_here() else "info"
+    problem: Any = "warning" if nvidia_driver_is_here() else "info"
     needed = _needed("triton")
     hint = f"pip install '{needed or 'triton'}'; only GPUs need it"
     try:
@@ -63,7 +64,7 @@ def _needed(package: str) -> str | None:
 
 def check_compiler() -> Finding:
     """The C compiler as Triton looks for it, and Python's headers, by compiling with them."""
-    problem: Any = "warning" if nvidia_is_here() else "info"
+    problem: Any = "warning" if nvidia_driver_is_here() else "info"
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = sysconfig.get_paths()["include"]
     facts: dict[str, Any] = {"compiler": compiler, "headers": headers, "works": False}
@@ -97,17 +98,12 @@ def _first_error(text: str) -> str:
     return next((line for line in lines if "error" in line), lines[0])
 
 
-def nvidia_is_here() -> bool:
-    """Whether an NVIDIA driver runs, whatever torch thinks."""
-    return DRIVER.is_dir()
-
-
 def check_gpu(probes: Probes) -> Finding:
     driver = driver_version()
     try:
         facts: dict[str, Any] = {"driver": driver, **probes.facts("gpu")}
     except ProbeError as error:
-        status: Any = "warning" if nvidia_is_here() else "info"
+        status: Any = "warning" if nvidia_driver_is_here() else "info"
         return Finding("GPU", status, f"can't be examined: {error}", None, {"driver": driver})
     with_driver = f", driver {driver}" if driver else ""
     shown = "; ".join(
@@ -120,7 +116,7 @@ def check_gpu(probes: Probes) -> Finding:
         return Finding("GPU", "broken", summary, facts["failure_hint"], facts)
     if not reason:
         return Finding("GPU", "ok", f"{shown}{with_driver}; Triton starts", None, facts)
-    if shown or nvidia_is_here():
+    if shown or nvidia_driver_is_here():
         what = f"{shown or 'NVIDIA'}{with_driver}, not used: {reason}"
         return Finding("GPU", "warning", what, remedy, facts)
     return Finding("GPU", "info", f"none ({reason}); the CPU is used", None, facts)
@@ -143,7 +139,7 @@ def driver_version() -> str | None:
 
 def _kernel_driver_version() -> str | None:
     try:
-        text = (DRIVER / "version").read_text()
+        text = (nvidia_driver.DRIVER / "version").read_text()
     except OSError:
         return None
     found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)

@@ -24,7 +24,6 @@ def allocated_cache(
     Raises:
         LocalKVError: it does not fit the memory; names its size and the context that would fit.
     """
-    device = model.backend.device
     layouts = group_layouts(cache, model.config.groups)
 
     def bytes_of(n_ctx: int) -> int:
@@ -40,7 +39,7 @@ def allocated_cache(
     times = f"{cache.n_sequences} times " if cache.n_sequences > 1 else ""
     what = f"a KV cache of {byte_size(bytes_of(cache.n_ctx))} for {times}{cache.n_ctx} tokens"
     try:
-        with naming_what_fails(what, device, what_fits):
+        with naming_what_fails(what, model.backend.memory, what_fits):
             return make_cache(
                 layouts,
                 n_ctx=cache.n_ctx,

@@ -19,6 +19,7 @@ from localkv.engine.decode_loop import DecodeLoop
 from localkv.errors import ModelClosedError
 from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.model import Transformer
+from localkv.system.threads import n_threads
 from localkv.system.turns import Turns
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class CacheSlot:
         self.generated: list[bool] = []
         self._text: Text | None = None
         self._unfinished = False
-        self._n_threads = model.backend.arrays.n_threads()
+        self._n_threads = n_threads()
         self._turns: Turns | None = model.backend.turns  # None once it is closed
 
     @property
@@ -241,4 +242,4 @@ class CacheSlot:
         what = (
             f"the scratch of a batch of {n_tokens} tokens" if n_tokens > 1 else "a step's scratch"
         )
-        return naming_what_fails(what, self.model.backend.device, hint)
+        return naming_what_fails(what, self.model.backend.memory, hint)

@@ -8,17 +8,13 @@ launch, and the host reads a token while the next is computed. Elsewhere the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from localkv.cache.arrays import Array, Readback, Step
+from localkv.cache.arrays import Array, Draw, Readback, Step
 from localkv.cache.kv_cache import Batch, KVCache, SegmentBatch, Sequence
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.model import Transformer
-
-Draw = Callable[[Array, Array], Array]
-"""(logits float32 [1, n_vocab], int64 [2]: seed and number of the draw) -> token ids int64 [1]; on
-the device, without asking the host. Of two that are equal one may serve for both."""
 
 MANY_DRAWS = 8
 """Ways to draw whose recordings are kept."""
@@ -87,8 +83,8 @@ class DecodeLoop:
             LocalKVError: the token does not fit the context.
         """
         bucket = self._place(sequence, sequence.length)
-        self._token.fill_(token)
-        self._position.fill_(sequence.length)
+        self._token[:] = token
+        self._position[:] = sequence.length
         return self._step(bucket, None)()
 
     def tokens(
@@ -109,8 +105,8 @@ class DecodeLoop:
         Raises:
             LocalKVError: they do not fit the context.
         """
-        self._token.fill_(token)
-        self._position.fill_(sequence.length)
+        self._token[:] = token
+        self._position[:] = sequence.length
         self.arrays.write(self._random, [seed, number])
         waiting: Readback | None = None
         for position in range(sequence.length, sequence.length + limit):
@@ -186,7 +182,7 @@ class DecodeLoop:
             logits = self.model.forward(bucket.batch, self.cache)
             if draw is None:
                 return logits
-            self._token.copy_(draw(logits, self._random))
+            self._token[:] = draw(logits, self._random)
             self._position.add_(1)
             self._random[1].add_(1)
             return self._token

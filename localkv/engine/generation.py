@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Literal, Protocol
 
+from localkv.cache.arrays import NO_TOKEN
 from localkv.engine.cache_slot import CacheSlot, Text
 from localkv.engine.logprobs import RankedToken, ranked
 from localkv.errors import LocalKVError
-from localkv.sampling.device_draw import NO_TOKEN, device_draw
 from localkv.sampling.sampler import Sampler
 from localkv.system.turns import CancelledWaitError
 
@@ -111,8 +111,8 @@ class Generation(Iterator[int]):
         self._sampler = sampler
         self._n_logprobs = logprobs
         self._ranked: list[RankedToken] = []
-        on_host = slot.loop is None or logprobs is not None
-        self._draw = None if on_host else device_draw(sampler.params)
+        on_host = logprobs is not None
+        self._draw = None if on_host else slot.model.backend.draw(sampler.params)
         self._tokens: Iterator[int] | None = None
         room = n_ctx - len(prompt_ids)
         self._budget = room if max_tokens is None else min(max_tokens, room)

@@ -8,11 +8,10 @@ would have to wait for the rest.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
+from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch, row_fields
 from localkv.cache.layout import PAGE_TOKENS
+from localkv.kernels.namespace import dtype_name, is_contiguous
 
 FEW_IDS = 64
 """Up to this many, a list is faster than a reduction."""
@@ -22,26 +21,24 @@ class BoundsError(ValueError):
     """A kernel was about to touch memory that isn't its own: a bug, found before it did harm."""
 
 
-def check_tensor(name: str, x: Tensor, dtype: torch.dtype, *shape: int) -> None:
-    """A contiguous tensor of this type and shape."""
-    if x.dtype != dtype or x.shape != shape or not x.is_contiguous():
-        layout = "" if x.is_contiguous() else ", not contiguous"
-        found = f"{str(x.dtype)[6:]} {list(x.shape)}{layout}"
-        raise BoundsError(f"{name}: {found} instead of {str(dtype)[6:]} {list(shape)}")
+def check_array(name: str, x: Array, dtype: str, *shape: int) -> None:
+    """A contiguous array of this type and shape."""
+    if dtype_name(x) != dtype or x.shape != shape or not is_contiguous(x):
+        layout = "" if is_contiguous(x) else ", not contiguous"
+        found = f"{dtype_name(x)} {list(x.shape)}{layout}"
+        raise BoundsError(f"{name}: {found} instead of {dtype} {list(shape)}")
 
 
-def check_ids(name: str, ids: Tensor, end: int) -> None:
-    """A contiguous int64 tensor on the CPU of numbers from 0 to `end` - 1."""
-    if ids.dtype != torch.int64 or not ids.is_contiguous():
-        check_tensor(name, ids, torch.int64, *ids.shape)
-    if ids.numel() == 1:
-        least = most = int(ids.item())
-    elif ids.numel() <= FEW_IDS:
-        values = ids.flatten().tolist()
-        least, most = min(values, default=0), max(values, default=0)
+def check_ids(name: str, ids: Array, end: int) -> None:
+    """A contiguous int64 array on the host, of numbers from 0 to `end` - 1."""
+    check_array(name, ids, "int64", *ids.shape)
+    values = ids.reshape(-1)
+    if len(values) <= FEW_IDS:
+        numbers = values.tolist()
+        least, most = min(numbers, default=0), max(numbers, default=0)
     else:
-        least, most = (int(x) for x in ids.aminmax())
-    if (least < 0 or most >= end) and ids.numel():
+        least, most = int(values.min()), int(values.max())
+    if (least < 0 or most >= end) and len(values):
         raise BoundsError(f"{name}: {least} to {most}, of {end}")
 
 
@@ -57,7 +54,7 @@ def check_segment(segment: Segment, head_dim: int) -> None:
             raise BoundsError(f"{side}: {len(planes)} planes of {fmt.name}")
         for plane, field in zip(planes, fields, strict=True):
             shape = (*pages_and_heads, PAGE_TOKENS, *field)
-            check_tensor(f"a plane of {side} in {fmt.name}", plane, torch.uint8, *shape)
+            check_array(f"a plane of {side} in {fmt.name}", plane, "uint8", *shape)
 
 
 def check_tables(rows: SegmentBatch, batch: Batch) -> None:
@@ -68,8 +65,8 @@ def check_tables(rows: SegmentBatch, batch: Batch) -> None:
         raise BoundsError(f"sequences start at {starts}")
     if len(batch.generated) != n_sequences:
         raise BoundsError(f"{len(batch.generated)} kinds of {n_sequences} sequences")
-    check_tensor("positions", batch.positions, torch.int64, n_tokens)
-    check_tensor("the page table", rows.page_table, torch.int64, n_sequences, width)
+    check_array("positions", batch.positions, "int64", n_tokens)
+    check_array("the page table", rows.page_table, "int64", n_sequences, width)
     if len(rows.lengths) != n_sequences:
         raise BoundsError(f"{len(rows.lengths)} lengths of {n_sequences} sequences")
     for length in rows.lengths:
@@ -79,6 +76,6 @@ def check_tables(rows: SegmentBatch, batch: Batch) -> None:
 
 def check_slots(rows: SegmentBatch, n_tokens: int, n_pages: int) -> None:
     """The rows that are stored are those of tokens, in pages that there are; on a CPU."""
-    check_tensor("tokens", rows.tokens, torch.int64, len(rows.slots))
+    check_array("tokens", rows.tokens, "int64", len(rows.slots))
     check_ids("tokens", rows.tokens, n_tokens)
     check_ids("slots", rows.slots, n_pages * PAGE_TOKENS)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from traceback import clear_frames
-
-import torch
+from typing import Protocol
 
 from localkv.errors import LocalKVError, byte_size
 
@@ -28,16 +27,27 @@ class Room:
     total: int
 
 
-def gpu_room(device: torch.device) -> Room:
-    """Of a CUDA device."""
-    free, total = torch.cuda.mem_get_info(device)
-    taken = torch.cuda.memory_allocated(device)
-    return Room(free + torch.cuda.memory_reserved(device) - taken, taken, total)
+class DeviceMemory(Protocol):
+    """The memory of a GPU."""
+
+    def room(self) -> Room: ...
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far."""
+        ...
+
+    def peak(self) -> int:
+        """The most bytes that tensors took at a time."""
+        ...
+
+    def copy_seconds(self, n_bytes: int) -> float:
+        """The least time of some that a copy of `n_bytes` took."""
+        ...
 
 
 @contextmanager
 def naming_what_fails(
-    what: str, device: torch.device, hint: Callable[[Room], str]
+    what: str, memory: DeviceMemory | None, hint: Callable[[Room], str]
 ) -> Iterator[None]:
     """Turn a complaint that a GPU's memory is full into a line that names the allocation.
 
@@ -45,6 +55,7 @@ def naming_what_fails(
 
     Args:
         what: the thing that is being allocated.
+        memory: where; None is the machine's, of which nothing is said here.
         hint: the remedy, given the memory that is free once the attempt is given up.
 
     Raises:
@@ -53,10 +64,10 @@ def naming_what_fails(
     try:
         yield
     except RuntimeError as error:
-        if "out of memory" not in str(error):
+        if memory is None or "out of memory" not in str(error):
             raise
         clear_frames(error.__traceback__)  # they hold the allocated tensors
-        room = gpu_room(device)
+        room = memory.room()
         asked = re.search(r"Tried to allocate ([\d.]+ [KMG]iB)", str(error))
         piece = f", which asked for {asked[1]} more" if asked else ""
         raise LocalKVError(

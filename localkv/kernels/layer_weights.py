@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from torch import Tensor
-
 from localkv.arch.spec import NormSpec
+from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
 
 
@@ -17,8 +16,8 @@ class Norm:
     """A norm and its weight: float32 [n], as its bias, which only LayerNorm may have."""
 
     spec: NormSpec
-    weight: Tensor
-    bias: Tensor | None = None
+    weight: Array
+    bias: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Linear:
     """y = x @ weight.T + bias; weight [n_out, n_in] packed, bias float32 [n_out] or None."""
 
     weight: PackedTensor
-    bias: Tensor | None = None
+    bias: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class AttentionWeights:
     attn_output: Linear
     attn_q_norm: Norm | None = None
     attn_k_norm: Norm | None = None
-    sinks: Tensor | None = None
+    sinks: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class MoeWeights:
     ffn_up_exps: PackedTensor
     ffn_down_exps: PackedTensor
     shared: MlpWeights | None = None
-    ffn_gate_inp_shexp: Tensor | None = None
+    ffn_gate_inp_shexp: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,9 @@ class LayerWeights:
     post_ffn_norm: Norm | None = None
 
 
-def tensors_of(part: Any) -> Iterator[PackedTensor | Tensor]:
+def tensors_of(part: Any) -> Iterator[PackedTensor | Array]:
     """All tensors in a part of the weights, one that is there twice twice."""
-    if isinstance(part, PackedTensor | Tensor):
+    if isinstance(part, PackedTensor) or hasattr(part, "nbytes"):
         yield part
     elif isinstance(part, tuple):
         for item in part:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-
 from localkv.formats import KV_FORMATS
 from localkv.formats.base import QuantFormat
 from localkv.formats.packed_tensor import PackedTensor
@@ -36,7 +34,7 @@ class Method:
     Attributes:
         words: "packed panels, 8-bit activations".
         slowdown: the cost of having no kernel for it; None if there is one, and where
-            torch takes as long.
+            a library takes as long.
     """
 
     words: str
@@ -105,15 +103,14 @@ def in_words(found: Sequence[Use]) -> dict[str, str]:
     }
 
 
-def missing_kernels(found: Sequence[Use], device: torch.device) -> list[str]:
-    """One line for each operation that is slow for lack of a kernel, with the cost."""
-    where = "GPU" if device.type == "cuda" else "CPU"
+def missing_kernels(found: Sequence[Use], processor: str) -> list[str]:
+    """One line for each operation that is slow for lack of a kernel on a "CPU" or "GPU"."""
     missing = dict[tuple[str, Method], list[str]]()
     for operation, of, method in found:
         if method.slowdown is not None:
             missing.setdefault((operation, method), []).append(of)
     return [
-        f"no {where} kernel for {operation}{f' of {_listed(types)}' if any(types) else ''}: "
+        f"no {processor} kernel for {operation}{f' of {_listed(types)}' if any(types) else ''}: "
         f"{method.words}, {method.slowdown}"
         for (operation, method), types in missing.items()
     ]

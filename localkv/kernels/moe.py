@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
-from localkv.arch.spec import MoeSpec
+from localkv.arch.spec import Activation, MoeSpec
+from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.activation import gated
 from localkv.kernels.layer_weights import Linear, MoeWeights
-from localkv.kernels.linear import linear, matmul
+from localkv.kernels.namespace import namespace
 
 MIN_WEIGHT_SUM = 2.0**-14
 """The selected weights' sum is never taken as less (llama.cpp, `build_moe_ffn`)."""
 
 
-def route(router_logits: Tensor, moe: MoeSpec) -> tuple[Tensor, Tensor]:
-    """Softmax over all experts, then the best few.
+def route(router_logits: Array, moe: MoeSpec) -> tuple[Array, Array]:
+    """Softmax over all experts, then the best few; of equal ones the first.
 
     Args:
         router_logits: [tokens, n_experts].
@@ -26,41 +23,47 @@ def route(router_logits: Tensor, moe: MoeSpec) -> tuple[Tensor, Tensor]:
     Returns:
         expert ids int64 [tokens, n_experts_used] and their weights, same shape.
     """
-    weights, experts = router_logits.softmax(-1).topk(moe.n_experts_used, dim=-1)
+    xp = namespace(router_logits)
+    exps = xp.exp(router_logits - xp.amax(router_logits, axis=-1, keepdims=True))
+    shares = exps / xp.sum(exps, axis=-1, keepdims=True)
+    experts = xp.argsort(-shares, stable=True)[:, : moe.n_experts_used]
+    weights = shares[xp.arange(len(shares))[:, None], experts]
     if moe.renormalise:
-        weights = weights / weights.sum(-1, keepdim=True).clamp_min(MIN_WEIGHT_SUM)
+        total = xp.sum(weights, axis=-1, keepdims=True)
+        weights = weights / xp.clip(total, MIN_WEIGHT_SUM, None)
     return experts, weights
 
 
 def moe_mlp(
-    x: Tensor,
+    x: Array,
     layer: MoeWeights,
     moe: MoeSpec,
     *,
-    matmul: Callable[[Tensor, PackedTensor], Tensor] = matmul,
-    linear: Callable[[Tensor, Linear], Tensor] = linear,
-    gated: Callable[[Tensor, Tensor], Tensor] = gated,
-) -> Tensor:
-    """Weighted sum of the chosen experts' SwiGLU blocks, and the shared one: [tokens, n_embd].
+    matmul: Callable[[Array, PackedTensor], Array],
+    linear: Callable[[Array, Linear], Array],
+    gated: Callable[[Array, Array, Activation], Array],
+) -> Array:
+    """Weighted sum of the chosen experts' gated blocks, and the shared one: [tokens, n_embd].
 
-    `matmul`, `linear` and `gated` are the backend's. Torch's own steps give each token the
-    same alone as in any batch.
+    `matmul`, `linear` and `gated` are the backend's. The steps between them give each token
+    the same alone as in any batch.
     """
+    xp = namespace(x)
     experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
-    out = torch.zeros_like(x)
-    for expert in sorted(set(experts.flatten().tolist())):
-        tokens, choice = torch.nonzero(experts == expert, as_tuple=True)
+    out = xp.zeros_like(x)
+    for expert in sorted(set(experts.reshape(-1).tolist())):
+        tokens, choice = xp.where(experts == expert)
         rows = x[tokens]
         gate = matmul(rows, layer.ffn_gate_exps[expert])
         up = matmul(rows, layer.ffn_up_exps[expert])
-        down = matmul(gated(gate, up), layer.ffn_down_exps[expert])
-        out.index_add_(0, tokens, down * weights[tokens, choice, None])
+        down = matmul(gated(gate, up, "silu"), layer.ffn_down_exps[expert])
+        out[tokens] += down * weights[tokens, choice, None]  # a token has an expert once
     if layer.shared is not None:
         shared = layer.shared
-        hidden = gated(linear(x, shared.ffn_gate), linear(x, shared.ffn_up))
+        hidden = gated(linear(x, shared.ffn_gate), linear(x, shared.ffn_up), "silu")
         y = linear(hidden, shared.ffn_down)
         if layer.ffn_gate_inp_shexp is not None:
-            gate = (x * layer.ffn_gate_inp_shexp).sum(-1, keepdim=True)
-            y = y / (1 + torch.exp(-gate))  # torch.sigmoid treats the last few tokens differently
+            gate = xp.sum(x * layer.ffn_gate_inp_shexp, axis=-1, keepdims=True)
+            y = y / (1 + xp.exp(-gate))  # torch.sigmoid treats the last few tokens differently
         out += y
     return out

@@ -1,45 +1,34 @@
-"""The backend for a `--device`."""
+"""The backend for a `--device`. Only those that need torch import it."""
 
 from __future__ import annotations
 
 import importlib.util
 
-import torch
-
 from localkv.config import DEVICES
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
-from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.reference_backend import reference_backend
+from localkv.system.nvidia_driver import nvidia_driver_is_here
 
-LEAST_CAPABILITY = (8, 0)
-"""Ampere: the first GPUs that our kernels are compiled for."""
+INSTALL = "pip install 'localkv[gpu]'"
 
 
 def why_no_gpu() -> tuple[str, str]:
     """Why the GPU backend can't run here, and a remedy; empty if it can."""
-    if not torch.cuda.is_available():
-        if torch.version.cuda is None:
-            return (
-                "this torch was built without CUDA",
-                "install torch's CUDA wheel, or --device cpu",
-            )
-        return "torch sees no GPU", "check nvidia-smi and CUDA_VISIBLE_DEVICES, or --device cpu"
-    if torch.version.hip is not None:
-        return "AMD GPUs are not supported", "use --device cpu"
-    capability = torch.cuda.get_device_capability()
-    if capability < LEAST_CAPABILITY:
-        have, need = (f"{a}.{b}" for a, b in (capability, LEAST_CAPABILITY))
-        name = torch.cuda.get_device_name()
-        return f"{name} has compute capability {have}; {need} is needed", "use --device cpu"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed", "pip install triton, or --device cpu"
-    return "", ""
+    if not nvidia_driver_is_here():
+        return "there is no NVIDIA driver", "use --device cpu"
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed", f"{INSTALL}, or --device cpu"
+    from localkv.kernels.gpu.support import why_unsupported
+
+    return why_unsupported()
 
 
 def unused_gpu() -> str:
-    """Why "auto" leaves a GPU that is there alone; empty if it doesn't, or there is none."""
-    return why_no_gpu()[0] if torch.cuda.is_available() else ""
+    """Why "auto" leaves a GPU alone, and a remedy; empty if it doesn't, or none is to be seen."""
+    reason, remedy = why_no_gpu() if nvidia_driver_is_here() else ("", "")
+    if not reason or reason == "torch sees no GPU":
+        return ""
+    return f"{reason} ({remedy})"
 
 
 def select_backend(device: str = "auto") -> Backend:
@@ -52,11 +41,19 @@ def select_backend(device: str = "auto") -> Backend:
     if device not in DEVICES:
         raise UsageError(f"unknown device {device!r}", hint=f"devices: {', '.join(DEVICES)}")
     if device == "reference":
+        if importlib.util.find_spec("torch") is None:
+            raise UsageError(
+                "device reference can't be used: torch is not installed", hint="pip install torch"
+            )
+        from localkv.kernels.reference.backend import reference_backend
+
         return reference_backend()
     reason, remedy = ("", "") if device == "cpu" else why_no_gpu()
     if device == "cuda" and reason:
         raise UsageError(f"device cuda can't be used: {reason}", hint=remedy)
     if device == "cpu" or reason:
+        from localkv.kernels.cpu.cpu_backend import cpu_backend
+
         return cpu_backend()
     from localkv.kernels.gpu.triton_backend import triton_backend
 

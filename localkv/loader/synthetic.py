@@ -11,7 +11,6 @@ import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from localkv.formats import FORMATS, QuantFormat
@@ -78,12 +77,12 @@ class RandomTensors:
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
         if len(shape) == 1:
             ones = np.ones(shape, np.float32)
-            return PackedTensor(FORMATS["f32"], torch.from_numpy(ones.view(np.uint8)), shape)
+            return PackedTensor(FORMATS["f32"], ones.view(np.uint8), shape)
         fmt = FORMATS[output_type(self.type_name) if name == "output.weight" else self.type_name]
         rows = random_rows(fmt, math.prod(shape[:-1]), shape[-1], generator=self.generator)
         if hasattr(mmap, "MADV_DONTNEED"):
             rows = self._mapped(name, rows)
-        return PackedTensor(fmt, torch.from_numpy(rows.reshape(*shape[:-1], -1)), shape)
+        return PackedTensor(fmt, rows.reshape(*shape[:-1], -1), shape)
 
     def _mapped(self, name: str, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """A copy in memory whose pages can be given back."""

@@ -7,17 +7,17 @@ are small, become float32.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionSpec, LayerSpec, ModelSpec, MoeSpec, NormSpec
+from localkv.cache.arrays import Array
 from localkv.errors import ModelFileError, byte_size
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
@@ -30,7 +30,6 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
 )
-from localkv.kernels.torch_codec import decoded
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.model_spec import model_spec
 from localkv.model import ModelWeights, Transformer
@@ -67,11 +66,7 @@ class FileTensors:
             raise ModelFileError(
                 f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}"
             )
-        with warnings.catch_warnings():
-            # the mapping is read-only, and nobody writes to weights
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            rows = torch.from_numpy(self.gguf.data(name))
-        return PackedTensor(info.format, rows, info.shape)
+        return PackedTensor(info.format, self.gguf.data(name), info.shape)
 
     def release(self, name: str) -> None:
         self.gguf.release(name)
@@ -83,7 +78,7 @@ class TensorReader:
 
     Attributes:
         source: the file, or what takes its place.
-        backend: prepares matrices; norms and biases are of its dtype.
+        backend: prepares matrices; norms and biases are of the type of its activations.
         halve_activations: what meets an F16 weight is rounded to f16, as ggml does. That is less
             exact, but where experts are routed by the largest of nearly equal numbers, ggml's
             rounding decides which, and without it a token's logits are another expert's.
@@ -122,7 +117,7 @@ class TensorReader:
     def _room(self, name: str, packed: PackedTensor) -> AbstractContextManager[None]:
         return naming_what_fails(
             f"the weights' {name} of {byte_size(packed.n_bytes)}",
-            self.backend.device,
+            self.backend.memory,
             lambda room: (
                 f"weights, K, V and scratch of {byte_size(room.free + room.taken)} in all would "
                 "fit: use a smaller model or quantisation, or --device cpu"
@@ -134,9 +129,14 @@ class TensorReader:
             self.source.release(name)
         return weight
 
-    def vector(self, name: str, size: int) -> Tensor:
-        """A norm's or a bias' values, in the backend's dtype, on its device."""
-        return decoded(self.packed(name, size), self.backend.dtype).to(self.backend.device)
+    def values(self, name: str, size: int) -> NDArray[np.float32]:
+        """Those of a vector, on the host."""
+        return self.packed(name, size).decode()
+
+    def vector(self, name: str, size: int) -> Array:
+        """A norm's or a bias' values, in the backend's type of activations."""
+        arrays = self.backend.arrays
+        return arrays.floating(arrays.from_numpy(self.values(name, size)))
 
     def norm(self, spec: NormSpec, size: int, at: str = "") -> Norm:
         """A norm of rows of `size`; `at` is its layer's prefix."""
@@ -224,7 +224,7 @@ def model_weights(
     rope_freqs = None
     if config.has_divisors:
         n_dims = max(rope.n_dims for rope in config.ropes if rope.has_divisors)
-        rope_freqs = read.vector("rope_freqs.weight", n_dims // 2)
+        rope_freqs = read.values("rope_freqs.weight", n_dims // 2)
     layers = []
     for i, spec in enumerate(config.layers):
         on_layer(i, config.n_layers)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
+from localkv.cache.arrays import Array
 from localkv.config import CacheConfig, KVScales
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
+from localkv.kernels.namespace import namespace
 from localkv.model import Transformer
 
 TYPE = "f32"
@@ -45,7 +45,7 @@ def calibrate(
     layers = [layer.segments[0] for layer in engine.cache.layers]
     for segment in layers:
         for plane in (*segment.k, *segment.v):
-            plane.zero_()  # rows that are never stored count as 0
+            plane[:] = 0  # rows that are never stored count as 0
     scales = KVScales(
         architecture=config.architecture,
         name=config.name,
@@ -70,16 +70,17 @@ def calibrate(
         yield scales
 
 
-def _absmax(planes: tuple[Tensor, ...]) -> list[float]:
+def _absmax(planes: tuple[Array, ...]) -> list[float]:
     """The largest magnitude of each KV head in all pages.
 
     A backend may order a page's values as it likes, but each lies in the region of its head.
     """
-    values = planes[0].view(torch.float32)  # [n_pages, n_kv_heads, PAGE_TOKENS, head_dim, 1]
-    absmax = values.abs().amax((0, 2, 3, 4))
-    if not bool(absmax.isfinite().all()):
+    xp = namespace(planes[0])
+    values = planes[0].view(xp.float32)  # [n_pages, n_kv_heads, PAGE_TOKENS, head_dim, 1]
+    absmax: list[float] = xp.amax(xp.abs(values), axis=(0, 2, 3, 4)).tolist()
+    if not all(map(math.isfinite, absmax)):
         raise LocalKVError("K or V of the model is not finite, so its scales can't be measured")
-    return absmax.tolist()
+    return absmax
 
 
 def _larger(

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from localkv.arch.spec import ModelSpec
 from localkv.config import CacheConfig
@@ -27,6 +25,7 @@ from localkv.quality.chunks import first_scored, n_scored
 from localkv.quality.exact_prefill import ExactPrefillCache
 
 Array = NDArray[np.float64]
+Logits = NDArray[np.float32]
 
 _BLOCK_VALUES = 1 << 22
 """Logits that are turned into float64 at a time."""
@@ -76,20 +75,18 @@ def score_chunks(
     for number, chunk in enumerate(chunks):
         base_logits = None
         if isinstance(base, BaseFile):
-            base_logits = torch.from_numpy(base.logits(number)).to(model.backend.device)
+            base_logits = base.logits(number)
         elif base is not None:
-            base_logits = torch.empty(
-                n_scored(len(chunk)), model.config.n_vocab, device=model.backend.device
-            )
+            base_logits = np.empty((n_scored(len(chunk)), model.config.n_vocab), np.float32)
             at = 0
             for part in _logits(model, chunk, base, n_batch):
                 base_logits[at : at + len(part)] = part
                 at += len(part)
         if save_base is not None and base_logits is not None:
-            save_base.write(base_logits.cpu().numpy())
+            save_base.write(base_logits)
         scores = []
         for cache in caches:
-            batches: Iterable[Tensor]
+            batches: Iterable[Logits]
             if base_logits is not None and cache == base and not prefill_exact:
                 batches = [base_logits]
             else:
@@ -104,18 +101,19 @@ def _logits(
     cache: CacheConfig,
     n_batch: int,
     prefill_exact: bool = False,
-) -> Iterator[Tensor]:
+) -> Iterator[Logits]:
     """Logits that predict the scored tokens, batch by batch: float32 [<= n_batch, n_vocab]."""
     ids = chunk[:-1]  # the last token is not evaluated: no token follows that it could predict
-    first = first_scored(len(chunk))
+    first, to_numpy = first_scored(len(chunk)), model.backend.arrays.to_numpy
     if not prefill_exact:
-        yield from Engine(model, cache, n_batch=n_batch).logit_batches(ids, first=first)
+        engine = Engine(model, cache, n_batch=n_batch)
+        yield from map(to_numpy, engine.logit_batches(ids, first=first))
         return
     # here a batch's bounds matter, so it is as long as it is when a prompt is evaluated
     make_cache = partial(ExactPrefillCache, n_batch=n_batch)
     engine = Engine(model, cache, n_batch=n_batch, make_cache=make_cache)
     at = 0
-    for batch in engine.logit_batches(ids):
+    for batch in map(to_numpy, engine.logit_batches(ids)):
         if at + len(batch) > first:
             yield batch[max(0, first - at) :]
         at += len(batch)
@@ -124,14 +122,15 @@ def _logits(
 def _score(
     model: Transformer,
     chunk: Sequence[int],
-    batches: Iterable[Tensor],
-    base_logits: Tensor | None,
+    batches: Iterable[Logits],
+    base_logits: Logits | None,
 ) -> TokenScores:
-    targets = torch.tensor(chunk[first_scored(len(chunk)) + 1 :])
+    targets = np.array(chunk[first_scored(len(chunk)) + 1 :])
     n_rows = max(1, _BLOCK_VALUES // model.config.n_vocab)
     parts, at = [], 0
     for batch in batches:
-        for logits in torch.split(batch, n_rows):
+        for start in range(0, len(batch), n_rows):
+            logits = batch[start : start + n_rows]
             rows = slice(at, at + len(logits))
             base = None if base_logits is None else base_logits[rows]
             parts.append(score(logits, targets[rows], base))
@@ -139,11 +138,13 @@ def _score(
     return joined(parts)
 
 
-def score(logits: Tensor, targets: Tensor, base_logits: Tensor | None = None) -> TokenScores:
+def score(
+    logits: Logits, targets: NDArray[np.int64], base_logits: Logits | None = None
+) -> TokenScores:
     """Scores of some tokens, in float64.
 
     Args:
-        logits: float [tokens, n_vocab], the prediction of each.
+        logits: float32 [tokens, n_vocab], the prediction of each.
         targets: int64 [tokens], the tokens that came.
         base_logits: the base's predictions.
 
@@ -151,28 +152,28 @@ def score(logits: Tensor, targets: Tensor, base_logits: Tensor | None = None) ->
         LocalKVError: a logit is infinite or not a number.
     """
     log_p = _log_softmax(logits)
-    nll = _numpy(-log_p.gather(1, targets[:, None])[:, 0])
+    each = np.arange(len(targets))
+    nll = -log_p[each, targets]
     if base_logits is None:
         unknown = np.full_like(nll, np.nan)
         return TokenScores(nll, unknown, unknown, unknown)
     base_log_p = _log_softmax(base_logits)
     return TokenScores(
         nll=nll,
-        nll_base=_numpy(-base_log_p.gather(1, targets[:, None])[:, 0]),
+        nll_base=-base_log_p[each, targets],
         # never negative but by rounding
-        kld=_numpy((base_log_p.exp() * (base_log_p - log_p)).sum(1).clamp_min(0)),
-        same_top=_numpy(logits.argmax(1) == base_logits.argmax(1)),
+        kld=(np.exp(base_log_p) * (base_log_p - log_p)).sum(1).clip(0),
+        same_top=(logits.argmax(1) == base_logits.argmax(1)).astype(np.float64),
     )
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
-    if not bool(torch.isfinite(logits).all()):
+def _log_softmax(logits: Logits) -> Array:
+    if not np.isfinite(logits).all():
         raise LocalKVError("the model's logits are not finite, so nothing can be measured")
-    return torch.log_softmax(logits.double().cpu(), dim=-1)
-
-
-def _numpy(values: Tensor) -> Array:
-    return values.double().cpu().numpy()
+    x: Array = logits.astype(np.float64)
+    x -= x.max(1, keepdims=True)
+    x -= np.log(np.exp(x).sum(1, keepdims=True))
+    return x
 
 
 def joined(parts: Sequence[TokenScores]) -> TokenScores:

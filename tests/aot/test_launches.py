@@ -19,10 +19,10 @@ from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
 from localkv.kernels.gpu import triton_backend as backend_module
+from localkv.kernels.gpu.device_draw import device_draw
 from localkv.kernels.gpu.launch import compile_together, launch
 from localkv.loader.shapes import SHAPES
 from localkv.loader.weights import load_model
-from localkv.sampling.device_draw import device_draw
 from localkv.sampling.params import SamplingParams
 from support.aot.aot_report import MOST_SPILLS, SHARED_KIB, report
 from support.aot.paper_gpu import META, PaperDriver, PaperGpu, paper_driver, paper_gpu, paper_model

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from localkv.errors import LocalKVError, ModelFileError
@@ -35,7 +36,7 @@ def use(path: Path, kind: str) -> None:
     json.dumps(describe(gguf), allow_nan=False)
     assert all(line.isprintable() for line in lines(gguf))
     llm = LLM(path, n_ctx=16)
-    assert llm.logits([1, 2, 3]).isfinite().all()
+    assert np.isfinite(llm.logits([1, 2, 3])).all()
     if kind == "text":
         ids = llm.tokenize("Once upon a <|user|> time é", parse_special=True)
         llm.detokenize(ids)

@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-import torch
 
 from localkv import LLM, LocalKVError
+from localkv.system.threads import n_threads, use_threads
 from localkv.system.turns import LOOK_SECONDS, CancelledWaitError, Turns
 from support.attack.attack_script import run_script
 from support.attack.interleavings import Alone, take_turns
@@ -143,9 +143,9 @@ def test_a_model_brings_its_number_of_threads_along(tiny_model: Path) -> None:
     one, two = LLM(tiny_model, n_ctx=64, n_threads=1), LLM(tiny_model, n_ctx=64, n_threads=2)
 
     def look(name: str, llm: LLM) -> None:
-        llm.engine.slot.turn(lambda: seen.update({name: torch.get_num_threads()}))
+        llm.engine.slot.turn(lambda: seen.update({name: n_threads()}))
 
-    before = torch.get_num_threads()
+    before = n_threads()
     try:
         for name, llm in (("one", one), ("two", two), ("one again", one)):
             look(name, llm)
@@ -153,7 +153,7 @@ def test_a_model_brings_its_number_of_threads_along(tiny_model: Path) -> None:
         thread.start()
         thread.join()
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
     assert seen == {"one": 1, "two": 2, "one again": 1, "elsewhere": 2}
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,8 +31,10 @@ from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.engine import Engine
 from localkv.errors import UsageError, counted
 from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf
 from localkv.system.machine_memory import Budget
+from localkv.system.threads import n_threads
 from support.program import localkv_process, on_terminal
 
 # as its own source lists them, in this order
@@ -229,12 +232,12 @@ def test_a_generation_starts_behind_the_prompt(monkeypatch, tiny_model) -> None:
 
 
 def test_threads_are_as_they_were_afterwards(tiny_model) -> None:
-    before = torch.get_num_threads()
+    before = n_threads()
     subject = load(file_source(tiny_model), "cpu")
     grid = Grid(n_threads=(1, 2), n_prompt=(4,), n_gen=(0,))
     results = list(run(subject, grid, Options(repetitions=1)))
     assert [result.n_threads for result in results] == [1, 2]
-    assert torch.get_num_threads() == before
+    assert n_threads() == before
 
 
 # -- what is counted
@@ -286,18 +289,18 @@ def test_a_token_reads_the_experts_it_is_sent_to() -> None:
 
 
 def test_bandwidth_is_measured() -> None:
-    assert 1e6 < machine.bandwidth(torch.device("cpu")) < 1e13
+    assert 1e6 < machine.bandwidth(cpu_backend()) < 1e13
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux forgets peaks")
 def test_a_peak_is_that_of_its_test() -> None:
-    device = torch.device("cpu")
-    first = machine.PeakMemory(device)
-    taken = torch.ones(1 << 25)
+    backend = cpu_backend()
+    first = machine.PeakMemory(backend)
+    taken = np.ones(1 << 25, np.float32)
     assert first.n_bytes() > taken.nbytes
     high = first.n_bytes()
     del taken
-    assert machine.PeakMemory(device).n_bytes() < high - (1 << 26)
+    assert machine.PeakMemory(backend).n_bytes() < high - (1 << 26)
 
 
 # -- presets, and what fits

@@ -15,10 +15,11 @@ from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec, cache_by
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
 from localkv.formats import KV_FORMATS
-from localkv.kernels.attention import read_pages
-from localkv.kernels.store_kv import store_kv
-from localkv.kernels.torch_arrays import TorchArrays, torch_cache
-from localkv.kernels.torch_codec import decode, encode
+from localkv.kernels.reference.attention import read_pages
+from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.torch_arrays import TorchArrays
+from localkv.kernels.reference.torch_codec import decode, encode
+from support.torch_edge import torch_cache
 
 SIZES = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 32}
 

@@ -13,7 +13,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
@@ -22,7 +21,6 @@ from localkv.config import CacheConfig
 from localkv.errors import HubError
 from localkv.formats import FORMATS, KV_FORMATS
 from localkv.kernels.select import select_backend
-from localkv.kernels.torch_arrays import torch_cache
 from localkv.loader import kv_risks
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub import remote_header
@@ -34,11 +32,13 @@ from localkv.memory.plan import ModelMemory
 from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
 from localkv.presets import PRESETS
 from localkv.system.machine_memory import Budget
+from localkv.system.threads import n_threads
 from support.fake_hub import FakeHub
 from support.held_bytes import held, storages
 from support.layouts import with_attention
 from support.program import Program, Result, loaded_by
 from support.random_model import variant
+from support.torch_edge import torch_cache
 
 GIB = 1 << 30
 
@@ -100,7 +100,7 @@ def test_bytes_are_those_that_are_allocated(
 
 
 def test_complete_says_the_same(plan: Any, program: Program, tiny_model: Path) -> None:
-    flags = ("-c", 256, "-ctk", "q8_0", "-ctv", "q4_0", "-t", torch.get_num_threads())
+    flags = ("-c", 256, "-ctk", "q8_0", "-ctv", "q4_0", "-t", n_threads())
     planned = plan(tiny_model, *flags, "--device", "cpu")
     argv = ("complete", "-m", tiny_model, "-p", "x", "-n", 1, *flags, "--device", "cpu", "--json")
     taken = json.loads(program(*argv).out)["memory"]
@@ -130,7 +130,7 @@ def test_a_shape_s_tensors_are_those_that_a_model_of_it_has(shape: str, type_nam
     class Recorder(RandomTensors):
         def packed(self, name: str, shape: tuple[int, ...]) -> Any:
             tensor = super().packed(name, shape)
-            taken[name] = (tensor.shape, tensor.format.name, tensor.rows.numel())
+            taken[name] = (tensor.shape, tensor.format.name, tensor.rows.nbytes)
             return tensor
 
     backend = select_backend("reference")

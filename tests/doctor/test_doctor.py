@@ -18,6 +18,7 @@ from localkv.doctor import gpu, probe, processor, software, storage
 from localkv.doctor.finding import Check, Finding, examine
 from localkv.doctor.memory import check_memory
 from localkv.doctor.probe import ProbeError, Probes
+from localkv.system import nvidia_driver
 
 CPU = {
     "numba": "0.62",
@@ -51,14 +52,14 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "nvidia"
     folder.mkdir()
     (folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n")
-    monkeypatch.setattr(gpu, "DRIVER", folder)
+    monkeypatch.setattr(nvidia_driver, "DRIVER", folder)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     return folder
 
 
 @pytest.fixture
 def no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu, "DRIVER", tmp_path / "nothing")
+    monkeypatch.setattr(nvidia_driver, "DRIVER", tmp_path / "nothing")
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 

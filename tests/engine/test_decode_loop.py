@@ -10,7 +10,7 @@ from localkv.cache.kv_cache import KVCache, Sequence
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.engine.decode_loop import MANY_DRAWS, DecodeLoop
 from localkv.errors import LocalKVError
-from localkv.kernels.reference_backend import reference_backend
+from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from support.random_model import RandomModel
@@ -89,9 +89,9 @@ def test_logits_are_those_of_a_batch(model: Transformer, segments: list[SegmentS
         evaluate(model, caches[0], ours, ids[start : start + 100])
         evaluate(model, caches[1], theirs, ids[start : start + 100])
     for token in ids[200:]:
-        torch.testing.assert_close(
-            loop.logits(ours, token), evaluate(model, caches[1], theirs, [token])
-        )
+        # sums over longer tables round differently, and so may a code of a packed row
+        want = evaluate(model, caches[1], theirs, [token])
+        torch.testing.assert_close(loop.logits(ours, token), want, rtol=0, atol=1e-4)
         ours.length += 1
 
 

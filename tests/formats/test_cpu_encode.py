@@ -9,16 +9,14 @@ from torch import Tensor
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
-from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import (
     add_store,
     has_encoders,
-    scatter_encoded,
-    store_kv_cpu,
     stored_rows,
 )
-from localkv.kernels.hadamard import hadamard_transform
-from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.reference.hadamard import hadamard_transform
+from support.cpu_ops import rotate_cpu, scatter_encoded, store_kv_cpu
+from support.torch_edge import numpy_of, torch_cache
 
 HEAD_DIM = 64
 
@@ -115,7 +113,7 @@ def test_rotated_while_stored() -> None:
         object.__setattr__(segment, "rotation_k", 64)
         object.__setattr__(segment, "rotation_v", 32)
         chain = Chain(Scratch())
-        k, v = k.contiguous(), v.contiguous()
+        k, v, layer, batches = numpy_of((k.contiguous(), v.contiguous(), layer, batches))
         add_store(chain, k, v, len(k), layer)
         chain.run(**stored_rows(layer, batches, len(k)))
 

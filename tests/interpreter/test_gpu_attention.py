@@ -14,14 +14,15 @@ from torch import Tensor
 from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import KV_FORMATS
-from localkv.kernels.attention import attention, attention_reference
+from localkv.kernels.attention import attention
 from localkv.kernels.gpu.attention.packed_attention import PackedAttention, segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
-from localkv.kernels.hadamard import hadamard_transform
-from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.reference.attention import attention_reference
+from localkv.kernels.reference.hadamard import hadamard_transform
 from support.paged_rows import paged_rows, plain_attention
+from support.torch_edge import torch_cache
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
@@ -228,5 +229,12 @@ def test_through_the_cache(rotations: tuple[int, int]) -> None:
         sequence.length += n_new
         params = AttentionParams(0.125)
         got = attention(ours, q, cache.layers[0], batch, params, rotate=rotate_gpu)
-        want = attention(attention_reference, q.double(), cache.layers[0], batch, params)
+        want = attention(
+            attention_reference,
+            q.double(),
+            cache.layers[0],
+            batch,
+            params,
+            rotate=hadamard_transform,
+        )
         assert float((got - want).norm() / want.norm()) < 1e-3

@@ -27,11 +27,12 @@ from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
 from localkv.kernels.gpu.products.products import linear
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.layer_weights import Linear
+from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.torch_codec import decoded
 from localkv.kernels.rope import RopeTable
-from localkv.kernels.store_kv import store_kv
-from localkv.kernels.torch_codec import decoded
 from support.gpu_store import store_kv_gpu
-from support.guarded_memory import TENSORS, GuardedMemory, guarded
+from support.guarded_memory import GuardedMemory, guarded
+from support.guarded_tensors import TENSORS
 from support.paged_rows import PagedRows, paged_rows, plain_attention
 from support.random_packed import random_packed
 
@@ -183,7 +184,8 @@ WRONG = """
 import os, random, sys
 os.environ["TRITON_INTERPRET"] = "1"
 import torch
-from support.guarded_memory import TENSORS, guarded
+from support.guarded_memory import guarded
+from support.guarded_tensors import TENSORS
 from localkv.kernels.gpu import embedding
 from localkv.kernels.gpu.products import plane_tensor
 from support.random_packed import random_packed

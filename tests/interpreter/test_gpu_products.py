@@ -22,8 +22,8 @@ from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
 from localkv.kernels.gpu.products.products import gate_up, linear, linears, normed
 from localkv.kernels.gpu.triton_backend import METHODS
 from localkv.kernels.layer_weights import Linear, Norm
-from localkv.kernels.norm import norm as plain_norm
-from localkv.kernels.torch_codec import decoded
+from localkv.kernels.reference.norm import norm as plain_norm
+from localkv.kernels.reference.torch_codec import decoded
 from localkv.sampling.device_draw import NO_TOKEN
 from support.gpu_products import CPU, EXACT, error, far, prepared, with_rows
 from support.layers import layer_norm, rms

@@ -11,15 +11,16 @@ from torch import Tensor
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.formats import KV_FORMATS, QuantFormat
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
-from localkv.kernels.hadamard import hadamard_transform
 from localkv.kernels.layer_weights import Norm
-from localkv.kernels.norm import norm
-from localkv.kernels.rope import RopeTable, apply_rope
-from localkv.kernels.torch_arrays import torch_cache
-from localkv.kernels.torch_codec import decode, encode
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.norm import norm
+from localkv.kernels.reference.rope import apply_rope
+from localkv.kernels.reference.torch_codec import decode, encode
+from localkv.kernels.rope import RopeTable
 from support.gpu_store import store_kv_gpu
 from support.layers import rms
 from support.paged_rows import poisoned_cache
+from support.torch_edge import torch_cache
 
 by_format = pytest.mark.parametrize(
     "fmt",

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.kernels.gpu.triton_backend import triton_backend
-from localkv.kernels.reference_backend import reference_backend
+from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.sampling.device_draw import device_draw
 from localkv.sampling.params import SamplingParams

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,12 +12,11 @@ from hypothesis import strategies as st
 from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
-from localkv.kernels.attention import (
-    attention,
-    attention_reference,
-)
-from localkv.kernels.store_kv import store_kv, store_rotated
-from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.attention import attention
+from localkv.kernels.reference.attention import attention_reference
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.store_kv import store_rotated
 from support.attention_checks import (
     check,
     check_rows_without_keys,
@@ -23,6 +24,9 @@ from support.attention_checks import (
     plain,
 )
 from support.cache_types import NAMES, PAIRS
+from support.torch_edge import torch_cache
+
+run_plainly = partial(attention, attention_reference, rotate=hadamard_transform)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 8, 16])
@@ -75,8 +79,15 @@ def test_segments_that_are_not_rotated_alike() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(330, 1, head_dim, generator=generator) for _ in range(3))
     batch = cache.batch([(cache.new_sequence(), [0] * 330)])
-    store_rotated(store_kv, k, v, cache.layers[0], batch.segments)
-    got = attention(attention_reference, 3 * q, cache.layers[0], batch, AttentionParams(0.125))
+    store_rotated(store_kv, hadamard_transform, k, v, cache.layers[0], batch.segments)
+    got = attention(
+        attention_reference,
+        3 * q,
+        cache.layers[0],
+        batch,
+        AttentionParams(0.125),
+        rotate=hadamard_transform,
+    )
     want = plain(*(x[:, 0].double() for x in (3 * q, k, v)), 0, AttentionParams(0.125))
     assert float((got[:, 0] - want).abs().max()) < 1e-5
 
@@ -112,8 +123,10 @@ def test_scales_of_heads_bring_rows_into_range() -> None:
             kv_scales=scales,
         )
         batch = cache.batch([(cache.new_sequence(), [0] * 50)])
-        store_rotated(store_kv, k, v, cache.layers[0], batch.segments)
-        got = attention(attention_reference, q, cache.layers[0], batch, params)
+        store_rotated(store_kv, hadamard_transform, k, v, cache.layers[0], batch.segments)
+        got = attention(
+            attention_reference, q, cache.layers[0], batch, params, rotate=hadamard_transform
+        )
         worst = 0.0
         for head in range(3 * group):
             args = (q[:, head], k[:, head // group], v[:, head // group])
@@ -181,10 +194,12 @@ def test_a_sink_takes_part_of_the_weight(bounds: list[int]) -> None:
     batch = cache.batch([(cache.new_sequence(), [0] * 60)])
     q = torch.randn(60, 3, 16, generator=generator)
     k, v = torch.randn(2, 60, 1, 16, generator=generator)
-    store_rotated(store_kv, k, v, cache.layers[0], batch.segments)
+    store_rotated(store_kv, hadamard_transform, k, v, cache.layers[0], batch.segments)
     sinks = torch.tensor([-torch.inf, 0.5, 30.0])
     params = AttentionParams(0.3)
-    got = attention(attention_reference, q, cache.layers[0], batch, params, sinks)
+    got = attention(
+        attention_reference, q, cache.layers[0], batch, params, sinks, rotate=hadamard_transform
+    )
     logits = torch.einsum("thd,sd->ths", q, k[:, 0]) * 0.3
     logits = logits.masked_fill(torch.ones(60, 60).triu(1).bool()[:, None], -torch.inf)
     logits = torch.cat((logits, sinks.expand(60, 3)[..., None]), -1)

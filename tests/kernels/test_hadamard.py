@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from localkv.formats import KV_FORMATS
-from localkv.kernels.hadamard import hadamard_transform
-from localkv.kernels.torch_codec import decode, encode
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.torch_codec import decode, encode
 
 BLOCKS = (1, 2, 16, 32, 64, 128, 256)
 

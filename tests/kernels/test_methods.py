@@ -15,22 +15,23 @@ from localkv import LLM
 from localkv.formats import KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.base import QuantFormat
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels import torch_codec
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.methods import DECODED, EXPERTS, methods
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear, MlpWeights
 from localkv.kernels.method import Method, Use, in_words, missing_kernels, uses
-from localkv.kernels.reference_backend import reference_backend
+from localkv.kernels.reference import torch_codec
+from localkv.kernels.reference.backend import reference_backend
 from localkv.simd.cpu_features import HAS_VNNI
 from support.cpu_products import eight_bits, error
 from support.layers import model_of, rms
 from support.program import Program
 from support.random_model import variant
 from support.random_packed import random_packed
+from support.torch_edge import with_tensors
 
 WEIGHT_NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
-CPU = torch.device("cpu")
+CPU = "CPU"
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_a_product_runs_as_is_said(name: str, n_in: int, halves: bool, decoded: 
     weight = backend.prepare(packed)
     method = backend.methods.product(weight)
     decoded.clear()
-    got = backend.logits(x, norm, Linear(weight), model_of(n_in, 32))
+    got = with_tensors(backend.logits)(x, norm, Linear(weight), model_of(n_in, 32))
     assert (method.slowdown is not None) == (name in decoded)
     assert ("decoded" in method.words) == (name in decoded)
     if method.slowdown:
@@ -82,14 +83,14 @@ def test_the_reference_says_that_it_decodes(name: str, decoded: list[str]) -> No
     weight = backend.prepare(random_packed(name, 32, 512))
     backend.logits(torch.randn(1, 512), rms(torch.ones(512)), Linear(weight), model_of(512, 32))
     assert decoded == [name]
-    assert backend.methods.product(weight) == Method("decoded tile by tile in torch")
+    assert backend.methods.product(weight) == Method("decoded tile by tile, multiplied in torch")
 
 
 @pytest.mark.parametrize("name", KV_FORMATS)
 def test_what_is_said_of_the_cache(name: str, tiny_model: Path, decoded: list[str]) -> None:
     fmt = KV_FORMATS[name]
     said = cpu_backend().methods
-    assert (said.store(fmt).words == "encoded in torch") == bool(fmt.row_planes)
+    assert (said.store(fmt).words == "encoded in NumPy") == bool(fmt.row_planes)
     assert said.tiles(fmt, "V").words == "float32"
     has_codes = fmt.block_size > 1
     assert ("8-bit" in said.tiles(fmt, "K").words) == (has_codes and HAS_VNNI)
@@ -111,10 +112,10 @@ def test_a_mixed_model_is_described_by_type() -> None:
     as_in_file = f"; q8_0: packed as in the file, {sides}" if HAS_VNNI else ""
     assert in_words(found)["products"] == (
         f"{'q4_K' if HAS_VNNI else 'q4_K, q8_0'}, q6_K: packed panels, {sides}{as_in_file}; "
-        "f32: rows as in the file, float32 activations; q3_K: decoded tile by tile in torch"
+        "f32: rows as in the file, float32 activations; q3_K: decoded tile by tile in NumPy"
     )
     assert missing_kernels(found, CPU) == [
-        f"no CPU kernel for products of q3_K: decoded tile by tile in torch, {DECODED}"
+        f"no CPU kernel for products of q3_K: decoded tile by tile in NumPy, {DECODED}"
     ]
 
 
@@ -123,7 +124,7 @@ def random_file(path: Path, kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> 
 
     def quantize(values: np.ndarray, kind: GGMLType) -> np.ndarray:
         name = WEIGHT_FORMATS[int(kind)].name
-        return random_packed(name, *values.shape).rows.numpy()
+        return random_packed(name, *values.shape).rows
 
     monkeypatch.setattr(gguf.quants, "quantize", quantize)
     return variant("llama", n_embd=256, n_ff=256).write(path, kind)
@@ -176,7 +177,7 @@ def test_types_of_one_method_stand_together() -> None:
         f"no CPU kernel for products of q2_K and q3_K: by tile in torch, {DECODED}",
         f"no CPU kernel for experts: in torch, {EXPERTS}",
     ]
-    assert missing_kernels(found[:-1], torch.device("cuda"))[0].startswith(
+    assert missing_kernels(found[:-1], "GPU")[0].startswith(
         "no GPU kernel for products of q2_K and q3_K: "
     )
 

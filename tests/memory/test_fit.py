@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from localkv.chat.local_engine import LocalEngine
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.formats import KV_FORMATS
+from localkv.kernels.gpu.memory import CudaMemory
 from localkv.llm import free_memory
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_spec import model_spec
@@ -258,7 +260,9 @@ def test_a_gpu_s_room_is_what_torch_can_still_have(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 * GIB, 8 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 4 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 6 * GIB)
-    assert free_memory(torch.device("cuda")) == Budget(3 * GIB, "free on the GPU")
+    assert free_memory(SimpleNamespace(memory=CudaMemory(torch.device("cuda")))) == Budget(
+        3 * GIB, "free on the GPU"
+    )
 
 
 def test_the_chat_s_engine_refuses_too(wide: Path, has_memory: Any) -> None:

@@ -18,20 +18,21 @@ from localkv.config import DEVICES, CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import byte_size
 from localkv.formats import KV_FORMATS
-from localkv.kernels.cpu.attention.kernels import MAX_ROWS, n_threads
+from localkv.kernels.cpu.attention.kernels import MAX_ROWS
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.sizes import FEW_ROWS
 from localkv.kernels.cpu.footprint import MOST_DECODE_ROWS, attention_bytes
 from localkv.kernels.footprint import HeadSizes
-from localkv.kernels.torch_arrays import torch_cache
 from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.plan import MemoryPlan
 from localkv.simd.cpu_features import HAS_VNNI
+from localkv.system.threads import n_threads
 from support.held_bytes import held, storages
 from support.paged_rows import paged_rows
 from support.paths import TESTS
 from support.program import Program, clean_env
 from support.random_model import MOE, RandomModel, variant
+from support.torch_edge import numpy_of, torch_cache
 
 
 @pytest.mark.parametrize("head_dim", [32, 80, 128, 192])
@@ -119,7 +120,8 @@ def test_the_scratch_of_attention_is_not_exceeded(group: int, n_new: int) -> Non
         run = PackedAttention()
         for generated in (False, True):
             batch = dataclasses.replace(rows.batch, generated=(generated,))
-            run(rows.q, rows.segment, rows.seg_batch, batch, AttentionParams(0.25))
+            parts = numpy_of((rows.q, rows.segment, rows.seg_batch, batch))
+            run(*parts, AttentionParams(0.25))
         heads = HeadSizes(n_kv_heads * group, n_kv_heads, head_dim=16)
         bound = attention_bytes(heads, n_ctx=4096, n_tokens=n_new, n_threads=n_threads())
         assert 0 < run.scratch.floats.nbytes <= bound + 64

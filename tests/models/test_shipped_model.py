@@ -84,7 +84,7 @@ def test_llama_cpp_draws_the_same_tokens() -> None:
     for generation in golden["generations"]:
         prompt_ids, ids = generation["prompt_ids"], generation["ids"]
         assert llm.tokenize(generation["prompt"]) == prompt_ids
-        logits = llm.logits(prompt_ids + ids)[len(prompt_ids) - 1 : -1].numpy()
+        logits = llm.logits(prompt_ids + ids)[len(prompt_ids) - 1 : -1]
         for step, token in enumerate(ids):
             if generation["margins"][step] < NEAR_TIE:
                 continue

@@ -16,7 +16,7 @@ from localkv.cache.layout import GroupLayout, SegmentSpec, cache_segments
 from localkv.config import CacheConfig
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.kernels.reference_backend import reference_backend
+from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.chunks import text_chunks

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from localkv import LLM
 from localkv.cli.perplexity_plot import cut, unbeaten
@@ -115,7 +114,7 @@ def example() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def example_scores(example: tuple[np.ndarray, ...]) -> TokenScores:
-    logits, base, targets = map(torch.from_numpy, example)
+    logits, base, targets = example
     return score(logits, targets, base)
 
 
@@ -132,17 +131,17 @@ def test_scores_of_tokens(example) -> None:
 
 
 def test_scores_without_a_base(example) -> None:
-    logits, base, targets = map(torch.from_numpy, example)
+    logits, base, targets = example
     scores = score(logits, targets)
     np.testing.assert_array_equal(scores.nll, score(logits, targets, base).nll)
     assert np.isnan(scores.nll_base).all()
 
 
 def test_logits_that_are_no_numbers_are_refused() -> None:
-    logits = torch.zeros(2, 5)
-    logits[1, 3] = torch.nan
+    logits = np.zeros((2, 5), np.float32)
+    logits[1, 3] = np.nan
     with pytest.raises(LocalKVError, match="not finite"):
-        score(logits, torch.tensor([0, 1]))
+        score(logits, np.array([0, 1]))
 
 
 def test_perplexity_and_its_error() -> None:
@@ -224,7 +223,7 @@ def run(llm: LLM, chunks: list[list[int]], caches: list[CacheConfig], **options)
 def test_perplexity_is_that_of_the_models_logits(llm: LLM, chunks, n_batch: int) -> None:
     nll = []
     for chunk in chunks:
-        p = probabilities(llm.logits(chunk).double().numpy())
+        p = probabilities(llm.logits(chunk).astype(np.float64))
         nll += [-math.log(p[at, chunk[at + 1]]) for at in range(N_CTX // 2, N_CTX - 1)]
     (scores,) = run(llm, chunks, [llm.cache], n_batch=n_batch)
     assert len(scores.nll) == len(chunks) * (N_CTX // 2 - 1)

@@ -11,9 +11,9 @@ import torch
 from localkv.cli.complete import complete
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.errors import UsageError
+from localkv.kernels.gpu.device_draw import ON_DEVICE, device_draw
 from localkv.sampling import samplers
 from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
-from localkv.sampling.device_draw import ON_DEVICE, device_draw
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.sampling.table import SAMPLERS, SamplerEntry, active_samplers

@@ -12,14 +12,12 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
 from localkv.formats import KV_FORMATS
-from localkv.kernels.attention import (
-    SegmentAttention,
-    attention,
-)
-from localkv.kernels.hadamard import hadamard_transform
-from localkv.kernels.store_kv import StoreKV, store_kv, store_rotated
-from localkv.kernels.torch_arrays import torch_cache
-from localkv.kernels.torch_codec import decode, encode
+from localkv.kernels.attention import SegmentAttention, attention
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.torch_codec import decode, encode
+from localkv.kernels.store_kv import StoreKV, store_rotated
+from support.torch_edge import torch_cache
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, past: int, params: AttentionParams) -> Tensor:
@@ -98,6 +96,7 @@ def check(
         pasts = [(i, past) for i, (past, _) in enumerate(lengths) if past]
         store_rotated(
             store,
+            hadamard_transform,
             torch.cat([ks[i][:past] for i, past in pasts]),
             torch.cat([vs[i][:past] for i, past in pasts]),
             layer,
@@ -109,13 +108,13 @@ def check(
     batch = cache.batch(parts)
     new_k = torch.cat([k[past:] for k, (past, _) in zip(ks, lengths, strict=True)])
     new_v = torch.cat([v[past:] for v, (past, _) in zip(vs, lengths, strict=True)])
-    store_rotated(store, new_k, new_v, layer, batch.segments)
+    store_rotated(store, hadamard_transform, new_k, new_v, layer, batch.segments)
     q = 3 * torch.randn(batch.starts[-1], n_kv_heads * group, head_dim, generator=generator)
     params = AttentionParams(1 / math.sqrt(head_dim), window, softcap)
     outputs = []
     for generated in (False, True):  # a token may be of either kind
         kinds = replace(batch, generated=(generated,) * len(lengths))
-        outputs.append(attention(run, q, layer, kinds, params))
+        outputs.append(attention(run, q, layer, kinds, params, rotate=hadamard_transform))
         assert outputs[-1].shape == q.shape
     ks = [rounded(k, type_k, rotations[0], absmax) for k in ks]
     vs = [rounded(v, type_v, rotations[1], absmax[::-1]) for v in vs]
@@ -169,7 +168,7 @@ def check_rows_without_keys(run: SegmentAttention, store: StoreKV = store_kv) ->
     for n_new, window in ((100, 8), (1, 8), (30, 62), (1, 300)):
         batch = cache.batch([(sequence, [0] * n_new)], generated=n_new < 100)
         q, k, v = (torch.randn(n_new, 1, 32, generator=generator) for _ in range(3))
-        store_rotated(store, k, v, layer, batch.segments)
+        store_rotated(store, hadamard_transform, k, v, layer, batch.segments)
         sequence.length += n_new
         for i, (first, end) in enumerate(((0, 40), (40, 400))):
             params = AttentionParams(0.2, window)
@@ -178,4 +177,4 @@ def check_rows_without_keys(run: SegmentAttention, store: StoreKV = store_kv) ->
             assert (out[blind] == 0).all()
             assert (lse[blind] == -torch.inf).all()
             assert lse[~blind].isfinite().all()
-        assert attention(run, q, layer, batch, params).isfinite().all()
+        assert attention(run, q, layer, batch, params, rotate=hadamard_transform).isfinite().all()

@@ -10,9 +10,9 @@ import torch
 from localkv.formats.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS, PanelLayout
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
-from localkv.kernels.cpu.linear.products import CpuProducts
-from localkv.kernels.torch_codec import decoded
+from localkv.kernels.reference.torch_codec import decoded
 from localkv.simd.cpu_features import HAS_VNNI
+from support.cpu_ops import TensorProducts
 
 EXACT = 1e-6
 TORCH = 2e-6
@@ -38,7 +38,7 @@ def product_error(got: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor) -> f
     return float((got.double() - x @ matrix.T).norm() / size.norm())
 
 
-def check(products: CpuProducts, x: torch.Tensor, weight: PackedTensor) -> torch.Tensor:
+def check(products: TensorProducts, x: torch.Tensor, weight: PackedTensor) -> torch.Tensor:
     """The product is right; returned."""
     in_8_bits = HAS_VNNI and weight.format.name in LAYOUTS
     got = products.matmul(x, products.prepare(weight))
@@ -58,7 +58,7 @@ def check(products: CpuProducts, x: torch.Tensor, weight: PackedTensor) -> torch
 def plain_panels(weight: PackedTensor, layout: PanelLayout) -> np.ndarray:
     """What `formats/cpu/panel_layout.py` says of a matrix's panels, one unit at a time."""
     n_out, n_in = weight.shape
-    blocks = weight.rows.numpy().reshape(n_out, -1, layout.format.block_bytes)
+    blocks = weight.rows.reshape(n_out, -1, layout.format.block_bytes)
     out = np.zeros((-(-n_out // LANES), layout.n_records(n_in), layout.record_bytes), np.uint8)
     for (row, block), (start, n_units, unit, goal, change) in itertools.product(
         np.ndindex(blocks.shape[:2]), layout.table

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
@@ -46,7 +45,7 @@ def new_cache(
     for layer in cache.layers:
         for segment in layer.segments:
             for plane in (*segment.k, *segment.v):
-                plane.fill_(0xFF)
+                plane[:] = 0xFF
     generator = np.random.default_rng(1)
     for pool in cache.pools:
         generator.shuffle(pool.free)
@@ -64,9 +63,10 @@ def run(model: Transformer, cache: KVCache, ids: list[int], chunk: int = 512) ->
     rows = []
     for start in range(0, len(ids), chunk):
         part = ids[start : start + chunk]
-        rows.append(model.forward(cache.batch([(sequence, part)], logits="all"), cache))
+        out = model.forward(cache.batch([(sequence, part)], logits="all"), cache)
+        rows.append(model.backend.arrays.to_numpy(out))
         sequence.length += len(part)
-    return torch.cat(rows).double().numpy()
+    return np.concatenate(rows).astype(np.float64)
 
 
 def run_together(
@@ -81,7 +81,8 @@ def run_together(
     for sequence, n in zip(sequences, half, strict=True):
         sequence.length += n
     rest = [(s, ids[n:]) for s, ids, n in zip(sequences, parts, half, strict=True)]
-    return model.forward(cache.batch(rest), cache).double().numpy()
+    out = model.forward(cache.batch(rest), cache)
+    return model.backend.arrays.to_numpy(out).astype(np.float64)
 
 
 def logits(

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localkv.kernels.cpu import row_operations
 from localkv.kernels.cpu.attention import kernels
 from localkv.kernels.cpu.attention import packed_attention as attention
 from localkv.kernels.cpu.attention import tables as attention_tables
@@ -35,13 +36,6 @@ PAGE = mmap.PAGESIZE
 PATTERN, POISON = 0xA5, 0xFF
 GAP = 192
 """Bytes of a pattern between parts of scratch memory."""
-NUMPY = {
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.int64: np.int64,
-    torch.int32: np.int32,
-    torch.uint8: np.uint8,
-}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -93,11 +87,10 @@ class GuardedMemory:
         """A copy, contiguous."""
         return torch.from_numpy(self.array(values.contiguous().numpy(), what))
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> Tensor:
+    def empty(self, shape: tuple[int, ...], what: str, dtype: Any = np.float32) -> np.ndarray:
         """Poisoned."""
-        kind = np.dtype(NUMPY[dtype])
-        n_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        return torch.from_numpy(self.bytes(n_bytes, what).view(kind).reshape(shape))
+        n_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        return self.bytes(n_bytes, what).view(dtype).reshape(shape)
 
     def check(self) -> None:
         """Nothing was written next to a block."""
@@ -124,7 +117,7 @@ def _guarded_scratch(memory: GuardedMemory) -> Iterator[Any]:
 
     run_steps = chain.run_steps
 
-    def run(self: chain.Chain, **values: int | Tensor) -> None:
+    def run(self: chain.Chain, **values: Any) -> None:
         def poisoned_steps(steps: array[int]) -> None:
             data = self.scratch.data
             for place in vars(self).get("parts", ()):
@@ -172,29 +165,21 @@ def _guarded_jobs(memory: GuardedMemory) -> Iterator[Any]:
     yield patch.object(attention_tables.Table, "__init__", table)
 
 
-def _guarded_tensors(memory: GuardedMemory) -> Iterator[Any]:
+def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
     """Outputs that launchers allocate, and panels."""
-    empty, empty_like, new_empty = torch.empty, torch.empty_like, Tensor.new_empty
 
-    def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return memory.empty(tuple(shape), dtype, f"an output {list(shape)}")
+    class GuardedNumpy:
+        """NumPy as launchers see it."""
 
-    def our_empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-        shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-        if options or (dtype or torch.float32) not in NUMPY:
-            return empty(*size, dtype=dtype, **options)
-        return guarded(shape, dtype or torch.float32)
+        def __getattr__(self, name: str) -> Any:
+            return getattr(np, name)
 
-    def our_empty_like(x: Tensor, **options: Any) -> Tensor:
-        if options or x.dtype not in NUMPY:
-            return empty_like(x, **options)
-        return guarded(x.shape, x.dtype)
+        def empty(self, shape: Any, dtype: Any) -> np.ndarray:
+            shape = (shape,) if isinstance(shape, int) else shape
+            return memory.empty(shape, f"an output {list(shape)}", dtype)
 
-    def our_new_empty(x: Tensor, *size: Any, **options: Any) -> Tensor:
-        shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-        if options or x.dtype not in NUMPY:
-            return new_empty(x, *size, **options)
-        return guarded(shape, x.dtype)
+        def empty_like(self, x: np.ndarray) -> np.ndarray:
+            return self.empty(x.shape, x.dtype)
 
     def panels(self: panel_arena.PanelArena, n_bytes: int) -> np.ndarray:
         return memory.bytes(n_bytes, "panels")
@@ -202,16 +187,14 @@ def _guarded_tensors(memory: GuardedMemory) -> Iterator[Any]:
     def nothing(self: panel_arena.PanelArena) -> None:
         pass
 
-    yield patch.object(torch, "empty", our_empty)
-    yield patch.object(torch, "empty_like", our_empty_like)
-    yield patch.object(Tensor, "new_empty", our_new_empty)
+    for module in (attention, linear, rotate, row_operations):
+        yield patch.object(module, "np", GuardedNumpy())
     yield patch.object(panel_arena.PanelArena, "take", panels)
     yield patch.object(panel_arena.PanelArena, "join_pages", nothing)
 
 
 Part = Callable[[GuardedMemory], Iterator[Any]]
-TENSORS: tuple[Part, ...] = (_guarded_tensors,)
-CPU: tuple[Part, ...] = (_guarded_scratch, _guarded_jobs, _guarded_tensors)
+CPU: tuple[Part, ...] = (_guarded_scratch, _guarded_jobs, _guarded_arrays)
 
 
 @contextmanager

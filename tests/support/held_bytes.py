@@ -6,23 +6,25 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+import numpy as np
 
 from localkv import LLM
 from localkv.cache.kv_cache import KVCache
 
 
 def storages(cache: KVCache, side: str) -> int:
-    """Bytes that torch has allocated for one side."""
+    """Bytes that are allocated for one side, in NumPy's arrays or torch's."""
     planes = [p for layer in cache.layers for s in layer.segments for p in getattr(s, side)]
-    return sum(
-        {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in planes}.values()
-    )
+    return sum({_start(plane): plane.nbytes for plane in planes}.values())
+
+
+def _start(array: Any) -> int:
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
 
 
 def parts(value: Any) -> Iterator[Any]:
     """All tensors and packed tensors in nested dataclasses and tuples."""
-    if isinstance(value, torch.Tensor) or hasattr(value, "reads_rows"):
+    if hasattr(value, "nbytes") or hasattr(value, "reads_rows"):
         yield value
     elif isinstance(value, tuple):
         for item in value:
@@ -38,10 +40,10 @@ def held(llm: LLM) -> tuple[int, int]:
     places: dict[int, int] = {}
     copied = 0
     for part in parts(llm.engine.model.weights):
-        if isinstance(part, torch.Tensor):
-            places[part.data_ptr()] = part.nbytes
+        if hasattr(part, "nbytes"):
+            places[_start(part)] = part.nbytes
         elif part.reads_rows:
-            places[part.rows.data_ptr()] = part.n_bytes
+            places[part.rows.ctypes.data] = part.n_bytes
         else:
             copied += part.panels.nbytes
     mapped = 0

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from localkv.cache.kv_cache import Batch, KVCache, Segment, SegmentBatch
 from localkv.cache.layout import SegmentSpec
-from localkv.kernels.attention import read_pages
-from localkv.kernels.store_kv import store_kv
-from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.reference.attention import read_pages
+from localkv.kernels.reference.store_kv import store_kv
+from support.torch_edge import torch_cache
 
 
 @dataclass(frozen=True)

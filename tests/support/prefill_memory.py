@@ -44,7 +44,7 @@ def main() -> None:
     for layer in engine.cache.layers:
         for segment in layer.segments:
             for plane in (*segment.k, *segment.v):
-                plane.zero_()
+                plane[:] = 0
     for tensor in llm.gguf.tensors:
         llm.gguf.data(tensor).max()
     ids = np.random.default_rng(0).integers(0, n_vocab, int(n_ctx) - 2).tolist()

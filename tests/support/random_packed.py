@@ -28,4 +28,4 @@ def random_packed(name: str, *shape: int, seed: int = 0) -> PackedTensor:
                 codes = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
                 planes.append(codes.numpy())
         rows = join_planes(planes)
-    return PackedTensor(fmt, torch.from_numpy(rows), shape)
+    return PackedTensor(fmt, rows, shape)

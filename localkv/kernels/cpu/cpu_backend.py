@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import torch
-
-from localkv.kernels.backend import Backend, Primitives, compose
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.backend import Backend
+from localkv.kernels.compose import Primitives, compose
+from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.jit.compile_ahead import compiling_ahead
 from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
@@ -35,6 +36,7 @@ def cpu_backend() -> Backend:
     composed = compose(
         "cpu",
         Primitives(
+            decode=PackedTensor.decode,
             attention=attention,
             rotate=rotate_cpu,
             store_kv=store_kv_cpu,
@@ -47,7 +49,7 @@ def cpu_backend() -> Backend:
             apply_rope=apply_rope_cpu,
             prepare=products.prepare,
         ),
-        dtype=torch.float32,
+        arrays=NumpyArrays(),
         methods=methods(()),
         head_dim_multiple=LANES,
         compiles=True,

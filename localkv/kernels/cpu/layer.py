@@ -10,23 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from localkv.arch.spec import LayerSpec, MlpSpec, ModelSpec
 from localkv.cache.kv_cache import LayerCache, SegmentBatch
 from localkv.kernels.backend import Backend, TokenInputs, capped_logits
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.attention.kernels import n_threads
+from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.linear.activation_job import GateJob, RopeJob
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.linear.products import Product, add_products, with_bias
 from localkv.kernels.cpu.row_operations import GATED, activation_worker, norm_step
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place, Scratch
+from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import LayerWeights, Linear, MlpWeights, Norm
 from localkv.kernels.store_kv import store_rotated
 from localkv.simd.lanes import LANES
+from localkv.system.threads import n_threads
 
 MANY_CHAINS = 4096
 """The most that are remembered."""
@@ -50,7 +52,7 @@ class _Kept:
     chain: Chain
 
 
-_StoredRows = tuple[tuple[SegmentBatch, ...], list[int], dict[str, int | Tensor]]
+_StoredRows = tuple[tuple[SegmentBatch, ...], list[int], dict[str, int | NDArray[Any]]]
 """Of a batch, and the pages that its segments have."""
 
 
@@ -65,13 +67,13 @@ class CpuLayer:
         self.composed = composed
         self.scratch = scratch
         self.kept = dict[tuple[str, int], _Kept]()
-        self.eps = dict[float, Tensor]()
+        self.eps = dict[float, Floats]()
         self.stored: _StoredRows | None = None
 
     def _eps(self, value: float) -> Memory:
         """A float32."""
         if value not in self.eps:
-            self.eps[value] = torch.tensor([value], dtype=torch.float32)
+            self.eps[value] = np.array([value], np.float32)
         return Memory(self.eps[value], 4)
 
     def _chain(
@@ -84,7 +86,7 @@ class CpuLayer:
     ) -> Chain:
         """The chain of an operation on some weights, made anew if anything else has changed."""
         key = name, id(made_for[0])
-        facts = (n_tokens, torch.get_num_threads(), *facts)
+        facts = (n_tokens, n_threads(), *facts)
         kept = self.kept.get(key)
         if (
             kept is None
@@ -100,7 +102,7 @@ class CpuLayer:
 
     def _stored_rows(
         self, cache: LayerCache, segments: tuple[SegmentBatch, ...], n_tokens: int
-    ) -> dict[str, int | Tensor]:
+    ) -> dict[str, int | NDArray[Any]]:
         """`stored_rows`, which are looked at once for all layers whose caches are alike."""
         n_pages = [len(segment.k[0]) for segment in cache.segments]
         if self.stored is None or self.stored[0] is not segments or self.stored[1] != n_pages:
@@ -116,17 +118,17 @@ class CpuLayer:
 
     def norm_qkv_rope_store(
         self,
-        x: Tensor,
+        x: Floats,
         layer: LayerWeights,
         spec: LayerSpec,
         inputs: TokenInputs,
         cache: LayerCache,
         segments: tuple[SegmentBatch, ...],
-    ) -> Tensor:
+    ) -> Floats:
         n_tokens, weights, attn = x.shape[0], layer.attention, spec.attention
         if layer.attn_norm is None or not _runs(weights.attn_q, weights.attn_k, weights.attn_v):
             return self.composed.norm_qkv_rope_store(x, layer, spec, inputs, cache, segments)
-        x = x.contiguous()
+        x = np.ascontiguousarray(x)
         scaled = any(s.scale_k is not None or s.scale_v is not None for s in cache.segments)
         fused_store = has_encoders(cache) and not scaled
         pairs = 0 if inputs.rope is None else inputs.rope.cos.shape[-1]
@@ -139,18 +141,20 @@ class CpuLayer:
             ),
             pairs,
         )
-        q = torch.empty(n_tokens, attn.n_heads, attn.key_dim)
-        k = torch.empty(n_tokens, attn.n_kv_heads, attn.key_dim)
-        v = torch.empty(n_tokens, attn.n_kv_heads, attn.value_dim)
-        values: dict[str, int | Tensor] = {"x": x, "q": q, "k": k, "v": v}
+        q = np.empty((n_tokens, attn.n_heads, attn.key_dim), np.float32)
+        k = np.empty((n_tokens, attn.n_kv_heads, attn.key_dim), np.float32)
+        v = np.empty((n_tokens, attn.n_kv_heads, attn.value_dim), np.float32)
+        values: dict[str, int | NDArray[Any]] = {"x": x, "q": q, "k": k, "v": v}
         if inputs.rope is not None:
             values |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}
         if fused_store:
             values |= self._stored_rows(cache, segments, n_tokens)
         chain.run(**values)
         if not fused_store:
-            store_rotated(store_kv_cpu, k, v, cache, segments)
-        return q if inputs.q_scale is None else q.mul_(inputs.q_scale[:, None, None])
+            store_rotated(store_kv_cpu, rotate_cpu, k, v, cache, segments)
+        if inputs.q_scale is not None:
+            q *= inputs.q_scale[:, None, None]
+        return q
 
     def _add_qkv(
         self,
@@ -206,25 +210,25 @@ class CpuLayer:
             )
         chain.add(activation_worker("rope"), job, min(n_threads(), n_tokens))
 
-    def out_residual(self, x: Tensor, attn: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
+    def out_residual(self, x: Floats, attn: Floats, layer: LayerWeights, spec: LayerSpec) -> Floats:
         n_tokens, attn_output = x.shape[0], layer.attention.attn_output
         if layer.post_attn_norm is not None or not _adds(spec, attn_output):
             return self.composed.out_residual(x, attn, layer, spec)
         x = x if attn_output.bias is None else x + attn_output.bias
-        x, attn = x.contiguous(), attn.contiguous()
+        x, attn = np.ascontiguousarray(x), np.ascontiguousarray(attn)
 
         def make(chain: Chain) -> None:
             product = Product(attn_output.weight, "out", "x", 4 * x.shape[1])
             add_products(chain, "attn", n_tokens, [product])
 
         chain = self._chain("out", (attn_output,), n_tokens, make)
-        out = torch.empty_like(x)
+        out = np.empty_like(x)
         chain.run(x=x, attn=attn, out=out)
         return out
 
     def mlp_residual(
-        self, x: Tensor, source: Tensor, layer: LayerWeights, spec: LayerSpec
-    ) -> Tensor:
+        self, x: Floats, source: Floats, layer: LayerWeights, spec: LayerSpec
+    ) -> Floats:
         mlp, ffn, norm = layer.ffn, spec.ffn, layer.ffn_norm
         assert isinstance(mlp, MlpWeights)
         assert isinstance(ffn, MlpSpec)
@@ -232,7 +236,7 @@ class CpuLayer:
         if norm is None or layer.post_ffn_norm is not None or not runs:
             return self.composed.mlp_residual(x, source, layer, spec)
         n_tokens, n_ff = x.shape[0], ffn.n_ff
-        x, source = x.contiguous(), source.contiguous()
+        x, source = np.ascontiguousarray(x), np.ascontiguousarray(source)
         residual = x if mlp.ffn_down.bias is None else x + mlp.ffn_down.bias
 
         def make(chain: Chain) -> None:
@@ -249,22 +253,22 @@ class CpuLayer:
             add_products(chain, gate, n_tokens, [product])
 
         chain = self._chain("mlp", (layer, spec), n_tokens, make)
-        out = torch.empty_like(x)
+        out = np.empty_like(x)
         chain.run(x=source, residual=residual, out=out)
         return out
 
-    def logits(self, x: Tensor, output_norm: Norm, output: Linear, spec: ModelSpec) -> Tensor:
+    def logits(self, x: Floats, output_norm: Norm, output: Linear, spec: ModelSpec) -> Floats:
         n_tokens = x.shape[0]
         if not _runs(output):
             return self.composed.logits(x, output_norm, output, spec)
-        x = x.contiguous()
+        x = np.ascontiguousarray(x)
 
         def make(chain: Chain) -> None:
             h = self._add_norm(chain, n_tokens, output_norm)
             add_products(chain, h, n_tokens, [with_bias(output, "out")])
 
         chain = self._chain("logits", (output, output_norm), n_tokens, make)
-        out = torch.empty(n_tokens, output.weight.shape[0])
+        out = np.empty((n_tokens, output.weight.shape[0]), np.float32)
         chain.run(x=x, out=out)
         return capped_logits(out, spec)
 

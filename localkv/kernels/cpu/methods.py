@@ -18,7 +18,7 @@ from localkv.kernels.method import Method, Methods, Slowdown
 from localkv.simd.cpu_features import HAS_VNNI, vector_width
 
 DECODED = Slowdown("40 to 120", "5")
-"""Products with weights that torch decodes, next to Q4_K (`benchmarks/missing_kernels.py`)."""
+"""Products with weights that NumPy decodes, next to Q4_K (`benchmarks/missing_kernels.py`)."""
 
 EXPERTS = Slowdown("3", "1.5")
 """Routed experts, next to a dense block of the same arithmetic (the same program)."""
@@ -38,7 +38,7 @@ def product_method(weight: PackedTensor) -> Method:
         case RowTensor():
             return Method("rows as in the file, float32 activations")
     assert not has_kernel(weight)
-    return Method("decoded tile by tile in torch", DECODED)
+    return Method("decoded tile by tile in NumPy", DECODED)
 
 
 def tiles_method(fmt: QuantFormat, side: str) -> Method:
@@ -51,7 +51,7 @@ def tiles_method(fmt: QuantFormat, side: str) -> Method:
 def store_method(fmt: QuantFormat) -> Method:
     """How rows of a cache type are packed."""
     if store_source(fmt) is None:
-        return Method("encoded in torch")  # takes no longer
+        return Method("encoded in NumPy")  # takes no longer
     return Method(f"Numba, {vector_width()}")
 
 
@@ -64,5 +64,5 @@ def methods(fused: Container[str]) -> Methods:
         product=product_method,
         experts=Method("Numba")
         if "moe_residual" in fused
-        else Method("one after the other, composed in torch", EXPERTS),
+        else Method("one after the other, composed in NumPy", EXPERTS),
     )

@@ -1,27 +1,24 @@
 """The CPU's work between products as operations of their own, where no chain holds them.
 
-Each row's result is the same alone as in any batch, which torch does not promise of all it has: its
-`silu` has one approximation for whole vectors and another for what is left over.
+Each row's result is the same alone as in any batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
 
 from localkv.arch.spec import Activation
 from localkv.kernels.bounds import BoundsError
-from localkv.kernels.cpu.attention.kernels import n_threads
+from localkv.kernels.cpu.arrays import Floats, whole_vectors
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.activation_job import GateJob, NormJob, RopeJob
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Norm
 from localkv.kernels.rope import RopeTable
-from localkv.simd.lanes import LANES
+from localkv.system.threads import n_threads
 
 ACTIVATIONS = KernelSource("linear/activations")
 MANY_VALUES = 1 << 14
@@ -39,7 +36,7 @@ def _run(name: str, n_values: int, job: Sequence[Item]) -> None:
     chain.run()
 
 
-def _memory(x: Tensor) -> Memory:
+def _memory(x: Floats) -> Memory:
     return Memory(x, x.nbytes)
 
 
@@ -66,12 +63,12 @@ def norm_step(norm: Norm, x: Where, eps: Where, out: Where, n_rows: int) -> tupl
     return {"rms": "norm", "layer": "layer_norm"}[norm.spec.kind], job
 
 
-def norm_cpu(x: Tensor, norm: Norm) -> Tensor:
+def norm_cpu(x: Floats, norm: Norm) -> Floats:
     """As `norm`, for float32."""
-    x, n = x.contiguous(), x.shape[-1]
-    out, eps = torch.empty_like(x), torch.tensor([norm.spec.eps], dtype=torch.float32)
-    worker, job = norm_step(norm, x, eps, out, x.numel() // n)
-    _run(worker, x.numel(), job)
+    x, n = np.ascontiguousarray(x), x.shape[-1]
+    out, eps = np.empty_like(x), np.array([norm.spec.eps], np.float32)
+    worker, job = norm_step(norm, x, eps, out, x.size // n)
+    _run(worker, x.size, job)
     return out
 
 
@@ -79,26 +76,26 @@ GATED: dict[Activation, str] = {"silu": "swiglu", "gelu": "geglu"}
 """The worker for each activation."""
 
 
-def gated_cpu(gate: Tensor, up: Tensor, activation: Activation = "silu") -> Tensor:
+def gated_cpu(gate: Floats, up: Floats, activation: Activation = "silu") -> Floats:
     """As `gated`, for float32 of any width."""
     n = gate.shape[-1]
-    missing = -n % LANES
-    gate, up = (F.pad(x, (0, missing)).contiguous() for x in (gate, up))
-    gate = gate if missing else gate.clone()
-    job = GateJob(0, gate.numel(), _memory(gate), Memory(up, gate.nbytes))
-    _run(GATED[activation], gate.numel(), job)
-    return gate[..., :n]
+    out, up = whole_vectors(gate).copy(), np.ascontiguousarray(whole_vectors(up))
+    job = GateJob(0, out.size, _memory(out), Memory(up, out.nbytes))
+    _run(GATED[activation], out.size, job)
+    return out[..., :n]
 
 
-def apply_rope_cpu(x: Tensor, table: RopeTable) -> Tensor:
+def apply_rope_cpu(x: Floats, table: RopeTable) -> Floats:
     """As `apply_rope`, for float32 x [tokens, heads, head_dim]."""
-    out = x.contiguous().clone()
+    out = x.copy()
     n_tokens, n_heads, head_dim = x.shape
     pairs = table.cos.shape[-1]
     if 2 * pairs > head_dim:
         raise BoundsError(f"RoPE turns {pairs} pairs of {head_dim} channels")
-    cos, sin = (Memory(turn.contiguous(), 4 * n_tokens * pairs) for turn in (table.cos, table.sin))
+    cos, sin = (
+        Memory(np.ascontiguousarray(turn), 4 * n_tokens * pairs) for turn in (table.cos, table.sin)
+    )
     job = RopeJob(0, n_tokens, n_heads, head_dim, _memory(out))
     turned = job._replace(n_pairs=pairs, neighbours=int(table.interleaved), cos=cos, sin=sin)
-    _run("rope", x.numel(), turned)
+    _run("rope", x.size, turned)
     return out

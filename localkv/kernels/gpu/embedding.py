@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.bounds import check_tensor
+from localkv.kernels.bounds import check_array
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.gpu.products.tile import part_columns, scaled_codes
@@ -45,7 +45,7 @@ def embed(token_ids: Tensor, token_embd: PackedTensor) -> Tensor:
     table = planes_of(token_embd)
     n = table.shape[-1]
     n_tokens = token_ids.shape[0]
-    check_tensor("token ids", token_ids, torch.int64, n_tokens)
+    check_array("token ids", token_ids, "int64", n_tokens)
     out = torch.empty(n_tokens, n, dtype=torch.float32, device=token_ids.device)
     launch(
         embed_kernel,

@@ -1,4 +1,4 @@
-"""The Hadamard transform of rows in registers: `kernels/hadamard.py`, bit for bit."""
+"""The Hadamard transform of rows in registers: `kernels/reference/hadamard.py`, bit for bit."""
 
 from __future__ import annotations
 

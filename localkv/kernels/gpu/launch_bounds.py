@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
-from localkv.kernels.bounds import BoundsError, check_segment, check_tables, check_tensor
+from localkv.kernels.bounds import BoundsError, check_array, check_segment, check_tables
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
 from localkv.kernels.layer_weights import Linear
+from localkv.kernels.namespace import dtype_name
 from localkv.kernels.rope import RopeTable
 
 
@@ -27,18 +27,18 @@ def check_attention(
     n_sequences, n_kv_heads = len(batch.starts) - 1, segment.k[0].shape[1]
     check_segment(segment, head_dim)
     check_tables(rows, batch)
-    check_tensor("queries", q, q.dtype, batch.starts[-1], n_heads, head_dim)
-    check_tensor("lengths", rows.length_table, torch.int32, n_sequences)
-    check_tensor("starts", batch.start_table, torch.int32, n_sequences + 1)
+    check_array("queries", q, dtype_name(q), batch.starts[-1], n_heads, head_dim)
+    check_array("lengths", rows.length_table, "int32", n_sequences)
+    check_array("starts", batch.start_table, "int32", n_sequences + 1)
     if n_heads % n_kv_heads:
         raise BoundsError(f"{n_heads} heads of {n_kv_heads} KV heads")
     if sinks is not None:
-        check_tensor("sinks", sinks, torch.float32, n_heads)
+        check_array("sinks", sinks, "float32", n_heads)
 
 
 def check_rows(x: Tensor, name: str, n_tokens: int, n_heads: int, head_dim: int) -> None:
     """Heads of tokens, of any type."""
-    check_tensor(name, x, x.dtype, n_tokens, n_heads, head_dim)
+    check_array(name, x, dtype_name(x), n_tokens, n_heads, head_dim)
 
 
 def check_turns(rope: RopeTable, n_tokens: int, head_dim: int) -> None:
@@ -47,7 +47,7 @@ def check_turns(rope: RopeTable, n_tokens: int, head_dim: int) -> None:
     if 2 * pairs > head_dim:
         raise BoundsError(f"RoPE turns {pairs} pairs of {head_dim} channels")
     for name, turn in (("cosines", rope.cos), ("sines", rope.sin)):
-        check_tensor(name, turn, torch.float32, n_tokens, pairs)
+        check_array(name, turn, "float32", n_tokens, pairs)
 
 
 def check_stored(k: Tensor, v: Tensor, segment: Segment, batch: SegmentBatch) -> None:
@@ -58,7 +58,7 @@ def check_stored(k: Tensor, v: Tensor, segment: Segment, batch: SegmentBatch) ->
     for name, x in (("k", k), ("v", v)):
         check_rows(x, name, n_tokens, n_kv_heads, head_dim)
     for name, ids in (("tokens", batch.tokens), ("slots", batch.slots)):
-        check_tensor(name, ids, torch.int64, batch.slots.numel())
+        check_array(name, ids, "int64", batch.slots.numel())
 
 
 def check_products(
@@ -69,14 +69,14 @@ def check_products(
 ) -> None:
     """Matrices, or stacks, are as wide as the activations; added vectors are as long as a row."""
     n_tokens, n_in = values.shape
-    check_tensor("activations", values, values.dtype, n_tokens, n_in)
+    check_array("activations", values, dtype_name(values), n_tokens, n_in)
     for weight in weights:
         check_planes(weight, n_in)
     for layer in layers:
         if layer.bias is not None:
-            check_tensor("a bias", layer.bias, layer.bias.dtype, layer.weight.shape[0])
+            check_array("a bias", layer.bias, dtype_name(layer.bias), layer.weight.shape[0])
     if residual is not None:
-        check_tensor("a residual", residual, torch.float32, n_tokens, weights[0].shape[0])
+        check_array("a residual", residual, "float32", n_tokens, weights[0].shape[0])
 
 
 def check_planes(weight: PlaneTensor, n_in: int) -> None:
@@ -99,5 +99,5 @@ def check_experts(
     for weight, n_in in ((gate, x.shape[-1]), (up, x.shape[-1]), (down, n_ff)):
         check_planes(weight, n_in)
     shape = (x.shape[0], experts.shape[-1])
-    check_tensor("experts", experts, torch.int32, *shape)
-    check_tensor("factors", factors, torch.float32, *shape)
+    check_array("experts", experts, "int32", *shape)
+    check_array("factors", factors, "float32", *shape)

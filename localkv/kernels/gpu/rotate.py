@@ -1,4 +1,4 @@
-"""Rotation of queries and of attention's output: `kernels/hadamard.py` in one launch."""
+"""Rotation of queries and of attention's output: `kernels/reference/hadamard.py` in one launch."""
 
 from __future__ import annotations
 

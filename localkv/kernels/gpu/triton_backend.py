@@ -11,9 +11,11 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import attention
 from localkv.kernels.backend import Backend, TokenInputs, capped_logits, scaled
 from localkv.kernels.gpu.attention.packed_attention import PackedAttention, product_of
+from localkv.kernels.gpu.device_draw import device_draw
 from localkv.kernels.gpu.driver import start_triton
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.launch import compile_together
+from localkv.kernels.gpu.memory import CudaMemory
 from localkv.kernels.gpu.moe.experts import moe_mlp
 from localkv.kernels.gpu.norm import norm
 from localkv.kernels.gpu.products.activations import Activations
@@ -24,6 +26,7 @@ from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.layer_weights import LayerWeights, Linear, MlpWeights, MoeWeights, Norm
 from localkv.kernels.method import Method, Methods
+from localkv.kernels.reference.torch_arrays import TorchArrays
 
 TILES = {
     "fp16": "fp16",
@@ -89,7 +92,8 @@ def added(
 
 def with_rest(x: Tensor, y: Tensor, post_norm: Norm | None, spec: LayerSpec) -> Tensor:
     """x + y, normed and scaled as the layer says."""
-    return x + scaled(y if post_norm is None else norm(y, post_norm), spec.residual_scale)
+    rest: Tensor = scaled(y if post_norm is None else norm(y, post_norm), spec.residual_scale)
+    return x + rest
 
 
 def out_residual(x: Tensor, attn: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
@@ -119,7 +123,9 @@ def moe_residual(x: Tensor, source: Tensor, layer: LayerWeights, spec: LayerSpec
 
 def logits(x: Tensor, output_norm: Norm, output: Linear, spec: ModelSpec) -> Tensor:
     """float32 [tokens, n_vocab], on the device."""
-    return capped_logits(linears(normed(x, output_norm, (output,)), (output,))[0], spec)
+    y = linears(normed(x, output_norm, (output,)), (output,))[0]
+    out: Tensor = capped_logits(y, spec)
+    return out
 
 
 def norm_qkv_rope_store(
@@ -152,12 +158,12 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         q: Tensor, cache: LayerCache, batch: Batch, layer: LayerWeights, spec: LayerSpec
     ) -> Tensor:
         params, sinks = spec.attention.params, layer.attention.sinks
-        return attention(packed, q, cache, batch, params, sinks, rotate_gpu).flatten(1)
+        out: Tensor = attention(packed, q, cache, batch, params, sinks, rotate=rotate_gpu)
+        return out.flatten(1)
 
     return Backend(
         name="cuda",
-        device=device,
-        dtype=torch.float32,
+        arrays=TorchArrays(device),
         embed=lambda ids, weight, factor: scaled(embed(ids, weight), factor),
         norm_qkv_rope_store=norm_qkv_rope_store,
         attention=run_attention,
@@ -169,8 +175,10 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         prepare=lambda weight: prepare(weight, device),
         prepare_embedding=lambda weight: prepare(weight, device),
         hardware=gpu_of(device).name,
+        memory=CudaMemory(device) if device.type == "cuda" else None,
         methods=METHODS,
         compiles=packed.gpu.ptx,
         compile_together=compile_together if packed.gpu.ptx else None,
         records=True,
+        draw=device_draw,
     )

@@ -19,22 +19,22 @@ from localkv.arch.spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention import kernels as attention_kernels
-from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.plan import row_blocks
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS
 from localkv.kernels.cpu.jit import kernel_folder
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.store.store_kv import store_kv_cpu
-from localkv.kernels.torch_arrays import torch_cache
-from localkv.kernels.torch_codec import encode
+from localkv.kernels.reference.torch_codec import encode
+from localkv.system.threads import n_threads, use_threads
 from support.attention_checks import check as check_attention
 from support.attention_checks import check_rows_without_keys, check_windows
 from support.cache_types import NAMES, NEW_PAIRS
+from support.cpu_ops import cpu_attention, store_kv_cpu
 from support.cpu_pages import pool_planes
+from support.torch_edge import torch_cache
 
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
 
-check = partial(check_attention, PackedAttention(), store=store_kv_cpu)
+check = partial(check_attention, cpu_attention(), store=store_kv_cpu)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 16])
@@ -96,17 +96,17 @@ def test_lengths_around_groups_tiles_and_pages(length: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 256, 300, 5000])
 def test_window(window: int) -> None:
-    check_windows(PackedAttention(), window=window, softcap=0.0, store=store_kv_cpu)
+    check_windows(cpu_attention(), window=window, softcap=0.0, store=store_kv_cpu)
 
 
 @pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
 def test_softcap(softcap: float) -> None:
-    check_windows(PackedAttention(), window=0, softcap=softcap, store=store_kv_cpu)
-    check_windows(PackedAttention(), window=100, softcap=softcap, store=store_kv_cpu)
+    check_windows(cpu_attention(), window=0, softcap=softcap, store=store_kv_cpu)
+    check_windows(cpu_attention(), window=100, softcap=softcap, store=store_kv_cpu)
 
 
 def test_rows_without_keys() -> None:
-    check_rows_without_keys(PackedAttention(), store_kv_cpu)
+    check_rows_without_keys(cpu_attention(), store_kv_cpu)
 
 
 @settings(max_examples=30, derandomize=True, deadline=None)
@@ -149,7 +149,7 @@ def test_pages_outside_the_window_are_not_read() -> None:
                 plane[sequence.pages[0][:2]] = 0xFF
         else:
             args = layer.segments[0], batch.segments[0], batch
-            out, _ = PackedAttention()(rows, *args, AttentionParams(1.0, window=300))
+            out, _ = cpu_attention()(rows, *args, AttentionParams(1.0, window=300))
             assert out.isfinite().all()
 
 
@@ -168,12 +168,12 @@ def test_ragged_batches(
     n_kv_heads: int,
     group: int,
 ) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    before = n_threads()
+    use_threads(threads)
     try:
         check(head_dim=32, n_kv_heads=n_kv_heads, group=group, lengths=lengths, bounds=bounds)
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -312,7 +312,7 @@ if __name__ == "__main__":
     check(head_dim=80, n_kv_heads=1, group=2, lengths=[(90, 20)], type_k="f16", type_v="f16")
     for name in NAMES:
         test_every_type(name, 2)
-    check_windows(PackedAttention(), window=70, softcap=5.0, store=store_kv_cpu)
+    check_windows(cpu_attention(), window=70, softcap=5.0, store=store_kv_cpu)
     codes = [
         (compiled, getattr(module, compiled)._library.get_asm_str())
         for module in list(sys.modules.values())

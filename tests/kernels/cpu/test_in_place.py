@@ -17,9 +17,9 @@ from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.in_place import make_panel
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.matrices import InPlaceTensor
-from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.layer_weights import Linear
 from localkv.simd.memory import address
+from support.cpu_ops import TensorProducts
 from support.cpu_products import check, plain_panels
 from support.random_packed import random_packed
 
@@ -37,7 +37,7 @@ def test_panels_that_are_made_to_be_multiplied(n_out: int, n_blocks: int) -> Non
     weight, layout = random_packed("q8_0", n_out, 32 * n_blocks), LAYOUTS["q8_0"]
     want = plain_panels(weight, layout)
     got = np.full(want.size, 77, np.uint8)
-    made_panel(weight.rows.numpy().ravel(), weight.rows.shape[1], n_out, got)
+    made_panel(weight.rows.ravel(), weight.rows.shape[1], n_out, got)
     assert np.array_equal(got.reshape(want.shape), want)
 
 
@@ -47,7 +47,7 @@ def test_panels_that_are_made_to_be_multiplied(n_out: int, n_blocks: int) -> Non
 def test_rows_that_stay_in_the_file(n_out: int, n_blocks: int) -> None:
     """One token's product with rows is that with panels, bit for bit, and not a copy is made."""
     weight = random_packed("q8_0", n_out, 32 * n_blocks)
-    products = CpuProducts()
+    products = TensorProducts()
     prepared = products.prepare(weight)
     assert isinstance(prepared, InPlaceTensor)
     assert prepared.reads_rows
@@ -65,16 +65,16 @@ def test_rows_that_stay_in_the_file(n_out: int, n_blocks: int) -> None:
 def test_nothing_is_read_beyond_the_file(n_blocks: int) -> None:
     """A matrix ends, unaligned, where memory that can't be read begins."""
     weight = random_packed("q8_0", 37, 32 * n_blocks)
-    n_bytes = weight.rows.numel()
+    n_bytes = weight.rows.nbytes
     size = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-    mapped = torch.frombuffer(memory, dtype=torch.uint8)
+    mapped = np.frombuffer(memory, np.uint8)
     libc = ctypes.CDLL(None)
-    beyond = ctypes.c_void_p(mapped.data_ptr() + size)
+    beyond = ctypes.c_void_p(mapped.ctypes.data + size)
     assert libc.mprotect(beyond, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-    rows = mapped[size - n_bytes : size].view(weight.rows.shape)
-    rows.copy_(weight.rows)
-    products, x = CpuProducts(), torch.randn(9, 32 * n_blocks)
+    rows = mapped[size - n_bytes : size].reshape(weight.rows.shape)
+    rows[:] = weight.rows
+    products, x = TensorProducts(), torch.randn(9, 32 * n_blocks)
     there = products.prepare(replace(weight, rows=rows))
     want = check(products, x, weight)
     assert torch.equal(products.matmul(x, there), want)
@@ -83,7 +83,7 @@ def test_nothing_is_read_beyond_the_file(n_blocks: int) -> None:
 
 @in_place
 def test_a_stack_that_stays_in_the_file() -> None:
-    products = CpuProducts()
+    products = TensorProducts()
     stack = random_packed("q8_0", 3, 21, 96)
     prepared = products.prepare(stack)
     x = torch.randn(2, 96)
@@ -95,7 +95,7 @@ def test_a_stack_that_stays_in_the_file() -> None:
 
 
 def test_rows_that_do_not_follow_each_other() -> None:
-    products, weight = CpuProducts(), random_packed("q8_0", 40, 96)
+    products, weight = TensorProducts(), random_packed("q8_0", 40, 96)
     apart = replace(weight, rows=weight.rows[::2], shape=(20, 96))
     check(products, torch.randn(3, 96), apart)
     check(products, torch.randn(1, 96), apart)

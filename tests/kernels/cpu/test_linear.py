@@ -17,12 +17,12 @@ from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.matrices import PanelTensor
-from localkv.kernels.cpu.linear.products import CpuProducts
-from localkv.kernels.embedding import embed
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
-from localkv.kernels.moe import moe_mlp
-from localkv.kernels.torch_codec import decoded
+from localkv.kernels.reference.linear import moe_mlp
+from localkv.kernels.reference.torch_codec import decoded
 from localkv.simd.cpu_features import HAS_VNNI
+from localkv.system.threads import n_threads, use_threads
+from support.cpu_ops import TensorProducts, moe_mlp_cpu
 from support.cpu_products import EXACT, check, eight_bits, error, plain_panels, product_error
 from support.random_packed import random_packed
 
@@ -34,7 +34,7 @@ LAID_OUT = [name for name in LAYOUTS if name not in IN_PLACE_FORMATS]
 @pytest.mark.parametrize("n_tokens", [1, 3, 40])
 def test_activations_that_are_halved(n_tokens: int) -> None:
     weight = replace(random_packed("f16", 39, 512), halves_activations=True)
-    check(CpuProducts(), torch.randn(n_tokens, 512), weight)
+    check(TensorProducts(), torch.randn(n_tokens, 512), weight)
 
 
 @pytest.mark.parametrize("name", WEIGHT_NAMES)
@@ -44,7 +44,7 @@ def test_products(name: str, n_out: int) -> None:
     block = FORMATS[name].block_size
     for n_in in sorted({max(block, 32), max(block, 32) * 3, 512}):
         weight = random_packed(name, n_out, n_in, seed=n_in)
-        products = CpuProducts()
+        products = TensorProducts()
         x = torch.randn(max(N_TOKENS), n_in)
         once = check(products, x, weight)
         for n_tokens in N_TOKENS:
@@ -56,18 +56,18 @@ def test_products(name: str, n_out: int) -> None:
 def test_long_rows(name: str) -> None:
     n_in = 11008
     weight = random_packed(name, 33, n_in)
-    check(CpuProducts(), torch.randn(5, n_in), weight)
-    check(CpuProducts(), torch.randn(1, n_in), weight)
+    check(TensorProducts(), torch.randn(5, n_in), weight)
+    check(TensorProducts(), torch.randn(1, n_in), weight)
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q6_K", "f16"])
 def test_many_tokens(name: str) -> None:
-    check(CpuProducts(), torch.randn(512, 768), random_packed(name, 200, 768))
+    check(TensorProducts(), torch.randn(512, 768), random_packed(name, 200, 768))
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_K", "f32"])
 def test_strange_activations(name: str) -> None:
-    products, weight = CpuProducts(), random_packed(name, 32, 256)
+    products, weight = TensorProducts(), random_packed(name, 32, 256)
     prepared = products.prepare(weight)
     assert torch.equal(products.matmul(torch.zeros(2, 256), prepared), torch.zeros(2, 32))
     check(products, torch.randn(3, 256) * 1e-30, weight)
@@ -81,7 +81,7 @@ def test_strange_activations(name: str) -> None:
 
 
 def test_bias() -> None:
-    products, weight = CpuProducts(), random_packed("q8_0", 16, 64)
+    products, weight = TensorProducts(), random_packed("q8_0", 16, 64)
     x, bias = torch.randn(2, 64), torch.randn(16)
     prepared = products.prepare(weight)
     plain = products.linear(x, Linear(prepared))
@@ -92,16 +92,16 @@ def test_bias() -> None:
 @pytest.mark.parametrize("n_tokens", [1, 40])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_do_not_matter(threads: int, n_tokens: int, name: str) -> None:
-    products = CpuProducts()
+    products = TensorProducts()
     prepared = products.prepare(random_packed(name, 300, 512))
     x = torch.randn(n_tokens, 512)
     want = products.matmul(x, prepared)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    before = n_threads()
+    use_threads(threads)
     try:
         assert torch.equal(products.matmul(x, prepared), want)
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
 
 
 @pytest.mark.parametrize("n_out", [5, 16, 37])
@@ -110,7 +110,7 @@ def test_threads_do_not_matter(threads: int, n_tokens: int, name: str) -> None:
 def test_panels_have_the_bytes_of_the_file(name: str, n_out: int, n_blocks: int) -> None:
     layout = LAYOUTS[name]
     weight = random_packed(name, n_out, n_blocks * layout.format.block_size)
-    prepared = CpuProducts().prepare(weight)
+    prepared = TensorProducts().prepare(weight)
     assert isinstance(prepared, PanelTensor)
     want = plain_panels(weight, layout)
     assert np.array_equal(prepared.panels.reshape(want.shape), want)
@@ -119,7 +119,7 @@ def test_panels_have_the_bytes_of_the_file(name: str, n_out: int, n_blocks: int)
 @pytest.mark.parametrize("name", LAID_OUT)
 def test_panels_take_the_bytes_of_the_file(name: str) -> None:
     weight = random_packed(name, 64, 512)
-    prepared = CpuProducts().prepare(weight)
+    prepared = TensorProducts().prepare(weight)
     assert isinstance(prepared, PanelTensor)
     assert prepared.panels.nbytes == weight.n_bytes
     assert prepared.rows is weight.rows
@@ -127,9 +127,9 @@ def test_panels_take_the_bytes_of_the_file(name: str) -> None:
 
 def test_a_tied_matrix_is_still_an_embedding() -> None:
     weight = random_packed("q4_0", 40, 64)
-    prepared = CpuProducts().prepare(weight)
-    ids = torch.tensor([3, 39, 3])
-    assert torch.equal(embed(ids, prepared, torch.float32), embed(ids, weight, torch.float32))
+    prepared = TensorProducts().prepare(weight)
+    ids = np.array([3, 39, 3])
+    assert np.array_equal(prepared[ids].decode(), weight[ids].decode())
     assert not isinstance(prepared[ids], PanelTensor)
 
 
@@ -140,7 +140,7 @@ def test_experts(name: str, n_ff: int) -> None:
     if n_ff % FORMATS[name].block_size:
         pytest.skip("not a whole number of blocks")
     moe = MoeSpec(5, 2, n_ff=n_ff)
-    products = CpuProducts()
+    products = TensorProducts()
     router = Linear(random_packed("f32", 5, 256, seed=1))
     stacks = [
         random_packed(name, 5, *shape, seed=seed)
@@ -157,12 +157,12 @@ def test_experts(name: str, n_ff: int) -> None:
         *(products.prepare(stack) for stack in stacks),
         MlpWeights(*(Linear(products.prepare(part.weight)) for part in shared)),
     )
-    got = moe_mlp(x, layer, moe, matmul=products.matmul, linear=products.linear)
+    got = moe_mlp_cpu(x, layer, moe, products)
     assert error(got, want) < 3e-2
 
 
 def test_stack_with_incomplete_panels() -> None:
-    products = CpuProducts()
+    products = TensorProducts()
     stack = random_packed("q5_1", 3, 21, 96)
     prepared = products.prepare(stack)
     x = torch.randn(4, 96)

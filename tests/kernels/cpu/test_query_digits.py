@@ -21,11 +21,11 @@ from localkv.kernels.cpu.attention.queries import (
     SMALLEST,
     split_queries,
 )
-from localkv.kernels.cpu.store.store_kv import store_kv_cpu
-from localkv.kernels.torch_arrays import torch_cache
-from localkv.kernels.torch_codec import decode, encode
+from localkv.kernels.reference.torch_codec import decode, encode
 from localkv.simd.memory import address
 from localkv.simd.quads import SCALE, STARTS
+from support.cpu_ops import store_kv_cpu
+from support.torch_edge import torch_cache
 
 Floats = NDArray[np.float32]
 INTEGER_TYPES = [n for n, fmt in KV_FORMATS.items() if hasattr(fmt.part("cpu"), "OFFSET")]

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec
@@ -26,6 +25,7 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.synthetic import synthetic_model
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
+from localkv.system.threads import n_threads, use_threads
 from support.cache_types import NAMES, PAIRS, scales_of
 from support.counting_sampler import CountingSampler
 from support.forward import new_cache, with_params
@@ -38,12 +38,12 @@ N_PROMPT, N_GENERATED = 300, 12
 
 @contextmanager
 def threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
+    before = n_threads()
+    use_threads(n)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
 
 
 def random_cache(model: Transformer, rng: random.Random, *segments: SegmentSpec) -> KVCache:
@@ -69,7 +69,7 @@ def logits(
     prompt: list[list[int]],
     generated: list[list[int]],
     company: bool = False,
-) -> Tensor:
+) -> np.ndarray:
     """Of all positions: the bits of float32 [tokens, n_vocab].
 
     With `company` each batch has another sequence before and one behind, of both kinds.
@@ -86,12 +86,12 @@ def logits(
             parts, kinds = [before, *parts, behind], [i % 2 == 0, kind, i % 3 == 0]
         first = len(parts[0][1]) if company else 0
         batch = cache.batch(parts, logits="all", generated=kinds)
-        out.append(model.forward(batch, cache)[first : first + len(ids)].clone())
+        out.append(model.forward(batch, cache)[first : first + len(ids)].copy())
         for part, new in parts:
             part.length += len(new)
     for part in (sequence, *others):
         cache.truncate(part, 0)
-    return torch.cat(out).view(torch.int32)
+    return np.concatenate(out).view(np.int32)
 
 
 def check(
@@ -103,10 +103,10 @@ def check(
     prompt, generated = ids[:n], ids[n:]
     one_by_one = [[token] for token in generated]
     want = logits(model, cache, [prompt], one_by_one)
-    assert want.view(torch.float32).isfinite().all()
+    assert np.isfinite(want.view(np.float32)).all()
 
-    def same(what: str, got: Tensor) -> None:
-        rows = (got != want).any(1).nonzero().flatten().tolist()
+    def same(what: str, got: np.ndarray) -> None:
+        rows = np.flatnonzero((got != want).any(1)).tolist()
         assert not rows, f"{what}: positions {rows[:10]} of {len(want)} differ"
 
     few = cut(prompt, rng, (1, 2, 3, 5, 17, 40, 120))

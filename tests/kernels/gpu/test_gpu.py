@@ -21,15 +21,16 @@ from localkv.engine.engine import Engine
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.linear import linear as plain_linear
-from localkv.kernels.reference_backend import reference_backend
-from localkv.kernels.store_kv import StoreKV, store_kv
-from localkv.kernels.torch_arrays import torch_cache
+from localkv.kernels.reference.backend import reference_backend
+from localkv.kernels.reference.linear import linear as plain_linear
+from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.store_kv import StoreKV
 from localkv.loader.synthetic import random_rows, synthetic_model
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from support.cache_types import BY_HEAD, NAMES, PAIRS
 from support.paged_rows import PagedRows, paged_rows, plain_attention
+from support.torch_edge import torch_cache
 
 HAS_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

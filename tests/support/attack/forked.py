@@ -9,8 +9,6 @@ import multiprocessing
 import os
 import sys
 
-import torch
-
 from localkv import LLM, LocalKVError
 
 PROMPT = "Once upon a time there was a fox"
@@ -61,7 +59,6 @@ def main(path: str) -> None:
     global _LLM
     faulthandler.dump_traceback_later(150, exit=True)
     before = in_fork(text_of, path)  # the parent has loaded none yet
-    torch.randn(1 << 20).exp()
     _LLM = LLM(path, n_ctx=64, n_threads=2)
     text = _LLM.complete(PROMPT, **OPTIONS).text
     assert before == text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-import torch
+import numpy as np
 
 from localkv import LLM
 from localkv.engine.text_stream import Completion, TextStream
@@ -69,7 +69,7 @@ class Alone:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self.outcomes: dict[Wish, tuple[object, ...]] = {}
-        self.all_logits: dict[int, torch.Tensor] = {}
+        self.all_logits: dict[int, np.ndarray] = {}
 
     def outcome(self, wish: Wish) -> tuple[object, ...]:
         if wish not in self.outcomes:
@@ -77,7 +77,7 @@ class Alone:
             self.outcomes[wish] = outcome(wish.stream(self.llm).completion)
         return self.outcomes[wish]
 
-    def logits(self, prompt: int) -> torch.Tensor:
+    def logits(self, prompt: int) -> np.ndarray:
         if prompt not in self.all_logits:
             self.all_logits[prompt] = self.llm.logits(self.llm.tokenize(PROMPTS[prompt]))
         return self.all_logits[prompt]
@@ -107,7 +107,7 @@ def take_turns(llm: LLM, alone: Alone, seed: int, n_steps: int) -> dict[str, int
             case "logits":
                 prompt = chance.randrange(len(PROMPTS))
                 got = llm.logits(llm.tokenize(PROMPTS[prompt]))
-                assert torch.equal(got, alone.logits(prompt)), prompt
+                assert np.array_equal(got, alone.logits(prompt)), prompt
             case "forget":
                 llm.engine.truncate(chance.choice((0, 3, 20)))
             case "left" if live:

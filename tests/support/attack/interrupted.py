@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-import torch
+import numpy as np
 
 from localkv import LLM
 from support.attack.interruptions import Interruption
@@ -53,7 +53,7 @@ class User:
 
     def check(self) -> None:
         assert self.llm.complete(PROMPT, **OPTIONS).text == self.text
-        assert torch.equal(self.llm.logits(self.ids), self.logits)
+        assert np.array_equal(self.llm.logits(self.ids), self.logits)
         assert not self.llm.backend.turns._queue
         (pool,), (pages,) = self.llm.engine.cache.pools, self.llm.engine.sequence.pages
         assert sorted((*pool.free, *pages)) == list(range(pool.n_pages))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,31 +25,40 @@ from localkv.cache.kv_cache import Batch, KVCache, LayerCache, Segment, SegmentB
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.activation import gated
-from localkv.kernels.attention import attention_reference
-from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
-from localkv.kernels.cpu.row_operations import apply_rope_cpu, gated_cpu, norm_cpu
-from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch
-from localkv.kernels.cpu.store.rotate import rotate_cpu
-from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
-from localkv.kernels.hadamard import hadamard_transform
+from localkv.kernels.cpu.runtime import chain as chains
+from localkv.kernels.cpu.runtime.chain import Chain, Scratch
+from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, stored_rows
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.norm import norm
-from localkv.kernels.rope import RopeTable, apply_rope
-from localkv.kernels.store_kv import store_kv
-from localkv.kernels.torch_arrays import torch_cache
-from localkv.kernels.torch_codec import decoded
+from localkv.kernels.reference.activation import gated
+from localkv.kernels.reference.attention import attention_reference
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.norm import norm
+from localkv.kernels.reference.rope import apply_rope
+from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.torch_codec import decoded
+from localkv.kernels.rope import RopeTable
 from localkv.simd.cpu_features import HAS_VNNI
+from localkv.system.threads import use_threads
+from support.cpu_ops import (
+    TensorProducts,
+    apply_rope_cpu,
+    cpu_attention,
+    gated_cpu,
+    norm_cpu,
+    rotate_cpu,
+    store_kv_cpu,
+)
 from support.cpu_pages import pool_planes
 from support.cpu_products import eight_bits, product_error
 from support.guarded_memory import GuardedMemory, guarded
 from support.layers import layer_norm, rms
 from support.random_packed import random_packed
+from support.torch_edge import numpy_of, torch_cache, torch_of
 
 GROUPS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 23, 31, 48, 95, 96, 97, 112, 128, 193, 291, 512)
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 128, 160, 256)
@@ -59,13 +69,18 @@ MOST_WORK = 4_000_000
 """Products of a case, so that none takes long."""
 
 
+def Memory(x: Any, n_bytes: int) -> chains.Memory:  # noqa: N802
+    """A job's memory in a tensor or a place."""
+    return chains.Memory(numpy_of(x), n_bytes)
+
+
 def one_of(rng: random.Random, *names: str) -> str:
     return rng.choice(names)
 
 
 def threads(rng: random.Random) -> int:
     n = rng.choice((1, 1, 2, 3))
-    torch.set_num_threads(n)
+    use_threads(n)
     return n
 
 
@@ -172,7 +187,7 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
     batch = store([(i, new) for i, (_, new) in enumerate(lengths)])
     q = memory.tensor(torch.randn(batch.starts[-1], n_kv_heads * group, head_dim), "queries")
     params = AttentionParams(1 / math.sqrt(head_dim), window, softcap)
-    run = PackedAttention()
+    run = cpu_attention()
     for segment, reference, rows in zip(ours.segments, layer.segments, batch.segments, strict=True):
         for _ in range(2):
             out, lse = run(q, segment, rows, batch, params)
@@ -229,8 +244,9 @@ def store_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], N
     rotate = has_encoders(layer) and rng.random() < 0.7
     if rotate:
         chain = Chain(Scratch())
-        add_store(chain, "k", "v", n_tokens, ours)
-        chain.run(k=ours_k, v=ours_v, **stored_rows(ours, rows, n_tokens))
+        add_store(chain, "k", "v", n_tokens, numpy_of(ours))
+        stored = stored_rows(numpy_of(ours), numpy_of(rows), n_tokens)
+        chain.run(k=numpy_of(ours_k), v=numpy_of(ours_v), **stored)
     else:
         store_kv_cpu(ours_k, ours_v, ours, rows)
     for segment, stored in zip(layer.segments, batch.segments, strict=True):
@@ -244,7 +260,7 @@ def store_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], N
 
 
 def guarded_matrix(memory: GuardedMemory, weight: PackedTensor) -> PackedTensor:
-    return replace(weight, rows=memory.tensor(weight.rows, f"rows of {weight.format.name}"))
+    return replace(weight, rows=memory.array(weight.rows, f"rows of {weight.format.name}"))
 
 
 def product_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
@@ -272,27 +288,29 @@ def product_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str],
         if n_stack:
             expert = rng.randrange(n_stack)
             packed, weight = packed[expert], weight[expert]
-        out = memory.empty((n_tokens, n_out), torch.float32, "a product")
+        out = memory.empty((n_tokens, n_out), "a product")
         plus = torch.zeros(n_tokens, n_out)
         if added == "bias":
             plus = torch.randn(n_out)
-            parts.append(Product(weight, out, memory.tensor(plus, "a bias")))
+            parts.append(Product(weight, out, numpy_of(memory.tensor(plus, "a bias"))))
         elif added:
             plus = torch.randn(n_tokens, n_out)
-            parts.append(Product(weight, out, memory.tensor(plus, "a residual"), 4 * n_out))
+            parts.append(
+                Product(weight, out, numpy_of(memory.tensor(plus, "a residual")), 4 * n_out)
+            )
         else:
             parts.append(Product(weight, out))
         rounded = eight_bits(x) if HAS_VNNI and name in LAYOUTS else x.double()
         wants.append((rounded, decoded(packed, torch.float64), plus))
-    add_products(chain, x, n_tokens, parts)
+    add_products(chain, numpy_of(x), n_tokens, parts)
     for _ in range(2):
         chain.run()
         for part, (rounded, matrix, plus) in zip(parts, wants, strict=True):
-            assert isinstance(part.out, Tensor)
-            assert not part.out.isnan().any(), "an output was not written, or scratch was read"
+            out = torch_of(part.out)
+            assert not out.isnan().any(), "an output was not written, or scratch was read"
             limit = 1e-5 * (1 + float(plus.abs().max()))
-            assert product_error(part.out.double() - plus, rounded, matrix) < limit
-            part.out.fill_(math.nan)
+            assert product_error(out.double() - plus, rounded, matrix) < limit
+            out.fill_(math.nan)
 
 
 def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
@@ -301,7 +319,7 @@ def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], 
     n_in = FORMATS[name].block_size * rng.choice((1, 2, 3, 33))
     n_out, n_tokens = rng.choice((1, 2, 17, 40)), rng.choice((1, 2, 5, 40))
     say(f"{name} {n_out} x {n_in}, {n_tokens} tokens, threads {threads(rng)}")
-    products = CpuProducts()
+    products = TensorProducts()
     packed = guarded_matrix(memory, random_packed(name, n_out, n_in, seed=rng.randrange(1 << 30)))
     x, bias = (memory.tensor(torch.randn(*shape), "x") for shape in ((n_tokens, n_in), (n_out,)))
     got = products.linear(x, Linear(products.prepare(packed), bias))
@@ -323,7 +341,7 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
     if kind == "norm":
         say(f"norm {n_tokens} x {n}, threads {n_threads}")
         x, weight = memory.tensor(torch.randn(n_tokens, n), "x"), torch.randn(n)
-        out = memory.empty((n_tokens, n), torch.float32, "out")
+        out = torch_of(memory.empty((n_tokens, n), "out"))
         job = [0, n_tokens, n, Memory(x, x.nbytes), Memory(memory.tensor(weight, "w"), 4 * n)]
         chain.add(workers["norm"], [*job, Memory(eps, 4), Memory(out, out.nbytes), 0], n_threads)
         chain.run()
@@ -335,7 +353,7 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
         x = memory.tensor(torch.randn(n_tokens, n) + 2, "x")
         weight = memory.tensor(torch.randn(n), "w")
         bias = memory.tensor(torch.randn(n), "b") if biased else None
-        out = memory.empty((n_tokens, n), torch.float32, "out")
+        out = torch_of(memory.empty((n_tokens, n), "out"))
         job = [0, n_tokens, n, Memory(x, x.nbytes), Memory(weight, 4 * n), Memory(eps, 4)]
         job += [Memory(out, out.nbytes), 0 if bias is None else Memory(bias, 4 * n)]
         chain.add(workers["layer_norm"], job, n_threads)
@@ -398,7 +416,7 @@ def wrong_case(
     told = max(more.values())
     x = memory.tensor(torch.ones(n if kind == "read" else told), "x")
     weight = memory.tensor(torch.ones(told), "a norm")
-    out = memory.empty((n if kind == "write" else told,), torch.float32, "out")
+    out = torch_of(memory.empty((n if kind == "write" else told,), "out"))
     chain = Chain(Scratch())
     part = chain.take(4 * n)
     goal = Memory(part if kind == "scratch" else out, 4 * n)

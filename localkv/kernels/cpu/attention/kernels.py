@@ -7,8 +7,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.parameters import Value
@@ -97,11 +95,6 @@ def rows_per_tile(group: int) -> int:
     order.
     """
     return -(-group // -(-group // MAX_ROWS))
-
-
-def n_threads() -> int:
-    """Threads for kernels: as many as torch uses."""
-    return torch.get_num_threads()
 
 
 @functools.cache

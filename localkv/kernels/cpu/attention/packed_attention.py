@@ -14,19 +14,18 @@ from array import array
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment
+from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.attention.job import TILE_ROWS, Job
 from localkv.kernels.cpu.attention.kernels import (
     cache_decoder,
     decode_k_kernel,
     decode_v_kernel,
-    n_threads,
     rows_per_tile,
     run,
     score_kernel,
@@ -41,9 +40,12 @@ from localkv.kernels.cpu.attention.sizes import (
 from localkv.kernels.cpu.attention.splits import Decode
 from localkv.kernels.cpu.attention.tables import Table, table_of
 from localkv.simd.lanes import LANES
+from localkv.system.threads import n_threads
 
 FEW_PRODUCTS = 1 << 19
 """Products of Q and K that one thread makes before a second one would have come to help."""
+Bytes = NDArray[np.uint8]
+
 MANY_PLANS, MANY_SEGMENTS = 16, 1024
 """The most that are remembered of each."""
 Q, OUT, LSE, K_PLANES, V_PLANES, SCRATCH, PARTIAL, DONE = (
@@ -67,16 +69,16 @@ class ScratchMemory(threading.local):
         return self.address
 
 
-def plane_table(fmt: QuantFormat, planes: tuple[Tensor, ...]) -> Table:
+def plane_table(fmt: QuantFormat, planes: tuple[Bytes, ...]) -> Table:
     """int64 [5, 2]: address and bytes of a region of up to four planes; the codes' plane again."""
-    rows = [(plane.data_ptr(), plane.stride(1)) for plane in planes]
+    rows = [(address(plane), plane.strides[1]) for plane in planes]
     codes = rows[len(fmt.planes) - 1]
     return table_of([*rows, *[(0, 0)] * (4 - len(rows)), codes], 2)
 
 
-def code_bytes(fmt: QuantFormat, planes: tuple[Tensor, ...]) -> int:
+def code_bytes(fmt: QuantFormat, planes: tuple[Bytes, ...]) -> int:
     """Bytes of codes of a page and KV head."""
-    return planes[len(fmt.planes) - 1].stride(1)
+    return planes[len(fmt.planes) - 1].strides[1]
 
 
 @dataclass(frozen=True)
@@ -252,20 +254,20 @@ class PackedAttention:
 
     def __call__(
         self,
-        q: Tensor,
+        q: Floats,
         segment: Segment,
         seg_batch: SegmentBatch,
         batch: Batch,
         params: AttentionParams,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Floats, Floats]:
         """See `SegmentAttention` for shapes."""
-        q = q.contiguous()
+        q = np.ascontiguousarray(q)
         n_tokens, n_heads, head_dim = q.shape
         tables = self.segment_tables(segment, head_dim)
         group = n_heads // tables.n_kv_heads
         plan = self.plan(seg_batch, batch, params.window, group, tables.n_kv_heads, tables.n_pages)
         if (
-            q.dtype != torch.float32
+            q.dtype != np.float32
             or n_tokens != len(plan.visible)
             or n_heads != group * tables.n_kv_heads
         ):
@@ -275,15 +277,15 @@ class PackedAttention:
         if launches is None:
             launches = prepare(plan, tables, segment, head_dim, params)
             plan.launches[key] = launches
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
+        out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
         if not plan.complete:
-            out.zero_()
-            lse.fill_(-torch.inf)
+            out.fill(0.0)
+            lse.fill(-np.inf)
         for launch in launches:
             memory = self.scratch.take(launch.scratch_floats + launch.partial_floats)
             done = array("q", bytes(8 * launch.done_items))
             job = launch.job[:]
-            job[Q], job[OUT], job[LSE] = q.data_ptr(), out.data_ptr(), lse.data_ptr()
+            job[Q], job[OUT], job[LSE] = address(q), address(out), address(lse)
             job[K_PLANES], job[V_PLANES] = tables.k_planes.address, tables.v_planes.address
             job[SCRATCH], job[PARTIAL] = memory, memory + launch.scratch_floats * 4
             job[DONE] = done.buffer_info()[0]

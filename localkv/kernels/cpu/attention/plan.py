@@ -13,6 +13,7 @@ import numpy as np
 
 from localkv.arch.spec import AttentionParams
 from localkv.cache.kv_cache import Batch, SegmentBatch
+from localkv.kernels.cpu.arrays import address
 from localkv.kernels.cpu.attention.bounds import check_batch, check_pieces
 from localkv.kernels.cpu.attention.job import BLOCK_ITEMS, Block
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS, FEW_ROWS
@@ -78,7 +79,7 @@ class Plan:
 
 def visible_rows(seg_batch: SegmentBatch, batch: Batch, window: int) -> Int64s:
     """int64 [tokens, 2], the first row of the segment that each token sees, and the end."""
-    end = batch.positions.numpy() + 1 - seg_batch.first_position
+    end = batch.positions + 1 - seg_batch.first_position
     first = end - window if window else np.zeros_like(end)
     lengths = np.repeat(seg_batch.lengths, np.diff(batch.starts))
     return np.stack((first, end), axis=1).clip(0, lengths[:, None])
@@ -107,7 +108,7 @@ def make_plan(
     """
     check_batch(seg_batch, batch, n_pages)
     visible = visible_rows(seg_batch, batch, window)
-    table, width = seg_batch.page_table.data_ptr(), seg_batch.page_table.shape[1] * 8
+    table, width = address(seg_batch.page_table), seg_batch.page_table.shape[1] * 8
     splits, blocks, n_covered = [Splits(n_kv_heads)], list[Block](), 0
     for i, length in enumerate(seg_batch.lengths):
         first, n_new = batch.starts[i], batch.starts[i + 1] - batch.starts[i]

@@ -14,9 +14,9 @@ from itertools import groupby
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.cpu.attention.bounds import check_pieces
 from localkv.kernels.cpu.attention.job import CHUNK_ITEMS, SEQUENCE_ITEMS, Chunk, Sequence
-from localkv.kernels.cpu.attention.kernels import n_threads
 from localkv.kernels.cpu.attention.sizes import PIECES_PER_THREAD, most_parts, part_pages
 from localkv.kernels.cpu.attention.tables import Int64s, Table, table_of
+from localkv.system.threads import n_threads
 
 
 @dataclass(frozen=True)

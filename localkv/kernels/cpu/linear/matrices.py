@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from localkv.formats import FORMATS
 from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.bounds import BoundsError, check_tensor
-from localkv.kernels.cpu.attention.kernels import n_threads
+from localkv.kernels.bounds import BoundsError, check_array
+from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
@@ -28,6 +28,7 @@ from localkv.kernels.cpu.linear.job import (
 from localkv.kernels.cpu.linear.panel_arena import Bytes
 from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES, ROW_FORMAT_NAMES
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place
+from localkv.system.threads import n_threads
 
 CHUNK_PANELS, CHUNK_ROWS = 8, 64
 """The most panels or rows that a thread takes at a time; its cache keeps them for all tokens."""
@@ -151,7 +152,7 @@ class KernelTensor(PackedTensor, ABC):
     def _matrix(self, part: PackedTensor, index: int) -> PackedTensor:
         """Number `index` of a stack, whose rows are `part`, of the same kind."""
 
-    def __getitem__(self, index: int | slice | Tensor) -> PackedTensor:
+    def __getitem__(self, index: int | slice | NDArray[np.int64]) -> PackedTensor:
         """A matrix of a stack is of this kind, too; rows and parts of a matrix are not."""
         part = super().__getitem__(index)
         if len(part.shape) < 2 or len(part.shape) == len(self.shape):
@@ -162,7 +163,7 @@ class KernelTensor(PackedTensor, ABC):
     def _check_rows(self) -> None:
         n_out, n_in = self.shape
         row_bytes = self.format.row_bytes(n_in)
-        check_tensor(f"rows of {self.format.name}", self.rows, torch.uint8, n_out, row_bytes)
+        check_array(f"rows of {self.format.name}", self.rows, "uint8", n_out, row_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +196,7 @@ class PanelTensor(KernelTensor):
 
     @cached_property
     def items(self) -> Items:
-        address: int = self.panels.ctypes.data  # NumPy takes a while to say
-        return Items(address, self.facts.panel_bytes, self.facts.n_panels)
+        return Items(address(self.panels), self.facts.panel_bytes, self.facts.n_panels)
 
     def check_items(self) -> None:
         n_out, n_in = self.shape
@@ -237,7 +237,7 @@ class InPlaceTensor(KernelTensor):
     @cached_property
     def items(self) -> Items:
         """An item has the rows of a panel; the last one may have fewer."""
-        return Items(self.rows.data_ptr(), LANES * self.rows.shape[1], self.facts.n_panels)
+        return Items(address(self.rows), LANES * self.rows.shape[1], self.facts.n_panels)
 
     def check_items(self) -> None:
         self._check_rows()
@@ -276,7 +276,7 @@ class RowTensor(KernelTensor):
 
     @cached_property
     def items(self) -> Items:
-        return Items(self.rows.data_ptr(), self.rows.shape[1], self.shape[0])
+        return Items(address(self.rows), self.rows.shape[1], self.shape[0])
 
     def check_items(self) -> None:
         self._check_rows()
@@ -299,7 +299,7 @@ def has_kernel(weight: PackedTensor) -> bool:
     return isinstance(weight, KernelTensor)
 
 
-def float_rows(values: Tensor) -> RowTensor:
+def float_rows(values: Floats) -> RowTensor:
     """A matrix of float32 [n_out, n_in], n_in a multiple of 16, for the kernel of such rows."""
-    rows = values.contiguous().view(torch.uint8)
+    rows = np.ascontiguousarray(values).view(np.uint8)
     return RowTensor(FORMATS["f32"], rows, tuple(values.shape), kernel=product_kernel("f32"))

@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from localkv.formats.cpu.panel_layout import LANES
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.bounds import check_tensor
-from localkv.kernels.cpu.attention.kernels import n_threads, run
+from localkv.kernels.bounds import check_array
+from localkv.kernels.cpu.arrays import Floats, address, whole_vectors
+from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, FillJob, MatrixJob, MultiplyJob
 from localkv.kernels.cpu.linear.matrices import (
@@ -41,6 +39,7 @@ from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import matmul as matmul_by_tile
 from localkv.kernels.linear import round_activations
+from localkv.system.threads import n_threads
 
 CHUNKS_PER_THREAD = 8
 """How finely work is divided where there is little, so that threads end together."""
@@ -124,7 +123,7 @@ class CpuProducts:
         The result is `weight` itself where there is no kernel for its format.
         """
         name = weight.format.name
-        whole = weight.shape[-1] % LANES == 0 and weight.rows.is_contiguous()
+        whole = weight.shape[-1] % LANES == 0 and weight.rows.flags.c_contiguous
         if name in ROW_FORMAT_NAMES and whole:
             return RowTensor(
                 weight.format,
@@ -137,9 +136,9 @@ class CpuProducts:
         if layout is None:
             return weight
         *stack, n_out, n_in = weight.shape
-        rows = weight.rows.contiguous()
+        rows = np.ascontiguousarray(weight.rows)
         row_bytes = weight.format.row_bytes(n_in)
-        check_tensor(f"rows of {name}", rows, torch.uint8, *stack, n_out, row_bytes)
+        check_array(f"rows of {name}", rows, "uint8", *stack, n_out, row_bytes)
         facts = panel_facts(layout, n_out, n_in)
         if name in IN_PLACE_FORMATS:
             return InPlaceTensor(weight.format, rows, weight.shape, facts=facts)
@@ -155,33 +154,31 @@ class CpuProducts:
             record_bytes=layout.record_bytes,
             panel_bytes=facts.panel_bytes,
             n_planes=len(layout.table),
-            table=layout.table.ctypes.data,
-            rows=rows.data_ptr(),
-            panels=panels.ctypes.data,
+            table=address(layout.table),
+            rows=address(rows),
+            panels=address(panels),
         )
         run("linear/fill", job, n_threads())
         self._arena.join_pages()
         return PanelTensor(weight.format, weight.rows, weight.shape, panels=panels, facts=facts)
 
-    def matmul(self, x: Tensor, weight: PackedTensor) -> Tensor:
+    def matmul(self, x: Floats, weight: PackedTensor) -> Floats:
         """x float32 [tokens, n_in] @ weight [n_out, n_in].T -> float32 [tokens, n_out]."""
         return self.linear(x, Linear(weight))
 
-    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+    def linear(self, x: Floats, layer: Linear) -> Floats:
         """x [tokens, n_in] -> [tokens, n_out]."""
         weight = layer.weight
         if not has_kernel(weight):
-            y = matmul_by_tile(x, weight, self._times_rows)
-            return y if layer.bias is None else y.add_(layer.bias)
-        x = round_activations(x, weight).contiguous()
-        out = torch.empty(x.shape[0], weight.shape[0])
+            y: Floats = matmul_by_tile(x, weight, PackedTensor.decode, self._times_rows)
+            return y if layer.bias is None else y + layer.bias
+        x = np.ascontiguousarray(round_activations(x, weight))
+        out = np.empty((x.shape[0], weight.shape[0]), np.float32)
         chain = Chain(self._scratch)
         add_products(chain, x, x.shape[0], [with_bias(layer, out)])
         chain.run()
         return out
 
-    def _times_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+    def _times_rows(self, x: Floats, rows: Floats) -> Floats:
         """x float32 [tokens, n_in] @ rows float32 [n_out, n_in].T; any n_in."""
-        if missing := -x.shape[1] % LANES:
-            x, rows = F.pad(x, (0, missing)), F.pad(rows, (0, missing))
-        return self.linear(x, Linear(float_rows(rows)))
+        return self.linear(whole_vectors(x), Linear(float_rows(whole_vectors(rows))))

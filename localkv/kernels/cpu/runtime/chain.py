@@ -1,7 +1,7 @@
 """Chains of workers that run with one call: what a layer's operation is made of on the CPU.
 
 A chain is put together once and run many times. Its jobs (arrays of int64, see `thread_pool`)
-name what differs from run to run, such as a batch's tensors, and what lies in scratch memory, whose
+name what differs from run to run, such as a batch's arrays, and what lies in scratch memory, whose
 address may change when it grows. With each address a job says how many bytes its worker will touch
 there, and no chain runs with less.
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
 from localkv.kernels.bounds import BoundsError
+from localkv.kernels.cpu.arrays import address
 from localkv.kernels.cpu.runtime.thread_pool import run_steps
 
 LINE = 64
@@ -47,8 +49,8 @@ class Place:
     n_bytes: int
 
 
-Where = Tensor | Place | str
-"""A tensor, scratch memory, or the name of a tensor that is given to `Chain.run`."""
+Where = NDArray[Any] | Place | str
+"""An array, scratch memory, or the name of an array that is given to `Chain.run`."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ Item = int | str | Memory
 """Of a job: a number, the name of one that is given to `Chain.run`, or memory."""
 
 
-def said(name: str, x: Tensor, n_bytes: int) -> str:
-    layout = "" if x.is_contiguous() else ", not contiguous"
+def said(name: str, x: NDArray[Any], n_bytes: int) -> str:
+    layout = "" if x.flags.c_contiguous else ", not contiguous"
     return f"{name} has {x.nbytes} bytes{layout}, workers touch {n_bytes}"
 
 
@@ -84,7 +86,7 @@ class Chain:
         self.names = dict[str, list[int]]()
         self.needs = dict[str, int]()
         self.places = list[int]()
-        self.kept = list[Tensor]()
+        self.kept = list[NDArray[Any]]()
         self.base = 0
         self.n_items = 0
 
@@ -109,11 +111,11 @@ class Chain:
 
     def _address(self, where: Where, n_bytes: int) -> int:
         """The next item, as far as it is known now."""
-        if isinstance(where, Tensor):
-            if where.nbytes < n_bytes or not where.is_contiguous():
-                raise BoundsError(said("a tensor", where, n_bytes))
+        if isinstance(where, np.ndarray):
+            if where.nbytes < n_bytes or not where.flags.c_contiguous:
+                raise BoundsError(said("an array", where, n_bytes))
             self.kept.append(where)
-            return where.data_ptr()
+            return address(where)
         if isinstance(where, Place):
             if n_bytes > where.n_bytes:
                 raise BoundsError(f"{n_bytes} bytes of {where.n_bytes} in scratch memory")
@@ -123,19 +125,19 @@ class Chain:
         self.names.setdefault(where, []).append(len(self.items))
         return 0
 
-    def run(self, **values: int | Tensor) -> None:
-        """Run all steps, with the numbers and tensors that the jobs name.
+    def run(self, **values: int | NDArray[Any]) -> None:
+        """Run all steps, with the numbers and arrays that the jobs name.
 
         Raises:
-            BoundsError: something is missing, or a tensor has less than workers will touch.
+            BoundsError: something is missing, or an array has less than workers will touch.
         """
         items, base = self.items, self.base
         self.scratch.reserve(self.n_bytes)
         if self.n_items != len(items):
             self.n_items = len(items)
-            address = items.buffer_info()[0]
+            first = items.buffer_info()[0]
             for i, start in enumerate(self.starts):
-                self.steps[3 * i + 1] = address + 8 * start
+                self.steps[3 * i + 1] = first + 8 * start
         if base != self.scratch.address:
             self.base = self.scratch.address
             for i in self.places:
@@ -143,10 +145,10 @@ class Chain:
         if len(values) != len(self.names):
             raise BoundsError(f"{', '.join(values)} are given, {', '.join(self.names)} needed")
         for name, value in values.items():
-            if isinstance(value, Tensor):
-                if value.nbytes < self.needs[name] or not value.is_contiguous():
+            if isinstance(value, np.ndarray):
+                if value.nbytes < self.needs[name] or not value.flags.c_contiguous:
                     raise BoundsError(said(name, value, self.needs[name]))
-                value = value.data_ptr()
+                value = address(value)
             for i in self.names[name]:
                 items[i] = value
         run_steps(self.steps)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from localkv.cache.kv_cache import LayerCache, SegmentBatch
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment, check_slots
-from localkv.kernels.cpu.attention.kernels import n_threads, run
+from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.cpu.store.job import PlaneJob, ScatterJob, StoreJob
-from localkv.kernels.torch_codec import encode
+from localkv.system.threads import n_threads
 
 MANY_BYTES = 1 << 16
 """From this number on, a second thread is worth its start."""
@@ -106,9 +108,9 @@ def add_store(
 
 def stored_rows(
     cache: LayerCache, batches: tuple[SegmentBatch, ...], n_tokens: int
-) -> dict[str, int | Tensor]:
+) -> dict[str, int | NDArray[Any]]:
     """What `Chain.run` has to know of a batch's rows."""
-    values = dict[str, int | Tensor]()
+    values = dict[str, int | NDArray[Any]]()
     for i, (segment, batch) in enumerate(zip(cache.segments, batches, strict=True)):
         check_slots(batch, n_tokens, len(segment.k[0]))
         values[f"rows{i}"] = len(batch.slots)
@@ -118,46 +120,45 @@ def stored_rows(
 
 
 def store_kv_cpu(
-    k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
+    k: Floats, v: Floats, cache: LayerCache, batches: tuple[SegmentBatch, ...]
 ) -> None:
     """Store a batch's rows: k, v [tokens, n_kv_heads, head_dim], each in its segment's types."""
     if not has_encoders(cache):
         scatter_encoded(k, v, cache, batches)
         return
-    k, v = k.float().contiguous(), v.float().contiguous()
+    k, v = (np.ascontiguousarray(x, np.float32) for x in (k, v))
     chain = Chain(Scratch())
     add_store(chain, k, v, k.shape[0], cache, rotate=False)
     chain.run(**stored_rows(cache, batches, k.shape[0]))
 
 
 def scatter_encoded(
-    k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]
+    k: Floats, v: Floats, cache: LayerCache, batches: tuple[SegmentBatch, ...]
 ) -> None:
     """The same for types without a compiled encoder: NumPy encodes, what it yields is moved."""
     for segment, batch in zip(cache.segments, batches, strict=True):
         n_tokens, n_kv_heads, head_dim = k.shape
-        n_rows = batch.slots.numel()
+        n_rows = len(batch.slots)
         if n_rows == 0:
             continue
         check_segment(segment, head_dim)
         check_slots(batch, n_tokens, len(segment.k[0]))
         if n_kv_heads != segment.k[0].shape[1]:
             raise BoundsError(f"rows of {n_kv_heads} KV heads for {segment.k[0].shape[1]}")
-        rows_k, rows_v = ((x if n_rows == x.shape[0] else x[batch.tokens]).float() for x in (k, v))
-        kept = list[Tensor]()  # the job holds addresses only
+        rows_k, rows_v = (x if n_rows == len(x) else x[batch.tokens] for x in (k, v))
+        kept = list[NDArray[Any]]()  # the job holds addresses only
         entries = list[PlaneJob]()
         for rows, fmt, planes, side in (
             (rows_k, segment.format_k, segment.k, "k"),
             (rows_v, segment.format_v, segment.v, "v"),
         ):
             assert side == "k" or side == "v"
-            encoded = encode(fmt, rows)
+            encoded = fmt.codec.encode(rows)
             for values, plane, order in zip(encoded, planes, _orders(fmt, side), strict=True):
-                kept.append(values.contiguous())
+                kept.append(np.ascontiguousarray(values))
                 row_bytes = plane.shape[3] * plane.shape[4]
-                address = kept[-1].data_ptr()
-                entries.append(PlaneJob(address, plane.data_ptr(), row_bytes, *order))
-        job = ScatterJob(0, n_kv_heads, n_rows, batch.slots.data_ptr(), len(kept))
-        many = sum(values.numel() for values in kept) >= MANY_BYTES
+                entries.append(PlaneJob(address(kept[-1]), address(plane), row_bytes, *order))
+        job = ScatterJob(0, n_kv_heads, n_rows, address(batch.slots), len(kept))
+        many = sum(values.nbytes for values in kept) >= MANY_BYTES
         items = cast("Sequence[int]", (*job, *itertools.chain(*entries)))  # no names among them
         run("store/scatter", items, min(n_threads(), n_kv_heads) if many else 1)

@@ -14,6 +14,7 @@ from localkv.errors import ModelFileError
 from localkv.formats.base import split_blocks
 from localkv.formats.gpu.weight_layout import WeightLayout, weight_layout
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.reference.torch_codec import tensor_of
 
 TILE_VALUES = 1 << 24
 """Values that are laid out at a time, which takes some bytes of scratch for each."""
@@ -73,11 +74,11 @@ def prepare(weight: PackedTensor, device: torch.device) -> PlaneTensor:
             f"a {weight.format.name} matrix has {n_in} columns, which is not a multiple of 8",
             hint="use --device cpu",
         )
-    rows = weight.rows.flatten(0, -2)
+    rows = np.asarray(weight.rows).reshape(-1, weight.rows.shape[-1])
     step = max(1, TILE_VALUES // n_in)
     planes: tuple[Tensor, ...] = ()
     for start in range(0, len(rows), step):
-        tile = rows[start : start + step].to(device)
+        tile = tensor_of(rows[start : start + step]).to(device)
         parts = layout.planes(split_blocks(weight.format, tile))
         if not planes:
             planes = tuple(part.new_empty(len(rows), *part.shape[1:]) for part in parts)
@@ -85,7 +86,7 @@ def prepare(weight: PackedTensor, device: torch.device) -> PlaneTensor:
             plane[start : start + step] = part
     return PlaneTensor(
         weight.format,
-        weight.rows.new_empty(*weight.rows.shape[:-1], 0),
+        rows[:, :0].reshape(*weight.rows.shape[:-1], 0),
         weight.shape,
         weight.halves_activations,
         planes=planes,

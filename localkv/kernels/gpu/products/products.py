@@ -16,7 +16,6 @@ from torch import Tensor
 
 from localkv.arch.spec import Activation
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.activation import gated
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_products
@@ -26,6 +25,7 @@ from localkv.kernels.gpu.products.kernels import gate_up_kernel, gelu, linear_ke
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
 from localkv.kernels.layer_weights import Linear, Norm
+from localkv.kernels.reference.activation import gated
 
 
 def planes_of(weight: PackedTensor) -> PlaneTensor:

@@ -16,5 +16,5 @@ def norm(x: Tensor, norm: Norm) -> Tensor:
     """
     if norm.spec.kind == "layer":
         x = x - x.mean(-1, keepdim=True)
-    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.spec.eps) * norm.weight
+    y: Tensor = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.spec.eps) * norm.weight
     return y if norm.bias is None else y + norm.bias

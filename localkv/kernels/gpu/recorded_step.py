@@ -13,13 +13,6 @@ WARM_UP_STEPS = 2
 """Steps before one is recorded: the first may compile kernels and allocate."""
 
 
-class Unrecorded:
-    """A `Recorder` where nothing can be recorded: steps run as they are."""
-
-    def record(self, step: Step, state: Sequence[Tensor]) -> Step:
-        return step
-
-
 class GraphRecorder:
     """A `Recorder` of CUDA graphs, which share memory."""
 
@@ -35,7 +28,7 @@ class GraphRecorder:
             for buffer, value in zip(state, kept, strict=True):
                 buffer.copy_(value)
 
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_STEPS):
@@ -58,17 +51,12 @@ class TorchReadback:
     """A token on its way to the host."""
 
     def __init__(self, token: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if token.device.type != "cuda":
-            self._host = token.clone()
-            return
         self._host = torch.empty(1, dtype=torch.int64, pin_memory=True)
         self._host.copy_(token, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event()
         self._event.record()
 
     def value(self) -> int:
         """Wait for it."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._event.synchronize()
         return int(self._host[0])

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.sampling.device_draw import NO_TOKEN, device_draw, uniform
+from localkv.cache.arrays import NO_TOKEN
+from localkv.kernels.gpu.device_draw import device_draw, uniform
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 

@@ -1,8 +1,9 @@
-"""`Arrays` of torch, on a device, and caches in them."""
+"""`Arrays` of torch, on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from localkv.cache.arrays import Recorder
-from localkv.cache.kv_cache import KVCache, SegmentBatch
-from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, uniform_layouts
-from localkv.kernels.recorded_step import GraphRecorder, TorchReadback, Unrecorded
+from localkv.cache.arrays import Readback, Recorder
+from localkv.cache.kv_cache import SegmentBatch
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.kernels.unrecorded import Arrived, Unrecorded
+from localkv.system.threads import use_threads
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class TorchArrays:
     """See `cache/arrays.py`."""
 
     device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+    """Of activations."""
 
     def bytes(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=self.device)
@@ -38,8 +42,17 @@ class TorchArrays:
     def host_floats(self, n_rows: int, n: int) -> Tensor:
         return torch.empty(n_rows, n)
 
+    def from_numpy(self, array: NDArray[Any]) -> Tensor:
+        with warnings.catch_warnings():
+            # it may be a view of a file's mapping, which nobody writes to
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(array).to(self.device)
+
     def to_numpy(self, array: Tensor) -> NDArray[Any]:
         return array.cpu().numpy()
+
+    def floating(self, array: Tensor) -> Tensor:
+        return array.to(self.dtype)
 
     def write(self, array: Tensor, values: Sequence[int]) -> None:
         array[: len(values)].copy_(torch.tensor(values), non_blocking=True)
@@ -52,33 +65,23 @@ class TorchArrays:
 
     def recorder(self) -> Recorder:
         device = torch.device(self.device)
-        return GraphRecorder(device) if device.type == "cuda" else Unrecorded()
+        if device.type != "cuda":
+            return Unrecorded()
+        from localkv.kernels.gpu.recorded_step import GraphRecorder
 
-    def read_back(self, number: Tensor) -> TorchReadback:
+        return GraphRecorder(device)
+
+    def read_back(self, number: Tensor) -> Readback:
+        if number.device.type != "cuda":
+            return Arrived(number.clone())
+        from localkv.kernels.gpu.recorded_step import TorchReadback
+
         return TorchReadback(number)
 
     def inference(self) -> AbstractContextManager[Any]:
         return torch.inference_mode()
 
-    def n_threads(self) -> int:
-        return torch.get_num_threads()
-
     def use_threads(self, n: int) -> None:
+        use_threads(n)
         if n != torch.get_num_threads():
             torch.set_num_threads(n)
-
-
-def torch_cache(
-    *,
-    n_layers: int,
-    n_kv_heads: int,
-    head_dim: int,
-    segments: Iterable[SegmentSpec],
-    device: torch.device | str = "cpu",
-    **options: Any,
-) -> KVCache:
-    """A cache of layers that are all alike, without a model; `options` as `KVCache` takes them."""
-    layouts = uniform_layouts(
-        n_layers=n_layers, n_kv_heads=n_kv_heads, head_dim=head_dim, segments=segments
-    )
-    return KVCache(layouts, arrays=TorchArrays(device), **options)

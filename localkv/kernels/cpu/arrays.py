@@ -1,0 +1,89 @@
+"""`Arrays` of NumPy, and their addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.cache.arrays import Readback, Recorder
+from localkv.cache.kv_cache import SegmentBatch
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.kernels.unrecorded import Arrived, Unrecorded
+from localkv.simd.lanes import LANES
+from localkv.system.threads import use_threads
+
+Floats = NDArray[np.float32]
+
+LINE = 64
+"""Bytes of a cache line: a vector that crosses two is loaded in twice the time."""
+
+
+def address(x: NDArray[Any]) -> int:
+    """Where the first item of an array is in memory."""
+    try:  # a sixth of the time that `x.ctypes` takes
+        return ctypes.addressof(ctypes.c_char.from_buffer(x.data))
+    except (TypeError, ValueError):  # read-only, not contiguous or empty
+        return int(x.ctypes.data)
+
+
+def whole_vectors(x: Floats) -> Floats:
+    """x [..., n] with zeros behind each row, up to a multiple of the lanes of a vector."""
+    missing = -x.shape[-1] % LANES
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+class NumpyArrays:
+    """See `cache/arrays.py`."""
+
+    def bytes(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        n_bytes = math.prod(shape)
+        memory = np.empty(n_bytes + LINE - 1, np.uint8)
+        first = -address(memory) % LINE
+        return memory[first : first + n_bytes].reshape(shape)
+
+    def floats(self, values: Sequence[float]) -> Floats:
+        return np.array(values, np.float32)
+
+    def int64(self, values: Sequence[int] | Sequence[Sequence[int]]) -> NDArray[np.int64]:
+        return np.array(values, np.int64)
+
+    def int32(self, values: Sequence[int]) -> NDArray[np.int32]:
+        return np.array(values, np.int32)
+
+    def from_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def to_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def floating(self, array: NDArray[Any]) -> Floats:
+        return array.astype(np.float32, copy=False)
+
+    def host_floats(self, n_rows: int, n: int) -> Floats:
+        return np.empty((n_rows, n), np.float32)
+
+    def write(self, array: NDArray[Any], values: Sequence[int]) -> None:
+        array[: len(values)] = values
+
+    def place_row(self, batch: SegmentBatch, position: NDArray[np.int64]) -> None:
+        row = position - batch.first_position
+        batch.length_table[:] = row + 1
+        batch.slots[:] = batch.page_table[0, row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS
+
+    def recorder(self) -> Recorder:
+        return Unrecorded()
+
+    def read_back(self, number: NDArray[np.int64]) -> Readback:
+        return Arrived(number.copy())
+
+    def inference(self) -> AbstractContextManager[Any]:
+        return np.errstate(all="ignore")
+
+    def use_threads(self, n: int) -> None:
+        use_threads(n)

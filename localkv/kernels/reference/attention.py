@@ -1,0 +1,72 @@
+"""Attention that decodes all of a sequence's K and V."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localkv.arch.spec import AttentionParams
+from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats.base import QuantFormat
+from localkv.kernels.reference.torch_codec import decode
+
+
+def read_pages(
+    fmt: QuantFormat, planes: tuple[Tensor, ...], pages: Tensor, n_rows: int, dtype: torch.dtype
+) -> Tensor:
+    """The first `n_rows` rows of `pages`, decoded: [n_kv_heads, n_rows, head_dim]."""
+    rows = decode(fmt, [plane[pages].cpu() for plane in planes])  # [pages, heads, rows, head_dim]
+    return rows.transpose(0, 1).flatten(1, 2)[:, :n_rows].to(planes[0].device, dtype)
+
+
+def group_queries(q: Tensor, n_kv_heads: int) -> Tensor:
+    """[tokens, n_heads, d] -> [n_kv_heads, group * tokens, d]: the heads that share K and V."""
+    tokens, n_heads, head_dim = q.shape
+    grouped = q.view(tokens, n_kv_heads, n_heads // n_kv_heads, head_dim)
+    return grouped.permute(1, 2, 0, 3).reshape(n_kv_heads, -1, head_dim)
+
+
+def ungroup(x: Tensor, tokens: int) -> Tensor:
+    """The inverse of `group_queries`, for [n_kv_heads, group * tokens, ...]."""
+    n_kv_heads = x.shape[0]
+    grouped = x.view(n_kv_heads, -1, tokens, *x.shape[2:])
+    return grouped.movedim(2, 0).flatten(1, 2)
+
+
+def visible(positions: Tensor, window: int, first_key: int, n_keys: int, group: int) -> Tensor:
+    """Causal mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ...;
+    only the latest `window` are seen unless that is 0."""
+    keys = torch.arange(first_key, first_key + n_keys, device=positions.device)
+    age = positions[:, None] - keys
+    mask = (age >= 0) & (age < window) if window else age >= 0
+    return mask.repeat(group, 1)
+
+
+def attention_reference(
+    q: Tensor, segment: Segment, seg_batch: SegmentBatch, batch: Batch, params: AttentionParams
+) -> tuple[Tensor, Tensor]:
+    """Decode all of K and V, then plain softmax. See `SegmentAttention` for shapes."""
+    n_kv_heads = segment.k[0].shape[1]
+    group = q.shape[1] // n_kv_heads
+    out = torch.zeros_like(q)
+    lse = torch.full_like(q[..., 0], -torch.inf)
+    for i, length in enumerate(seg_batch.lengths):
+        rows = slice(batch.starts[i], batch.starts[i + 1])
+        if length == 0:
+            continue
+        pages = seg_batch.page_table[i, : -(-length // PAGE_TOKENS)]
+        k = read_pages(segment.format_k, segment.k, pages, length, q.dtype)
+        v = read_pages(segment.format_v, segment.v, pages, length, q.dtype)
+        logits = group_queries(q[rows], n_kv_heads) @ k.mT * params.softmax_scale
+        if params.softcap:
+            logits = params.softcap * torch.tanh(logits / params.softcap)
+        mask = visible(
+            batch.positions[rows], params.window, seg_batch.first_position, length, group
+        )
+        logits = logits.masked_fill(~mask, -torch.inf)
+        tokens = rows.stop - rows.start
+        weights = logits.softmax(-1).masked_fill(~mask, 0.0)  # NaN where nothing is visible
+        out[rows] = ungroup(weights @ v, tokens)
+        lse[rows] = ungroup(logits.logsumexp(-1), tokens)
+    return out, lse

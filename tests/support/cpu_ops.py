@@ -1,0 +1,51 @@
+"""The CPU's operations on tensors, as tests compare them with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from localkv.arch.spec import MoeSpec
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels import moe
+from localkv.kernels.cpu import row_operations
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.linear.products import CpuProducts
+from localkv.kernels.cpu.store import rotate, store_kv
+from localkv.kernels.layer_weights import Linear, MoeWeights
+from support.torch_edge import numpy_of, torch_of, with_tensors
+
+rotate_cpu = with_tensors(rotate.rotate_cpu)
+store_kv_cpu = with_tensors(store_kv.store_kv_cpu)
+scatter_encoded = with_tensors(store_kv.scatter_encoded)
+norm_cpu = with_tensors(row_operations.norm_cpu)
+gated_cpu = with_tensors(row_operations.gated_cpu)
+apply_rope_cpu = with_tensors(row_operations.apply_rope_cpu)
+
+
+def cpu_attention() -> Callable[..., tuple[Tensor, Tensor]]:
+    """`PackedAttention`."""
+    return with_tensors(PackedAttention().__call__)
+
+
+class TensorProducts(CpuProducts):
+    """`CpuProducts`."""
+
+    def matmul(self, x: Tensor, weight: PackedTensor) -> Tensor:  # type: ignore[override]
+        return torch_of(super().matmul(numpy_of(x), weight))
+
+    def linear(self, x: Tensor, layer: Linear) -> Tensor:  # type: ignore[override]
+        return torch_of(super().linear(numpy_of(x), numpy_of(layer)))
+
+
+def moe_mlp_cpu(x: Tensor, layer: MoeWeights, spec: MoeSpec, products: CpuProducts) -> Tensor:
+    """`moe_mlp` with the CPU's primitives."""
+    run = partial(
+        moe.moe_mlp,
+        matmul=lambda x, weight: numpy_of(products.matmul(x, weight)),
+        linear=lambda x, layer: numpy_of(products.linear(x, layer)),
+        gated=row_operations.gated_cpu,
+    )
+    return torch_of(run(numpy_of(x), numpy_of(layer), spec))
