@@ -10,10 +10,14 @@
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
 #                 .venv-triton of its own; 3.6 needs NumPy below 2.4
 #
+# NVIDIA       whether `make run` and `make chat` set up torch and Triton, for GPUs; by default where
+#              NVIDIA's driver is; NVIDIA= for an environment without
 # PYTHON       the interpreter of .venv; by default the newest of python3.11 to 3.14 that works
-# TORCH_INDEX  a wheel index for torch, for instance https://download.pytorch.org/whl/cpu for a
-#              machine without a GPU (PyPI's wheel brings CUDA), or .../whl/cu126 for older drivers
+# TORCH_INDEX  a wheel index for torch, for instance .../whl/cu126 of https://download.pytorch.org
+#              for older drivers, or .../whl/cpu for `make test` without a GPU: PyPI's brings CUDA
 
+NVIDIA ?= $(shell test -e /proc/driver/nvidia/version -o -e /dev/nvidiactl \
+	|| command -v nvidia-smi >/dev/null && echo yes)
 PYTHON ?= $(shell for v in 3.14 3.13 3.12 3.11; do \
 	python$$v -c 'import ensurepip, venv' >/dev/null 2>&1 && { echo python$$v; break; }; done)
 TORCH_INDEX ?=
@@ -22,6 +26,7 @@ TRITON ?= 3.6.0
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+READY := .venv/.$(if $(NVIDIA),gpu,run)
 MODEL := models/tales-4M-F16.gguf
 PROMPT := Once upon a time
 STORIES := tests/data/llama_cpp_perplexity.json
@@ -31,7 +36,7 @@ QUESTION := Question: What is the code of the owl? Answer:
 
 .PHONY: run chat test test-fast attack test-triton lint figures clean
 
-run: .venv/.run
+run: $(READY)
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
 	@printf '%s' '$(PROMPT)'
 	@$(BIN)/localkv complete -m $(MODEL) -p '$(PROMPT)' --temp 0.6 --seed 7 -q </dev/null
@@ -41,7 +46,7 @@ run: .venv/.run
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p "{stdin}\n\n $(QUESTION)" -r "\n" --temp 0 -q --stats <models/notes.txt'
 	@$(BIN)/localkv complete -m $(MODEL) -ctk q4_0 -ctv q8_0 -p '{stdin}\n\n $(QUESTION)' -r '\n' --temp 0 -q --stats <models/notes.txt
 
-chat: .venv/.run
+chat: $(READY)
 	@$(BIN)/localkv chat -m $(MODEL)
 
 test: .venv/.dev
@@ -88,6 +93,11 @@ figures: .venv/.dev
 	$(PIP_INSTALL) --editable .
 	@echo "$(FIRST_START)"
 	touch $@
+
+.venv/.gpu: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) --editable '.[gpu]'
+	@echo "$(FIRST_START)"
+	touch $@ .venv/.run
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable '.[dev]'

@@ -1,7 +1,7 @@
 """torch, Triton with the C compiler it needs, and the GPU with its driver.
 
-A GPU is not necessary. But `--device auto` takes one that is supported, so one that is supported
-and can't run kernels is a failure.
+Neither is a GPU necessary, nor torch without one. But `--device auto` takes a GPU that is
+supported, so one that is supported and can't run kernels is a failure.
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from localkv.doctor.finding import Finding
+from localkv.doctor.finding import Finding, Status
 from localkv.doctor.probe import ProbeError, Probes
 from localkv.doctor.software import unmet_requirement
 from localkv.errors import byte_size
 from localkv.system import nvidia_driver
 from localkv.system.nvidia_driver import nvidia_driver_is_here
 
+GPU_EXTRA = "pip install 'localkv[gpu]'"
 _COMPILE_SECONDS = 20.0
 
 
 def check_torch(probes: Probes) -> Finding:
+    if find_spec("torch") is None:
+        return _not_installed("torch", "--device cuda and --device reference need it")
     try:
         facts = probes.facts("torch")
     except ProbeError as error:
         hint = "pip install torch; https://pytorch.org/get-started names the wheel for this machine"
-        return Finding("torch", "broken", f"can't be imported: {error}", hint)
+        return Finding("torch", _gpu_problem(), f"can't be imported: {error}", hint)
     built_for = "for the CPU"
     if facts["cuda"] is not None:
         built_for = f"with CUDA {facts['cuda']}"
@@ -37,22 +41,33 @@ def check_torch(probes: Probes) -> Finding:
         built_for = f"with ROCm {facts['hip']}"
     summary = f"{facts['version']}, built {built_for}"
     if needed := _needed("torch"):
-        return Finding("torch", "broken", summary, f"pip install '{needed}'", facts)
+        return Finding("torch", _gpu_problem(), summary, f"pip install '{needed}'", facts)
     return Finding("torch", "ok", summary, None, facts)
 
 
 def check_triton(probes: Probes) -> Finding:
-    # a requirement of GPUs is no problem on a machine without one
-    problem: Any = "warning" if nvidia_driver_is_here() else "info"
+    if find_spec("triton") is None:
+        return _not_installed("Triton", "--device cuda needs it")
     needed = _needed("triton")
     hint = f"pip install '{needed or 'triton'}'; only GPUs need it"
     try:
         facts = probes.facts("triton")
     except ProbeError as error:
-        return Finding("Triton", problem, f"can't be imported: {error}", hint)
+        return Finding("Triton", _gpu_problem(), f"can't be imported: {error}", hint)
     if needed:
-        return Finding("Triton", problem, facts["version"], hint, facts)
+        return Finding("Triton", _gpu_problem(), facts["version"], hint, facts)
     return Finding("Triton", "ok", facts["version"], None, facts)
+
+
+def _gpu_problem() -> Status:
+    """How bad it is that a requirement of GPUs is not met: no problem on a machine without one."""
+    return "warning" if nvidia_driver_is_here() else "info"
+
+
+def _not_installed(name: str, need: str) -> Finding:
+    if nvidia_driver_is_here():
+        return Finding(name, "warning", f"not installed; {need}", GPU_EXTRA)
+    return Finding(name, "info", f"not installed; only {need}")
 
 
 def _needed(package: str) -> str | None:
@@ -64,7 +79,7 @@ def _needed(package: str) -> str | None:
 
 def check_compiler() -> Finding:
     """The C compiler as Triton looks for it, and Python's headers, by compiling with them."""
-    problem: Any = "warning" if nvidia_driver_is_here() else "info"
+    problem = _gpu_problem()
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = sysconfig.get_paths()["include"]
     facts: dict[str, Any] = {"compiler": compiler, "headers": headers, "works": False}
@@ -100,12 +115,14 @@ def _first_error(text: str) -> str:
 
 def check_gpu(probes: Probes) -> Finding:
     driver = driver_version()
+    if find_spec("torch") is None:
+        return _gpu_without_torch(driver)
     try:
         facts: dict[str, Any] = {"driver": driver, **probes.facts("gpu")}
     except ProbeError as error:
-        status: Any = "warning" if nvidia_driver_is_here() else "info"
-        return Finding("GPU", status, f"can't be examined: {error}", None, {"driver": driver})
-    with_driver = f", driver {driver}" if driver else ""
+        summary = f"can't be examined: {error}"
+        return Finding("GPU", _gpu_problem(), summary, None, {"driver": driver})
+    with_driver = _with(driver)
     shown = "; ".join(
         f"{device['name']}, compute capability {device['capability']}, {byte_size(device['bytes'])}"
         for device in facts["devices"]
@@ -120,6 +137,18 @@ def check_gpu(probes: Probes) -> Finding:
         what = f"{shown or 'NVIDIA'}{with_driver}, not used: {reason}"
         return Finding("GPU", "warning", what, remedy, facts)
     return Finding("GPU", "info", f"none ({reason}); the CPU is used", None, facts)
+
+
+def _gpu_without_torch(driver: str | None) -> Finding:
+    facts = {"driver": driver}
+    if not nvidia_driver_is_here():
+        return Finding("GPU", "info", "none; the CPU is used", None, facts)
+    summary = f"NVIDIA{_with(driver)}, not used: torch is not installed"
+    return Finding("GPU", "warning", summary, GPU_EXTRA, facts)
+
+
+def _with(driver: str | None) -> str:
+    return f", driver {driver}" if driver else ""
 
 
 def driver_version() -> str | None:

@@ -11,8 +11,6 @@ from localkv import __version__
 from localkv.doctor.finding import Finding
 
 LEAST_PYTHON = (3, 11)
-OWN_CHECKS = ("torch", "triton")
-"""Packages that have a check of their own."""
 
 
 def check_python() -> Finding:
@@ -28,13 +26,16 @@ def check_python() -> Finding:
 
 
 def unmet_requirement(name: str) -> str | None:
-    """A package's requirement, as in "torch>=2.11", if the installed version does not meet it."""
-    return _unmet().get(name)
+    """A package's requirement, as in "torch>=2.11", if the installed version does not meet it.
+
+    Requirements of GPUs are among them.
+    """
+    return _unmet(extra="gpu").get(name)
 
 
 def check_packages() -> Finding:
     try:
-        unmet = {name: what for name, what in _unmet().items() if name not in OWN_CHECKS}
+        unmet = _unmet()
     except metadata.PackageNotFoundError:
         return Finding(
             "packages",
@@ -70,8 +71,8 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _unmet() -> dict[str, str]:
-    """Requirements of this platform that are not met, by package.
+def _unmet(extra: str = "") -> dict[str, str]:
+    """Requirements of this platform, and of an extra, that are not met, by package.
 
     Raises:
         PackageNotFoundError: localkv is not installed.
@@ -81,7 +82,7 @@ def _unmet() -> dict[str, str]:
     unmet = {}
     for line in metadata.requires("localkv") or ():
         requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
         version = _installed(requirement.name)
         if version is None or not requirement.specifier.contains(version, prereleases=True):

@@ -60,7 +60,15 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(nvidia_driver, "DRIVER", tmp_path / "nothing")
+    monkeypatch.setattr(nvidia_driver, "DEVICE", tmp_path / "nothing")
+    monkeypatch.setattr(nvidia_driver, "TOOL", "no-such-program")
     monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment with what `pip install localkv` brings."""
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
 
 
 def test_a_check_that_fails_stops_no_other() -> None:
@@ -104,10 +112,12 @@ ROOT = Path(probe.__file__).parents[2]
         ("import os; os.write(2, b'bad luck\\n'); os._exit(7)", "it ended with code 7: bad luck"),
     ],
 )
-def test_a_package_that_is_broken(broken_packages: Path, source: str, error: str) -> None:
+def test_a_package_that_is_broken(
+    broken_packages: Path, source: str, error: str, driver: Path
+) -> None:
     (broken_packages / "torch.py").write_text(source)
     finding = gpu.check_torch(Probes("torch"))
-    assert finding.status == "broken"
+    assert finding.status == "warning"
     assert error in finding.summary
     assert "pip install torch" in str(finding.hint)
 
@@ -159,8 +169,8 @@ def needs(monkeypatch: pytest.MonkeyPatch, *lines: str, **installed: str) -> Non
 
 
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ("numpy>=2.0", "numba>=0.62", "torch>=2.11", "gone; sys_platform == 'dos'", "x>1")
-    lines += ("pytest>=8; extra == 'dev'",)
+    lines = ("numpy>=2.0", "numba>=0.62", "gone; sys_platform == 'dos'", "x>1")
+    lines += ("torch>=2.11; extra == 'gpu'", "pytest>=8; extra == 'dev'")
     needs(monkeypatch, *lines, numpy="2.4", numba="0.61", torch="2.0")
     finding = software.check_packages()
     assert finding.status == "broken"
@@ -171,13 +181,16 @@ def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert software.check_packages().status == "ok"
 
 
-def test_an_own_version_of_torch_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs(monkeypatch, "torch>=2.11", torch="2.13.0+cpu")
+def test_an_own_version_of_torch_is_recognised(
+    monkeypatch: pytest.MonkeyPatch, driver: Path
+) -> None:
+    line = "torch>=2.11; extra == 'gpu'"
+    needs(monkeypatch, line, torch="2.13.0+cpu")
     assert software.unmet_requirement("torch") is None
     facts = {"version": "2.0", "cuda": None, "hip": None}
-    needs(monkeypatch, "torch>=2.11", torch="2.0")
+    needs(monkeypatch, line, torch="2.0")
     finding = gpu.check_torch(FakeProbes(torch=facts))
-    assert (finding.status, finding.hint) == ("broken", "pip install 'torch>=2.11'")
+    assert (finding.status, finding.hint) == ("warning", "pip install 'torch>=2.11'")
 
 
 def test_without_being_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +285,25 @@ def test_no_gpu(no_driver: None) -> None:
         "info",
         "none (torch sees no GPU); the CPU is used",
     )
+
+
+def test_neither_torch_nor_a_gpu(no_torch: None, no_driver: None) -> None:
+    """The usual machine without a GPU: nothing is amiss."""
+    nothing = FakeProbes()
+    found = [check(nothing) for check in (gpu.check_torch, gpu.check_triton, gpu.check_gpu)]
+    assert [(finding.status, finding.summary, finding.hint) for finding in found] == [
+        ("info", "not installed; only --device cuda and --device reference need it", None),
+        ("info", "not installed; only --device cuda needs it", None),
+        ("info", "none; the CPU is used", None),
+    ]
+
+
+def test_a_gpu_and_no_torch(no_torch: None, driver: Path) -> None:
+    nothing = FakeProbes()
+    found = [check(nothing) for check in (gpu.check_torch, gpu.check_triton, gpu.check_gpu)]
+    assert [finding.status for finding in found] == ["warning"] * 3
+    assert {finding.hint for finding in found} == {"pip install 'localkv[gpu]'"}
+    assert found[-1].summary == "NVIDIA, driver 570.86.15, not used: torch is not installed"
 
 
 def test_a_gpu_that_works(driver: Path) -> None:
