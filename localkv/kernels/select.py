@@ -7,7 +7,8 @@ import importlib.util
 from localkv.config import DEVICES
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
-from localkv.system.nvidia_driver import nvidia_driver_is_here
+from localkv.system.installed_torch import built_without_cuda
+from localkv.system.nvidia_driver import gpus_are_hidden, nvidia_driver_is_here
 
 INSTALL = "pip install 'localkv[gpu]'"
 
@@ -18,14 +19,20 @@ def why_no_gpu() -> tuple[str, str]:
         return "there is no NVIDIA driver", "use --device cpu"
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed", f"{INSTALL}, or --device cpu"
-    from localkv.kernels.gpu.support import why_unsupported
-
+    if built_without_cuda():  # torch takes two seconds to say so itself
+        return "this torch was built without CUDA", "install torch's CUDA wheel, or --device cpu"
+    try:
+        from localkv.kernels.gpu.support import why_unsupported
+    except (ImportError, OSError) as error:  # one of its libraries is missing or does not fit
+        reason = (str(error).splitlines() or ["without a word"])[0]
+        return f"torch can't be imported: {reason}", f"{INSTALL}, or --device cpu"
     return why_unsupported()
 
 
 def unused_gpu() -> str:
     """Why "auto" leaves a GPU alone, and a remedy; empty if it doesn't, or none is to be seen."""
-    reason, remedy = why_no_gpu() if nvidia_driver_is_here() else ("", "")
+    seen = nvidia_driver_is_here() and not gpus_are_hidden()
+    reason, remedy = why_no_gpu() if seen else ("", "")
     if not reason or reason == "torch sees no GPU":
         return ""
     return f"{reason} ({remedy})"

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import sysconfig
 
 import pytest
 import torch
 
 from localkv.errors import LocalKVError, UsageError
+from localkv.kernels import select
 from localkv.kernels.gpu.driver import start_triton
-from localkv.kernels.select import select_backend, unused_gpu, why_no_gpu
+from localkv.kernels.select import select_backend, unused_gpu
 
 
 @pytest.fixture
-def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "nvidia_driver_is_here", lambda: True)
+    monkeypatch.setattr(select, "built_without_cuda", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def old_gpu(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
@@ -28,12 +37,48 @@ def test_auto_is_the_cpu_where_no_gpu_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert select_backend("reference").name == "reference"
 
 
-def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=r"device cuda can't be used: (torch sees|this torch)"):
+def test_cuda_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "nvidia_driver_is_here", lambda: False)
+    with pytest.raises(UsageError, match="device cuda can't be used: there is no NVIDIA driver"):
         select_backend("cuda")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert why_no_gpu()[0] == "torch sees no GPU"
+    assert unused_gpu() == ""
+
+
+def test_without_torch_it_says_what_to_install(
+    driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: None)
+    for device, package in (("cuda", "'localkv[gpu]'"), ("reference", "torch")):
+        with pytest.raises(UsageError, match=f"{device} can't be used: torch is not inst") as error:
+            select_backend(device)
+        assert f"pip install {package}" in str(error.value.hint)
+    assert select_backend("auto").name == "cpu"
+    assert unused_gpu().startswith("torch is not installed (pip install 'localkv[gpu]'")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert unused_gpu() == ""
+
+
+def test_a_torch_that_can_not_be_imported_leaves_the_cpu(
+    driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "localkv.kernels.gpu.support", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: object())
+    assert select_backend("auto").name == "cpu"
+    assert unused_gpu().startswith("torch can't be imported: ")
+    with pytest.raises(UsageError, match="torch can't be imported: "):
+        select_backend("cuda")
+
+
+def test_cuda_without_a_gpu_is_refused(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="device cuda can't be used: torch sees no GPU"):
+        select_backend("cuda")
+    assert unused_gpu() == ""  # the driver may be another container's
+    monkeypatch.setattr(select, "built_without_cuda", lambda: True)
+    with pytest.raises(UsageError, match="device cuda can't be used: this torch was built without"):
+        select_backend("cuda")
+    assert unused_gpu().startswith("this torch was built without CUDA (install torch's CUDA wheel")
 
 
 @pytest.mark.usefixtures("old_gpu")

@@ -15,11 +15,6 @@ NOT_SEEN = "torch sees no GPU"
 def why_unsupported() -> tuple[str, str]:
     """Why not, and a remedy; empty if it can."""
     if not torch.cuda.is_available():
-        if torch.version.cuda is None:
-            return (
-                "this torch was built without CUDA",
-                "install torch's CUDA wheel, or --device cpu",
-            )
         return NOT_SEEN, "check nvidia-smi and CUDA_VISIBLE_DEVICES, or --device cpu"
     if torch.version.hip is not None:
         return "AMD GPUs are not supported", "use --device cpu"
