@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import check_cache_types, group_layouts
@@ -43,6 +42,9 @@ from localkv.system.bus_errors import end_cleanly_from_threads
 from localkv.system.loading_line import OnProgress, reporting
 from localkv.system.machine_memory import Budget, machine_memory
 from localkv.system.threads import default_threads, use_threads
+
+Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+"""[tokens, n_vocab]"""
 
 DEFAULT_N_CTX = 4096
 """Tokens of context where the user names none and the model can hold more."""
@@ -263,9 +265,9 @@ class LLM(TextModel):
             )
         return n_ctx or trained
 
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+    def logits(self, ids: Sequence[int]) -> Logits:
         """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
-        logits: NDArray[np.float32] = self.backend.arrays.to_numpy(self.engine.logits(ids))
+        logits: Logits = self.backend.arrays.to_numpy(self.engine.logits(ids))
         return logits
 
     @overload

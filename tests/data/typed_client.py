@@ -49,7 +49,8 @@ with LLM("model.gguf", progress=False) as closed:
     closed.close()
 
 ids = llm.tokenize("Once")
-print(llm.detokenize(ids))
+rows, n_vocab = llm.logits(ids).shape
+print(rows + n_vocab, llm.detokenize(ids))
 
 try:
     print(llm.memory.total, llm.warnings, llm.load_seconds, llm.kernels["attention"])
