@@ -42,7 +42,7 @@ def spread(left: Content | str, right: Content | str, width: int) -> Content:
 
 def columns(values: Iterable[float], width: int, height: int) -> list[str]:
     """The last values as columns from zero to the largest, the newest at the right, in rows."""
-    shown = list(values)[-width:]
+    shown = list(values)[-width:] if width > 0 else []
     largest = max(shown, default=0.0)
     levels = [max(1, round(8 * height * value / largest)) if largest else 1 for value in shown]
     blank = " " * (width - len(shown))

@@ -8,14 +8,15 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
-from textual.widgets import Static, TextArea
+from textual.widgets import Static
 
 from localkv.tui.messages import PromptSubmitted
+from localkv.tui.widgets.text_field import TextField
 
 PLACEHOLDER = "Message — Enter sends, Ctrl+J breaks the line, / lists commands"
 
 
-class Prompt(TextArea):
+class Prompt(TextField):
     """Enter sends; Shift+Enter or Ctrl+J break the line; Up and Down at its ends recall."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

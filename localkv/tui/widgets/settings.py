@@ -11,6 +11,7 @@ from textual.widgets import Input, Label, TextArea
 
 from localkv.chat.session import ChatSession
 from localkv.tui.messages import SettingChanged, SystemPromptChanged
+from localkv.tui.widgets.text_field import TextField
 
 SHOWN = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens")
 """Settings with a field of their own; `/set` reaches the others."""
@@ -26,7 +27,7 @@ class Settings(Vertical):
                 yield Label(name.replace("_", " "))
                 yield Input(id=f"set-{name}", compact=True, select_on_focus=True)
         yield Label("System prompt", id="system-heading", classes="heading")
-        yield TextArea(id="system-prompt", compact=True, placeholder="none")
+        yield TextField(id="system-prompt", compact=True, placeholder="none")
 
     def show(self, session: ChatSession) -> None:
         """Fill the fields with a session's values."""
