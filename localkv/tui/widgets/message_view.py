@@ -15,7 +15,7 @@ from localkv.chat.conversation import Message
 from localkv.chat.reasoning import Reasoned, split_reasoning
 from localkv.system.terminal_text import visible
 from localkv.tui.messages import BranchWanted, EditWanted, RetryWanted
-from localkv.tui.widgets.markdown_parser import markdown_parser
+from localkv.tui.widgets.answer_markdown import AnswerMarkdown
 
 _ENDINGS = {
     "cancelled": "stopped",
@@ -42,6 +42,8 @@ class MessageView(Vertical, can_focus=True):
         Binding("right,right_square_bracket", "branch(1)", "Next branch", show=False),
         Binding("up,k", "screen.select_message(-1)", "Previous message", show=False),
         Binding("down,j", "screen.select_message(1)", "Next message", show=False),
+        Binding("less_than_sign,shift+left", "scroll_code(-8)", "Code left", show=False),
+        Binding("greater_than_sign,shift+right", "scroll_code(8)", "Code right", show=False),
         Binding("space", "toggle_reasoning", "Reasoning", show=False),
     ]
 
@@ -63,7 +65,7 @@ class MessageView(Vertical, can_focus=True):
             reasoning.display = bool(parts.reasoning)
             yield Static(parts.reasoning, markup=False, classes="thought")
         self._shown = parts.answer
-        yield Markdown(parts.answer, parser_factory=markdown_parser)
+        yield AnswerMarkdown(parts.answer)
         yield Static("", classes="figures")
 
     def on_mount(self) -> None:
@@ -191,6 +193,10 @@ class MessageView(Vertical, can_focus=True):
         from localkv.tui.code_screen import copy_code
 
         copy_code(self.app, self.code_blocks())
+
+    def action_scroll_code(self, columns: int) -> None:
+        for markdown in self.query(AnswerMarkdown):
+            markdown.scroll_code(columns)
 
     def action_edit(self) -> None:
         self.post_message(EditWanted(self.message.id))
