@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,19 +15,14 @@ from localkv.cli.options import flag, json_option
 from localkv.cli.table import table
 from localkv.errors import ModelFileError, byte_size
 
-
-@dataclass(frozen=True)
-class _Entry:
-    """A model: its name, its place, its size and age."""
-
-    name: str
-    path: Path
-    n_bytes: int
-    modified: float
+if TYPE_CHECKING:
+    from localkv.loader.local_models import LocalModel
 
 
 def _run(*, quiet: bool, as_json: bool) -> None:
-    entries = _entries()
+    from localkv.loader.local_models import local_models
+
+    entries = local_models()
     if as_json:
         lines = [json.dumps({"models": [_facts(entry) for entry in entries]})]
     elif quiet:
@@ -42,24 +34,7 @@ def _run(*, quiet: bool, as_json: bool) -> None:
         click.echo(line)
 
 
-def _entries() -> list[_Entry]:
-    """The models on the shelves, then those in the cache, each by name."""
-    from localkv.loader.hub.cache import cached_models
-    from localkv.loader.shelf import models_on, shelves
-
-    found = []
-    for shelf in shelves():
-        for model in models_on(shelf):
-            path = shelf / model.path
-            with suppress(OSError):  # deleted meanwhile
-                found.append(_Entry(str(path), path, model.n_bytes, path.stat().st_mtime))
-    for item in cached_models():
-        if not item.model.is_sidecar:
-            found.append(_Entry(item.name, item.path, item.model.n_bytes, item.modified))
-    return found
-
-
-def _facts(entry: _Entry) -> dict[str, Any]:
+def _facts(entry: LocalModel) -> dict[str, Any]:
     """A model as JSON; facts that its header lacks are null."""
     from localkv.loader.model_summary import ModelSummary, model_summary
 
@@ -87,7 +62,7 @@ def _date(seconds: float) -> str | None:
         return None
 
 
-def _row(entry: _Entry) -> tuple[str, ...]:
+def _row(entry: LocalModel) -> tuple[str, ...]:
     facts = _facts(entry)
     shown = (facts["quant"], facts["architecture"], facts["context"])
     return (

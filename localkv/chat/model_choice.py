@@ -1,0 +1,165 @@
+"""The model that a user names in a chat: its file, and whether an engine could load it.
+
+All of it is found out from headers. So a chat lets its engine go only for a model that there is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from localkv.cache.layout import check_cache_types, group_layouts
+from localkv.cache.scales import check_scales, read_kv_scales, require_scales
+from localkv.chat.engine import EngineOptions
+from localkv.config import CacheConfig
+from localkv.errors import ModelFileError, UsageError, printable
+from localkv.loader.chat_template import chat_template_from_metadata
+from localkv.loader.gguf_file import open_gguf
+from localkv.loader.hub.find import find_cached
+from localkv.loader.hub.reference import HubReference, parse_reference
+from localkv.loader.local_models import LocalModel, local_models
+from localkv.loader.model_header import ModelHeader
+from localkv.loader.model_spec import model_spec
+from localkv.loader.vocabulary import read_vocabulary
+from localkv.memory.fit import check_fit
+from localkv.memory.plan import ModelMemory
+from localkv.system.machine_memory import machine_memory, process_bytes
+from localkv.system.processor import usable_cores
+
+__all__ = ["LocalModel", "Models"]
+
+
+class Models:
+    """The models that a chat can go over to."""
+
+    def all(self) -> list[LocalModel]:
+        """Those on this machine."""
+        return local_models()
+
+    def find(self, name: str) -> Path:
+        """The file that a name means: a path, or a model as `localkv list` shows it.
+
+        The name of its file is enough, with or without ".gguf". Nothing is fetched.
+
+        Raises:
+            ModelFileError: there is none, or there are several.
+        """
+        path = Path(name).expanduser()
+        if path.exists():
+            return path
+        found = {model.path.resolve(): model for model in self.all() if _means(name, model)}
+        if len(found) > 1:
+            names = ", ".join(printable(model.name) for model in found.values())
+            raise ModelFileError(
+                f"{printable(name)} could mean several models", hint=f"one of {names}"
+            )
+        for model in found.values():
+            return model.path
+        reference = _reference(name)
+        if reference is None:
+            hint = "/model alone lists the models on this machine"
+            raise ModelFileError(f"{printable(name)}: no such file", hint=hint)
+        if cached := find_cached(reference):
+            return cached.path
+        raise ModelFileError(
+            f"{printable(name)} is not on this machine", hint=f"localkv pull {name} fetches it"
+        )
+
+    def completions(self, text: str) -> list[str]:
+        """Names that begin with `text`: models on this machine, then folders and GGUF files."""
+        names = [model.name for model in self.all() if model.name.startswith(text)]
+        return list(dict.fromkeys([*names, *_paths(text)]))
+
+    def check(
+        self,
+        options: EngineOptions,
+        *,
+        backend: str | None = None,
+        running_pid: int | None = None,
+    ) -> None:
+        """Find out whether an engine could load a model.
+
+        Args:
+            options: the model, and how it would be loaded.
+            backend: where engines run; None if that is not known, as long as none was loaded.
+            running_pid: the process of the engine whose memory will be free by then.
+
+        Raises:
+            ModelFileError: the file can't be used.
+            UsageError: the model can't have this cache, or has no chat template.
+            DoesNotFitError: there is not enough memory.
+        """
+        header, arguments = open_gguf(options.model), options.arguments
+        if options.chat_template is None and chat_template_from_metadata(header.metadata) is None:
+            raise UsageError(
+                f"{printable(Path(options.model).name)} has no chat template",
+                hint="start the chat with --chat-template-file, or continue plain text with: "
+                "localkv complete",
+            )
+        read_vocabulary(header.metadata, override_pre=arguments.get("override_pre"))
+        memory, cache = _memory(header, arguments, backend or "cpu")
+        if backend != "cpu" or arguments.get("fit") == "off":
+            return  # the engine finds out
+        budget = machine_memory()
+        if budget is not None:
+            freed = process_bytes(running_pid) if running_pid is not None else 0
+            check_fit(memory, cache, replace(budget, n_bytes=budget.n_bytes + freed))
+
+
+def _means(name: str, model: LocalModel) -> bool:
+    return name in (model.name, model.path.name, model.path.stem)
+
+
+def _reference(name: str) -> HubReference | None:
+    """The model on Hugging Face that a name could mean, if it doesn't look like a path."""
+    if name.startswith(("/", ".", "~")) or (name.endswith(".gguf") and name.count("/") < 2):
+        return None
+    with suppress(UsageError):
+        return parse_reference(name)
+    return None
+
+
+def _paths(text: str) -> list[str]:
+    head, tail = os.path.split(text)
+    found = []
+    try:
+        with os.scandir(Path(head or ".").expanduser()) as entries:
+            for entry in entries:
+                if entry.name.startswith(tail) and (tail or not entry.name.startswith(".")):
+                    if entry.is_dir():
+                        found.append(os.path.join(head, entry.name, ""))
+                    elif entry.name.lower().endswith(".gguf"):
+                        found.append(os.path.join(head, entry.name))
+    except OSError:
+        return []
+    return sorted(name for name in found if name.isprintable())
+
+
+def _memory(
+    header: ModelHeader, arguments: Mapping[str, Any], backend: str
+) -> tuple[ModelMemory, CacheConfig]:
+    """What a model and a cache take, if the model can have such a cache."""
+    config = model_spec(header)
+    type_k, type_v = (arguments.get(f"cache_type_{side}") or "f16" for side in "kv")
+    check_cache_types(type_k, type_v, config.groups)
+    scales = arguments.get("kv_scales")
+    require_scales((type_k, type_v), scales is not None)
+    n_ctx = arguments.get("n_ctx")
+    cache = CacheConfig(
+        type_k,
+        type_v,
+        n_ctx=min(config.n_ctx_train, CacheConfig.n_ctx) if n_ctx is None else n_ctx,
+        kv_rotation=arguments.get("kv_rotation") or "auto",
+        kv_scales=None if scales is None else read_kv_scales(scales),
+    )
+    if cache.n_ctx == 0:
+        cache = replace(cache, n_ctx=config.n_ctx_train)
+    group_layouts(cache, config.groups)
+    check_scales(cache, config)
+    tensors = tuple(header.tensors.values())
+    n_threads = arguments.get("n_threads") or usable_cores()
+    return ModelMemory(tensors, config, backend, arguments.get("n_batch") or 512, n_threads), cache

@@ -1,0 +1,105 @@
+"""Whether a model that is named in a chat can be loaded, from its header alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localkv.chat import model_choice
+from localkv.chat.engine import EngineOptions
+from localkv.chat.model_choice import Models
+from localkv.errors import DoesNotFitError, LocalKVError, ModelFileError, UsageError
+from localkv.system.machine_memory import Budget
+from support.paths import MODELS
+from support.tiny_model import write_tiny_model
+
+TALES = MODELS / "tales-4M-F16.gguf"
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = tmp_path / "models"
+    shelf.mkdir()
+    (shelf / "tales.gguf").symlink_to(TALES)
+    (shelf / "deep").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    monkeypatch.chdir(tmp_path)
+    models = Models()
+    for name in (str(shelf / "tales.gguf"), "models/tales.gguf", "tales.gguf", "tales"):
+        assert models.find(name).samefile(TALES), name
+    assert models.completions("models/ta") == ["models/tales.gguf"]
+    assert "models/" in models.completions("")
+    assert ".hidden/" not in models.completions("")
+    assert "models/deep/" in models.completions("models/")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.gguf", "nowhere.gguf: no such file (/model alone lists"),
+        ("/no/such", "/no/such: no such file"),
+        ("org/repo", "org/repo is not on this machine (localkv pull org/repo fetches it)"),
+    ],
+)
+def test_a_name_of_nothing(name: str, message: str) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        Models().find(name)
+    assert message in str(caught.value)
+
+
+def test_a_good_model_passes() -> None:
+    Models().check(EngineOptions(str(TALES), {"n_ctx": 256}), backend="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"cache_type_k": "q9_9"}, UsageError, "q9_9"),
+        ({"kv_scales": "/no/such/file"}, UsageError, "no cache type chosen uses scales"),
+        ({"n_ctx": 1 << 40}, DoesNotFitError, "would fit"),
+    ],
+)
+def test_a_cache_that_can_not_be(
+    arguments: dict[str, object], error: type[LocalKVError], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        Models().check(EngineOptions(str(TALES), arguments), backend="cpu")
+    assert message in str(caught.value)
+
+
+def test_a_model_without_a_template(tmp_path: Path) -> None:
+    plain = write_tiny_model(tmp_path / "plain.gguf", template=False)
+    with pytest.raises(UsageError) as caught:
+        Models().check(EngineOptions(str(plain)), backend="cpu")
+    assert "plain.gguf has no chat template" in str(caught.value)
+    Models().check(EngineOptions(str(plain), chat_template="{{ messages }}"), backend="cpu")
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(TALES.read_bytes()[:1000])
+    with pytest.raises(ModelFileError):
+        Models().check(EngineOptions(str(bad)), backend="cpu")
+
+
+def test_memory_of_the_running_engine_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = EngineOptions(str(TALES), {"n_ctx": 1 << 20})
+    monkeypatch.setattr(model_choice, "machine_memory", lambda: Budget(1 << 20, "left"))
+    with pytest.raises(DoesNotFitError):
+        Models().check(options, backend="cpu")
+    monkeypatch.setattr(model_choice, "process_bytes", lambda pid: 1 << 45 if pid == 7 else 0)
+    Models().check(options, backend="cpu", running_pid=7)
+    Models().check(replace(options, arguments={**options.arguments, "fit": "off"}), backend="cpu")
+
+
+def test_the_check_imports_no_torch() -> None:
+    code = (
+        "import sys; from localkv.chat.model_choice import Models;"
+        "from localkv.chat.engine import EngineOptions;"
+        f"Models().check(EngineOptions({str(TALES)!r}), backend='cpu');"
+        "assert 'torch' not in sys.modules and 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
