@@ -34,6 +34,11 @@ class CacheFigures:
         return self.bytes_k + self.bytes_v
 
     @property
+    def is_f16(self) -> bool:
+        """Whether there is nothing to compare with f16."""
+        return self.type_k == self.type_v == "f16"
+
+    @property
     def share_of_f16(self) -> float:
         """This cache's bytes in relation to an f16 one's."""
         return self.n_bytes / self.f16_bytes
@@ -59,15 +64,22 @@ def cache_figures(
     return CacheFigures(cache.type_k, cache.type_v, cache.n_ctx, bytes_k, bytes_v, f16)
 
 
-def larger_cache(facts: EngineFacts) -> CacheFigures | None:
+def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:
     """A cache with a larger context: in the present types or smaller ones, in as many bytes if any.
 
-    The context is doubled, up to the length the model was trained for; None if it has that already.
-    From the pairs of types that need no more bytes than now it takes the most exact one, or else
-    the smallest.
+    The context is doubled until a quarter of it is free, up to the length the model was trained
+    for; None if that is no longer, or too short. From the pairs of types that need no more bytes
+    than now it takes the most exact one, or else the smallest.
+
+    Args:
+        facts: of the engine.
+        n_tokens: of the conversation that it is to hold.
     """
-    n_ctx = min(2 * facts.n_ctx, facts.n_ctx_train)
-    if n_ctx <= facts.n_ctx:
+    n_ctx = 2 * facts.n_ctx
+    while 3 * n_ctx // 4 < n_tokens:
+        n_ctx *= 2
+    n_ctx = min(n_ctx, facts.n_ctx_train)
+    if n_ctx <= max(facts.n_ctx, n_tokens):
         return None
     now = cache_figures(facts)
     offers = [

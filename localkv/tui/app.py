@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import sys
@@ -24,7 +25,7 @@ from localkv.system.terminal_text import visible
 from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.control_filter import ControlFilter
 from localkv.tui.engine_screen import EngineFactory
-from localkv.tui.themes import DARK, LIGHT
+from localkv.tui.themes import DARK, LIGHT, own_variables
 
 _SCHEMES = ("http", "https", "mailto")
 _LONGEST_URL = 200
@@ -44,6 +45,16 @@ def terminal_is_gone() -> bool:
     return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
 
+def has_shell() -> bool:
+    """Whether the process was started by a shell that can have it go on again."""
+    if not hasattr(os, "getsid"):
+        return False
+    try:
+        return os.getpgid(os.getsid(0)) != os.getpgrp()
+    except OSError:
+        return False
+
+
 class ChatApp(App[None]):
     """`localkv chat`.
 
@@ -57,6 +68,7 @@ class ChatApp(App[None]):
     CSS_PATH = "chat.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "quit", "Quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, priority=True),
     ]
 
     def __init__(
@@ -91,6 +103,11 @@ class ChatApp(App[None]):
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
             signal.raise_signal(signal.SIGHUP)
 
+    def get_css_variables(self) -> dict[str, str]:
+        variables = super().get_css_variables()
+        self.theme_variables = {**own_variables(variables), **variables}
+        return self.theme_variables
+
     def _keep_theme(self, theme: Theme) -> None:
         with self._told():
             self.store.set_preference("theme", theme.name)
@@ -115,10 +132,21 @@ class ChatApp(App[None]):
         timeout: float | None = None,
         markup: bool = False,
     ) -> None:
-        """Say something in a corner, never as markup: it may quote a model or a file."""
-        super().notify(
-            visible(message), title=title, severity=severity, timeout=timeout, markup=False
-        )
+        """Say something, but only once while it shows.
+
+        It is never read as markup, since it may quote a model or a file.
+        """
+        shown = visible(message)
+        if all(other.message != shown for other in self._notifications):
+            super().notify(shown, title=title, severity=severity, timeout=timeout, markup=False)
+
+    def action_suspend_process(self) -> None:
+        """Ctrl+Z: leave the terminal to the shell until `fg`."""
+        if not has_shell():
+            self.notify("There is no shell to come back from", severity="warning")
+            return
+        self.app_suspend_signal.publish(self)
+        os.killpg(0, signal.SIGTSTP)  # as a terminal does: `make chat` stops with it
 
     def open_url(self, url: str, *, new_tab: bool = True) -> None:
         """Open a link of an answer that was clicked, if it is one to open without a thought."""

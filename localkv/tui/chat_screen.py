@@ -14,7 +14,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Footer, Static, TextArea
+from textual.widgets import Static, TextArea
 
 from localkv.chat.conversation import Message
 from localkv.chat.reasoning import split_reasoning
@@ -33,6 +33,7 @@ from localkv.tui.messages import (
 from localkv.tui.sessions_screen import SessionsScreen
 from localkv.tui.slash_commands import COMMANDS, change_setting, run_command
 from localkv.tui.widgets.cache_meter import CacheMeter, StatusLine
+from localkv.tui.widgets.fitting_footer import FittingFooter
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.message_view import MessageView
 from localkv.tui.widgets.prompt import CommandHints, Prompt
@@ -78,7 +79,7 @@ class ChatScreen(Answering):
                 yield Prompt(self._sent_before())
                 yield StatusLine("", id="status")
             yield SidePanel(id="panel")
-        yield Footer(show_command_palette=True)
+        yield FittingFooter(show_command_palette=True)
 
     def _sent_before(self) -> list[str]:
         try:

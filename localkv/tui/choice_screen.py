@@ -35,7 +35,7 @@ class ChoiceScreen(ModalScreen[str | None]):
             yield Label(Content(self.question), classes="question")
             options = [
                 Option(
-                    Content.assemble((answer, "bold"), "\n", (meaning, "$foreground 60%")),
+                    Content.assemble((answer, "bold"), "\n", (meaning, "$muted")),
                     id=name or None,
                     disabled=not name,
                 )

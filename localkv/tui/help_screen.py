@@ -30,6 +30,8 @@ KEYS = (
     ("F5", "start the engine again"),
     ("Ctrl+P", "command palette, themes"),
     ("F1", "this page"),
+    ("Ctrl+_", "take a change of the text back"),
+    ("Ctrl+Z", "suspend; fg in the shell comes back"),
     ("Ctrl+Q", "quit"),
 )
 MESSAGE_KEYS = (
@@ -37,6 +39,7 @@ MESSAGE_KEYS = (
     ("b", "copy a block of code"),
     ("e", "edit: say it differently, on a new branch"),
     ("r", "answer again"),
+    ("<, >", "move long lines of code"),
     ("Left, Right", "show another branch"),
     ("Space", "fold or unfold its reasoning"),
 )

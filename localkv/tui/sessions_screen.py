@@ -71,9 +71,7 @@ class SessionsScreen(ModalScreen[int | None]):
     def _option(self, session: SessionSummary) -> Option:
         mark = " · open" if session.id == self.current_id else ""
         facts = f"{counted(session.n_messages, 'message')} · {ago(session.updated)}{mark}"
-        prompt = Content.assemble(
-            (title_line(session.title), "bold"), "\n", (facts, "$foreground 60%")
-        )
+        prompt = Content.assemble((title_line(session.title), "bold"), "\n", (facts, "$muted"))
         return Option(prompt, id=str(session.id))
 
     def _ask(self, session_id: int | None) -> None:

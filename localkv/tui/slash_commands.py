@@ -198,7 +198,7 @@ async def _quit(screen: ChatScreen, argument: str) -> None:
 
 def _rows(rows: list[tuple[str, str]]) -> Content:
     return Content("\n").join(
-        Content.assemble((f"{name:<10}", "$foreground 60%"), value) for name, value in rows
+        Content.assemble((f"{name:<10}", "$muted"), value) for name, value in rows
     )
 
 

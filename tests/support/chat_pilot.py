@@ -139,7 +139,7 @@ async def user(
         if session_id is not None:
             chat = chat.resumed(session_id)
         app = ChatApp(chat, EngineOptions("tiny.gguf", {"n_threads": 3}), new_engine)
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=size, notifications=True) as pilot:
             somebody = User(app, pilot, made, options)
             await somebody.until(lambda: made)
             if wait:

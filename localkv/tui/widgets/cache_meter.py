@@ -57,7 +57,7 @@ class CacheMeter(_Meter):
 
     def draw(self, state: MeterState) -> None:
         if state.facts is None:
-            self.update(Content.styled("no model yet", "$foreground 50%"))
+            self.update(Content.styled("no model yet", "$muted"))
             return
         width = self.content_size.width or 32
         self.update(
@@ -78,13 +78,13 @@ def _context_lines(
         return [
             spread(Content.styled("Context", "bold"), f"{facts.n_ctx:,} tokens", width),
             bar(0, width, "$primary"),
-            Content.styled("counting …", "$foreground 60%"),
+            Content.styled("counting …", "$muted"),
             Content(""),
         ]
     share = n_tokens / facts.n_ctx
     left = max(0, facts.n_ctx - n_tokens)
     reused = f"{last.cached_tokens:,} of {last.prompt_tokens:,}" if last else "—"
-    muted = "$foreground 60%"
+    muted = "$muted"
     return [
         spread(Content.styled("Context", "bold"), f"{n_tokens:,} of {facts.n_ctx:,}", width),
         bar(share, width, _fill_style(share)),
@@ -98,7 +98,7 @@ def _context_lines(
 
 
 def _cache_lines(figures: CacheFigures, width: int) -> list[Content]:
-    muted = "$foreground 60%"
+    muted = "$muted"
     lines = [spread(Content.styled("KV cache", "bold"), size(figures.n_bytes), width)]
     for side, name, n_bytes, style in (
         ("K", figures.type_k, figures.bytes_k, "$primary"),
@@ -136,17 +136,22 @@ class StatusLine(_Meter):
             bar(share, 8, _fill_style(share)),
             f" {'…' if used is None else f'{used:,}'} of {facts.n_ctx:,}",
         )
-        types = Content.assemble(
-            ("K ", "bold $primary"), figures.type_k, ("  V ", "bold $accent"), figures.type_v
-        )
         rate = state.tokens_per_second
         width = self.content_size.width or 76
         for part in (
-            types,
+            cache_types(figures),
             Content(size(figures.n_bytes)),
             Content(f"{rate:,.0f} tok/s" if rate else ""),
-            Content.styled(f"f16: {size(figures.f16_bytes)}", "$foreground 60%"),
+            Content.styled("" if figures.is_f16 else f"f16: {size(figures.f16_bytes)}", "$muted"),
         ):
             if part and line.cell_length + 3 + part.cell_length <= width:
                 line = Content.assemble(line, "   ", part)
         self.update(line)
+
+
+def cache_types(figures: CacheFigures) -> Content:
+    """The types of K and of V, or the one that both have."""
+    if figures.type_k == figures.type_v:
+        return Content(f"KV {figures.type_k}")
+    k, v = ("K ", "bold $primary"), ("  V ", "bold $accent")
+    return Content.assemble(k, figures.type_k, v, figures.type_v)

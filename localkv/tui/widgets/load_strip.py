@@ -45,7 +45,9 @@ class LoadStrip(Static):
         self.add_class("-error")
         self.display = True
         hint = f" ({error.hint})" if error.hint else ""
-        self.update(Content(f"✗ {error.message}{hint}\n  F5 starts the engine again"))
+        self.update(
+            Content(f"✗ {error.message}{hint}\n  F5 starts the engine again, /model another")
+        )
 
     def _draw(self) -> None:
         if self._progress is None:
@@ -55,15 +57,15 @@ class LoadStrip(Static):
         parts: list[Content] = []
         for i, stage in enumerate(LOAD_STAGES):
             if i < at:
-                parts.append(Content.assemble(("✓ ", "$success"), (stage, "$foreground 60%")))
+                parts.append(Content.assemble(("✓ ", "$success"), (stage, "$muted")))
             elif i == at:
                 spin = _SPINNER[int(elapsed * 10) % len(_SPINNER)]
                 parts.append(Content.assemble((f"{spin} ", "$primary"), (stage, "bold")))
                 if self._progress.total:
                     counted = f" {self._progress.done}/{self._progress.total}"
-                    parts[-1] += Content.styled(counted, "$foreground 60%")
+                    parts[-1] += Content.styled(counted, "$muted")
             else:
-                parts.append(Content.styled(f"· {stage}", "$foreground 35%"))
+                parts.append(Content.styled(f"· {stage}", "$muted"))
         once = ", compiled for this CPU, once" if at == len(LOAD_STAGES) - 1 and elapsed > 5 else ""
-        parts.append(Content.styled(f"{elapsed:.0f} s{once}", "$foreground 50%"))
+        parts.append(Content.styled(f"{elapsed:.0f} s{once}", "$muted"))
         self.update(Content("   ").join(parts))

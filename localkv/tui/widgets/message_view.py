@@ -128,7 +128,7 @@ class MessageView(Vertical, can_focus=True):
         """Say who said it."""
         self.author = author
         self.query_one(".author", Static).update(
-            Content.assemble(self.author, (f"  {self._marks}", "$foreground 50%"))
+            Content.assemble(self.author, (f"  {self._marks}", "$muted"))
         )
 
     def show_figures(self) -> None:

@@ -96,7 +96,7 @@ class CommandHints(Static):
         found = exact or [(u, d) for u, d in found if u.startswith(word)]
         self.display = bool(found)
         rows = [
-            Content.assemble((f" {usage:<24}", "$primary"), (f"{what} ", "$foreground 60%"))
+            Content.assemble((f" {usage:<24}", "$primary"), (f"{what} ", "$muted"))
             for usage, what in found
         ]
         self.update(Content("\n").join(rows))

@@ -33,7 +33,7 @@ class SidePanel(VerticalScroll, can_focus=False):
                 (
                     f"{facts.architecture} · {size(facts.weight_bytes)} · "
                     f"{facts.backend}, {threads}",
-                    "$foreground 60%",
+                    "$muted",
                 ),
             )
         )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.content import Content
 from textual.widgets import Static
 
 from localkv.chat.cache_figures import cache_figures
 from localkv.chat.engine import EngineFacts
 from localkv.tui.figures import size
+from localkv.tui.widgets.cache_meter import cache_types
 
-_MUTED = "$foreground 60%"
+_KEYS = "/ lists commands, F1 keys, Ctrl+O sessions"
 
 
 class Welcome(Static):
@@ -18,24 +21,26 @@ class Welcome(Static):
     def show_loading(self, name: str) -> None:
         """The model is not there yet."""
         self.update(
-            Content.assemble((name, "bold"), "\n", ("loading; you can write already", _MUTED))
+            Content.assemble((name, "bold"), "\n", ("loading; you can write already", "$muted"))
         )
 
-    def show_model(self, facts: EngineFacts) -> None:
-        """The model is there."""
+    def show_model(self, facts: EngineFacts, carried: Sequence[str] = ()) -> None:
+        """The model is there.
+
+        Args:
+            facts: of the engine.
+            carried: settings that came along from the chat before.
+        """
         figures = cache_figures(facts)
-        self.update(
-            Content.assemble(
-                (facts.name, "bold"),
-                "\n",
-                (f"{facts.n_ctx:,} tokens of context in {size(figures.n_bytes)}", _MUTED),
-                "\n",
-                ("K ", "bold $primary"),
-                f"{figures.type_k}   ",
-                ("V ", "bold $accent"),
-                figures.type_v,
-                (f"   f16 would take {size(figures.f16_bytes)}", _MUTED),
-                "\n\n",
-                ("/ lists commands, F1 keys, Ctrl+O sessions", _MUTED),
-            )
-        )
+        f16 = "" if figures.is_f16 else f"   f16 would take {size(figures.f16_bytes)}"
+        lines = [
+            Content.styled(facts.name, "bold"),
+            Content.styled(
+                f"{facts.n_ctx:,} tokens of context in {size(figures.n_bytes)}", "$muted"
+            ),
+            Content.assemble(cache_types(figures), (f16, "$muted")),
+        ]
+        if carried:
+            lines += [Content(""), Content.styled("as before: " + ", ".join(carried), "$muted")]
+        lines += [Content(""), Content.styled(_KEYS, "$muted")]
+        self.update(Content("\n").join(lines))
