@@ -87,10 +87,24 @@ class Conversation:
         while self.leaf_id in newest:
             self.leaf_id = newest[self.leaf_id]
 
-    def prompt(self, system_prompt: str) -> list[dict[str, str]]:
-        """The prompt's messages, without reasoning and without an answer that is still empty."""
+    def prompt(
+        self,
+        system_prompt: str,
+        *,
+        since: Message | None = None,
+        before: Message | None = None,
+    ) -> list[dict[str, str]]:
+        """The prompt's messages, without reasoning and without an answer that is still empty.
+
+        Args:
+            system_prompt: comes first, unless it is blank.
+            since, before: the first message, and the one after the last, if it isn't all of them.
+        """
+        kept = self.kept()
+        first = kept.index(since) if since is not None else 0
+        end = kept.index(before) if before is not None else len(kept)
         messages = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
-        for message in self.kept():
+        for message in kept[first:end]:
             content = message.content if message.role == "user" else spoken(message.content)
             if message.role == "user" or content:
                 messages.append({"role": message.role, "content": content})

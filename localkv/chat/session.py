@@ -175,6 +175,21 @@ class ChatSession:
         """Go back to before an answer, for another one beside it."""
         self.conversation.leaf_id = message.parent_id
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the branch that is shown ends with a message of the user."""
+        path = self.conversation.path()
+        return bool(path) and path[-1].role == "user"
+
+    @property
+    def cut_answer(self) -> Message | None:
+        """The answer at the end of the branch, if it ended before its own end."""
+        path = self.conversation.path()
+        if not path or path[-1].role == "user":
+            return None
+        is_cut = path[-1].content.strip() and path[-1].finish_reason != "stop"
+        return path[-1] if is_cut else None
+
     def extend(self, message: Message, text: str) -> None:
         """More of an answer; `keep` writes it."""
         message.content += text
@@ -185,7 +200,8 @@ class ChatSession:
 
     def finish(self, message: Message, stats: Finished) -> None:
         """The end of an answer."""
-        message.finish_reason, message.stats = stats.finish_reason, stats
+        message.finish_reason, message.error = stats.finish_reason, None
+        message.stats = stats if message.stats is None else _joined(message.stats, stats)
         self._update(message)
         self.save()
 
@@ -208,8 +224,13 @@ class ChatSession:
                 self.store.update_message(message)
                 del self._unwritten[message.id]
 
+    def take_back(self, message: Message) -> None:
+        """Remove the message at the end, unless other branches go on from it."""
+        if all(other.parent_id != message.id for other in self.conversation.messages.values()):
+            self.discard(message)
+
     def discard(self, message: Message) -> None:
-        """Take back an answer that is empty."""
+        """Take back an answer that is empty, or another message that nothing follows."""
         del self.conversation.messages[message.id]
         self._unwritten.pop(message.id, None)
         self.conversation.leaf_id = message.parent_id
@@ -240,6 +261,17 @@ class ChatSession:
             template_kwargs=self.template_kwargs,
             tools=self.tools,
         )
+
+    def continue_request(self, message: Message) -> ChatRequest:
+        """The request for the rest of an answer at the end of the branch."""
+        before = self.conversation.prompt(self.system_prompt, before=message)
+        return replace(self.request(), messages=before, prefill="", continued=message.content)
+
+    def last_turn_request(self) -> ChatRequest:
+        """The request as it would be if all turns before the last were dropped."""
+        turns = self.conversation.turns()
+        last = self.conversation.prompt(self.system_prompt, since=turns[-1][0] if turns else None)
+        return replace(self.request(), messages=last)
 
     def drop_oldest_turns(self, n_ctx: int, count_tokens: Callable[[ChatRequest], int]) -> int:
         """Stop telling the model the oldest turns, until a quarter of the context is free.
@@ -272,6 +304,22 @@ class ChatSession:
             self.conversation.dropped_id = turns[0][-1].id
             n_dropped += 1
         return n_dropped
+
+
+def _joined(first: Finished, then: Finished) -> Finished:
+    """The figures of an answer that was continued."""
+    n_tokens = first.completion_tokens + then.completion_tokens
+    seconds = first.decode_seconds + then.decode_seconds
+    # as many steps as the two rates were taken over
+    steps = sum(part.decode_per_second * part.decode_seconds for part in (first, then))
+    return replace(
+        first,
+        finish_reason=then.finish_reason,
+        completion_tokens=n_tokens,
+        decode_seconds=seconds,
+        decode_per_second=steps / seconds if seconds else 0.0,
+        context_full=then.context_full,
+    )
 
 
 def sampling_value(name: str, text: str) -> Any:

@@ -8,14 +8,12 @@ from dataclasses import replace
 from textual import on
 from textual.timer import Timer
 
-from localkv.chat.cache_figures import CacheFigures, larger_cache
 from localkv.chat.conversation import Message
-from localkv.chat.engine import EngineOptions, EngineStoppedError
+from localkv.chat.engine import EngineStoppedError
 from localkv.chat.session import ChatSession
 from localkv.errors import ContextOverflowError, LocalKVError
-from localkv.tui.engine_screen import EngineFactory, EngineScreen
-from localkv.tui.full_context_screen import FullContextScreen
-from localkv.tui.messages import AnswerEnded, AnswerFailed, AnswerGrew, TurnsDropped
+from localkv.tui.engine_screen import EngineScreen
+from localkv.tui.messages import AnswerEnded, AnswerFailed, AnswerGrew
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.message_view import MessageView
 from localkv.tui.widgets.speed import Speed
@@ -27,37 +25,60 @@ saved as often: text that was on the screen is not lost, however the program end
 
 
 class Answering(EngineScreen):
-    """Has messages answered, and lets the user decide when the context is full.
+    """Has messages answered.
 
     Attributes:
         editing: the message that is said differently, or None.
     """
 
-    def __init__(
-        self, session: ChatSession, options: EngineOptions, new_engine: EngineFactory
-    ) -> None:
-        super().__init__(session, options, new_engine)
-        self.editing: Message | None = None
-        self._drawn = 0.0
-        self._growth: Timer | None = None
+    editing: Message | None = None
+    _drawn = 0.0
+    _growth: Timer | None = None
+    _written = 0
+
+    # for subclasses to fill in
+
+    def ask_about_full_context(self, what: str) -> None:
+        raise NotImplementedError
+
+    async def send_waiting(self) -> None:
+        raise NotImplementedError
+
+    async def show_waiting(self) -> None:
+        raise NotImplementedError
 
     async def begin_answer(self) -> None:
-        """Have the message at the end answered, as soon as there is a model."""
+        """Have the message at the end answered, or go on with a cut answer there.
+
+        Without a model that happens as soon as there is one.
+        """
         self.wants_answer = self.meter.facts is None
         if self.wants_answer or self.driver is None:
             if self.query_one(LoadStrip).has_class("-error"):
-                self.wants_answer = False
-                await self.transcript.note("there is no engine: F5 starts it again", error=True)
+                await self.transcript.note(
+                    "there is no engine: F5 or /model starts one, and this is answered then",
+                    error=True,
+                )
+            return
+        session = self.session
+        if session.cut_answer is None and not session.awaits_answer:
             return
         try:
-            self.answer = self.session.begin_answer()
+            if session.cut_answer is not None:
+                self.answer = session.cut_answer
+                request = session.continue_request(self.answer)
+            else:
+                self.answer = session.begin_answer()
+                request = session.request()
         except LocalKVError as error:
             await self.transcript.note(str(error), error=True)
             return
         await self.show_conversation()
         self._view().begin()
         self.query_one(Speed).begin()
-        self.driver.answer(self.session.request())
+        self._written = len(self.answer.content)
+        self.driver.answer(request)
+        self.refresh_bindings()
 
     def _view(self) -> MessageView:
         """The view of the answer that is being written."""
@@ -65,7 +86,10 @@ class Answering(EngineScreen):
 
     async def stop_answer(self) -> None:
         """End the answer after its next token; one that has not begun does not begin."""
-        self.wants_answer = False
+        if self.wants_answer:
+            self.wants_answer = False
+            await self.offer_answer()
+            await self.show_waiting()
         if self.answer is not None and self.driver is not None:
             self.driver.cancel()
 
@@ -113,8 +137,14 @@ class Answering(EngineScreen):
             await self._view().end()
         else:
             await self._discard(answer)
+            await self.offer_answer()
         self.query_one(Speed).draw(stats.decode_per_second)
         self.show_meter()
+        self.refresh_bindings()
+        if not stats.context_full and stats.finish_reason != "cancelled":
+            await self.send_waiting()
+            return
+        await self.show_waiting()
         if stats.context_full:
             self.ask_about_full_context("The context is full, and the answer was cut.")
 
@@ -122,8 +152,10 @@ class Answering(EngineScreen):
     async def _answer_failed(self, event: AnswerFailed) -> None:
         if event.driver is not self.driver or self.answer is None:
             return
+        is_new = not self.answer.content
         await self.fail_answer(event.error)
         if isinstance(event.error, EngineStoppedError):
+            self.wants_answer = is_new
             self.lose_engine(event.error)
         elif isinstance(event.error, ContextOverflowError):
             self.ask_about_full_context(
@@ -137,63 +169,34 @@ class Answering(EngineScreen):
         assert self.answer is not None
         answer, self.answer = self.answer, None
         self._draw_speed()
-        if answer.content:
-            self.session.fail(answer, error.message)
-            await self._view().end()
-        else:
+        if not answer.content:
             await self._discard(answer)
+            await self.show_waiting()
+            return
+        if len(answer.content) > self._written or not answer.finish_reason:
+            self.session.fail(answer, error.message)
+        await self._view().end()
+        await self.show_waiting()
+        self.refresh_bindings()
 
     async def _discard(self, answer: Message) -> None:
         await self._view().end()
         self.session.discard(answer)
         await self.show_conversation()
 
-    # a full context
-
-    def ask_about_full_context(self, what: str) -> None:
-        """Let the user decide; nothing is cut without that."""
-        facts = self.meter.facts
-        assert facts is not None
-        larger = larger_cache(facts)
-
-        def decide(choice: str | None) -> None:
-            if choice == "drop" and self.driver is not None:
-                self.wants_answer = self._waits_for_answer()
-                self.driver.drop_oldest_turns(self.session, facts.n_ctx)
-            elif choice == "larger" and larger is not None:
-                self.call_later(self._take_larger_cache, larger)
-            elif choice == "new":
-                self.call_later(self.show_session, self.session.new())
-
-        self.app.push_screen(FullContextScreen(what, facts, larger), decide)
-
-    async def _take_larger_cache(self, larger: CacheFigures) -> None:
-        arguments = {
-            **self.options.arguments,
-            "n_ctx": larger.n_ctx,
-            "cache_type_k": larger.type_k,
-            "cache_type_v": larger.type_v,
-        }
-        self.options = replace(self.options, arguments=arguments)
-        self.wants_answer = self._waits_for_answer()
-        await self.restart_engine()
-
-    def _waits_for_answer(self) -> bool:
-        path = self.session.conversation.path()
-        return bool(path) and path[-1].role == "user"
-
-    @on(TurnsDropped)
-    async def _dropped(self, event: TurnsDropped) -> None:
-        if event.driver is not self.driver:
+    async def continue_answer(self) -> None:
+        """Go on with the answer at the end, if it was cut."""
+        if self.refuse_while_busy():
             return
-        self.session.save()
-        await self.show_conversation()
-        plural = "s are" if event.n_turns != 1 else " is"
-        await self.transcript.note(f"{event.n_turns} turn{plural} no longer part of the prompt")
-        if self.wants_answer:
-            await self.begin_answer()
-        else:
-            self.count_tokens()
+        if self.session.cut_answer is None:
+            self.notify("There is no answer at the end that was cut", severity="warning")
+            return
+        await self.begin_answer()
+
+    async def offer_answer(self) -> None:
+        """Say how to get an answer, if there is none to the last message and none is coming."""
+        if self.session.awaits_answer and not self.busy:
+            await self.transcript.note("This message has no answer: Ctrl+R has it answered")
 
     async def show_session(self, session: ChatSession) -> None:
         """Go over to another session."""
@@ -204,8 +207,11 @@ class Answering(EngineScreen):
         self.query_one(Speed).clear()
         self.show_settings()
         await self.show_conversation()
+        self.show_model()
+        await self.offer_answer()
         self.show_meter()
         self.count_tokens()
+        self.refresh_bindings()
 
     def keep_answer(self) -> None:
         """Keep the text so far."""

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Console
 from textual.app import App, SystemCommand
@@ -26,6 +26,9 @@ from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.control_filter import ControlFilter
 from localkv.tui.engine_screen import EngineFactory
 from localkv.tui.themes import DARK, LIGHT, own_variables
+
+if TYPE_CHECKING:
+    from localkv.chat.model_choice import Models
 
 _SCHEMES = ("http", "https", "mailto")
 _LONGEST_URL = 200
@@ -62,6 +65,7 @@ class ChatApp(App[None]):
         session: the conversation to begin or go on with.
         options: the model to load, and how.
         new_engine: makes an engine that is not loaded yet.
+        models: those that can be gone over to; None stands for `Models`.
     """
 
     TITLE = "localkv"
@@ -72,14 +76,18 @@ class ChatApp(App[None]):
     ]
 
     def __init__(
-        self, session: ChatSession, options: EngineOptions, new_engine: EngineFactory
+        self,
+        session: ChatSession,
+        options: EngineOptions,
+        new_engine: EngineFactory,
+        models: Models | None = None,
     ) -> None:
         super().__init__()
         self._controls = ControlFilter()
         # an error that ends the program may quote an answer: Rich would send its control characters
         self.error_console = Console(file=sys.stderr, color_system=None, markup=False)
         self.store = session.store
-        self.chat = ChatScreen(session, options, new_engine)
+        self.chat = ChatScreen(session, options, new_engine, models)
 
     def on_mount(self) -> None:
         self.register_theme(DARK)

@@ -1,6 +1,6 @@
 """`ChatScreen`: the conversation, the prompt under it, the panel beside it.
 
-The life of an answer is in `answering.py`.
+The life of an answer is in `answering.py`, messages that wait are in `queueing.py`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Static, TextArea
+from textual.widgets import Static
 
 from localkv.chat.conversation import Message
 from localkv.chat.reasoning import split_reasoning
 from localkv.errors import LocalKVError
-from localkv.tui.answering import Answering
+from localkv.tui.completing import Completing
 from localkv.tui.figures import title_line
 from localkv.tui.help_screen import HelpScreen
 from localkv.tui.messages import (
@@ -30,23 +30,23 @@ from localkv.tui.messages import (
     SettingChanged,
     SystemPromptChanged,
 )
+from localkv.tui.model_screen import ModelScreen
 from localkv.tui.sessions_screen import SessionsScreen
-from localkv.tui.slash_commands import COMMANDS, change_setting, run_command
+from localkv.tui.slash_commands import change_setting, run_command
 from localkv.tui.widgets.cache_meter import CacheMeter, StatusLine
 from localkv.tui.widgets.fitting_footer import FittingFooter
 from localkv.tui.widgets.load_strip import LoadStrip
-from localkv.tui.widgets.message_view import MessageView
 from localkv.tui.widgets.prompt import CommandHints, Prompt
 from localkv.tui.widgets.settings import Settings, setting_text
 from localkv.tui.widgets.side_panel import SidePanel
 from localkv.tui.widgets.transcript import Transcript
+from localkv.tui.widgets.waiting import Waiting
 from localkv.tui.widgets.welcome import Welcome
 
 _COMMAND = re.compile(r"/[a-z]+(\s|$)")
-_USAGES = [(command.usage, command.description) for command in COMMANDS]
 
 
-class ChatScreen(Answering):
+class ChatScreen(Completing):
     """The main screen."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (104, "-wide")]  # noqa: RUF012
@@ -56,6 +56,7 @@ class ChatScreen(Answering):
         Binding("ctrl+n", "new_chat", "New"),
         Binding("ctrl+o", "sessions", "Sessions"),
         Binding("ctrl+r", "retry", "Retry"),
+        Binding("ctrl+g", "continue", "Continue"),
         Binding("ctrl+t", "reasoning", "Reasoning", show=False),
         Binding("f2", "panel", "Panel"),
         Binding("f5", "restart_engine", "Restart engine", show=False),
@@ -74,6 +75,7 @@ class ChatScreen(Answering):
                 yield Welcome("", id="welcome")
                 yield Transcript(id="transcript")
                 yield LoadStrip("", id="load-strip")
+                yield Waiting(id="waiting")
                 yield CommandHints("", id="hints")
                 yield Static("", id="editing")
                 yield Prompt(self._sent_before())
@@ -95,6 +97,7 @@ class ChatScreen(Answering):
         await self.show_conversation()
         self.show_meter()
         self.start_engine()
+        await self.offer_answer()
 
     # the display
 
@@ -132,43 +135,24 @@ class ChatScreen(Answering):
 
     @on(PromptSubmitted)
     async def _submitted(self, event: PromptSubmitted) -> None:
-        prompt = self.query_one(Prompt)
-        if _COMMAND.match(event.text):
+        prompt, text = self.query_one(Prompt), event.text
+        if not text.strip():
+            await self.send_waiting()
+        elif _COMMAND.match(text):
             prompt.accept()
             try:
-                await run_command(self, event.text)
+                await run_command(self, text)
             except LocalKVError as error:
                 await self.transcript.note(str(error), error=True)
-            return
-        if self.busy:
-            self.notify("The answer is still being written; Esc stops it", severity="warning")
-            return
-        try:
-            if self.editing is not None:
-                self.session.edit(self.editing, event.text)
-            else:
-                self.session.say(event.text)
-        except LocalKVError as error:
-            await self.transcript.note(str(error), error=True)
-            return
-        self._set_editing(None)
-        prompt.accept()
-        await self.show_conversation()
-        await self.begin_answer()
-
-    @on(TextArea.Changed, "Prompt")
-    def _typed(self, event: TextArea.Changed) -> None:
-        self.query_one(CommandHints).show_matching(event.text_area.text, _USAGES)
-
-    def action_complete(self) -> None:
-        """Complete a slash command, or move on to the next field."""
-        prompt = self.query_one(Prompt)
-        word = prompt.text
-        names = [command.name for command in COMMANDS if command.name.startswith(word)]
-        if prompt.has_focus and word.startswith("/") and names:
-            prompt.fill(names[0] + " ")
+        elif self.editing is not None:
+            if not self.refuse_while_busy():
+                await self.say(text, prompt)
+        elif self.busy or self.waiting:
+            prompt.accept()
+            await self.queue(text)
+            await self.send_waiting()
         else:
-            self.focus_next()
+            await self.say(text, prompt)
 
     @on(SettingChanged)
     async def _setting_changed(self, event: SettingChanged) -> None:
@@ -207,7 +191,7 @@ class ChatScreen(Answering):
     def _edit_wanted(self, event: EditWanted) -> None:
         if self.refuse_while_busy():
             return
-        self._set_editing(self.session.conversation.messages[event.message_id])
+        self.set_editing(self.session.conversation.messages[event.message_id])
         prompt = self.query_one(Prompt)
         assert self.editing is not None
         prompt.fill(self.editing.content)
@@ -224,6 +208,23 @@ class ChatScreen(Answering):
         if path:
             self.call_later(self.retry, path[-1])
 
+    def action_continue(self) -> None:
+        self.call_later(self.continue_answer)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer to go on only with an answer that was cut."""
+        if action == "continue":
+            return not self.busy and self.session.cut_answer is not None
+        return True
+
+    def choose_model(self) -> None:
+        """Let the user choose one of the models on this machine."""
+        self.app.push_screen(ModelScreen(self.models.all, self.options.model), self._model_chosen)
+
+    def _model_chosen(self, name: str | None) -> None:
+        if name:
+            self.load_model(name)
+
     async def retry(self, message: Message) -> None:
         """Answer once more: beside an answer, or after a message that has none."""
         if self.refuse_while_busy():
@@ -234,18 +235,12 @@ class ChatScreen(Answering):
         await self.show_conversation()
         await self.begin_answer()
 
-    def _set_editing(self, message: Message | None) -> None:
-        self.editing = message
-        banner = self.query_one("#editing", Static)
-        banner.display = message is not None
-        banner.update("Editing — Enter begins a new branch, Esc keeps the old")
-
     async def action_stop(self) -> None:
         """Stop whatever is running, else leave whatever is begun, else go back to the prompt."""
         if self.busy:
             await self.stop_answer()
         elif self.editing is not None:
-            self._set_editing(None)
+            self.set_editing(None)
             self.query_one(Prompt).fill("")
         self.query_one(Prompt).focus()
 
@@ -285,8 +280,9 @@ class ChatScreen(Answering):
         """Move the focus over the messages; past the last one to the prompt."""
         if step < 0 and self.focused in self.transcript.views()[:1]:
             await self.transcript.show_earlier(self.session.model_name or "Assistant")
-        views = self.transcript.views()
-        at = views.index(self.focused) if isinstance(self.focused, MessageView) else len(views)
+        views = [*self.transcript.views(), *self.query_one(Waiting).messages()]
+        focused = self.focused
+        at = views.index(focused) if focused in views else len(views)
         at = max(0, at + step)
         if at < len(views):
             views[at].focus()

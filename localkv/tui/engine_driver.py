@@ -17,6 +17,7 @@ from localkv.tui.messages import (
     AnswerEnded,
     AnswerFailed,
     AnswerGrew,
+    ContextMeasured,
     EngineFailed,
     EngineLoading,
     EngineReady,
@@ -55,7 +56,7 @@ class EngineDriver:
             try:
                 self._tell(job())
             except Exception as error:
-                self._tell(EngineFailed(self, _as_error(error)))
+                self._tell(EngineFailed(self, as_error(error)))
 
         self._jobs.put(ask)
 
@@ -71,6 +72,11 @@ class EngineDriver:
     def count_tokens(self, request: ChatRequest) -> None:
         """Ends with TokensCounted or EngineFailed."""
         self._ask(lambda: TokensCounted(self, self.engine.count_tokens(request)))
+
+    def measure_context(self, what: str, whole: ChatRequest, last: ChatRequest) -> None:
+        """Ends with ContextMeasured or EngineFailed."""
+        count = self.engine.count_tokens
+        self._ask(lambda: ContextMeasured(self, what, count(whole), count(last)))
 
     def drop_oldest_turns(self, session: ChatSession, n_ctx: int) -> None:
         """Ends with TurnsDropped or EngineFailed."""
@@ -92,7 +98,7 @@ class EngineDriver:
                     else:
                         self._tell(AnswerGrew(self, news))
             except Exception as error:
-                self._tell(AnswerFailed(self, _as_error(error)))
+                self._tell(AnswerFailed(self, as_error(error)))
 
         self._jobs.put(job)
 
@@ -107,7 +113,7 @@ class EngineDriver:
         Thread(target=self.engine.close, daemon=True).start()
 
 
-def _as_error(error: Exception) -> LocalKVError:
+def as_error(error: Exception) -> LocalKVError:
     """An error to show: nobody would see a traceback of this thread, and all would wait."""
     if isinstance(error, LocalKVError):
         return error

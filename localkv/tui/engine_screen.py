@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual import on
 from textual.screen import Screen
@@ -14,11 +15,14 @@ from localkv.chat.conversation import Message
 from localkv.chat.engine import ChatEngine, EngineOptions, EngineStoppedError
 from localkv.chat.session import ChatSession
 from localkv.errors import LocalKVError
-from localkv.tui.engine_driver import EngineDriver
+from localkv.tui.engine_driver import EngineDriver, as_error
 from localkv.tui.messages import EngineFailed, EngineLoading, EngineReady, TokensCounted
 from localkv.tui.widgets.cache_meter import MeterState
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from localkv.chat.model_choice import Models
 
 PROBLEM_SECONDS = 10.0
 """Seconds before a problem is reported again."""
@@ -33,22 +37,31 @@ class EngineScreen(Screen[None]):
         session: the conversation.
         options: the model to load, and how.
         new_engine: makes an engine that is not loaded yet.
+        models: those that can be gone over to; None stands for `Models`.
 
     Attributes:
+        loaded: the model that was loaded last, and how; None before the first.
         meter: the state of the context.
         answer: the message that is being written, or None.
         wants_answer: an answer begins once the model is loaded.
     """
 
     def __init__(
-        self, session: ChatSession, options: EngineOptions, new_engine: EngineFactory
+        self,
+        session: ChatSession,
+        options: EngineOptions,
+        new_engine: EngineFactory,
+        models: Models | None = None,
     ) -> None:
         super().__init__()
         self.session = session
         session.on_problem = self._tell_problem
         self._problem = ("", 0.0)
         self.options = options
+        self.loaded: EngineOptions | None = None
         self.new_engine = new_engine
+        self._models = models
+        self._backend: str | None = None
         self.driver: EngineDriver | None = None
         self.meter = MeterState()
         self.answer: Message | None = None
@@ -97,15 +110,50 @@ class EngineScreen(Screen[None]):
     async def restart_engine(self) -> None:
         """End whatever is running, and load anew."""
         if self.answer is not None:
+            self.wants_answer = not self.answer.content
             await self.fail_answer(LocalKVError("the engine was restarted"))
         self.start_engine()
         self.show_meter()
 
-    def load_model(self, path: str) -> None:
-        """Load another model for this session."""
-        if not self.refuse_while_busy():
-            self.options = replace(self.options, model=str(Path(path).expanduser()))
-            self.call_later(self.restart_engine)
+    @property
+    def models(self) -> Models:
+        """The models that can be gone over to; may take a while, so not for the screen's turn."""
+        if self._models is None:
+            from localkv.chat.model_choice import Models
+
+            self._models = Models()
+        return self._models
+
+    def load_model(self, name: str) -> None:
+        """Load another model for this session, if it can be."""
+        if self.answer is not None:
+            self.refuse_while_busy()
+            return
+        self.run_worker(self._change_model(name), group="model", exclusive=True)
+
+    async def _change_model(self, name: str) -> None:
+        try:
+            options = await asyncio.to_thread(self._found, name)
+        except Exception as error:
+            kept = f"; {self.meter.facts.name} stays loaded" if self.meter.facts else ""
+            await self.transcript.note(f"{as_error(error)}{kept}", error=True)
+            return
+        if self.answer is not None:  # begun meanwhile
+            self.refuse_while_busy()
+            return
+        self.options = options
+        await self.restart_engine()
+
+    def _found(self, name: str) -> EngineOptions:
+        """The model that a name means, checked. Raises LocalKVError."""
+        options = replace(self.options, model=str(self.models.find(name)))
+        self.check_options(options)
+        return options
+
+    def check_options(self, options: EngineOptions) -> None:
+        """Raises LocalKVError if the engine that runs now could not be replaced by this one."""
+        pid = getattr(self.driver.engine, "pid", None) if self.driver is not None else None
+        self.models.check(options, backend=self._backend, running_pid=pid)
 
     @on(EngineLoading)
     def _loading(self, event: EngineLoading) -> None:
@@ -117,6 +165,7 @@ class EngineScreen(Screen[None]):
         if event.driver is not self.driver:
             return
         facts = event.facts
+        self.loaded, self._backend = self.options, facts.backend
         self.meter = replace(self.meter, facts=facts, n_tokens=None)
         self.session.model, self.session.model_name = self.options.model, facts.name
         self.session.save()
@@ -134,11 +183,20 @@ class EngineScreen(Screen[None]):
     async def _failed(self, event: EngineFailed) -> None:
         if event.driver is not self.driver:
             return
-        self.wants_answer = False
-        if self.meter.facts is None or isinstance(event.error, EngineStoppedError):
+        if self.meter.facts is None and self.loaded not in (None, self.options):
+            await self._return_to_loaded(event.error)
+        elif self.meter.facts is None or isinstance(event.error, EngineStoppedError):
             self.lose_engine(event.error)
         else:
+            self.wants_answer = False
             await self.transcript.note(str(event.error), error=True)
+
+    async def _return_to_loaded(self, error: LocalKVError) -> None:
+        """Load again what was loaded before something else failed to."""
+        assert self.loaded is not None
+        self.options = self.loaded
+        await self.transcript.note(f"{error}; back to {self.session.model_name}", error=True)
+        self.start_engine()
 
     def lose_engine(self, error: LocalKVError) -> None:
         """There is no engine any more."""

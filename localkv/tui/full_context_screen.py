@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from localkv.chat.cache_figures import CacheFigures, cache_figures
 from localkv.chat.engine import EngineFacts
 from localkv.tui.choice_screen import ChoiceScreen
@@ -14,30 +16,35 @@ class FullContextScreen(ChoiceScreen):
     Args:
         what: the event that is reported.
         facts: of the engine.
-        larger: the cache that "larger" stands for, if there can be one.
+        choices: those that can work.
+        larger: the cache that "larger" stands for.
+        is_unanswered: it is the last message that has no answer; else an answer was cut.
     """
 
-    def __init__(self, what: str, facts: EngineFacts, larger: CacheFigures | None) -> None:
-        drop = (
-            "drop",
-            "Drop the oldest turns",
-            "They are no longer part of the prompt; you still see them",
-        )
-        new = ("new", "New chat", "This one is kept")
-        super().__init__(what, [drop, _larger_choice(facts, larger), new])
-
-
-def _larger_choice(facts: EngineFacts, larger: CacheFigures | None) -> tuple[str, str, str]:
-    if larger is None:
-        return (
-            "",
-            "A larger context",
-            f"Not with this model, which was trained for {facts.n_ctx_train:,} tokens",
-        )
-    now = cache_figures(facts)
-    return (
-        "larger",
-        f"{larger.n_ctx:,} tokens, with K {larger.type_k} and V {larger.type_v}",
-        f"The cache takes {size(larger.n_bytes)} instead of {size(now.n_bytes)}; the engine "
-        "starts again",
-    )
+    def __init__(
+        self,
+        what: str,
+        facts: EngineFacts,
+        choices: Sequence[str],
+        larger: CacheFigures | None,
+        is_unanswered: bool,
+    ) -> None:
+        then = "your message is answered" if is_unanswered else "the answer goes on"
+        offers = {
+            "drop": (
+                "Drop the oldest turns",
+                f"They are no longer part of the prompt, but you still see them; {then}",
+            ),
+            "new": (
+                "New chat with this message" if is_unanswered else "New chat",
+                "This one is kept without it" if is_unanswered else "This one is kept",
+            ),
+        }
+        if larger is not None:
+            takes, now = size(larger.n_bytes), size(cache_figures(facts).n_bytes)
+            instead = "as now" if takes == now else f"instead of {now}"
+            offers["larger"] = (
+                f"{larger.n_ctx:,} tokens, with K {larger.type_k} and V {larger.type_v}",
+                f"The cache takes {takes} {instead}; the engine starts again, and {then}",
+            )
+        super().__init__(what, [(name, *offers[name]) for name in choices])

@@ -15,18 +15,19 @@ from textual.widgets import Static
 from localkv.tui.slash_commands import COMMANDS
 
 KEYS = (
-    ("Enter", "send the message"),
+    ("Enter", "send the message; while an answer is written it waits above the prompt"),
     ("Shift+Enter, Ctrl+J", "break the line"),
     ("Up, Down", "earlier and later prompts, at the prompt's first and last line"),
-    ("Tab", "complete a slash command"),
+    ("Tab", "complete a slash command, and the name of a model"),
     ("Esc", "stop after the next token; the text and the model stay"),
     ("Ctrl+R", "answer again: a branch beside the last answer"),
+    ("Ctrl+G", "go on with an answer that was cut"),
     ("Ctrl+N", "new chat; the old one is kept"),
     ("Ctrl+O", "sessions: resume, search, delete"),
     ("Ctrl+T", "fold or unfold reasoning"),
     ("Ctrl+C", "copy the text selected with the mouse"),
     ("F2", "show or hide the panel"),
-    ("Alt+Up, Alt+Down", "go to a message; Esc comes back"),
+    ("Alt+Up, Alt+Down", "go to a message, also to one that waits; Esc comes back"),
     ("F5", "start the engine again"),
     ("Ctrl+P", "command palette, themes"),
     ("F1", "this page"),
@@ -39,9 +40,16 @@ MESSAGE_KEYS = (
     ("b", "copy a block of code"),
     ("e", "edit: say it differently, on a new branch"),
     ("r", "answer again"),
+    ("g", "go on, if it was cut"),
     ("<, >", "move long lines of code"),
     ("Left, Right", "show another branch"),
     ("Space", "fold or unfold its reasoning"),
+)
+
+WAITING_KEYS = (
+    ("Up", "in an empty prompt: take the last one back"),
+    ("e", "edit: take it back into the prompt"),
+    ("Delete", "remove it"),
 )
 
 DESCRIPTION_WIDTH = 44
@@ -53,6 +61,7 @@ def help_text() -> Content:
     sections = [
         ("Keys", KEYS),
         ("On a message", MESSAGE_KEYS),
+        ("On a message that waits", WAITING_KEYS),
         ("Commands", tuple((command.usage, command.description) for command in COMMANDS)),
     ]
     lines: list[Content] = []

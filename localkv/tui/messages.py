@@ -71,6 +71,15 @@ class TokensCounted(EngineMessage):
 
 
 @dataclass
+class ContextMeasured(EngineMessage):
+    """The conversation does not fit: what happened, its tokens, and those of its last turn."""
+
+    what: str
+    n_tokens: int
+    n_last: int
+
+
+@dataclass
 class TurnsDropped(EngineMessage):
     """The oldest turns are no longer part of the prompt."""
 
@@ -82,6 +91,20 @@ class PromptSubmitted(Message):
     """The user has sent a text."""
 
     text: str
+
+
+@dataclass
+class WaitingEditWanted(Message):
+    """The user wants a message back that waits to be sent."""
+
+    at: int
+
+
+@dataclass
+class WaitingRemoved(Message):
+    """The user no longer wants to send a message that waits."""
+
+    at: int
 
 
 @dataclass

@@ -158,9 +158,10 @@ async def _model(screen: ChatScreen, argument: str) -> None:
     if argument:
         screen.load_model(argument)
         return
+    screen.choose_model()
     facts = screen.meter.facts
     if facts is None:
-        raise UsageError("no model is loaded")
+        return
     rows = [
         ("model", f"{facts.name}, {facts.architecture}, {size(facts.weight_bytes)}"),
         ("file", screen.session.model),
@@ -170,6 +171,10 @@ async def _model(screen: ChatScreen, argument: str) -> None:
         *(("warning", line) for line in facts.warnings),
     ]
     await screen.transcript.note(_rows(rows))
+
+
+async def _continue(screen: ChatScreen, argument: str) -> None:
+    await screen.continue_answer()
 
 
 async def _copy(screen: ChatScreen, argument: str) -> None:
@@ -205,13 +210,14 @@ def _rows(rows: list[tuple[str, str]]) -> Content:
 COMMANDS = (
     SlashCommand("/set NAME VALUE", "a sampling setting; alone, all of them", _set),
     SlashCommand("/system TEXT", "the system prompt; none for none", _system),
+    SlashCommand("/continue", "go on with an answer that was cut", _continue),
     SlashCommand("/clear", "new chat; the old one is kept", _clear),
     SlashCommand("/save TITLE", "give the session a title", _save),
     SlashCommand("/load WORDS", "resume a session; alone, list them", _load),
     SlashCommand("/export FILE", "write .md or .json", _export),
     SlashCommand("/copy", "copy the last answer; /copy code its code", _copy),
     SlashCommand("/stats", "figures of the last answer", _stats),
-    SlashCommand("/model FILE", "load another model; alone, describe it", _model),
+    SlashCommand("/model NAME", "load another model; alone, choose one", _model),
     SlashCommand("/restart", "start the engine again", _restart),
     SlashCommand("/help", "keys and commands", _help),
     SlashCommand("/quit", "leave", _quit),

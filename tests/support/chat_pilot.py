@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from textual.pilot import Pilot
@@ -14,8 +15,10 @@ from textual.widgets.markdown import MarkdownBlock
 
 from localkv.chat.conversation import Message
 from localkv.chat.engine import EngineOptions
+from localkv.chat.model_choice import LocalModel, Models
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
+from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
 from localkv.tui.widgets.prompt import Prompt
@@ -24,6 +27,35 @@ from support.fake_engine import FakeEngine
 
 SECONDS = 20.0
 """Longest wait for something that must happen."""
+
+
+class FakeModels(Models):
+    """Models that are only names.
+
+    Attributes:
+        names: those on this machine.
+        errors: why a model can't be loaded, by name.
+        checked: what was asked about.
+    """
+
+    def __init__(self, *names: str, errors: Mapping[str, LocalKVError] | None = None) -> None:
+        self.names = names
+        self.errors = errors or {}
+        self.checked: list[EngineOptions] = []
+
+    def all(self) -> list[LocalModel]:
+        return [LocalModel(name, Path(name), 5 << 20, 0.0) for name in self.names]
+
+    def find(self, name: str) -> Path:
+        return Path(name)
+
+    def completions(self, text: str) -> list[str]:
+        return [name for name in self.names if name.startswith(text)]
+
+    def check(self, options: EngineOptions, **where: Any) -> None:
+        self.checked.append(options)
+        if options.model in self.errors:
+            raise self.errors[options.model]
 
 
 @dataclass
@@ -122,6 +154,7 @@ async def user(
     store: Store | None = None,
     session_id: int | None = None,
     wait: bool = True,
+    models: Models | None = None,
     **session: Any,
 ) -> AsyncIterator[User]:
     """A user of the chat, whose engines are these, one after the other."""
@@ -138,7 +171,9 @@ async def user(
         chat = ChatSession(sessions, model="tiny.gguf", **{"params": SamplingParams(), **session})
         if session_id is not None:
             chat = chat.resumed(session_id)
-        app = ChatApp(chat, EngineOptions("tiny.gguf", {"n_threads": 3}), new_engine)
+        app = ChatApp(
+            chat, EngineOptions("tiny.gguf", {"n_threads": 3}), new_engine, models or FakeModels()
+        )
         async with app.run_test(size=size, notifications=True) as pilot:
             somebody = User(app, pilot, made, options)
             await somebody.until(lambda: made)

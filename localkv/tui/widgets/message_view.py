@@ -38,6 +38,7 @@ class MessageView(Vertical, can_focus=True):
         Binding("b", "copy_code", "Copy code"),
         Binding("e", "edit", "Edit"),
         Binding("r", "retry", "Retry"),
+        Binding("g", "screen.continue", "Continue", show=False),
         Binding("left,left_square_bracket", "branch(-1)", "Other branch", key_display="←→"),
         Binding("right,right_square_bracket", "branch(1)", "Next branch", show=False),
         Binding("up,k", "screen.select_message(-1)", "Previous message", show=False),

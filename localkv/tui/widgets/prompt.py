@@ -10,14 +10,22 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Static
 
-from localkv.tui.messages import PromptSubmitted
+from localkv.system.terminal_text import visible
+from localkv.tui.messages import PromptSubmitted, WaitingEditWanted
 from localkv.tui.widgets.text_field import TextField
 
 PLACEHOLDER = "Message — Enter sends, Ctrl+J breaks the line, / lists commands"
 
+MOST_NAMES = 6
+"""Names that are shown."""
+
 
 class Prompt(TextField):
-    """Enter sends; Shift+Enter or Ctrl+J break the line; Up and Down at its ends recall."""
+    """Enter sends; Shift+Enter or Ctrl+J break the line; Up and Down at its ends recall.
+
+    Attributes:
+        has_waiting: messages wait to be sent; Up in an empty prompt takes the last of them back.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "submit", "Send", show=True),
@@ -31,6 +39,7 @@ class Prompt(TextField):
         self.sent = list(sent)
         self._at = len(self.sent)
         self._draft = ""
+        self.has_waiting = False
 
     async def _on_key(self, event: events.Key) -> None:
         # Here, and not only as bindings: those would run after keys that were pressed later.
@@ -47,8 +56,7 @@ class Prompt(TextField):
         action()
 
     def action_submit(self) -> None:
-        if self.text.strip():
-            self.post_message(PromptSubmitted(self.text))
+        self.post_message(PromptSubmitted(self.text))
 
     def action_newline(self) -> None:
         self.insert("\n")
@@ -66,6 +74,9 @@ class Prompt(TextField):
         self.move_cursor(self.document.end)
 
     def action_up(self) -> None:
+        if self.has_waiting and not self.text:
+            self.post_message(WaitingEditWanted(-1))
+            return
         if self.cursor_location[0] > 0 or not self._at:
             self.action_cursor_up()
             return
@@ -88,6 +99,8 @@ class Prompt(TextField):
 class CommandHints(Static):
     """The slash commands that begin with the text."""
 
+    _commands = Content("")
+
     def show_matching(self, text: str, commands: Sequence[tuple[str, str]]) -> None:
         """Show the matching ones of (usage, description); nothing unless `text` is a command."""
         word = text.split(" ")[0]
@@ -99,4 +112,12 @@ class CommandHints(Static):
             Content.assemble((f" {usage:<24}", "$primary"), (f"{what} ", "$muted"))
             for usage, what in found
         ]
-        self.update(Content("\n").join(rows))
+        self._commands = Content("\n").join(rows)
+        self.update(self._commands)
+
+    def show_names(self, names: Sequence[str]) -> None:
+        """Show the first of some names that Tab completes, below the command they belong to."""
+        rows = [Content.assemble("  ", visible(name)) for name in names[:MOST_NAMES]]
+        if len(names) > MOST_NAMES:
+            rows.append(Content.styled(f"  and {len(names) - MOST_NAMES} more", "$muted"))
+        self.update(Content("\n").join([self._commands, *rows]))
