@@ -14,7 +14,7 @@ from localkv.chat.conversation import Conversation, Message
 from localkv.chat.database import PATIENCE
 from localkv.chat.engine import ChatRequest, Finished
 from localkv.chat.store import Store
-from localkv.chat.stored_row import chosen_params
+from localkv.chat.stored_row import chosen_settings
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.sampling.params import SamplingParams
 
@@ -41,6 +41,7 @@ class ChatSession:
         on_problem: called with the error of a failed write, once until a write succeeds again;
             None raises it instead. A new message that can't be stored is an error in any case.
         id: in the store; None as long as nothing was said.
+        is_carried: the settings came along from another session.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class ChatSession:
         self.tools = tuple(tools)
         self.title = NEW_TITLE
         self.id: int | None = None
+        self.is_carried = False
         self.conversation = Conversation()
         self.on_problem: Callable[[LocalKVError], None] | None = None
         self._reported: str | None = None
@@ -108,6 +110,7 @@ class ChatSession:
             template_kwargs=self.template_kwargs,
             tools=self.tools,
         )
+        session.is_carried = True
         session.model_name = self.model_name
         session.on_problem = self.on_problem
         return session
@@ -119,13 +122,27 @@ class ChatSession:
         session.id, session.title = stored.id, stored.title
         session.system_prompt = stored.system_prompt
         session.conversation = stored.conversation
-        session.params, session.max_tokens = chosen_params(stored.settings)
+        chosen = chosen_settings(stored.settings)
+        session.params, session.max_tokens = chosen.params, chosen.max_tokens
+        session.think, session.prefill = chosen.think, chosen.prefill
         return session
 
     def _settings(self) -> Mapping[str, Any]:
         defaults = asdict(SamplingParams())
         chosen = {k: v for k, v in asdict(self.params).items() if v != defaults[k]}
+        if self.think is not None:
+            chosen["think"] = self.think
+        if self.prefill:
+            chosen["prefill"] = self.prefill
         return {**chosen, "max_tokens": self.max_tokens}
+
+    def carried_over(self) -> list[str]:
+        """Settings from the session before that are not the defaults, in words."""
+        if not self.is_carried:
+            return []
+        chosen = {k: v for k, v in self._settings().items() if v is not None}
+        said = [f"{name.replace('_', ' ')} {value}" for name, value in chosen.items()]
+        return [*said, *(["the system prompt"] if self.system_prompt.strip() else [])]
 
     def save(self) -> None:
         """Write everything but the messages, if there is a session to write."""

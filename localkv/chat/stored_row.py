@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from localkv.chat.conversation import Message, Role
@@ -58,24 +58,45 @@ def settings_of(text: Any) -> Mapping[str, Any]:
         ValueError: it is damaged.
     """
     settings = _json_object(text, "settings")
-    chosen_params(settings)
+    chosen_settings(settings)
     return settings
 
 
-def chosen_params(settings: Mapping[str, Any]) -> tuple[SamplingParams, int | None]:
-    """How tokens are drawn, and how many at most (None is as many as there is room for).
+@dataclass(frozen=True)
+class ChosenSettings:
+    """The settings of a session.
+
+    Attributes:
+        params: how tokens are drawn.
+        max_tokens: at most; None is as many as there is room for.
+        think, prefill: as in `ChatRequest`.
+    """
+
+    params: SamplingParams
+    max_tokens: int | None = None
+    think: bool | None = None
+    prefill: str = ""
+
+
+def chosen_settings(settings: Mapping[str, Any]) -> ChosenSettings:
+    """The values of stored settings.
 
     Raises:
         ValueError: there are no such settings, or they have no such values.
     """
     values = dict(settings)
-    max_tokens = values.pop("max_tokens", None)
-    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 0):
-        raise ValueError(f"its max_tokens is {max_tokens!r:.60}")
+    others = {name: values.pop(name) for name in _NOT_SAMPLING if name in values}
     try:
-        return sampling_params_from_json({**asdict(SamplingParams()), **values}), max_tokens
+        params = sampling_params_from_json({**asdict(SamplingParams()), **values})
+        chosen = checked(ChosenSettings, {"params": params, **others})
     except UsageError as error:
         raise ValueError(error.message) from None
+    if chosen.max_tokens is not None and chosen.max_tokens < 0:
+        raise ValueError(f"its max_tokens is {chosen.max_tokens}")
+    return chosen
+
+
+_NOT_SAMPLING = ("max_tokens", "think", "prefill")
 
 
 def _json_object(text: Any, name: str) -> dict[str, Any]:

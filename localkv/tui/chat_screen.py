@@ -128,7 +128,7 @@ class ChatScreen(Completing):
         if facts is None:
             return
         self.query_one(SidePanel).show_model(facts)
-        self.query_one(Welcome).show_model(facts)
+        self.query_one(Welcome).show_model(facts, self.session.carried_over())
         self.transcript.name_model(facts.name)
 
     # actions of the user

@@ -27,6 +27,11 @@ ALIASES = {
 """llama.cpp's names of settings that are called otherwise here."""
 
 
+THINK = {"on": True, "off": False, "auto": None}
+"""Arguments of /think, and what they ask of the chat template."""
+_FROM_NOW = "from the next answer on, here and in new chats"
+
+
 @dataclass(frozen=True)
 class SlashCommand:
     """One command: its usage, its description, and the function that runs it with its argument."""
@@ -86,7 +91,7 @@ async def _set(screen: ChatScreen, argument: str) -> None:
     if not value.strip():
         raise UsageError("give a name and a value", hint="as in /set temperature 0.7")
     change_setting(screen, name, value.strip())
-    await screen.transcript.note(f"{name} is {value.strip()}")
+    await screen.transcript.note(f"{name} is {value.strip()}, {_FROM_NOW}")
 
 
 async def _system(screen: ChatScreen, argument: str) -> None:
@@ -96,7 +101,37 @@ async def _system(screen: ChatScreen, argument: str) -> None:
         screen.show_settings()
         screen.count_tokens()
     prompt = screen.session.system_prompt or "none"
-    await screen.transcript.note(f"system prompt: {prompt}")
+    await screen.transcript.note(
+        Content.assemble(f"system prompt: {prompt}\n", (_FROM_NOW if argument else "", "$muted"))
+    )
+
+
+async def _think(screen: ChatScreen, argument: str) -> None:
+    session, facts = screen.session, screen.meter.facts
+    if argument:
+        if argument not in THINK:
+            raise UsageError(f"/think {argument}: no such choice", hint=f"use {', '.join(THINK)}")
+        session.think = THINK[argument]
+        session.save()
+        screen.count_tokens()
+    chosen = next(name for name, value in THINK.items() if value is session.think)
+    said = "left to the model" if session.think is None else chosen
+    without = ""
+    if facts is not None and not facts.has_think_switch and session.think is not None:
+        without = f"; {facts.name} has no switch for it, so this changes nothing"
+    await screen.transcript.note(f"thinking: {said}, {_FROM_NOW}{without}")
+
+
+async def _prefill(screen: ChatScreen, argument: str) -> None:
+    if argument:
+        screen.session.prefill = "" if argument == "none" else argument
+        screen.session.save()
+        screen.count_tokens()
+    text = screen.session.prefill
+    said = f"answers begin with: {text}" if text else "answers begin by themselves"
+    await screen.transcript.note(
+        Content.assemble(f"{said}\n", (_FROM_NOW if argument else "", "$muted"))
+    )
 
 
 async def _clear(screen: ChatScreen, argument: str) -> None:
@@ -210,6 +245,8 @@ def _rows(rows: list[tuple[str, str]]) -> Content:
 COMMANDS = (
     SlashCommand("/set NAME VALUE", "a sampling setting; alone, all of them", _set),
     SlashCommand("/system TEXT", "the system prompt; none for none", _system),
+    SlashCommand("/think MODE", "reason before an answer: on, off, auto", _think),
+    SlashCommand("/prefill TEXT", "how answers begin; none for none", _prefill),
     SlashCommand("/continue", "go on with an answer that was cut", _continue),
     SlashCommand("/clear", "new chat; the old one is kept", _clear),
     SlashCommand("/save TITLE", "give the session a title", _save),
