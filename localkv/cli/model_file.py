@@ -97,6 +97,11 @@ def model_header(values: Mapping[str, Any], argument: str | None = None) -> Mode
 
 
 def _existing(path: Path) -> Path:
+    if path.is_dir():
+        found = _model_files(path)
+        names = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+        hint = f"it has {names}" if found else "it has no file that ends in .gguf"
+        raise ModelFileError(f"{printable(path)}: is a directory, not a model file", hint=hint)
     return path if path.exists() else _cached_or_missing(path)
 
 

@@ -161,6 +161,10 @@ def test_a_mistyped_path_is_no_request(here: Program, repo: FakeHub) -> None:
     assert here("show", "models/tiny-Q8.gguf").err == (
         "error: models/tiny-Q8.gguf: no such file; did you mean models/tiny-Q8_0.gguf?\n"
     )
+    assert here("show", "models").err_lines == [
+        "error: models: is a directory, not a model file",
+        "hint: it has models/tiny-Q8_0.gguf",
+    ]
     assert repo.requests == []
 
 
