@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-from rich_click import RichCommand, RichGroup
 
 from localkv.cli.arguments import check_arguments
 from localkv.cli.config_file import config_defaults
@@ -19,7 +18,7 @@ from localkv.errors import UsageError
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class Command(RichCommand):
+class Command(click.Command):
     """One command of `localkv`.
 
     Its options take their values from the command line, else from the environment, else from the
@@ -58,7 +57,7 @@ class Command(RichCommand):
         return self.page.render(self, ctx, whole=False)
 
 
-class Group(RichGroup):
+class Group(click.Group):
     """Commands that are imported when they are asked for.
 
     Args:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import click
-from rich_click import RichOption
 
+from localkv.cli.parameters import Option
 from localkv.cli.terminal import OwnText
 
 WHOLE = "--help-all"
@@ -121,7 +121,7 @@ def _shows_colours() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def whole_option(text: str = "Show this message and exit.", *, hidden: bool = False) -> RichOption:
+def whole_option(text: str = "Show this message and exit.", *, hidden: bool = False) -> Option:
     """`--help-all`."""
 
     def show(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -130,7 +130,7 @@ def whole_option(text: str = "Show this message and exit.", *, hidden: bool = Fa
             click.echo(command.page.render(command, ctx, whole=True), color=ctx.color)
             ctx.exit()
 
-    return RichOption(
+    return Option(
         [WHOLE],
         is_flag=True,
         is_eager=True,

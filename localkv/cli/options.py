@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-from rich_click import RichOption
 
 from localkv.cli.completion import cached_values, file_values, model_values
 from localkv.cli.option_types import FILE, TEXT, Whole
+from localkv.cli.parameters import Option
 from localkv.cli.preset_choice import preset_or_given
 from localkv.config import DEVICES, FIT, KV_ROTATIONS
 from localkv.formats import KV_FORMATS
@@ -24,7 +24,7 @@ DEFAULT_BATCH = 512
 MAX_THREADS = 512  # llama.cpp's limit; OpenMP crashes somewhere above
 
 
-def option(*names: str, panel: str, llama_env: str | None = None, **attributes: Any) -> RichOption:
+def option(*names: str, panel: str, llama_env: str | None = None, **attributes: Any) -> Option:
     """An option with its variables.
 
     Args:
@@ -43,15 +43,15 @@ def option(*names: str, panel: str, llama_env: str | None = None, **attributes: 
     )
     if names_file:
         attributes.setdefault("shell_complete", file_values)
-    return RichOption(names, panel=panel, envvar=envvar, **attributes)
+    return Option(names, panel=panel, envvar=envvar, **attributes)
 
 
-def flag(*names: str, panel: str, **attributes: Any) -> RichOption:
+def flag(*names: str, panel: str, **attributes: Any) -> Option:
     """An option without a value."""
     return option(*names, panel=panel, is_flag=True, default=False, **attributes)
 
 
-def raw_option() -> RichOption:
+def raw_option() -> Option:
     """`--raw`, for commands that print text of a model or a file."""
     return flag(
         "--raw",
@@ -71,7 +71,7 @@ def version_option() -> click.Option:
             click.echo(f"localkv {__version__}")
             ctx.exit()
 
-    return RichOption(
+    return Option(
         ["--version"],
         is_flag=True,
         is_eager=True,
@@ -114,7 +114,7 @@ def model_options() -> list[click.Parameter]:
     ]
 
 
-def hf_file_option() -> RichOption:
+def hf_file_option() -> Option:
     return option(
         "-hff",
         "--hf-file",
@@ -126,7 +126,7 @@ def hf_file_option() -> RichOption:
     )
 
 
-def override_pre_option() -> RichOption:
+def override_pre_option() -> Option:
     return option(
         "--override-pre",
         panel="Model",
@@ -135,7 +135,7 @@ def override_pre_option() -> RichOption:
     )
 
 
-def escape_option(panel: str, where: str) -> RichOption:
+def escape_option(panel: str, where: str) -> Option:
     return option(
         "-e",
         "--escape/--no-escape",
@@ -146,11 +146,11 @@ def escape_option(panel: str, where: str) -> RichOption:
     )
 
 
-def json_option() -> RichOption:
+def json_option() -> Option:
     return flag("as_json", "--json", panel="Output", help="Print one JSON object.")
 
 
-def _cache_type_option(side: str, short: str) -> RichOption:
+def _cache_type_option(side: str, short: str) -> Option:
     return option(
         short,
         f"--cache-type-{side.lower()}",
@@ -167,7 +167,7 @@ def _cache_type_option(side: str, short: str) -> RichOption:
     )
 
 
-def preset_option() -> RichOption:
+def preset_option() -> Option:
     """`--preset`; it is eager, so that `preset_or_given` knows it."""
     pairs = ", ".join(f"{name} ({p.type_k}/{p.type_v})" for name, p in PRESETS.items())
     return option(
@@ -180,7 +180,7 @@ def preset_option() -> RichOption:
     )
 
 
-def context_option(n_ctx: int | None) -> RichOption:
+def context_option(n_ctx: int | None) -> Option:
     """`-c`; `n_ctx` is the default, None for `LLM`'s choice."""
     return option(
         "n_ctx",

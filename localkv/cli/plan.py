@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich_click import RichArgument
 
 from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.command import Command
@@ -26,6 +25,7 @@ from localkv.cli.options import (
     option,
     preset_option,
 )
+from localkv.cli.parameters import Argument
 from localkv.cli.preset_choice import preset_or_given, say_preset
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
@@ -294,7 +294,7 @@ plan = Command(
     ],
     essentials="--memory --sequences -hf --synthetic -c -ctk -ctv --all -dev --plot --json",
     params=[
-        RichArgument(
+        Argument(
             ["file"],
             required=False,
             type=TEXT,

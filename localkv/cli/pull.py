@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rich_click import RichArgument
-
 from localkv.cli.command import Command
 from localkv.cli.completion import cached_values
 from localkv.cli.download import fetched
 from localkv.cli.messages import note
 from localkv.cli.option_types import TEXT
 from localkv.cli.options import hf_file_option
+from localkv.cli.parameters import Argument
 from localkv.cli.text_output import TextOutput
 
 
@@ -35,7 +34,7 @@ pull = Command(
         ("And talk with it", "localkv chat -m ORG/REPO:Q8_0"),
     ],
     params=[
-        RichArgument(
+        Argument(
             ["reference"],
             required=True,
             type=TEXT,

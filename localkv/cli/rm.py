@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rich_click import RichArgument
-
 from localkv.cli.command import Command
 from localkv.cli.completion import cached_values
 from localkv.cli.messages import one_line, say
 from localkv.cli.option_types import TEXT
 from localkv.cli.options import flag, hf_file_option
+from localkv.cli.parameters import Argument
 from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ rm = Command(
         ("One model", "localkv rm ORG/REPO:Q8_0"),
     ],
     params=[
-        RichArgument(
+        Argument(
             ["reference"],
             required=True,
             type=TEXT,

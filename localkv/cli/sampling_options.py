@@ -8,11 +8,11 @@ from dataclasses import fields
 from typing import Any
 
 import click
-from rich_click import RichOption
 
 from localkv.cli.escapes import unescape
 from localkv.cli.option_types import Text, Whole
 from localkv.cli.options import option
+from localkv.cli.parameters import Option
 from localkv.errors import UsageError
 from localkv.sampling.chain import parse_sampler_sequence, parse_samplers
 from localkv.sampling.params import SamplingParams
@@ -46,7 +46,7 @@ def parse_logit_bias(text: str) -> tuple[int, float]:
     return int(token), float(amount) * (-1.0 if sign == "-" else 1.0)
 
 
-def _number(field: str, *names: str, help: str, llama_env: str | None = None) -> RichOption:
+def _number(field: str, *names: str, help: str, llama_env: str | None = None) -> Option:
     """The option of a numeric field; its range is checked by `SamplingParams`."""
     default = getattr(_DEFAULTS, field)
     return option(

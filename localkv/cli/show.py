@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich_click import RichArgument
 
 from localkv.cli.command import Command
 from localkv.cli.completion import model_values
@@ -17,6 +16,7 @@ from localkv.cli.model_facts import model_facts, model_rows
 from localkv.cli.model_file import model_file
 from localkv.cli.option_types import TEXT
 from localkv.cli.options import flag, json_option, model_options, raw_option
+from localkv.cli.parameters import Argument
 from localkv.cli.table import table
 from localkv.cli.text_output import TextOutput
 from localkv.errors import ModelFileError, byte_size
@@ -264,7 +264,7 @@ show = Command(
         ("Its chat template", "localkv show model.gguf --template"),
     ],
     params=[
-        RichArgument(
+        Argument(
             ["file"],
             required=False,
             type=TEXT,

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich_click import RichArgument
-
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.messages import escaped, warn
@@ -23,6 +21,7 @@ from localkv.cli.options import (
     override_pre_option,
     raw_option,
 )
+from localkv.cli.parameters import Argument
 from localkv.cli.prompt import read_file, read_stdin
 from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError
@@ -154,7 +153,7 @@ detokenize = Command(
         ("The text of three tokens", "localkv detokenize -m model.gguf 1 2 3"),
     ],
     params=[
-        RichArgument(
+        Argument(
             ["ids"], nargs=-1, type=TEXT, metavar="[IDS]...", help="Token ids; else those on stdin."
         ),
         *model_options(),

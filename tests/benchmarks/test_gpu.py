@@ -14,7 +14,7 @@ from support.paths import ROOT
 PROGRAM = ROOT / "benchmarks" / "gpu.py"
 MISSING = (
     "click", "gguf", "huggingface_hub", "hypothesis", "jinja2", "llvmlite", "markdown_it", "numba",
-    "platformdirs", "rich", "rich_click", "sentencepiece", "textual", "tokenizers",
+    "platformdirs", "rich", "sentencepiece", "textual", "tokenizers",
 )  # fmt: skip
 """What images for GPUs don't have: all but torch, Triton, NumPy and pytest."""
 BARE = f"""
