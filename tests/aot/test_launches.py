@@ -18,6 +18,7 @@ from localkv import LLM
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
+from localkv.kernels import select
 from localkv.kernels.gpu import triton_backend as backend_module
 from localkv.kernels.gpu.device_draw import device_draw
 from localkv.kernels.gpu.launch import compile_together, launch
@@ -97,6 +98,8 @@ def test_a_step_that_asks_the_host_is_noticed(gpu: PaperGpu) -> None:
 @pytest.fixture
 def chosen(gpu: PaperGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--device cuda` is the GPU on paper."""
+    monkeypatch.setattr(select, "nvidia_driver_is_here", lambda: True)
+    monkeypatch.setattr(select, "built_without_cuda", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "paper")

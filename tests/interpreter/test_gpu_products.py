@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from localkv.cache.arrays import NO_TOKEN
 from localkv.errors import ModelFileError
 from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
@@ -24,7 +26,6 @@ from localkv.kernels.gpu.triton_backend import METHODS
 from localkv.kernels.layer_weights import Linear, Norm
 from localkv.kernels.reference.norm import norm as plain_norm
 from localkv.kernels.reference.torch_codec import decoded
-from localkv.sampling.device_draw import NO_TOKEN
 from support.gpu_products import CPU, EXACT, error, far, prepared, with_rows
 from support.layers import layer_norm, rms
 from support.random_packed import random_packed
@@ -181,7 +182,7 @@ def test_weights_that_are_tiny() -> None:
     planes = with_rows(tiny)
     x = torch.randn(6, 256)
     assert error(linear(x, Linear(planes)), product(x, planes)) < FP16
-    zeros = prepare(replace(weight, rows=torch.zeros_like(weight.rows)), CPU)
+    zeros = prepare(replace(weight, rows=np.zeros_like(weight.rows)), CPU)
     assert not linear(x, Linear(zeros)).any()
 
 

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.kernels.gpu.device_draw import device_draw
 from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
-from localkv.sampling.device_draw import device_draw
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from support.cache_types import scales_of

@@ -74,11 +74,12 @@ def prepare(weight: PackedTensor, device: torch.device) -> PlaneTensor:
             f"a {weight.format.name} matrix has {n_in} columns, which is not a multiple of 8",
             hint="use --device cpu",
         )
-    rows = np.asarray(weight.rows).reshape(-1, weight.rows.shape[-1])
+    rows = weight.rows.reshape(-1, weight.rows.shape[-1])
     step = max(1, TILE_VALUES // n_in)
     planes: tuple[Tensor, ...] = ()
     for start in range(0, len(rows), step):
-        tile = tensor_of(rows[start : start + step]).to(device)
+        tile = rows[start : start + step]
+        tile = (tile if isinstance(tile, Tensor) else tensor_of(tile)).to(device)
         parts = layout.planes(split_blocks(weight.format, tile))
         if not planes:
             planes = tuple(part.new_empty(len(rows), *part.shape[1:]) for part in parts)
