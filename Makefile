@@ -92,12 +92,12 @@ figures: .venv/.dev
 .venv/.run: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable .
 	@echo "$(FIRST_START)"
-	touch $@
+	@touch $@
 
 .venv/.gpu: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable '.[gpu]'
 	@echo "$(FIRST_START)"
-	touch $@ .venv/.run
+	@touch $@ .venv/.run
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable '.[dev]'

@@ -43,11 +43,12 @@ cli = Group(
     params=[version_option()],
     examples=[
         (
-            "Talk with a model in a file, or with one from Hugging Face",
-            "localkv chat -m model.gguf",
+            "Continue a text, with the small model that ships",
+            'localkv complete -p "Once upon a time"',
         ),
-        ("Continue a text", 'localkv complete -m model.gguf -p "Once upon a time"'),
-        ("Say what fits in memory", "localkv plan -hf ORG/REPO:Q4_K_M"),
+        ("Talk with a model from Hugging Face", "localkv chat -hf ORG/REPO:Q4_K_M"),
+        ("Talk with one in a file", "localkv chat -m model.gguf"),
+        ("Say whether it fits, with which caches and contexts", "localkv plan model.gguf"),
     ],
     help="Run language models from GGUF files, with the KV cache packed, in types chosen "
     "separately for K and for V.",

@@ -180,7 +180,7 @@ chat = Command(
         ),
         ("Go on with the last conversation", "localkv chat -m model.gguf --continue"),
     ],
-    essentials="-sys --continue -m -hf -c -ctk -ctv --preset -t -n --temp -s",
+    essentials="-sys --think --continue -m -hf -c -ctk -ctv --preset -t -n --temp -s",
     params=[
         *_CHAT_OPTIONS,
         *loading_options(default_threads="one fewer than cores"),

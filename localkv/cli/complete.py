@@ -324,8 +324,8 @@ complete = Command(
     "complete",
     examples=[
         (
-            "Continue a text, with at most 100 tokens",
-            'localkv complete -m model.gguf -p "Once upon a time" -n 100',
+            "Continue a text, with the small model that ships",
+            'localkv complete -p "Once upon a time" -n 100',
         ),
         (
             "Answer a question, with a model from Hugging Face",
@@ -337,7 +337,8 @@ complete = Command(
         ),
         ("For scripts", 'localkv complete -m model.gguf -p "2 + 2 =" -n 4 --temp 0 --json'),
     ],
-    essentials="-p -f --chat -sys -m -hf -c -ctk -ctv --preset -n --temp -s -o --json --stats -q",
+    essentials="-p -f --chat -sys --think -m -hf -c -ctk -ctv --preset -n --temp -s -o --json "
+    "--stats -q",
     params=[
         *_PROMPT_OPTIONS,
         *loading_options(),
