@@ -101,7 +101,7 @@ figures: .venv/.dev
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP_INSTALL) --editable '.[dev]'
-	touch $@ .venv/.run
+	@touch $@ .venv/.run
 
 clean:
 	rm -rf .venv .venv-triton .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
