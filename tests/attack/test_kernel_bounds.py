@@ -95,6 +95,10 @@ def test_kernels_that_leave_their_bounds_are_found(does: str, found: str) -> Non
     assert re.search(found, said), said
 
 
+def floats(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
 def refused(what: str, call: Callable[[], object]) -> None:
     with pytest.raises(BoundsError, match=what):
         call()
@@ -194,11 +198,11 @@ def test_rows_are_stored_where_there_are_pages(name: str) -> None:
 def test_a_chain_runs_with_no_less_than_its_workers_touch() -> None:
     chain = Chain(Scratch())
     chain.add(0, [0, Memory("x", 40), Memory(chain.take(64), 64), "n"], 1)
-    refused("x has 36 bytes", lambda: chain.run(x=torch.empty(9), n=1))
-    refused("not contiguous", lambda: chain.run(x=torch.empty(10, 2)[:, 0], n=1))
-    refused("needed", lambda: chain.run(x=torch.empty(10)))
+    refused("x has 36 bytes", lambda: chain.run(x=floats(9), n=1))
+    refused("not contiguous", lambda: chain.run(x=floats(10, 2)[:, 0], n=1))
+    refused("needed", lambda: chain.run(x=floats(10)))
     refused("scratch", lambda: chain.add(0, [0, Memory(chain.take(64), 65)], 1))
-    refused("workers touch 65", lambda: chain.add(0, [0, Memory(torch.empty(16), 65)], 1))
+    refused("workers touch 65", lambda: chain.add(0, [0, Memory(floats(16), 65)], 1))
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "f16"])
@@ -207,22 +211,22 @@ def test_products_take_no_matrix_of_another_size(name: str) -> None:
     weight = products.prepare(random_packed(name, 40, 64))
     narrow = products.prepare(random_packed(name, 40, 32))
 
-    def run(*weights: object, x: torch.Tensor, out: torch.Tensor, **more: object) -> None:
+    def run(*weights: object, x: np.ndarray, out: np.ndarray, **more: object) -> None:
         chain = Chain(Scratch())
         add_products(chain, x, len(x), [Product(weight, out, **more) for weight in weights])
         chain.run()
 
-    x, out = torch.randn(3, 64), torch.empty(3, 40)
+    x, out = floats(3, 64), floats(3, 40)
     run(weight, x=x, out=out)
     refused("next to", lambda: run(weight, narrow, x=x, out=out))
-    refused("bytes", lambda: run(weight, x=x[:, :63].contiguous(), out=out))
+    refused("bytes", lambda: run(weight, x=x[:, :63].copy(), out=out))
     refused("bytes", lambda: run(weight, x=x, out=out[:2]))
-    refused("bytes", lambda: run(weight, x=x, out=out, addend=torch.zeros(39)))
+    refused("bytes", lambda: run(weight, x=x, out=out, addend=floats(39)))
     refused("bytes", lambda: run(weight, x=x, out=out, addend=out[:2], addend_stride=160))
-    refused(".", lambda: run(replace(weight, shape=(56, 64)), x=x, out=torch.empty(3, 56)))
-    refused(".", lambda: run(replace(weight, shape=(40, 96)), x=torch.randn(3, 96), out=out))
+    refused(".", lambda: run(replace(weight, shape=(56, 64)), x=x, out=floats(3, 56)))
+    refused(".", lambda: run(replace(weight, shape=(40, 96)), x=floats(3, 96), out=out))
     packed = random_packed(name, 40, 64)
-    if name != "f16":  # what has no kernel for such rows is left to torch
+    if name != "f16":  # what has no kernel for such rows is decoded
         refused("rows", lambda: products.prepare(replace(packed, shape=(40, 96))))
 
 
