@@ -48,9 +48,10 @@ class Models:
         Raises:
             ModelFileError: there is none, or there are several.
         """
-        path = Path(name).expanduser()
-        if path.exists():
-            return path
+        # not Path's: they raise for unknown users and for names that are too long
+        path = os.path.expanduser(name)
+        if os.path.exists(path):
+            return Path(path)
         found = {model.path.resolve(): model for model in self.all() if _means(name, model)}
         if len(found) > 1:
             names = ", ".join(printable(model.name) for model in found.values())
@@ -127,14 +128,14 @@ def _paths(text: str) -> list[str]:
     head, tail = os.path.split(text)
     found = []
     try:
-        with os.scandir(Path(head or ".").expanduser()) as entries:
+        with os.scandir(os.path.expanduser(head or ".")) as entries:
             for entry in entries:
                 if entry.name.startswith(tail) and (tail or not entry.name.startswith(".")):
                     if entry.is_dir():
                         found.append(os.path.join(head, entry.name, ""))
                     elif entry.name.lower().endswith(".gguf"):
                         found.append(os.path.join(head, entry.name))
-    except OSError:
+    except (OSError, ValueError):
         return []
     return sorted(name for name in found if name.isprintable())
 

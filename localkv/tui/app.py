@@ -20,7 +20,7 @@ from textual.theme import Theme
 
 from localkv.chat.engine import EngineOptions
 from localkv.chat.session import ChatSession
-from localkv.errors import LocalKVError
+from localkv.errors import LocalKVError, counted
 from localkv.system.terminal_text import visible
 from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.control_filter import ControlFilter
@@ -164,6 +164,15 @@ class ChatApp(App[None]):
             return
         self.notify(f"Opened {shown}")
         super().open_url(url, new_tab=new_tab)
+
+    async def action_quit(self) -> None:
+        """Quit; with messages that were never sent only once more is pressed."""
+        n_waiting = len(self.chat.waiting)
+        text = f"{counted(n_waiting, 'message')} not sent yet: Ctrl+Q again quits without"
+        if n_waiting and all(other.message != text for other in self._notifications):
+            self.notify(text, severity="warning")
+            return
+        await super().action_quit()
 
     def action_help_quit(self) -> None:
         """Ctrl+C where nothing is selected, which ends other programs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os.path
 
-from textual import on
+from textual import on, work
 from textual.widgets import TextArea
 
 from localkv.tui.queueing import Queueing
@@ -24,8 +24,9 @@ class Completing(Queueing):
         text = event.text_area.text
         self.query_one(CommandHints).show_matching(text, _USAGES)
         if text.startswith(_MODEL) and "\n" not in text:
-            self.run_worker(self._hint_at_models(text), group="completion", exclusive=True)
+            self._hint_at_models(text)
 
+    @work(group="completion", exclusive=True)
     async def _hint_at_models(self, text: str) -> None:
         names = await self._model_names(text)
         if self.query_one(Prompt).text == text:
@@ -41,12 +42,13 @@ class Completing(Queueing):
         word = prompt.text
         names = [command.name for command in COMMANDS if command.name.startswith(word)]
         if prompt.has_focus and word.startswith(_MODEL):
-            self.run_worker(self._complete_model(word), group="completion", exclusive=True)
+            self._complete_model(word)
         elif prompt.has_focus and word.startswith("/") and names:
             prompt.fill(names[0] + " ")
         else:
             self.focus_next()
 
+    @work(group="completion", exclusive=True)
     async def _complete_model(self, text: str) -> None:
         """Add what all names have in common that begin so; the first of them if that is nothing."""
         names = await self._model_names(text)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from textual import on
+from textual import on, work
 from textual.screen import Screen
 
 from localkv.chat.conversation import Message
@@ -129,8 +129,9 @@ class EngineScreen(Screen[None]):
         if self.answer is not None:
             self.refuse_while_busy()
             return
-        self.run_worker(self._change_model(name), group="model", exclusive=True)
+        self._change_model(name)
 
+    @work(group="model", exclusive=True)
     async def _change_model(self, name: str) -> None:
         try:
             options = await asyncio.to_thread(self._found, name)

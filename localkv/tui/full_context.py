@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from textual import on
+from textual import on, work
 
 from localkv.chat.cache_figures import CacheFigures, larger_cache
 from localkv.chat.engine import EngineOptions
@@ -31,8 +31,9 @@ class FullContext(Answering):
     @on(ContextMeasured)
     def _measured(self, event: ContextMeasured) -> None:
         if event.driver is self.driver and not self.busy:
-            self.run_worker(self._offer(event), group="context", exclusive=True)
+            self._offer(event)
 
+    @work(group="context", exclusive=True)
     async def _offer(self, event: ContextMeasured) -> None:
         facts, session = self.meter.facts, self.session
         assert facts is not None
@@ -44,7 +45,7 @@ class FullContext(Answering):
         if larger is not None:
             try:
                 await asyncio.to_thread(self.check_options, self._with_cache(larger))
-            except LocalKVError:
+            except Exception:  # whatever it is, the choice could not work
                 larger = None
         if larger is not None:
             choices.append("larger")

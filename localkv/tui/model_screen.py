@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -51,8 +51,9 @@ class ModelScreen(ModalScreen[str | None]):
 
     def on_mount(self) -> None:
         self._list("", "Looking for models …")
-        self.run_worker(self._look())
+        self._look()
 
+    @work
     async def _look(self) -> None:
         nothing = "No model on this machine: localkv pull fetches one"
         try:

@@ -233,7 +233,7 @@ async def _help(screen: ChatScreen, argument: str) -> None:
 
 
 async def _quit(screen: ChatScreen, argument: str) -> None:
-    screen.app.exit()
+    await screen.app.action_quit()
 
 
 def _rows(rows: list[tuple[str, str]]) -> Content:

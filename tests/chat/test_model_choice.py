@@ -41,10 +41,14 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("nowhere.gguf", "nowhere.gguf: no such file (/model alone lists"),
         ("/no/such", "/no/such: no such file"),
+        ("~nobody-here/x", "~nobody-here/x: no such file"),
+        ("nul\0.gguf", "no such file"),
+        ("x" * 5000, "no such file"),
         ("org/repo", "org/repo is not on this machine (localkv pull org/repo fetches it)"),
     ],
 )
 def test_a_name_of_nothing(name: str, message: str) -> None:
+    assert Models().completions(name) == []
     with pytest.raises(ModelFileError) as caught:
         Models().find(name)
     assert message in str(caught.value)

@@ -157,3 +157,15 @@ async def test_nothing_in_them_steers_the_terminal() -> None:
         assert shown(me) == ["1  ␛[2J [bold]x"]
         assert me.chat.meter.facts == FACTS
         pause.over.set()
+
+
+async def test_quitting_asks_first() -> None:
+    pause = Wait()
+    async with user(FakeEngine(["One", pause])) as me:
+        await answering(me, pause)
+        await me.send("next")
+        await me.press("ctrl+q")
+        assert "1 message not sent yet: Ctrl+Q again quits" in me.notes
+        assert me.app.is_running
+        await me.press("ctrl+q")
+        await me.until(lambda: me.app._exit)
