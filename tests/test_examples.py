@@ -65,6 +65,7 @@ def test_an_error_of_the_user_is_one_line() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_make_run_tells_a_story_and_finds_a_fact() -> None:
     """What `make run` runs once .venv is there; the same command is in README.md."""
     if shutil.which("make") is None:
