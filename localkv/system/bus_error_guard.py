@@ -163,7 +163,8 @@ def _native_handler(guard: BusErrorGuard) -> tuple[int, object]:
             former=ctypes.addressof(guard.former),
         )
     )
-    machine = llvm.Target.from_triple(triple).create_target_machine(jit=True)
+    # LLVM's optimiser would take twice the memory, for a few instructions
+    machine = llvm.Target.from_triple(triple).create_target_machine(jit=True, opt=0)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     return int(engine.get_function_address("handle")), engine

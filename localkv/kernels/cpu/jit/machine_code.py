@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import io
 import json
@@ -74,7 +73,9 @@ def _numba_version() -> str:
         path = Path(spec.origin).with_name("_version.py")
         if path.exists():
             return path.read_text(encoding="utf-8")
-    return importlib.metadata.version("numba")
+    from importlib.metadata import version  # takes a while to import
+
+    return version("numba")
 
 
 FAILED = "localkv_kernel_failed"
