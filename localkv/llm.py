@@ -30,7 +30,6 @@ from localkv.kernels.backend import Backend
 from localkv.kernels.method import in_words, missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.hub.find import local_path
 from localkv.loader.kv_risks import kv_risks
 from localkv.loader.locked_weights import lock_weights
 from localkv.loader.model_spec import model_spec
@@ -92,7 +91,8 @@ class LLM(TextModel):
         progress: show a line on stderr, where that is a terminal or a notebook's, if loading takes
             more than a second.
         on_progress: called instead while it loads, with "weights", the layers read and all layers,
-            and with "kernels" before they are compiled and run for the first time.
+            with "kernels", those compiled and all that have to be, and with "kernels", 0 and 0
+            before they are run for the first time.
 
     Attributes:
         config: the model's sizes.
@@ -147,7 +147,7 @@ class LLM(TextModel):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
         end_cleanly_from_threads()
-        self.gguf = open_gguf(local_path(path), use_mmap=use_mmap)
+        self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
         self.config: ModelSpec = model_spec(self.gguf)
         check_cache_types(cache_type_k, cache_type_v, self.config.groups)
         require_scales((cache_type_k, cache_type_v), kv_scales is not None)
@@ -183,7 +183,12 @@ class LLM(TextModel):
         matrix_types = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
         with (
             reporting(printable(self.gguf.path.name), progress, on_progress) as report,
-            backend.compiling_ahead(matrix_types, self.config, self.cache),
+            backend.compiling_ahead(
+                matrix_types,
+                self.config,
+                self.cache,
+                lambda done, of: report("kernels", done, of),
+            ),
         ):
             model, unused = load_model(
                 self.gguf, backend, on_layer=lambda done, of: report("weights", done, of)
@@ -339,3 +344,12 @@ def free_memory(backend: Backend) -> Budget | None:
     if backend.memory is not None:
         return Budget(backend.memory.room().free, "free on the GPU")
     return machine_memory()
+
+
+def _local_path(model: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """`localkv.loader.hub.find.local_path`, which a file does without."""
+    if os.path.exists(model):
+        return model
+    from localkv.loader.hub.find import local_path
+
+    return local_path(model)

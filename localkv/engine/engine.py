@@ -112,6 +112,9 @@ class Engine:
     def warm_up(self) -> None:
         """Run the model on some tokens and forget them, so that all kernels it needs are compiled.
 
+        On a CPU these are a prompt's. The kernels of generated tokens are a matter of milliseconds
+        if they were compiled before, and else are compiled while a prompt runs.
+
         On a GPU a product's tiles depend on the number of tokens, each size from one power of two
         to another at least; so every power of two is run. Where weights may still be in a file and
         products are compiled when these are prepared, one layer has all the rest.
@@ -120,8 +123,7 @@ class Engine:
 
     def _warm_up(self) -> None:
         if self.loop is None:
-            for n_tokens in (min(self.n_ctx, WARM_UP_TOKENS), 1):
-                self._try(self.model.first_layers(1), n_tokens)
+            self._try(self.model.first_layers(1), min(self.n_ctx, WARM_UP_TOKENS))
             self.slot.truncate(0)
             return
         most = min(self.n_ctx, self.n_batch)

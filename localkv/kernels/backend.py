@@ -43,8 +43,12 @@ def as_in_file(weight: PackedTensor) -> PackedTensor:
     return weight
 
 
+OnKernel = Callable[[int, int], None]
+"""(kernels that are compiled, all that had to be)"""
+
+
 def nothing_ahead(
-    matrix_types: Iterable[str], config: ModelSpec, cache: CacheConfig
+    matrix_types: Iterable[str], config: ModelSpec, cache: CacheConfig, on_kernel: OnKernel
 ) -> AbstractContextManager[None]:
     """What backends do that compile everything when it is first used."""
     return nullcontext()
@@ -81,8 +85,9 @@ class Backend:
         methods: how operations are carried out, for the start summary and for what is slow.
         head_dim_multiple: what the size of a head must be a multiple of.
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
-        compiling_ahead: (weight types of matrices, model, cache) -> a context to load the model and
-            to warm it up in: meanwhile other cores compile what this will need.
+        compiling_ahead: (weight types of matrices, model, cache, what is told how many kernels are
+            compiled and how many had to be) -> a context to load the model and to warm it up in:
+            meanwhile other cores compile what this will need, and then what comes after it.
         compile_together: runs a function that launches kernels, and compiles these at the same time
             instead of running them; None if kernels are not compiled so.
         records: launches read all that changes from the device's memory, so that those of a token
@@ -113,7 +118,7 @@ class Backend:
     head_dim_multiple: int = 1
     compiles: bool = False
     compiling_ahead: Callable[
-        [Iterable[str], ModelSpec, CacheConfig], AbstractContextManager[None]
+        [Iterable[str], ModelSpec, CacheConfig, OnKernel], AbstractContextManager[None]
     ] = nothing_ahead
     compile_together: Callable[[Callable[[], None]], None] | None = None
     records: bool = False

@@ -15,7 +15,8 @@ PATIENCE = 1.0
 _EVERY = 0.1
 
 OnProgress: TypeAlias = Callable[[str, int, int], None]
-"""(stage, done, of all): "weights" with numbers of layers, or "kernels" with 0 and 0."""
+"""(stage, done, of all): "weights" with numbers of layers; "kernels" with numbers of those that had
+to be compiled, and with 0 and 0 before they are run for the first time."""
 
 
 def shows_lines() -> bool:
@@ -78,6 +79,8 @@ class LoadingLine:
     def __call__(self, stage: str, done: int, total: int) -> None:
         if stage == "weights":
             self._text = f"loading {self._name}: {done} of {total} layers"
+        elif total:
+            self._text = f"compiling kernels, once for this machine: {done} of {total}"
         else:
             self._text = f"loading {self._name}: preparing kernels"
 

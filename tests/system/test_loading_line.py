@@ -57,6 +57,14 @@ def test_it_says_how_far_loading_is(terminal: Terminal) -> None:
     assert end == ""
 
 
+def test_it_counts_kernels(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with LoadingLine("tales.gguf", patience=0) as line:
+        line("kernels", 7, 22)
+        wait_for(lambda: "\rcompiling kernels" in terminal.getvalue())
+    assert "\rcompiling kernels, once for this machine: 7 of 22\r" in terminal.getvalue()
+
+
 def test_a_long_name_is_cut(terminal: Terminal) -> None:
     with LoadingLine("x" * 100, patience=0):
         wait_for(terminal.getvalue)
@@ -101,7 +109,7 @@ def test_an_error_ends_the_line(terminal: Terminal) -> None:
 def test_whoever_wants_to_know_is_called_instead(tiny_model: Path, terminal: Terminal) -> None:
     seen = list[tuple[str, int, int]]()
     LLM(tiny_model, n_ctx=64, on_progress=lambda *progress: seen.append(progress))
-    assert seen[0][0] == "weights"
+    assert {stage for stage, *_ in seen} == {"weights", "kernels"}
     assert seen[-1] == ("kernels", 0, 0)
     with reporting("x", True, print) as report:
         assert report is print

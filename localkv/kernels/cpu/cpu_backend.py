@@ -67,6 +67,8 @@ def cpu_backend() -> Backend:
         composed,
         turns=Turns(forget),
         methods=methods(fused),
-        compiling_ahead=lambda *model: compiling_ahead(needed_kernels(*model)),
+        compiling_ahead=lambda types, model, cache, on_kernel: compiling_ahead(
+            *needed_kernels(types, model, cache), on_kernel=on_kernel
+        ),
         **fused,
     )

@@ -149,6 +149,34 @@ def test_without_a_helper_that_works_kernels_are_compiled_here(
 
 
 @pytest.mark.usefixtures("folder")
+def test_helpers_go_on_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is needed later keeps nobody in it, and is compiled in order."""
+    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    first, *later = (*SOURCES, KernelSource("store/rotate_rows"))
+    with compile_ahead.compiling_ahead([first], later, n_cores=2):
+        specialized(first)
+    helpers = compile_ahead._current
+    assert helpers is not None
+    monkeypatch.setattr(KernelSource, "compile", no_compiler)
+    helpers.threads[0].join(timeout=100)
+    assert all(is_stored(source) for source in later)
+    assert compile_ahead._current is None
+    assert helpers.processes[0].returncode is not None
+
+
+@pytest.mark.usefixtures("folder")
+def test_helpers_end_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "FEWEST", 1)
+    with compile_ahead.compiling_ahead(SOURCES[:1], [KernelSource("attention/rows")], n_cores=2):
+        specialized(SOURCES[0])
+    helpers = compile_ahead._current
+    assert helpers is not None
+    helpers.close()
+    assert compile_ahead._current is None
+    assert helpers.processes[0].returncode is not None
+
+
+@pytest.mark.usefixtures("folder")
 def test_whoever_waits_is_told() -> None:
     """How many of the kernels that are missing are there; of what is stored, nothing."""
     other = KernelSource("store/rotate_rows")
@@ -253,28 +281,34 @@ specialize.stored = lambda source: used.append(source) or stored(source)
 path, type_k, type_v = sys.argv[1:]
 llm = LLM(path, cache_type_k=type_k, cache_type_v=type_v, n_ctx=256, device="cpu")
 types = [info.format.name for info in llm.gguf.tensors.values() if len(info.shape) > 1]
-needed = needed_kernels(types, llm.config, llm.cache)
-print(sorted(source.template for source in set(needed) ^ set(used)))
+prompt, generated = needed_kernels(types, llm.config, llm.cache)
+print(sorted(source.template for source in set(prompt) ^ set(used)))
+used.clear()
+llm.engine.evaluate([1, 2, 3])
+print(sorted(source.template for source in used))
+llm.engine.evaluate([4], generated=True)
+print(sorted(source.template for source in set(generated) ^ set(used)))
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", program, str(path), *pair]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stderr
+    assert done.stdout.split() == ["[]"] * 3, done.stderr
 
 
-def test_a_warm_start_does_without_numba(tiny_model: Path) -> None:
-    """The second process finds what the first one has compiled."""
+def test_a_warm_start_does_without_numba_and_torch(tiny_model: Path) -> None:
+    """The second process finds what the first one has compiled; neither makes a request."""
     program = """
 import sys
 from localkv import LLM
 text = LLM(sys.argv[1], device="cpu", n_ctx=256).complete("The fox", max_tokens=2).text
-print(len(text) > 0, "numba" in sys.modules)
+heavy = ("numba", "torch", "triton", "huggingface_hub", "localkv.loader.hub.client")
+print(len(text) > 0, [name for name in heavy if name in sys.modules])
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", program, str(tiny_model)]
     for _ in range(2):
         done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == "True False", done.stderr
+    assert done.stdout.strip() == "True []", done.stderr
 
 
 def test_code_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

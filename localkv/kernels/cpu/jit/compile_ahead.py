@@ -5,10 +5,14 @@ Numba compiles under a lock, so a second core is of use to a second process only
 goes on with its work and compiles, or waits for, what it comes to need (`specialized`). A helper
 sends machine code through a pipe. If it fails, this process compiles by itself. Whoever waits is
 told how many of the kernels there are.
+
+What generated tokens need is compiled after what a prompt needs, when the block may have ended: the
+first token does not wait for it.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import subprocess
@@ -30,7 +34,7 @@ FEWEST = 6
 MOST_HELPERS = 3
 HELPER = "localkv.kernels.cpu.jit.compile_helper"
 
-_one_at_a_time = threading.Lock()
+_changes = threading.Lock()
 _current: _Helpers | None = None
 
 OnKernel = Callable[[int, int], None]
@@ -38,19 +42,30 @@ OnKernel = Callable[[int, int], None]
 
 
 class _Helpers:
-    """Processes that compile, a thread for each that talks with it, and what is left to do."""
+    """Processes that compile, a thread for each that talks with it, and what is left to do.
+
+    Args:
+        sources: what is needed first; helpers take it from the end.
+        later: what they take then, from the start.
+    """
 
     def __init__(
-        self, sources: Sequence[KernelSource], n_helpers: int, on_kernel: OnKernel
+        self,
+        sources: Sequence[KernelSource],
+        later: Sequence[KernelSource],
+        n_helpers: int,
+        on_kernel: OnKernel,
     ) -> None:
         self.lock = threading.Lock()
         self.missing = frozenset(sources)
         self.made = set[KernelSource]()
         self.n_told = -1
         self.on_kernel = on_kernel
-        self.pending = list(sources)
+        self.pending = [*reversed(later), *sources]
         self.taken = dict[KernelSource, Future[Functions | None]]()
         self.processes = _started(n_helpers)
+        self.n_working = len(self.processes)
+        self.is_needed = True
         self.threads = [
             threading.Thread(target=self._serve, args=(process,), daemon=True)
             for process in self.processes
@@ -58,16 +73,19 @@ class _Helpers:
         for thread in self.threads:
             thread.start()
 
-    def _take_last(self) -> tuple[KernelSource, Future[Functions | None]] | None:
+    def _take_last(
+        self, *, of_first: bool = False
+    ) -> tuple[KernelSource, Future[Functions | None]] | None:
+        """The next source, or the next of those that are needed first; None if there is none."""
         with self.lock:
-            if not self.pending:
+            if not self.pending or (of_first and self.pending[-1] not in self.missing):
                 return None
             source = self.pending.pop()
             future = self.taken[source] = Future[Functions | None]()
             return source, future
 
     def _serve(self, process: subprocess.Popen[bytes]) -> None:
-        """Give a helper one source after the other."""
+        """Give a helper one source after the other, then end it."""
         while (taken := self._take_last()) is not None:
             source, future = taken
             functions = None
@@ -77,11 +95,16 @@ class _Helpers:
                     store(source, functions)
             finally:
                 future.set_result(functions)
-            if functions is not None:
-                self.count(source)
-            else:
+            if functions is None:
                 logger.info("a helper that compiles kernels has ended")
-                return
+                break
+            self.count(source)
+        process.kill()
+        with process:  # closes its pipes and waits
+            pass
+        with self.lock:
+            self.n_working -= 1
+        self.forget_if_done()
 
     def result(self, source: KernelSource) -> Functions | None:
         """What a helper has made of a source; None if the caller has to compile it."""
@@ -91,7 +114,7 @@ class _Helpers:
             future = self.taken.get(source)
         if future is None:
             return None
-        while not future.done() and (other := self._take_last()) is not None:
+        while not future.done() and (other := self._take_last(of_first=True)) is not None:
             _compile_here(*other)
             self.count(other[0])
             self.tell()
@@ -109,6 +132,21 @@ class _Helpers:
             self.n_told = n_made
             self.on_kernel(n_made, len(self.missing))
 
+    def go_on(self) -> None:
+        """Let helpers compile what is left, without a word, until the process ends."""
+        self.on_kernel = lambda done, total: None
+        self.is_needed = False
+        atexit.register(self.close)
+        self.forget_if_done()
+
+    def forget_if_done(self) -> None:
+        """Make room for other helpers once nobody works."""
+        global _current
+        with _changes:
+            if _current is self and self.n_working == 0 and not self.is_needed:
+                _current = None
+                atexit.unregister(self.close)
+
     def close(self) -> None:
         with self.lock:
             self.pending.clear()
@@ -116,9 +154,8 @@ class _Helpers:
             process.kill()
         for thread in self.threads:
             thread.join()
-        for process in self.processes:
-            with process:  # closes its pipes and waits
-                pass
+        self.is_needed = False
+        self.forget_if_done()
 
 
 def _compile_here(source: KernelSource, future: Future[Functions | None]) -> None:
@@ -185,32 +222,51 @@ def tell() -> None:
 @contextmanager
 def compiling_ahead(
     sources: Sequence[KernelSource],
+    later: Sequence[KernelSource] = (),
     *,
     n_cores: int | None = None,
     on_kernel: OnKernel = lambda done, total: None,
 ) -> Iterator[None]:
     """Have other cores compile those of `sources` that no process has compiled before.
 
+    After the block they go on with what is left.
+
     Args:
         sources: what the block will need, in this order.
+        later: what will be needed after it.
         n_cores: all that may be used, this process's included; None counts them.
-        on_kernel: called as the block comes to need them, and not if none is missing.
+        on_kernel: called as the block comes to need `sources`, and not if none is missing.
     """
-    global _current
-    missing = [source for source in dict.fromkeys(sources) if not is_stored(source)]
-    if not missing or not _one_at_a_time.acquire(blocking=False):
+    helpers = _new_helpers(_missing(sources), _missing(later), n_cores, on_kernel)
+    if helpers is None:
         yield
         return
-    n_helpers = min(MOST_HELPERS, (n_cores or usable_cores()) - 1)
-    if len(missing) < FEWEST or not sys.executable:
-        n_helpers = 0
     try:
-        helpers = _current = _Helpers(missing, n_helpers, on_kernel)
-        try:
-            helpers.tell()
-            yield
-        finally:
-            _current = None
-            helpers.close()
-    finally:
-        _one_at_a_time.release()
+        helpers.tell()
+        yield
+    except BaseException:
+        helpers.close()
+        raise
+    helpers.go_on()
+
+
+def _missing(sources: Sequence[KernelSource]) -> list[KernelSource]:
+    return [source for source in dict.fromkeys(sources) if not is_stored(source)]
+
+
+def _new_helpers(
+    sources: Sequence[KernelSource],
+    later: Sequence[KernelSource],
+    n_cores: int | None,
+    on_kernel: OnKernel,
+) -> _Helpers | None:
+    """None if nothing is to be done, or others are at it."""
+    global _current
+    n_helpers = min(MOST_HELPERS, (n_cores or usable_cores()) - 1)
+    if len(sources) + len(later) < FEWEST or not sys.executable:
+        n_helpers = 0
+    with _changes:
+        if _current is not None or not sources:
+            return None
+        _current = _Helpers(sources, later, n_helpers, on_kernel)
+        return _current

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import SegmentSpec, cache_segments
@@ -26,8 +26,8 @@ from localkv.kernels.cpu.store.store_kv import store_source
 
 def needed_kernels(
     matrix_types: Iterable[str], config: ModelSpec, cache: CacheConfig
-) -> list[KernelSource]:
-    """Those of the first prompt and the first token, in the order in which they are needed.
+) -> tuple[list[KernelSource], list[KernelSource]]:
+    """Those of prompts, in the order in which they are needed, and those of generated tokens.
 
     Only those that a model of one architecture may do without are left to chance, so this says
     what to compile ahead, not what there has to be.
@@ -41,23 +41,29 @@ def needed_kernels(
         sources.append(KernelSource("linear/fill"))
     sources += [product_source(name) for name in names]
     sources.append(ACTIVATIONS)
+    generated = list[KernelSource]()
     for group in config.groups:
         heads = {config.layers[i].attention.n_heads for i in group.layers}
         rows = [rows_per_tile(n_heads // group.n_kv_heads) for n_heads in sorted(heads)]
         for segment in cache_segments(cache, group):
-            sources += _cache_sources(segment, rows)
-    sources += [KernelSource("attention/rows"), KernelSource("attention/blocks")]
+            sources += _cache_sources(segment)
+            for n in rows:
+                generated.append(score_source(segment.type_k, n))
+                generated.append(weigh_source(segment.type_v, n))
+    sources.append(KernelSource("attention/blocks"))
+    generated.append(KernelSource("attention/rows"))
+    return _each_once(sources), _each_once(generated)
+
+
+def _each_once(sources: Iterable[KernelSource | None]) -> list[KernelSource]:
     return list(dict.fromkeys(source for source in sources if source is not None))
 
 
-def _cache_sources(segment: SegmentSpec, rows: Sequence[int]) -> Iterator[KernelSource | None]:
-    """What stores and reads a segment; `rows` are of its tiles of queries."""
+def _cache_sources(segment: SegmentSpec) -> Iterator[KernelSource | None]:
+    """What stores the rows of a segment, and reads them for a prompt."""
     stores = [store_source(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v)]
     yield from [KernelSource("store/scatter")] if any(s is None for s in stores) else stores
     if segment.rotation_k or segment.rotation_v:
         yield KernelSource("store/rotate_rows")
     yield decode_k_source(segment.type_k)
     yield decode_v_source(segment.type_v)
-    for n in rows:
-        yield score_source(segment.type_k, n)
-        yield weigh_source(segment.type_v, n)
