@@ -105,7 +105,7 @@ FOREIGN_FLAGS = (
     _skipped("--warmup --no-warmup", "there is no warm-up run"),
     _refused("-mu --model-url -dr --docker-repo", _HF_ONLY, 1),
     _refused("-hft --hf-token", "set HF_TOKEN, which other users can't see in the process list", 1),
-    _refused("--list-devices", "localkv complete --help lists the devices"),
+    _refused("--list-devices", "localkv doctor shows what there is; --device cuda or cpu chooses"),
     # threads
     _skipped("-tb --threads-batch --prio --prio-batch --poll --poll-batch --numa", _THREADS, 1),
     _skipped(
