@@ -139,8 +139,8 @@ class LLM(TextModel):
         check_options(unknown, keywords(LLM.__init__), others)
         self.warnings: list[str] = []
         backend = select_backend(device)
-        if device == "auto" and (reason := unused_gpu()):
-            self.warnings.append(f"the GPU is not used: {reason}")
+        if line := unused_gpu(device):
+            self.warnings.append(line)
         if fit not in FIT:
             raise UsageError(f"unknown fit {fit!r}", hint=f"use {', '.join(FIT)}")
         for option, value in (("n_batch", n_batch), ("n_threads", n_threads)):

@@ -9,7 +9,7 @@ from itertools import chain
 from localkv.bench.source import Source
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.method import missing_kernels
-from localkv.kernels.select import select_backend
+from localkv.kernels.select import select_backend, unused_gpu
 from localkv.llm import LLM
 from localkv.loader.synthetic import synthetic_model
 from localkv.model import Transformer
@@ -38,6 +38,8 @@ def load(source: Source, device: str = "auto", fit: str = "on") -> Subject:
     """
     if source.path is None:
         shape, _, type_name = source.name.partition(":")
-        return Subject(source, synthetic_model(shape, type_name, select_backend(device)))
+        model = synthetic_model(shape, type_name, select_backend(device))
+        line = unused_gpu(device)
+        return Subject(source, model, (line,) if line else ())
     llm = LLM(source.path, n_ctx=PAGE_TOKENS, device=device, fit=fit, progress=False)
     return Subject(source, llm.engine.model, tuple(llm.warnings))

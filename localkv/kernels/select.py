@@ -29,13 +29,13 @@ def why_no_gpu() -> tuple[str, str]:
     return why_unsupported()
 
 
-def unused_gpu() -> str:
-    """Why "auto" leaves a GPU alone, and a remedy; empty if it doesn't, or none is to be seen."""
-    seen = nvidia_driver_is_here() and not gpus_are_hidden()
+def unused_gpu(device: str = "auto") -> str:
+    """A line for the user if "auto" leaves a GPU alone, with a remedy; empty if it doesn't."""
+    seen = device == "auto" and nvidia_driver_is_here() and not gpus_are_hidden()
     reason, remedy = why_no_gpu() if seen else ("", "")
     if not reason or reason == "torch sees no GPU":
         return ""
-    return f"{reason} ({remedy})"
+    return f"the GPU is not used: {reason} ({remedy})"
 
 
 def select_backend(device: str = "auto") -> Backend:

@@ -31,6 +31,7 @@ from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.engine import Engine
 from localkv.errors import UsageError, counted
 from localkv.formats import KV_FORMATS
+from localkv.kernels import select
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf
 from localkv.system.machine_memory import Budget
@@ -286,6 +287,16 @@ def test_a_token_reads_the_experts_it_is_sent_to() -> None:
     share = moe.n_experts_used / moe.n_experts
     assert every - 999 * row - one == pytest.approx((1 - share) * routed, rel=1e-6)
     assert many - 2 * row - one == pytest.approx((1 - share - (1 - share) ** 3) * routed, rel=1e-6)
+
+
+def test_a_gpu_that_is_left_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "nvidia_driver_is_here", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(select, "why_no_gpu", lambda: ("torch is not installed", "pip install"))
+    source = synthetic_source("llama-tiny:q8_0")
+    line = "the GPU is not used: torch is not installed (pip install)"
+    assert load(source).warnings == (line,)
+    assert load(source, "cpu").warnings == ()
 
 
 def test_bandwidth_is_measured() -> None:

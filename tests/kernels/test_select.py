@@ -53,7 +53,10 @@ def test_without_torch_it_says_what_to_install(
             select_backend(device)
         assert f"pip install {package}" in str(error.value.hint)
     assert select_backend("auto").name == "cpu"
-    assert unused_gpu().startswith("torch is not installed (pip install 'localkv[gpu]'")
+    assert unused_gpu().startswith(
+        "the GPU is not used: torch is not installed (pip install 'localkv[gpu]'"
+    )
+    assert unused_gpu("cpu") == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert unused_gpu() == ""
 
@@ -65,7 +68,7 @@ def test_a_torch_that_can_not_be_imported_leaves_the_cpu(
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: object())
     assert select_backend("auto").name == "cpu"
-    assert unused_gpu().startswith("torch can't be imported: ")
+    assert unused_gpu().startswith("the GPU is not used: torch can't be imported: ")
     with pytest.raises(UsageError, match="torch can't be imported: "):
         select_backend("cuda")
 
@@ -78,7 +81,9 @@ def test_cuda_without_a_gpu_is_refused(driver: None, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(select, "built_without_cuda", lambda: True)
     with pytest.raises(UsageError, match="device cuda can't be used: this torch was built without"):
         select_backend("cuda")
-    assert unused_gpu().startswith("this torch was built without CUDA (install torch's CUDA wheel")
+    assert unused_gpu().startswith(
+        "the GPU is not used: this torch was built without CUDA (install torch's CUDA wheel"
+    )
 
 
 @pytest.mark.usefixtures("old_gpu")
