@@ -140,9 +140,9 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_threads: int) -> None
     prompt there.
     """
     if program == "localkv":
-        from localkv.system.limits import before_torch
+        from localkv.system.limits import before_model
 
-        before_torch()
+        before_model()
     package, *_ = [__import__(name) for name in MODULES[program]]
     answer(package.__version__)
     depth = 0

@@ -1,7 +1,7 @@
 """localkv: a local LLM runtime that keeps the KV cache packed.
 
 `LLM`, `SamplingParams` and `LocalKVError` are imported on first use, so that `import localkv` and
-the command line stay free of torch until a model is loaded.
+the command line stay light until a model is loaded.
 """
 
 TYPE_CHECKING = False  # `typing` would be half the time that it takes to import this package

@@ -1,5 +1,5 @@
 """Conversations: messages, engines that answer, storage. Nothing here draws anything.
 
-No module of this package imports torch when it is imported; only `local_engine` does so, once it
-loads a model.
+No module of this package imports what runs a model when it is imported; only `local_engine` does
+so, once it loads one.
 """

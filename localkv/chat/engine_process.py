@@ -1,6 +1,6 @@
 """`EngineProcess`: a `ChatEngine` whose model lives in a child process.
 
-So the one who draws the screen never waits for Python's lock, imports no torch, and survives
+So the one who draws the screen never waits for Python's lock, loads no model, and survives
 whatever happens to the engine.
 """
 

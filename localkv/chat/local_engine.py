@@ -18,7 +18,7 @@ from localkv.chat.engine import (
     TextDelta,
 )
 from localkv.errors import UsageError
-from localkv.system.limits import before_torch
+from localkv.system.limits import before_model
 
 if TYPE_CHECKING:
     from localkv.engine.text_stream import Completion, TextStream
@@ -48,12 +48,12 @@ class LocalEngine:
         on_progress(LoadProgress("header"))
         from localkv.loader.gguf_file import open_gguf
 
-        open_gguf(self.options.model)  # reports a bad file before torch is imported
+        open_gguf(self.options.model)  # reports a bad file at once
         on_progress(LoadProgress("runtime"))
         from localkv.loader.template_process import start_ahead
 
         start_ahead()
-        before_torch()
+        before_model()
         from localkv.llm import LLM
 
         llm = LLM(

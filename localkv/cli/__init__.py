@@ -1,4 +1,4 @@
-"""The command line: `localkv COMMAND ...`. Nothing here imports torch before a model is loaded."""
+"""The command line: `localkv COMMAND ...`. What runs a model is imported to load one."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from localkv.cli.preset_choice import say_preset
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.text_output import TextOutput
 from localkv.errors import UsageError, counted
-from localkv.system.limits import before_torch
+from localkv.system.limits import before_model
 
 if TYPE_CHECKING:
     from localkv.bench.grid import Grid
@@ -131,7 +131,7 @@ def _run(
     jobs = [(source, _fitted(grid, source, values)) for source in _sources(values)]
     n_tests = sum(fitted.n_tests for _, fitted in jobs)
     scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
-    before_torch()
+    before_model()
     from localkv.bench.run import Options
 
     results: list[Result] = []

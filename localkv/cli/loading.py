@@ -12,7 +12,7 @@ from localkv.cli.model_file import model_file
 from localkv.cli.options import loading_arguments
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.terminal import OwnText
-from localkv.system.limits import before_torch
+from localkv.system.limits import before_model
 from localkv.system.loading_line import LoadingLine
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
-    """Load the model; a file that is missing is an error before torch is imported.
+    """Load the model; a file that is missing is an error before anything heavy is imported.
 
     So are scales of the cache that are missing or can't be read. Unless `quiet`, the flags of a
     preset are printed.
@@ -34,11 +34,11 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     if not path.is_file():
         from localkv.loader.gguf_file import open_gguf
 
-        open_gguf(path)  # reports a bad file seconds before torch would be imported
+        open_gguf(path)  # reports a bad file before anything heavy is imported
     arguments = loading_arguments(values)
     if arguments["kv_scales"] is not None:
         arguments["kv_scales"] = read_kv_scales(arguments["kv_scales"])
-    before_torch()
+    before_model()
     from localkv.llm import LLM
 
     with LoadingLine(one_line(path.name), write=_to_terminal) as line:

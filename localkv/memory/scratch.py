@@ -1,8 +1,8 @@
 """The memory of a batch besides weights and cache: an upper bound, from the model's sizes alone.
 
 Activations are float32. At every moment there are those that the forward pass keeps (x, q and the
-attention's output) and those of one operation; the widest operation counts, with every tensor that
-torch holds at its peak. Added to these are the memory of the backend's products and
+attention's output) and those of one operation; the widest operation counts, with every array
+that is held at its peak. Added to these are the memory of the backend's products and
 attention (`kernels/footprint.py`), and the logits of one token with sampling's copies of them.
 Code, libraries and Python itself are not counted.
 """

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 from localkv.errors import LocalKVError, byte_size
 
-LEAST_ADDRESS_SPACE = 1 << 30
-"""Bytes that a process must still be able to map to load torch and run a small model. With less,
-torch ends the process while it is loaded; 1000 MB in all were enough, 800 MB were not."""
+LEAST_ADDRESS_SPACE = 400 << 20
+"""Bytes that a process must still be able to map to load libraries, compile kernels and run a small
+model. With less, LLVM may end the process while it compiles; 450 MB in all were enough, 400 were
+not."""
 
 FEW_PROCESSES = 1024
 """A limit on processes and threads below this is one that someone set."""
@@ -49,13 +50,14 @@ def address_space() -> tuple[int, int] | None:
     return limit, max(0, limit - taken)
 
 
-def before_torch() -> None:
-    """What every command does before it loads torch to run a model.
+def before_model() -> None:
+    """What every command does before it loads libraries to run a model.
 
     Raises:
-        LocalKVError: a limit leaves so little memory that torch would end the process.
+        LocalKVError: a limit leaves so little memory that one of them would end the process.
     """
-    # Threads that spin while they wait starve each other as soon as another process wants a core.
+    # torch's threads, which spin while they wait, starve each other as soon as another process
+    # wants a core
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     space = address_space()
     if space is not None and space[1] < LEAST_ADDRESS_SPACE:

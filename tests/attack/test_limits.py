@@ -75,9 +75,9 @@ def test_little_memory_for_a_header(tiny_model: Path) -> None:
         for size in FAST_SIZES
     ]
     assert not answers[0]
-    code, err, _ = run(argv(COMPLETE, tiny_model), {resource.RLIMIT_AS: 600 << 20})
+    code, err, _ = run(argv(COMPLETE, tiny_model), {resource.RLIMIT_AS: 300 << 20})
     assert code == 1
-    assert err[0].startswith("error: this process may map 600.00 MiB of memory (ulimit -v), ")
+    assert err[0].startswith("error: this process may map 300.00 MiB of memory (ulimit -v), ")
 
 
 @pytest.mark.attack

@@ -366,7 +366,7 @@ def test_errors_before_the_model_is_loaded(
         assert result.err_lines[1] == hint
 
 
-def test_missing_scales_are_said_before_torch_is_imported(tiny_model: Path) -> None:
+def test_missing_scales_are_said_before_model_is_imported(tiny_model: Path) -> None:
     program = """
 import sys
 from localkv.cli import run

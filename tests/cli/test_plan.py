@@ -311,7 +311,7 @@ def test_whose_memory_it_is(
     monkeypatch.setattr(machine, lambda: Budget(8 * GIB, "here"))
     monkeypatch.setattr(gpu, lambda: None)
     assert plan(tiny_model)["backend"] == "cpu"
-    assert plan(tiny_model)["memory"]["n_bytes"] == 8 * GIB - (256 << 20)
+    assert plan(tiny_model)["memory"]["n_bytes"] == 8 * GIB - (128 << 20)
     assert plan(tiny_model, "--device", "cuda", "--memory", "1G")["backend"] == "cuda"
     result = program("plan", tiny_model, "--device", "cuda")
     assert (result.code, result.err_lines[1]) == (2, "hint: give it: --memory 24GiB")
