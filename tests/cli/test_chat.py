@@ -35,7 +35,7 @@ def test_without_a_terminal_it_refuses(program, tiny_model: Path) -> None:
 
 
 def test_it_takes_the_options_of_complete(program) -> None:
-    shown = program("chat", "--help").out
+    shown = program("chat", "--help-all").out
     for name in ("--cache-type-k", "-ctv", "--temp", "--samplers", "--threads", "--kv-rotation"):
         assert name in shown
     assert "one fewer than cores" in shown
