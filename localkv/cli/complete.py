@@ -36,7 +36,7 @@ from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.text_output import TextOutput
 from localkv.cli.waited import Waited
-from localkv.errors import UsageError, byte_size
+from localkv.errors import UsageError, byte_size, counted
 
 if TYPE_CHECKING:
     from localkv.engine.text_stream import Completion, TextStream
@@ -306,9 +306,9 @@ def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
         f"start:        {waited.start:.2f} s",
         f"load:         {waited.load:.2f} s",
         f"first token:  {waited.first_token:.2f} s",
-        f"prompt eval:  {evaluated} tokens in {timings.prompt_seconds:.2f} s, "
+        f"prompt eval:  {counted(evaluated, 'token')} in {timings.prompt_seconds:.2f} s, "
         f"{timings.prompt_per_second:.2f} tokens/s",
-        f"eval:         {usage.completion_tokens} tokens in {timings.decode_seconds:.2f} s, "
+        f"eval:         {counted(usage.completion_tokens, 'token')} in {timings.decode_seconds:.2f} s, "
         f"{timings.decode_per_second:.2f} tokens/s",
         f"cache:        K {llm.cache.type_k}, V {llm.cache.type_v}, "
         f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, "
