@@ -301,14 +301,15 @@ def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
 
 def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
     usage, timings = completion.usage, completion.timings
-    evaluated = usage.prompt_tokens - usage.cached_tokens
+    evaluated = counted(usage.prompt_tokens - usage.cached_tokens, "token")
+    generated = counted(usage.completion_tokens, "token")
     return [
         f"start:        {waited.start:.2f} s",
         f"load:         {waited.load:.2f} s",
         f"first token:  {waited.first_token:.2f} s",
-        f"prompt eval:  {counted(evaluated, 'token')} in {timings.prompt_seconds:.2f} s, "
+        f"prompt eval:  {evaluated} in {timings.prompt_seconds:.2f} s, "
         f"{timings.prompt_per_second:.2f} tokens/s",
-        f"eval:         {counted(usage.completion_tokens, 'token')} in {timings.decode_seconds:.2f} s, "
+        f"eval:         {generated} in {timings.decode_seconds:.2f} s, "
         f"{timings.decode_per_second:.2f} tokens/s",
         f"cache:        K {llm.cache.type_k}, V {llm.cache.type_v}, "
         f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, "

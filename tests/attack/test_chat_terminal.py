@@ -194,7 +194,9 @@ def test_it_ends_while_it_loads(start: Callable[..., Chat], way: str, cold: bool
     chat.type("Hello?\r")
     wait_for(chat.messages, "nothing was said")
     check_end(chat, way)
-    assert [message.content for message in chat.messages()] == ["Hello?"]
+    asked, *answers = chat.messages()
+    assert asked.content == "Hello?"
+    assert [message.role for message in answers] in ([], ["assistant"])  # a model loads fast
 
 
 @pytest.mark.attack

@@ -115,6 +115,11 @@ RUNS: dict[str, list[tuple[list[str], int | None]]] = {
         (["-m", "MODEL", "-f", "PROMPT", "-c", "32"], 0),
         (["-m", "MODEL", "-f", NAME], 2),
     ],
+    "embed": [
+        (["-m", "MODEL", "-f", "PROMPT", "--json"], None),
+        (["-m", "MODEL", "-p", EVERYTHING.replace("\0", "")], 0),
+        (["-m", "UNKNOWN", "-p", "hello"], 1),
+    ],
     "bench": [
         (["-m", "MODEL", "-p", "8", "-n", "2", "-r", "1"], 0),
         (["-m", NAME], 1),
@@ -136,7 +141,7 @@ RUNS: dict[str, list[tuple[list[str], int | None]]] = {
 }
 """Command -> what it is run with, and the exit code; None where any will do."""
 
-HEAVY = ("complete", "perplexity", "bench")
+HEAVY = ("complete", "perplexity", "embed", "bench")
 
 
 def test_every_command_is_tried() -> None:

@@ -159,5 +159,5 @@ def test_no_driver_and_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_program_itself_takes(tmp_path: Path) -> None:
     found = machine_memory(machine(tmp_path, 1000, ""))
     less = without_runtime(found, "cpu")
-    assert less.n_bytes == (1000 - 256) * MIB
-    assert less.source == "available on this machine less 256 MiB for the program itself"
+    assert less.n_bytes == (1000 - 128) * MIB
+    assert less.source == "available on this machine less 128 MiB for the program itself"
