@@ -17,7 +17,7 @@ from localkv.kernels.cpu.store.store_kv import store_source
 from localkv.kernels.method import Method, Methods, Slowdown
 from localkv.simd.cpu_features import HAS_VNNI, vector_width
 
-DECODED = Slowdown("40 to 120", "5")
+DECODED = Slowdown("70 to 110", "5 to 6")
 """Products with weights that NumPy decodes, next to Q4_K (`benchmarks/missing_kernels.py`)."""
 
 EXPERTS = Slowdown("3", "1.5")
@@ -51,7 +51,7 @@ def tiles_method(fmt: QuantFormat, side: str) -> Method:
 def store_method(fmt: QuantFormat) -> Method:
     """How rows of a cache type are packed."""
     if store_source(fmt) is None:
-        return Method("encoded in NumPy")  # takes no longer
+        return Method("encoded in NumPy")  # some 2 % of a prompt's time
     return Method(f"Numba, {vector_width()}")
 
 
