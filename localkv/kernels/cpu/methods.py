@@ -51,7 +51,7 @@ def tiles_method(fmt: QuantFormat, side: str) -> Method:
 def store_method(fmt: QuantFormat) -> Method:
     """How rows of a cache type are packed."""
     if store_source(fmt) is None:
-        return Method("encoded in NumPy")  # some 2 % of a prompt's time
+        return Method("encoded in NumPy")  # a small part of a token and of a prompt
     return Method(f"Numba, {vector_width()}")
 
 
