@@ -67,7 +67,7 @@ def test_an_error_of_the_user_is_one_line() -> None:
 
 @pytest.mark.slow
 def test_make_run_tells_a_story_and_finds_a_fact() -> None:
-    """What `make run` runs once .venv is there; the same command is in README.md."""
+    """What `make run` runs once .venv is there."""
     if shutil.which("make") is None:
         pytest.skip("no make")
     make = subprocess.run(["make", "-n", "run"], cwd=ROOT, capture_output=True, text=True)
@@ -85,6 +85,3 @@ def test_make_run_tells_a_story_and_finds_a_fact() -> None:
     assert len(story.stdout.split()) > 20
     assert fact.stdout == b" The code of the owl is 735.\n"
     assert b"tokens/s" in fact.stderr
-    shown = next(line for line in lines if "notes.txt'" in line and "owl" in line)
-    readme = (ROOT / "README.md").read_text()
-    assert shlex.split(shown)[2].removeprefix("$ ") in readme
