@@ -80,6 +80,7 @@ _ALL = (
     _format("q5_K", 13, 256, {"d": 2, "dmin": 2, "scales": 12, "qh": 32, "qs": 128}, narrow="q5_1"),
     _format("q6_K", 14, 256, {"ql": 128, "qh": 64, "scales": 16, "d": 2}, narrow="q8_0"),
     _format("iq4_xs", 23, 256, {"d": 2, "scales_h": 2, "scales_l": 4, "qs": 128}),
+    _format("mxfp4", 39, 32, {"e": 1, "qs": 16}),
 )
 
 FORMATS = {fmt.name: fmt for fmt in _ALL}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ RANDOM_ROWS = 1024
 """Random rows; larger matrices repeat them."""
 MINIMA = ("m", "dmin")
 """Fields that shift a block's values."""
+EXPONENT = "e"
+"""A field that is the logarithm of a scale, plus 128."""
 
 
 def random_rows(
@@ -44,12 +47,20 @@ def random_rows(
         size = (some, n_in // fmt.block_size, fmt.block_bytes)
         rows = generator.integers(256, size=size, dtype=np.uint8)
 
+        def exponents(scale: float) -> NDArray[np.integer[Any]]:
+            """Powers of two, each plus 128, whose mean square is that of `scale`."""
+            below = math.floor(math.log2(scale))
+            share_above = (scale**2 / 4.0**below - 1) / 3
+            return 128 + below + (generator.random(size[:2]) < share_above)
+
         def decoded(scale: float, minimum: float) -> NDArray[np.float32]:
             start = 0
             for plane in fmt.planes:
                 if plane.n_bytes == 2 and plane.name in ("d", *MINIMA):
                     value = minimum if plane.name in MINIMA else scale
                     rows[..., start : start + 2] = np.array([value], np.float16).view(np.uint8)
+                elif plane.name == EXPONENT:
+                    rows[..., start] = exponents(scale or 1.0)
                 start += plane.n_bytes
             return fmt.codec.decode(split_blocks(fmt, rows[: min(some, 16)].reshape(-1)))
 

@@ -39,6 +39,7 @@ INSTRUCTIONS = {
     "q5_K": (6.2, 5.2, 7.9),
     "q6_K": (5.2, 5.4, 5.1),
     "iq4_xs": (6.4, 6.2, 8.8),
+    "mxfp4": (6.1, 6.3, 9.2),
 }
 """Thread instructions of the main loop for each weight, for ONE, FEW and MANY tokens."""
 

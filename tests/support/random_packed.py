@@ -24,6 +24,9 @@ def random_packed(name: str, *shape: int, seed: int = 0) -> PackedTensor:
             if plane.name in ("d", "m", "dmin"):
                 values = torch.rand(*size[:-1], 1, generator=generator) * 0.1
                 planes.append(values.half().view(torch.uint8).numpy())
+            elif plane.name == "e":
+                exponents = torch.randint(122, 127, size, dtype=torch.uint8, generator=generator)
+                planes.append(exponents.numpy())
             else:
                 codes = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
                 planes.append(codes.numpy())

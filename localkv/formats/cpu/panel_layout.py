@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LANES = 16
 """Rows of a panel."""
 
+CACHE_LINE = 64
+
 BLOCK = 32
 """Columns that are multiplied before scales are applied, whatever the format's own blocks are."""
 
@@ -36,8 +38,11 @@ of their codes)."""
 
 
 def record_values(fmt: QuantFormat) -> int:
-    """Values of a row in a record: at least 64, so that it is a whole number of cache lines."""
-    return max(64, fmt.block_size)
+    """Values of a row in a record: a large block, or enough small ones to fill whole cache lines."""
+    n_values = max(64, fmt.block_size)
+    if fmt.block_size < n_values and LANES * fmt.row_bytes(n_values) % CACHE_LINE:
+        n_values *= 2
+    return n_values
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class PanelLayout:
         return np.array(rows, np.int64)
 
 
-QS, SCALES = PanelPlane("qs", 4), PanelPlane("scales", 1)
+QS, SCALES, EXPONENT = PanelPlane("qs", 4), PanelPlane("scales", 1), PanelPlane("e", 1)
 FIFTH_BITS = PanelPlane("qh", 4, SPREAD_BITS)
 D, M, DMIN = (PanelPlane(name, 2) for name in ("d", "m", "dmin"))
 
