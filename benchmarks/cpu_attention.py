@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from localkv.arch.spec import AttentionParams
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch, KVCache
 from localkv.cache.layout import SegmentSpec

@@ -23,15 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from localkv.arch.spec import (
-    AttentionParams,
-    AttentionSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelSpec,
-    MoeSpec,
-    NormSpec,
-)
+from localkv.arch.ffn_spec import MlpSpec, MoeSpec
+from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
+from localkv.arch.norm_spec import NormSpec
+from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.layout import SegmentSpec
 from localkv.cache.uniform_cache import uniform_cache
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
@@ -117,12 +112,12 @@ def experts(is_routed: bool) -> Callable[[int], Run]:
         up, down = (MOE.n_experts, N_FF, N_EMBD), (MOE.n_experts, N_EMBD, N_FF)
         router = Linear(matrix("f32", MOE.n_experts, N_EMBD))
         ffn = MoeWeights(router, *(matrix("q4_K", *shape) for shape in (up, up, down)))
-        run, spec = backend.moe_residual, layer_spec(MOE)
+        run, spec = backend.ffns[MoeSpec], layer_spec(MOE)
     else:
         n_ff = MOE.n_experts_used * N_FF
         up, down = (n_ff, N_EMBD), (N_EMBD, n_ff)
         ffn = MlpWeights(*(Linear(matrix("q4_K", *shape)) for shape in (up, up, down)))
-        run, spec = backend.mlp_residual, layer_spec(MlpSpec(n_ff))
+        run, spec = backend.ffns[MlpSpec], layer_spec(MlpSpec(n_ff))
     layer = LayerWeights(attention, ffn, norm, norm)
     return lambda n: (lambda x: lambda: run(x, x, layer, spec))(normal(n, N_EMBD))
 

@@ -6,17 +6,20 @@ Knows nothing of files, tokens' texts or sampling. Differences between architect
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import AttentionSpec, ModelSpec, MoeSpec, RopeSpec, Temperature
+from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer, Temperature
+from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch, KVCache
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.backend import Backend, TokenInputs, scaled
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Use, uses
 from localkv.kernels.rope import position_scale, rope_frequencies, rope_table
@@ -26,14 +29,14 @@ from localkv.kernels.rope import position_scale, rope_frequencies, rope_table
 class ModelWeights:
     """All weights. Norms are float32; matrices stay packed; a tied `output` is `token_embd`.
 
-    `rope_freqs` are on the host, since frequencies are made once.
+    `rope_divisors`, by the tensors' names, are on the host, since frequencies are made once.
     """
 
     token_embd: PackedTensor
     layers: tuple[LayerWeights, ...]
     output_norm: Norm
     output: Linear
-    rope_freqs: NDArray[np.float32] | None = None
+    rope_divisors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 class Transformer:
@@ -43,16 +46,13 @@ class Transformer:
         self.config = config
         self.weights = weights
         self.backend = backend
-        kinds = [_positions_of(layer.attention) for layer in config.layers]
+        kinds = [_positions_of(layer.mixer) for layer in config.layers]
         self._position_kinds = list(dict.fromkeys(kinds))
         self._kind_of_layer = [self._position_kinds.index(kind) for kind in kinds]
-        self._freqs: list[Array] = [  # None without RoPE
-            None if rope is None else self._frequencies(rope) for rope, _ in self._position_kinds
+        self._rows_of = [  # the layer whose rows each reads
+            _rows_of(i, layer.mixer) for i, layer in enumerate(config.layers)
         ]
-
-    def _frequencies(self, rope: RopeSpec) -> Array:
-        divisors = self.weights.rope_freqs if rope.has_divisors else None
-        return self.backend.arrays.from_numpy(rope_frequencies(rope, divisors))
+        self._freqs = dict[tuple[RopeSpec, str], Array]()
 
     def first_layers(self, n: int) -> Transformer:
         """The model with its first `n` layers only; its caches may have more."""
@@ -96,40 +96,59 @@ class Transformer:
     def _layers(self, batch: Batch, cache: KVCache) -> Array:
         """[rows, n_embd] behind all layers."""
         config, backend, weights = self.config, self.backend, self.weights
-        inputs = [self._token_inputs(batch, kind) for kind in range(len(self._position_kinds))]
+        inputs = [self._token_inputs(batch, *kind, cache.n_ctx) for kind in self._position_kinds]
         x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
         for index, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True)):
-            layer_cache = cache.layers[index]
-            q = backend.norm_qkv_rope_store(
-                x,
-                layer,
-                spec,
-                inputs[self._kind_of_layer[index]],
-                layer_cache,
-                layer_cache.rows_of(batch),
-            )
-            attn = backend.attention(q, layer_cache, batch, layer, spec)
-            if index == config.n_layers - 1:  # only the wanted rows go on
-                x, attn = x[batch.logit_rows], attn[batch.logit_rows]
-            h = backend.out_residual(x, attn, layer, spec)
-            ffn = backend.moe_residual if isinstance(spec.ffn, MoeSpec) else backend.mlp_residual
-            x = ffn(h, x if spec.parallel else h, layer, spec)
+            source = x
+            if spec.mixer is not None:
+                mix = backend.mixers[type(spec.mixer)]
+                given = inputs[self._kind_of_layer[index]]
+                mixed = mix(x, layer, spec, given, cache.layers[self._rows_of[index]], batch)
+                if index == config.n_layers - 1:  # only the wanted rows go on
+                    source, mixed = x[batch.logit_rows], mixed[batch.logit_rows]
+                x = backend.out_residual(source, mixed, layer, spec)
+            elif index == config.n_layers - 1:
+                source = x = x[batch.logit_rows]
+            if spec.ffn is not None:
+                feed_forward = backend.ffns[type(spec.ffn)]
+                x = feed_forward(x, source, layer, spec)
+            x = scaled(x, layer.output_scale)
         return x
 
-    def _token_inputs(self, batch: Batch, kind: int) -> TokenInputs:
-        """For layers whose positions do this (`_position_kinds`)."""
+    def _token_inputs(
+        self, batch: Batch, rope: RopeSpec | None, temperature: Temperature | None, n_ctx: int
+    ) -> TokenInputs:
+        """For layers whose positions do this (`_position_kinds`), in a context of `n_ctx`."""
         positions, arrays = batch.positions, self.backend.arrays
-        rope, temperature = self._position_kinds[kind]
-        freqs = self._freqs[kind]
         return TokenInputs(
-            None if rope is None else rope_table(freqs, positions, rope, arrays),
+            None
+            if rope is None
+            else rope_table(self._frequencies(rope, n_ctx), positions, rope, arrays),
             None if temperature is None else position_scale(positions, temperature, arrays),
         )
 
+    def _frequencies(self, rope: RopeSpec, n_ctx: int) -> Array:
+        """float32 [pairs], made when they are first needed."""
+        divisors = rope.divisors_in(n_ctx)
+        if (rope, divisors) not in self._freqs:
+            values = self.weights.rope_divisors[divisors] if divisors else None
+            freqs = rope_frequencies(rope, values)
+            self._freqs[rope, divisors] = self.backend.arrays.from_numpy(freqs)
+        return self._freqs[rope, divisors]
 
-def _positions_of(attention: AttentionSpec) -> tuple[RopeSpec | None, Temperature | None]:
+
+def _rows_of(index: int, mixer: Mixer | None) -> int:
+    """The layer whose rows of K and V a layer reads."""
+    if isinstance(mixer, AttentionSpec) and mixer.kv_from is not None:
+        return mixer.kv_from
+    return index
+
+
+def _positions_of(mixer: Mixer | None) -> tuple[RopeSpec | None, Temperature | None]:
     """What positions do in a layer."""
-    return attention.rope, attention.temperature
+    if isinstance(mixer, (AttentionSpec, LatentAttentionSpec)):
+        return mixer.rope, mixer.temperature
+    return None, None
 
 
 def _kind(weights: Any) -> Any:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from localkv.arch.spec import MoeSpec, NormSpec, RopeSpec
+from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.norm_spec import NormSpec
+from localkv.arch.rope_spec import RopeSpec
 from localkv.errors import ModelFileError
 
+ROPE_FREQS = "rope_freqs.weight"
 SOFTMAX_GATING = 1
 """llama.cpp's `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX`."""
 
@@ -138,7 +141,7 @@ class Facts:
             n_dims=n_dims,
             theta=self.number("rope.freq_base", 10000.0),
             interleaved=interleaved,
-            has_divisors=divisors and "rope_freqs.weight" in self.shapes,
+            divisors=ROPE_FREQS if divisors and ROPE_FREQS in self.shapes else "",
             scaling="none" if scaling == "linear" and factor == 1.0 else scaling,
             factor=factor,
             original_context_length=self.integer(
@@ -188,4 +191,4 @@ class Facts:
         if shared:
             default = self.same_in_all_layers("feed_forward_length", n_ff)
             n_ff_shared = self.integer("expert_shared_feed_forward_length", default)
-        return MoeSpec(n_experts, n_used, n_ff, n_ff_shared, renormalise)
+        return MoeSpec(n_experts, n_used, n_ff, n_ff_shared, renormalise, shared_gated=shared)

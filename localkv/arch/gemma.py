@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from localkv.arch import plain
 from localkv.arch.facts import Facts
-from localkv.arch.spec import AttentionParams, ModelSpec, RopeSpec
+from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.spec import ModelSpec
 from localkv.errors import ModelFileError
 
 PERIOD = 6

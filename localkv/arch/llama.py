@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from localkv.arch import plain
 from localkv.arch.facts import Facts
-from localkv.arch.spec import ModelSpec, Temperature
+from localkv.arch.mixer_spec import Temperature
+from localkv.arch.spec import ModelSpec
 
 UNROTATED_INTERVAL = 4
 """SmolLM 3: every fourth layer has no RoPE."""
@@ -30,7 +31,7 @@ def mistral3(facts: Facts) -> ModelSpec:
         return spec
     temperature = Temperature(scale, rope.original_context_length)
     plain_layer = spec.layers[0]
-    layer = replace(plain_layer, attention=replace(plain_layer.attention, temperature=temperature))
+    layer = replace(plain_layer, mixer=replace(plain_layer.attention, temperature=temperature))
     return replace(spec, layers=(layer,) * spec.n_layers)
 
 

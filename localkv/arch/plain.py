@@ -7,14 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from localkv.arch.facts import Facts
-from localkv.arch.spec import (
-    AttentionParams,
-    AttentionSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelSpec,
-    MoeSpec,
-)
+from localkv.arch.ffn_spec import MlpSpec, MoeSpec
+from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
+from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.errors import ModelFileError
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.arch.spec import MoeSpec
 from localkv.bench.grid import BenchTest
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.layer_weights import MoeWeights, tensors_of
+from localkv.kernels.layer_weights import tensors_of
 from localkv.memory.plan import kv_bytes_per_token
 from localkv.model import Transformer
 
@@ -32,10 +31,9 @@ def weight_bytes(model: Transformer, n_tokens: int) -> float:
     total += _bytes(weights.output) + _bytes(weights.output_norm)
     for spec, layer in zip(model.config.layers, weights.layers, strict=True):
         total += _bytes(layer)
-        if isinstance(layer.ffn, MoeWeights):
-            assert isinstance(spec.ffn, MoeSpec)
-            unused = (1 - spec.ffn.n_experts_used / spec.ffn.n_experts) ** n_tokens
-            total -= unused * sum(_bytes(getattr(layer.ffn, name)) for name in _EXPERTS)
+        if (moe := spec.moe) is not None:
+            unused = (1 - moe.n_experts_used / moe.n_experts) ** n_tokens
+            total -= unused * sum(_bytes(getattr(layer.moe, name)) for name in _EXPERTS)
     return total
 
 

@@ -163,7 +163,7 @@ class KVCache:
     Attributes:
         bounds: (first, end) position of each segment.
         pools: pages of each segment of each group.
-        layers: in the model's order.
+        layers: in the model's order; those without rows of their own have no segments.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class KVCache:
                 raise ValueError("segments of all groups must be of the same positions")
             for layer in layout.group.layers:
                 layers[layer] = self._layer(layout, layer, i * len(self.bounds), kv_scales)
-        self.layers = [layers[i] for i in range(len(layers))]
+        self.layers = [layers.get(i, LayerCache(())) for i in range(1 + max(layers))]
 
     def _layer(
         self, layout: GroupLayout, layer: int, first_pool: int, kv_scales: KVScales | None

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from localkv.errors import counted
 
 if TYPE_CHECKING:
-    from localkv.arch.spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
+    from localkv.arch.rope_spec import RopeSpec
+    from localkv.arch.spec import LayerSpec, ModelSpec
 
 
 def model_facts(config: ModelSpec) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def model_rows(config: ModelSpec) -> list[tuple[str, object]]:
     rows.append(("context", f"{config.n_ctx_train} tokens"))
     rows.append(("vocabulary", f"{config.n_vocab} tokens"))
     rows += _by_kind(config, "rope", _rope)
-    if any(layer.attention.params.window for layer in config.kinds):
+    if any(group.window or group.chunk for group in config.groups):
         rows += _by_kind(config, "window", _window)
     if config.has_experts:
         rows += _by_kind(config, "experts", _experts)
@@ -61,21 +62,17 @@ def _heads(layer: LayerSpec) -> str:
 
 
 def _feed_forward(layer: LayerSpec) -> str:
-    return "experts only" if _moe(layer) else str(layer.ffn.n_ff)
+    if layer.mlp is None:
+        return "experts only" if layer.moe else "none"
+    return str(layer.mlp.n_ff)
 
 
 def _experts(layer: LayerSpec) -> str:
-    moe = _moe(layer)
+    moe = layer.moe
     if moe is None:
         return "none"
     shared = f", a shared one of {moe.n_ff_shared}" if moe.n_ff_shared else ""
     return f"{moe.n_experts_used} of {moe.n_experts}, each of {moe.n_ff}{shared}"
-
-
-def _moe(layer: LayerSpec) -> MoeSpec | None:
-    from localkv.arch.spec import MoeSpec
-
-    return layer.ffn if isinstance(layer.ffn, MoeSpec) else None
 
 
 def _window(layer: LayerSpec) -> str:

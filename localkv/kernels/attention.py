@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localkv.arch.spec import AttentionParams
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch, LayerCache, Segment, SegmentBatch
 from localkv.kernels.namespace import namespace

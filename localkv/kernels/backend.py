@@ -7,13 +7,15 @@ ones where a kernel is missing: `methods` says where, and what that costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from localkv.arch.ffn_spec import Ffn
+from localkv.arch.mixer_spec import Mixer
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.arrays import Array, Arrays, Draw
-from localkv.cache.kv_cache import Batch, LayerCache, SegmentBatch
+from localkv.cache.kv_cache import Batch, LayerCache
 from localkv.config import CacheConfig
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.device_memory import DeviceMemory
@@ -59,6 +61,10 @@ def drawn_by_host(params: SamplingParams) -> Draw | None:
     return None
 
 
+Mix = Callable[[Array, LayerWeights, LayerSpec, TokenInputs, LayerCache, Batch], Array]
+FeedForward = Callable[[Array, Array, LayerWeights, LayerSpec], Array]
+
+
 @dataclass(frozen=True)
 class Backend:
     """The operations of the forward pass; x is [tokens, n_embd] throughout, in the type
@@ -68,13 +74,13 @@ class Backend:
         name: as `--device` and the start summary show it.
         arrays: what the cache and the engine make arrays with; activations are of their kind.
         embed: (token_ids, token_embd, scale) -> x, rows of the embedding times a factor.
-        norm_qkv_rope_store: (x, layer, spec, inputs, cache, segments) -> q
-            [tokens, n_heads, key_dim], never rotated; K and V of the tokens are in their pages
-            afterwards, rotated where their segment says so.
-        attention: (q, cache, batch, layer, spec) -> [tokens, n_heads * value_dim].
-        out_residual: (x, attention output, layer, spec) -> x + what the layer's attention adds.
-        mlp_residual, moe_residual: (x, source, layer, spec) -> x + what the feed-forward block
-            makes of `source`, which is x itself unless the layer is parallel.
+        mixers: of each kind of mixer that it has, (x, layer, spec, inputs, cache, batch) ->
+            [tokens, width], the mixer's output before its output matrix. K and V of the tokens are
+            in their pages afterwards, rotated where their segment says so, and states are those
+            after them.
+        out_residual: (x, mixed, layer, spec) -> x + what the layer's mixer adds, from its output.
+        ffns: of each kind of feed-forward block, (x, layer_input, layer, spec) -> x + what the
+            block makes of x, or of the layer's input where the layer is parallel.
         logits: (x, output_norm, output, spec of the model) -> float32 [tokens, n_vocab].
         norm: (x, output_norm) -> x normed, for those who want the hidden states themselves.
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
@@ -100,14 +106,9 @@ class Backend:
     name: str
     arrays: Arrays
     embed: Callable[[Array, PackedTensor, float], Array]
-    norm_qkv_rope_store: Callable[
-        [Array, LayerWeights, LayerSpec, TokenInputs, LayerCache, tuple[SegmentBatch, ...]],
-        Array,
-    ]
-    attention: Callable[[Array, LayerCache, Batch, LayerWeights, LayerSpec], Array]
+    mixers: Mapping[type[Mixer], Mix]
     out_residual: Callable[[Array, Array, LayerWeights, LayerSpec], Array]
-    mlp_residual: Callable[[Array, Array, LayerWeights, LayerSpec], Array]
-    moe_residual: Callable[[Array, Array, LayerWeights, LayerSpec], Array]
+    ffns: Mapping[type[Ffn], FeedForward]
     logits: Callable[[Array, Norm, Linear, ModelSpec], Array]
     norm: Callable[[Array, Norm], Array]
     prepare: Callable[[PackedTensor], PackedTensor]

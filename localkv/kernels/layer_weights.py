@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from localkv.arch.spec import NormSpec
+from localkv.arch.norm_spec import NormSpec
 from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
 
@@ -30,29 +30,106 @@ class Linear:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Norms of q and k are over each head; `sinks` are float32 [n_heads], a logit each."""
+    """Attention of grouped queries; see `AttentionSpec`.
+
+    Attributes:
+        attn_q: of each head q, and then its gate where the specification is gated.
+        attn_k, attn_v: None where another layer's K and V are read; V also where it is K.
+        output: `attn_output`.
+        attn_q_norm, attn_k_norm, v_norm: float32 weights; `v_norm` has ones.
+        sinks: float32 [n_heads], a logit each.
+    """
 
     attn_q: Linear
-    attn_k: Linear
-    attn_v: Linear
-    attn_output: Linear
+    attn_k: Linear | None
+    attn_v: Linear | None
+    output: Linear
     attn_q_norm: Norm | None = None
     attn_k_norm: Norm | None = None
+    v_norm: Norm | None = None
     sinks: Array | None = None
 
 
 @dataclass(frozen=True)
-class MlpWeights:
-    """A gated feed-forward block: down(activation(gate(x)) * up(x))."""
+class LatentAttentionWeights:
+    """Multi-head latent attention; see `LatentAttentionSpec`.
 
-    ffn_gate: Linear
+    Attributes:
+        attn_q: [n_heads * (nope + rope), n_embd], or of the latent of q.
+        attn_q_a, attn_q_a_norm: make the latent of q, or None.
+        attn_kv_a_mqa: [latent + rope, n_embd].
+        attn_kv_a_norm: of the latent.
+        attn_k_b: packed [n_heads, latent, nope], from q's part without RoPE to latents.
+        attn_v_b: packed [n_heads, value, latent], from a latent to values.
+        output: `attn_output`.
+    """
+
+    attn_q: Linear
+    attn_kv_a_mqa: Linear
+    attn_kv_a_norm: Norm
+    attn_k_b: PackedTensor
+    attn_v_b: PackedTensor
+    output: Linear
+    attn_q_a: Linear | None = None
+    attn_q_a_norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class DeltaNetWeights:
+    """Gated delta rule; see `DeltaNetSpec`. S is `head_dim`.
+
+    Attributes:
+        attn_qkv: [2 * n_key_heads * S + n_value_heads * S, n_embd]: q, k, v.
+        attn_gate: [n_value_heads * S, n_embd]: z.
+        ssm_beta, ssm_alpha: [n_value_heads, n_embd].
+        ssm_conv1d: float32 [channels of q, k and v, conv_kernel].
+        ssm_dt: float32 [n_value_heads], added to alpha.
+        ssm_a: float32 [n_value_heads], -exp(A_log).
+        ssm_norm: of each head of the output.
+        output: `ssm_out`.
+    """
+
+    attn_qkv: Linear
+    attn_gate: Linear
+    ssm_beta: Linear
+    ssm_alpha: Linear
+    ssm_conv1d: Array
+    ssm_dt: Array
+    ssm_a: Array
+    ssm_norm: Norm
+    output: Linear
+
+
+@dataclass(frozen=True)
+class ShortConvWeights:
+    """LFM2's gated convolution; see `ShortConvSpec`.
+
+    Attributes:
+        in_proj: [3 * width, n_embd]: b, c and the values.
+        conv: float32 [width, kernel].
+        output: `shortconv.out_proj`.
+    """
+
+    in_proj: Linear
+    conv: Array
+    output: Linear
+
+
+MixerWeights = AttentionWeights | LatentAttentionWeights | DeltaNetWeights | ShortConvWeights
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """A feed-forward block: down(activation(gate(x)) * up(x)); see `MlpSpec`."""
+
+    ffn_gate: Linear | None
     ffn_up: Linear
     ffn_down: Linear
 
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """Routed experts.
+    """Routed experts; see `MoeSpec`.
 
     Attributes:
         ffn_gate_inp: the router, [n_experts, n_embd].
@@ -60,6 +137,10 @@ class MoeWeights:
         ffn_down_exps: packed [n_experts, n_embd, n_ff].
         shared: an expert that sees every token, or None.
         ffn_gate_inp_shexp: float32 [n_embd], its sigmoid gate, or None.
+        exp_probs_b: float32 [n_experts], added for the choice, or None.
+        gate_bias, up_bias, down_bias: float32 [n_experts, n_out] of the experts' products, or None.
+        router_norm: of what the router reads, or None (Gemma 4).
+        down_scale: float32 [n_experts], factors on the experts' output, or None.
     """
 
     ffn_gate_inp: Linear
@@ -68,21 +149,56 @@ class MoeWeights:
     ffn_down_exps: PackedTensor
     shared: MlpWeights | None = None
     ffn_gate_inp_shexp: Array | None = None
+    exp_probs_b: Array | None = None
+    gate_bias: Array | None = None
+    up_bias: Array | None = None
+    down_bias: Array | None = None
+    router_norm: Norm | None = None
+    down_scale: Array | None = None
+
+
+@dataclass(frozen=True)
+class MlpAndMoeWeights:
+    """A dense block and routed experts side by side; see `MlpAndMoeSpec`."""
+
+    mlp: MlpWeights
+    moe: MoeWeights
+    post_mlp_norm: Norm
+    post_moe_norm: Norm
+    moe_norm: Norm
+
+
+FfnWeights = MlpWeights | MoeWeights | MlpAndMoeWeights
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer: attention, then a dense or a routed feed-forward block.
+    """One layer: a mixer, then a feed-forward block.
 
-    Norms are None where `LayerSpec` has none.
+    Whatever `LayerSpec` has not is None; `output_scale` is a number.
     """
 
-    attention: AttentionWeights
-    ffn: MlpWeights | MoeWeights
+    mixer: MixerWeights | None
+    ffn: FfnWeights | None
     attn_norm: Norm | None
     ffn_norm: Norm | None
     post_attn_norm: Norm | None = None
     post_ffn_norm: Norm | None = None
+    output_scale: float = 1.0
+
+    @property
+    def attention(self) -> AttentionWeights:
+        """The mixer, which has to be attention of grouped queries."""
+        assert isinstance(self.mixer, AttentionWeights)
+        return self.mixer
+
+    @property
+    def moe(self) -> MoeWeights | None:
+        """Its routed experts, if it has some."""
+        match self.ffn:
+            case MlpAndMoeWeights(moe=moe) | (MoeWeights() as moe):
+                return moe
+        return None
 
 
 def tensors_of(part: Any) -> Iterator[PackedTensor | Array]:

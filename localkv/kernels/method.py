@@ -13,7 +13,11 @@ from typing import NamedTuple
 from localkv.formats import KV_FORMATS
 from localkv.formats.base import QuantFormat
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights, tensors_of
+from localkv.kernels.layer_weights import (
+    LayerWeights,
+    Linear,
+    tensors_of,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def uses(
     found += [Use("storing", name, methods.store(KV_FORMATS[name])) for name, _ in cache]
     matrices = (part for part in tensors_of((*layers, output)) if isinstance(part, PackedTensor))
     found += [Use("products", matrix.format.name, methods.product(matrix)) for matrix in matrices]
-    if any(isinstance(layer.ffn, MoeWeights) for layer in layers):
+    if any(layer.moe is not None for layer in layers):
         found.append(Use("experts", "", methods.experts))
     return list(dict.fromkeys(found))
 

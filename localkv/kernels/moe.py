@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localkv.arch.spec import Activation, MoeSpec
+from localkv.arch.ffn_spec import MlpSpec, MoeSpec
 from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import Linear, MoeWeights
@@ -38,29 +38,35 @@ def moe_mlp(
     x: Array,
     layer: MoeWeights,
     moe: MoeSpec,
+    routed: Array | None = None,
     *,
     matmul: Callable[[Array, PackedTensor], Array],
     linear: Callable[[Array, Linear], Array],
-    gated: Callable[[Array, Array, Activation], Array],
+    activate: Callable[[Array, Array | None, MlpSpec], Array],
 ) -> Array:
     """Weighted sum of the chosen experts' gated blocks, and the shared one: [tokens, n_embd].
 
-    `matmul`, `linear` and `gated` are the backend's. The steps between them give each token
+    `matmul`, `linear` and `activate` are the backend's. The steps between them give each token
     the same alone as in any batch.
+
+    Args:
+        routed: [tokens, n_embd], what the router reads if that is not x.
     """
     xp = namespace(x)
-    experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
+    expert_spec = MlpSpec(moe.n_ff, moe.activation)
+    experts, weights = route(linear(x if routed is None else routed, layer.ffn_gate_inp), moe)
     out = xp.zeros_like(x)
     for expert in sorted(set(experts.reshape(-1).tolist())):
         tokens, choice = xp.where(experts == expert)
         rows = x[tokens]
         gate = matmul(rows, layer.ffn_gate_exps[expert])
         up = matmul(rows, layer.ffn_up_exps[expert])
-        down = matmul(gated(gate, up, "silu"), layer.ffn_down_exps[expert])
+        down = matmul(activate(gate, up, expert_spec), layer.ffn_down_exps[expert])
         out[tokens] += down * weights[tokens, choice, None]  # a token has an expert once
     if layer.shared is not None:
         shared = layer.shared
-        hidden = gated(linear(x, shared.ffn_gate), linear(x, shared.ffn_up), "silu")
+        assert shared.ffn_gate is not None
+        hidden = activate(linear(x, shared.ffn_gate), linear(x, shared.ffn_up), expert_spec)
         y = linear(hidden, shared.ffn_down)
         if layer.ffn_gate_inp_shexp is not None:
             gate = xp.sum(x * layer.ffn_gate_inp_shexp, axis=-1, keepdims=True)

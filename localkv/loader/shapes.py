@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
-from localkv.arch.spec import LayerSpec, MlpSpec, ModelSpec, MoeSpec
+from localkv.arch.ffn_spec import Ffn, MlpSpec, MoeSpec
+from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.errors import UsageError
 from localkv.formats import FORMATS
 from localkv.loader.gguf_header import TensorInfo
@@ -163,12 +164,13 @@ def _attention_shapes(layer: LayerSpec, n_embd: int) -> Iterator[tuple[str, tupl
             yield norm.tensor, (spec.key_dim,)
 
 
-def _ffn_shapes(ffn: MlpSpec | MoeSpec, n_embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _ffn_shapes(ffn: Ffn | None, n_embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     if isinstance(ffn, MlpSpec):
         yield "ffn_gate", (ffn.n_ff, n_embd)
         yield "ffn_up", (ffn.n_ff, n_embd)
         yield "ffn_down", (n_embd, ffn.n_ff)
         return
+    assert isinstance(ffn, MoeSpec)
     yield "ffn_gate_inp", (ffn.n_experts, n_embd)
     yield "ffn_gate_exps", (ffn.n_experts, ffn.n_ff, n_embd)
     yield "ffn_up_exps", (ffn.n_experts, ffn.n_ff, n_embd)

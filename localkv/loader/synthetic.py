@@ -19,7 +19,8 @@ from localkv.formats.base import split_blocks
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.loader.shapes import SHAPES, check_shape, output_type
-from localkv.loader.weights import TensorReader, model_weights
+from localkv.loader.tensor_reader import TensorReader
+from localkv.loader.weights import model_weights
 from localkv.model import Transformer
 
 RANDOM_ROWS = 1024

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from localkv.arch.spec import LayerSpec, ModelSpec, MoeSpec
+from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.kernels.footprint import ALLOCATOR, FLOAT, Footprint, HeadSizes, Matrix
 
 VOCABULARY_BYTES = 64
@@ -76,7 +76,7 @@ def activation_width(n_embd: int, layer: LayerSpec) -> int:
     attend = x + 6 * q
     # x, q and the output of attention are kept; the norm, gate, up, their product, down, the sum
     feed_forward = 2 * x + 2 * q + 4 * layer.n_ff + 2 * x
-    if isinstance(layer.ffn, MoeSpec):
+    if layer.moe is not None:
         feed_forward += 3 * x  # the experts' sum, the rows of one expert, its weighted output
     if layer.parallel or layer.post_attn_norm is not None or layer.post_ffn_norm is not None:
         feed_forward += 2 * x  # the layer's input, what a block adds before its norm

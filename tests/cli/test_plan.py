@@ -27,7 +27,8 @@ from localkv.loader.hub import remote_header
 from localkv.loader.kv_risks import LARGE_BIAS
 from localkv.loader.shapes import SHAPES, shape_tensors
 from localkv.loader.synthetic import RandomTensors
-from localkv.loader.weights import TensorReader, model_weights
+from localkv.loader.tensor_reader import TensorReader
+from localkv.loader.weights import model_weights
 from localkv.memory.plan import ModelMemory
 from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
 from localkv.presets import PRESETS

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.arch.spec import AttentionParams
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import attention

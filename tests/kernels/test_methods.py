@@ -184,4 +184,4 @@ def test_types_of_one_method_stand_together() -> None:
 
 def test_experts_with_a_kernel_are_not_slow() -> None:
     assert cpu_backend().methods.experts.slowdown == EXPERTS
-    assert methods({"moe_residual"}).experts.slowdown is None
+    assert methods(experts_are_fused=True).experts.slowdown is None

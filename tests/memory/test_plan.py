@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.arch.spec import AttentionParams
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.layout import SegmentSpec, cache_bytes, uniform_layouts
 from localkv.config import DEVICES, CacheConfig
 from localkv.engine.engine import Engine

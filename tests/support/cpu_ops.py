@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from localkv.arch.spec import MoeSpec
+from localkv.arch.ffn_spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels import moe
 from localkv.kernels.cpu import row_operations
@@ -21,7 +21,7 @@ rotate_cpu = with_tensors(rotate.rotate_cpu)
 store_kv_cpu = with_tensors(store_kv.store_kv_cpu)
 scatter_encoded = with_tensors(store_kv.scatter_encoded)
 norm_cpu = with_tensors(row_operations.norm_cpu)
-gated_cpu = with_tensors(row_operations.gated_cpu)
+activate_cpu = with_tensors(row_operations.activate_cpu)
 apply_rope_cpu = with_tensors(row_operations.apply_rope_cpu)
 
 
@@ -46,6 +46,6 @@ def moe_mlp_cpu(x: Tensor, layer: MoeWeights, spec: MoeSpec, products: CpuProduc
         moe.moe_mlp,
         matmul=lambda x, weight: numpy_of(products.matmul(x, weight)),
         linear=lambda x, layer: numpy_of(products.linear(x, layer)),
-        gated=row_operations.gated_cpu,
+        activate=row_operations.activate_cpu,
     )
     return torch_of(run(numpy_of(x), numpy_of(layer), spec))

@@ -15,7 +15,5 @@ def group_of(head_dim: int) -> CacheGroup:
 
 def with_attention(config: ModelSpec, **changes: Any) -> ModelSpec:
     """The model with other fields of `AttentionSpec` in all layers."""
-    layers = (
-        replace(layer, attention=replace(layer.attention, **changes)) for layer in config.layers
-    )
+    layers = (replace(layer, mixer=replace(layer.attention, **changes)) for layer in config.layers)
     return replace(config, layers=tuple(layers))

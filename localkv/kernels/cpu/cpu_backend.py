@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from localkv.arch.ffn_spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
-from localkv.kernels.compose import Primitives, compose
+from localkv.kernels.compose import compose
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.jit.compile_ahead import compiling_ahead
@@ -19,11 +20,12 @@ from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
 from localkv.kernels.cpu.layer import CpuLayer
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.methods import methods
-from localkv.kernels.cpu.row_operations import apply_rope_cpu, gated_cpu, norm_cpu
+from localkv.kernels.cpu.row_operations import activate_cpu, apply_rope_cpu, norm_cpu
 from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.moe import moe_mlp
+from localkv.kernels.primitives import Primitives
 from localkv.simd.lanes import LANES
 from localkv.system.turns import Turns
 
@@ -42,20 +44,19 @@ def cpu_backend() -> Backend:
             store_kv=store_kv_cpu,
             linear=products.linear,
             moe_mlp=partial(
-                moe_mlp, matmul=products.matmul, linear=products.linear, gated=gated_cpu
+                moe_mlp, matmul=products.matmul, linear=products.linear, activate=activate_cpu
             ),
             norm=norm_cpu,
-            gated=gated_cpu,
+            activate=activate_cpu,
             apply_rope=apply_rope_cpu,
             prepare=products.prepare,
         ),
         arrays=NumpyArrays(),
-        methods=methods(()),
+        methods=methods(experts_are_fused=False),
         head_dim_multiple=LANES,
         compiles=True,
     )
-    layer = CpuLayer(composed, scratch)
-    fused = layer.operations()
+    layer = CpuLayer(composed, scratch, attention)
 
     def forget() -> None:
         """Drop what an operation that broke off may have left half done."""
@@ -66,9 +67,9 @@ def cpu_backend() -> Backend:
     return replace(
         composed,
         turns=Turns(forget),
-        methods=methods(fused),
+        methods=methods(experts_are_fused=MoeSpec in layer.fused_ffns),
         compiling_ahead=lambda types, model, cache, on_kernel: compiling_ahead(
             *needed_kernels(types, model, cache), on_kernel=on_kernel
         ),
-        **fused,
+        **layer.operations(),
     )

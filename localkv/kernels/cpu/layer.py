@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import LayerSpec, MlpSpec, ModelSpec
-from localkv.cache.kv_cache import LayerCache, SegmentBatch
-from localkv.kernels.backend import Backend, TokenInputs, capped_logits
+from localkv.arch.ffn_spec import Ffn, MlpSpec
+from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.cache.kv_cache import Batch, LayerCache, SegmentBatch
+from localkv.kernels.attention import SegmentAttention, attention
+from localkv.kernels.backend import Backend, FeedForward, TokenInputs, capped_logits
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.linear.activation_job import GateJob, RopeJob
@@ -36,6 +39,21 @@ MANY_CHAINS = 4096
 
 def _runs(*layers: Linear) -> bool:
     return all(has_kernel(layer.weight) and not layer.weight.halves_activations for layer in layers)
+
+
+def _has_chain(layer: LayerWeights, spec: AttentionSpec) -> bool:
+    """Whether norm, q, k, v, RoPE and the store of a layer are one chain."""
+    weights = layer.attention
+    k, v = weights.attn_k, weights.attn_v
+    if layer.attn_norm is None or k is None or v is None:
+        return False
+    norms = (spec.q_norm, spec.k_norm)
+    plain_norms = all(n is None or (n.kind == "rms" and n.span == "head") for n in norms)
+    return (
+        plain_norms
+        and not (spec.gated or spec.norms_after_rope or spec.v_norm)
+        and _runs(weights.attn_q, k, v)
+    )
 
 
 def _adds(spec: LayerSpec, *layers: Linear) -> bool:
@@ -61,10 +79,13 @@ class CpuLayer:
 
     Args:
         scratch: shared with the products; one thread uses it at a time.
+        attention: over packed K and V.
     """
 
-    def __init__(self, composed: Backend, scratch: Scratch) -> None:
+    def __init__(self, composed: Backend, scratch: Scratch, attention: SegmentAttention) -> None:
+        self.attention = attention
         self.composed = composed
+        self.fused_ffns: dict[type[Ffn], FeedForward] = {MlpSpec: self.mlp_residual}
         self.scratch = scratch
         self.kept = dict[tuple[str, int], _Kept]()
         self.eps = dict[float, Floats]()
@@ -116,7 +137,26 @@ class CpuLayer:
         chain.add(activation_worker(worker), job, min(n_threads(), n_tokens))
         return out
 
-    def norm_qkv_rope_store(
+    def grouped_attention(
+        self,
+        x: Floats,
+        layer: LayerWeights,
+        spec: LayerSpec,
+        inputs: TokenInputs,
+        cache: LayerCache,
+        batch: Batch,
+    ) -> Floats:
+        weights, attn = layer.attention, spec.attention
+        if not _has_chain(layer, attn):
+            composed = self.composed.mixers[AttentionSpec]
+            return np.asarray(composed(x, layer, spec, inputs, cache, batch))
+        q = self._norm_qkv_rope_store(x, layer, spec, inputs, cache, cache.rows_of(batch))
+        out: Floats = attention(
+            self.attention, q, cache, batch, attn.params, weights.sinks, rotate=rotate_cpu
+        )
+        return out.reshape(len(out), -1)
+
+    def _norm_qkv_rope_store(
         self,
         x: Floats,
         layer: LayerWeights,
@@ -125,9 +165,8 @@ class CpuLayer:
         cache: LayerCache,
         segments: tuple[SegmentBatch, ...],
     ) -> Floats:
-        n_tokens, weights, attn = x.shape[0], layer.attention, spec.attention
-        if layer.attn_norm is None or not _runs(weights.attn_q, weights.attn_k, weights.attn_v):
-            return self.composed.norm_qkv_rope_store(x, layer, spec, inputs, cache, segments)
+        """q, normed and rotated; K and V are in their pages afterwards."""
+        n_tokens, attn = x.shape[0], spec.attention
         x = np.ascontiguousarray(x)
         scaled = any(s.scale_k is not None or s.scale_v is not None for s in cache.segments)
         fused_store = has_encoders(cache) and not scaled
@@ -167,6 +206,8 @@ class CpuLayer:
     ) -> None:
         weights, attn = layer.attention, spec.attention
         assert layer.attn_norm is not None
+        assert weights.attn_k is not None
+        assert weights.attn_v is not None
         h = self._add_norm(chain, n_tokens, layer.attn_norm)
         layers = {"q": weights.attn_q, "k": weights.attn_k, "v": weights.attn_v}
         products = [with_bias(linear, name) for name, linear in layers.items()]
@@ -211,7 +252,8 @@ class CpuLayer:
         chain.add(activation_worker("rope"), job, min(n_threads(), n_tokens))
 
     def out_residual(self, x: Floats, attn: Floats, layer: LayerWeights, spec: LayerSpec) -> Floats:
-        n_tokens, attn_output = x.shape[0], layer.attention.attn_output
+        assert layer.mixer is not None
+        n_tokens, attn_output = x.shape[0], layer.mixer.output
         if layer.post_attn_norm is not None or not _adds(spec, attn_output):
             return self.composed.out_residual(x, attn, layer, spec)
         x = x if attn_output.bias is None else x + attn_output.bias
@@ -227,14 +269,23 @@ class CpuLayer:
         return out
 
     def mlp_residual(
-        self, x: Floats, source: Floats, layer: LayerWeights, spec: LayerSpec
+        self, x: Floats, layer_input: Floats, layer: LayerWeights, spec: LayerSpec
     ) -> Floats:
         mlp, ffn, norm = layer.ffn, spec.ffn, layer.ffn_norm
         assert isinstance(mlp, MlpWeights)
         assert isinstance(ffn, MlpSpec)
-        runs = _adds(spec, mlp.ffn_gate, mlp.ffn_up, mlp.ffn_down)
-        if norm is None or layer.post_ffn_norm is not None or not runs:
-            return self.composed.mlp_residual(x, source, layer, spec)
+        gate_layer = mlp.ffn_gate
+        if (
+            norm is None
+            or gate_layer is None
+            or ffn.sparsity
+            or ffn.activation not in GATED
+            or layer.post_ffn_norm is not None
+            or not _adds(spec, gate_layer, mlp.ffn_up, mlp.ffn_down)
+        ):
+            composed = self.composed.ffns[MlpSpec]
+            return np.asarray(composed(x, layer_input, layer, spec))
+        source = layer_input if spec.parallel else x
         n_tokens, n_ff = x.shape[0], ffn.n_ff
         x, source = np.ascontiguousarray(x), np.ascontiguousarray(source)
         residual = x if mlp.ffn_down.bias is None else x + mlp.ffn_down.bias
@@ -245,7 +296,7 @@ class CpuLayer:
                 raise BoundsError(f"{n_ff} values are no multiple of {LANES}")
             n_bytes = 4 * n_tokens * n_ff
             gate, up = (chain.take(n_bytes) for _ in range(2))
-            products = [with_bias(mlp.ffn_gate, gate), with_bias(mlp.ffn_up, up)]
+            products = [with_bias(gate_layer, gate), with_bias(mlp.ffn_up, up)]
             add_products(chain, h, n_tokens, products)
             job = GateJob(0, n_tokens * n_ff, Memory(gate, n_bytes), Memory(up, n_bytes))
             chain.add(activation_worker(GATED[ffn.activation]), job, n_threads())
@@ -279,8 +330,8 @@ class CpuLayer:
     def operations(self) -> dict[str, Any]:
         """For `dataclasses.replace` of the composed backend."""
         return {
-            "norm_qkv_rope_store": self.norm_qkv_rope_store,
+            "mixers": {**self.composed.mixers, AttentionSpec: self.grouped_attention},
             "out_residual": self.out_residual,
-            "mlp_residual": self.mlp_residual,
+            "ffns": {**self.composed.ffns, **self.fused_ffns},
             "logits": self.logits,
         }

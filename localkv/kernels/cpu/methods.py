@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from localkv.formats.base import QuantFormat
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.attention.kernels import cache_decoder
@@ -55,14 +53,14 @@ def store_method(fmt: QuantFormat) -> Method:
     return Method(f"Numba, {vector_width()}")
 
 
-def methods(fused: Container[str]) -> Methods:
-    """Those of a backend; `fused` has the operations of the table that are compiled."""
+def methods(*, experts_are_fused: bool) -> Methods:
+    """Those of a backend."""
     return Methods(
         attention=Method(f"packed K and V, Numba, {vector_width()}"),
         tiles=tiles_method,
         store=store_method,
         product=product_method,
         experts=Method("Numba")
-        if "moe_residual" in fused
+        if experts_are_fused
         else Method("one after the other, composed in NumPy", EXPERTS),
     )

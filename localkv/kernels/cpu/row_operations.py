@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from localkv.arch.spec import Activation
+from localkv.arch.ffn_spec import Activation, MlpSpec
+from localkv.kernels.activation import activate
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import Floats, whole_vectors
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
@@ -73,15 +74,18 @@ def norm_cpu(x: Floats, norm: Norm) -> Floats:
 
 
 GATED: dict[Activation, str] = {"silu": "swiglu", "gelu": "geglu"}
-"""The worker for each activation."""
+"""The worker for each activation that has one."""
 
 
-def gated_cpu(gate: Floats, up: Floats, activation: Activation = "silu") -> Floats:
-    """As `gated`, for float32 of any width."""
-    n = gate.shape[-1]
-    out, up = whole_vectors(gate).copy(), np.ascontiguousarray(whole_vectors(up))
+def activate_cpu(hidden: Floats, up: Floats | None, mlp: MlpSpec) -> Floats:
+    """As `activate`, for float32 of any width."""
+    if up is None or mlp.sparsity or mlp.activation not in GATED:
+        y: Floats = activate(hidden, up, mlp)
+        return y
+    n = hidden.shape[-1]
+    out, up = whole_vectors(hidden).copy(), np.ascontiguousarray(whole_vectors(up))
     job = GateJob(0, out.size, _memory(out), Memory(up, out.nbytes))
-    _run(GATED[activation], out.size, job)
+    _run(GATED[mlp.activation], out.size, job)
     return out[..., :n]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localkv.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
+from localkv.arch.ffn_spec import MlpSpec, MoeSpec
+from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.kv_cache import Batch, LayerCache, SegmentBatch
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.attention import attention
@@ -68,6 +70,8 @@ METHODS = Methods(
 def norm_qkv(x: Tensor, layer: LayerWeights, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as projected, float32 [tokens, heads, channels]; two launches."""
     weights = layer.attention
+    assert weights.attn_k is not None
+    assert weights.attn_v is not None
     layers = (weights.attn_q, weights.attn_k, weights.attn_v)
     q, k, v = linears(normed(x, layer.attn_norm, layers), layers)
     return (
@@ -96,25 +100,29 @@ def with_rest(x: Tensor, y: Tensor, post_norm: Norm | None, spec: LayerSpec) -> 
     return x + rest
 
 
-def out_residual(x: Tensor, attn: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
-    """x + attn_output(attn)."""
-    return added(x, attn, layer.attention.attn_output, layer.post_attn_norm, spec)
+def out_residual(x: Tensor, mixed: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
+    """x + the mixer's output matrix times what it mixed."""
+    assert layer.mixer is not None
+    return added(x, mixed, layer.mixer.output, layer.post_attn_norm, spec)
 
 
-def mlp_residual(x: Tensor, source: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
-    """x + down(activation(gate(h)) * up(h)), h the norm of `source`; three launches for a token."""
+def mlp_residual(x: Tensor, layer_input: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
+    """x + down(activation(gate(h)) * up(h)), h a norm; three launches for a token."""
     mlp, ffn = layer.ffn, spec.ffn
     assert isinstance(mlp, MlpWeights)
     assert isinstance(ffn, MlpSpec)
+    assert mlp.ffn_gate is not None
+    source = layer_input if spec.parallel else x
     h = normed(source, layer.ffn_norm, (mlp.ffn_gate, mlp.ffn_up))
     hidden = gate_up(h, mlp.ffn_gate, mlp.ffn_up, ffn.activation)
     return added(x, hidden, mlp.ffn_down, layer.post_ffn_norm, spec)
 
 
-def moe_residual(x: Tensor, source: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
-    """x + the experts' output of the norm of `source`."""
+def moe_residual(x: Tensor, layer_input: Tensor, layer: LayerWeights, spec: LayerSpec) -> Tensor:
+    """x + the experts' output of a norm."""
     assert isinstance(layer.ffn, MoeWeights)
     assert isinstance(spec.ffn, MoeSpec)
+    source = layer_input if spec.parallel else x
     h = source if layer.ffn_norm is None else norm(source, layer.ffn_norm)
     if layer.post_ffn_norm is None and spec.residual_scale == 1.0:
         return moe_mlp(h, layer.ffn, spec.ffn, residual=x)
@@ -154,9 +162,15 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         start_triton()
     packed = PackedAttention(gpu_of(device))
 
-    def run_attention(
-        q: Tensor, cache: LayerCache, batch: Batch, layer: LayerWeights, spec: LayerSpec
+    def grouped_attention(
+        x: Tensor,
+        layer: LayerWeights,
+        spec: LayerSpec,
+        inputs: TokenInputs,
+        cache: LayerCache,
+        batch: Batch,
     ) -> Tensor:
+        q = norm_qkv_rope_store(x, layer, spec, inputs, cache, cache.rows_of(batch))
         params, sinks = spec.attention.params, layer.attention.sinks
         out: Tensor = attention(packed, q, cache, batch, params, sinks, rotate=rotate_gpu)
         return out.flatten(1)
@@ -165,11 +179,9 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         name="cuda",
         arrays=TorchArrays(device),
         embed=lambda ids, weight, factor: scaled(embed(ids, weight), factor),
-        norm_qkv_rope_store=norm_qkv_rope_store,
-        attention=run_attention,
+        mixers={AttentionSpec: grouped_attention},
         out_residual=out_residual,
-        mlp_residual=mlp_residual,
-        moe_residual=moe_residual,
+        ffns={MlpSpec: mlp_residual, MoeSpec: moe_residual},
         logits=logits,
         norm=norm,
         prepare=lambda weight: prepare(weight, device),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localkv.arch.spec import AttentionParams
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat

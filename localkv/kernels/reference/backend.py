@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from localkv.kernels.activation import activate
 from localkv.kernels.backend import Backend
-from localkv.kernels.compose import Primitives, compose
+from localkv.kernels.compose import compose
 from localkv.kernels.method import Method, Methods
-from localkv.kernels.reference.activation import gated
+from localkv.kernels.primitives import Primitives
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.linear import linear, moe_mlp
@@ -37,7 +38,7 @@ def reference_backend(dtype: torch.dtype = torch.float32) -> Backend:
         store_kv=store_kv,
         attention=attention_reference,
         rotate=hadamard_transform,
-        gated=gated,
+        activate=activate,
         moe_mlp=moe_mlp,
     )
     return compose("reference", primitives, arrays=TorchArrays("cpu", dtype), methods=METHODS)

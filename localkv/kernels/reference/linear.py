@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from localkv.arch.spec import MoeSpec
+from localkv.arch.ffn_spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels import linear as by_tile
 from localkv.kernels import moe
+from localkv.kernels.activation import activate
 from localkv.kernels.layer_weights import Linear, MoeWeights
-from localkv.kernels.reference.activation import gated
 from localkv.kernels.reference.torch_codec import decoded
 
 
@@ -27,7 +27,7 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
     return y if layer.bias is None else y.add_(layer.bias)
 
 
-def moe_mlp(x: Tensor, layer: MoeWeights, spec: MoeSpec) -> Tensor:
+def moe_mlp(x: Tensor, layer: MoeWeights, spec: MoeSpec, routed: Tensor | None = None) -> Tensor:
     """As `kernels.moe.moe_mlp`."""
-    y: Tensor = moe.moe_mlp(x, layer, spec, matmul=matmul, linear=linear, gated=gated)
+    y: Tensor = moe.moe_mlp(x, layer, spec, routed, matmul=matmul, linear=linear, activate=activate)
     return y

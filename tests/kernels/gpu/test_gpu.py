@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from localkv.arch.spec import AttentionParams
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.kv_cache import Segment
 from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig

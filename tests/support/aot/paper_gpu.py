@@ -33,7 +33,8 @@ from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.products import tile_sizes
 from localkv.kernels.gpu.triton_backend import triton_backend
 from localkv.loader.shapes import output_type
-from localkv.loader.weights import TensorReader, model_weights
+from localkv.loader.tensor_reader import TensorReader
+from localkv.loader.weights import model_weights
 from localkv.model import Transformer
 
 META = torch.device("meta")

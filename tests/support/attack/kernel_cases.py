@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localkv.arch.spec import Activation, AttentionParams
+from localkv.arch.ffn_spec import Activation, MlpSpec
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.kv_cache import Batch, KVCache, LayerCache, Segment, SegmentBatch
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.activation import activate
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
@@ -34,7 +36,6 @@ from localkv.kernels.cpu.runtime import chain as chains
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, stored_rows
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.reference.activation import gated
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.norm import norm
@@ -46,9 +47,9 @@ from localkv.simd.cpu_features import HAS_VNNI
 from localkv.system.threads import use_threads
 from support.cpu_ops import (
     TensorProducts,
+    activate_cpu,
     apply_rope_cpu,
     cpu_attention,
-    gated_cpu,
     norm_cpu,
     rotate_cpu,
     store_kv_cpu,
@@ -365,9 +366,10 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
         say(f"{kind} {n_tokens} x {n}, threads {n_threads}")
         activation: Activation = "silu" if kind == "swiglu" else "gelu"
         gate, up = (memory.tensor(9 * torch.randn(n_tokens * n), "x") for _ in range(2))
-        want = gated(gate.double(), up.double(), activation)
+        mlp = MlpSpec(n, activation)
+        want = activate(gate.double(), up.double(), mlp)
         both = gate.view(n_tokens, n), up.view(n_tokens, n)
-        close(gated_cpu(*both, activation).flatten(), want)
+        close(activate_cpu(*both, mlp).flatten(), want)
         if n_tokens * n % 16 == 0:
             job = [0, n_tokens * n, Memory(gate, gate.nbytes), Memory(up, up.nbytes)]
             chain.add(workers[kind], job, n_threads)

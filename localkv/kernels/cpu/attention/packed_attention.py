@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import AttentionParams
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.arch.spec import AttentionParams
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
 from localkv.formats.base import QuantFormat
 from localkv.kernels.gpu.attention.config import (

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.arch.spec import MoeSpec
+from localkv.arch.ffn_spec import MoeSpec
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_experts
 from localkv.kernels.gpu.moe.kernels import (
@@ -138,6 +138,7 @@ def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeSpec, residual: Tensor | None 
     pairs = expert_products(x, experts, weights, layer)
     shared = None
     if layer.shared is not None:
+        assert layer.shared.ffn_gate is not None
         hidden = gate_up(x, layer.shared.ffn_gate, layer.shared.ffn_up)
         shared = linear(hidden, layer.shared.ffn_down)
     n_tokens, n = x.shape

@@ -14,8 +14,9 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.arch.spec import Activation
+from localkv.arch.ffn_spec import Activation
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.activation import activated
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_products
@@ -25,7 +26,6 @@ from localkv.kernels.gpu.products.kernels import gate_up_kernel, gelu, linear_ke
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
 from localkv.kernels.layer_weights import Linear, Norm
-from localkv.kernels.reference.activation import gated
 
 
 def planes_of(weight: PackedTensor) -> PlaneTensor:
@@ -197,4 +197,5 @@ def gate_up(
     if sizes.n_splits == 1:
         return out
     gate_sum, up_sum = out.sum(0).unbind(0)
-    return gated(gate_sum, up_sum, activation)
+    hidden: Tensor = activated(gate_sum, activation) * up_sum
+    return hidden

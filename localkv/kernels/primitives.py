@@ -1,0 +1,44 @@
+"""The pieces that `compose` builds a backend from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from localkv.arch.ffn_spec import MlpSpec, MoeSpec
+from localkv.cache.arrays import Array
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.attention import Rotate, SegmentAttention
+from localkv.kernels.backend import as_in_file
+from localkv.kernels.layer_weights import Linear, MoeWeights, Norm
+from localkv.kernels.linear import Decode
+from localkv.kernels.rope import RopeTable
+from localkv.kernels.store_kv import StoreKV
+
+
+@dataclass(frozen=True)
+class Primitives:
+    """Operations of one kind of array.
+
+    Attributes:
+        decode: a packed matrix -> its values.
+        norm: of rows, along the last axis.
+        linear: (x [tokens, n_in], matrix and bias) -> [tokens, n_out].
+        apply_rope: (rows [tokens, heads, channels], rotations) -> rotated rows.
+        store_kv, attention, rotate: see their types.
+        activate: as `activation.activate`.
+        moe_mlp: (x, weights, spec, what the router reads if not x) -> the experts' output
+            [tokens, n_embd].
+        prepare: see `Backend`.
+    """
+
+    decode: Decode
+    norm: Callable[[Array, Norm], Array]
+    linear: Callable[[Array, Linear], Array]
+    apply_rope: Callable[[Array, RopeTable], Array]
+    store_kv: StoreKV
+    attention: SegmentAttention
+    rotate: Rotate
+    activate: Callable[[Array, Array | None, MlpSpec], Array]
+    moe_mlp: Callable[[Array, MoeWeights, MoeSpec, Array | None], Array]
+    prepare: Callable[[PackedTensor], PackedTensor] = as_in_file

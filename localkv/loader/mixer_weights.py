@@ -1,0 +1,63 @@
+"""The tensors of a layer's mixer."""
+
+from __future__ import annotations
+
+from localkv.arch.mixer_spec import AttentionSpec, Mixer
+from localkv.kernels.layer_weights import AttentionWeights, Linear, MixerWeights
+from localkv.loader.tensor_reader import TensorReader
+
+
+def mixer_weights(read: TensorReader, spec: Mixer, n_embd: int, at: str) -> MixerWeights:
+    """Those of the layer whose tensors' names begin with `at`.
+
+    Raises:
+        ModelFileError: one is missing, or of the wrong shape or type.
+    """
+    match spec:
+        case AttentionSpec():
+            return _attention(read, spec, n_embd, at)
+    raise NotImplementedError(spec)
+
+
+def _attention(read: TensorReader, spec: AttentionSpec, n_embd: int, at: str) -> AttentionWeights:
+    attn_q, attn_k, attn_v = _qkv(read, spec, n_embd, at)
+    q_norm, k_norm, v_norm, sinks = spec.q_norm, spec.k_norm, spec.v_norm, spec.sinks
+    n_kv_heads, stores = spec.n_kv_heads, spec.kv_from is None
+    return AttentionWeights(
+        attn_q=attn_q,
+        attn_k=attn_k,
+        attn_v=attn_v,
+        output=read.linear(f"{at}attn_output", n_embd, spec.width),
+        attn_q_norm=read.head_norm(q_norm, spec.n_heads, spec.key_dim, at) if q_norm else None,
+        attn_k_norm=read.head_norm(k_norm, n_kv_heads, spec.key_dim, at)
+        if k_norm and stores
+        else None,
+        v_norm=read.head_norm(v_norm, n_kv_heads, spec.value_dim, at)
+        if v_norm and stores
+        else None,
+        sinks=None if sinks is None else read.vector(f"{at}{sinks}.weight", spec.n_heads),
+    )
+
+
+def _qkv(
+    read: TensorReader, spec: AttentionSpec, n_embd: int, at: str
+) -> tuple[Linear, Linear | None, Linear | None]:
+    """Projections of q, K and V, from one tensor or from several."""
+    n_q = spec.n_heads * spec.key_dim * (2 if spec.gated else 1)
+    n_k, n_v = spec.n_kv_heads * spec.key_dim, spec.n_kv_heads * spec.value_dim
+    bias = spec.qkv_bias
+    if spec.kv_from is None and read.has(f"{at}attn_qkv.weight"):
+        attn_q, attn_k, attn_v = read.fused_linear(
+            f"{at}attn_qkv", (n_q, n_k, n_v), n_embd, bias_required=bias
+        )
+        return attn_q, attn_k, attn_v
+
+    def linear(name: str, n_out: int) -> Linear:
+        return read.linear(f"{at}{name}", n_out, n_embd, bias_required=bias)
+
+    stores = spec.kv_from is None
+    return (
+        linear("attn_q", n_q),
+        linear("attn_k", n_k) if stores else None,
+        linear("attn_v", n_v) if stores and not spec.value_from_key else None,
+    )

@@ -1,0 +1,172 @@
+"""A model's tensors by name, checked for their shapes and prepared for a backend.
+
+Matrices are views of the mapped file until the backend has prepared them. Norms and biases, which
+are small, become float32.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.arch.norm_spec import NormSpec
+from localkv.cache.arrays import Array
+from localkv.errors import ModelFileError, byte_size
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.backend import Backend
+from localkv.kernels.device_memory import naming_what_fails
+from localkv.kernels.layer_weights import Linear, Norm
+from localkv.loader.gguf_file import GGUFFile
+
+
+class TensorSource(Protocol):
+    """Where the tensors of a model come from."""
+
+    def has(self, name: str) -> bool: ...
+
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
+        """A tensor of this shape, or a ModelFileError."""
+        ...
+
+    def release(self, name: str) -> None:
+        """The tensor's bytes are not needed any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileTensors:
+    """The tensors of a file, as views of its mapping."""
+
+    gguf: GGUFFile
+
+    def has(self, name: str) -> bool:
+        return name in self.gguf.tensors
+
+    def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
+        info = self.gguf.tensors.get(name)
+        if info is None:
+            raise ModelFileError(f"missing tensor {name!r} in {self.gguf.path.name}")
+        if info.shape != shape:
+            raise ModelFileError(
+                f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}"
+            )
+        return PackedTensor(info.format, self.gguf.data(name), info.shape)
+
+    def release(self, name: str) -> None:
+        self.gguf.release(name)
+
+
+@dataclass
+class TensorReader:
+    """Hands out a model's tensors by name and remembers which were taken.
+
+    Attributes:
+        source: the file, or what takes its place.
+        backend: prepares matrices; norms and biases are of the type of its activations.
+        halve_activations: what meets an F16 weight is rounded to f16, as ggml does. That is less
+            exact, but where experts are routed by the largest of nearly equal numbers, ggml's
+            rounding decides which, and without it a token's logits are another expert's.
+        taken: names of the tensors handed out.
+    """
+
+    source: TensorSource
+    backend: Backend
+    halve_activations: bool = False
+    taken: set[str] = field(default_factory=set)
+
+    def has(self, name: str) -> bool:
+        return self.source.has(name)
+
+    def packed(self, name: str, *shape: int) -> PackedTensor:
+        """A matrix, or a stack of them, as it is in the file."""
+        packed = self.source.packed(name, shape)
+        self.taken.add(name)
+        halves = self.halve_activations and packed.format.name == "f16"
+        return replace(packed, halves_activations=halves)
+
+    def matrix(self, name: str, *shape: int) -> PackedTensor:
+        """A matrix, or a stack of them, as the backend's products want it."""
+        return self._prepared(name, self._prepare(name, self.packed(name, *shape)))
+
+    def embedding(self, name: str, n_vocab: int, n_embd: int) -> PackedTensor:
+        """The matrix of embeddings, as the backend wants it."""
+        packed = self.packed(name, n_vocab, n_embd)
+        with self._room(name, packed):
+            return self._prepared(name, self.backend.prepare_embedding(packed))
+
+    def _prepare(self, name: str, packed: PackedTensor) -> PackedTensor:
+        with self._room(name, packed):
+            return self.backend.prepare(packed)
+
+    def _room(self, name: str, packed: PackedTensor) -> AbstractContextManager[None]:
+        return naming_what_fails(
+            f"the weights' {name} of {byte_size(packed.n_bytes)}",
+            self.backend.memory,
+            lambda room: (
+                f"weights, K, V and scratch of {byte_size(room.free + room.taken)} in all would "
+                "fit: use a smaller model or quantisation, or --device cpu"
+            ),
+        )
+
+    def _prepared(self, name: str, weight: PackedTensor) -> PackedTensor:
+        if not weight.reads_rows:
+            self.source.release(name)
+        return weight
+
+    def values(self, name: str, size: int) -> NDArray[np.float32]:
+        """Those of a vector, on the host."""
+        return self.packed(name, size).decode()
+
+    def vector(self, name: str, size: int) -> Array:
+        """A norm's or a bias' values, in the backend's type of activations."""
+        arrays = self.backend.arrays
+        return arrays.floating(arrays.from_numpy(self.values(name, size)))
+
+    def norm(self, spec: NormSpec, size: int, at: str = "") -> Norm:
+        """A norm of rows of `size`; `at` is its layer's prefix."""
+        if not spec.tensor:
+            ones = np.ones(size, np.float32)
+            return Norm(spec, self.backend.arrays.floating(self.backend.arrays.from_numpy(ones)))
+        weight, bias = f"{at}{spec.tensor}.weight", f"{at}{spec.tensor}.bias"
+        return Norm(
+            spec,
+            self.vector(weight, size),
+            self.vector(bias, size) if spec.kind == "layer" and self.has(bias) else None,
+        )
+
+    def head_norm(self, spec: NormSpec, n_heads: int, size: int, at: str) -> Norm:
+        """A norm of q or k, whose weight has the shape that its span says."""
+        if spec.span != "heads":
+            return self.norm(spec, n_heads * size if spec.span == "row" else size, at)
+        arrays = self.backend.arrays
+        values = self.packed(f"{at}{spec.tensor}.weight", n_heads, size).decode()
+        return Norm(spec, arrays.floating(arrays.from_numpy(values)))
+
+    def linear(self, name: str, n_out: int, n_in: int, *, bias_required: bool = False) -> Linear:
+        """`name`.weight, and `name`.bias if the file has it or the architecture must."""
+        bias = f"{name}.bias"
+        return Linear(
+            self.matrix(f"{name}.weight", n_out, n_in),
+            self.vector(bias, n_out) if bias_required or self.has(bias) else None,
+        )
+
+    def fused_linear(
+        self, name: str, n_out: tuple[int, ...], n_in: int, *, bias_required: bool = False
+    ) -> tuple[Linear, ...]:
+        """The parts, of `n_out` rows each, of one matrix in the file."""
+        weight = self.packed(f"{name}.weight", sum(n_out), n_in)
+        bias = None
+        if bias_required or self.has(f"{name}.bias"):
+            bias = self.vector(f"{name}.bias", sum(n_out))
+        parts = []
+        for a, b in pairwise(accumulate(n_out, initial=0)):
+            part = self._prepare(f"{name}.weight", weight[a:b])
+            parts.append(Linear(part, None if bias is None else bias[a:b]))
+        if not any(part.weight.reads_rows for part in parts):
+            self.source.release(f"{name}.weight")
+        return tuple(parts)
