@@ -96,6 +96,14 @@ def test_end_of_generation(llm: LLM) -> None:
     assert ignored.finish_reason == "length"
 
 
+def test_suppressed_tokens_are_never_drawn(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = llm.tokenize(llm.complete(PROMPT, max_tokens=5, temperature=0).text, add_special=False)
+    monkeypatch.setattr(llm.tokenizer, "suppressed_ids", frozenset(drawn))
+    completion = llm.complete(PROMPT, max_tokens=5, temperature=0, logprobs=0)
+    assert completion.logprobs is not None
+    assert not {one.id for one in completion.logprobs} & set(drawn)
+
+
 def test_the_end_of_the_context(llm: LLM) -> None:
     completion = llm.complete(PROMPT, ignore_eos=True)
     assert completion.usage.total_tokens == llm.cache.n_ctx

@@ -40,8 +40,9 @@ def new_stream(
     Raises:
         ContextOverflowError: the prompt is longer than the context.
     """
-    if ignore_eos:
-        bias = {**params.logit_bias, **dict.fromkeys(tokenizer.eog_ids, float("-inf"))}
+    never = tokenizer.suppressed_ids | (tokenizer.eog_ids if ignore_eos else frozenset())
+    if never:
+        bias = {**params.logit_bias, **dict.fromkeys(never, float("-inf"))}
         params = replace(params, logit_bias=bias)
     sampler = Sampler(
         params,

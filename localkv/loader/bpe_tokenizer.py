@@ -1,4 +1,7 @@
-"""Byte-level BPE: ids of a piece of plain text, through Hugging Face's `tokenizers`.
+"""BPE by a list of merges: ids of a piece of plain text, through Hugging Face's `tokenizers`.
+
+Merges are of bytes, in GPT-2's alphabet, or of characters, with SentencePiece's way to write spaces
+and bytes.
 
 It knows nothing about special tokens, which `localkv.loader.tokenizer` takes out of a text first,
 nor which expressions belong to which model (`localkv.loader.pre_tokenizers`).
@@ -6,12 +9,18 @@ nor which expressions belong to which model (`localkv.loader.pre_tokenizers`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
+from typing import TYPE_CHECKING
 
-from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
-from localkv.loader.token_types import TokenType
+from localkv.loader.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from localkv.loader.token_types import BYTE_TEXTS, SPACE, TokenType
 from localkv.loader.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer as Step
 
 _UNREACHABLE = frozenset((TokenType.CONTROL, TokenType.UNKNOWN))
 
@@ -21,39 +30,74 @@ def bpe_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
 
     A byte without a token is left out, as in llama.cpp; the vocabularies in use have all 256.
     """
-    from tokenizers import Regex, Tokenizer
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+    from tokenizers.pre_tokenizers import ByteLevel
 
     family = PRE_TOKENIZERS[vocabulary.pre]
-    types = vocabulary.types
-    ids = {text: i for text, i in vocabulary.ids.items() if types[i] not in _UNREACHABLE}
-    merges = [
-        (merge[:space], merge[space + 1 :])
-        for merge in vocabulary.merges
-        if (space := merge.find(" ", 1)) > 0
-    ]
+    ids = _reachable_ids(vocabulary)
     # Bytes without a token are left out after the merging: before, their neighbours could merge.
     n_vocab, missing = len(vocabulary.tokens), "<no token>"
-    has_all_bytes = all(character in ids for character in _byte_of_character())
+    names = BYTE_TEXTS if family.of_characters else _byte_of_character()
+    has_all_bytes = all(name in ids for name in names)
     if not has_all_bytes:
         ids[missing] = n_vocab
     unk_token = None if has_all_bytes else missing
-    try:
-        model = BPE(ids, merges, unk_token=unk_token, ignore_merges=family.ignore_merges)
-    except Exception:  # `tokenizers` refuses merges of or into unknown tokens
-        merges = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
-        model = BPE(ids, merges, unk_token=unk_token, ignore_merges=family.ignore_merges)
-    tokenizer = Tokenizer(model)
-    splits = [Split(Regex(regex), "isolated") for regex in family.regexes]
-    byte_level = ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = Sequence([*splits, byte_level])
+    steps = [] if family.of_characters else [ByteLevel(add_prefix_space=False, use_regex=False)]
+    tokenizer = _tokenizer(family, ids, vocabulary.merges, unk_token, steps)
 
     def encode(text: str) -> list[int]:
-        found = tokenizer.encode(text, add_special_tokens=False).ids
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return found if has_all_bytes else [token for token in found if token < n_vocab]
 
-    return encode
+    if not family.of_characters:
+        return encode
+    line_breaks = re.compile(r"(\n+)")
+
+    def encode_characters(text: str) -> list[int]:
+        text = text.replace(" ", SPACE)
+        if not family.newline_tokens:
+            return encode(text)
+        found: list[int] = []
+        for piece in filter(None, line_breaks.split(text)):
+            is_token = piece[0] == "\n" and piece in ids
+            found += (ids[piece],) if is_token else encode(piece)
+        return found
+
+    return encode_characters
+
+
+def _reachable_ids(vocabulary: Vocabulary) -> dict[str, int]:
+    types = vocabulary.types
+    return {text: i for text, i in vocabulary.ids.items() if types[i] not in _UNREACHABLE}
+
+
+def _tokenizer(
+    family: PreTokenizer,
+    ids: dict[str, int],
+    merges: Collection[str],
+    unk_token: str | None,
+    steps: Iterable[Step],
+) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import Sequence, Split
+
+    pairs = [
+        (merge[:space], merge[space + 1 :]) for merge in merges if (space := merge.find(" ", 1)) > 0
+    ]
+    options = {
+        "unk_token": unk_token,
+        "ignore_merges": family.ignore_merges,
+        "byte_fallback": family.of_characters,
+    }
+    try:
+        model = BPE(ids, pairs, **options)
+    except Exception:  # `tokenizers` refuses merges of or into unknown tokens
+        pairs = [(a, b) for a, b in pairs if a in ids and b in ids and a + b in ids]
+        model = BPE(ids, pairs, **options)
+    tokenizer = Tokenizer(model)
+    splits = [Split(Regex(regex), "isolated") for regex in family.regexes]
+    tokenizer.pre_tokenizer = Sequence([*splits, *steps])
+    return tokenizer
 
 
 @cache

@@ -21,11 +21,18 @@ class PreTokenizer:
             and the text between them; a match never reaches into a neighbouring piece.
         ignore_merges: a piece that is a token as a whole is that token, despite the merges.
         add_bos: whether BOS is added where the file does not say (`tokenizer.ggml.add_bos_token`).
+        of_characters: merges are of characters, with `▁` for a space, and a character without a
+            token becomes SentencePiece's tokens of its bytes; else they are of GPT-2's bytes.
+        newline_tokens: a piece of line breaks that is a token is that token, despite the merges.
+        always_bos: BOS is added whatever the file says.
     """
 
     regexes: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    of_characters: bool = False
+    newline_tokens: bool = False
+    always_bos: bool = False
 
 
 _SPACES = r"\s+(?!\S)|\s+"
@@ -42,9 +49,9 @@ def _llama3(digits: str, spaces: str = _SPACES) -> str:
     return rf"{words}|{digits}|{_SYMBOLS}[\r\n]*|\s*[\r\n]+|{spaces}"
 
 
-def _cased(digits: str, ending: str = "") -> str:
+def _cased(digits: str, ending: str = "", letters: str = r"\p{L}") -> str:
     """Words split where case changes. Only ASCII has case here, as in llama.cpp."""
-    upper, lower = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
+    upper, lower = f"[{letters}&&[^a-z]]", f"[{letters}&&[^A-Z]]"
     words = f"{_NO_WORD}?{upper}*{lower}+{ending}|{_NO_WORD}?{upper}+{lower}*{ending}"
     return rf"{words}|{digits}|{_SYMBOLS}[\r\n/]*|{_LINES_AND_SPACES}"
 
@@ -84,6 +91,28 @@ _DEEPSEEK3_WORDS = (
 _DEEPSEEK3_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _JAIS2_SPACES = (
     "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)) + r"|\s{1,2}(?!\S)|\s"
+)
+_LINES = r"[^\n]+|\n+"
+_HAN = (
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
+    "\U0002a700-\U0002ebef\U0002f800-\U0002fa1f"
+)
+_KIMI = (
+    rf"[{_HAN}]+|{_NO_WORD}?[\p{{L}}&&[^{_HAN}]]+{_CONTRACTION}?|\p{{N}}{{1,3}}"
+    rf"|{_SYMBOLS}[\r\n]*|{_LINES_AND_SPACES}"
+)
+# Digits in threes from the right; the first ones stay with the text before them, as in llama.cpp.
+_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_LETTERS_AND_MARKS = (
+    rf"{_NO_WORD}?[\p{{L}}\p{{M}}]+{_CONTRACTION}?|%s|{_SYMBOLS}[\r\n/]*|{_LINES_AND_SPACES}"
+)
+_ALIGNED = r"(?:[0-9]{3})+(?![0-9])"
+_SUPERBPE_THREES = rf"(?={_ALIGNED})[0-9]{{3}}(?:(?!{_ALIGNED})[\s\S])*"
+# The third range has Yi and Hangul, too: llama.cpp has U+8C48 for U+F900, which looks like it.
+_AFMOE_SCRIPTS = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f"
+    "\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f"
+    "\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
 )
 _YOUTU_SCRIPTS = (
     "[\uac00-\ud7a3\u3131-\u318e]+"
@@ -167,12 +196,29 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         PreTokenizer(
             (
                 _YOUTU_SCRIPTS,
-                rf"{_NO_WORD}?[\p{{L}}\p{{M}}]+{_CONTRACTION}?|\p{{N}}"
-                rf"|{_SYMBOLS}[\r\n/]*|{_LINES_AND_SPACES}",
+                _LETTERS_AND_MARKS % _ONE_DIGIT,
             ),
             ignore_merges=True,
         ),
     ),
+    ("tiny_aya cohere2moe", PreTokenizer((_THREES, _LETTERS_AND_MARKS % _THREE_DIGITS))),
+    (
+        "granite-embed-multi-97m",
+        PreTokenizer(
+            (_cased(_THREE_DIGITS, _CONTRACTION + "?", r"\p{L}\p{M}"),), ignore_merges=True
+        ),
+    ),
+    ("kimi-k2", PreTokenizer((_KIMI,))),
+    ("superbpe", PreTokenizer((r"\p{N}+", _SUPERBPE_THREES))),
+    (
+        "afmoe",
+        PreTokenizer((_THREES, _AFMOE_SCRIPTS, rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_LINES_AND_SPACES}")),
+    ),
+    (
+        "gemma4 granite-embed-multi-311m",
+        PreTokenizer((_LINES,), of_characters=True, newline_tokens=True, always_bos=True),
+    ),
+    ("sarvam-moe", PreTokenizer((_LINES,), of_characters=True)),
     (
         "bailingmoe bailingmoe2 llada-moe",
         PreTokenizer(
@@ -195,7 +241,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         "ufakzeka",
         PreTokenizer((rf"{_NO_WORD}?\p{{L}}+|\p{{N}}|{_SYMBOLS}[\r\n]*|{_LINES_AND_SPACES}",)),
     ),
-    ("laguna", PreTokenizer((r"[^\n]+|\n+", _QWEN2))),
+    ("laguna", PreTokenizer((_LINES, _QWEN2))),
     (
         "exaone-moe",
         PreTokenizer(

@@ -1,10 +1,10 @@
 """Text to token ids and back, as llama.cpp does it, from nothing but a GGUF file's metadata.
 
 A text is first searched for special tokens (`tokenizer_st_partition` in llama.cpp's
-`src/llama-vocab.cpp`); the text between them goes to the byte-level BPE or the SentencePiece
-model. Control tokens are found only on request and only where the caller allows them; no text
-merges into one, where llama.cpp lets a SentencePiece vocabulary do that. This file knows nothing
-about chat templates.
+`src/llama-vocab.cpp`); the text between them goes to the BPE or the SentencePiece model. Control
+tokens are found only on request and only where the caller allows them; no text merges into one,
+where llama.cpp lets a SentencePiece vocabulary do that. This file knows nothing about chat
+templates.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ class Tokenizer:
     """A vocabulary and how text is cut into it.
 
     Attributes:
-        kind: "spm" (SentencePiece) or "bpe" (byte-level).
+        kind: "spm" (SentencePiece) or "bpe" (with merges).
         pre: name of the pre-tokenizer family, "default" for an SPM.
         n_vocab: number of tokens.
         bos_id, eos_id: None if there is none.
         add_bos, add_eos: whether `encode` puts them around a text.
         eog_ids: tokens that end a generation.
+        suppressed_ids: tokens that are never drawn.
         warnings: one line each on points that the file leaves open, such as its pre-tokenizer.
     """
 
@@ -75,6 +76,7 @@ class Tokenizer:
         self.add_bos = vocabulary.add_bos
         self.add_eos = vocabulary.add_eos
         self.eog_ids = vocabulary.eog_ids
+        self.suppressed_ids = vocabulary.suppressed_ids
         self.warnings = vocabulary.warnings
         self._bytes_of: dict[int, bytes] = {}
 
@@ -227,7 +229,8 @@ class Tokenizer:
         text = self._vocabulary.tokens[token]
         if token_type in SPECIAL_TYPES:
             return text.encode("utf-8", errors="replace")
-        if token_type == TokenType.BYTE or (self.kind == "spm" and token_type == TokenType.NORMAL):
+        is_escaped = self.kind == "spm" or self._vocabulary.of_characters
+        if token_type == TokenType.BYTE or (is_escaped and token_type == TokenType.NORMAL):
             return spm_token_bytes(text, token_type)
         return bpe_token_bytes(text) if token_type == TokenType.NORMAL else b""
 

@@ -17,7 +17,9 @@ from localkv.loader.token_types import SPECIAL_TYPES, TokenType
 if TYPE_CHECKING:
     from localkv.loader.metadata import Metadata
 
-_KINDS = {"llama": "spm", "gpt2": "bpe"}
+_KINDS = {"llama": "spm", "gpt2": "bpe", "gemma4": "bpe"}
+_ONLY_PRE = {"gemma4": "gemma4"}
+"""Models of `tokenizer.ggml.model` whose pre-tokenizer the file need not name."""
 
 _NO_TOKEN = (-1, (1 << 32) - 1)
 """llama.cpp's `LLAMA_TOKEN_NULL`, in either type: the file says that there is none."""
@@ -32,17 +34,19 @@ class Vocabulary:
     """The tokens of one model.
 
     Attributes:
-        kind: "spm" (SentencePiece BPE; `tokenizer.ggml.model` is `llama`) or "bpe" (byte-level;
-            `gpt2`).
+        kind: "spm" (SentencePiece BPE; `tokenizer.ggml.model` is `llama`) or "bpe" (with merges,
+            mostly byte-level; `gpt2`, `gemma4`).
         pre: name of the pre-tokenizer family; "default" for an SPM, which has none.
         tokens, types, scores: text, `TokenType` and score of each id.
         ids: id of each text; the first where a text is there twice.
-        merges: "left right" of each merge of a byte-level BPE, best first.
+        of_characters: a BPE of characters, with `▁` for a space, and not of bytes.
+        merges: "left right" of each merge of a BPE, best first.
         bos_id, eos_id, unk_id: None if there is none.
         eog_ids: tokens that end a generation.
         add_bos, add_eos: whether special tokens are put around a text by default.
         add_space_prefix: SPM puts a space before a text.
         lstrip_ids, rstrip_ids: special tokens that swallow the white space before or after them.
+        suppressed_ids: tokens that are never drawn (`tokenizer.ggml.suppress_tokens`).
         warnings: one line each on points that the file leaves open.
     """
 
@@ -62,6 +66,8 @@ class Vocabulary:
     add_space_prefix: bool
     lstrip_ids: frozenset[int] = frozenset()
     rstrip_ids: frozenset[int] = frozenset()
+    suppressed_ids: frozenset[int] = frozenset()
+    of_characters: bool = False
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -96,13 +102,14 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
             )
     ids = {tokens[i]: i for i in reversed(range(n_vocab))}
     types = types[:n_vocab]
-    if kind == "spm":
+    family = PRE_TOKENIZERS[pre]
+    of_characters = kind == "bpe" and family.of_characters
+    if kind == "spm" or of_characters:
         correct_spm_types(tokens, types, ids)
     bos_id, eos_id = bos_and_eos(metadata)
     eog_ids = correct_types(metadata, tokens, types, ids, eos_id)
-    add_bos = metadata.boolean(
-        "tokenizer.ggml.add_bos_token", kind == "spm" or PRE_TOKENIZERS[pre].add_bos
-    )
+    add_bos = metadata.boolean("tokenizer.ggml.add_bos_token", kind == "spm" or family.add_bos)
+    add_bos |= kind == "bpe" and family.always_bos
     add_eos = metadata.boolean("tokenizer.ggml.add_eos_token", False)
     for wanted, name, token in ((add_bos, "BOS", bos_id), (add_eos, "EOS", eos_id)):
         if wanted and token is None:
@@ -116,7 +123,7 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         types=types,
         scores=scores,
         ids=ids,
-        merges=metadata.strings("tokenizer.ggml.merges") if kind == "bpe" else [],
+        merges=_merges(metadata, pre) if kind == "bpe" else [],
         bos_id=bos_id,
         eos_id=eos_id,
         unk_id=special_id(metadata, "unknown_token_id", 0 if kind == "spm" else None, n_vocab),
@@ -127,6 +134,8 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         and metadata.boolean("tokenizer.ggml.add_space_prefix", True),
         lstrip_ids=lstrip_ids,
         rstrip_ids=rstrip_ids,
+        suppressed_ids=_suppressed_ids(metadata, n_vocab),
+        of_characters=of_characters,
         warnings=tuple(warnings),
     )
 
@@ -151,7 +160,8 @@ def _kind(metadata: Metadata) -> str:
         raise NoTokenizerError("this file holds no tokenizer")
     if model not in _KINDS:
         raise ModelFileError(
-            f"tokenizer of kind {model!r} is not supported", hint="kinds that are: llama, gpt2"
+            f"tokenizer of kind {model!r} is not supported",
+            hint=f"kinds that are: {', '.join(_KINDS)}",
         )
     return _KINDS[model]
 
@@ -163,6 +173,7 @@ def _pre(metadata: Metadata, override_pre: str | None, warnings: list[str]) -> s
             raise UsageError(f"unknown pre-tokenizer {override_pre!r}", hint=f"known: {known}")
         return override_pre
     pre = metadata.string("tokenizer.ggml.pre", "")
+    pre = _ONLY_PRE.get(metadata.string("tokenizer.ggml.model"), pre)
     if not pre:
         warnings.append(
             "the file does not name its pre-tokenizer: 'default' may split text differently from "
@@ -175,6 +186,17 @@ def _pre(metadata: Metadata, override_pre: str | None, warnings: list[str]) -> s
             hint=f"--override-pre NAME uses another instead; known: {known}",
         )
     return pre
+
+
+def _merges(metadata: Metadata, pre: str) -> list[str]:
+    """The merges, which files of Kimi K2 may do without."""
+    key = "tokenizer.ggml.merges"
+    return metadata.strings(key, []) if pre == "kimi-k2" else metadata.strings(key)
+
+
+def _suppressed_ids(metadata: Metadata, n_vocab: int) -> frozenset[int]:
+    found = metadata.integers("tokenizer.ggml.suppress_tokens", [])
+    return frozenset(token for token in found if 0 <= token < n_vocab)
 
 
 def _strange_ids(metadata: Metadata, n_vocab: int) -> list[str]:
