@@ -55,6 +55,8 @@ class CacheConfig:
         kv_rotation: whether K and V are stored rotated (`kernels/hadamard.py`): "on", "off", or
             "auto", which rotates types that gain from it.
         kv_scales: for types that are scaled by head.
+        type_k_swa, type_v_swa: types of the layers with a window; None for those of all others.
+        swa_full: layers with a window keep all rows, not only those that later tokens see.
 
     Raises:
         UsageError: `kv_rotation` is none of these.
@@ -66,6 +68,21 @@ class CacheConfig:
     n_sequences: int = 1
     kv_rotation: str = "auto"
     kv_scales: KVScales | None = None
+    type_k_swa: str | None = None
+    type_v_swa: str | None = None
+    swa_full: bool = False
+
+    def types_of(self, *, windowed: bool) -> tuple[str, str]:
+        """Types of K and of V in layers with a window, or in those without."""
+        if not windowed:
+            return self.type_k, self.type_v
+        return self.type_k_swa or self.type_k, self.type_v_swa or self.type_v
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """All types that are asked for, K's first; each once."""
+        found = (*self.types_of(windowed=False), *self.types_of(windowed=True))
+        return tuple(dict.fromkeys(found))
 
     def __post_init__(self) -> None:
         if self.kv_rotation not in KV_ROTATIONS:

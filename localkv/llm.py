@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, ov
 import numpy as np
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import check_cache_types, group_layouts
+from localkv.cache.layout import check_cache, group_layouts, pairs_of
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.embedding import (
@@ -70,6 +70,10 @@ class LLM(TextModel):
             "hf.co/org/repo:Q8_0", fetched if it is not in the cache.
         n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it.
         cache_type_k, cache_type_v: types of K and of V in the cache, names in `KV_FORMATS`.
+        cache_type_k_swa, cache_type_v_swa: types of layers that see a window only; None for the
+            same as of the others.
+        swa_full: layers with a window keep all rows, not only those that later tokens see: that
+            takes more memory, and any prompt goes on with what it has in common with the last.
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates where
             that helps.
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or its content; types that
@@ -120,6 +124,9 @@ class LLM(TextModel):
         n_ctx: int | None = None,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
+        cache_type_k_swa: str | None = None,
+        cache_type_v_swa: str | None = None,
+        swa_full: bool = False,
         kv_rotation: str = "auto",
         kv_scales: str | os.PathLike[str] | KVScales | None = None,
         device: str = "auto",
@@ -149,17 +156,19 @@ class LLM(TextModel):
         end_cleanly_from_threads()
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
         self.config: ModelSpec = model_spec(self.gguf)
-        check_cache_types(cache_type_k, cache_type_v, self.config.groups)
-        require_scales((cache_type_k, cache_type_v), kv_scales is not None)
-        if kv_scales is not None and not isinstance(kv_scales, KVScales):
-            kv_scales = read_kv_scales(kv_scales)
-        self.cache = CacheConfig(
+        cache = CacheConfig(
             cache_type_k,
             cache_type_v,
-            n_ctx=self._context(n_ctx),
             kv_rotation=kv_rotation,
-            kv_scales=kv_scales,
+            type_k_swa=cache_type_k_swa,
+            type_v_swa=cache_type_v_swa,
+            swa_full=swa_full,
         )
+        check_cache(cache, self.config.groups)
+        require_scales(cache.types, kv_scales is not None)
+        if kv_scales is not None and not isinstance(kv_scales, KVScales):
+            kv_scales = read_kv_scales(kv_scales)
+        self.cache = replace(cache, n_ctx=self._context(n_ctx), kv_scales=kv_scales)
         group_layouts(self.cache, self.config.groups)  # refuses types that don't fit
         check_scales(self.cache, self.config)
         for group in self.config.groups:
@@ -172,7 +181,7 @@ class LLM(TextModel):
         n_threads = n_threads or default_threads()
         use_threads(n_threads)
         for risk in kv_risks(self.gguf, self.config):
-            if risk.concerns(cache_type_k, cache_type_v):
+            if any(risk.concerns(*types) for types in pairs_of(cache, self.config.groups)):
                 self.warnings.append(risk.reason)
         tensors = tuple(self.gguf.tensors.values())
         memory = ModelMemory(
@@ -205,7 +214,7 @@ class LLM(TextModel):
         self.gguf.check_unchanged()
         if unused:
             self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
-        found = model.uses(self.cache.type_k, self.cache.type_v)
+        found = model.uses(pairs_of(self.cache, self.config.groups))
         self.kernels = in_words(found)
         self.warnings += missing_kernels(found, backend.processor)
         used = tuple(info for name, info in self.gguf.tensors.items() if name not in unused)

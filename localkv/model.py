@@ -6,7 +6,7 @@ Knows nothing of files, tokens' texts or sampling. Differences between architect
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -70,10 +70,11 @@ class Transformer:
         n = 1 + max(map(kinds.index, kinds))
         return self.first_layers(min(n + 1, len(kinds)))
 
-    def uses(self, type_k: str, type_v: str) -> list[Use]:
-        """What the backend does for this model and a cache of two types, and how."""
+    def uses(self, pairs: Sequence[tuple[str, str]]) -> list[Use]:
+        """What the backend does for this model and a cache, and how; `pairs` are types of K and V
+        that its layers have."""
         weights = self.weights
-        return uses(self.backend.methods, weights.layers, weights.output, type_k, type_v)
+        return uses(self.backend.methods, weights.layers, weights.output, pairs)
 
     def forward(self, batch: Batch, cache: KVCache) -> Array:
         """Run a batch: its K and V are stored in `cache`, whose sequences keep their lengths.

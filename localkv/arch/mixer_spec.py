@@ -7,6 +7,7 @@ constant size for each sequence (`cache/recurrent_state.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.rope_spec import RopeSpec
@@ -36,6 +37,18 @@ class AttentionParams:
             raise ValueError(f"neither window, softcap nor chunk can be negative: {self}")
         if self.window and self.chunk:
             raise ValueError(f"a layer has a window or a chunk, not both: {self}")
+
+    def first_visible(self, position: Any) -> Any:
+        """The first position that the token at `position` sees, if it is not before 0; of a number
+        or an array of any kind."""
+        return first_visible(position, self.window, self.chunk)
+
+
+def first_visible(position: Any, window: int, chunk: int) -> Any:
+    """As `AttentionParams.first_visible`."""
+    if window:
+        return position - (window - 1)
+    return position // chunk * chunk if chunk else position * 0
 
 
 @dataclass(frozen=True)

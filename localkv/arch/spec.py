@@ -90,6 +90,11 @@ class CacheGroup:
     chunk: int = 0
     is_latent: bool = False
 
+    @property
+    def reach(self) -> int:
+        """Rows that a token may see, its own included; 0 for all before it."""
+        return self.window or self.chunk
+
 
 @dataclass(frozen=True)
 class ModelSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localkv.bench.grid import Grid
 from localkv.bench.source import Source
-from localkv.cache.layout import check_cache_types
+from localkv.cache.layout import check_cache
 from localkv.config import CacheConfig
 from localkv.kernels.select import select_backend
 from localkv.llm import free_memory
@@ -27,7 +27,7 @@ def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> lis
     budget = free_memory(backend)
     warnings = []
     for setting in grid.settings():
-        check_cache_types(setting.type_k, setting.type_v, source.config.groups)
+        check_cache(CacheConfig(setting.type_k, setting.type_v), source.config.groups)
         memory = ModelMemory(
             source.tensors,
             source.config,

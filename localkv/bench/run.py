@@ -116,7 +116,7 @@ class _Bench:
             self._progress("compiling kernels")
             self.engine.warm_up()
         self._progress(f"filling {depth} tokens")
-        self._evaluate(0, depth)
+        self._return_to(depth)
 
     def result(self, test: BenchTest, machine: Machine, bytes_per_second: float) -> Result:
         peak = PeakMemory(self.engine.model.backend)
@@ -163,8 +163,15 @@ class _Bench:
             seconds += self._evaluate(test.n_depth, test.n_depth + test.n_prompt)
         if test.n_gen:
             seconds += self._generate(test.n_before_gen, test.n_gen)
-        self.engine.truncate(test.n_depth)
+        self._return_to(test.n_depth)
         return seconds
+
+    def _return_to(self, depth: int) -> None:
+        """Have the cache hold the tokens up to a depth, and no more; not timed."""
+        held = self.engine.truncate(depth)
+        if held < depth:
+            self._evaluate(held, depth)
+        self.engine.checkpoint()
 
     def _evaluate(self, first: int, end: int) -> float:
         """Seconds to evaluate the tokens from `first` to `end` as a prompt is evaluated."""
@@ -193,7 +200,8 @@ class _Bench:
 
 def _machine(subject: Subject, device: str) -> Machine:
     backend = subject.model.backend
-    kernels = in_words(subject.model.uses("f16", "f16"))  # attention's words are those of all types
+    # attention's words are those of all types
+    kernels = in_words(subject.model.uses([("f16", "f16")]))
     return Machine(
         cpu=processor_name(),
         gpu=backend.hardware,

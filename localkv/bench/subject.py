@@ -26,7 +26,7 @@ class Subject:
     def missing_kernels(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
         """Operations that are slow for lack of a kernel, by pairs of cache types; one line each."""
         model = self.model
-        lines = (missing_kernels(model.uses(*pair), model.backend.processor) for pair in pairs)
+        lines = (missing_kernels(model.uses([pair]), model.backend.processor) for pair in pairs)
         return list(dict.fromkeys(chain.from_iterable(lines)))
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from localkv.cache.arrays import Array, Arrays
-from localkv.cache.layout import PAGE_TOKENS, GroupLayout, pages_for, segment_bounds
+from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, GroupLayout, segment_bounds
+from localkv.cache.pages import PagePool, Sequence
 from localkv.cache.scales import head_scales
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
@@ -69,44 +70,14 @@ def row_fields(fmt: QuantFormat, head_dim: int) -> list[tuple[int, int]]:
     return fields + [(1, plane.n_bytes) for plane in fmt.row_planes]
 
 
-class PagePool:
-    """The ids of the pages of a group's segment, shared by its layers and by all sequences."""
-
-    def __init__(self, n_pages: int) -> None:
-        self.n_pages = n_pages
-        self.free = list(reversed(range(n_pages)))
-
-    def take(self) -> int:
-        if not self.free:
-            raise LocalKVError(
-                f"the KV cache is full: all {self.n_pages} pages of {PAGE_TOKENS} tokens are taken",
-                hint="use a larger context",
-            )
-        return self.free.pop()
-
-    def give_back(self, pages: Seq[int]) -> None:
-        self.free.extend(reversed(pages))
-
-
-@dataclass
-class Sequence:
-    """The rows of one sequence: `length` tokens, in the pages `pages[pool]`."""
-
-    n_pools: int
-    length: int = 0
-    pages: list[list[int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pages = [[] for _ in range(self.n_pools)]
-
-
 @dataclass(frozen=True)
 class SegmentBatch:
     """Where the tokens of a batch and their history are, in one segment.
 
     Attributes:
         page_table: int64 [n_sequences, most pages]; row i lists the pages of sequence i, in order
-            of position; entries after its last page are 0.
+            of position; entries after its last page are 0, and those of pages that were given back,
+            as no token of the batch sees their rows.
         lengths: rows of each sequence that are valid once the batch's own rows are stored.
         length_table: the same, int32 [n_sequences], where the pages are.
         first_position: position of row 0 of the segment.
@@ -155,6 +126,8 @@ class KVCache:
         layouts: the model's groups of layers, and how their rows are stored: in segments of the
             same positions.
         n_ctx: tokens that one sequence can hold.
+        n_batch: most tokens of a sequence in a batch, on which it depends how many rows layers
+            with a window have to keep; None for no limit, so that they keep all.
         n_sequences: sequences that fit at the same time.
         arrays: where the pages live.
         kv_scales: for types that are scaled by head; without it their scales are 1. Their bytes
@@ -172,16 +145,21 @@ class KVCache:
         *,
         n_ctx: int,
         arrays: Arrays,
+        n_batch: int | None = None,
         n_sequences: int = 1,
         kv_scales: KVScales | None = None,
     ) -> None:
         self.layouts = tuple(layouts)
         self.bounds = segment_bounds(layouts[0].segments, n_ctx)
         self.n_ctx = n_ctx
+        self.n_batch = n_ctx if n_batch is None else n_batch
         self.arrays = arrays
-        self.pools = [
-            PagePool(pages_for(end - at) * n_sequences) for _ in layouts for at, end in self.bounds
-        ]
+        self._has_windows = any(layout.reach for layout in layouts)
+        self.pools = list[PagePool]()
+        for layout in layouts:
+            most = layout.most_pages(n_ctx, n_batch)
+            for bounds in self.bounds:
+                self.pools.append(PagePool(len(self.pools), layout, bounds, most, n_sequences))
         self._sequences = list[weakref.ref[Sequence]]()
         layers = dict[int, LayerCache]()
         for i, layout in enumerate(self.layouts):
@@ -225,10 +203,6 @@ class KVCache:
         )
         return LayerCache(tuple(segments), first_pool)
 
-    def _pool_bounds(self) -> list[tuple[int, int]]:
-        """(first, end) position of what each pool's pages hold."""
-        return self.bounds * len(self.layouts)
-
     def n_bytes(self, side: Literal["k", "v"]) -> int:
         """Bytes allocated for K or for V."""
         return sum(
@@ -247,36 +221,72 @@ class KVCache:
 
     def drop(self, sequence: Sequence) -> None:
         """Forget all tokens, whatever state an exception between two instructions has left."""
-        sequence.length = 0
-        sequence.pages = [[] for _ in self.pools]
+        sequence.clear()
         known = [other for ref in self._sequences if (other := ref()) is not None]
         for i, pool in enumerate(self.pools):
-            taken = {page for other in known for page in other.pages[i]}
+            taken = {page for other in known for page in other.held(i)}
             pool.free = [page for page in reversed(range(pool.n_pages)) if page not in taken]
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
-        """Forget all tokens from position `length` on, and give their pages back."""
-        sequence.length = min(sequence.length, length)
-        for pages, pool, (first, end) in zip(
-            sequence.pages, self.pools, self._pool_bounds(), strict=True
-        ):
-            keep = pages_for(max(0, min(length, end) - first))
-            pool.give_back(pages[keep:])
-            del pages[keep:]
+    def checkpoint(self, sequence: Sequence) -> None:
+        """Expect the sequence to be cut back to where it is now: keep what that takes.
 
-    def reserve(self, sequence: Sequence, length: int) -> None:
-        """Take the pages that a sequence of `length` tokens needs.
+        It is a wish: without room for it, it is not heeded. A sequence has one at a time.
+        """
+        sequence.checkpoint = sequence.length
+
+    def cut_back(self, sequence: Sequence, length: int) -> int:
+        """Forget all tokens from position `length` on, and as many before it as it takes until all
+        rows are there that the next token sees. Their pages are given back.
+
+        Returns:
+            the sequence's length now: at most `length`, and 0 if too much was given back.
+        """
+        length = self._reachable(sequence, min(length, sequence.length))
+        sequence.length = length
+        sequence.checkpoint = min(sequence.checkpoint, length)
+        for pool in self.pools:
+            pool.cut(sequence, length)
+        return length
+
+    def _reachable(self, sequence: Sequence, length: int) -> int:
+        """The largest length up to `length` that it can be cut back to."""
+        while True:
+            gaps = (pool.gap(sequence, length) for pool in self.pools)
+            first = min((gap for gap in gaps if gap is not None), default=None)
+            if first is None:
+                return length
+            length = first
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget all tokens from position `length` on, and give their pages back.
 
         Raises:
-            LocalKVError: a sequence would grow beyond the context, or no page is free.
+            ValueError: rows that the next token would see are no longer there (`cut_back`).
         """
+        length = min(length, sequence.length)
+        if self._reachable(sequence, length) < length:
+            raise ValueError(f"the rows before position {length} are gone")
+        self.cut_back(sequence, length)
+
+    def reserve(self, sequence: Sequence, length: int, position: int | None = None) -> None:
+        """Take the pages that a sequence of `length` tokens needs, and give back others that it
+        needs no more, if there is no room for both.
+
+        Args:
+            position: of the first token that is still to be evaluated; None for the one after the
+                sequence's.
+
+        Raises:
+            LocalKVError: a sequence would grow beyond the context, or by more than a batch, or no
+                page is free.
+        """
+        position = sequence.length if position is None else position
         if length > self.n_ctx:
             raise LocalKVError(f"{length} tokens do not fit the context of {self.n_ctx}")
-        for pages, pool, (first, end) in zip(
-            sequence.pages, self.pools, self._pool_bounds(), strict=True
-        ):
-            while len(pages) < pages_for(max(0, min(length, end) - first)):
-                pages.append(pool.take())
+        if self._has_windows and (n_new := length - position) > max(self.n_batch, DECODED_AT_ONCE):
+            raise LocalKVError(f"{n_new} tokens do not fit a batch of {self.n_batch}")
+        for pool in self.pools:
+            pool.reserve(sequence, length, position)
 
     def batch(
         self,

@@ -3,6 +3,9 @@
 A *group* is the layers whose rows are alike, and see as far back (`CacheGroup`); a *page* holds
 `PAGE_TOKENS` rows of every layer of a group; a *segment* is a range of token positions that is
 stored in one pair of types. `KVCache` allocates by this, and the memory plan counts by it.
+
+Of a group with a window a sequence keeps only so many pages (`GroupLayout.most_pages`), however
+long the context: the others are given back once no later token sees them (`cache/pages.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from localkv.arch.mixer_spec import first_visible
 from localkv.arch.spec import CacheGroup
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
@@ -18,13 +22,25 @@ from localkv.formats import KV_FORMATS
 PAGE_TOKENS = 256
 """Tokens of a page; attention tiles divide it."""
 
+DECODED_AT_ONCE = 2
+"""Rows that decoding stores before the reader of its tokens has counted the first of them."""
+
 V_ROTATION = 64
 """Channels of V that are rotated together (llama.cpp's choice: smaller seemed better for V)."""
+
+
+LEAST_SHARE_OF_CONTEXT = 4
+"""A window is kept twice, for a checkpoint, where it is at most one part of so many."""
 
 
 def pages_for(n_tokens: int) -> int:
     """Pages that hold `n_tokens` rows."""
     return -(-n_tokens // PAGE_TOKENS)
+
+
+def pages_across(n_tokens: int) -> int:
+    """Pages that `n_tokens` consecutive rows lie in at most, wherever they begin."""
+    return (n_tokens + PAGE_TOKENS - 2) // PAGE_TOKENS + 1
 
 
 @dataclass(frozen=True)
@@ -43,10 +59,48 @@ class SegmentSpec:
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """How the rows of a group of layers are stored."""
+    """How the rows of a group of layers are stored, and which of them are kept.
+
+    Attributes:
+        keeps_all: rows stay when they have left the window, too.
+    """
 
     group: CacheGroup
     segments: tuple[SegmentSpec, ...]
+    keeps_all: bool = False
+
+    @property
+    def reach(self) -> int:
+        """Rows that a token may need, its own included; 0 for all."""
+        return 0 if self.keeps_all else self.group.reach
+
+    def first_needed(self, position: int) -> int:
+        """The first position whose rows the token at `position`, or a later one, needs."""
+        if not self.reach:
+            return 0
+        first: int = first_visible(position, self.group.window, self.group.chunk)
+        return max(0, first)
+
+    def most_pages(self, n_ctx: int, n_batch: int | None = None) -> int:
+        """Pages that one sequence holds at most, of all its segments together.
+
+        Args:
+            n_batch: most tokens of a batch; None for no limit.
+
+        A prompt's batch needs its own rows and the window before its first token. While tokens are
+        generated, the room of a batch is free for what the end of the prompt saw, and a page more:
+        with it a conversation can be cut back to there (`KVCache.cut_back`), however long the
+        answer has grown. Where the window is so wide that this would cost more, most of the
+        context that is, it gets no room of its own.
+        """
+        if not self.reach or n_batch is None:
+            return pages_for(n_ctx)
+        before = self.reach - 1
+        most = pages_across(before + min(n_ctx, max(n_batch, DECODED_AT_ONCE)))
+        if LEAST_SHARE_OF_CONTEXT * self.reach <= n_ctx:
+            decoding = pages_across(before + DECODED_AT_ONCE)
+            most = max(most, decoding + pages_across(before + PAGE_TOKENS))
+        return min(pages_for(n_ctx), most)
 
 
 def uniform_layouts(
@@ -63,7 +117,10 @@ def group_layouts(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[Gro
     Raises:
         UsageError: `kv_rotation` is "on" and rows of a group can't be rotated.
     """
-    return tuple(GroupLayout(group, cache_segments(cache, group)) for group in groups)
+    return tuple(
+        GroupLayout(group, cache_segments(cache, group), keeps_all=cache.swa_full)
+        for group in groups
+    )
 
 
 def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, ...]:
@@ -90,25 +147,54 @@ def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, 
         return cache.kv_rotation == "on"
 
     k, v = group.key_dim, group.value_dim
+    type_k, type_v = cache.types_of(windowed=group.reach > 0)
     return (
         SegmentSpec(
-            cache.type_k,
-            cache.type_v,
-            rotation_k=k & -k if rotated(cache.type_k, k) else 0,
-            rotation_v=V_ROTATION if rotated(cache.type_v, v) else 0,
+            type_k,
+            type_v,
+            rotation_k=k & -k if rotated(type_k, k) else 0,
+            rotation_v=V_ROTATION if rotated(type_v, v) else 0,
         ),
     )
 
 
-def check_cache_types(type_k: str, type_v: str, groups: Iterable[CacheGroup]) -> None:
-    """Refuse cache types that do not exist or can't hold a head's row.
+def pairs_of(cache: CacheConfig, groups: Iterable[CacheGroup]) -> list[tuple[str, str]]:
+    """The types of K and of V that groups of layers have, each pair once."""
+    return list(dict.fromkeys(cache.types_of(windowed=group.reach > 0) for group in groups))
+
+
+def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
+    """Refuse cache types that do not exist or can't hold a head's row, and settings of windows for
+    a model without any.
 
     Raises:
         UsageError: names the types that work.
     """
     for group in groups:
+        type_k, type_v = cache.types_of(windowed=group.reach > 0)
         _check_cache_type("K", type_k, group.key_dim)
         _check_cache_type("V", type_v, group.value_dim)
+    check_windows(cache, groups)
+
+
+def check_windows(cache: CacheConfig, groups: Iterable[CacheGroup]) -> None:
+    """Refuse settings of windows for a model whose layers have none.
+
+    Raises:
+        UsageError: names the setting.
+    """
+    if any(group.reach for group in groups):
+        return
+    for flag, value in (
+        ("-ctk-swa", cache.type_k_swa),
+        ("-ctv-swa", cache.type_v_swa),
+        ("--swa-full", cache.swa_full),
+    ):
+        if value:
+            raise UsageError(
+                f"{flag} is about layers with a window, and this model has none",
+                hint="leave it out: all of its layers see the whole context",
+            )
 
 
 def _check_cache_type(side: str, name: str, head_dim: int) -> None:
@@ -132,16 +218,27 @@ def segment_bounds(specs: Sequence[SegmentSpec], n_ctx: int) -> list[tuple[int, 
     return [(first, max(first, end)) for first, end in zip(firsts, ends, strict=True)]
 
 
+def group_bytes(
+    layout: GroupLayout, *, n_ctx: int, n_batch: int | None = None, n_sequences: int = 1
+) -> tuple[int, int]:
+    """Bytes that `KVCache` allocates for K and for V of one group."""
+    k = v = 0
+    group, specs = layout.group, layout.segments
+    heads = len(group.layers) * group.n_kv_heads
+    most = layout.most_pages(n_ctx, n_batch)
+    for spec, (first, end) in zip(specs, segment_bounds(specs, n_ctx), strict=True):
+        rows = min(most, pages_for(end - first)) * PAGE_TOKENS * n_sequences * heads
+        k += rows * KV_FORMATS[spec.type_k].row_bytes(group.key_dim)
+        v += rows * KV_FORMATS[spec.type_v].row_bytes(group.value_dim)
+    return k, v
+
+
 def cache_bytes(
-    layouts: Iterable[GroupLayout], *, n_ctx: int, n_sequences: int = 1
+    layouts: Iterable[GroupLayout], *, n_ctx: int, n_batch: int | None = None, n_sequences: int = 1
 ) -> tuple[int, int]:
     """Bytes that `KVCache` allocates for K and for V."""
-    k = v = 0
-    for layout in layouts:
-        group, specs = layout.group, layout.segments
-        heads = len(group.layers) * group.n_kv_heads
-        for spec, (first, end) in zip(specs, segment_bounds(specs, n_ctx), strict=True):
-            rows = pages_for(end - first) * PAGE_TOKENS * n_sequences * heads
-            k += rows * KV_FORMATS[spec.type_k].row_bytes(group.key_dim)
-            v += rows * KV_FORMATS[spec.type_v].row_bytes(group.value_dim)
-    return k, v
+    both = [
+        group_bytes(layout, n_ctx=n_ctx, n_batch=n_batch, n_sequences=n_sequences)
+        for layout in layouts
+    ]
+    return sum(k for k, _ in both), sum(v for _, v in both)

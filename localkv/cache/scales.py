@@ -66,9 +66,9 @@ def check_scales(cache: CacheConfig, config: ModelSpec) -> None:
     Raises:
         UsageError: names the difference.
     """
-    if not wants_scales((cache.type_k, cache.type_v)):
+    if not wants_scales(cache.types):
         return
-    require_scales((cache.type_k, cache.type_v), cache.kv_scales is not None)
+    require_scales(cache.types, cache.kv_scales is not None)
     assert cache.kv_scales is not None
     check_model(cache.kv_scales, config)
     for layout in group_layouts(cache, config.groups):

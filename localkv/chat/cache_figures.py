@@ -57,11 +57,19 @@ def cache_figures(
         type_v or facts.type_v,
         n_ctx=n_ctx or facts.n_ctx,
         kv_rotation=facts.kv_rotation,
+        type_k_swa=facts.type_k_swa,
+        type_v_swa=facts.type_v_swa,
+        swa_full=facts.swa_full,
     )
-    bytes_k, bytes_v = cache_bytes(group_layouts(cache, facts.groups), n_ctx=cache.n_ctx)
-    as_f16 = group_layouts(CacheConfig("f16", "f16", n_ctx=cache.n_ctx), facts.groups)
-    f16 = sum(cache_bytes(as_f16, n_ctx=cache.n_ctx))
-    return CacheFigures(cache.type_k, cache.type_v, cache.n_ctx, bytes_k, bytes_v, f16)
+    as_f16 = CacheConfig("f16", "f16", swa_full=facts.swa_full)
+    bytes_k, bytes_v, f16_k, f16_v = (
+        n_bytes
+        for config in (cache, as_f16)
+        for n_bytes in cache_bytes(
+            group_layouts(config, facts.groups), n_ctx=cache.n_ctx, n_batch=facts.n_batch
+        )
+    )
+    return CacheFigures(cache.type_k, cache.type_v, cache.n_ctx, bytes_k, bytes_v, f16_k + f16_v)
 
 
 def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:

@@ -59,7 +59,8 @@ class LoadProgress:
 class EngineFacts:
     """Facts about a loaded model and its cache. Sizes are counts; `*_bytes` are bytes.
 
-    `layers`, `kv_heads`, `key_dims`, `value_dims`: of each group of its layers (`CacheGroup`).
+    `layers`, `kv_heads`, `key_dims`, `value_dims`, `windows`: of each group of its layers
+    (`CacheGroup`). `n_batch`: most prompt tokens evaluated at a time.
     `has_think_switch`, `takes_tools`: its chat template reads `enable_thinking`, and tools.
     """
 
@@ -81,12 +82,20 @@ class EngineFacts:
     warnings: tuple[str, ...] = ()
     has_think_switch: bool = False
     takes_tools: bool = False
+    windows: tuple[int, ...] = ()
+    n_batch: int = 512
+    type_k_swa: str | None = None
+    type_v_swa: str | None = None
+    swa_full: bool = False
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
         """The groups of layers; which layers of the model they are isn't known here."""
-        sizes = zip(self.layers, self.kv_heads, self.key_dims, self.value_dims, strict=True)
-        return tuple(CacheGroup(heads, k, v, 0, tuple(range(n))) for n, heads, k, v in sizes)
+        windows = self.windows or (0,) * len(self.layers)
+        sizes = zip(
+            self.layers, self.kv_heads, self.key_dims, self.value_dims, windows, strict=True
+        )
+        return tuple(CacheGroup(heads, k, v, w, tuple(range(n))) for n, heads, k, v, w in sizes)
 
 
 @dataclass(frozen=True)

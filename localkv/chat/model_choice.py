@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from localkv.cache.layout import check_cache_types, group_layouts
+from localkv.cache.layout import check_cache, group_layouts
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.chat.engine import EngineOptions
 from localkv.config import CacheConfig
@@ -146,17 +146,21 @@ def _memory(
     """What a model and a cache take, if the model can have such a cache."""
     config = model_spec(header)
     type_k, type_v = (arguments.get(f"cache_type_{side}") or "f16" for side in "kv")
-    check_cache_types(type_k, type_v, config.groups)
     scales = arguments.get("kv_scales")
-    require_scales((type_k, type_v), scales is not None)
     n_ctx = arguments.get("n_ctx")
     cache = CacheConfig(
         type_k,
         type_v,
+        type_k_swa=arguments.get("cache_type_k_swa"),
+        type_v_swa=arguments.get("cache_type_v_swa"),
+        swa_full=arguments.get("swa_full", False),
         n_ctx=min(config.n_ctx_train, CacheConfig.n_ctx) if n_ctx is None else n_ctx,
         kv_rotation=arguments.get("kv_rotation") or "auto",
-        kv_scales=None if scales is None else read_kv_scales(scales),
     )
+    check_cache(cache, config.groups)
+    require_scales(cache.types, scales is not None)
+    if scales is not None:
+        cache = replace(cache, kv_scales=read_kv_scales(scales))
     if cache.n_ctx == 0:
         cache = replace(cache, n_ctx=config.n_ctx_train)
     group_layouts(cache, config.groups)

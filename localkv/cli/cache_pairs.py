@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localkv.cache.layout import check_cache_types
+from localkv.cache.layout import check_cache
 from localkv.cache.scales import wants_scales
 from localkv.cli.messages import did_you_mean
+from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.memory.fit import Pair
@@ -78,5 +79,5 @@ def fitting_pairs(
             pairs = [pair for pair in pairs if not wants_scales(pair)]
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
     for type_k, type_v in pairs:
-        check_cache_types(type_k, type_v, config.groups)
+        check_cache(CacheConfig(type_k, type_v), config.groups)
     return pairs

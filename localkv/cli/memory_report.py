@@ -38,5 +38,7 @@ def memory_bytes(plan: MemoryPlan) -> str:
 
 
 def memory_json(plan: MemoryPlan) -> dict[str, int]:
-    """Its part of `--json`."""
-    return {**asdict(plan), "total": plan.total}
+    """Its part of `--json`; the cache's groups are in another."""
+    sizes = asdict(plan)
+    del sizes["groups"]
+    return {**sizes, "total": plan.total}

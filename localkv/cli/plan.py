@@ -259,13 +259,14 @@ def _fitting(pairs: list[Pair], config: ModelSpec, all_pairs: bool) -> list[Pair
     Raises:
         UsageError: one does not; the hint names the types that do.
     """
-    from localkv.cache.layout import check_cache_types
+    from localkv.cache.layout import check_cache
+    from localkv.config import CacheConfig
     from localkv.memory.plan import fits_head
 
     if all_pairs:
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
     for type_k, type_v in pairs:
-        check_cache_types(type_k, type_v, config.groups)
+        check_cache(CacheConfig(type_k, type_v), config.groups)
     return pairs
 
 

@@ -14,11 +14,15 @@ from localkv.model import Transformer
 
 
 def allocated_cache(
-    model: Transformer, cache: CacheConfig, make_cache: Callable[..., KVCache] = KVCache
+    model: Transformer,
+    cache: CacheConfig,
+    n_batch: int,
+    make_cache: Callable[..., KVCache] = KVCache,
 ) -> KVCache:
     """The cache of a model for `cache.n_sequences` sequences, on its backend's device.
 
     Args:
+        n_batch: most tokens of a batch.
         make_cache: takes the arguments of `KVCache`.
 
     Raises:
@@ -27,7 +31,8 @@ def allocated_cache(
     layouts = group_layouts(cache, model.config.groups)
 
     def bytes_of(n_ctx: int) -> int:
-        return sum(cache_bytes(layouts, n_ctx=n_ctx, n_sequences=cache.n_sequences))
+        sizes = {"n_batch": n_batch, "n_sequences": cache.n_sequences}
+        return sum(cache_bytes(layouts, n_ctx=n_ctx, **sizes))
 
     def what_fits(room: Room) -> str:
         pages = range(1, pages_for(cache.n_ctx) + 1)
@@ -43,6 +48,7 @@ def allocated_cache(
             return make_cache(
                 layouts,
                 n_ctx=cache.n_ctx,
+                n_batch=n_batch,
                 n_sequences=cache.n_sequences,
                 arrays=model.backend.arrays,
                 kv_scales=cache.kv_scales,

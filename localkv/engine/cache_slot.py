@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Event
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
@@ -37,6 +37,18 @@ class Text:
 
     ids: list[int]
     n_prompt: int
+
+
+class Reuse(NamedTuple):
+    """What a text found in the slot.
+
+    Attributes:
+        n_reused: leading tokens whose rows it goes on with.
+        n_lost: further ones that were the same, but whose rows layers with a window had given back.
+    """
+
+    n_reused: int
+    n_lost: int
 
 
 class CacheSlot:
@@ -123,11 +135,17 @@ class CacheSlot:
         self.ids, self.generated, self._text = [], [], None
         self.cache.drop(self.sequence)
 
-    def truncate(self, length: int) -> None:
-        """Forget the tokens from position `length` on."""
+    def truncate(self, length: int) -> int:
+        """Forget the tokens from position `length` on, and as many before it as the cache must;
+        returns how many are left."""
         self._text = None
-        self.cache.truncate(self.sequence, length)
+        length = self.cache.cut_back(self.sequence, length)
         del self.ids[length:], self.generated[length:]
+        return length
+
+    def checkpoint(self) -> None:
+        """Expect `truncate` to come back to where the tokens end now."""
+        self.cache.checkpoint(self.sequence)
 
     def evaluate(
         self,
@@ -186,12 +204,14 @@ class CacheSlot:
         with self.scratch_of(len(ids)), model.backend.arrays.inference():
             return model.forward(batch, self.cache)
 
-    def take(self, text: Text) -> int:
-        """Make the slot a text's; returns how many of its tokens are held, fewer than all."""
+    def take(self, text: Text) -> Reuse:
+        """Make the slot a text's, with those of its tokens that are held, fewer than all."""
+        n_lost = 0
         if self._text is not text:
-            self.truncate(self._held(text))
+            n_held = self._held(text)
+            n_lost = n_held - self.truncate(n_held)
             self._text = text
-        return self.sequence.length
+        return Reuse(self.sequence.length, n_lost)
 
     def _held(self, text: Text) -> int:
         """The number of a text's leading tokens, without its last, whose rows the slot holds."""
@@ -220,6 +240,8 @@ class CacheSlot:
             most = 1 if generated and self.loop is not None else self.n_batch
             end = min(at + most, len(ids) if generated else n_prompt)
             out = self.evaluate(ids[at:end], generated=generated)
+            if end == n_prompt:
+                self.checkpoint()
         return out
 
     def following(self, text: Text, tokens: Iterator[int]) -> int:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from localkv.cache.arrays import Array, Draw, Readback, Step
-from localkv.cache.kv_cache import Batch, KVCache, SegmentBatch, Sequence
-from localkv.cache.layout import PAGE_TOKENS, pages_for
+from localkv.cache.kv_cache import Batch, KVCache, SegmentBatch
+from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, pages_for
+from localkv.cache.pages import Sequence
 from localkv.model import Transformer
 
 MANY_DRAWS = 8
@@ -120,10 +121,12 @@ class DecodeLoop:
 
     def _place(self, sequence: Sequence, position: int) -> Bucket:
         """The bucket for a token at `position`, its page tables filled."""
-        self.cache.reserve(sequence, position + 1)
+        # the reader may not have counted the row before, and stop there
+        self.cache.reserve(sequence, position + 1, max(0, position + 1 - DECODED_AT_ONCE))
         segment = max(i for i, (first, _) in enumerate(self.cache.bounds) if first <= position)
-        n_pages = pages_for(position + 1 - self.cache.bounds[segment][0])
-        width = min(self.cache.pools[segment].n_pages, 1 << (n_pages - 1).bit_length())
+        first, end = self.cache.bounds[segment]
+        n_pages = pages_for(position + 1 - first)
+        width = min(pages_for(end - first), 1 << (n_pages - 1).bit_length())
         if (segment, width) not in self._buckets:
             self._buckets[segment, width] = self._new_bucket(segment, width)
         bucket = self._buckets[segment, width]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.kv_cache import Sequence as CachedSequence
+from localkv.cache.pages import Sequence as CachedSequence
 from localkv.cache.scales import check_scales
 from localkv.config import CacheConfig
 from localkv.engine.cache_room import allocated_cache
@@ -75,7 +75,7 @@ class Engine:
         self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
         check_scales(cache, model.config)
-        self.cache = allocated_cache(model, cache, make_cache)
+        self.cache = allocated_cache(model, cache, n_batch, make_cache)
         self.slot = CacheSlot(model, self.cache, n_batch, exact=exact, check_source=check_source)
 
     @property
@@ -97,9 +97,14 @@ class Engine:
         """Forget the cached tokens."""
         self.truncate(0)
 
-    def truncate(self, length: int) -> None:
-        """Forget the cached tokens from position `length` on."""
-        self.slot.turn(lambda: self.slot.truncate(length))
+    def truncate(self, length: int) -> int:
+        """Forget the cached tokens from position `length` on; more if layers with a window lack
+        rows that the next token would see. Returns how many are left."""
+        return self.slot.turn(lambda: self.slot.truncate(length))
+
+    def checkpoint(self) -> None:
+        """Expect `truncate` to come back to where the cached tokens end now."""
+        self.slot.turn(self.slot.checkpoint)
 
     def close(self) -> None:
         """Let go of the model and the cache, whose memory is free if nobody else has them.
@@ -161,13 +166,13 @@ class Engine:
         *,
         generated: bool = False,
     ) -> Array:
-        """Run `ids`, in one batch, after the cached ones: float32 [1 or len(ids), n_vocab].
+        """Run `ids`, at most `n_batch`, after the cached ones: float32 [1 or len(ids), n_vocab].
 
         On the CPU logits depend on the tokens and on which of them were `generated`, bit for bit,
         and not on how they are batched.
 
         Raises:
-            LocalKVError: they do not fit the context, or one is not in the vocabulary.
+            LocalKVError: they do not fit the context or a batch, or one is not in the vocabulary.
         """
         self._check_ids(ids)
 

@@ -26,13 +26,15 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class GenerationStats:
     """Counts and seconds of one generation, filled in while it runs.
 
-    `n_prompt` counts the whole prompt, of which `n_reused` tokens were still in the cache.
+    `n_prompt` counts the whole prompt, of which `n_reused` tokens were still in the cache. As many
+    more as `n_lost` would have been, if layers with a window had kept all rows.
     `decode_seconds` covers the tokens after the first: the first comes with the prompt. Waiting for
     other threads is not counted; evaluating rows again because of them is.
     """
 
     n_prompt: int = 0
     n_reused: int = 0
+    n_lost: int = 0
     n_generated: int = 0
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -219,9 +221,9 @@ class Generation(Iterator[int]):
             return _checked(slot.following(text, self._tokens))
         number = len(text.ids) - text.n_prompt
         started = time.perf_counter()
-        reused = slot.take(text)
+        reuse = slot.take(text)
         if number == 0:
-            self.stats.n_reused = reused
+            self.stats.n_reused, self.stats.n_lost = reuse
             for token in text.ids:
                 self._sampler.accept(token)
         logits = slot.logits(text, self._cancel)

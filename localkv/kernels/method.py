@@ -75,10 +75,14 @@ class Use(NamedTuple):
 
 
 def uses(
-    methods: Methods, layers: Sequence[LayerWeights], output: Linear, type_k: str, type_v: str
+    methods: Methods,
+    layers: Sequence[LayerWeights],
+    output: Linear,
+    pairs: Sequence[tuple[str, str]],
 ) -> list[Use]:
-    """All that runs for a model's prepared weights and a cache of two types, each once."""
-    cache = ((type_k, "K"), (type_v, "V"))
+    """All that runs for a model's prepared weights and a cache with these pairs of types, each
+    once."""
+    cache = [(name, side) for pair in pairs for name, side in zip(pair, "KV", strict=True)]
     found = [Use(operation, "", method) for operation, method in methods.others.items()]
     found.append(Use("attention", "", methods.attention))
     found += [Use(f"tiles of {side}", "", methods.tiles(KV_FORMATS[t], side)) for t, side in cache]

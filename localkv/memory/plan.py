@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts
+from localkv.cache.layout import PAGE_TOKENS, GroupLayout, group_bytes, group_layouts
 from localkv.formats import KV_FORMATS
 from localkv.kernels.footprint import Matrix
 from localkv.memory.footprints import FOOTPRINTS
@@ -26,6 +26,41 @@ if TYPE_CHECKING:
 
 
 EMBEDDING = "token_embd.weight"
+MOST_PAGES = 1 << 22
+"""Of the longest context that is looked for: a billion tokens. If all layers have windows, any
+context fits that a page more does."""
+
+
+@dataclass(frozen=True)
+class GroupShare:
+    """The part of a cache that a group of layers has.
+
+    Attributes:
+        layers, window: the group's: how many, and how far back they see, or 0.
+        type_k, type_v: how its rows are stored.
+        n_rows: tokens whose rows a sequence has room for.
+        cache_k, cache_v: bytes for all sequences.
+    """
+
+    layers: int
+    window: int
+    type_k: str
+    type_v: str
+    n_rows: int
+    cache_k: int
+    cache_v: int
+
+    @classmethod
+    def of(cls, layout: GroupLayout, cache: CacheConfig, n_batch: int) -> GroupShare:
+        group, n_ctx = layout.group, cache.n_ctx
+        windowed = group.reach > 0
+        return cls(
+            len(group.layers),
+            group.reach,
+            *cache.types_of(windowed=windowed),
+            min(n_ctx, layout.most_pages(n_ctx, n_batch) * PAGE_TOKENS),
+            *group_bytes(layout, n_ctx=n_ctx, n_batch=n_batch, n_sequences=cache.n_sequences),
+        )
 
 
 @dataclass(frozen=True)
@@ -39,6 +74,7 @@ class MemoryPlan:
             of another type than float32.
         cache_k, cache_v: the bytes that `KVCache` allocates for K and for V.
         scratch: upper bound of the memory of a batch besides (`scratch_bytes`).
+        groups: what each group of layers has of the cache.
     """
 
     weights_mapped: int
@@ -46,6 +82,7 @@ class MemoryPlan:
     cache_k: int
     cache_v: int
     scratch: int
+    groups: tuple[GroupShare, ...] = ()
 
     @property
     def weights(self) -> int:
@@ -105,7 +142,7 @@ class ModelMemory:
         """
         config = self.config
         layouts = group_layouts(cache, config.groups)
-        k, v = cache_bytes(layouts, n_ctx=cache.n_ctx, n_sequences=cache.n_sequences)
+        groups = tuple(GroupShare.of(layout, cache, self.n_batch) for layout in layouts)
         scratch = scratch_bytes(
             config,
             n_ctx=cache.n_ctx,
@@ -114,7 +151,8 @@ class ModelMemory:
             footprint=FOOTPRINTS[self.backend],
             matrices=self._matrices,
         )
-        return MemoryPlan(*self.weights, k, v, scratch)
+        k, v = (sum(getattr(group, side) for group in groups) for side in ("cache_k", "cache_v"))
+        return MemoryPlan(*self.weights, k, v, scratch, groups)
 
     def longest_context(
         self, cache: CacheConfig, n_bytes: int, *, only_resident: bool = False
@@ -130,8 +168,9 @@ class ModelMemory:
             plan = self.plan(replace(cache, n_ctx=n_pages * PAGE_TOKENS))
             return (plan.resident if only_resident else plan.total) > n_bytes
 
-        page = self.plan(replace(cache, n_ctx=PAGE_TOKENS))
-        most = max(0, n_bytes) // (page.cache_k + page.cache_v)
+        most = 1
+        while most < MOST_PAGES and not too_long(most):
+            most *= 2
         return PAGE_TOKENS * bisect_left(range(1, most + 1), True, key=too_long)
 
 

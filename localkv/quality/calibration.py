@@ -14,7 +14,7 @@ from localkv.kernels.namespace import namespace
 from localkv.model import Transformer
 
 TYPE = "f32"
-"""The cache through which the text is run: it keeps rows unpacked."""
+"""The cache through which the text is run: it keeps rows unpacked, and all of them."""
 
 
 def calibrate(
@@ -38,7 +38,7 @@ def calibrate(
         LocalKVError: a value is infinite or not a number.
     """
     config = model.config
-    cache = CacheConfig(TYPE, TYPE, n_ctx=n_ctx, kv_rotation=kv_rotation)
+    cache = CacheConfig(TYPE, TYPE, n_ctx=n_ctx, kv_rotation=kv_rotation, swa_full=True)
     engine = Engine(model, cache, n_batch=n_batch)
     first = engine.cache.layouts[0]
     (spec,), group = first.segments, first.group

@@ -10,8 +10,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any, Literal
 
-from localkv.cache.kv_cache import Batch, KVCache, LayerCache, SegmentBatch, Sequence
+from localkv.cache.kv_cache import Batch, KVCache, LayerCache, SegmentBatch
 from localkv.cache.layout import GroupLayout, SegmentSpec
+from localkv.cache.pages import Sequence
 
 
 class ExactPrefillCache(KVCache):
@@ -25,7 +26,7 @@ class ExactPrefillCache(KVCache):
     """
 
     def __init__(self, layouts: Seq[GroupLayout], *, n_batch: int, **options: Any) -> None:
-        super().__init__(layouts, **options)
+        super().__init__(layouts, n_batch=n_batch, **options)
         plain = [replace(layout, segments=(SegmentSpec("f32", "f32"),)) for layout in layouts]
         self._own = KVCache(plain, **(options | {"n_ctx": min(n_batch, self.n_ctx)}))
         self._own_sequence = self._own.new_sequence()  # stays empty: each batch starts at row 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,8 +109,7 @@ def _logits(
         yield from map(to_numpy, engine.logit_batches(ids, first=first))
         return
     # here a batch's bounds matter, so it is as long as it is when a prompt is evaluated
-    make_cache = partial(ExactPrefillCache, n_batch=n_batch)
-    engine = Engine(model, cache, n_batch=n_batch, make_cache=make_cache)
+    engine = Engine(model, cache, n_batch=n_batch, make_cache=ExactPrefillCache)
     at = 0
     for batch in map(to_numpy, engine.logit_batches(ids)):
         if at + len(batch) > first:

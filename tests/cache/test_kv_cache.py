@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.arch.spec import CacheGroup
-from localkv.cache.kv_cache import KVCache, Sequence
+from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec, cache_bytes, uniform_layouts
+from localkv.cache.pages import Sequence
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
 from localkv.formats import KV_FORMATS

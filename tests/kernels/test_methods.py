@@ -107,7 +107,7 @@ def test_a_mixed_model_is_described_by_type() -> None:
     attention = AttentionWeights(*map(linear, ("q4_K", "q8_0", "f32", "q4_K")))
     norm = rms(torch.ones(256))
     layers = [LayerWeights(attention, mlp, norm, norm) for mlp in mlps]
-    found = uses(backend.methods, layers, linear("q6_K"), "f16", "q8_0")
+    found = uses(backend.methods, layers, linear("q6_K"), [("f16", "q8_0")])
     sides = "8-bit activations (AVX512-VNNI)" if HAS_VNNI else "float32 activations"
     as_in_file = f"; q8_0: packed as in the file, {sides}" if HAS_VNNI else ""
     assert in_words(found)["products"] == (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
+from localkv.cache.pages import PagePool
 from localkv.config import KVScales
 from localkv.kernels.backend import Backend
 from localkv.loader.weights import load_model
@@ -30,26 +32,42 @@ def new_cache(
     model: Transformer,
     *segments: SegmentSpec,
     n_ctx: int = 1024,
+    n_batch: int | None = None,
     n_sequences: int = 1,
     kv_scales: KVScales | None = None,
 ) -> KVCache:
-    """A cache full of bytes that decode to NaN, with its pages in no order."""
+    """A cache full of bytes that decode to NaN, with its pages in no order.
+
+    Pages that are given back get such bytes again.
+    """
     layouts = [GroupLayout(group, segments) for group in model.config.groups]
     cache = KVCache(
         layouts,
         arrays=model.backend.arrays,
         n_ctx=n_ctx,
+        n_batch=n_batch,
         n_sequences=n_sequences,
         kv_scales=kv_scales,
     )
-    for layer in cache.layers:
-        for segment in layer.segments:
-            for plane in (*segment.k, *segment.v):
-                plane[:] = 0xFF
     generator = np.random.default_rng(1)
     for pool in cache.pools:
+        _spoil(cache, pool, pool.free)
         generator.shuffle(pool.free)
+        pool.give_back = partial(_give_back, cache, pool)  # type: ignore[method-assign]
     return cache
+
+
+def _spoil(cache: KVCache, pool: PagePool, pages: Sequence[int]) -> None:
+    for layer in cache.layers:
+        at = pool.index - layer.pool
+        if 0 <= at < len(layer.segments):
+            for plane in (*layer.segments[at].k, *layer.segments[at].v):
+                plane[list(pages)] = 0xFF
+
+
+def _give_back(cache: KVCache, pool: PagePool, pages: Sequence[int]) -> None:
+    _spoil(cache, pool, pages)
+    PagePool.give_back(pool, pages)
 
 
 def with_params(model: Transformer, **changes: Any) -> Transformer:

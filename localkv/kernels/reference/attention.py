@@ -34,12 +34,13 @@ def ungroup(x: Tensor, tokens: int) -> Tensor:
     return grouped.movedim(2, 0).flatten(1, 2)
 
 
-def visible(positions: Tensor, window: int, first_key: int, n_keys: int, group: int) -> Tensor:
-    """Causal mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ...;
-    only the latest `window` are seen unless that is 0."""
+def visible(
+    positions: Tensor, params: AttentionParams, first_key: int, n_keys: int, group: int
+) -> Tensor:
+    """Mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ...: causal, and no
+    further back than a window or chunk."""
     keys = torch.arange(first_key, first_key + n_keys, device=positions.device)
-    age = positions[:, None] - keys
-    mask = (age >= 0) & (age < window) if window else age >= 0
+    mask: Tensor = (keys <= positions[:, None]) & (keys >= params.first_visible(positions)[:, None])
     return mask.repeat(group, 1)
 
 
@@ -53,17 +54,21 @@ def attention_reference(
     lse = torch.full_like(q[..., 0], -torch.inf)
     for i, length in enumerate(seg_batch.lengths):
         rows = slice(batch.starts[i], batch.starts[i + 1])
-        if length == 0:
+        positions = batch.positions[rows]
+        first = int(params.first_visible(positions).min()) - seg_batch.first_position
+        if first >= length or not length:
             continue
-        pages = seg_batch.page_table[i, : -(-length // PAGE_TOKENS)]
-        k = read_pages(segment.format_k, segment.k, pages, length, q.dtype)
-        v = read_pages(segment.format_v, segment.v, pages, length, q.dtype)
+        # pages before may have been given back
+        skipped = max(0, first) // PAGE_TOKENS
+        n_keys = length - skipped * PAGE_TOKENS
+        pages = seg_batch.page_table[i, skipped : -(-length // PAGE_TOKENS)]
+        k = read_pages(segment.format_k, segment.k, pages, n_keys, q.dtype)
+        v = read_pages(segment.format_v, segment.v, pages, n_keys, q.dtype)
         logits = group_queries(q[rows], n_kv_heads) @ k.mT * params.softmax_scale
         if params.softcap:
             logits = params.softcap * torch.tanh(logits / params.softcap)
-        mask = visible(
-            batch.positions[rows], params.window, seg_batch.first_position, length, group
-        )
+        first_key = seg_batch.first_position + skipped * PAGE_TOKENS
+        mask = visible(positions, params, first_key, n_keys, group)
         logits = logits.masked_fill(~mask, -torch.inf)
         tokens = rows.stop - rows.start
         weights = logits.softmax(-1).masked_fill(~mask, 0.0)  # NaN where nothing is visible

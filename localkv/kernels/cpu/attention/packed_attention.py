@@ -207,7 +207,7 @@ class PackedAttention:
     """`SegmentAttention` by compiled kernels, on float32 queries and pages in the CPU's order."""
 
     def __init__(self) -> None:
-        self.plans: dict[tuple[int, int], Plan] = {}
+        self.plans: dict[tuple[int, int, int], Plan] = {}
         self.tables: dict[int, SegmentTables] = {}
         self.forget()
 
@@ -221,13 +221,14 @@ class PackedAttention:
         self,
         seg_batch: SegmentBatch,
         batch: Batch,
-        window: int,
+        params: AttentionParams,
         group: int,
         n_kv_heads: int,
         n_pages: int,
     ) -> Plan:
-        """The plan of a batch, which is made for its first layer of that window."""
-        key = id(seg_batch), window
+        """The plan of a batch, which is made for its first layer that sees as far
+        back."""
+        key = id(seg_batch), params.window, params.chunk
         plan = self.plans.get(key)
         sizes = group, n_kv_heads, n_pages
         if (
@@ -238,7 +239,7 @@ class PackedAttention:
         ):
             if len(self.plans) >= MANY_PLANS:
                 self.plans.clear()
-            plan = make_plan(seg_batch, batch, window, *sizes)
+            plan = make_plan(seg_batch, batch, params, *sizes)
             self.plans[key] = plan
         return plan
 
@@ -265,7 +266,7 @@ class PackedAttention:
         n_tokens, n_heads, head_dim = q.shape
         tables = self.segment_tables(segment, head_dim)
         group = n_heads // tables.n_kv_heads
-        plan = self.plan(seg_batch, batch, params.window, group, tables.n_kv_heads, tables.n_pages)
+        plan = self.plan(seg_batch, batch, params, group, tables.n_kv_heads, tables.n_pages)
         if (
             q.dtype != np.float32
             or n_tokens != len(plan.visible)

@@ -47,7 +47,7 @@ LaunchKey = tuple[str, str, int, AttentionParams]
 
 @dataclass(frozen=True)
 class Plan:
-    """The pieces of work of a batch in one segment, the same for all layers of one window.
+    """The pieces of work of a batch in one segment, the same for all layers that see as far back.
 
     Attributes:
         batch: the batch's share of the segment, for which this is.
@@ -77,10 +77,10 @@ class Plan:
         return self.group, self.n_kv_heads, self.n_pages
 
 
-def visible_rows(seg_batch: SegmentBatch, batch: Batch, window: int) -> Int64s:
+def visible_rows(seg_batch: SegmentBatch, batch: Batch, params: AttentionParams) -> Int64s:
     """int64 [tokens, 2], the first row of the segment that each token sees, and the end."""
     end = batch.positions + 1 - seg_batch.first_position
-    first = end - window if window else np.zeros_like(end)
+    first = params.first_visible(batch.positions) - seg_batch.first_position
     lengths = np.repeat(seg_batch.lengths, np.diff(batch.starts))
     return np.stack((first, end), axis=1).clip(0, lengths[:, None])
 
@@ -97,7 +97,12 @@ def row_blocks(first: int, n_new: int, group: int, pages: int) -> list[Block]:
 
 
 def make_plan(
-    seg_batch: SegmentBatch, batch: Batch, window: int, group: int, n_kv_heads: int, n_pages: int
+    seg_batch: SegmentBatch,
+    batch: Batch,
+    params: AttentionParams,
+    group: int,
+    n_kv_heads: int,
+    n_pages: int,
 ) -> Plan:
     """Cut a batch into pieces, enough of them for all threads to be busy to the end.
 
@@ -107,7 +112,7 @@ def make_plan(
         BoundsError: the batch is not of such a cache.
     """
     check_batch(seg_batch, batch, n_pages)
-    visible = visible_rows(seg_batch, batch, window)
+    visible = visible_rows(seg_batch, batch, params)
     table, width = address(seg_batch.page_table), seg_batch.page_table.shape[1] * 8
     splits, blocks, n_covered = [Splits(n_kv_heads)], list[Block](), 0
     for i, length in enumerate(seg_batch.lengths):

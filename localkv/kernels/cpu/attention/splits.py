@@ -58,7 +58,10 @@ def runs(visible: Int64s, n_kv_heads: int, most: int) -> Iterator[Run]:
 
     Tokens that see nothing are left out.
     """
-    pages = [range(first // PAGE_TOKENS, pages_for(end)) for first, end in visible.tolist()]
+    pages = [
+        range(first // PAGE_TOKENS, pages_for(end)) if first < end else range(0)
+        for first, end in visible.tolist()
+    ]
     steps = [part_pages(len(seen), n_kv_heads) if seen else 0 for seen in pages]
     start = 0
     for step, same in groupby(steps):
