@@ -217,7 +217,11 @@ class LLM(TextModel):
         found = model.uses(pairs_of(self.cache, self.config.groups))
         self.kernels = in_words(found)
         self.warnings += missing_kernels(found, backend.processor)
-        used = tuple(info for name, info in self.gguf.tensors.items() if name not in unused)
+        used = tuple(
+            info
+            for name, info in self.gguf.tensors.items()
+            if name not in unused and not self.config.ignores(name)
+        )
         self._memory, self._fit = replace(memory, tensors=used), fit
         self.memory = self._memory.plan(self.cache)
         self.backend = backend

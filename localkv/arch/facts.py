@@ -13,6 +13,8 @@ from localkv.arch.rope_spec import RopeSpec
 from localkv.errors import ModelFileError
 
 ROPE_FREQS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+SCALINGS = ("none", "linear", "yarn")
 SOFTMAX_GATING = 1
 """llama.cpp's `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX`."""
 
@@ -26,6 +28,8 @@ class Keys(Protocol):
     def integers(self, key: str, default: Any = ...) -> Any: ...
     def number(self, key: str, default: Any = ...) -> Any: ...
     def boolean(self, key: str, default: Any = ...) -> Any: ...
+    def booleans(self, key: str, default: Any = ...) -> Any: ...
+    def numbers(self, key: str, default: Any = ...) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -57,24 +61,64 @@ class Facts:
     def number(self, name: str, *default: float) -> float:
         return float(self.keys.number(self.key(name), *default))
 
+    def boolean(self, name: str, *default: bool) -> bool:
+        return bool(self.keys.boolean(self.key(name), *default))
+
+    def per_layer(self, name: str, *default: int) -> tuple[int, ...]:
+        """A count of each layer; a file may give one for all.
+
+        Raises:
+            ModelFileError: the file gives them for another number of layers.
+        """
+        if not isinstance(self.keys.get(self.key(name)), list):
+            return (self.integer(name, *default),) * self.n_layers
+        return tuple(self._of_layers(name, self.keys.integers(self.key(name))))
+
+    def flags_per_layer(self, name: str) -> tuple[bool, ...]:
+        """A switch of each layer.
+
+        Raises:
+            ModelFileError: the file gives them for another number of layers, or not at all.
+        """
+        return tuple(self._of_layers(name, self.keys.booleans(self.key(name))))
+
+    def _of_layers(self, name: str, values: list[Any]) -> list[Any]:
+        n_blocks = self.n_layers + self.n_prediction_layers
+        if len(values) not in (self.n_layers, n_blocks):
+            raise ModelFileError(
+                f"key {self.key(name)!r} has {len(values)} items for {self.n_layers} layers"
+            )
+        return values[: self.n_layers]
+
     def same_in_all_layers(self, name: str, *default: int) -> int:
         """A count that some files give as one number per layer.
 
         Raises:
             ModelFileError: the layers differ.
         """
-        if not isinstance(self.keys.get(self.key(name)), list):
-            return self.integer(name, *default)
-        counts = set(self.keys.integers(self.key(name)))
+        counts = set(self.per_layer(name, *default))
         if len(counts) != 1:
             raise ModelFileError(
                 f"key {self.key(name)!r} differs between layers, which is not supported"
             )
-        return int(counts.pop())
+        return counts.pop()
+
+    @property
+    def n_prediction_layers(self) -> int:
+        """Blocks behind the layers that predict further tokens (multi-token prediction)."""
+        return self.integer("nextn_predict_layers", 0)
 
     @property
     def n_layers(self) -> int:
-        return self.integer("block_count")
+        """Layers of the model itself.
+
+        Raises:
+            ModelFileError: there is none.
+        """
+        n_blocks, n_predict = self.integer("block_count"), self.n_prediction_layers
+        if n_predict >= n_blocks:
+            raise ModelFileError(f"none of {n_blocks} blocks is a layer: {n_predict} predict")
+        return n_blocks - n_predict
 
     @property
     def n_embd(self) -> int:
@@ -90,21 +134,29 @@ class Facts:
             raise ModelFileError("missing tensor 'token_embd.weight'")
         return self.shapes["token_embd.weight"][0]
 
-    def heads(self) -> tuple[int, int, int]:
+    def heads(self, layer: int | None = None) -> tuple[int, int, int]:
         """Heads, KV heads, and channels of a head, which are as many for K as for V.
+
+        Args:
+            layer: the one that is meant where layers differ; None if they may not.
 
         Raises:
             ModelFileError: they don't divide, or K and V differ.
         """
-        n_heads = self.same_in_all_layers("attention.head_count")
-        n_kv_heads = self.same_in_all_layers("attention.head_count_kv", n_heads)
-        if n_heads % n_kv_heads:
+        query = self.per_layer("attention.head_count")
+        n_heads = self._one("attention.head_count", query, layer)
+        kv = self.per_layer("attention.head_count_kv", n_heads)
+        n_kv_heads = self._one("attention.head_count_kv", kv, layer)
+        if not n_heads or not n_kv_heads or n_heads % n_kv_heads:
             raise ModelFileError(f"{n_heads} heads can't share {n_kv_heads} KV heads evenly")
-        head_dim = self.integer("attention.key_length", max(1, self.n_embd // n_heads))
+        head_dim = self.integer("attention.key_length", max(1, self.n_embd // max(1, query[0])))
         value_dim = self.integer("attention.value_length", head_dim)
         if head_dim != value_dim:
             raise ModelFileError(f"heads of different size for K ({head_dim}) and V ({value_dim})")
         return n_heads, n_kv_heads, head_dim
+
+    def _one(self, name: str, counts: tuple[int, ...], layer: int | None) -> int:
+        return self.same_in_all_layers(name, *counts[:1]) if layer is None else counts[layer]
 
     def rms_norm(self, tensor: str) -> NormSpec:
         return NormSpec(tensor, "rms", self.number("attention.layer_norm_rms_epsilon"))
@@ -112,11 +164,19 @@ class Facts:
     def layer_norm(self, tensor: str) -> NormSpec:
         return NormSpec(tensor, "layer", self.number("attention.layer_norm_epsilon"))
 
-    def rope(self, head_dim: int, *, interleaved: bool, divisors: bool = False) -> RopeSpec:
+    def rope(
+        self,
+        head_dim: int,
+        *,
+        interleaved: bool,
+        divisors: bool = False,
+        long_divisors: bool = False,
+    ) -> RopeSpec:
         """RoPE as the keys say.
 
         Args:
             divisors: the architecture takes `rope_freqs.weight`, if the file has it.
+            long_divisors: it takes LongRoPE's two tensors, if the file has them.
 
         Raises:
             ModelFileError: a value makes no sense, or a kind of scaling is not supported.
@@ -125,10 +185,13 @@ class Facts:
         if n_dims > head_dim or n_dims % 2:
             raise ModelFileError(f"RoPE can't rotate {n_dims} channels of a head of {head_dim}")
         scaling = self.keys.string(self.key("rope.scaling.type"), default="linear")
-        if scaling not in ("none", "linear", "yarn"):
+        known = (*SCALINGS, "longrope") if long_divisors else SCALINGS
+        if scaling not in known:
             raise ModelFileError(
-                f"RoPE scaling {scaling!r} is not supported", hint="supported: none, linear, yarn"
+                f"RoPE scaling {scaling!r} is not supported", hint=f"supported: {', '.join(known)}"
             )
+        by_length = long_divisors and (scaling == "longrope" or LONG_FACTORS in self.shapes)
+        scaling = "linear" if scaling == "longrope" else scaling
         # files from 2023 give the linear factor under an older key; 0 stands for none
         old_factor = self.number("rope.scale_linear", 0.0)
         factor = 1.0
@@ -141,7 +204,8 @@ class Facts:
             n_dims=n_dims,
             theta=self.number("rope.freq_base", 10000.0),
             interleaved=interleaved,
-            divisors=ROPE_FREQS if divisors and ROPE_FREQS in self.shapes else "",
+            divisors=self._divisors(divisors, by_length),
+            long_divisors=LONG_FACTORS if by_length and ROPE_FREQS not in self.shapes else "",
             scaling="none" if scaling == "linear" and factor == 1.0 else scaling,
             factor=factor,
             original_context_length=self.integer(
@@ -152,6 +216,12 @@ class Facts:
             yarn_beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0),
             yarn_beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0),
         )
+
+    def _divisors(self, of_file: bool, by_length: bool) -> str:
+        """The tensor that divides RoPE's frequencies, in a short context at least."""
+        if of_file and ROPE_FREQS in self.shapes:
+            return ROPE_FREQS
+        return SHORT_FACTORS if by_length else ""
 
     def _rope_magnitude(self, factor: float, ext_factor: float) -> float:
         """Factor on cos and sin: what llama.cpp's context and `ggml_rope_yarn` come to together."""

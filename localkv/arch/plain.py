@@ -7,27 +7,40 @@ from collections.abc import Sequence
 from typing import Any
 
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
+from localkv.arch.ffn_spec import Activation, MlpSpec, MoeSpec
 from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.errors import ModelFileError
 
+UNKNOWN_TO_ALL = ("attention.clamp_kqv", "attention.max_alibi_bias")
+"""Keys that change attention in a way that no kernel knows, unless they are 0."""
 
-def attention(facts: Facts, *, interleaved: bool, divisors: bool = False) -> AttentionSpec:
+
+def attention(
+    facts: Facts,
+    *,
+    interleaved: bool,
+    divisors: bool = False,
+    long_divisors: bool = False,
+    layer: int | None = None,
+) -> AttentionSpec:
     """Grouped queries over the whole context, RoPE, and a scale of 1 / sqrt(channels of a head).
 
     Args:
         interleaved: see `RopeSpec`.
-        divisors: the architecture takes `rope_freqs.weight`.
+        divisors, long_divisors: see `Facts.rope`.
+        layer: the one that is meant where layers have heads of their own; None if they may not.
     """
-    n_heads, n_kv_heads, head_dim = facts.heads()
+    n_heads, n_kv_heads, head_dim = facts.heads(layer)
     return AttentionSpec(
         n_heads,
         n_kv_heads,
         head_dim,
         head_dim,
         AttentionParams(1.0 / math.sqrt(head_dim)),
-        facts.rope(head_dim, interleaved=interleaved, divisors=divisors),
+        facts.rope(
+            head_dim, interleaved=interleaved, divisors=divisors, long_divisors=long_divisors
+        ),
     )
 
 
@@ -36,15 +49,36 @@ def head_norms(facts: Facts) -> dict[str, Any]:
     return {"q_norm": facts.rms_norm("attn_q_norm"), "k_norm": facts.rms_norm("attn_k_norm")}
 
 
-def mlp(facts: Facts) -> MlpSpec:
-    """A dense SwiGLU block.
+def post_norms(facts: Facts) -> dict[str, Any]:
+    """RMSNorm after attention and after the feed-forward block, for `replace` of a layer."""
+    return {
+        "post_attn_norm": facts.rms_norm("post_attention_norm"),
+        "post_ffn_norm": facts.rms_norm("post_ffw_norm"),
+    }
+
+
+def mlp(
+    facts: Facts,
+    activation: Activation = "silu",
+    *,
+    gated: bool = True,
+    layer: int | None = None,
+) -> MlpSpec:
+    """A dense block.
+
+    Args:
+        layer: the one that is meant where layers have widths of their own; None if they may not.
 
     Raises:
-        ModelFileError: the file has experts, which its architecture hasn't.
+        ModelFileError: the file has experts, which its architecture hasn't, or no width.
     """
     if facts.integer("expert_count", 0):
         raise ModelFileError(f"architecture {facts.architecture!r} with experts is not supported")
-    return MlpSpec(facts.same_in_all_layers("feed_forward_length"))
+    name = "feed_forward_length"
+    n_ff = facts.same_in_all_layers(name) if layer is None else facts.per_layer(name)[layer]
+    if not n_ff:
+        raise ModelFileError(f"key {facts.key(name)!r} is 0")
+    return MlpSpec(n_ff, activation, gated)
 
 
 def layer(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> LayerSpec:
@@ -53,9 +87,23 @@ def layer(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> Lay
 
 
 def model(facts: Facts, layers: Sequence[LayerSpec], **changes: Any) -> ModelSpec:
-    """RMSNorm before the output; `changes` are fields of `ModelSpec`."""
+    """RMSNorm before the output; `changes` are fields of `ModelSpec`.
+
+    Raises:
+        ModelFileError: the file is of a model that attends in a way that no architecture here has.
+    """
+    for key in UNKNOWN_TO_ALL:
+        if facts.number(key, 0.0):
+            raise ModelFileError(f"key {facts.key(key)!r} is not supported, unless it is 0")
+    if not facts.boolean("attention.causal", True):
+        raise ModelFileError("a model whose tokens see those after them is not supported")
     if "output_norm" not in changes:
         changes["output_norm"] = facts.rms_norm("output_norm")
+    blocks = range(facts.n_layers, facts.n_layers + facts.n_prediction_layers)
+    changes["ignored_tensors"] = (
+        *(f"blk.{i}." for i in blocks),
+        *changes.get("ignored_tensors", ()),
+    )
     return ModelSpec(
         architecture=facts.architecture,
         name=facts.name,

@@ -109,6 +109,8 @@ class ModelSpec:
         embedding_scale: factor on the rows of the embedding.
         logit_scale: factor on the logits.
         logit_softcap: cap * tanh(logit / cap) takes their place; 0 is no cap.
+        ignored_tensors: what names of tensors begin with that the file may have and text does not
+            need, as those of blocks that predict further tokens.
     """
 
     architecture: str
@@ -121,6 +123,11 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
+    ignored_tensors: tuple[str, ...] = ()
+
+    def ignores(self, tensor: str) -> bool:
+        """Whether a tensor of the file is none that text needs."""
+        return tensor.startswith(self.ignored_tensors)
 
     @property
     def n_layers(self) -> int:

@@ -98,6 +98,14 @@ class Metadata(Mapping[str, object]):
         self._all_in_range(key, values)
         return [float(value) for value in cast("list[float]", values)]
 
+    def booleans(
+        self, key: str, default: _Default | _NoDefault = _REQUIRED
+    ) -> list[bool] | _Default:
+        """The value of `key`, an array of booleans."""
+        return cast(
+            "list[bool] | _Default", self._array(key, default, {bool}, "an array of booleans")
+        )
+
     def _scalar(self, key: str, default: object, types: tuple[type, ...], expected: str) -> object:
         value = self._value(key, default)
         if key in self and type(value) not in types:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from localkv.arch.mixer_spec import AttentionSpec, Mixer
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MixerWeights
 from localkv.loader.tensor_reader import TensorReader
@@ -47,10 +49,17 @@ def _qkv(
     n_k, n_v = spec.n_kv_heads * spec.key_dim, spec.n_kv_heads * spec.value_dim
     bias = spec.qkv_bias
     if spec.kv_from is None and read.has(f"{at}attn_qkv.weight"):
+        apart = read.has(f"{at}attn_q.bias")
         attn_q, attn_k, attn_v = read.fused_linear(
-            f"{at}attn_qkv", (n_q, n_k, n_v), n_embd, bias_required=bias
+            f"{at}attn_qkv", (n_q, n_k, n_v), n_embd, bias_required=bias and not apart
         )
-        return attn_q, attn_k, attn_v
+        if not apart:
+            return attn_q, attn_k, attn_v
+        return (
+            replace(attn_q, bias=read.vector(f"{at}attn_q.bias", n_q)),
+            replace(attn_k, bias=read.vector(f"{at}attn_k.bias", n_k)),
+            replace(attn_v, bias=read.vector(f"{at}attn_v.bias", n_v)),
+        )
 
     def linear(name: str, n_out: int) -> Linear:
         return read.linear(f"{at}{name}", n_out, n_embd, bias_required=bias)

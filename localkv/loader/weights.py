@@ -31,7 +31,7 @@ def load_model(
         on_layer: called with the layers that are loaded, of how many.
 
     Returns:
-        the model, and the names of tensors that it does not use.
+        the model, and the names of tensors that it does not know.
 
     Raises:
         ModelFileError: the file is malformed, its architecture or a type is not supported, or a
@@ -41,7 +41,7 @@ def load_model(
     config = model_spec(gguf)
     read = TensorReader(FileTensors(gguf), backend, halve_activations=config.has_experts)
     weights = model_weights(read, config, on_layer)
-    unused = [name for name in gguf.tensors if name not in read.taken]
+    unused = [name for name in gguf.tensors if name not in read.taken and not config.ignores(name)]
     return Transformer(config, weights, backend), unused
 
 
