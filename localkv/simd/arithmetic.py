@@ -45,6 +45,10 @@ mul = lanewise(lambda b, x, y: b.fmul(x, y), [_F, _F], _F)
 div = lanewise(lambda b, x, y: b.fdiv(x, y), [_F, _F], _F)
 maximum = lanewise(_maximum, [_F, _F], _F)
 """The larger; the second where one is NaN."""
+if_positive = lanewise(
+    lambda b, x, y, z: b.select(b.fcmp_ordered(">", x, constant(f32, 0.0)), y, z), [_F, _F, _F], _F
+)
+"""y where x > 0, else z."""
 absolute = lanewise(lambda b, x: call(b, "llvm.fabs.v16f32", _F.llvm, [x]), [_F], _F)
 fma = lanewise(multiply_add, [_F, _F, _F], _F)
 """x * y + z."""

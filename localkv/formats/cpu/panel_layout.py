@@ -38,7 +38,7 @@ of their codes)."""
 
 
 def record_values(fmt: QuantFormat) -> int:
-    """Values of a row in a record: a large block, or enough small ones to fill whole cache lines."""
+    """Values of a row in a record: a large block, or enough small ones for whole cache lines."""
     n_values = max(64, fmt.block_size)
     if fmt.block_size < n_values and LANES * fmt.row_bytes(n_values) % CACHE_LINE:
         n_values *= 2

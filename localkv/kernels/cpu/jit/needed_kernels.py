@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
@@ -16,6 +17,7 @@ from localkv.kernels.cpu.attention.kernels import (
     weigh_source,
 )
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.layer_chains import RESIDUALS, activate_source, has_common_kernel
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.matrices import product_source
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
@@ -41,9 +43,10 @@ def needed_kernels(
         sources.append(KernelSource("linear/fill"))
     sources += [product_source(name) for name in names]
     sources.append(ACTIVATIONS)
+    sources += _block_sources(config)
     generated = list[KernelSource]()
     for group in config.groups:
-        heads = {config.layers[i].attention.n_heads for i in group.layers}
+        heads = {getattr(config.layers[i].mixer, "n_heads", 0) for i in group.layers}
         rows = [rows_per_tile(n_heads // group.n_kv_heads) for n_heads in sorted(heads)]
         for segment in cache_segments(cache, group):
             sources += _cache_sources(segment)
@@ -53,6 +56,16 @@ def needed_kernels(
     sources.append(KernelSource("attention/blocks"))
     generated.append(KernelSource("attention/rows"))
     return _each_once(sources), _each_once(generated)
+
+
+def _block_sources(config: ModelSpec) -> Iterator[KernelSource]:
+    """Of steps between products that only some models have."""
+    for layer in config.kinds:
+        gated = isinstance(layer.mixer, AttentionSpec) and layer.mixer.gated
+        if gated or layer.residual_scale != 1.0 or layer.post_attn_norm or layer.post_ffn_norm:
+            yield RESIDUALS
+        if layer.mlp is not None and not has_common_kernel(layer.mlp):
+            yield activate_source(layer.mlp)
 
 
 def _each_once(sources: Iterable[KernelSource | None]) -> list[KernelSource]:

@@ -42,6 +42,67 @@ class GateJob(NamedTuple):
     up: Item
 
 
+class ActivationJob(NamedTuple):
+    """activation(x) in place of x, times `up` where the block is gated.
+
+    Attributes:
+        next_row: the row to take next.
+        n_rows, n: rows, and values of one, a multiple of 16.
+        x, up: [n_rows, n]; `up` is 0 without a gate.
+        parameters: float32 [4], those of xIELU as they are used (alpha_p, alpha_n, beta, eps) and,
+            with sparsity, the number of standard deviations; or 0.
+    """
+
+    next_row: Item
+    n_rows: Item
+    n: Item
+    x: Item
+    up: Item = 0
+    parameters: Item = 0
+
+
+class ResidualJob(NamedTuple):
+    """out = residual + scale * norm(x), row by row.
+
+    Attributes:
+        next_row: the row to take next.
+        n_rows, n: rows, and values of one.
+        x: [n_rows, n]; its rows are overwritten.
+        weight, eps: of RMSNorm, or 0.
+        scale: one float32.
+        residual, out: [n_rows, n].
+    """
+
+    next_row: Item
+    n_rows: Item
+    n: Item
+    x: Item
+    weight: Item
+    eps: Item
+    scale: Item
+    residual: Item
+    out: Item
+
+
+class SplitJob(NamedTuple):
+    """q and its gate, which a product gives head by head, to places of their own.
+
+    Attributes:
+        next_row: the token to take next.
+        n_rows, n_heads, head_dim: sizes; `head_dim` is a multiple of 16.
+        both: [n_rows, n_heads, 2, head_dim].
+        q, gate: [n_rows, n_heads, head_dim].
+    """
+
+    next_row: Item
+    n_rows: Item
+    n_heads: Item
+    head_dim: Item
+    both: Item
+    q: Item
+    gate: Item
+
+
 class RopeJob(NamedTuple):
     """Heads to be normed and turned, in place.
 
@@ -49,7 +110,10 @@ class RopeJob(NamedTuple):
         next_token: the token to take next.
         n_tokens, n_heads, head_dim: sizes.
         x: [n_tokens, n_heads, head_dim].
-        weight, eps: of RMSNorm of a head, or 0.
+        weight, eps: of a norm of each head, or 0.
+        weight_stride: bytes from one head's weight to the next; 0 if all have one.
+        centred: the mean is taken off first (LayerNorm).
+        norm_last: the norm comes after RoPE.
         n_pairs: pairs of channels that are turned, or 0.
         neighbours: whether the channels of a pair are neighbours (`RopeSpec.interleaved`).
         cos, sin: [n_tokens, n_pairs], or 0.
@@ -66,6 +130,11 @@ class RopeJob(NamedTuple):
     neighbours: Item = 0
     cos: Item = 0
     sin: Item = 0
+    weight_stride: Item = 0
+    centred: Item = 0
+    norm_last: Item = 0
 
 
-NORM_ITEMS, GATE_ITEMS, ROPE_ITEMS = (len(kind._fields) for kind in (NormJob, GateJob, RopeJob))
+NORM_ITEMS, GATE_ITEMS, ACTIVATION_ITEMS, RESIDUAL_ITEMS, SPLIT_ITEMS, ROPE_ITEMS = (
+    len(kind._fields) for kind in (NormJob, GateJob, ActivationJob, ResidualJob, SplitJob, RopeJob)
+)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
+from localkv.kernels.cpu.linear.norm_row import centred_row, norm_row
 from localkv.kernels.cpu.linear.read_activation_job import (
     read_gate_job,
     read_norm_job,
@@ -24,7 +25,6 @@ from localkv.simd.arithmetic import (
     maximum,
     mul,
     sub,
-    sum_lanes,
     zero_f32,
 )
 from localkv.simd.kinds import Address, Count
@@ -40,25 +40,6 @@ PART = 1024
 """Values of a piece of work where rows do not matter."""
 
 
-@njit
-def norm_row(x: Address, n: int, weight: Address, eps: Any, out: Address) -> None:
-    """RMSNorm of n floats; `out` may be `x`."""
-    total = zero_f32()
-    for i in range(n // 16):
-        v = load_f32(x, 16 * i)
-        total = fma(v, v, total)
-    squares = sum_lanes(total)
-    for i in range(n // 16 * 16, n):
-        squares += get_f32(x, i) * get_f32(x, i)
-    factor = np.float32(1) / np.sqrt(squares / np.float32(n) + eps)
-    factors = f32x16(factor)
-    for i in range(n // 16):
-        y = mul(load_f32(x, 16 * i), factors)
-        store_f32(out, 16 * i, mul(y, load_f32(weight, 16 * i)))
-    for i in range(n // 16 * 16, n):
-        put_f32(out, i, get_f32(x, i) * factor * get_f32(weight, i))
-
-
 @cfunc("void(int64, int64)", error_model="numpy")
 def norm(address: Address, thread: Count) -> None:
     """RMSNorm of rows (`NormJob`)."""
@@ -70,23 +51,6 @@ def norm(address: Address, thread: Count) -> None:
             break
         offset = 4 * row * job.n
         norm_row(job.x + offset, job.n, job.weight, eps, job.out + offset)
-
-
-@njit
-def centred_row(x: Address, n: int, out: Address) -> None:
-    """n floats less their mean; `out` may be `x`."""
-    total = zero_f32()
-    for i in range(n // 16):
-        total = add(total, load_f32(x, 16 * i))
-    mean = sum_lanes(total)
-    for i in range(n // 16 * 16, n):
-        mean += get_f32(x, i)
-    mean = mean / np.float32(n)
-    means = f32x16(mean)
-    for i in range(n // 16):
-        store_f32(out, 16 * i, sub(load_f32(x, 16 * i), means))
-    for i in range(n // 16 * 16, n):
-        put_f32(out, i, get_f32(x, i) - mean)
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
@@ -142,9 +106,18 @@ def swiglu(address: Address, thread: Count) -> None:
             store_f32(job.gate, at, mul(div(x, add(one, power)), load_f32(job.up, at)))
 
 
+@njit
+def norm_head(job: Any, head: int, x: Address) -> None:
+    """The norm of one head, in place."""
+    if job.centred:
+        centred_row(x, job.head_dim, x)
+    weight = job.weight + head * job.weight_stride
+    norm_row(x, job.head_dim, weight, get_f32(job.eps, 0), x)
+
+
 @cfunc("void(int64, int64)", error_model="numpy")
 def rope(address: Address, thread: Count) -> None:
-    """RMSNorm of each head of tokens, then RoPE (`RopeJob`)."""
+    """A norm of each head of tokens, and RoPE (`RopeJob`)."""
     job = read_rope_job(address)
     n_pairs = job.n_pairs
     apart = 1 if job.neighbours else n_pairs
@@ -156,10 +129,12 @@ def rope(address: Address, thread: Count) -> None:
         cos, sin = job.cos + 4 * token * n_pairs, job.sin + 4 * token * n_pairs
         for head in range(job.n_heads):
             x = job.x + 4 * (token * job.n_heads + head) * job.head_dim
-            if job.weight:
-                norm_row(x, job.head_dim, job.weight, get_f32(job.eps, 0), x)
+            if job.weight and not job.norm_last:
+                norm_head(job, head, x)
             for i in range(n_pairs):
                 a, b = get_f32(x, step * i), get_f32(x, step * i + apart)
                 c, s = get_f32(cos, i), get_f32(sin, i)
                 put_f32(x, step * i, a * c - b * s)
                 put_f32(x, step * i + apart, a * s + b * c)
+            if job.weight and job.norm_last:
+                norm_head(job, head, x)

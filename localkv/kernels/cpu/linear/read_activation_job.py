@@ -7,12 +7,18 @@ from typing import Any
 from numba import njit
 
 from localkv.kernels.cpu.linear.activation_job import (
+    ACTIVATION_ITEMS,
     GATE_ITEMS,
     NORM_ITEMS,
+    RESIDUAL_ITEMS,
     ROPE_ITEMS,
+    SPLIT_ITEMS,
+    ActivationJob,
     GateJob,
     NormJob,
+    ResidualJob,
     RopeJob,
+    SplitJob,
 )
 from localkv.simd.kinds import Address
 from localkv.simd.memory import get_i64s
@@ -31,3 +37,18 @@ def read_gate_job(address: Address) -> Any:
 @njit
 def read_rope_job(address: Address) -> Any:
     return RopeJob(*get_i64s(address, ROPE_ITEMS))
+
+
+@njit
+def read_activation_job(address: Address) -> Any:
+    return ActivationJob(*get_i64s(address, ACTIVATION_ITEMS))
+
+
+@njit
+def read_residual_job(address: Address) -> Any:
+    return ResidualJob(*get_i64s(address, RESIDUAL_ITEMS))
+
+
+@njit
+def read_split_job(address: Address) -> Any:
+    return SplitJob(*get_i64s(address, SPLIT_ITEMS))

@@ -1,0 +1,227 @@
+"""Attention of grouped queries on the CPU: norm, q, k, v, RoPE and the store as one chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.spec import LayerSpec
+from localkv.cache.kv_cache import Batch, LayerCache, SegmentBatch
+from localkv.kernels.attention import SegmentAttention, attention
+from localkv.kernels.backend import Mix, TokenInputs
+from localkv.kernels.bounds import BoundsError
+from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.layer_chains import RESIDUALS, LayerChains, runs
+from localkv.kernels.cpu.linear.activation_job import ActivationJob, RopeJob, SplitJob
+from localkv.kernels.cpu.linear.products import add_products, with_bias
+from localkv.kernels.cpu.row_operations import activation_worker
+from localkv.kernels.cpu.runtime.chain import Chain, Memory
+from localkv.kernels.cpu.store.rotate import rotate_cpu
+from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
+from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Norm
+from localkv.kernels.store_kv import store_rotated
+from localkv.simd.lanes import LANES
+from localkv.system.threads import n_threads
+
+_StoredRows = tuple[tuple[SegmentBatch, ...], list[int], dict[str, int | NDArray[Any]]]
+"""Of a batch, and the pages that its segments have."""
+
+
+def _projections(weights: AttentionWeights) -> tuple[Any, ...]:
+    """Those that a layer has; one that stores nothing has only that of q."""
+    layers = (weights.attn_q, weights.attn_k, weights.attn_v)
+    return tuple(layer for layer in layers if layer is not None)
+
+
+class AttentionLayer:
+    """As `Backend.mixers` has it.
+
+    Args:
+        composed: for layers whose matrices have no kernel.
+        attention: over packed K and V.
+    """
+
+    def __init__(self, chains: LayerChains, composed: Mix, attention: SegmentAttention) -> None:
+        self.chains = chains
+        self.composed = composed
+        self.attention = attention
+        self.stored: _StoredRows | None = None
+
+    def __call__(
+        self,
+        x: Floats,
+        layer: LayerWeights,
+        spec: LayerSpec,
+        inputs: TokenInputs,
+        cache: LayerCache,
+        batch: Batch,
+    ) -> Floats:
+        weights, attn = layer.attention, spec.attention
+        if not runs(*_projections(weights)) or (attn.gated and attn.key_dim % LANES):
+            return np.asarray(self.composed(x, layer, spec, inputs, cache, batch))
+        n_tokens = len(x)
+        gate = np.empty((n_tokens, attn.width), np.float32) if attn.gated else None
+        q = self._store(x, layer, spec, inputs, cache, cache.rows_of(batch), gate)
+        out: Floats = attention(
+            self.attention, q, cache, batch, attn.params, weights.sinks, rotate=rotate_cpu
+        )
+        out = out.reshape(n_tokens, -1)
+        return out if gate is None else self._gated(gate, out, attn)
+
+    def _gated(self, gate: Floats, out: Floats, attn: AttentionSpec) -> Floats:
+        """sigmoid(gate) * out, in the place of `gate`."""
+
+        def make(chain: Chain) -> None:
+            n_bytes = 4 * n_tokens * attn.width
+            both = Memory("gate", n_bytes), Memory("out", n_bytes)
+            job = ActivationJob(0, n_tokens, attn.width, *both)
+            worker = specialized(RESIDUALS)["sigmoid_gate"]
+            chain.add(worker, job, min(n_threads(), n_tokens))
+
+        n_tokens = len(gate)
+        self.chains.get("gate", (attn,), n_tokens, make).run(gate=gate, out=out)
+        return gate
+
+    def _stored_rows(
+        self, cache: LayerCache, segments: tuple[SegmentBatch, ...], n_tokens: int
+    ) -> dict[str, int | NDArray[Any]]:
+        """`stored_rows`, which are looked at once for all layers whose caches are alike."""
+        n_pages = [len(segment.k[0]) for segment in cache.segments]
+        if self.stored is None or self.stored[0] is not segments or self.stored[1] != n_pages:
+            self.stored = segments, n_pages, stored_rows(cache, segments, n_tokens)
+        return self.stored[2]
+
+    def _store(
+        self,
+        x: Floats,
+        layer: LayerWeights,
+        spec: LayerSpec,
+        inputs: TokenInputs,
+        cache: LayerCache,
+        segments: tuple[SegmentBatch, ...],
+        gate: Floats | None,
+    ) -> Floats:
+        """q [tokens, heads, channels], normed and rotated; K and V are in their pages, and the
+        gate in its place, afterwards."""
+        n_tokens, attn = x.shape[0], spec.attention
+        x = np.ascontiguousarray(x)
+        stores = attn.kv_from is None
+        scaled = any(s.scale_k is not None or s.scale_v is not None for s in cache.segments)
+        fused_store = stores and has_encoders(cache) and not scaled
+        pairs = 0 if inputs.rope is None else inputs.rope.cos.shape[-1]
+        chain = self.chains.get(
+            "qkv",
+            (layer, spec, cache),
+            n_tokens,
+            lambda chain: self._add(
+                chain, n_tokens, layer, attn, inputs, cache if fused_store else None
+            ),
+            pairs,
+        )
+        q = np.empty((n_tokens, attn.n_heads, attn.key_dim), np.float32)
+        values: dict[str, int | NDArray[Any]] = {"x": x, "q": q}
+        if gate is not None:
+            values["gate"] = gate
+        if stores:
+            k = np.empty((n_tokens, attn.n_kv_heads, attn.key_dim), np.float32)
+            v = np.empty((n_tokens, attn.n_kv_heads, attn.value_dim), np.float32)
+            values |= {"k": k, "v": v}
+        if inputs.rope is not None:
+            values |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}
+        if fused_store:
+            values |= self._stored_rows(cache, segments, n_tokens)
+        chain.run(**values)
+        if stores and not fused_store:
+            store_rotated(store_kv_cpu, rotate_cpu, k, v, cache, segments)
+        if inputs.q_scale is not None:
+            q *= inputs.q_scale[:, None, None]
+        return q
+
+    def _add(
+        self,
+        chain: Chain,
+        n_tokens: int,
+        layer: LayerWeights,
+        attn: AttentionSpec,
+        inputs: TokenInputs,
+        cache: LayerCache | None,
+    ) -> None:
+        weights = layer.attention
+        h = self.chains.add_norm(chain, n_tokens, layer.attn_norm)
+        q_bytes = 4 * n_tokens * attn.n_heads * attn.key_dim
+        both = chain.take(2 * q_bytes) if attn.gated else None
+        products = [with_bias(weights.attn_q, both or "q")]
+        products += [
+            with_bias(linear, name)
+            for name, linear in (("k", weights.attn_k), ("v", weights.attn_v))
+            if linear is not None
+        ]
+        add_products(chain, h, n_tokens, products)
+        if both is not None:
+            where = Memory(both, 2 * q_bytes), Memory("q", q_bytes), Memory("gate", q_bytes)
+            job = SplitJob(0, n_tokens, attn.n_heads, attn.key_dim, *where)
+            chain.add(specialized(RESIDUALS)["split"], job, min(n_threads(), n_tokens))
+        q_heads = attn.n_heads, attn.key_dim
+        self._add_turn(chain, "q", n_tokens, q_heads, weights.attn_q_norm, attn, inputs)
+        if attn.kv_from is not None:
+            return
+        self._add_value(chain, n_tokens, weights, attn)
+        k_heads = attn.n_kv_heads, attn.key_dim
+        self._add_turn(chain, "k", n_tokens, k_heads, weights.attn_k_norm, attn, inputs)
+        if cache is not None:
+            add_store(chain, "k", "v", n_tokens, cache)
+
+    def _add_value(
+        self, chain: Chain, n_tokens: int, weights: AttentionWeights, attn: AttentionSpec
+    ) -> None:
+        """V's norm, from K as it was projected where there is no `attn_v`."""
+        if attn.value_from_key:
+            assert weights.v_norm is not None
+            self.chains.add_norm(chain, n_tokens * attn.n_kv_heads, weights.v_norm, "k", "v")
+        elif weights.v_norm is not None:
+            self.chains.add_norm(chain, n_tokens * attn.n_kv_heads, weights.v_norm, "v", "v")
+
+    def _add_turn(
+        self,
+        chain: Chain,
+        name: str,
+        n_tokens: int,
+        heads: tuple[int, int],
+        norm: Norm | None,
+        attn: AttentionSpec,
+        inputs: TokenInputs,
+    ) -> None:
+        """The norm of q or k, and RoPE, where there are such."""
+        n_heads, size = heads
+        if norm is not None and norm.spec.span == "row":
+            if norm.spec.kind != "rms" or attn.norms_after_rope:
+                raise BoundsError(f"rows have no such {norm.spec.kind} norm here")
+            self.chains.add_norm(chain, n_tokens, norm, name, name)
+            norm = None
+        if norm is None and inputs.rope is None:
+            return
+        job = RopeJob(0, n_tokens, n_heads, size, Memory(name, 4 * n_tokens * n_heads * size))
+        if norm is not None:
+            each = norm.spec.span == "heads"
+            job = job._replace(
+                weight=Memory(norm.weight, 4 * size * (n_heads if each else 1)),
+                eps=self.chains.floats(norm.spec.eps),
+                weight_stride=4 * size if each else 0,
+                centred=int(norm.spec.kind == "layer"),
+                norm_last=int(attn.norms_after_rope),
+            )
+        if inputs.rope is not None:
+            pairs = inputs.rope.cos.shape[-1]
+            if 2 * pairs > size:
+                raise BoundsError(f"RoPE turns {pairs} pairs of {size} channels")
+            job = job._replace(
+                n_pairs=pairs,
+                neighbours=int(inputs.rope.interleaved),
+                cos=Memory("cos", 4 * n_tokens * pairs),
+                sin=Memory("sin", 4 * n_tokens * pairs),
+            )
+        chain.add(activation_worker("rope"), job, min(n_threads(), n_tokens))

@@ -1,0 +1,194 @@
+"""Chains of workers that are kept for a layer's operations, and the steps that they share.
+
+Decoding runs the same chains again and again, so one is kept for each layer and operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from localkv.arch.ffn_spec import MlpSpec
+from localkv.arch.spec import LayerSpec
+from localkv.kernels.activation import softplus
+from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.linear.activation_job import ActivationJob, GateJob, ResidualJob
+from localkv.kernels.cpu.linear.matrices import has_kernel
+from localkv.kernels.cpu.linear.products import Product, add_products, with_bias
+from localkv.kernels.cpu.row_operations import GATED, activation_worker, norm_step
+from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place, Scratch, Where
+from localkv.kernels.layer_weights import Linear, Norm
+from localkv.system.threads import n_threads
+
+MANY_CHAINS = 4096
+"""The most that are remembered."""
+RESIDUALS = KernelSource("linear/residuals")
+
+
+def runs(*layers: Linear | None) -> bool:
+    """Whether there are kernels for these matrices that a chain can run."""
+    return all(
+        layer is not None and has_kernel(layer.weight) and not layer.weight.halves_activations
+        for layer in layers
+    )
+
+
+def activate_source(mlp: MlpSpec) -> KernelSource:
+    """The kernel of a block's activation, where it has one of its own."""
+    parameters = {
+        "ACTIVATION": mlp.activation,
+        "GATED": mlp.gated,
+        "SPARSE": mlp.sparsity != 0,
+    }
+    return KernelSource("linear/activate", parameters)
+
+
+def has_common_kernel(mlp: MlpSpec) -> bool:
+    """Whether the block's activation is among those that are compiled together."""
+    return mlp.gated and not mlp.sparsity and mlp.activation in GATED
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A chain, and the objects it was made for, which it keeps alive."""
+
+    made_for: tuple[object, ...]
+    facts: tuple[int, ...]
+    chain: Chain
+
+
+class LayerChains:
+    """The chains of a backend.
+
+    Args:
+        scratch: shared with the products; one thread uses it at a time.
+    """
+
+    def __init__(self, scratch: Scratch) -> None:
+        self.scratch = scratch
+        self.kept = dict[tuple[str, int], _Kept]()
+        self.numbers = dict[tuple[float, ...], Floats]()
+
+    def forget(self) -> None:
+        """Make all chains anew."""
+        self.kept.clear()
+
+    def floats(self, *values: float) -> Memory:
+        """Some numbers as float32, kept."""
+        if values not in self.numbers:
+            self.numbers[values] = np.array(values, np.float32)
+        return Memory(self.numbers[values], 4 * len(values))
+
+    def get(
+        self,
+        name: str,
+        made_for: tuple[object, ...],
+        n_tokens: int,
+        make: Callable[[Chain], None],
+        *facts: int,
+    ) -> Chain:
+        """The chain of an operation on some weights, made anew if anything else has changed."""
+        key = name, id(made_for[0])
+        facts = (n_tokens, n_threads(), *facts)
+        kept = self.kept.get(key)
+        if (
+            kept is None
+            or kept.facts != facts
+            or any(a is not b for a, b in zip(kept.made_for, made_for, strict=True))
+        ):
+            if len(self.kept) >= MANY_CHAINS:
+                self.kept.clear()
+            kept = _Kept(made_for, facts, Chain(self.scratch))
+            make(kept.chain)
+            self.kept[key] = kept
+        return kept.chain
+
+    def add_norm(
+        self,
+        chain: Chain,
+        n_rows: int,
+        norm: Norm | None,
+        x: Where = "x",
+        out: Where | None = None,
+    ) -> Where:
+        """A norm of rows; without one the rows themselves. Returns where the result is."""
+        if norm is None:
+            return x
+        if out is None:
+            out = chain.take(4 * n_rows * norm.weight.shape[0])
+        worker, job = norm_step(norm, x, self.floats(norm.spec.eps).where, out, n_rows)
+        chain.add(activation_worker(worker), job, min(n_threads(), n_rows))
+        return out
+
+    def add_residual(
+        self,
+        chain: Chain,
+        x: Where,
+        n_tokens: int,
+        last: Linear,
+        post_norm: Norm | None,
+        spec: LayerSpec,
+    ) -> None:
+        """out = residual + scale * norm(last(x)), by these names of the chain.
+
+        Without a norm and a scale the product adds as it goes; its bias is the caller's matter.
+        """
+        n = last.weight.shape[0]
+        if adds_at_once(post_norm, spec):
+            add_products(chain, x, n_tokens, [Product(last.weight, "out", "residual", 4 * n)])
+            return
+        y = chain.take(4 * n_tokens * n)
+        add_products(chain, x, n_tokens, [with_bias(last, y)])
+        rows = 4 * n_tokens * n
+        job = ResidualJob(
+            next_row=0,
+            n_rows=n_tokens,
+            n=n,
+            x=Memory(y, rows),
+            weight=0 if post_norm is None else Memory(post_norm.weight, 4 * n),
+            eps=0 if post_norm is None else self.floats(post_norm.spec.eps),
+            scale=self.floats(spec.residual_scale),
+            residual=Memory("residual", rows),
+            out=Memory("out", rows),
+        )
+        chain.add(specialized(RESIDUALS)["residual"], job, min(n_threads(), n_tokens))
+
+    def add_mlp(
+        self, chain: Chain, h: Where, n_tokens: int, mlp: MlpSpec, gate: Linear | None, up: Linear
+    ) -> Place:
+        """activation(gate(h)) * up(h), or activation(up(h)); returns where it is."""
+        n_bytes = 4 * n_tokens * mlp.n_ff
+        hidden = chain.take(n_bytes)
+        if gate is None:
+            add_products(chain, h, n_tokens, [with_bias(up, hidden)])
+            job = ActivationJob(0, n_tokens, mlp.n_ff, Memory(hidden, n_bytes))
+        else:
+            other = chain.take(n_bytes)
+            products = [with_bias(gate, hidden), with_bias(up, other)]
+            add_products(chain, h, n_tokens, products)
+            if has_common_kernel(mlp):
+                both = Memory(hidden, n_bytes), Memory(other, n_bytes)
+                worker = activation_worker(GATED[mlp.activation])
+                chain.add(worker, GateJob(0, n_tokens * mlp.n_ff, *both), n_threads())
+                return hidden
+            job = ActivationJob(
+                0, n_tokens, mlp.n_ff, Memory(hidden, n_bytes), Memory(other, n_bytes)
+            )
+        if mlp.xielu is not None:
+            p = mlp.xielu
+            alphas = softplus(p.alpha_p), p.beta + softplus(p.alpha_n)
+            job = job._replace(parameters=self.floats(*alphas, p.beta, p.eps))
+        elif mlp.sparsity:
+            job = job._replace(parameters=self.floats(mlp.sparsity))
+        worker = specialized(activate_source(mlp))["activate"]
+        chain.add(worker, job, min(n_threads(), n_tokens))
+        return hidden
+
+
+def adds_at_once(post_norm: Norm | None, spec: LayerSpec) -> bool:
+    """Whether a block's last product can add to x as it goes."""
+    return post_norm is None and spec.residual_scale == 1.0

@@ -1,0 +1,71 @@
+"""The CPU's work behind products that some layers have: norms before the residual is added, gates.
+
+A row's result does not depend on other rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import cfunc
+
+from localkv.kernels.cpu.linear.norm_row import norm_row
+from localkv.kernels.cpu.linear.read_activation_job import (
+    read_activation_job,
+    read_residual_job,
+    read_split_job,
+)
+from localkv.simd.arithmetic import add, div, exp, f32x16, fma, maximum, mul, sub, zero_f32
+from localkv.simd.kinds import Address, Count
+from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32, take_next
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def residual(address: Address, thread: Count) -> None:
+    """out = residual + scale * norm(x) (`ResidualJob`)."""
+    job = read_residual_job(address)
+    scale = get_f32(job.scale, 0)
+    scales = f32x16(scale)
+    while True:
+        row = take_next(address)
+        if row >= job.n_rows:
+            break
+        offset = 4 * row * job.n
+        x, before, out = job.x + offset, job.residual + offset, job.out + offset
+        if job.weight:
+            norm_row(x, job.n, job.weight, get_f32(job.eps, 0), x)
+        for i in range(job.n // 16):
+            y = fma(load_f32(x, 16 * i), scales, load_f32(before, 16 * i))
+            store_f32(out, 16 * i, y)
+        for i in range(job.n // 16 * 16, job.n):
+            put_f32(out, i, get_f32(before, i) + scale * get_f32(x, i))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def split(address: Address, thread: Count) -> None:
+    """q and its gate of each head (`SplitJob`)."""
+    job = read_split_job(address)
+    width = 4 * job.head_dim
+    while True:
+        row = take_next(address)
+        if row >= job.n_rows:
+            break
+        for head in range(row * job.n_heads, (row + 1) * job.n_heads):
+            both = job.both + 2 * head * width
+            for i in range(0, job.head_dim, 16):
+                store_f32(job.q + head * width, i, load_f32(both, i))
+                store_f32(job.gate + head * width, i, load_f32(both + width, i))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def sigmoid_gate(address: Address, thread: Count) -> None:
+    """x = sigmoid(x) * up (`ActivationJob`)."""
+    job = read_activation_job(address)
+    one, lowest = f32x16(np.float32(1)), f32x16(np.float32(-88))  # exp(88) is finite
+    while True:
+        row = take_next(address)
+        if row >= job.n_rows:
+            break
+        x, up = job.x + 4 * row * job.n, job.up + 4 * row * job.n
+        for i in range(0, job.n, 16):
+            power = exp(sub(zero_f32(), maximum(load_f32(x, i), lowest)))
+            store_f32(x, i, mul(div(one, add(one, power)), load_f32(up, i)))

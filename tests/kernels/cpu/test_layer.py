@@ -1,0 +1,204 @@
+"""Layers' operations on the CPU against the same layers put together from primitives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from localkv.arch.ffn_spec import MlpSpec, XieluParams
+from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
+from localkv.arch.norm_spec import NormSpec
+from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.spec import LayerSpec
+from localkv.cache.layout import SegmentSpec
+from localkv.cache.uniform_cache import uniform_cache
+from localkv.formats import FORMATS
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.layer_weights import (
+    AttentionWeights,
+    LayerWeights,
+    Linear,
+    MlpWeights,
+    Norm,
+)
+from localkv.kernels.reference.backend import reference_backend
+from localkv.kernels.rope import rope_frequencies, rope_table
+
+N_EMBD, N_HEADS, N_KV_HEADS, HEAD_DIM, N_FF, N_TOKENS = 64, 4, 2, 32, 96, 5
+ROPE = RopeSpec(16, interleaved=False)
+RMS = NormSpec("norm", "rms", 1e-5)
+LAYER_NORM = NormSpec("norm", "layer", 1e-5)
+ATTENTION = AttentionSpec(
+    N_HEADS, N_KV_HEADS, HEAD_DIM, HEAD_DIM, AttentionParams(HEAD_DIM**-0.5), ROPE
+)
+PLAIN = LayerSpec(ATTENTION, MlpSpec(N_FF), RMS, RMS)
+
+
+def with_attention(**changes: Any) -> LayerSpec:
+    return replace(PLAIN, mixer=replace(ATTENTION, **changes))
+
+
+def with_norms(norm: NormSpec, **changes: Any) -> LayerSpec:
+    return with_attention(q_norm=norm, k_norm=norm, **changes)
+
+
+LAYERS = {
+    "plain": PLAIN,
+    "no norms": replace(PLAIN, attn_norm=None, ffn_norm=None),
+    "post norms": replace(PLAIN, post_attn_norm=RMS, post_ffn_norm=RMS),
+    "scale": replace(PLAIN, residual_scale=0.3),
+    "post norms and scale": replace(
+        PLAIN, post_attn_norm=RMS, post_ffn_norm=RMS, residual_scale=0.3
+    ),
+    "parallel": replace(PLAIN, parallel=True),
+    "layer norms": replace(PLAIN, attn_norm=LAYER_NORM, ffn_norm=LAYER_NORM),
+    "head norms": with_norms(RMS),
+    "head norms after RoPE": with_norms(RMS, norms_after_rope=True),
+    "norms of each head": with_norms(replace(LAYER_NORM, span="heads")),
+    "row norms": with_norms(replace(RMS, span="row")),
+    "V normed": with_attention(v_norm=replace(RMS, tensor="")),
+    "V from K": with_attention(v_norm=replace(RMS, tensor=""), value_from_key=True),
+    "gated": with_attention(gated=True),
+    "no RoPE": with_attention(rope=None),
+    **{
+        f"{name}, {'gated' if gated else 'no gate'}": replace(
+            PLAIN, ffn=MlpSpec(N_FF, name, gated=gated)
+        )
+        for name in ("silu", "gelu", "relu", "relu2")
+        for gated in (True, False)
+    },
+    "swiglu_oai": replace(PLAIN, ffn=MlpSpec(N_FF, "swiglu_oai")),
+    "xielu": replace(
+        PLAIN,
+        ffn=MlpSpec(N_FF, "xielu", gated=False, xielu=XieluParams(0.8, 0.6, 0.5, -1e-6)),
+    ),
+    "sparse gelu": replace(PLAIN, ffn=MlpSpec(N_FF, "gelu", sparsity=0.5)),
+}
+
+
+def random_layer(spec: LayerSpec, biases: bool, seed: int = 0) -> LayerWeights:
+    """In plain NumPy, as a file has it."""
+    rng = np.random.default_rng(seed)
+
+    def matrix(n_out: int, n_in: int, gain: float = 1.5) -> Linear:
+        values = (rng.standard_normal((n_out, n_in)) * gain / n_in**0.5).astype(np.float32)
+        rows = values.view(np.uint8).reshape(n_out, -1)
+        bias = rng.standard_normal(n_out).astype(np.float32) if biases else None
+        return Linear(PackedTensor(FORMATS["f32"], rows, (n_out, n_in)), bias)
+
+    def norm(of: NormSpec | None, *shape: int) -> Norm | None:
+        if of is None:
+            return None
+        weight = (1 + 0.3 * rng.standard_normal(shape)).astype(np.float32)
+        bias = rng.standard_normal(shape[-1]).astype(np.float32)
+        return Norm(of, weight, bias if of.kind == "layer" and of.span == "head" else None)
+
+    attn, mlp = spec.attention, spec.ffn
+    assert isinstance(mlp, MlpSpec)
+
+    def head_norm(of: NormSpec | None, n_heads: int) -> Norm | None:
+        shapes = {"head": (HEAD_DIM,), "heads": (n_heads, HEAD_DIM), "row": (n_heads * HEAD_DIM,)}
+        return None if of is None else norm(of, *shapes[of.span])
+
+    kv = N_KV_HEADS * HEAD_DIM
+    return LayerWeights(
+        mixer=AttentionWeights(
+            matrix(N_HEADS * HEAD_DIM * (2 if attn.gated else 1), N_EMBD),
+            matrix(kv, N_EMBD),
+            None if attn.value_from_key else matrix(kv, N_EMBD),
+            matrix(N_EMBD, N_HEADS * HEAD_DIM),
+            head_norm(attn.q_norm, N_HEADS),
+            head_norm(attn.k_norm, N_KV_HEADS),
+            head_norm(attn.v_norm, N_KV_HEADS),
+        ),
+        ffn=MlpWeights(
+            matrix(N_FF, N_EMBD) if mlp.gated else None,
+            matrix(N_FF, N_EMBD),
+            matrix(N_EMBD, N_FF),
+        ),
+        attn_norm=norm(spec.attn_norm, N_EMBD),
+        ffn_norm=norm(spec.ffn_norm, N_EMBD),
+        post_attn_norm=norm(spec.post_attn_norm, N_EMBD),
+        post_ffn_norm=norm(spec.post_ffn_norm, N_EMBD),
+    )
+
+
+def on(backend: Backend, part: Any) -> Any:
+    """Weights as a backend wants them."""
+    arrays = backend.arrays
+    match part:
+        case PackedTensor():
+            return backend.prepare(part)
+        case np.ndarray():
+            return arrays.floating(arrays.from_numpy(part))
+        case LayerWeights() | AttentionWeights() | MlpWeights() | Linear() | Norm():
+            names = part.__dataclass_fields__
+            return replace(part, **{name: on(backend, getattr(part, name)) for name in names})
+    return part
+
+
+def run(backend: Backend, spec: LayerSpec, weights: LayerWeights, x: np.ndarray) -> np.ndarray:
+    """The layer's output for a prompt: float64 [tokens, n_embd]."""
+    arrays = backend.arrays
+    cache = uniform_cache(
+        arrays,
+        n_layers=1,
+        n_kv_heads=N_KV_HEADS,
+        head_dim=HEAD_DIM,
+        segments=[SegmentSpec("f32", "f32")],
+        n_ctx=256,
+    )
+    batch = cache.batch([(cache.new_sequence(), [0] * len(x))])
+    rope, layer = spec.attention.rope, on(backend, weights)
+    table = None
+    if rope is not None:
+        freqs = arrays.from_numpy(rope_frequencies(rope))
+        table = rope_table(freqs, batch.positions, rope, arrays)
+    before = arrays.floating(arrays.from_numpy(x))
+    mix, ffn = backend.mixers[AttentionSpec], backend.ffns[MlpSpec]
+    mixed = mix(before, layer, spec, TokenInputs(table, None), cache.layers[0], batch)
+    h = backend.out_residual(before, mixed, layer, spec)
+    return arrays.to_numpy(ffn(h, before, layer, spec)).astype(np.float64)
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_gives_what_the_reference_gives(name: str, biases: bool) -> None:
+    spec = LAYERS[name]
+    weights = random_layer(spec, biases)
+    x = np.random.default_rng(1).standard_normal((N_TOKENS, N_EMBD)).astype(np.float32)
+    backend = cpu_backend()
+    got = run(backend, spec, weights, x)
+    want = run(reference_backend(torch.float64), spec, weights, x)
+    assert np.sum((got - want) ** 2) < 1e-11 * np.sum(want**2)
+    if spec != PLAIN:  # what sets it apart shows
+        other = run(backend, PLAIN, random_layer(PLAIN, biases), x)
+        assert np.sum((other - want) ** 2) > 1e-3 * np.sum(want**2)
+    alone = run(backend, spec, weights, x[:1])
+    assert np.array_equal(alone, got[:1])
+
+
+def test_no_layer_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these has chains of compiled workers."""
+    backend = cpu_backend()
+    attention = backend.mixers[AttentionSpec]
+    layer = backend.out_residual.__self__  # type: ignore[attr-defined]
+
+    def composed(*_: object) -> None:
+        raise AssertionError("put together from primitives")
+
+    monkeypatch.setattr(attention, "composed", composed)
+    monkeypatch.setattr(
+        layer,
+        "composed",
+        replace(layer.composed, out_residual=composed, ffns={MlpSpec: composed}),
+    )
+    x = np.ones((1, N_EMBD), np.float32)
+    for spec in LAYERS.values():
+        run(backend, spec, random_layer(spec, biases=True), x)
