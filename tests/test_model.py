@@ -130,7 +130,7 @@ def test_unused_and_missing_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"arch": "gemma2"}, "architecture 'gemma2' is not supported .*llama.*smollm3"),
+        ({"arch": "t5"}, "architecture 't5' is not supported .*llama.*smollm3"),
         ({"arch": "qwen2"}, "missing tensor 'blk.0.attn_q.bias'"),
         ({"n_kv_heads": 3}, "4 heads can't share 3 KV heads"),
         ({"settings": {"rope.scaling.type": "longrope"}}, "RoPE scaling 'longrope'"),

@@ -8,11 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localkv.arch import cohere, gemma, llama, qwen
+from localkv.arch import (
+    apertus,
+    cohere,
+    exaone,
+    gemma,
+    glm,
+    granite,
+    hunyuan,
+    layer_normed,
+    llama,
+    olmo,
+    phi,
+    qwen,
+)
 from localkv.arch.facts import Facts
 from localkv.arch.spec import ModelSpec
 
-FAMILIES = (llama, qwen, gemma, cohere)
+FAMILIES = (
+    llama,
+    qwen,
+    gemma,
+    cohere,
+    phi,
+    granite,
+    olmo,
+    glm,
+    exaone,
+    hunyuan,
+    layer_normed,
+    apertus,
+)
 
 ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {
     name: spec for family in FAMILIES for name, spec in family.ARCHITECTURES.items()

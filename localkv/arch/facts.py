@@ -223,6 +223,21 @@ class Facts:
             return ROPE_FREQS
         return SHORT_FACTORS if by_length else ""
 
+    def turns_sections(self) -> bool:
+        """Whether positions are those of text, height and width (M-RoPE).
+
+        Text has the same position in all three, so that RoPE's pairs turn as without sections: they
+        are (i, i + n_dims / 2). Pairs of a fourth section would not turn.
+
+        Raises:
+            ModelFileError: there is a fourth section.
+        """
+        sections = self.keys.integers(self.key("rope.dimension_sections"), None) or []
+        if any(sections[3:]):
+            key = self.key("rope.dimension_sections")
+            raise ModelFileError(f"key {key!r} has a fourth section, which is not supported")
+        return any(sections)
+
     def _rope_magnitude(self, factor: float, ext_factor: float) -> float:
         """Factor on cos and sin: what llama.cpp's context and `ggml_rope_yarn` come to together."""
 

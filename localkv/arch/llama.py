@@ -1,6 +1,7 @@
-"""Llama and what has its graph: Mistral, and SmolLM 3, which rotates three layers of four.
+"""Llama and what has its graph, or nearly.
 
-After llama.cpp's `src/models/llama.cpp`, `mistral3.cpp` and `smollm3.cpp`.
+After llama.cpp's `src/models/llama.cpp`, `mistral3.cpp`, `smollm3.cpp`, `internlm2.cpp`,
+`ernie4-5.cpp`, `seed-oss.cpp` and `arcee.cpp`.
 """
 
 from __future__ import annotations
@@ -43,4 +44,32 @@ def smollm3(facts: Facts) -> ModelSpec:
     return plain.model(facts, layers)
 
 
-ARCHITECTURES = {"llama": llama, "mistral3": mistral3, "smollm3": smollm3}
+def internlm2(facts: Facts) -> ModelSpec:
+    attention = plain.attention(facts, interleaved=True)
+    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+
+
+def seed_oss(facts: Facts) -> ModelSpec:
+    """The norm before its feed-forward block is named as others name one after attention."""
+    attention = plain.attention(facts, interleaved=False)
+    layer = plain.layer(facts, attention, plain.mlp(facts))
+    layer = replace(layer, ffn_norm=facts.rms_norm("post_attention_norm"))
+    return plain.model(facts, [layer] * facts.n_layers)
+
+
+def arcee(facts: Facts) -> ModelSpec:
+    """A feed-forward block without a gate."""
+    attention = plain.attention(facts, interleaved=True, divisors=True)
+    mlp = plain.mlp(facts, "relu2", gated=False)
+    return plain.model(facts, [plain.layer(facts, attention, mlp)] * facts.n_layers)
+
+
+ARCHITECTURES = {
+    "llama": llama,
+    "mistral3": mistral3,
+    "smollm3": smollm3,
+    "internlm2": internlm2,
+    "ernie4_5": internlm2,
+    "seed_oss": seed_oss,
+    "arcee": arcee,
+}

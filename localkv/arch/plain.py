@@ -86,6 +86,17 @@ def layer(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> Lay
     return LayerSpec(attention, ffn, facts.rms_norm("attn_norm"), facts.rms_norm("ffn_norm"))
 
 
+def layer_normed(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> LayerSpec:
+    """LayerNorm before attention and before the feed-forward block."""
+    return LayerSpec(attention, ffn, facts.layer_norm("attn_norm"), facts.layer_norm("ffn_norm"))
+
+
+def side_by_side(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> LayerSpec:
+    """Attention and the feed-forward block both read one LayerNorm of the layer's input."""
+    norm = facts.layer_norm("attn_norm")
+    return LayerSpec(attention, ffn, norm, norm, parallel=True)
+
+
 def model(facts: Facts, layers: Sequence[LayerSpec], **changes: Any) -> ModelSpec:
     """RMSNorm before the output; `changes` are fields of `ModelSpec`.
 

@@ -40,4 +40,22 @@ def qwen3moe(facts: Facts) -> ModelSpec:
     return _model(facts, _normed(facts), facts.experts())
 
 
-ARCHITECTURES = {"qwen2": qwen2, "qwen2moe": qwen2moe, "qwen3": qwen3, "qwen3moe": qwen3moe}
+def qwen2vl(facts: Facts) -> ModelSpec:
+    """The part that reads text, of Qwen2-VL and Qwen2.5-VL."""
+    facts.turns_sections()
+    return qwen2(facts)
+
+
+def qwen3vl(facts: Facts) -> ModelSpec:
+    facts.turns_sections()
+    return qwen3(facts)
+
+
+ARCHITECTURES = {
+    "qwen2vl": qwen2vl,
+    "qwen3vl": qwen3vl,
+    "qwen2": qwen2,
+    "qwen2moe": qwen2moe,
+    "qwen3": qwen3,
+    "qwen3moe": qwen3moe,
+}

@@ -8,6 +8,7 @@ import pytest
 
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
+from localkv.arch.norm_spec import NormSpec
 from localkv.arch.spec import ModelSpec
 from localkv.errors import ModelFileError
 from localkv.loader.metadata import Metadata
@@ -66,11 +67,13 @@ def test_the_largest_gemma3_scales_queries_by_the_embedding() -> None:
         assert spec.layers[0].attention.params.softmax_scale == 1 / math.sqrt(channels)
 
 
-def test_command_r_plus_is_refused() -> None:
+def test_command_r_plus_norms_each_head_of_q_and_k() -> None:
     spec = spec_of("command-r", logit_scale=0.25)
     assert (spec.logit_scale, len(spec.kinds), spec.kinds[0].parallel) == (0.25, 1, True)
-    with pytest.raises(ModelFileError, match=r"Command R\+"):
-        spec_of("command-r", logit_scale=0.25, block_count=64)
+    assert spec.layers[0].attention.q_norm is None
+    plus = spec_of("command-r", logit_scale=0.25, block_count=64).layers[0].attention
+    assert plus.q_norm == NormSpec("attn_q_norm", "layer", 1e-6, "heads")
+    assert plus.k_norm == NormSpec("attn_k_norm", "layer", 1e-6, "heads")
 
 
 def test_layers_without_rope_are_of_another_kind_but_of_one_group() -> None:

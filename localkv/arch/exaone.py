@@ -1,0 +1,41 @@
+"""EXAONE 3, a Llama, and EXAONE 4, which norms what its blocks give.
+
+After llama.cpp's `src/models/exaone.cpp` and `exaone4.cpp`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from localkv.arch import plain
+from localkv.arch.facts import Facts
+from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.windows import layers_with_windows, window_rope, windows
+
+LAYERS_WITH_WINDOWS = 64
+"""Layers of the 32B model, the only one of EXAONE 4 with windows."""
+PERIOD, WINDOW = 4, 4096
+
+
+def exaone(facts: Facts) -> ModelSpec:
+    attention = plain.attention(facts, interleaved=False, divisors=True)
+    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+
+
+def exaone4(facts: Facts) -> ModelSpec:
+    """In the 32B model layers that see everything don't rotate."""
+    attention = replace(
+        plain.attention(facts, interleaved=False, divisors=True), **plain.head_norms(facts)
+    )
+    layer = LayerSpec(attention, plain.mlp(facts), None, None, **plain.post_norms(facts))
+    if facts.n_layers != LAYERS_WITH_WINDOWS:
+        return plain.model(facts, [layer] * facts.n_layers)
+    assert attention.rope is not None
+    unrotated = replace(layer, mixer=replace(attention, rope=None))
+    rope = window_rope(facts, attention.rope)
+    return plain.model(
+        facts, layers_with_windows(unrotated, windows(facts, PERIOD, default=WINDOW), rope)
+    )
+
+
+ARCHITECTURES = {"exaone": exaone, "exaone4": exaone4}
