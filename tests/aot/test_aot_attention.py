@@ -128,8 +128,11 @@ def test_other_head_sizes(arch: int, head_dim: int) -> None:
 
 
 @on_gpus(86, 90, 100)
-def test_options_cost_no_registers(arch: int) -> None:
+@pytest.mark.parametrize(
+    "window", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["window", "chunk"]
+)
+def test_options_cost_no_registers(arch: int, window: int) -> None:
     """Softcap and window, many query heads, several new tokens."""
-    options = {"softcap": True, "window": True}
+    options = {"softcap": True, "window": window}
     checked(decode_kernel, arch, ("q4_0", "q8_0"), 128, group=8, n_new=8, **options)
     checked(prefill_kernel, arch, ("q4_0", "q8_0"), 128, group=5, **options)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localkv.arch.spec import CacheGroup
@@ -70,7 +70,12 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # of a machine that is busy
+)
 @given(
     steps=STEPS,
     window=st.sampled_from(WINDOWS),

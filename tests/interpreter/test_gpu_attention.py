@@ -21,7 +21,7 @@ from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.hadamard import hadamard_transform
-from support.paged_rows import paged_rows, plain_attention
+from support.paged_rows import paged_rows, plain_attention, spoil_unseen_pages
 from support.torch_edge import torch_cache
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
@@ -38,6 +38,7 @@ def check(
     head_dim: int = 64,
     softcap: float = 0.0,
     window: int = 0,
+    chunk: int = 0,
     sinks: Tensor | None = None,
     gpu: GpuInfo = GPU,
 ) -> None:
@@ -49,17 +50,19 @@ def check(
         group=group,
         head_dim=head_dim,
     )
-    scale = 1 / math.sqrt(head_dim)
+    params = AttentionParams(1 / math.sqrt(head_dim), window, softcap, chunk)
+    scale, sees = params.softmax_scale, {"window": window, "chunk": chunk}
+    want, want_lse = plain_attention(rows, scale, softcap=softcap, sinks=sinks, **sees)
+    spoil_unseen_pages(rows, params)
     out, lse = segment_attention(
         gpu,
         rows.q,
         rows.segment,
         rows.seg_batch,
         rows.batch,
-        AttentionParams(scale, window, softcap),
+        params,
         sinks=sinks,
     )
-    want, want_lse = plain_attention(rows, scale, softcap=softcap, window=window, sinks=sinks)
     # q, K, V and the weights are rounded to fp16, with a relative error of 2 ** -11 = 5e-4 each
     assert float((out - want).norm() / want.norm()) < 1.5e-3
     assert float((out - want).abs().max()) < 1e-2
@@ -126,6 +129,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {"window": 50},
     "narrow window": {"window": 1},
     "window of pages": {"window": 300, "softcap": 5.0},
+    "chunk": {"chunk": 70},
+    "chunk of pages": {"chunk": 280, "softcap": 5.0},
 }
 
 

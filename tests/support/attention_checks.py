@@ -25,7 +25,10 @@ def plain(q: Tensor, k: Tensor, v: Tensor, past: int, params: AttentionParams) -
     rows = []
     for i in range(q.shape[0]):
         end = past + i + 1
-        seen = slice(max(0, end - params.window) if params.window else 0, end)
+        first = max(0, end - params.window) if params.window else 0
+        if params.chunk:
+            first = (past + i) - (past + i) % params.chunk
+        seen = slice(first, end)
         logits = k[seen] @ q[i] * params.softmax_scale
         if params.softcap:
             logits = params.softcap * torch.tanh(logits / params.softcap)
@@ -47,6 +50,7 @@ def check(
     rotations: tuple[int, int] = (0, 0),
     window: int = 0,
     softcap: float = 0.0,
+    chunk: int = 0,
     store: StoreKV = store_kv,
 ) -> None:
     """Random rows for sequences of (past, new) tokens; error at most twice plain float32's.
@@ -110,7 +114,7 @@ def check(
     new_v = torch.cat([v[past:] for v, (past, _) in zip(vs, lengths, strict=True)])
     store_rotated(store, hadamard_transform, new_k, new_v, layer, batch.segments)
     q = 3 * torch.randn(batch.starts[-1], n_kv_heads * group, head_dim, generator=generator)
-    params = AttentionParams(1 / math.sqrt(head_dim), window, softcap)
+    params = AttentionParams(1 / math.sqrt(head_dim), window, softcap, chunk)
     outputs = []
     for generated in (False, True):  # a token may be of either kind
         kinds = replace(batch, generated=(generated,) * len(lengths))
@@ -138,9 +142,14 @@ WINDOWED_LENGTHS = [[(600, 1)], [(700, 40)], [(256, 1), (0, 90), (1023, 3)]]
 
 
 def check_windows(
-    run: SegmentAttention, *, window: int, softcap: float, store: StoreKV = store_kv
+    run: SegmentAttention,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    chunk: int = 0,
+    store: StoreKV = store_kv,
 ) -> None:
-    """Windows with and without a cap, in one segment and in several."""
+    """Windows or chunks, with and without a cap, in one segment and in several."""
     for lengths in WINDOWED_LENGTHS:
         for bounds in ((0,), (0, 10, 300)):
             check(
@@ -154,6 +163,7 @@ def check_windows(
                 bounds=bounds,
                 window=window,
                 softcap=softcap,
+                chunk=chunk,
                 store=store,
             )
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.kv_cache import Batch, KVCache, Segment, SegmentBatch
-from localkv.cache.layout import SegmentSpec
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.kernels.reference.attention import read_pages
 from localkv.kernels.reference.store_kv import store_kv
 from support.torch_edge import torch_cache
@@ -99,6 +100,7 @@ def plain_attention(
     *,
     softcap: float = 0.0,
     window: int = 0,
+    chunk: int = 0,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax as in the books, in float64, one token and head at a time."""
@@ -111,7 +113,8 @@ def plain_attention(
         v = read_pages(segment.format_v, segment.v, table, length, torch.float64)
         for token in range(start, end):
             last = int(batch.positions[token]) - seg_batch.first_position
-            keys = slice(max(0, last - window + 1) if window else 0, last + 1)
+            first = max(0, last - window + 1) if window else 0
+            keys = slice(last // chunk * chunk if chunk else first, last + 1)
             for head in range(q.shape[1]):
                 logits = k[head // group, keys] @ q[token, head] * scale
                 if softcap:
@@ -125,3 +128,13 @@ def plain_attention(
                     out[token, head] *= torch.exp(lse[token, head] - both)
                     lse[token, head] = both
     return out, lse
+
+
+def spoil_unseen_pages(rows: PagedRows, params: AttentionParams) -> None:
+    """Fill pages of which no token sees a row with NaN, as if others had got them."""
+    segment, seg_batch, batch = rows.segment, rows.seg_batch, rows.batch
+    for i, start in enumerate(batch.starts[:-1]):
+        first = max(0, int(params.first_visible(batch.positions[start])))
+        for page in seg_batch.page_table[i, : first // PAGE_TOKENS].tolist():
+            for plane in (*segment.k, *segment.v):
+                plane[page] = 0xFF

@@ -99,6 +99,12 @@ def test_window(window: int) -> None:
     check_windows(cpu_attention(), window=window, softcap=0.0, store=store_kv_cpu)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 64, 100, 256, 300, 5000])
+def test_chunk(chunk: int) -> None:
+    """A token sees from the last multiple of it on, as in Llama 4."""
+    check_windows(cpu_attention(), chunk=chunk, store=store_kv_cpu)
+
+
 @pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
 def test_softcap(softcap: float) -> None:
     check_windows(cpu_attention(), window=0, softcap=softcap, store=store_kv_cpu)

@@ -35,7 +35,7 @@ def build(
     group: int = 4,
     n_new: int = 1,
     softcap: bool = False,
-    window: bool = False,
+    window: int = 0,
     tiles: TileConfig | None = None,
 ) -> tuple[Any, TileConfig]:
     """The compiled kernel, and its tiles."""

@@ -13,6 +13,7 @@ import triton.language as tl
 from localkv.kernels.gpu.attention.online_softmax import (
     LOWEST,
     dot,
+    first_seen,
     rounded_to,
     scaled_logits,
     sees,
@@ -72,7 +73,8 @@ def decode_kernel(
         out_ptr, lse_ptr: fp32 [tokens, heads, splits, HEAD_DIM] and [tokens, heads, splits]; of a
             split without keys only the log-sum-exp, -inf, is written.
         first_position: position of the segment's row 0.
-        window: keys that a token sees, itself included, if WINDOW.
+        window: keys that a token sees, itself included, if WINDOW is 1; if it is 2, a token sees
+            from the last multiple of it on.
         QUERIES: GROUP * new tokens of a sequence at most, as a power of two.
         KEYS: rows of a tile; divides a page.
     """
@@ -92,7 +94,7 @@ def decode_kernel(
     first_tile = 0
     if WINDOW:
         earliest = tl.min(tl.where(is_query, position, length), 0)
-        first_tile = tl.maximum(earliest - window + 1, 0) // KEYS
+        first_tile = first_seen(earliest, first_position, window, WINDOW) // KEYS
     tiles = tl.cdiv(length, KEYS) - first_tile
     share = tl.cdiv(tiles, n_splits)
     begin = (first_tile + split * share) * KEYS
@@ -115,7 +117,9 @@ def decode_kernel(
         products = dot(low, q_low, None, PRODUCT_K)
         products = dot(high, q_high, products, PRODUCT_K)
         logits = scaled_logits(products, scale, softcap, SOFTCAP)
-        seen = valid[:, None] & sees(key[:, None], position[None, :], window, WINDOW)
+        seen = valid[:, None] & sees(
+            key[:, None], position[None, :], first_position, window, WINDOW
+        )
         logits = tl.where(seen, logits, -float("inf"))
         larger = tl.maximum(largest, tl.max(logits, 0))
         weights = tl.exp2(logits - larger[None, :])

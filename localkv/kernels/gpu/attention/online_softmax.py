@@ -53,13 +53,27 @@ def scaled_logits(products, scale, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def sees(key, position, window, WINDOW: tl.constexpr):
-    """Whether the token at `position` attends to `key`: causal, and `window` keys at most.
+def sees(key, position, first_position, window, WINDOW: tl.constexpr):
+    """Whether the token at `position` attends to `key`, both counted from `first_position`: causal,
+    and `window` keys at most, or those of its chunk.
 
     With a window that is one comparison, 0 <= position - key < window: a negative difference is
     large without its sign. The bound `position - window` would take registers of its own.
     """
-    if WINDOW:
+    if WINDOW == 1:
         return (position - key).to(tl.uint32) < window.to(tl.uint32)
+    elif WINDOW == 2:
+        reach = (position + first_position) % window + 1
+        return (position - key).to(tl.uint32) < reach.to(tl.uint32)
     else:
         return key <= position
+
+
+@triton.jit
+def first_seen(position, first_position, window, WINDOW: tl.constexpr):
+    """The first key that the token at `position` attends to, if there is a window or a chunk."""
+    if WINDOW == 2:
+        first = (position + first_position) // window * window - first_position
+    else:
+        first = position - window + 1
+    return tl.maximum(first, 0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.kernels.gpu.attention.config import (
     LEAST_KEYS,
@@ -65,10 +66,14 @@ def attention_constants(
     head_dim: int,
     tiles: TileConfig,
     softcap: bool,
-    window: bool,
+    window: int,
     ptx: bool,
 ) -> dict[str, Any]:
-    """The compile-time arguments that `decode_kernel` and `prefill_kernel` share."""
+    """The compile-time arguments that `decode_kernel` and `prefill_kernel` share.
+
+    Args:
+        window: 1 with a window, 2 with chunks, else 0.
+    """
     return {
         **_side(format_k, "K"),
         **_side(format_v, "V"),
@@ -161,13 +166,13 @@ def segment_attention(
         head_dim=head_dim,
         tiles=tiles,
         softcap=params.softcap != 0,
-        window=params.window != 0,
+        window=2 if params.chunk else 1 if params.window else 0,
         ptx=gpu.ptx,
     )
     table = seg_batch.page_table
     tables = (table, seg_batch.length_table, batch.start_table, batch.positions)
     numbers = (seg_batch.first_position, table.shape[1])
-    numbers += (params.softmax_scale, params.softcap, params.window)
+    numbers += (params.softmax_scale, params.softcap, params.window or params.chunk)
     options: dict[str, Any] = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     out = torch.empty_like(q)
     lse = torch.empty(tokens, n_heads, dtype=torch.float32, device=q.device)
@@ -190,6 +195,8 @@ def segment_attention(
         )
         return out, lse
     capacity = table.shape[1] * segment.k[0].shape[2]
+    if reach := params.window or params.chunk:
+        capacity = min(capacity, reach + PAGE_TOKENS)
     splits = n_splits(gpu, sequences, n_kv_heads, capacity, tiles.keys)
     parts = torch.empty(tokens, n_heads, splits, head_dim, dtype=torch.float32, device=q.device)
     part_lse = torch.empty(tokens, n_heads, splits, dtype=torch.float32, device=q.device)

@@ -13,6 +13,7 @@ from localkv.kernels.gpu.attention.online_softmax import (
     LOG2_E,
     LOWEST,
     dot,
+    first_seen,
     rounded_to,
     scaled_logits,
     sees,
@@ -85,7 +86,7 @@ def prefill_kernel(
     begin = 0
     if WINDOW:
         earliest = tl.min(tl.where(is_query, position, length), 0)
-        begin = tl.maximum(earliest - window + 1, 0) // KEYS * KEYS
+        begin = first_seen(earliest, first_position, window, WINDOW) // KEYS * KEYS
 
     k_low, k_high = COLUMNS_K(WIDTH)
     q_low = load_queries(q_ptr, row, is_query, k_low, HEAD_DIM, PRODUCT_K, COLUMNS=False)
@@ -104,7 +105,9 @@ def prefill_kernel(
         products = dot(q_low, tl.trans(low), None, PRODUCT_K)
         products = dot(q_high, tl.trans(high), products, PRODUCT_K)
         logits = scaled_logits(products, scale, softcap, SOFTCAP)
-        seen = valid[None, :] & sees(key[None, :], position[:, None], window, WINDOW)
+        seen = valid[None, :] & sees(
+            key[None, :], position[:, None], first_position, window, WINDOW
+        )
         logits = tl.where(seen, logits, -float("inf"))
         larger = tl.maximum(largest, tl.max(logits, 1))
         weights = tl.exp2(logits - larger[:, None])
