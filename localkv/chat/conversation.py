@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from localkv.chat.engine import Finished
-from localkv.chat.reasoning import spoken
+from localkv.chat.reasoning import split_reasoning
 
 Role = Literal["user", "assistant"]
 
@@ -94,7 +94,9 @@ class Conversation:
         since: Message | None = None,
         before: Message | None = None,
     ) -> list[dict[str, str]]:
-        """The prompt's messages, without reasoning and without an answer that is still empty.
+        """The prompt's messages, without an answer that is still empty.
+
+        Reasoning is apart, as `reasoning_content`: templates know of which turn a model reads it.
 
         Args:
             system_prompt: comes first, unless it is blank.
@@ -105,9 +107,11 @@ class Conversation:
         end = kept.index(before) if before is not None else len(kept)
         messages = [{"role": "system", "content": system_prompt}] if system_prompt.strip() else []
         for message in kept[first:end]:
-            content = message.content if message.role == "user" else spoken(message.content)
-            if message.role == "user" or content:
-                messages.append({"role": message.role, "content": content})
+            if message.role == "user":
+                messages.append({"role": "user", "content": message.content})
+            elif (parts := split_reasoning(message.content)).answer:
+                reasoning = {"reasoning_content": parts.reasoning} if parts.reasoning else {}
+                messages.append({"role": "assistant", "content": parts.answer, **reasoning})
         return messages
 
     def turns(self) -> list[list[Message]]:

@@ -68,7 +68,7 @@ class LocalEngine:
         return facts
 
     def _facts(self, llm: LLM, own: ChatTemplate | None, load_seconds: float) -> EngineFacts:
-        from localkv.loader.chat_prompt import THINK, without_effect
+        from localkv.loader.chat_prompt import without_effect
 
         options = self.options
         template = own or llm.chat_template
@@ -82,7 +82,7 @@ class LocalEngine:
         used = tool_template if "tools" in options.uses else template
         return replace(
             _facts(llm, load_seconds),
-            has_think_switch=template.reads(THINK),
+            has_think_switch=template.think_switch is not None,
             takes_tools=tool_template.reads("tools"),
             warnings=(
                 *dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localkv.loader.reasoning_tags import REASONING_TAGS, tags_at_start
+from localkv.loader.reasoning_tags import ANSWER_TAGS, REASONING_TAGS, tags_at_start
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ def split_reasoning(text: str) -> Reasoned:
     """The parts of an answer, also of one that is still being written.
 
     Only an answer that begins with the opening tag reasons: a later tag is text. The beginning
-    of a possible tag belongs to neither part yet.
+    of a possible tag belongs to neither part yet, and tags around the answer that follows are left
+    out.
     """
     start = text.lstrip()
     tags = tags_at_start(start)
@@ -30,14 +31,26 @@ def split_reasoning(text: str) -> Reasoned:
     inside = start.removeprefix(tags.open)
     reasoning, close, answer = inside.partition(tags.close)
     if close:
-        return Reasoned(reasoning.strip(), answer.lstrip("\n"))
-    for size in range(len(tags.close) - 1, 0, -1):
-        if reasoning.endswith(tags.close[:size]):
-            reasoning = reasoning[:-size]
-            break
-    return Reasoned(reasoning.lstrip(), "", open=True)
+        return Reasoned(reasoning.strip(), _out_of_tags(answer.lstrip("\n")))
+    return Reasoned(_without_begun(reasoning, tags.close).lstrip(), "", open=True)
 
 
-def spoken(text: str) -> str:
-    """An answer without its reasoning, as later turns see it."""
-    return split_reasoning(text).answer
+def _out_of_tags(answer: str) -> str:
+    """An answer without the tags that some models put around it after they have reasoned."""
+    start = answer.lstrip()
+    for tags in ANSWER_TAGS:
+        if start and tags.open.startswith(start):
+            return ""
+        if start.startswith(tags.open):
+            inside, close, rest = start.removeprefix(tags.open).partition(tags.close)
+            inside = inside.lstrip("\n")
+            return inside.rstrip() + rest if close else _without_begun(inside, tags.close)
+    return answer
+
+
+def _without_begun(text: str, tag: str) -> str:
+    """A text without an end that may become a tag."""
+    for size in range(len(tag) - 1, 0, -1):
+        if text.endswith(tag[:size]):
+            return text[:-size]
+    return text

@@ -9,7 +9,8 @@ from threading import Event
 
 from localkv.engine.engine import Engine
 from localkv.engine.reasoning_budget import ReasoningBudget
-from localkv.engine.text_stream import TextStream
+from localkv.engine.text_stream import TextStream, TokenDecoder
+from localkv.loader.channels import ChannelDecoder, channel_markers
 from localkv.loader.tokenizer import Tokenizer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
@@ -27,6 +28,7 @@ def new_stream(
     cancel: Event | None,
     opening: str = "",
     kept: Container[int] = (),
+    in_channels: bool = False,
     budget: ReasoningBudget | None = None,
     logprobs: int | None = None,
 ) -> TextStream:
@@ -35,6 +37,7 @@ def new_stream(
     Args:
         opening: text at the end of the prompt that the stream's begins with.
         kept: control tokens that are part of the text.
+        in_channels: an answer of several messages becomes one text, if the model writes such.
         budget: of an answer's reasoning.
 
     Raises:
@@ -66,7 +69,9 @@ def new_stream(
         logprobs=logprobs,
     )
     stops = (stop,) if isinstance(stop, str) else stop
-    decoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)
+    decoder: TokenDecoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)
+    if in_channels and (markers := channel_markers(tokenizer)):
+        decoder = ChannelDecoder(decoder, markers, ids)
     token_bytes = None if logprobs is None else partial(tokenizer.token_bytes, special=True)
     return TextStream(
         generation, decoder, stops, sampler.seed, opening=opening, token_bytes=token_bytes

@@ -67,9 +67,10 @@ class TextModel:
 
     @cached_property
     def _reasoning_ids(self) -> frozenset[int]:
-        """The tokens that enclose reasoning, if they are single ones: part of an answer's text."""
-        tags = (self.tokenizer.token_to_id(tag) for pair in REASONING_TAGS for tag in pair)
-        return frozenset(token for token in tags if token is not None)
+        """The control tokens of the tags that enclose reasoning: part of an answer's text."""
+        tags = [(tag, True) for pair in REASONING_TAGS for tag in pair]
+        found = self.tokenizer.encode_segments(tags, add_special=False)
+        return frozenset(filter(self.tokenizer.is_control, found))
 
     def chat_template_from(self, source: str) -> ChatTemplate:
         """A Jinja template with this model's BOS and EOS, to use instead of the file's own."""
@@ -141,6 +142,7 @@ class TextModel:
             cancel=cancel,
             opening=opening,
             kept=kept,
+            in_channels=isinstance(prompt, ChatPrompt),
             budget=budget,
             logprobs=logprobs,
         )
@@ -226,6 +228,9 @@ class TextModel:
 
         Nothing in the arguments becomes a control token: the template alone writes those. An
         argument that has no effect with this template is warned of (`UserWarning`).
+
+        Reasoning comes first, between the tags that the model has for it; that of gpt-oss's
+        channels between `<think>` and `</think>`, with the answer after them.
 
         Args:
             messages: {"role": "system" | "developer" | "user" | "assistant" | "tool", "content":

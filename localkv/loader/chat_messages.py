@@ -1,8 +1,9 @@
 """Messages as OpenAI's API and transformers have them, checked and put as a template takes them.
 
 Templates differ in the values that they can read: parts of a message or its text alone, a role
-`developer` or none, arguments of tool calls as objects or as JSON text. Whether parts and objects
-are read is found out by rendering a message that has them.
+`developer` or none, arguments of tool calls as objects or as JSON text, an earlier answer's
+reasoning by one name or another. Whether parts and objects are read is found out by rendering a
+message that has them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from contextlib import suppress
 from functools import lru_cache
 
 from localkv.errors import ChatTemplateError, UsageError
+from localkv.loader.channels import writes_channels
 from localkv.loader.chat_template import ChatTemplate
+from localkv.loader.continued_message import REASONING_FIELDS
+from localkv.loader.reasoning_tags import THINK_TAGS
 
 Message = Mapping[str, object]
 
@@ -25,7 +29,8 @@ def messages_for(template: ChatTemplate, messages: Sequence[Message]) -> list[Me
 
     The role `developer` becomes `system` where the template has no such role. Parts of text become
     one text, with a line break between, where it reads texts only. Arguments of tool calls become
-    objects where it reads those, else JSON text.
+    objects where it reads those, else JSON text. Reasoning is there by the names that templates
+    read, as in transformers.
 
     Raises:
         UsageError: a message is not one, or has a part that is not text.
@@ -66,7 +71,24 @@ def _message(template: ChatTemplate, message: Message, where: str) -> Message:
         raise UsageError(f"{where}.content is a {type(content).__name__}, not text")
     if calls := message.get("tool_calls"):
         shaped["tool_calls"] = _calls(template, calls, f"{where}.tool_calls")
-    return shaped
+    if role == "assistant" and writes_channels(template.source):
+        shaped = _out_of_tags(shaped)
+    reasoning = next((shaped[name] for name in REASONING_FIELDS if shaped.get(name)), None)
+    return shaped if reasoning is None else with_reasoning(shaped, reasoning)
+
+
+def _out_of_tags(message: dict[str, object]) -> dict[str, object]:
+    """A message with its reasoning as a field: tags stand for channels only in what a user gets."""
+    content = message.get("content")
+    if not isinstance(content, str) or not content.startswith(THINK_TAGS.open):
+        return message
+    reasoning, _, answer = content.removeprefix(THINK_TAGS.open).partition(THINK_TAGS.close)
+    return {"thinking": reasoning.strip(), **message, "content": answer.lstrip("\n")}
+
+
+def with_reasoning(message: Message, reasoning: object) -> Message:
+    """A message with its reasoning under the names that templates read, gpt-oss's among them."""
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _part(part: object, where: str) -> str:

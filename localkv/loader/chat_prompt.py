@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from localkv.errors import UsageError
+from localkv.loader.channels import in_channels, writes_channels
 from localkv.loader.chat_messages import Message, checked_tools, messages_for
-from localkv.loader.chat_template import ChatTemplate, ChatTokenizer, Segment, encode_prompt
+from localkv.loader.chat_template import (
+    THINK,
+    ChatTemplate,
+    ChatTokenizer,
+    Segment,
+    encode_prompt,
+)
 from localkv.loader.reasoning_tags import (
+    CHANNELS,
     REASONING_TAGS,
+    THINK_TAGS,
     ReasoningTags,
     tags_at_end,
     tags_at_start,
 )
-
-THINK = "enable_thinking"
-"""The variable of templates that says whether the model reasons before it answers."""
 
 _RESERVED = (
     "messages",
@@ -76,22 +82,28 @@ def chat_prompt(
         UsageError: a message is not one, or arguments contradict each other.
     """
     _check_beginnings(prefill, continued, continue_final_message, add_generation_prompt)
+    last = messages[-1] if messages else {}
+    if prefill and last.get("role") == "assistant":
+        raise UsageError(
+            "prefill begins an answer, and the last message is one already",
+            hint="continue_final_message=True goes on with it",
+        )
+    if _is_reasoned_in_channels(template, prefill):
+        continued = prefill
+    elif continue_final_message is True and _is_reasoned_in_channels(template, last.get("content")):
+        messages, continued, continue_final_message = messages[:-1], str(last["content"]), False
     messages = messages_for(template, messages)
     budget = _checked_budget(reasoning_budget)
-    variables = _variables(template_kwargs, enable_thinking)
-    if budget == 0 and THINK not in variables and template.reads(THINK):
-        variables[THINK] = False
+    variables = _variables(template, template_kwargs, enable_thinking)
+    switch = template.think_switch
+    if budget == 0 and switch is not None and switch not in variables:
+        variables[switch] = False
     calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
     given = {"tools": tools, "tool_calls": calls, "reasoning_budget": budget is not None}
     used = [name for name, value in given.items() if value]
     warnings = without_effect(tokenizer, template, variables, used)
     variables["tools"] = checked_tools(tools)
-    if prefill:
-        if messages and messages[-1]["role"] == "assistant":
-            raise UsageError(
-                "prefill begins an answer, and the last message is one already",
-                hint="continue_final_message=True goes on with it",
-            )
+    if prefill and not continued:
         messages.append({"role": "assistant", "content": prefill})
         continue_final_message = True
     if continue_final_message:
@@ -102,7 +114,7 @@ def chat_prompt(
         is_asked = add_generation_prompt is not False
         segments = template.render_segments(messages, add_generation_prompt=is_asked, **variables)
         begun = ""
-    tags, reasoned = _open_reasoning(segments, begun)
+    tags, reasoned = _open_reasoning(template, segments, begun)
     return ChatPrompt(
         encode_prompt(tokenizer, segments),
         _joined(segments),
@@ -149,7 +161,9 @@ def _n_tokens(tokenizer: ChatTokenizer, text: str, *, is_markup: bool = False) -
 
 
 def _variables(
-    template_kwargs: Mapping[str, object] | None, enable_thinking: bool | None
+    template: ChatTemplate,
+    template_kwargs: Mapping[str, object] | None,
+    enable_thinking: bool | None,
 ) -> dict[str, Any]:
     """The variables of a template besides those that every one has."""
     variables: dict[str, Any] = dict(template_kwargs or {})
@@ -162,6 +176,14 @@ def _variables(
         if THINK in variables and variables[THINK] is not enable_thinking:
             raise UsageError(f"{THINK} is {enable_thinking}, and another in template_kwargs")
         variables[THINK] = enable_thinking
+    return _switched(template, variables)
+
+
+def _switched(template: ChatTemplate, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables with the switch for reasoning by the name that this template has for it."""
+    variables, switch = dict(variables), template.think_switch
+    if THINK in variables and switch is not None and switch != THINK:
+        variables.setdefault(switch, variables.pop(THINK))
     return variables
 
 
@@ -177,6 +199,7 @@ def without_effect(
         variables: of the template.
         used: "tools", "tool_calls" and "reasoning_budget", if there are any.
     """
+    variables = _switched(template, variables)
     unread = [name for name in variables if not template.reads(name)]
     lines = []
     if THINK in unread:
@@ -197,6 +220,12 @@ def without_effect(
             "it has no effect"
         )
     return tuple(lines)
+
+
+def _is_reasoned_in_channels(template: ChatTemplate, text: object) -> bool:
+    """Whether a begun answer begins with reasoning, which goes into a channel."""
+    is_reasoned = isinstance(text, str) and tags_at_start(text) == THINK_TAGS
+    return is_reasoned and writes_channels(template.source)
 
 
 def _final_message(
@@ -224,10 +253,12 @@ def _continuation(
     continued: str,
 ) -> tuple[list[Segment], str]:
     """A prompt that goes on with what the model wrote after it; and the text of that at its end."""
-    tags = tags_at_start(continued)
-    if tags is not None and variables.get(THINK) is False:
-        variables = {**variables, THINK: True}
+    tags, switch = tags_at_start(continued), template.think_switch or THINK
+    if tags is not None and variables.get(switch) is False:
+        variables = {**variables, switch: True}
     segments = template.render_segments(messages, add_generation_prompt=True, **variables)
+    if writes_channels(template.source):
+        return [*segments, *(Segment(*piece) for piece in in_channels(continued))], continued
     opening = _opening(segments)
     opened = tags_at_start(opening)
     if opened is not None and tags is None:
@@ -264,9 +295,14 @@ def _opening(segments: Sequence[Segment]) -> str:
     return markup[markup.rindex(tags.open) :] if tags is not None else ""
 
 
-def _open_reasoning(segments: Sequence[Segment], begun: str) -> tuple[ReasoningTags | None, str]:
+def _open_reasoning(
+    template: ChatTemplate, segments: Sequence[Segment], begun: str
+) -> tuple[ReasoningTags | None, str]:
     """The tags of the reasoning that a prompt ends in, and the begun answer's part of it."""
     tags = tags_at_start(begun)
+    if tags == THINK_TAGS and writes_channels(template.source):
+        is_open = tags.close not in begun
+        return (CHANNELS, begun.removeprefix(tags.open).lstrip()) if is_open else (None, "")
     if tags is not None:
         reasoned = begun.lstrip().removeprefix(tags.open)
     else:

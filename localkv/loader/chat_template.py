@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from localkv.errors import ChatTemplateError, UsageError
@@ -34,7 +35,12 @@ __all__ = [
     "encode_prompt",
 ]
 
+THINK = "enable_thinking"
+"""The variable by which most templates are told whether the model reasons before it answers."""
+
 _DEFAULT_KEY = "tokenizer.chat_template"
+_THINKING = re.compile(r"\{%-?\s*(?:el)?if\s+(?:not\s+)?thinking\b(?!\s*\.)")
+"""The same by the name that Granite 3's, DeepSeek V3.1's and Kimi K3's have for it."""
 
 
 class Segment(NamedTuple):
@@ -60,6 +66,13 @@ class ChatTemplate:
     def reads(self, name: str) -> bool:
         """Whether the template's source has this word; a variable that it lacks has no effect."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+
+    @cached_property
+    def think_switch(self) -> str | None:
+        """The variable that says whether the model reasons before it answers, if there is one."""
+        if self.reads(THINK):
+            return THINK
+        return "thinking" if _THINKING.search(self.source) else None
 
     def render(
         self,

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from localkv.errors import ChatTemplateError, UsageError
 
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning: the one that most templates read, gpt-oss's, and another."""
+
 MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """A template that trims messages takes the space away, which shows that it does."""
 
@@ -31,7 +34,9 @@ def marked(
     last = messages[-1] if messages else {}
     content = last.get(field)
     if isinstance(content, str):
-        return [*messages[:-1], {**last, field: content + MARK}], content
+        copies = REASONING_FIELDS if field in REASONING_FIELDS else (field,)
+        every = {name: content + MARK for name in copies if last.get(name) == content}
+        return [*messages[:-1], {**last, **every}], content
     parts = list(content) if isinstance(content, list | tuple) else []
     for number in reversed(range(len(parts))):
         part = parts[number]

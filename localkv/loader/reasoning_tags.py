@@ -1,4 +1,8 @@
-"""The tags between which models reason before they answer, of all families, in one table."""
+"""The tags between which models reason before they answer, of all families, in one table.
+
+gpt-oss has channels instead: each message of an answer names one. In a prompt they are tags like
+others; in a text `<think>` and `</think>` stand for them (`localkv.loader.channels`).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,31 @@ class ReasoningTags(NamedTuple):
     close: str
 
 
+THINK_TAGS = ReasoningTags("<think>", "</think>")
+"""What most models write, and what a text has for reasoning in a channel."""
+
+CHANNELS = ReasoningTags(
+    "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+)
+"""gpt-oss's: the close of its reasoning begins the message that is the answer."""
+
 REASONING_TAGS = (
-    ReasoningTags("<think>", "</think>"),  # Qwen, DeepSeek, GLM, Granite, SmolLM
+    THINK_TAGS,  # Qwen, DeepSeek, GLM, Kimi, MiniMax M2, Granite, EXAONE, Hunyuan, Ernie, LFM2
     ReasoningTags("[THINK]", "[/THINK]"),  # Mistral
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
     ReasoningTags("<seed:think>", "</seed:think>"),  # Seed
+    ReasoningTags("<|channel>thought", "<channel|>"),  # Gemma 4
+    ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ReasoningTags("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ReasoningTags("<thought>", "</thought>"),  # EXAONE Deep
+    CHANNELS,
 )
+
+ANSWER_TAGS = (
+    ReasoningTags("<response>", "</response>"),  # Granite 3, Ernie
+    ReasoningTags("<answer>", "</answer>"),  # Hunyuan
+)
+"""The tags that some models put around the answer after they have reasoned."""
 
 
 def tags_at_start(text: str) -> ReasoningTags | None:

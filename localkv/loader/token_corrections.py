@@ -5,6 +5,7 @@ Follows `llama_vocab::impl::load` of llama.cpp (`src/llama-vocab.cpp`).
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from localkv.loader.token_types import BYTE_TEXTS, SPACE, TokenType
@@ -61,8 +62,10 @@ _FIM = (
         "<|middle|>",
     ),
 )
-# gpt-oss's channel markup, which is shown like text.
+# gpt-oss's channel markup. A text without it is hard to understand, so it is part of the text. (In
+# llama.cpp these become tokens of the kind that users can write, too.)
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+_SHOWN_END = "<|end|>"
 
 
 def special_id(metadata: Metadata, name: str, default: int | None, n_vocab: int) -> int | None:
@@ -116,7 +119,7 @@ def correct_types(
             types[ids[text]] = TokenType.CONTROL
     for text in _SHOWN_TEXTS:
         if text in ids:
-            types[ids[text]] = TokenType.USER_DEFINED
+            types[ids[text]] = TokenType.CONTROL
     found += [first((key,), ()) for key in ("eot_token_id", "eom_token_id")]
     eog.update(token for token in [*found, eos_id] if token is not None)
     texts_of_eog = {tokens[token] for token in eog}
@@ -124,17 +127,20 @@ def correct_types(
     if {"<|return|>", "<|call|>"} <= texts_of_eog or (
         "<|flush|>" in texts_of_eog and texts_of_eog & {"<|call|>", "<|calls|>"}
     ):
-        _demote("<|end|>", TokenType.USER_DEFINED, ids, types, eog)
+        eog.discard(ids.get(_SHOWN_END, -1))
     # In Gemma 4 and PLaMo, </s> is text.
     if texts_of_eog & {"<|tool_response>", "<|plamo:eos|>"}:
-        _demote("</s>", TokenType.NORMAL, ids, types, eog)
+        token = ids.get("</s>")
+        if token in eog:
+            eog.discard(token)
+            types[token] = TokenType.NORMAL
     return frozenset(eog)
 
 
-def _demote(
-    text: str, token_type: TokenType, ids: dict[str, int], types: list[int], eog: set[int]
-) -> None:
-    token = ids.get(text)
-    if token in eog:
-        eog.discard(token)
-        types[token] = token_type
+def shown_ids(ids: dict[str, int], eog_ids: Container[int]) -> frozenset[int]:
+    """The control tokens that are part of a text nevertheless."""
+    shown = [ids[text] for text in _SHOWN_TEXTS if text in ids]
+    end = ids.get(_SHOWN_END)
+    if shown and end is not None and end not in eog_ids:
+        shown.append(end)
+    return frozenset(shown)

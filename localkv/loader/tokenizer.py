@@ -190,7 +190,7 @@ class Tokenizer:
             UsageError: there is no such token.
         """
         token_type = self._vocabulary.types[self._checked(token)]
-        if token_type in _CONTROL_TYPES and not special:
+        if not special and self.is_control(token):
             return b""
         data = self._bytes_of.get(token)
         if data is None:
@@ -210,12 +210,16 @@ class Tokenizer:
         return self._vocabulary.ids.get(text)
 
     def is_control(self, token: int) -> bool:
-        """Whether a token is a control token, or the unknown one: `decode` can leave it out.
+        """Whether `decode` can leave a token out: control tokens, and the unknown one.
+
+        Not those that are part of a text, gpt-oss's `<|channel|>` for one.
 
         Raises:
             UsageError: there is no such token.
         """
-        return self._vocabulary.types[self._checked(token)] in _CONTROL_TYPES
+        vocabulary = self._vocabulary
+        is_control = vocabulary.types[self._checked(token)] in _CONTROL_TYPES
+        return is_control and token not in vocabulary.shown_ids
 
     def _checked(self, token: int) -> int:
         if not 0 <= token < self.n_vocab:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from localkv.errors import ModelFileError, UsageError
 from localkv.loader.pre_tokenizers import PRE_TOKENIZERS
-from localkv.loader.token_corrections import correct_spm_types, correct_types, special_id
+from localkv.loader.token_corrections import (
+    correct_spm_types,
+    correct_types,
+    shown_ids,
+    special_id,
+)
 from localkv.loader.token_types import SPECIAL_TYPES, TokenType
 
 if TYPE_CHECKING:
@@ -46,6 +51,7 @@ class Vocabulary:
         add_bos, add_eos: whether special tokens are put around a text by default.
         add_space_prefix: SPM puts a space before a text.
         lstrip_ids, rstrip_ids: special tokens that swallow the white space before or after them.
+        shown_ids: control tokens that are part of a text nevertheless.
         suppressed_ids: tokens that are never drawn (`tokenizer.ggml.suppress_tokens`).
         warnings: one line each on points that the file leaves open.
     """
@@ -66,6 +72,7 @@ class Vocabulary:
     add_space_prefix: bool
     lstrip_ids: frozenset[int] = frozenset()
     rstrip_ids: frozenset[int] = frozenset()
+    shown_ids: frozenset[int] = frozenset()
     suppressed_ids: frozenset[int] = frozenset()
     of_characters: bool = False
     warnings: tuple[str, ...] = ()
@@ -134,6 +141,7 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         and metadata.boolean("tokenizer.ggml.add_space_prefix", True),
         lstrip_ids=lstrip_ids,
         rstrip_ids=rstrip_ids,
+        shown_ids=shown_ids(ids, eog_ids),
         suppressed_ids=_suppressed_ids(metadata, n_vocab),
         of_characters=of_characters,
         warnings=tuple(warnings),

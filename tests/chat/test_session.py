@@ -49,6 +49,15 @@ def exchange(session: ChatSession, question: str, answer: str) -> None:
         ("<think>\n\n</think>\n\nYes.", "", "Yes.", False),
         ("Say <think> and </think>", "", "Say <think> and </think>", False),
         ("<think>a</think>b</think>c", "a", "b</think>c", False),
+        ("<|channel>thought\nHm\n<channel|>Yes.", "Hm", "Yes.", False),
+        ("<|inner_prefix|>Hm<|inner_suffix|>Yes.", "Hm", "Yes.", False),
+        ("<seed:think>Hm</seed:think>Yes.", "Hm", "Yes.", False),
+        ("[THINK]Hm[/THINK]Yes.", "Hm", "Yes.", False),
+        ("<think>Hm</think>\n<answer>\nYes.\n</answer>", "Hm", "Yes.", False),
+        ("<think>Hm</think><response>Yes", "Hm", "Yes", False),
+        ("<think>Hm</think><response>Yes</resp", "Hm", "Yes", False),
+        ("<think>Hm</think>\n\n<resp", "Hm", "", False),
+        ("<answer>Yes</answer>", "", "<answer>Yes</answer>", False),
     ],
 )
 def test_reasoning(text: str, reasoning: str, answer: str, still_open: bool) -> None:
@@ -64,6 +73,18 @@ def test_what_is_shown_only_grows() -> None:
         assert answer.startswith(shown)
         shown = answer
     assert shown == "Three </think> four"
+
+
+def test_earlier_reasoning_is_left_to_the_template(store: Store) -> None:
+    session = new_session(store)
+    exchange(session, "Q", "<think>\nHm\n</think>\n\nA1")
+    exchange(session, "Q2", "<think>\nnever answered")
+    exchange(session, "Q3", "A3")
+    answers = [m for m in session.conversation.prompt("") if m["role"] == "assistant"]
+    assert answers == [
+        {"role": "assistant", "content": "A1", "reasoning_content": "Hm"},
+        {"role": "assistant", "content": "A3"},
+    ]
 
 
 def test_branches_survive_the_store(store: Store) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from localkv import LLM
+from localkv.engine import new_stream
 from localkv.errors import UsageError
 from localkv.loader.chat_template import ChatTemplate
 
@@ -171,3 +172,16 @@ def test_a_template_for_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with_tools = llm.chat_prompt(HELLO, tools=[{"name": "weather"}])
     assert with_tools.text == f"1 tools, {HELLO[0]['content']}"
     assert with_tools.warnings == ()
+
+
+def test_an_answer_in_channels_is_one_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a conversation; a text that is continued is as the model writes it."""
+    options: dict[str, Any] = {"max_tokens": 6, **GREEDY}
+    n_prompt = len(llm.chat_prompt(HELLO).ids)
+    plain = llm.chat(HELLO, **options).completion
+    third = new_ids(llm, n_prompt)[2]
+    monkeypatch.setattr(new_stream, "channel_markers", lambda _: {third: "<|end|>"})
+    assert "\n\n" not in plain.text
+    assert "\n\n" in llm.chat(HELLO, **options).completion.text
+    text = llm.chat_prompt(HELLO).text
+    assert "\n\n" not in llm.complete(text, parse_special=True, **options).text

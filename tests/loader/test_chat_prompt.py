@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.errors import ChatTemplateError, UsageError
+from localkv.loader.channels import in_channels
 from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
+from localkv.loader.chat_template import THINK as THINK_SWITCH
 from localkv.loader.chat_template import ChatTemplate
-from localkv.loader.reasoning_tags import ReasoningTags
+from localkv.loader.reasoning_tags import CHANNELS, ReasoningTags
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from support.family_templates import FAMILIES, Family
 from support.tiny_vocabulary import bpe_metadata
@@ -157,6 +159,51 @@ def test_the_switch_for_thinking(name: str, value: bool) -> None:
         assert ("a reasoning budget of 0" in line) == (reasons and not value)
 
 
+def test_a_switch_of_another_name() -> None:
+    """Granite 3's and DeepSeek V3.1's is `thinking`, which is also what gpt-oss calls a field."""
+    source = "{% if thinking %}<think>{% else %}<think></think>{% endif %}{{ messages[0].content }}"
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    tokenizer = TOKENIZERS["qwen3"]
+    assert (template.think_switch, TEMPLATES["qwen3"].think_switch) == ("thinking", THINK_SWITCH)
+    assert TEMPLATES["gpt-oss"].think_switch is None
+    for value, opening in (
+        (True, "<think>"),
+        (False, "<think></think>"),
+        (None, "<think></think>"),
+    ):
+        got = chat_prompt(tokenizer, template, [USER], enable_thinking=value)
+        assert (got.text, got.warnings) == (opening + USER["content"], ())
+    variables = {"thinking": True}
+    got = chat_prompt(tokenizer, template, [USER], template_kwargs=variables, reasoning_budget=0)
+    assert got.text.startswith("<think>How")
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
+@pytest.mark.parametrize("read", ["reasoning_content", "thinking"])
+def test_reasoning_by_any_name(field: str, read: str) -> None:
+    """As in transformers: templates read it by the first name, gpt-oss's by the second."""
+    source = "{% for m in messages %}{{ m.READ or '' }}|{{ m.content }}|{% endfor %}"
+    template = ChatTemplate(source.replace("READ", read), bos_token="", eos_token="")
+    answer = {"role": "assistant", "content": "Fine.", field: "Hm"}
+    got = chat_prompt(TOKENIZERS["qwen3"], template, [USER, answer])
+    assert got.text == "|How is it in Bern?|Hm|Fine.|"
+    begun = {**answer, field: "Hm, Be"}
+    options: dict[str, Any] = {"continue_final_message": read}
+    got = chat_prompt(TOKENIZERS["qwen3"], template, [USER, begun], **options)
+    assert got.text == "|How is it in Bern?|Hm, Be"
+
+
+def test_reasoning_between_tags_is_put_in_a_channel() -> None:
+    """What `LLM.chat` gives as the text of an answer can be given back as one."""
+    answer = {"role": "assistant", "content": "<think>\nHm\n</think>\n\nFine."}
+    got = prompt("gpt-oss", [USER, answer, USER]).text
+    assert got == prompt("gpt-oss", [USER, {**answer, "content": "Fine."}, USER]).text
+    got = prompt("gpt-oss", [USER, answer], continue_final_message=True).text
+    assert got.endswith(
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Fine."
+    )
+
+
 def test_other_variables() -> None:
     got = prompt("gpt-oss", [USER], template_kwargs={"reasoning_effort": "high", "x": 1})
     assert "Reasoning: high" in got.text
@@ -192,8 +239,11 @@ def test_content_in_parts(name: str) -> None:
 def test_a_prefill_is_the_final_message_of_transformers(name: str, text: str) -> None:
     got = prompt(name, [SYSTEM, USER], prefill=text)
     final = [SYSTEM, USER, {"role": "assistant", "content": text}]
-    assert got.text == in_jinja(name, final, continues=True)
-    assert got.text.endswith(got.opening)
+    if name == "gpt-oss" and "think" in text:
+        assert got.text.endswith("<|start|>assistant<|channel|>analysis<|message|>Well")
+    else:
+        assert got.text == in_jinja(name, final, continues=True)
+        assert got.text.endswith(got.opening)
     assert got.opening == (text.strip() if name == "llama3.1" else text)
     same = prompt(name, final, continue_final_message=True)
     assert (same.text, same.ids, same.opening) == (got.text, got.ids, "")
@@ -233,10 +283,15 @@ def test_an_answer_goes_on_as_it_was_written(name: str, text: str) -> None:
         assert got.text == in_jinja(name, final, continues=True)
     elif name == "deepseek":
         assert got.text == begun.text + text.removeprefix("<think>\n")
+    elif name == "gpt-oss":
+        written = "".join(piece for piece, _ in in_channels(text))
+        assert written.startswith("<|channel|>analysis" if "think" in text else "<|channel|>final")
+        assert got.text == begun.text + written
     else:
         assert got.text == begun.text + text
     is_open = text == "<think>\nWell"
-    assert got.reasoning == (THINK if is_open else None)
+    opened = CHANNELS if name == "gpt-oss" else THINK
+    assert got.reasoning == (opened if is_open else None)
     assert (got.n_reasoned > 0) == is_open
     assert (got.opening, got.is_begun) == ("", True)
 

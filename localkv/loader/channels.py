@@ -1,0 +1,160 @@
+"""gpt-oss's answers: several messages, each in a channel, become one text.
+
+An answer of OpenAI's harmony format is `<|channel|>analysis<|message|>...<|end|><|start|>assistant
+<|channel|>final<|message|>...<|return|>`: the reasoning is in the channel `analysis`, what is meant
+for the user in `final` or, before a tool is called, in `commentary`. A call names its recipient,
+`commentary to=functions.NAME <|constrain|>json`, and ends with `<|call|>`. In the text there is
+reasoning between `<think>` and `</think>`, and a call between `<tool_call>` and `</tool_call>`, as
+other models write them. (https://cookbook.openai.com/articles/openai-harmony)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from localkv.loader.reasoning_tags import CHANNELS, THINK_TAGS
+
+_MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+_CONSTRAIN = "<|constrain|>"
+_RECIPIENT = re.compile(r"\bto=(\S+)")
+_MOST_HEADER = 200
+"""Characters of a header; what is longer is none, but the text of a model that leaves it out."""
+
+_OPEN, _CLOSE = THINK_TAGS.open + "\n", "\n" + THINK_TAGS.close + "\n\n"
+_CALL_CLOSE = "}\n</tool_call>"
+
+
+class _Decoder(Protocol):
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class _Vocabulary(Protocol):
+    def token_to_id(self, text: str) -> int | None: ...
+
+
+class ChannelDecoder:
+    """A decoder of tokens (`StreamDecoder`) for an answer in channels, on top of one for its texts.
+
+    Args:
+        decoder: turns the tokens of a message into text.
+        markers: the ids of `channel_markers`.
+        prompt_ids: of the prompt, which may end within a message of the answer.
+    """
+
+    def __init__(
+        self, decoder: _Decoder, markers: dict[int, str], prompt_ids: Sequence[int]
+    ) -> None:
+        self._decoder = decoder
+        self._markers = markers
+        self._header: str | None = None
+        self._is_reasoning = False
+        self._ending = ""
+        self._replay(prompt_ids)
+
+    def _replay(self, prompt_ids: Sequence[int]) -> None:
+        """Come to where the prompt ends: in which channel, or in a header."""
+        at = len(prompt_ids) - 1
+        while at >= 0 and self._markers.get(prompt_ids[at]) != "<|start|>":
+            at -= 1
+        for token in prompt_ids[max(at, 0) :]:
+            self.push(token)
+        if self._header is not None and "<|channel|>" not in self._header:
+            self._header = ""  # the role that the prompt ends with
+
+    def push(self, token: int) -> str:
+        marker = self._markers.get(token)
+        if marker is None:
+            piece = self._decoder.push(token)
+            return piece if self._header is None else self._in_header(piece)
+        rest = self._decoder.flush()
+        if marker == "<|end|>":
+            return rest + self._end()
+        if marker == "<|start|>":
+            self._header = "<|start|>"
+        elif marker == "<|message|>" and self._header is not None:
+            return self._begin(self._header)
+        elif self._header is not None:
+            self._header += marker
+        elif marker == "<|channel|>":
+            self._header = marker
+        return rest
+
+    def flush(self) -> str:
+        rest, self._ending = self._decoder.flush() + self._ending, ""
+        header, self._header = self._header, None
+        return rest + ("" if header is None or header.startswith("<|") else header)
+
+    def _in_header(self, piece: str) -> str:
+        """A piece of a header, or the text of a model that writes none."""
+        assert self._header is not None
+        header = self._header + piece
+        is_possible = header.startswith("<|") or " to=".startswith(header[:4])
+        if is_possible and len(header) <= _MOST_HEADER:
+            self._header = header
+            return ""
+        self._header = None
+        return _plain(header)
+
+    def _begin(self, header: str) -> str:
+        """The text before that of a message, whose header is complete."""
+        self._header = None
+        _, _, channel = header.partition("<|channel|>")
+        recipient = _RECIPIENT.search(header.replace("<|", " <|"))
+        is_reasoning = channel.startswith("analysis") and recipient is None
+        text = ""
+        if is_reasoning and self._is_reasoning:
+            text = "\n\n"
+        elif is_reasoning:
+            text = _OPEN
+        elif self._is_reasoning:
+            text = _CLOSE
+        self._is_reasoning = is_reasoning
+        if recipient is not None:
+            name = json.dumps(recipient[1].removeprefix("functions."))
+            text += f'<tool_call>\n{{"name": {name}, "arguments": '
+            self._ending = _CALL_CLOSE
+        return text
+
+    def _end(self) -> str:
+        """The text after that of a message."""
+        ending, self._ending = self._ending, ""
+        return ending + ("" if self._is_reasoning else "\n\n")
+
+
+def _plain(header: str) -> str:
+    return header.removeprefix("<|start|>").removeprefix("<|channel|>")
+
+
+def channel_markers(vocabulary: _Vocabulary) -> dict[int, str]:
+    """The tokens that make channels, empty if a model has none."""
+    ids = {vocabulary.token_to_id(marker): marker for marker in (*_MARKERS, _CONSTRAIN)}
+    found = {token: marker for token, marker in ids.items() if token is not None}
+    return found if set(_MARKERS) <= set(found.values()) else {}
+
+
+def writes_channels(source: str) -> bool:
+    """Whether a template has a model answer in channels."""
+    return all(marker in source for marker in _MARKERS)
+
+
+def in_channels(text: str) -> list[tuple[str, bool]]:
+    """An answer's text as the model wrote it: pieces, each with whether it is markup."""
+    if not text.startswith(THINK_TAGS.open):
+        final = "<|channel|>final<|message|>"
+        return [(final, True), (text, False)]
+    reasoning, close, answer = text.removeprefix(THINK_TAGS.open).partition(THINK_TAGS.close)
+    reasoning = reasoning.removeprefix("\n")
+    if not close:
+        return [(CHANNELS.open, True), (reasoning, False)]
+    pieces = (
+        (CHANNELS.open, True),
+        (reasoning.removesuffix("\n"), False),
+        (CHANNELS.close, True),
+        (answer.removeprefix("\n\n"), False),
+    )
+    return [piece for piece in pieces if piece[0]]
