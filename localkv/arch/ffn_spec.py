@@ -66,7 +66,9 @@ class MoeSpec:
             its two best experts; 1 is no groups.
         weights_scale: factor on the weights.
         shared_gated: the shared expert's output is multiplied by a sigmoid of the token.
-        activation: of the experts, which are gated; of the shared one, too.
+        activation: of the experts, and of the shared one.
+        gated: experts have a gate, as the shared one.
+        biased: router and experts must have biases; elsewhere a file may have them.
         router_reads_input: the router reads the layer's input, before any norm (SmallThinker).
         weighs_input: an expert's weight multiplies what it reads, not what it gives (Llama 4).
     """
@@ -83,8 +85,20 @@ class MoeSpec:
     weights_scale: float = 1.0
     shared_gated: bool = False
     activation: Activation = "silu"
+    gated: bool = True
+    biased: bool = False
     router_reads_input: bool = False
     weighs_input: bool = False
+
+    @property
+    def expert(self) -> MlpSpec:
+        """The block that each expert is."""
+        return MlpSpec(self.n_ff, self.activation, self.gated)
+
+    @property
+    def shared(self) -> MlpSpec:
+        """The block that the shared expert is."""
+        return MlpSpec(self.n_ff_shared, self.activation, self.gated)
 
 
 @dataclass(frozen=True)

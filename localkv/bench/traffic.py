@@ -16,7 +16,7 @@ from localkv.kernels.layer_weights import tensors_of
 from localkv.memory.plan import kv_bytes_per_token
 from localkv.model import Transformer
 
-_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
 
 
 def weight_bytes(model: Transformer, n_tokens: int) -> float:

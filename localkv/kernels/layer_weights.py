@@ -133,19 +133,22 @@ class MoeWeights:
 
     Attributes:
         ffn_gate_inp: the router, [n_experts, n_embd].
-        ffn_gate_exps, ffn_up_exps: packed [n_experts, n_ff, n_embd].
+        ffn_gate_exps, ffn_up_exps: packed [n_experts, n_ff, n_embd]; there is no gate where the
+            specification has none.
         ffn_down_exps: packed [n_experts, n_embd, n_ff].
+        ffn_gate_up_exps: packed [n_experts, 2 * n_ff, n_embd], in place of gate and up.
         shared: an expert that sees every token, or None.
         ffn_gate_inp_shexp: float32 [n_embd], its sigmoid gate, or None.
         exp_probs_b: float32 [n_experts], added for the choice, or None.
-        gate_bias, up_bias, down_bias: float32 [n_experts, n_out] of the experts' products, or None.
+        gate_bias, up_bias, down_bias, gate_up_bias: float32 [n_experts, n_out] of the experts'
+            products, or None.
         router_norm: of what the router reads, or None (Gemma 4).
         down_scale: float32 [n_experts], factors on the experts' output, or None.
     """
 
     ffn_gate_inp: Linear
-    ffn_gate_exps: PackedTensor
-    ffn_up_exps: PackedTensor
+    ffn_gate_exps: PackedTensor | None
+    ffn_up_exps: PackedTensor | None
     ffn_down_exps: PackedTensor
     shared: MlpWeights | None = None
     ffn_gate_inp_shexp: Array | None = None
@@ -155,6 +158,8 @@ class MoeWeights:
     down_bias: Array | None = None
     router_norm: Norm | None = None
     down_scale: Array | None = None
+    ffn_gate_up_exps: PackedTensor | None = None
+    gate_up_bias: Array | None = None
 
 
 @dataclass(frozen=True)

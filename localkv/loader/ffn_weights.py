@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec
+from localkv.cache.arrays import Array
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import (
     FfnWeights,
     Linear,
@@ -49,17 +53,41 @@ def _mlp(read: TensorReader, spec: MlpSpec, n_embd: int, at: str, suffix: str = 
 
 def _moe(read: TensorReader, moe: MoeSpec, n_embd: int, at: str) -> MoeWeights:
     n_experts, n_ff = moe.n_experts, moe.n_ff
-    shared, gate = None, None
-    if moe.n_ff_shared:
-        shared_spec = MlpSpec(moe.n_ff_shared, moe.activation)
-        shared = _mlp(read, shared_spec, n_embd, at, "_shexp")
-    if moe.shared_gated:
-        gate = read.vector(f"{at}ffn_gate_inp_shexp.weight", n_embd)
+
+    def stack(name: str, n_out: int, n_in: int) -> PackedTensor:
+        return read.matrix(f"{at}ffn_{name}_exps.weight", n_experts, n_out, n_in)
+
+    def bias(name: str, n_out: int) -> Array | None:
+        tensor = f"{at}ffn_{name}_exps.bias"
+        return read.vector(tensor, n_experts, n_out) if moe.biased or read.has(tensor) else None
+
+    def optional(tensor: str, n: int) -> Array | None:
+        return read.vector(f"{at}{tensor}", n) if read.has(f"{at}{tensor}") else None
+
+    experts: dict[str, Any]
+    if moe.gated and read.has(f"{at}ffn_gate_up_exps.weight"):
+        experts = {
+            "ffn_gate_exps": None,
+            "ffn_up_exps": None,
+            "ffn_gate_up_exps": stack("gate_up", 2 * n_ff, n_embd),
+            "gate_up_bias": bias("gate_up", 2 * n_ff),
+        }
+    else:
+        experts = {
+            "ffn_gate_exps": stack("gate", n_ff, n_embd) if moe.gated else None,
+            "ffn_up_exps": stack("up", n_ff, n_embd),
+            "gate_bias": bias("gate", n_ff) if moe.gated else None,
+            "up_bias": bias("up", n_ff),
+        }
     return MoeWeights(
-        ffn_gate_inp=read.linear(f"{at}ffn_gate_inp", n_experts, n_embd),
-        ffn_gate_exps=read.matrix(f"{at}ffn_gate_exps.weight", n_experts, n_ff, n_embd),
-        ffn_up_exps=read.matrix(f"{at}ffn_up_exps.weight", n_experts, n_ff, n_embd),
-        ffn_down_exps=read.matrix(f"{at}ffn_down_exps.weight", n_experts, n_embd, n_ff),
-        shared=shared,
-        ffn_gate_inp_shexp=gate,
+        ffn_gate_inp=read.linear(f"{at}ffn_gate_inp", n_experts, n_embd, bias_required=moe.biased),
+        **experts,
+        ffn_down_exps=stack("down", n_embd, n_ff),
+        down_bias=bias("down", n_embd),
+        down_scale=optional("ffn_down_exps.scale", n_experts),
+        exp_probs_b=read.vector(f"{at}exp_probs_b.bias", n_experts) if moe.selection_bias else None,
+        shared=_mlp(read, moe.shared, n_embd, at, "_shexp") if moe.n_ff_shared else None,
+        ffn_gate_inp_shexp=read.vector(f"{at}ffn_gate_inp_shexp.weight", n_embd)
+        if moe.shared_gated
+        else None,
     )

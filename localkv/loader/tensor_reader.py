@@ -118,14 +118,14 @@ class TensorReader:
             self.source.release(name)
         return weight
 
-    def values(self, name: str, size: int) -> NDArray[np.float32]:
-        """Those of a vector, on the host."""
-        return self.packed(name, size).decode()
+    def values(self, name: str, *shape: int) -> NDArray[np.float32]:
+        """Those of a vector or of several, on the host."""
+        return self.packed(name, *shape).decode()
 
-    def vector(self, name: str, size: int) -> Array:
-        """A norm's or a bias' values, in the backend's type of activations."""
+    def vector(self, name: str, *shape: int) -> Array:
+        """Values of norms or biases, in the backend's type of activations."""
         arrays = self.backend.arrays
-        return arrays.floating(arrays.from_numpy(self.values(name, size)))
+        return arrays.floating(arrays.from_numpy(self.values(name, *shape)))
 
     def norm(self, spec: NormSpec, size: int, at: str = "") -> Norm:
         """A norm of rows of `size`; `at` is its layer's prefix."""

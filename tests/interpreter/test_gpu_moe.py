@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -24,28 +25,15 @@ N_EMBD, N_FF, N_EXPERTS = 256, 256, 5
 pytestmark = pytest.mark.usefixtures("large_tiles")
 
 
-def unprepared(layer: MoeWeights) -> MoeWeights:
-    """For the reference, which reads the file's rows."""
-
-    def plain(weight: PackedTensor) -> PackedTensor:
-        return PackedTensor(weight.format, weight.rows, weight.shape, weight.halves_activations)
-
-    def plain_linear(linear: Linear) -> Linear:
-        return replace(linear, weight=plain(linear.weight))
-
-    shared = layer.shared and MlpWeights(
-        plain_linear(layer.shared.ffn_gate),
-        plain_linear(layer.shared.ffn_up),
-        plain_linear(layer.shared.ffn_down),
-    )
-    return MoeWeights(
-        plain_linear(layer.ffn_gate_inp),
-        plain(layer.ffn_gate_exps),
-        plain(layer.ffn_up_exps),
-        plain(layer.ffn_down_exps),
-        shared,
-        None if layer.ffn_gate_inp_shexp is None else layer.ffn_gate_inp_shexp.double(),
-    )
+def unprepared(part: Any) -> Any:
+    """For the reference, which reads the file's rows, and in float64."""
+    if isinstance(part, PackedTensor):
+        return PackedTensor(part.format, part.rows, part.shape, part.halves_activations)
+    if isinstance(part, torch.Tensor):
+        return part.double()
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{f.name: unprepared(getattr(part, f.name)) for f in fields(part)})
+    return part
 
 
 def experts_of(name: str, down: str, *, shared: bool = False, gated: bool = False) -> MoeWeights:
@@ -94,6 +82,28 @@ def test_routing_of_nan() -> None:
     assert ((experts >= 0) & (experts < 6)).all()
 
 
+@pytest.mark.parametrize("gating", ["softmax", "sigmoid", "softmax_of_chosen", "sqrt_softplus"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"renormalise": False, "weights_scale": 2.5},
+        {"selection_bias": True},
+        {"selection_bias": True, "n_groups": 4, "n_groups_used": 2},
+        {"n_groups": 3, "n_groups_used": 1, "weights_scale": 0.5},
+    ],
+    ids=str,
+)
+def test_kinds_of_routing(changes: dict[str, Any], gating: Any) -> None:
+    moe = replace(MoeSpec(12, 3, n_ff=8, gating=gating), **changes)
+    logits = torch.randn(9, 12) * 3
+    logits[2, :5] = torch.tensor([25.0, 60.0, -30.0, -20.0, -2.0])
+    bias = torch.randn(12) if moe.selection_bias else None
+    experts, weights = route(logits, moe, bias)
+    want_experts, want_weights = plain_route(logits, moe, bias)
+    assert torch.equal(experts.long(), want_experts)
+    torch.testing.assert_close(weights, want_weights, rtol=2e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("tile", [1, 4, 16])
 def test_tiles_hold_each_pair_once(tile: int) -> None:
     experts = torch.randint(0, 6, (13, 2), dtype=torch.int32)
@@ -134,9 +144,68 @@ def test_experts(name: str, down: str, n_tokens: int) -> None:
     assert error(gpu_moe.moe_mlp(x, layer, moe), want) < limit
 
 
+def biases(layer: MoeWeights, n_ff: int) -> MoeWeights:
+    """The same with biases and factors of the experts' outputs."""
+    n_ff_up = n_ff * (2 if layer.ffn_gate_up_exps is not None else 1)
+    return replace(
+        layer,
+        gate_bias=torch.randn(N_EXPERTS, n_ff),
+        up_bias=torch.randn(N_EXPERTS, n_ff),
+        gate_up_bias=torch.randn(N_EXPERTS, n_ff_up),
+        down_bias=torch.randn(N_EXPERTS, N_EMBD),
+        down_scale=torch.rand(N_EXPERTS) + 0.5,
+        exp_probs_b=torch.randn(N_EXPERTS) * 0.1,
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gating": "softmax_of_chosen", "activation": "swiglu_oai", "renormalise": False},
+        {"gating": "sigmoid", "activation": "relu", "selection_bias": True, "weights_scale": 2.0},
+        {"gating": "sigmoid", "weighs_input": True, "renormalise": False},
+        {"activation": "gelu"},
+        {"activation": "relu2", "gated": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("n_tokens", [1, pytest.param(19, marks=pytest.mark.slow)])
+def test_kinds_of_experts(changes: dict[str, Any], fused: bool, n_tokens: int) -> None:
+    """Activations, biases, weights before or after; gate and up in one stack, or no gate."""
+    moe = MoeSpec(N_EXPERTS, 2, n_ff=N_FF, **changes)
+    layer = experts_of("mxfp4", "mxfp4")
+    if fused and moe.gated:
+        both = prepared("mxfp4", N_EXPERTS, 2 * N_FF, N_EMBD, seed=7)
+        layer = replace(layer, ffn_gate_exps=None, ffn_up_exps=None, ffn_gate_up_exps=both)
+    elif not moe.gated:
+        layer = replace(layer, ffn_gate_exps=None)
+    layer = biases(layer, N_FF)
+    if not moe.selection_bias:
+        layer = replace(layer, exp_probs_b=None)
+    x, routed = torch.randn(n_tokens, N_EMBD), torch.randn(n_tokens, N_EMBD)
+    want = moe_mlp(x.double(), unprepared(layer), moe, routed.double())
+    got = gpu_moe.moe_mlp(x, layer, moe, routed)
+    assert error(got, want) < (5e-6 if n_tokens == 1 else 2e-3)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_shared_expert_of_another_activation(gated: bool) -> None:
+    layer = experts_of("q4_0", "q5_1", shared=True)
+    assert layer.shared is not None
+    if not gated:
+        layer = replace(layer, ffn_gate_exps=None, shared=replace(layer.shared, ffn_gate=None))
+    x = torch.rand(1, N_EMBD)
+    moe = MoeSpec(N_EXPERTS, 2, N_FF, n_ff_shared=96, activation="relu2", gated=gated)
+    want = moe_mlp(x.double(), unprepared(layer), moe)
+    assert error(gpu_moe.moe_mlp(x, layer, moe), want) < 3 * EXACT
+
+
 @pytest.mark.parametrize("name", ["q4_0", "f16"])
 def test_experts_beyond_31_bits(name: str) -> None:
     layer = experts_of(name, name)
+    assert layer.ffn_gate_exps is not None
+    assert layer.ffn_up_exps is not None
     there = replace(
         layer,
         ffn_gate_exps=far(planes_of(layer.ffn_gate_exps)),
@@ -145,9 +214,10 @@ def test_experts_beyond_31_bits(name: str) -> None:
     )
     x, weights = torch.rand(1, N_EMBD), torch.rand(1, 2)
     experts = torch.tensor([[1, 3]], dtype=torch.int32)
-    near = gpu_moe.expert_products(x, experts, weights, layer)
+    moe = MoeSpec(N_EXPERTS, 2, n_ff=N_FF)
+    near = gpu_moe.expert_products(x, experts, weights, layer, moe)
     experts = experts + there.ffn_gate_exps.shape[0] - N_EXPERTS
-    assert torch.equal(gpu_moe.expert_products(x, experts, weights, there), near)
+    assert torch.equal(gpu_moe.expert_products(x, experts, weights, there, moe), near)
 
 
 @pytest.mark.parametrize(

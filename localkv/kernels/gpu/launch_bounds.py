@@ -89,15 +89,31 @@ def check_planes(weight: PlaneTensor, n_in: int) -> None:
 
 
 def check_experts(
-    x: Tensor, experts: Tensor, factors: Tensor, stacks: Sequence[PlaneTensor]
+    x: Tensor,
+    experts: Tensor,
+    factors: Tensor,
+    stacks: tuple[PlaneTensor | None, PlaneTensor, PlaneTensor],
+    stack_rows: int,
+    n_ff: int,
+    added: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
 ) -> None:
-    """Gate and up, [n_experts, n_ff, n_embd], and down, the other way round; ids of each token."""
+    """Gate, if there is one, and up have `stack_rows` an expert, and down takes `n_ff` values;
+    ids of each token; biases of the three and factors of down, where there are any."""
     gate, up, down = stacks
-    n_experts, n_ff, n_embd = gate.shape
-    if up.shape != gate.shape or down.shape != (n_experts, n_embd, n_ff):
-        raise BoundsError(f"experts {gate.shape}, {up.shape}, {down.shape}")
+    n_experts, n_embd = up.shape[0], up.shape[-1]
+    shape = (n_experts, stack_rows, n_embd)
+    if up.shape != shape or down.shape != (n_experts, n_embd, n_ff):
+        raise BoundsError(f"experts {up.shape}, {down.shape} of {n_ff}")
+    if gate is not None and gate.shape != shape:
+        raise BoundsError(f"experts {gate.shape}, {up.shape}")
     for weight, n_in in ((gate, x.shape[-1]), (up, x.shape[-1]), (down, n_ff)):
-        check_planes(weight, n_in)
-    shape = (x.shape[0], experts.shape[-1])
-    check_array("experts", experts, "int32", *shape)
-    check_array("factors", factors, "float32", *shape)
+        if weight is not None:
+            check_planes(weight, n_in)
+    names = ("gate's biases", "up's biases", "down's biases", "down's factors")
+    shapes = ((stack_rows,), (stack_rows,), (n_embd,), ())
+    for name, values, rows in zip(names, added, shapes, strict=True):
+        if values is not None:
+            check_array(name, values, "float32", n_experts, *rows)
+    token_shape = (x.shape[0], experts.shape[-1])
+    check_array("experts", experts, "int32", *token_shape)
+    check_array("factors", factors, "float32", *token_shape)

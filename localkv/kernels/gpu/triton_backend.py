@@ -124,9 +124,10 @@ def moe_residual(x: Tensor, layer_input: Tensor, layer: LayerWeights, spec: Laye
     assert isinstance(spec.ffn, MoeSpec)
     source = layer_input if spec.parallel else x
     h = source if layer.ffn_norm is None else norm(source, layer.ffn_norm)
+    routed = layer_input if spec.ffn.router_reads_input else None
     if layer.post_ffn_norm is None and spec.residual_scale == 1.0:
-        return moe_mlp(h, layer.ffn, spec.ffn, residual=x)
-    return with_rest(x, moe_mlp(h, layer.ffn, spec.ffn), layer.post_ffn_norm, spec)
+        return moe_mlp(h, layer.ffn, spec.ffn, routed, residual=x)
+    return with_rest(x, moe_mlp(h, layer.ffn, spec.ffn, routed), layer.post_ffn_norm, spec)
 
 
 def logits(x: Tensor, output_norm: Norm, output: Linear, spec: ModelSpec) -> Tensor:

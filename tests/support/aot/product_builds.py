@@ -14,6 +14,7 @@ from localkv.arch.ffn_spec import Activation
 from localkv.formats import FORMATS
 from localkv.formats.gpu.weight_layout import WeightLayout, weight_layout
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.moe.kernels import ACTIVATIONS as EXPERT_ACTIVATIONS
 from localkv.kernels.gpu.moe.kernels import experts_down_kernel, experts_gate_up_kernel
 from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.products.products import ACTIVATIONS
@@ -22,7 +23,7 @@ from support.aot.aot_report import Report, compile_kernel, report
 
 N_IN = N_OUT = 4096
 N_PROCESSORS = 100
-ALIGNED = ("n_in", "n_rows", "a_rows", "b_rows", "c_rows", "split_stride")
+ALIGNED = ("n_in", "n_rows", "stack_rows", "up_start", "a_rows", "b_rows", "c_rows", "split_stride")
 TYPES = {
     torch.uint8: "*u8",
     torch.int16: "*i16",
@@ -188,6 +189,7 @@ def gate_up_build(
     routed: bool,
     split: bool = False,
     activation: Activation = "silu",
+    biased: bool = False,
 ) -> Build:
     """`gate_up_kernel`, or the one for routed experts, sorted where there are many tokens."""
     layouts, sizes = _sizes((name, name), n_tokens)
@@ -206,7 +208,11 @@ def gate_up_build(
         "out_ptr": "*fp32",
     }
     if routed:
-        constants["N_USED"] = 8
+        constants |= {"N_USED": 8, "ACTIVATION": EXPERT_ACTIVATIONS[activation]}
+        absent = () if biased else ("gate_bias_ptr", "up_bias_ptr")
+        constants |= dict.fromkeys((*absent, "weights_ptr"))
+        types |= dict.fromkeys(("stack_rows", "up_start"), "i32")
+        types |= dict.fromkeys(("gate_bias_ptr", "up_bias_ptr"), "*fp32")
         types |= _pair_types(constants, n_tokens)
         return _built(experts_gate_up_kernel, arch, types, constants, sizes, (name,))
     constants |= {"gate_bias_ptr": None, "up_bias_ptr": None, "SPLIT": split}
@@ -215,17 +221,19 @@ def gate_up_build(
 
 
 @cache
-def experts_down_build(arch: int, name: str, n_tokens: int) -> Build:
+def experts_down_build(arch: int, name: str, n_tokens: int, *, biased: bool = False) -> Build:
     layouts, sizes = _sizes((name,), n_tokens)
     constants = {
         **_common(arch, layouts, sizes),
         "DOWN": layouts[0].read,
         "DOWN_UNIT": layouts[0].unit,
+        **({} if biased else {"bias_ptr": None}),
+        "expert_scale_ptr": None,
     }
     types: dict[str, Any] = {
         **_x_types(constants),
         **dict.fromkeys(("n_experts", "n_in", "n_rows"), "i32"),
-        **dict.fromkeys(("out_ptr", "weights_ptr"), "*fp32"),
+        **dict.fromkeys(("out_ptr", "weights_ptr", "bias_ptr"), "*fp32"),
         "planes": plane_types(name),
         "w_scale": "fp32",
     }

@@ -6,14 +6,18 @@ and a tile takes pairs of one expert; the grid has room for the worst distributi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.ffn_spec import MlpSpec, MoeSpec
+from localkv.kernels.activation import activate
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_experts
 from localkv.kernels.gpu.moe.kernels import (
+    ACTIVATIONS,
     combine_kernel,
     experts_down_kernel,
     experts_gate_up_kernel,
@@ -21,6 +25,7 @@ from localkv.kernels.gpu.moe.kernels import (
 from localkv.kernels.gpu.moe.route import ExpertTiles, expert_tiles, route
 from localkv.kernels.gpu.products.activations import Activations, row_warps
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
+from localkv.kernels.gpu.products.products import ACTIVATIONS as GATED
 from localkv.kernels.gpu.products.products import (
     activations,
     gate_up,
@@ -29,7 +34,7 @@ from localkv.kernels.gpu.products.products import (
     planes_of,
 )
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes
-from localkv.kernels.layer_weights import MoeWeights
+from localkv.kernels.layer_weights import MlpWeights, MoeWeights
 
 FEW_PAIRS = 2
 """Pairs an expert, on average, up to which they are multiplied one by one."""
@@ -64,43 +69,82 @@ def _rows(x: Tensor, sizes: TileSizes, weights: list[PlaneTensor]) -> Activation
     return Activations(x.contiguous()) if sizes.tokens == 1 else activations(x, weights)
 
 
-def expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeights) -> Tensor:
+class _Stacks(NamedTuple):
+    """The stacks of a layer's experts: those of gate and up are one, if the file has it so.
+
+    Biases are float32 [n_experts, rows], as the stacks' rows; `up_start` is the row of an expert
+    at which those of up begin.
+    """
+
+    gate: PlaneTensor | None
+    up: PlaneTensor
+    down: PlaneTensor
+    up_start: int
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+
+    @property
+    def gate_and_up(self) -> list[PlaneTensor]:
+        return [self.up] if self.gate is None else [self.gate, self.up]
+
+
+def _stacks(layer: MoeWeights, moe: MoeSpec) -> _Stacks:
+    down = planes_of(layer.ffn_down_exps)
+    if layer.ffn_gate_up_exps is not None:
+        both, bias = planes_of(layer.ffn_gate_up_exps), layer.gate_up_bias
+        return _Stacks(both, both, down, moe.n_ff, bias, bias)
+    assert layer.ffn_up_exps is not None
+    up = planes_of(layer.ffn_up_exps)
+    gate = None if layer.ffn_gate_exps is None else planes_of(layer.ffn_gate_exps)
+    return _Stacks(gate, up, down, 0, layer.gate_bias, layer.up_bias)
+
+
+def expert_products(
+    x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeights, moe: MoeSpec
+) -> Tensor:
     """float32 [pairs, n_embd]: each pair's expert's output, times its weight.
 
     Args:
         x: float32 or float16 [tokens, n_embd].
         experts, weights: int32 and float32 [tokens, experts of a token].
     """
-    n_pairs, n_used = experts.numel(), experts.shape[1]
-    gate, up = planes_of(layer.ffn_gate_exps), planes_of(layer.ffn_up_exps)
-    down = planes_of(layer.ffn_down_exps)
-    n_experts, n_ff, n_embd = gate.shape
-    check_experts(x, experts, weights, (gate, up, down))
+    n_pairs, n_used, n_ff = experts.numel(), experts.shape[1], moe.n_ff
+    stacks = _stacks(layer, moe)
+    gate, up, down = stacks.gate, stacks.up, stacks.down
+    n_experts, stack_rows, n_embd = up.shape
+    biases = (stacks.gate_bias, stacks.up_bias, layer.down_bias, layer.down_scale)
+    check_experts(x, experts, weights, (gate, up, down), stacks.up_start + n_ff, n_ff, biases)
 
-    sizes = _sizes(n_pairs, [gate, up])
+    sizes = _sizes(n_pairs, stacks.gate_and_up)
     n_tiles, tables = _tiles(experts, n_experts, sizes)
-    rows = _rows(x, sizes, [gate, up])
+    rows = _rows(x, sizes, stacks.gate_and_up)
     hidden = x.new_empty(n_pairs, n_ff, dtype=torch.float32)
     launch(
         experts_gate_up_kernel,
         (triton.cdiv(n_ff, sizes.rows), n_tiles),
         rows.values,
         rows.restore,
+        weights if moe.weighs_input else None,
         hidden,
         *tables,
         n_experts,
         n_embd,
         n_ff,
-        gate.planes,
-        gate.scale,
+        stack_rows,
+        stacks.up_start,
+        None if gate is None else gate.planes,
+        None if gate is None else gate.scale,
+        stacks.gate_bias,
         up.planes,
         up.scale,
+        stacks.up_bias,
         N_USED=n_used,
-        GATE=gate.layout.read,
-        GATE_UNIT=gate.layout.unit,
+        ACTIVATION=ACTIVATIONS[moe.activation],
+        GATE=None if gate is None else gate.layout.read,
+        GATE_UNIT=None if gate is None else gate.layout.unit,
         UP=up.layout.read,
         UP_UNIT=up.layout.unit,
-        **launch_constants(sizes, [gate, up]),
+        **launch_constants(sizes, stacks.gate_and_up),
     )
 
     down_sizes = _sizes(n_pairs, [down])
@@ -113,7 +157,7 @@ def expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeigh
         (triton.cdiv(n_embd, down_sizes.rows), n_tiles),
         rows.values,
         rows.restore,
-        weights,
+        None if moe.weighs_input else weights,
         out,
         *tables,
         n_experts,
@@ -121,6 +165,8 @@ def expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeigh
         n_embd,
         down.planes,
         down.scale,
+        layer.down_scale,
+        layer.down_bias,
         DOWN=down.layout.read,
         DOWN_UNIT=down.layout.unit,
         **launch_constants(down_sizes, [down]),
@@ -128,19 +174,33 @@ def expert_products(x: Tensor, experts: Tensor, weights: Tensor, layer: MoeWeigh
     return out
 
 
-def moe_mlp(x: Tensor, layer: MoeWeights, moe: MoeSpec, residual: Tensor | None = None) -> Tensor:
+def _shared(x: Tensor, shared: MlpWeights, spec: MlpSpec) -> Tensor:
+    """What the shared expert gives, before its gate: float32 [tokens, n_embd]."""
+    if shared.ffn_gate is not None and spec.activation in GATED:
+        hidden = gate_up(x, shared.ffn_gate, shared.ffn_up, spec.activation)
+    else:
+        gate = None if shared.ffn_gate is None else linear(x, shared.ffn_gate)
+        up = linear(x, shared.ffn_up)
+        hidden = activate(up, None, spec) if gate is None else activate(gate, up, spec)
+    return linear(hidden, shared.ffn_down)
+
+
+def moe_mlp(
+    x: Tensor,
+    layer: MoeWeights,
+    moe: MoeSpec,
+    routed: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
     """As `kernels.moe.moe_mlp`, and `residual` added: float32 [tokens, n_embd].
 
     Args:
-        x: float32 or float16 [tokens, n_embd].
+        x, routed: float32 or float16 [tokens, n_embd].
     """
-    experts, weights = route(linear(x, layer.ffn_gate_inp), moe)
-    pairs = expert_products(x, experts, weights, layer)
-    shared = None
-    if layer.shared is not None:
-        assert layer.shared.ffn_gate is not None
-        hidden = gate_up(x, layer.shared.ffn_gate, layer.shared.ffn_up)
-        shared = linear(hidden, layer.shared.ffn_down)
+    logits = linear(x if routed is None else routed, layer.ffn_gate_inp)
+    experts, weights = route(logits, moe, layer.exp_probs_b)
+    pairs = expert_products(x, experts, weights, layer, moe)
+    shared = None if layer.shared is None else _shared(x, layer.shared, moe.shared)
     n_tokens, n = x.shape
     out = torch.empty_like(pairs[:n_tokens])
     width = triton.next_power_of_2(n)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.kernels.gpu.products.kernels import silu
+from localkv.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
+from localkv.kernels.gpu.products.kernels import gelu, silu
 from localkv.kernels.gpu.products.tile import product
+
+OAI_ALPHA, OAI_LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 
 
 @triton.jit
@@ -27,62 +30,119 @@ def _pairs(expert_ptr, first_ptr, end_ptr, order_ptr, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _expert_rows(expert, n_rows, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """Rows of the output, and those to read of the stack."""
+def _expert_rows(expert, n_rows, stack_rows, start, ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """Rows of the output, and those to read of the stack, where an expert has `stack_rows` and
+    these begin at `start`."""
     out_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    row = tl.minimum(out_row, n_rows - 1)
+    row = start + tl.minimum(out_row, n_rows - 1)
     if WIDE:
-        return out_row, expert.to(tl.int64) * n_rows + row
+        return out_row, expert.to(tl.int64) * stack_rows + row
     else:
-        return out_row, expert * n_rows + row
+        return out_row, expert * stack_rows + row
+
+
+@triton.jit
+def silu_gated(gate, up):
+    return silu(gate) * up
+
+
+@triton.jit
+def gelu_gated(gate, up):
+    return gelu(gate) * up
+
+
+@triton.jit
+def relu_gated(gate, up):
+    return tl.maximum(gate, 0.0) * up
+
+
+@triton.jit
+def relu2_gated(gate, up):
+    positive = tl.maximum(gate, 0.0)
+    return positive * positive * up
+
+
+@triton.jit
+def swiglu_oai_gated(gate, up):
+    gate = tl.minimum(gate, OAI_LIMIT)
+    up = tl.minimum(tl.maximum(up, -OAI_LIMIT), OAI_LIMIT)
+    return gate / (1.0 + tl.exp(gate * -OAI_ALPHA)) * (up + 1.0)
 
 
 @triton.jit
 def experts_gate_up_kernel(
-    x_ptr, restore_ptr, out_ptr, expert_ptr, first_ptr, end_ptr, order_ptr, n_experts, n_in, n_rows,
-    gate_planes, gate_scale, up_planes, up_scale,
-    N_USED: tl.constexpr,
+    x_ptr, restore_ptr, weights_ptr, out_ptr, expert_ptr, first_ptr, end_ptr, order_ptr,
+    n_experts, n_in, n_rows, stack_rows, up_start,
+    gate_planes, gate_scale, gate_bias_ptr, up_planes, up_scale, up_bias_ptr,
+    N_USED: tl.constexpr, ACTIVATION: tl.constexpr,
     GATE: tl.constexpr, GATE_UNIT: tl.constexpr, UP: tl.constexpr, UP_UNIT: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, VALUES: tl.constexpr, EVEN: tl.constexpr,
     HALVES: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, FENCE: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up of each pair's token and expert: [pairs, n_rows].
-    Grid: (tiles of rows, tiles of pairs)."""
+    """ACTIVATION(gate, up) of each pair's token and expert: [pairs, n_rows].
+    Grid: (tiles of rows, tiles of pairs).
+
+    Without a GATE up takes its place, and 1 its own. Biases, of `stack_rows` each, may be None.
+    With `weights_ptr` what an expert reads is multiplied by the pair's weight.
+    """
     expert, pair, ok = _pairs(expert_ptr, first_ptr, end_ptr, order_ptr, TOKENS)
     if expert < n_experts:
-        out_row, row = _expert_rows(expert, n_rows, ROWS, WIDE)
         x_row = pair // N_USED
-        gate = product(
-            x_ptr, x_row, restore_ptr, gate_planes, row, 0, n_in, n_in, gate_scale,
-            GATE, GATE_UNIT, ROWS, TOKENS, VALUES, EVEN, HALVES, STAGES, FENCE, PTX,
-        )  # fmt: skip
+        if GATE is not None:
+            out_row, row = _expert_rows(expert, n_rows, stack_rows, 0, ROWS, WIDE)
+            gate = product(
+                x_ptr, x_row, restore_ptr, gate_planes, row, 0, n_in, n_in, gate_scale,
+                GATE, GATE_UNIT, ROWS, TOKENS, VALUES, EVEN, HALVES, STAGES, FENCE, PTX,
+            )  # fmt: skip
+            if weights_ptr is not None:
+                gate *= tl.load(weights_ptr + pair)[None, :]
+            if gate_bias_ptr is not None:
+                gate += tl.load(gate_bias_ptr + row)[:, None]
+        out_row, row = _expert_rows(expert, n_rows, stack_rows, up_start, ROWS, WIDE)
         up = product(
             x_ptr, x_row, restore_ptr, up_planes, row, 0, n_in, n_in, up_scale,
             UP, UP_UNIT, ROWS, TOKENS, VALUES, EVEN, HALVES, STAGES, FENCE, PTX,
         )  # fmt: skip
+        if weights_ptr is not None:
+            up *= tl.load(weights_ptr + pair)[None, :]
+        if up_bias_ptr is not None:
+            up += tl.load(up_bias_ptr + row)[:, None]
+        if GATE is not None:
+            y = ACTIVATION(gate, up)
+        else:
+            y = ACTIVATION(up, 1.0)
         at = pair.to(tl.int64)[None, :] * n_rows + out_row[:, None]
-        tl.store(out_ptr + at, silu(gate) * up, mask=(out_row < n_rows)[:, None] & ok[None, :])
+        tl.store(out_ptr + at, y, mask=(out_row < n_rows)[:, None] & ok[None, :])
 
 
 @triton.jit
 def experts_down_kernel(
     x_ptr, restore_ptr, weights_ptr, out_ptr, expert_ptr, first_ptr, end_ptr, order_ptr,
-    n_experts, n_in, n_rows, planes, w_scale,
+    n_experts, n_in, n_rows, planes, w_scale, expert_scale_ptr, bias_ptr,
     DOWN: tl.constexpr, DOWN_UNIT: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, VALUES: tl.constexpr, EVEN: tl.constexpr,
     HALVES: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, FENCE: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
     """Each pair's row of x through its expert, times its weight: [pairs, n_rows].
-    Grid: (tiles of rows, tiles of pairs)."""
+    Grid: (tiles of rows, tiles of pairs).
+
+    The experts' factors and biases may be None, as the weights.
+    """
     expert, pair, ok = _pairs(expert_ptr, first_ptr, end_ptr, order_ptr, TOKENS)
     if expert < n_experts:
-        out_row, row = _expert_rows(expert, n_rows, ROWS, WIDE)
+        out_row, row = _expert_rows(expert, n_rows, n_rows, 0, ROWS, WIDE)
         y = product(
             x_ptr, pair, restore_ptr, planes, row, 0, n_in, n_in, w_scale,
             DOWN, DOWN_UNIT, ROWS, TOKENS, VALUES, EVEN, HALVES, STAGES, FENCE, PTX,
-        ) * tl.load(weights_ptr + pair)[None, :]  # fmt: skip
+        )  # fmt: skip
+        if expert_scale_ptr is not None:
+            y *= tl.load(expert_scale_ptr + expert)
+        if bias_ptr is not None:
+            y += tl.load(bias_ptr + row)[:, None]
+        if weights_ptr is not None:
+            y *= tl.load(weights_ptr + pair)[None, :]
         at = pair.to(tl.int64)[None, :] * n_rows + out_row[:, None]
         tl.store(out_ptr + at, y, mask=(out_row < n_rows)[:, None] & ok[None, :])
 
@@ -112,3 +172,13 @@ def combine_kernel(
     if residual_ptr is not None:
         y += tl.load(residual_ptr + token * n + column, mask=ok, other=0.0)
     tl.store(out_ptr + token * n + column, y, mask=ok)
+
+
+ACTIVATIONS = {
+    "silu": silu_gated,
+    "gelu": gelu_gated,
+    "relu": relu_gated,
+    "relu2": relu2_gated,
+    "swiglu_oai": swiglu_oai_gated,
+}
+"""activation(gate) * up, or what has its place."""
