@@ -138,6 +138,9 @@ def test_unused_and_missing_tensors(tmp_path: Path) -> None:
         ({"settings": {"rope.dimension_count": 66}}, "can't rotate 66 channels of a head of 64"),
         ({"settings": {"expert_count": 2, "expert_used_count": 3}}, "3 of 2 experts"),
         ({"settings": {**MOE, "expert_gating_func": 2}}, "gating function 2"),
+        ({"settings": {**MOE, "expert_group_count": 4}}, "6 experts don't make 4 groups"),
+        ({"settings": {**MOE, "expert_group_count": 6}}, "6 experts don't make 6 groups"),
+        ({"settings": {**MOE, "expert_group_count": 3}}, "0 of 3 groups"),
         ({"settings": {"block_count": 0}}, "'llama.block_count' is 0"),
     ],
 )
@@ -148,6 +151,13 @@ def test_refused_models(changes: dict, message: str, tmp_path: Path) -> None:
 
 
 BACKENDS = [reference_backend(), cpu_backend()]
+PACKED_EXPERTS = "gpt-oss-mxfp4"
+"""Its logits are those of the decoded values."""
+
+
+def of_8_bits(backend: Backend) -> bool:
+    """Whether products round activations beside packed weights to 8 bits, as ggml does."""
+    return backend.name == "cpu" and HAS_VNNI
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
@@ -158,11 +168,25 @@ def test_llama_cpp_logits(backend: Backend, conformance: Path, summary: Summary)
     for path in sorted(files):
         if read_metadata(path).string("general.architecture") not in ARCHS:
             continue
+        if path.stem == PACKED_EXPERTS and of_8_bits(backend):
+            continue
         want = np.fromfile(path.with_suffix(".logits.f32"), np.float32).reshape(300, -1)
         worst[path.stem] = nmse(logits(path, backend, CONFORMANCE_IDS, "f16", chunk=128), want)
     summary(f"NMSE against llama.cpp, {backend.name}", worst)
     assert {"llama", "gemma3", "command-r"} <= set(worst)
     assert max(worst.values()) <= 2e-6
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="activations stay float32 here")
+def test_packed_experts_in_8_bits(conformance: Path) -> None:
+    """Tokens are as far off as with other packed weights, but for those that go to other experts:
+    the two best of a router's logits can be nearer than the rounding. llama.cpp is 3e-3 off."""
+    path = conformance / f"archs2/{PACKED_EXPERTS}.gguf"
+    want = np.fromfile(path.with_suffix(".logits.f32"), np.float32).reshape(300, -1)
+    got = logits(path, cpu_backend(), CONFORMANCE_IDS, "f16")
+    each = [nmse(a, b) for a, b in zip(got, want, strict=True)]
+    assert np.quantile(each, 0.9) <= 4e-4
+    assert nmse(got, want) <= 5e-3
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
@@ -177,5 +201,4 @@ def test_exact_logits_of_weight_types(
     summary(f"NMSE against float64, {backend.name}", worst)
     assert worst
     # llama.cpp, which rounds activations to 8 bits too, is off by 2.2e-4 to 5.1e-4
-    in_8_bits = backend.name == "cpu" and HAS_VNNI
-    assert max(worst.values()) <= (4e-4 if in_8_bits else 1e-6)
+    assert max(worst.values()) <= (4e-4 if of_8_bits(backend) else 1e-6)

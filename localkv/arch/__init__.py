@@ -14,13 +14,17 @@ from localkv.arch import (
     exaone,
     gemma,
     glm,
+    gpt_oss,
     granite,
     hunyuan,
     layer_normed,
     llama,
+    llama4,
+    mixtures,
     olmo,
     phi,
     qwen,
+    smallthinker,
 )
 from localkv.arch.facts import Facts
 from localkv.arch.spec import ModelSpec
@@ -38,6 +42,10 @@ FAMILIES = (
     hunyuan,
     layer_normed,
     apertus,
+    mixtures,
+    gpt_oss,
+    llama4,
+    smallthinker,
 )
 
 ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {

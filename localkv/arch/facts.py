@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from localkv.arch.ffn_spec import MoeSpec
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.rope_spec import RopeSpec
 from localkv.errors import ModelFileError
@@ -15,8 +14,6 @@ from localkv.errors import ModelFileError
 ROPE_FREQS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 SCALINGS = ("none", "linear", "yarn")
-SOFTMAX_GATING = 1
-"""llama.cpp's `LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX`."""
 
 
 class Keys(Protocol):
@@ -253,27 +250,3 @@ class Facts:
             key = self.key("rope.scaling.yarn_log_multiplier")
             raise ModelFileError(f"key {key!r} is {all_dims}")
         return attn_factor * mscale(1.0) / below
-
-    def experts(self, *, renormalise: bool = True, shared: bool = False) -> MoeSpec:
-        """Routed experts as the keys say.
-
-        Args:
-            shared: the architecture has a shared expert.
-
-        Raises:
-            ModelFileError: a value makes no sense, or a way to choose experts is not supported.
-        """
-        n_experts = self.integer("expert_count")
-        n_used = self.integer("expert_used_count")
-        if n_used > n_experts:
-            raise ModelFileError(f"{n_used} of {n_experts} experts can't be used")
-        gating = self.integer("expert_gating_func", SOFTMAX_GATING)
-        if gating not in (0, SOFTMAX_GATING):
-            raise ModelFileError(f"expert gating function {gating} is not supported, only softmax")
-        n_ff = self.integer("expert_feed_forward_length", 0)
-        n_ff = n_ff or self.same_in_all_layers("feed_forward_length")
-        n_ff_shared = 0
-        if shared:
-            default = self.same_in_all_layers("feed_forward_length", n_ff)
-            n_ff_shared = self.integer("expert_shared_feed_forward_length", default)
-        return MoeSpec(n_experts, n_used, n_ff, n_ff_shared, renormalise, shared_gated=shared)

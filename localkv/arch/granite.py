@@ -1,6 +1,6 @@
 """Granite: a Llama with factors on the embedding, the residual, the softmax and the logits.
 
-After llama.cpp's `src/models/granite.cpp`.
+After llama.cpp's `src/models/granite.cpp` and `granite-moe.cpp`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from localkv.arch import plain
+from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
 from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
@@ -40,4 +41,15 @@ def granite(facts: Facts) -> ModelSpec:
     return plain.model(facts, [layer] * facts.n_layers, **scales(facts))
 
 
-ARCHITECTURES = {"granite": granite}
+def granite_moe(facts: Facts) -> ModelSpec:
+    """Its experts are as wide as dense blocks would be; the shared one may be missing."""
+    moe = experts(
+        facts,
+        n_ff=facts.same_in_all_layers("feed_forward_length"),
+        n_ff_shared=facts.integer("expert_shared_feed_forward_length", 0),
+    )
+    layer = residual(facts, plain.layer(facts, attention(facts), moe))
+    return plain.model(facts, [layer] * facts.n_layers, **scales(facts))
+
+
+ARCHITECTURES = {"granite": granite, "granitemoe": granite_moe}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localkv.arch import plain
+from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
 from localkv.arch.mixer_spec import Temperature
 from localkv.arch.spec import ModelSpec
@@ -19,7 +20,7 @@ UNROTATED_INTERVAL = 4
 
 def llama(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=True, divisors=True)
-    ffn = facts.experts() if facts.integer("expert_count", 0) else plain.mlp(facts)
+    ffn = experts(facts) if facts.integer("expert_count", 0) else plain.mlp(facts)
     return plain.model(facts, [plain.layer(facts, attention, ffn)] * facts.n_layers)
 
 

@@ -25,9 +25,12 @@ def olmo2(facts: Facts) -> ModelSpec:
     """OLMo 3 is this with windows; layers that have one rotate without YaRN."""
     attention = plain.attention(facts, interleaved=False)
     assert attention.rope is not None
-    norms = {name: replace(norm, span="row") for name, norm in plain.head_norms(facts).items()}
     layer = LayerSpec(
-        replace(attention, **norms), plain.mlp(facts), None, None, **plain.post_norms(facts)
+        replace(attention, **plain.row_norms(facts)),
+        plain.mlp(facts),
+        None,
+        None,
+        **plain.post_norms(facts),
     )
     rope = window_rope(facts, attention.rope, scaled=False)
     return plain.model(facts, layers_with_windows(layer, windows(facts, PERIOD), rope))

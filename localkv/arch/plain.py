@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from localkv.arch.facts import Facts
@@ -47,6 +48,11 @@ def attention(
 def head_norms(facts: Facts) -> dict[str, Any]:
     """RMSNorm over each head of q and of k, for `dataclasses.replace` of an attention."""
     return {"q_norm": facts.rms_norm("attn_q_norm"), "k_norm": facts.rms_norm("attn_k_norm")}
+
+
+def row_norms(facts: Facts) -> dict[str, Any]:
+    """RMSNorm over all heads of q, and of k, at once, for `replace` of an attention."""
+    return {name: replace(norm, span="row") for name, norm in head_norms(facts).items()}
 
 
 def post_norms(facts: Facts) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localkv.arch import plain
+from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
 from localkv.arch.ffn_spec import MlpSpec, MoeSpec
 from localkv.arch.mixer_spec import AttentionSpec
@@ -29,7 +30,10 @@ def qwen2(facts: Facts) -> ModelSpec:
 
 def qwen2moe(facts: Facts) -> ModelSpec:
     """A shared expert, gated by a sigmoid; weights of routed ones as the softmax leaves them."""
-    return _model(facts, _biased(facts), facts.experts(renormalise=False, shared=True))
+    n_ff = facts.same_in_all_layers("feed_forward_length", 0)
+    n_shared = facts.integer("expert_shared_feed_forward_length", n_ff)
+    moe = experts(facts, renormalise=False, n_ff_shared=n_shared, shared_gated=True)
+    return _model(facts, _biased(facts), moe)
 
 
 def qwen3(facts: Facts) -> ModelSpec:
@@ -37,7 +41,7 @@ def qwen3(facts: Facts) -> ModelSpec:
 
 
 def qwen3moe(facts: Facts) -> ModelSpec:
-    return _model(facts, _normed(facts), facts.experts())
+    return _model(facts, _normed(facts), experts(facts))
 
 
 def qwen2vl(facts: Facts) -> ModelSpec:
@@ -51,9 +55,15 @@ def qwen3vl(facts: Facts) -> ModelSpec:
     return qwen3(facts)
 
 
+def qwen3vlmoe(facts: Facts) -> ModelSpec:
+    facts.turns_sections()
+    return qwen3moe(facts)
+
+
 ARCHITECTURES = {
     "qwen2vl": qwen2vl,
     "qwen3vl": qwen3vl,
+    "qwen3vlmoe": qwen3vlmoe,
     "qwen2": qwen2,
     "qwen2moe": qwen2moe,
     "qwen3": qwen3,
