@@ -6,80 +6,46 @@ Enough for planning memory; `synthetic.py` makes models of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import Ffn, MlpSpec, MoeSpec
-from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.spec import ModelSpec
 from localkv.errors import UsageError
 from localkv.formats import FORMATS
+from localkv.formats.base import QuantFormat
 from localkv.loader.gguf_header import TensorInfo
+from localkv.loader.known_shapes import KNOWN_SHAPES, KnownShape
+from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
+from localkv.loader.quantised_format import is_quantised, quantised_format
 
 
-def _keys(
-    n_layers: int, n_embd: int, n_heads: int, n_kv_heads: int, n_ctx: int, eps: float, theta: float
-) -> dict[str, object]:
-    return {
-        "block_count": n_layers,
-        "embedding_length": n_embd,
-        "context_length": n_ctx,
-        "attention.head_count": n_heads,
-        "attention.head_count_kv": n_kv_heads,
-        "attention.layer_norm_rms_epsilon": eps,
-        "rope.freq_base": theta,
-    }
+@cache
+def _spec(shape: KnownShape) -> ModelSpec:
+    """What the architecture's family makes of a shape's keys, as of a file's."""
+    prefixed = {f"{shape.architecture}.{key}": value for key, value in shape.keys.items()}
+    token_embd = {"token_embd.weight": (shape.n_vocab, shape.keys["embedding_length"])}
+    shapes = {**token_embd, **shape.tensors}
+    metadata = Metadata(prefixed, shape.name)
+    return ARCHS[shape.architecture](Facts(shape.architecture, shape.name, metadata, shapes))
 
 
-def _spec(
-    architecture: str, name: str, n_vocab: int, n_embd: int, keys: dict[str, object]
-) -> ModelSpec:
-    """What the architecture's family makes of these keys, as of a file's."""
-    metadata = Metadata({f"{architecture}.{key}": value for key, value in keys.items()}, name)
-    shapes = {"token_embd.weight": (n_vocab, n_embd)}
-    return ARCHS[architecture](Facts(architecture, name, metadata, shapes))
+class _Shapes(Mapping[str, ModelSpec]):
+    """Specifications by the shape's name, made when they are asked for."""
+
+    def __getitem__(self, name: str) -> ModelSpec:
+        return _spec(KNOWN_SHAPES[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(KNOWN_SHAPES)
+
+    def __len__(self) -> int:
+        return len(KNOWN_SHAPES)
 
 
-def _llama(
-    name: str, n_layers: int, n_embd: int, n_heads: int, n_ff: int, n_vocab: int = 128256
-) -> ModelSpec:
-    """A Llama 3 model: 8 KV heads, 128k tokens of context."""
-    keys = _keys(n_layers, n_embd, n_heads, 8, 1 << 17, 1e-5, 500000.0)
-    return _spec("llama", name, n_vocab, n_embd, {**keys, "feed_forward_length": n_ff})
-
-
-def _qwen3_moe(
-    name: str,
-    n_layers: int,
-    n_embd: int,
-    n_heads: int,
-    experts: tuple[int, int, int],
-    n_vocab: int = 151936,
-) -> ModelSpec:
-    """A Qwen3 model with routed experts (how many, used, width of one): 4 KV heads of 128."""
-    names = ("expert_count", "expert_used_count", "expert_feed_forward_length")
-    keys = {
-        **_keys(n_layers, n_embd, n_heads, 4, 40960, 1e-6, 1e6),
-        "attention.key_length": 128,
-        **dict(zip(names, experts, strict=True)),
-    }
-    return _spec("qwen3moe", name, n_vocab, n_embd, keys)
-
-
-SHAPES = {
-    config.name: config
-    for config in (
-        _llama("llama-tiny", 2, 512, 16, 1024, 512),
-        _llama("llama-1b", 16, 2048, 32, 8192),
-        _llama("llama-3b", 28, 3072, 24, 8192),
-        _llama("llama-8b", 32, 4096, 32, 14336),
-        _llama("llama-70b", 80, 8192, 64, 28672),
-        _qwen3_moe("moe-tiny", 2, 256, 8, (8, 2, 256), 512),
-        _qwen3_moe("qwen3-30b-a3b", 48, 2048, 32, (128, 8, 768)),
-    )
-}
-"""Llama 3's models and one of Qwen3's, and tiny ones that take no time."""
+SHAPES: Mapping[str, ModelSpec] = _Shapes()
 
 
 def shape_and_type(name: str) -> tuple[str, str]:
@@ -115,10 +81,13 @@ def _check_name(shape: str) -> None:
         raise UsageError(f"unknown shape {shape!r}", hint=f"shapes: {', '.join(SHAPES)}")
 
 
-def output_type(type_name: str) -> str:
-    """The output matrix' type: Q6_K where the others have fewer bits, as in llama-quantize."""
-    few = FORMATS[type_name].row_bytes(256) < FORMATS["q6_K"].row_bytes(256)
-    return "q6_K" if few else type_name
+def tensor_format(
+    name: str, shape: tuple[int, ...], type_name: str, *, is_output: bool
+) -> QuantFormat:
+    """Of a tensor in a file whose type of weights is `type_name`."""
+    if not is_quantised(name, shape):
+        return FORMATS["f32"]
+    return quantised_format(shape[-1], type_name, is_output=is_output)
 
 
 def shape_tensors(name: str, type_name: str) -> tuple[TensorInfo, ...]:
@@ -129,49 +98,9 @@ def shape_tensors(name: str, type_name: str) -> tuple[TensorInfo, ...]:
     """
     check_shape(name, type_name)
     tensors = []
-    for tensor, shape in _tensor_shapes(SHAPES[name]):
-        if len(shape) == 1:
-            fmt = FORMATS["f32"]
-        else:
-            fmt = FORMATS[output_type(type_name) if tensor == "output.weight" else type_name]
+    known = KNOWN_SHAPES[name]
+    for tensor, shape in listed_tensors(SHAPES[name], known.has):
+        fmt = tensor_format(tensor, shape, type_name, is_output=tensor == known.output_matrix)
         n_bytes = math.prod(shape[:-1]) * fmt.row_bytes(shape[-1])
         tensors.append(TensorInfo(tensor, shape, fmt, n_bytes, offset=0, part=0))
     return tuple(tensors)
-
-
-def _tensor_shapes(config: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes, as `weights.model_weights` wants them."""
-    n_embd = config.n_embd
-    yield "token_embd.weight", (config.n_vocab, n_embd)
-    yield "output.weight", (config.n_vocab, n_embd)
-    yield f"{config.output_norm.tensor}.weight", (n_embd,)
-    for i, layer in enumerate(config.layers):
-        for name, shape in (*_attention_shapes(layer, n_embd), *_ffn_shapes(layer.ffn, n_embd)):
-            yield f"blk.{i}.{name}.weight", shape
-
-
-def _attention_shapes(layer: LayerSpec, n_embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    spec = layer.attention
-    for norm in (layer.attn_norm, layer.ffn_norm, layer.post_attn_norm, layer.post_ffn_norm):
-        if norm is not None:
-            yield norm.tensor, (n_embd,)
-    yield "attn_q", (spec.n_heads * spec.key_dim, n_embd)
-    yield "attn_k", (spec.n_kv_heads * spec.key_dim, n_embd)
-    yield "attn_v", (spec.n_kv_heads * spec.value_dim, n_embd)
-    yield "attn_output", (n_embd, spec.n_heads * spec.value_dim)
-    for norm in (spec.q_norm, spec.k_norm):
-        if norm is not None:
-            yield norm.tensor, (spec.key_dim,)
-
-
-def _ffn_shapes(ffn: Ffn | None, n_embd: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if isinstance(ffn, MlpSpec):
-        yield "ffn_gate", (ffn.n_ff, n_embd)
-        yield "ffn_up", (ffn.n_ff, n_embd)
-        yield "ffn_down", (n_embd, ffn.n_ff)
-        return
-    assert isinstance(ffn, MoeSpec)
-    yield "ffn_gate_inp", (ffn.n_experts, n_embd)
-    yield "ffn_gate_exps", (ffn.n_experts, ffn.n_ff, n_embd)
-    yield "ffn_up_exps", (ffn.n_experts, ffn.n_ff, n_embd)
-    yield "ffn_down_exps", (ffn.n_experts, n_embd, ffn.n_ff)

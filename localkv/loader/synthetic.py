@@ -18,7 +18,8 @@ from localkv.formats import FORMATS, QuantFormat
 from localkv.formats.base import split_blocks
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
-from localkv.loader.shapes import SHAPES, check_shape, output_type
+from localkv.loader.known_shapes import KNOWN_SHAPES, KnownShape
+from localkv.loader.shapes import SHAPES, check_shape, tensor_format
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
 from localkv.model import Transformer
@@ -72,6 +73,10 @@ def random_rows(
     return np.resize(rows, (n_rows, fmt.row_bytes(n_in)))
 
 
+CONSTANT = ("_norm.weight", "ssm_a")
+"""Ends of names of tensors that are no matrices, whatever their shape."""
+
+
 @dataclass
 class RandomTensors:
     """A `TensorSource` of random matrices in one type, and norms of ones.
@@ -81,16 +86,19 @@ class RandomTensors:
 
     type_name: str
     generator: np.random.Generator
+    shape: KnownShape
     _maps: dict[str, mmap.mmap] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        return name == "output.weight"
+        return self.shape.has(name)
 
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
-        if len(shape) == 1:
-            ones = np.ones(shape, np.float32)
-            return PackedTensor(FORMATS["f32"], ones.view(np.uint8), shape)
-        fmt = FORMATS[output_type(self.type_name) if name == "output.weight" else self.type_name]
+        if len(shape) == 1 or name.endswith(CONSTANT):
+            # a state has to fade: the rate of that is negative in files
+            values = np.full(shape, -1.0 if name.endswith("ssm_a") else 1.0, np.float32)
+            return PackedTensor(FORMATS["f32"], values.view(np.uint8), shape)
+        is_output = name == self.shape.output_matrix
+        fmt = tensor_format(name, shape, self.type_name, is_output=is_output)
         rows = random_rows(fmt, math.prod(shape[:-1]), shape[-1], generator=self.generator)
         if hasattr(mmap, "MADV_DONTNEED"):
             rows = self._mapped(name, rows)
@@ -118,5 +126,6 @@ def synthetic_model(name: str, type_name: str, backend: Backend, *, seed: int = 
     """
     check_shape(name, type_name)
     config = SHAPES[name]
-    read = TensorReader(RandomTensors(type_name, np.random.default_rng(seed)), backend)
+    source = RandomTensors(type_name, np.random.default_rng(seed), KNOWN_SHAPES[name])
+    read = TensorReader(source, backend)
     return Transformer(config, model_weights(read, config), backend)

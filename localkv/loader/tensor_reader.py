@@ -6,6 +6,7 @@ are small, become float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -15,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.norm_spec import NormSpec
-from localkv.cache.arrays import Array
+from localkv.cache.arrays import Array, Arrays
 from localkv.errors import ModelFileError, byte_size
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.backend import Backend
-from localkv.kernels.device_memory import naming_what_fails
+from localkv.kernels.device_memory import DeviceMemory, naming_what_fails
 from localkv.kernels.layer_weights import Linear, Norm
 from localkv.loader.gguf_file import GGUFFile
 
@@ -36,6 +36,19 @@ class TensorSource(Protocol):
     def release(self, name: str) -> None:
         """The tensor's bytes are not needed any more."""
         ...
+
+
+class Preparer(Protocol):
+    """What of a backend the tensors are prepared by."""
+
+    @property
+    def arrays(self) -> Arrays: ...
+    @property
+    def memory(self) -> DeviceMemory | None: ...
+    @property
+    def prepare(self) -> Callable[[PackedTensor], PackedTensor]: ...
+    @property
+    def prepare_embedding(self) -> Callable[[PackedTensor], PackedTensor]: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ class TensorReader:
     """
 
     source: TensorSource
-    backend: Backend
+    backend: Preparer
     halve_activations: bool = False
     taken: set[str] = field(default_factory=set)
 

@@ -1,9 +1,4 @@
-"""The same model's tensors in another type of weights, by arithmetic: its file's size.
-
-As llama-quantize makes a file of one type (`--pure` except for the output matrix): matrices in that
-type, the output matrix in at least Q6_K, vectors and the routers of experts as they are. Files
-whose names end in _M keep some more matrices in more bits and are up to a tenth larger.
-"""
+"""The same model's tensors in another type of weights, by arithmetic: its file's size."""
 
 from __future__ import annotations
 
@@ -12,19 +7,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from localkv.formats import FORMATS, WEIGHT_FORMATS, QuantFormat
+from localkv.formats import WEIGHT_FORMATS, QuantFormat
+from localkv.loader.quantised_format import bits, is_quantised, quantised_format
 from localkv.memory.plan import output_matrix
 
 if TYPE_CHECKING:
     from localkv.loader.gguf_header import TensorInfo
 
 
-def _bits(fmt: QuantFormat) -> float:
-    return 8 * fmt.block_bytes / fmt.block_size
-
-
 _OFFERED = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.narrow]
-QUANTS = tuple(fmt.name for fmt in sorted(_OFFERED, key=_bits, reverse=True))
+QUANTS = tuple(fmt.name for fmt in sorted(_OFFERED, key=bits, reverse=True))
 """Types of weights that files are commonly offered in, from the most bits to the fewest."""
 
 
@@ -33,28 +25,15 @@ def requantised(tensors: Iterable[TensorInfo], type_name: str) -> tuple[TensorIn
     tensors = tuple(tensors)
     output = output_matrix(tensors)
     return tuple(
-        _as(tensor, type_name, at_least_q6=tensor.name == output) if _is_packed(tensor) else tensor
+        _as(tensor, quantised_format(tensor.shape[-1], type_name, is_output=tensor.name == output))
+        if is_quantised(tensor.name, tensor.shape)
+        else tensor
         for tensor in tensors
     )
 
 
-def _is_packed(tensor: TensorInfo) -> bool:
-    return (
-        len(tensor.shape) > 1
-        and tensor.name.endswith(".weight")
-        and not tensor.name.endswith("ffn_gate_inp.weight")
-    )
-
-
-def _as(tensor: TensorInfo, type_name: str, at_least_q6: bool) -> TensorInfo:
-    if at_least_q6 and _bits(FORMATS[type_name]) < _bits(FORMATS["q6_K"]):
-        type_name = "q6_K"
-    fmt, n_in = FORMATS[type_name], tensor.shape[-1]
-    if n_in % fmt.block_size:
-        fmt = FORMATS[fmt.narrow or "f16"]
-    if n_in % fmt.block_size:
-        fmt = FORMATS["f16"]
-    n_bytes = math.prod(tensor.shape[:-1]) * fmt.row_bytes(n_in)
+def _as(tensor: TensorInfo, fmt: QuantFormat) -> TensorInfo:
+    n_bytes = math.prod(tensor.shape[:-1]) * fmt.row_bytes(tensor.shape[-1])
     return replace(tensor, format=fmt, n_bytes=n_bytes)
 
 

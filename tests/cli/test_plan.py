@@ -24,6 +24,7 @@ from localkv.kernels.select import select_backend
 from localkv.loader import kv_risks
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub import remote_header
+from localkv.loader.known_shapes import KNOWN_SHAPES
 from localkv.loader.kv_risks import LARGE_BIAS
 from localkv.loader.shapes import SHAPES, shape_tensors
 from localkv.loader.synthetic import RandomTensors
@@ -135,7 +136,7 @@ def test_a_shape_s_tensors_are_those_that_a_model_of_it_has(shape: str, type_nam
             return tensor
 
     backend = select_backend("reference")
-    source = Recorder(type_name, np.random.default_rng())
+    source = Recorder(type_name, np.random.default_rng(), KNOWN_SHAPES[shape])
     config = SHAPES[shape]
     model_weights(TensorReader(source, backend), config)
     listed = shape_tensors(shape, type_name)

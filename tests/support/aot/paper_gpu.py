@@ -32,7 +32,8 @@ from localkv.kernels.backend import Backend
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.products import tile_sizes
 from localkv.kernels.gpu.triton_backend import triton_backend
-from localkv.loader.shapes import output_type
+from localkv.loader.known_shapes import PRESENT
+from localkv.loader.shapes import tensor_format
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
 from localkv.model import Transformer
@@ -218,14 +219,16 @@ class PaperTensors:
     others: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        return name == "output.weight"
+        return name.endswith(PRESENT)
 
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
         if len(shape) == 1:
             rows = torch.zeros(4 * shape[0], dtype=torch.uint8)
             return PackedTensor(FORMATS["f32"], rows, shape)
-        usual = output_type(self.type_name) if name == "output.weight" else self.type_name
-        fmt = FORMATS[self.others.get(name, usual)]
+        is_output = name == "output.weight"
+        fmt = tensor_format(name, shape, self.type_name, is_output=is_output)
+        if name in self.others:
+            fmt = FORMATS[self.others[name]]
         rows = torch.empty(*shape[:-1], fmt.row_bytes(shape[-1]), dtype=torch.uint8, device=META)
         return PackedTensor(fmt, rows, shape)
 
