@@ -54,11 +54,34 @@ def _by_kind(
 
 
 def _heads(layer: LayerSpec) -> str:
-    spec = layer.attention
-    dims = f"{spec.key_dim}"
-    if spec.value_dim != spec.key_dim:
-        dims += f" (V: {spec.value_dim})"
-    return f"{spec.n_heads}, {spec.n_kv_heads} for K and V, of {dims}"
+    """Those of the layer's mixer, whatever it is."""
+    from localkv.arch.mixer_spec import (
+        AttentionSpec,
+        DeltaNetSpec,
+        LatentAttentionSpec,
+        Mamba2Spec,
+        ShortConvSpec,
+    )
+
+    match layer.mixer:
+        case AttentionSpec() as spec:
+            dims = f"{spec.key_dim}"
+            if spec.value_dim != spec.key_dim:
+                dims += f" (V: {spec.value_dim})"
+            if spec.kv_from is not None:
+                return f"{spec.n_heads} of {dims}, with K and V of layer {spec.kv_from}"
+            return f"{spec.n_heads}, {spec.n_kv_heads} for K and V, of {dims}"
+        case LatentAttentionSpec() as spec:
+            parts = f"{spec.latent_dim} and {spec.rope_dim} rotated channels"
+            return f"{spec.n_heads}, one latent for K and V, of {parts}"
+        case DeltaNetSpec() as spec:
+            heads = f"{spec.n_value_heads}, {spec.n_key_heads} for q and k"
+            return f"{heads}, of {spec.head_dim}, in a gated delta net"
+        case ShortConvSpec() as spec:
+            return f"none, a convolution over {spec.kernel} tokens"
+        case Mamba2Spec() as spec:
+            return f"{spec.n_heads} of {spec.head_dim} in a Mamba-2 mixer, state {spec.state_dim}"
+    return "none"
 
 
 def _feed_forward(layer: LayerSpec) -> str:
@@ -76,12 +99,14 @@ def _experts(layer: LayerSpec) -> str:
 
 
 def _window(layer: LayerSpec) -> str:
-    window = layer.attention.params.window
-    return f"{window} tokens" if window else "none"
+    params = getattr(layer.mixer, "params", None)
+    if params is None or not (params.window or params.chunk):
+        return "none"
+    return f"{params.window} tokens" if params.window else f"chunks of {params.chunk} tokens"
 
 
 def _rope(layer: LayerSpec) -> str:
-    rope: RopeSpec | None = layer.attention.rope
+    rope: RopeSpec | None = getattr(layer.mixer, "rope", None)
     if rope is None:
         return "none"
     text = f"{rope.n_dims} channels, base {rope.theta:g}"

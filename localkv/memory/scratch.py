@@ -11,6 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from localkv.arch.mixer_spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    Mixer,
+    ShortConvSpec,
+)
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.kernels.footprint import ALLOCATOR, FLOAT, Footprint, HeadSizes, Matrix
 
@@ -46,28 +54,50 @@ def scratch_bytes(
     products = footprint.product_bytes(
         matrices, n_tokens=n_tokens, widest=widest, n_threads=n_threads
     )
-    heads = {
-        HeadSizes(spec.n_heads, spec.n_kv_heads, max(spec.key_dim, spec.value_dim))
-        for spec in (layer.attention for layer in config.kinds)
-    }
     attention = max(
-        footprint.attention_bytes(sizes, n_ctx=n_ctx, n_tokens=n_tokens, n_threads=n_threads)
-        for sizes in heads
+        (
+            footprint.attention_bytes(sizes, n_ctx=n_ctx, n_tokens=n_tokens, n_threads=n_threads)
+            for sizes in filter(None, {_head_sizes(layer.mixer) for layer in config.kinds})
+        ),
+        default=0,
     )
     return int(ALLOCATOR * (activations + products)) + attention + VOCABULARY_BYTES * config.n_vocab
 
 
+def _head_sizes(mixer: Mixer | None) -> HeadSizes | None:
+    """Heads as attention's kernels see them; None without attention."""
+    match mixer:
+        case AttentionSpec():
+            width = max(mixer.key_dim, mixer.value_dim)
+            return HeadSizes(mixer.n_heads, mixer.n_kv_heads, width)
+        case LatentAttentionSpec():
+            return HeadSizes(mixer.n_heads, 1, mixer.latent_dim + mixer.rope_dim)
+    return None
+
+
 def q_width(layer: LayerSpec) -> int:
-    """Values of q, or of attention's output, per token."""
-    spec = layer.attention
-    return spec.n_heads * max(spec.key_dim, spec.value_dim)
+    """Values per token of q, with its gate, or of attention's output; of a recurrent mixer those
+    of what its first product gives."""
+    match layer.mixer:
+        case DeltaNetSpec() as mixer:
+            return 2 * (mixer.n_key_heads + mixer.n_value_heads) * mixer.head_dim
+        case ShortConvSpec() as mixer:
+            return 3 * mixer.width
+        case Mamba2Spec() as mixer:
+            return 2 * mixer.width + 2 * mixer.n_groups * mixer.state_dim + mixer.n_heads
+    sizes = _head_sizes(layer.mixer)
+    if sizes is None:
+        return 0
+    gated = isinstance(layer.mixer, AttentionSpec) and layer.mixer.gated
+    return sizes.n_heads * sizes.head_dim * (2 if gated else 1)
 
 
 def activation_width(n_embd: int, layer: LayerSpec) -> int:
     """Values per token that activations of a layer hold at their peak."""
     x, q = n_embd, q_width(layer)
-    kv = layer.attention.n_kv_heads * max(layer.attention.key_dim, layer.attention.value_dim)
-    rope = layer.attention.key_dim
+    sizes = _head_sizes(layer.mixer)
+    kv = sizes.n_kv_heads * sizes.head_dim if sizes else 0
+    rope = sizes.head_dim if sizes else 0
     # x and its norm, q; k and v, both rotated, and the scratch of encoding one of them
     store = 2 * x + q + 4 * kv + 8 * kv
     # x and its norm, q before, while and after it is turned, k and v
