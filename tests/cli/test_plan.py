@@ -470,12 +470,12 @@ def test_small_biases_are_no_risk(plan: Any, tmp_path: Path) -> None:
 def test_sinks(program: Program, tmp_path: Path) -> None:
     """An architecture that can't be run: what is known of its cache is said all the same."""
     model = variant("llama")
-    model.arch = "gpt-oss"
+    model.arch = "unheard-of"
     model.tensors["blk.0.attn_sinks.weight"] = model.tensors["output_norm.weight"][:4]
     result = program("plan", model.write(tmp_path / "m.gguf"))
     assert result.code == 1
     assert result.err_lines[0].startswith("warning: this model has attention sinks")
-    assert result.err_lines[1] == "error: architecture 'gpt-oss' is not supported"
+    assert result.err_lines[1] == "error: architecture 'unheard-of' is not supported"
 
 
 def test_of_biases_that_were_not_fetched_the_worst_is_assumed(
