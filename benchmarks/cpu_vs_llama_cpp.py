@@ -1,4 +1,4 @@
-"""localkv and llama.cpp on the same CPU, with the same random 1.1B Llama, in turn.
+"""localkv and llama.cpp on the same CPU, with the same random model, in turn.
 
 Each program runs alone and with its own defaults: while one is timed, all others are stopped
 (SIGSTOP), and no environment is set for any of them. For localkv these are the defaults of
@@ -12,10 +12,17 @@ of docs/benchmarks.md, in about 20 minutes on two cores:
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --types q4_0 --depths 0 4096
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --types q8_0 q4_K --pairs f16 --depths 0
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --types q4_0 q4_K q8_0 --tests load
+    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --pairs f16 --depths 0 4096 \\
+        --shapes gemma3-1b gpt-oss-20b@4 phi-4-mini@8
+
+Without `--shapes` the model is a Llama of 1.1 billion weights; "NAME@4" are the first four layers
+of a shape that `localkv bench --synthetic` knows.
 
 For every pair of cache types each program loads the model in a process of its own and fills its
 cache with a prompt of the depth's length. Then they take turns: a round is, for every process, a
-decode of `--decode` tokens (tg) or a prompt of 512 tokens (pp), both at the depth. A token that is
+decode of `--decode` tokens (tg) or a prompt of 512 tokens (pp). Each goes on where the one before
+ended, since neither windows nor recurrent layers can be cut back, except that a prompt at depth 0
+starts with an empty cache. A token that is
 not timed comes first, since a process that was stopped finds nothing of its own in the caches.
 Beyond `--peer-depth` only localkv runs. With `--tests load` the programs load the model and decode
 a token in turn, after once that does not count: libraries and the file are in memory then.
@@ -25,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -43,11 +51,10 @@ than who imports longer.
 
 LOAD_TESTS = ("load", "load and a token")
 
-N_VOCAB, N_EMBD, N_FF = 32000, 2048, 8192
 PROMPT = 512
 
 Evaluate = Callable[[list[int], int], None]
-"""Evaluate ids at a position; what the cache holds from there on is forgotten first."""
+"""Evaluate ids at a position: the end of what the cache holds, or 0 to start anew."""
 
 
 def load_localkv(path: str, pair: str, n_ctx: int, n_threads: int) -> tuple[Evaluate, int]:
@@ -61,7 +68,8 @@ def load_localkv(path: str, pair: str, n_ctx: int, n_threads: int) -> tuple[Eval
         engine = load_llm(context.params, quiet=True).engine
 
     def evaluate(ids: list[int], position: int) -> None:
-        engine.truncate(position)
+        if position == 0:
+            engine.reset()
         engine.evaluate(ids, generated=len(ids) == 1)
 
     from localkv.system.threads import n_threads as threads
@@ -94,6 +102,7 @@ def load_llama_cpp(path: str, pair: str, n_ctx: int, n_threads: int) -> tuple[Ev
     options = llama_cpp.llama_context_default_params()
     options.n_ctx, options.n_batch, options.n_ubatch = n_ctx, 2048, 512
     options.n_threads = options.n_threads_batch = n_threads or physical_cores()
+    options.swa_full = False  # as the programs have it; the library's default is another
     options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
     kinds = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
     options.type_k, options.type_v = (kinds[name] for name in sides(pair))
@@ -102,7 +111,8 @@ def load_llama_cpp(path: str, pair: str, n_ctx: int, n_threads: int) -> tuple[Ev
     batch = llama_cpp.llama_batch_init(PROMPT, 0, 1)
 
     def evaluate(ids: list[int], position: int) -> None:
-        llama_cpp.llama_memory_seq_rm(memory, 0, position, -1)
+        if position == 0:
+            llama_cpp.llama_memory_clear(memory, True)
         batch.n_tokens = len(ids)
         for i, token in enumerate(ids):
             batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position + i, 1
@@ -128,16 +138,12 @@ def sides(pair: str) -> tuple[str, str]:
     return type_k, type_v or type_k
 
 
-def ids_at(position: int, n: int) -> list[int]:
-    return [((position + i) * 7919 + 13) % N_VOCAB for i in range(n)]
-
-
-def work(program: str, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
+def work(program: str, path: str, pair: str, n_ctx: int, n_vocab: int, n_threads: int) -> None:
     """Answer commands; the first answer is the program's version.
 
     "load" loads the model and answers with the seconds and the threads. The others answer with
-    seconds per token: "fill N" makes the depth N, "tg N" decodes N tokens there, "pp N" evaluates a
-    prompt there.
+    seconds per token: "fill N" makes the depth N, "tg N" decodes N tokens from there on, "pp N"
+    evaluates a prompt, and "anew" comes before a prompt at depth 0.
     """
     if program == "localkv":
         from localkv.system.limits import before_model
@@ -145,7 +151,13 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_threads: int) -> None
         before_model()
     package, *_ = [__import__(name) for name in MODULES[program]]
     answer(package.__version__)
-    depth = 0
+    at = 0
+
+    def go_on(n: int) -> None:
+        nonlocal at
+        evaluate([((at + i) * 7919 + 13) % n_vocab for i in range(n)], at)
+        at += n
+
     for line in commands():
         command, _, count = line.partition(" ")
         n = int(count or 1)
@@ -154,28 +166,39 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_threads: int) -> None
             evaluate, n_threads = LOADERS[program](path, pair, n_ctx, n_threads)
             answer([time.perf_counter() - started, n_threads])
             continue
-        if command in ("tg", "pp"):
-            evaluate(ids_at(depth, 1), depth)  # caches are cold, threads asleep
+        if command in ("tg", "pp", "anew"):
+            go_on(1)  # caches are cold, threads asleep
         started = time.perf_counter()
         if command == "fill":
-            for start in range(depth, n, PROMPT):
-                evaluate(ids_at(start, min(PROMPT, n - start)), start)
-            depth, n = n, max(1, n - depth)
+            n -= at
+            for start in range(0, n, PROMPT):
+                go_on(min(PROMPT, n - start))
         elif command == "pp":
-            evaluate(ids_at(depth, n), depth)
+            go_on(n)
+        elif command == "anew":
+            at = 0
+            go_on(n)
         else:  # "tg", and "first", which nothing goes before
-            for i in range(n):
-                evaluate(ids_at(depth + i, 1), depth + i)
-        answer((time.perf_counter() - started) / n)
+            for _ in range(n):
+                go_on(1)
+        answer((time.perf_counter() - started) / max(1, n))
 
 
 class Program(Worker):
     """A process that has loaded the model with a pair of cache types."""
 
     def __init__(
-        self, interpreter: str, name: str, pair: str, path: Path, n_ctx: int, n: int, wait: int = 0
+        self,
+        interpreter: str,
+        name: str,
+        pair: str,
+        path: Path,
+        n_ctx: int,
+        options: argparse.Namespace,
+        wait: int = 0,
     ) -> None:
-        worker = ["--worker", name, str(path), pair, str(n_ctx), "--threads", str(n)]
+        worker = ["--worker", name, str(path), pair, str(n_ctx), str(options.n_vocab)]
+        worker += ["--threads", str(options.threads)]
         super().__init__([interpreter, __file__, *worker])
         self.name, self.pair, self.version = name, pair, self.ready
         try:
@@ -203,7 +226,8 @@ def measure(programs: list[Program], depth: int, options: argparse.Namespace) ->
         for turn in range(-1, rounds):
             say(f"{test} at {depth}, round {turn + 1} of {rounds}")
             for program in programs:
-                speed = 1 / program.ask(f"{test} {count if turn >= 0 else max(1, count // 8)}")
+                command = "anew" if test == "pp" and depth == 0 else test
+                speed = 1 / program.ask(f"{command} {count if turn >= 0 else max(1, count // 8)}")
                 if turn >= 0:  # the first is for warming up
                     speeds[program.name, program.pair].append(speed)
         for (name, pair), values in speeds.items():
@@ -224,9 +248,7 @@ def measure_loads(
     for turn in range(-1, options.rounds):
         say(f"load, round {turn + 1} of {options.rounds}")
         for name, interpreter in interpreters.items():
-            loaded = Program(
-                interpreter, name, pair, path, 1024, options.threads, wait=SETTLE_SECONDS
-            )
+            loaded = Program(interpreter, name, pair, path, 1024, options, wait=SETTLE_SECONDS)
             with contextlib.closing(loaded) as program:
                 first_token = program.ask("first")
                 about[name] = str(program)
@@ -251,8 +273,8 @@ def measure_speeds(
         for pair in options.pairs:
             for name, interpreter in interpreters.items():
                 say(f"load {name} {pair}")
-                n_ctx = depths[-1] + 2 * PROMPT
-                program = Program(interpreter, name, pair, path, n_ctx, options.threads)
+                more = PROMPT * (2 + options.prompt_rounds) + options.rounds * (options.decode + 1)
+                program = Program(interpreter, name, pair, path, depths[-1] + more, options)
                 programs.append(program)
                 stack.callback(program.close)
                 about[name] = str(program)
@@ -283,38 +305,42 @@ def parse() -> argparse.Namespace:
     add("--peer-depth", type=int, default=4096, help="how deep llama.cpp takes part")
     add("--threads", type=int, default=0, help="of both; without it each takes its own number")
     add("--json", type=Path, help="write all figures to this file")
+    add("--shapes", nargs="+", default=["llama-1.1b"], help="of the model, NAME or NAME@LAYERS")
     add("--small", action="store_true", help="a model of a few megabytes, to try this program")
-    add("--worker", nargs=4, help=argparse.SUPPRESS)
+    add("--worker", nargs=5, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
     if options.worker:
-        program, path, pair, n_ctx = options.worker
-        work(program, path, pair, int(n_ctx), options.threads)
+        program, path, pair, n_ctx, n_vocab = options.worker
+        work(program, path, pair, int(n_ctx), int(n_vocab), options.threads)
         return
-    from random_llama import write_model
+    from random_model import shape_of, write_model
 
     from localkv.system.processor import processor_name
 
     interpreters = {"localkv": sys.executable}
     if options.peer:
         interpreters["llama.cpp"] = options.peer
-    sizes = (N_VOCAB, 1024, 256) if options.small else (N_VOCAB, N_EMBD, N_FF)
     results, about = list[dict](), dict[str, str]()
     end_on_signals()
-    for weights in options.types:
+    shapes = ["llama-tiny"] if options.small else options.shapes
+    for name, weights in itertools.product(shapes, options.types):
+        shape = shape_of(name)
+        options.n_vocab = shape.n_vocab
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
-            write_model(path, weights, *sizes)
+            write_model(path, shape, weights)
             rows = list[dict]()
             if "load" in options.tests:
                 rows, about = measure_loads(interpreters, path, options)
             if options.tests != ["load"]:
                 speeds, about = measure_speeds(interpreters, path, options)
                 rows += speeds
-        results += [{"weights": weights, **row} for row in rows]
+        label = weights.upper() if shapes == ["llama-1.1b"] else f"{name} {weights.upper()}"
+        results += [{"weights": label, **row} for row in rows]
         if options.json:
             options.json.write_text(json.dumps(results, indent=1))
     cpu = f"{processor_name()}, {os.cpu_count()} processors"

@@ -1,0 +1,85 @@
+"""A GGUF file with the shape of a well-known model, or of its first layers, and random weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from localkv.arch import ARCHS
+from localkv.arch.facts import Facts
+from localkv.loader.known_shapes import KNOWN_SHAPES, KnownShape
+from localkv.loader.listed_tensors import listed_tensors
+from localkv.loader.metadata import Metadata
+from localkv.loader.shapes import tensor_format
+from localkv.loader.synthetic import random_rows
+
+LLAMA_1B = replace(
+    KNOWN_SHAPES["llama-1b"],
+    name="llama-1.1b",
+    n_vocab=32000,
+    keys={**KNOWN_SHAPES["llama-1b"].keys, "attention.layer_norm_rms_epsilon": 1e-5},
+)
+"""1.1 billion weights: Llama 3.2's layers and Llama 2's vocabulary."""
+
+
+def shape_of(name: str) -> KnownShape:
+    """The shape that "NAME" or "NAME@LAYERS" says: a known one, or its first layers."""
+    name, _, n_layers = name.partition("@")
+    known = LLAMA_1B if name == LLAMA_1B.name else KNOWN_SHAPES[name]
+    return first_layers(known, int(n_layers)) if n_layers else known
+
+
+def first_layers(shape: KnownShape, n_layers: int) -> KnownShape:
+    """The shape cut to its first layers."""
+    most = shape.keys["block_count"]
+    keys = {
+        key: value[:n_layers] if isinstance(value, list) and len(value) == most else value
+        for key, value in shape.keys.items()
+    }
+    return replace(shape, keys={**keys, "block_count": n_layers})
+
+
+def write_model(path: Path, shape: KnownShape, type_name: str) -> None:
+    """Matrices in a type, except for those that llama-quantize keeps in another."""
+    writer = gguf.GGUFWriter(path, shape.architecture)
+    for key, value in shape.keys.items():
+        _add_key(writer, f"{shape.architecture}.{key}", value)
+    writer.add_vocab_size(shape.n_vocab)
+    writer.add_tokenizer_model("no_vocab")
+    prefixed = {f"{shape.architecture}.{key}": value for key, value in shape.keys.items()}
+    shapes = {"token_embd.weight": (shape.n_vocab, shape.keys["embedding_length"])}
+    facts = Facts(shape.architecture, shape.name, Metadata(prefixed), {**shapes, **shape.tensors})
+    for name, size in listed_tensors(ARCHS[shape.architecture](facts), shape.has):
+        fmt = tensor_format(name, size, type_name, is_output=name == shape.output_matrix)
+        if len(size) == 1 or name.endswith("_norm.weight"):
+            value = -1.0 if name.endswith("ssm_a") else 1.0
+            writer.add_tensor(name, np.full(size, value, np.float32))
+            continue
+        rows = random_rows(fmt, int(np.prod(size[:-1])), size[-1])
+        kind = gguf.GGMLQuantizationType[fmt.name.upper()]
+        if fmt.name == "f32":
+            writer.add_tensor(name, rows.view(np.float32).reshape(size))
+        else:
+            writer.add_tensor(name, rows.reshape(*size[:-1], -1), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
