@@ -16,13 +16,22 @@ from numpy.typing import NDArray
 from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer, Temperature
 from localkv.arch.rope_spec import RopeSpec
 from localkv.arch.spec import ModelSpec
-from localkv.cache.arrays import Array
+from localkv.cache.arrays import Array, Draw
 from localkv.cache.kv_cache import Batch, KVCache
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.backend import Backend, TokenInputs, scaled
+from localkv.kernels.altup import AltUpStreams
+from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.laurel import with_laurel
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
-from localkv.kernels.method import Use, uses
+from localkv.kernels.method import Method, Use, uses
+from localkv.kernels.per_layer_input import layer_inputs, looked_up
 from localkv.kernels.rope import position_scale, rope_frequencies, rope_table
+from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
+from localkv.kernels.streams import OneStream, Streams
+from localkv.sampling.params import SamplingParams
+
+PER_LAYER_ROWS = Method("rows of the file, decoded in NumPy; the host draws tokens")
+"""Of tokens, which it has to know: none is drawn elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class ModelWeights:
     """All weights. Norms are float32; matrices stay packed; a tied `output` is `token_embd`.
 
     `rope_divisors`, by the tensors' names, are on the host, since frequencies are made once.
+    `per_layer` and `altup` are None but where layers have per-layer inputs, and several streams.
     """
 
     token_embd: PackedTensor
@@ -37,6 +47,8 @@ class ModelWeights:
     output_norm: Norm
     output: Linear
     rope_divisors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    per_layer: PerLayerTable | None = None
+    altup: AltUpProjections | None = None
 
 
 class Transformer:
@@ -74,16 +86,23 @@ class Transformer:
         """What the backend does for this model and a cache, and how; `pairs` are types of K and V
         that its layers have."""
         weights = self.weights
-        return uses(self.backend.methods, weights.layers, weights.output, pairs)
+        found = uses(self.backend.methods, weights.layers, weights.output, pairs)
+        if weights.per_layer is not None:
+            name = weights.per_layer.token_embd.format.name
+            found.append(Use("per-layer embeddings", name, PER_LAYER_ROWS))
+        return found
 
-    def forward(self, batch: Batch, cache: KVCache) -> Array:
+    def forward(self, batch: Batch, cache: KVCache, rows: Array | None = None) -> Array:
         """Run a batch: its K and V are stored in `cache`, whose sequences keep their lengths.
+
+        Args:
+            rows: what `rows_of` gave for its tokens, if that was called before.
 
         Returns:
             float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
         weights = self.weights
-        x = self._layers(batch, cache)
+        x = self._layers(batch, cache, rows)
         return self.backend.logits(x, weights.output_norm, weights.output, self.config)
 
     def hidden(self, batch: Batch, cache: KVCache) -> Array:
@@ -94,27 +113,63 @@ class Transformer:
         """
         return self.backend.norm(self._layers(batch, cache), self.weights.output_norm)
 
-    def _layers(self, batch: Batch, cache: KVCache) -> Array:
+    def draw(self, params: SamplingParams) -> Draw | None:
+        """How the backend draws tokens where the logits are, or None if the host must.
+
+        It must where each token's per-layer embeddings are looked up in its memory.
+        """
+        return None if self.weights.per_layer else self.backend.draw(params)
+
+    def rows_of(self, token_ids: NDArray[np.int64]) -> Array | None:
+        """Per-layer embeddings of tokens, where the backend computes; None if there are none."""
+        if self.weights.per_layer is None:
+            return None
+        arrays = self.backend.arrays
+        return arrays.floating(arrays.from_numpy(looked_up(self.weights.per_layer, token_ids)))
+
+    def _layers(self, batch: Batch, cache: KVCache, rows: Array | None = None) -> Array:
         """[rows, n_embd] behind all layers."""
         config, backend, weights = self.config, self.backend, self.weights
         inputs = [self._token_inputs(batch, *kind, cache.n_ctx) for kind in self._position_kinds]
         x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
+        per_layer = self._layer_inputs(x, batch, rows)
+        streams = self._streams(x)
         for index, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True)):
-            source = x
+            is_last = index == config.n_layers - 1  # only the wanted rows go on behind its mixer
+            row = None if per_layer is None else per_layer[index]
+            source = x = streams.enter(layer)
             if spec.mixer is not None:
                 mix = backend.mixers[type(spec.mixer)]
                 given = inputs[self._kind_of_layer[index]]
-                mixed = mix(x, layer, spec, given, cache.layers[self._rows_of[index]], batch)
-                if index == config.n_layers - 1:  # only the wanted rows go on
-                    source, mixed = x[batch.logit_rows], mixed[batch.logit_rows]
-                x = backend.out_residual(source, mixed, layer, spec)
-            elif index == config.n_layers - 1:
-                source = x = x[batch.logit_rows]
+                x = mix(x, layer, spec, given, cache.layers[self._rows_of[index]], batch)
+            if is_last:
+                streams.keep(batch.logit_rows)
+                source, x = source[batch.logit_rows], x[batch.logit_rows]
+                row = None if row is None else row[batch.logit_rows]
+            if spec.mixer is not None:
+                x = backend.out_residual(source, x, layer, spec)
+            if spec.laurel is not None:
+                x = with_laurel(backend, x, source, layer)
             if spec.ffn is not None:
                 feed_forward = backend.ffns[type(spec.ffn)]
                 x = feed_forward(x, source, layer, spec)
-            x = scaled(x, layer.output_scale)
-        return x
+            streams.leave(x, layer, row)
+        return streams.merged()
+
+    def _layer_inputs(self, x: Array, batch: Batch, rows: Array | None) -> Array | None:
+        """[n_layers, tokens, P] of the embedding x, or None."""
+        table, backend = self.weights.per_layer, self.backend
+        if table is None:
+            return None
+        if rows is None:
+            rows = self.rows_of(backend.arrays.to_numpy(batch.token_ids))
+        return layer_inputs(x, rows, table, backend.linear, backend.norm)
+
+    def _streams(self, x: Array) -> Streams:
+        altup = self.weights.altup
+        if altup is None:
+            return OneStream(x, self.backend)
+        return AltUpStreams(x, altup, self.backend)
 
     def _token_inputs(
         self, batch: Batch, rope: RopeSpec | None, temperature: Temperature | None, n_ctx: int
@@ -158,4 +213,6 @@ def _kind(weights: Any) -> Any:
         return weights.format.name, weights.shape
     if is_dataclass(weights):
         return type(weights), *(_kind(getattr(weights, field.name)) for field in fields(weights))
+    if isinstance(weights, float):
+        return float  # a factor, which changes nothing but numbers
     return tuple(weights.shape) if hasattr(weights, "shape") else weights

@@ -71,6 +71,8 @@ class MoeSpec:
         biased: router and experts must have biases; elsewhere a file may have them.
         router_reads_input: the router reads the layer's input, before any norm (SmallThinker).
         weighs_input: an expert's weight multiplies what it reads, not what it gives (Llama 4).
+        router_norm: of what the router reads, by weights `<tensor>.scale` / sqrt(n_embd), or None
+            (Gemma 4).
     """
 
     n_experts: int
@@ -89,6 +91,7 @@ class MoeSpec:
     biased: bool = False
     router_reads_input: bool = False
     weighs_input: bool = False
+    router_norm: NormSpec | None = None
 
     @property
     def expert(self) -> MlpSpec:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import Activation, MlpSpec, MoeSpec
+from localkv.arch.ffn_spec import Activation, Ffn, MlpSpec
 from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.errors import ModelFileError
@@ -87,17 +87,17 @@ def mlp(
     return MlpSpec(n_ff, activation, gated)
 
 
-def layer(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> LayerSpec:
+def layer(facts: Facts, attention: AttentionSpec, ffn: Ffn) -> LayerSpec:
     """RMSNorm before attention and before the feed-forward block."""
     return LayerSpec(attention, ffn, facts.rms_norm("attn_norm"), facts.rms_norm("ffn_norm"))
 
 
-def layer_normed(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> LayerSpec:
+def layer_normed(facts: Facts, attention: AttentionSpec, ffn: Ffn) -> LayerSpec:
     """LayerNorm before attention and before the feed-forward block."""
     return LayerSpec(attention, ffn, facts.layer_norm("attn_norm"), facts.layer_norm("ffn_norm"))
 
 
-def side_by_side(facts: Facts, attention: AttentionSpec, ffn: MlpSpec | MoeSpec) -> LayerSpec:
+def side_by_side(facts: Facts, attention: AttentionSpec, ffn: Ffn) -> LayerSpec:
     """Attention and the feed-forward block both read one LayerNorm of the layer's input."""
     norm = facts.layer_norm("attn_norm")
     return LayerSpec(attention, ffn, norm, norm, parallel=True)

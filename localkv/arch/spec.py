@@ -14,6 +14,7 @@ from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec
 from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.stream_spec import AltUpSpec, LaurelSpec, PerLayerInputSpec
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class LayerSpec:
         parallel: the feed-forward block reads the layer's input, as the mixer does, not the sum.
         residual_scale: factor on what each block adds.
         output_scale: the tensor [1] with a factor on the layer's output, or None.
+        per_layer_input: added behind the feed-forward block, or None.
+        laurel: beside the mixer, or None.
     """
 
     mixer: Mixer | None
@@ -39,6 +42,8 @@ class LayerSpec:
     parallel: bool = False
     residual_scale: float = 1.0
     output_scale: str | None = None
+    per_layer_input: PerLayerInputSpec | None = None
+    laurel: LaurelSpec | None = None
 
     @property
     def attention(self) -> AttentionSpec:
@@ -111,6 +116,7 @@ class ModelSpec:
         logit_softcap: cap * tanh(logit / cap) takes their place; 0 is no cap.
         ignored_tensors: what names of tensors begin with that the file may have and text does not
             need, as those of blocks that predict further tokens.
+        altup: there are several residual streams, or None.
     """
 
     architecture: str
@@ -124,6 +130,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     ignored_tensors: tuple[str, ...] = ()
+    altup: AltUpSpec | None = None
 
     def ignores(self, tensor: str) -> bool:
         """Whether a tensor of the file is none that text needs."""
@@ -153,6 +160,11 @@ class ModelSpec:
     def attention_kinds(self) -> tuple[LayerSpec, ...]:
         """The kinds whose mixer is attention of grouped queries."""
         return tuple(kind for kind in self.kinds if isinstance(kind.mixer, AttentionSpec))
+
+    @cached_property
+    def per_layer_input(self) -> PerLayerInputSpec | None:
+        """That of its layers, which all have it or none."""
+        return self.layers[0].per_layer_input
 
     @property
     def has_experts(self) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from localkv.cache.arrays import Array, Draw, Readback, Step
 from localkv.cache.kv_cache import Batch, KVCache, SegmentBatch
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, pages_for
@@ -57,6 +59,7 @@ class DecodeLoop:
         self._token = self.arrays.int64([0])
         self._position = self.arrays.int64([0])
         self._random = self.arrays.int64([0, 0])
+        self._rows = model.rows_of(np.zeros(1, np.int64))
         self._draws: list[Draw] = []
 
     def warm_up(self, sequence: Sequence) -> None:
@@ -86,6 +89,8 @@ class DecodeLoop:
         bucket = self._place(sequence, sequence.length)
         self._token[:] = token
         self._position[:] = sequence.length
+        if self._rows is not None:
+            self._rows[:] = self.model.rows_of(np.array([token]))
         return self._step(bucket, None)()
 
     def tokens(
@@ -99,7 +104,7 @@ class DecodeLoop:
         Args:
             sequence: as it is when the first token is asked for.
             token: the first one whose K and V are not stored yet.
-            draw: how tokens are drawn.
+            draw: how tokens are drawn (`Transformer.draw`).
             seed, number: of the first draw; the following ones count on.
             limit: tokens to draw at most; the context must have room for as many rows.
 
@@ -182,7 +187,7 @@ class DecodeLoop:
         with self.arrays.inference():
             for part in bucket.batch.segments[bucket.segment :: len(self.cache.bounds)]:
                 self.arrays.place_row(part, self._position)
-            logits = self.model.forward(bucket.batch, self.cache)
+            logits = self.model.forward(bucket.batch, self.cache, self._rows)
             if draw is None:
                 return logits
             self._token[:] = draw(logits, self._random)

@@ -114,7 +114,7 @@ class Generation(Iterator[int]):
         self._n_logprobs = logprobs
         self._ranked: list[RankedToken] = []
         on_host = logprobs is not None
-        self._draw = None if on_host else slot.model.backend.draw(sampler.params)
+        self._draw = None if on_host else slot.model.draw(sampler.params)
         self._tokens: Iterator[int] | None = None
         room = n_ctx - len(prompt_ids)
         self._budget = room if max_tokens is None else min(max_tokens, room)

@@ -82,7 +82,10 @@ class Backend:
         ffns: of each kind of feed-forward block, (x, layer_input, layer, spec) -> x + what the
             block makes of x, or of the layer's input where the layer is parallel.
         logits: (x, output_norm, output, spec of the model) -> float32 [tokens, n_vocab].
-        norm: (x, output_norm) -> x normed, for those who want the hidden states themselves.
+        norm: (x [..., n], a norm of n values) -> x normed.
+        linear: (x [tokens, n_in], matrix and bias) -> [tokens, n_out].
+        add_layer_input: (x, row, layer) -> x + what the layer makes of its embeddings of the
+            tokens, [tokens, P] (`per_layer_input.py`).
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
             model whose output matrix is its embedding shares it.
@@ -111,6 +114,8 @@ class Backend:
     ffns: Mapping[type[Ffn], FeedForward]
     logits: Callable[[Array, Norm, Linear, ModelSpec], Array]
     norm: Callable[[Array, Norm], Array]
+    linear: Callable[[Array, Linear], Array]
+    add_layer_input: Callable[[Array, Array, LayerWeights], Array]
     prepare: Callable[[PackedTensor], PackedTensor]
     methods: Methods
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file

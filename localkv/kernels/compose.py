@@ -20,6 +20,7 @@ from localkv.kernels.layer_weights import (
 )
 from localkv.kernels.method import Methods
 from localkv.kernels.namespace import namespace
+from localkv.kernels.per_layer_input import layer_input
 from localkv.kernels.primitives import Primitives
 
 
@@ -71,7 +72,8 @@ def compose(
         assert isinstance(weights, MlpAndMoeWeights)
         assert isinstance(ffn, MlpAndMoeSpec)
         dense = p.norm(mlp(normed(x, layer.ffn_norm), weights.mlp, ffn.mlp), weights.post_mlp_norm)
-        routed = p.moe_mlp(p.norm(x, weights.moe_norm), weights.moe, ffn.moe, x)
+        routing = normed(x, weights.moe.router_norm)
+        routed = p.moe_mlp(p.norm(x, weights.moe_norm), weights.moe, ffn.moe, routing)
         y = dense + p.norm(routed, weights.post_moe_norm)
         return residual(x, y, layer.post_ffn_norm, spec)
 
@@ -89,6 +91,8 @@ def compose(
         ffns={MlpSpec: mlp_residual, MoeSpec: moe_residual, MlpAndMoeSpec: both_residual},
         logits=logits,
         norm=p.norm,
+        linear=p.linear,
+        add_layer_input=lambda x, row, layer: x + layer_input(x, row, layer, p.linear, p.norm),
         prepare=p.prepare,
         methods=methods,
         head_dim_multiple=head_dim_multiple,

@@ -142,7 +142,7 @@ class MoeWeights:
         exp_probs_b: float32 [n_experts], added for the choice, or None.
         gate_bias, up_bias, down_bias, gate_up_bias: float32 [n_experts, n_out] of the experts'
             products, or None.
-        router_norm: of what the router reads, or None (Gemma 4).
+        router_norm: of what the router reads, or None.
         down_scale: float32 [n_experts], factors on the experts' output, or None.
     """
 
@@ -177,6 +177,43 @@ FfnWeights = MlpWeights | MoeWeights | MlpAndMoeWeights
 
 
 @dataclass(frozen=True)
+class PerLayerInputWeights:
+    """`inp_gate` [P, n_embd] and `proj` [n_embd, P]; see `PerLayerInputSpec`."""
+
+    inp_gate: Linear
+    proj: Linear
+    post_norm: Norm
+
+
+@dataclass(frozen=True)
+class LaurelWeights:
+    """`laurel_l` [rank, n_embd], `laurel_r` [n_embd, rank]; see `LaurelSpec`."""
+
+    laurel_l: Linear
+    laurel_r: Linear
+    post_norm: Norm
+
+
+@dataclass(frozen=True)
+class AltUpWeights:
+    """AltUp of S streams; see `AltUpSpec`.
+
+    Attributes:
+        router: [S, n_embd].
+        router_norm: of what it reads.
+        predict_coef: [S * S, S].
+        correct_coef: [S, S].
+        correct_scale: float32 [n_embd], factors on what the per-layer input reads.
+    """
+
+    router: Linear
+    router_norm: Norm
+    predict_coef: Linear
+    correct_coef: Linear
+    correct_scale: Array
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer: a mixer, then a feed-forward block.
 
@@ -190,6 +227,9 @@ class LayerWeights:
     post_attn_norm: Norm | None = None
     post_ffn_norm: Norm | None = None
     output_scale: float = 1.0
+    per_layer_input: PerLayerInputWeights | None = None
+    laurel: LaurelWeights | None = None
+    altup: AltUpWeights | None = None
 
     @property
     def attention(self) -> AttentionWeights:

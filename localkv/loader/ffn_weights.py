@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
+
 from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec
+from localkv.arch.norm_spec import NormSpec
 from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import (
@@ -13,6 +17,7 @@ from localkv.kernels.layer_weights import (
     MlpAndMoeWeights,
     MlpWeights,
     MoeWeights,
+    Norm,
 )
 from localkv.loader.tensor_reader import TensorReader
 
@@ -90,4 +95,13 @@ def _moe(read: TensorReader, moe: MoeSpec, n_embd: int, at: str) -> MoeWeights:
         ffn_gate_inp_shexp=read.vector(f"{at}ffn_gate_inp_shexp.weight", n_embd)
         if moe.shared_gated
         else None,
+        router_norm=_router_norm(read, moe.router_norm, n_embd, at),
     )
+
+
+def _router_norm(read: TensorReader, spec: NormSpec | None, n_embd: int, at: str) -> Norm | None:
+    if spec is None:
+        return None
+    scale = read.values(f"{at}{spec.tensor}.scale", n_embd) / np.float32(math.sqrt(n_embd))
+    arrays = read.backend.arrays
+    return Norm(spec, arrays.floating(arrays.from_numpy(scale)))

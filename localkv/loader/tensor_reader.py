@@ -168,6 +168,14 @@ class TensorReader:
             self.vector(bias, n_out) if bias_required or self.has(bias) else None,
         )
 
+    def linears(self, name: str, n: int, n_out: int, n_in: int) -> tuple[Linear, ...]:
+        """The matrices of a stack [n, n_out, n_in], each by itself."""
+        stack = self.packed(f"{name}.weight", n, n_out, n_in)
+        parts = tuple(Linear(self._prepare(f"{name}.weight", stack[i])) for i in range(n))
+        if not any(part.weight.reads_rows for part in parts):
+            self.source.release(f"{name}.weight")
+        return parts
+
     def fused_linear(
         self, name: str, n_out: tuple[int, ...], n_in: int, *, bias_required: bool = False
     ) -> tuple[Linear, ...]:

@@ -7,12 +7,20 @@ from collections.abc import Callable
 
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.stream_spec import AltUpSpec
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.loader.ffn_weights import ffn_weights
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.mixer_weights import mixer_weights
 from localkv.loader.model_spec import model_spec
+from localkv.loader.stream_weights import (
+    altup_projections,
+    altup_weights,
+    laurel_weights,
+    per_layer_input_weights,
+    per_layer_table,
+)
 from localkv.loader.tensor_reader import FileTensors, TensorReader
 from localkv.model import ModelWeights, Transformer
 
@@ -75,7 +83,7 @@ def model_weights(
     layers = []
     for i, spec in enumerate(config.layers):
         on_layer(i, config.n_layers)
-        layers.append(layer_weights(read, spec, n_embd, f"blk.{i}."))
+        layers.append(layer_weights(read, spec, config.altup, n_embd, f"blk.{i}."))
     on_layer(config.n_layers, config.n_layers)
     return ModelWeights(
         token_embd=token_embd,
@@ -83,11 +91,16 @@ def model_weights(
         output_norm=read.norm(config.output_norm, n_embd),
         output=output,
         rope_divisors=divisors,
+        per_layer=per_layer_table(read, config),
+        altup=altup_projections(read, config),
     )
 
 
-def layer_weights(read: TensorReader, spec: LayerSpec, n_embd: int, at: str) -> LayerWeights:
+def layer_weights(
+    read: TensorReader, spec: LayerSpec, altup: AltUpSpec | None, n_embd: int, at: str
+) -> LayerWeights:
     """Those of the layer whose tensors' names begin with `at`."""
+    per_layer, laurel = spec.per_layer_input, spec.laurel
 
     def norm(of: NormSpec | None) -> Norm | None:
         return None if of is None else read.norm(of, n_embd, at)
@@ -103,4 +116,7 @@ def layer_weights(read: TensorReader, spec: LayerSpec, n_embd: int, at: str) -> 
         post_attn_norm=norm(spec.post_attn_norm),
         post_ffn_norm=norm(spec.post_ffn_norm),
         output_scale=scale,
+        per_layer_input=per_layer_input_weights(read, per_layer, n_embd, at) if per_layer else None,
+        laurel=laurel_weights(read, laurel, n_embd, at) if laurel else None,
+        altup=altup_weights(read, altup, n_embd, at) if altup else None,
     )

@@ -28,6 +28,7 @@ from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.layer_weights import LayerWeights, Linear, MlpWeights, MoeWeights, Norm
 from localkv.kernels.method import Method, Methods
+from localkv.kernels.per_layer_input import layer_input
 from localkv.kernels.reference.torch_arrays import TorchArrays
 
 TILES = {
@@ -130,6 +131,11 @@ def moe_residual(x: Tensor, layer_input: Tensor, layer: LayerWeights, spec: Laye
     return with_rest(x, moe_mlp(h, layer.ffn, spec.ffn, routed), layer.post_ffn_norm, spec)
 
 
+def linear(x: Tensor, layer: Linear) -> Tensor:
+    """x [tokens, n_in] -> [tokens, n_out]."""
+    return linears(x.contiguous(), (layer,))[0]
+
+
 def logits(x: Tensor, output_norm: Norm, output: Linear, spec: ModelSpec) -> Tensor:
     """float32 [tokens, n_vocab], on the device."""
     y = linears(normed(x, output_norm, (output,)), (output,))[0]
@@ -185,6 +191,8 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         ffns={MlpSpec: mlp_residual, MoeSpec: moe_residual},
         logits=logits,
         norm=norm,
+        linear=linear,
+        add_layer_input=lambda x, row, layer: x + layer_input(x, row, layer, linear, norm),
         prepare=lambda weight: prepare(weight, device),
         prepare_embedding=lambda weight: prepare(weight, device),
         hardware=gpu_of(device).name,

@@ -1,0 +1,191 @@
+"""Gemma 3n and 4. After llama.cpp's `src/models/gemma3n.cpp` and `gemma4.cpp`.
+
+Both norm q, k and v of each head and don't scale their products, have a RoPE of their own in layers
+with a window, let the last layers read K and V of earlier ones, and give each layer an embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from localkv.arch import plain
+from localkv.arch.experts import experts
+from localkv.arch.facts import Facts
+from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec
+from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
+from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.shared_kv import ignored_tensors, sharing_kv
+from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.stream_spec import AltUpSpec, LaurelSpec, PerLayerInputSpec
+from localkv.arch.windows import windows
+from localkv.errors import ModelFileError
+
+WINDOW_THETA = 10000.0
+
+# Gemma 3n, where a file has no key for it
+PERIOD = 5
+LAYERS_WITH_KV = 20
+SPARSE_LAYERS = 10
+SPARSITY = 1.6448536
+"""Of a normal distribution's values 5 % lie more than as many deviations above the mean."""
+PER_LAYER_WIDTH = 256
+LAUREL_RANK = 64
+STREAMS = 4
+SOFTCAP = 30.0
+
+
+def _attention(facts: Facts, layer: int, window: int, suffix: str = "") -> AttentionSpec:
+    """Of a layer that sees `window` tokens, or all; keys of its heads' size end with `suffix`.
+
+    Raises:
+        ModelFileError: a size makes no sense.
+    """
+    n_heads, n_kv_heads, head_dim = facts.heads(layer)
+    if suffix:
+        head_dim = facts.integer(f"attention.key_length{suffix}")
+        value_dim = facts.integer(f"attention.value_length{suffix}", head_dim)
+        if head_dim != value_dim:
+            raise ModelFileError(f"heads of different size for K ({head_dim}) and V ({value_dim})")
+    if window:
+        rope = _window_rope(facts, head_dim, suffix)
+    else:
+        rope = facts.rope(head_dim, interleaved=False, divisors=True)
+    return AttentionSpec(
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        head_dim,
+        AttentionParams(1.0, window),
+        rope,
+        v_norm=facts.rms_norm(""),
+        **plain.head_norms(facts),
+    )
+
+
+def _window_rope(facts: Facts, head_dim: int, suffix: str) -> RopeSpec:
+    """Without scaling, by a base of its own."""
+    n_dims = facts.integer(f"rope.dimension_count{suffix}", head_dim)
+    if n_dims > head_dim or n_dims % 2:
+        raise ModelFileError(f"RoPE can't rotate {n_dims} channels of a head of {head_dim}")
+    return RopeSpec(n_dims, facts.number("rope.freq_base_swa", WINDOW_THETA), interleaved=False)
+
+
+def _per_layer_input(facts: Facts, width: int) -> PerLayerInputSpec | None:
+    if not width:
+        return None
+    return PerLayerInputSpec(
+        width, facts.rms_norm("per_layer_proj_norm"), facts.rms_norm("post_norm")
+    )
+
+
+def _layer(facts: Facts, attention: AttentionSpec, ffn: Ffn, width: int) -> LayerSpec:
+    return replace(
+        plain.layer(facts, attention, ffn),
+        **plain.post_norms(facts),
+        per_layer_input=_per_layer_input(facts, width),
+    )
+
+
+def _model(
+    facts: Facts,
+    layers: Sequence[LayerSpec],
+    *,
+    softcap: float = 0.0,
+    altup: AltUpSpec | None = None,
+) -> ModelSpec:
+    return plain.model(
+        facts,
+        layers,
+        embedding_scale=math.sqrt(facts.n_embd),
+        logit_softcap=facts.number("final_logit_softcapping", softcap),
+        ignored_tensors=ignored_tensors(layers),
+        altup=altup,
+    )
+
+
+def gemma4(facts: Facts) -> ModelSpec:
+    """Heads of one size in full layers and of another in those with a window."""
+    own = [
+        replace(
+            _attention(facts, i, window, "_swa" if window else ""),
+            value_from_key=not window and _lacks_v(facts, i),
+        )
+        for i, window in enumerate(windows(facts, None))
+    ]
+    n_shared = facts.integer("attention.shared_kv_layers", 0)
+    width = facts.integer("embedding_length_per_layer_input")
+    layers = []
+    for i, attention in enumerate(sharing_kv(own, n_shared)):
+        layer = _layer(facts, attention, _ffn(facts, i), width)
+        scale = "layer_output_scale"
+        has_scale = f"blk.{i}.{scale}.weight" in facts.shapes
+        layers.append(replace(layer, output_scale=scale if has_scale else None))
+    return _model(facts, layers)
+
+
+def _lacks_v(facts: Facts, layer: int) -> bool:
+    """Whether the file has K's projection of a layer, but not V's."""
+    at = f"blk.{layer}.attn_"
+    return f"{at}k.weight" in facts.shapes and f"{at}v.weight" not in facts.shapes
+
+
+def _ffn(facts: Facts, layer: int) -> Ffn:
+    """A dense block, and experts beside it if there are some.
+
+    Raises:
+        ModelFileError: a size makes no sense.
+    """
+    n_ff = facts.per_layer("feed_forward_length")[layer]
+    if not n_ff:
+        raise ModelFileError(f"layer {layer} has no feed-forward block")
+    mlp = MlpSpec(n_ff, "gelu")
+    if not facts.integer("expert_count", 0):
+        return mlp
+    moe = experts(facts, activation="gelu", router_norm=facts.rms_norm("ffn_gate_inp"))
+    return MlpAndMoeSpec(
+        mlp,
+        moe,
+        post_mlp_norm=facts.rms_norm("post_ffw_norm_1"),
+        post_moe_norm=facts.rms_norm("post_ffw_norm_2"),
+        moe_norm=facts.rms_norm("pre_ffw_norm_2"),
+    )
+
+
+def gemma3n(facts: Facts) -> ModelSpec:
+    """Four residual streams, a residual of low rank, sparse blocks in the first layers."""
+    if facts.integer("altup.active_idx", 0):
+        key = facts.key("altup.active_idx")
+        raise ModelFileError(f"key {key!r}: only the first stream can be the active one")
+    own = [_attention(facts, i, window) for i, window in enumerate(windows(facts, PERIOD))]
+    n_shared = max(0, facts.n_layers - LAYERS_WITH_KV)
+    n_shared = facts.integer("attention.shared_kv_layers", n_shared)
+    width = facts.integer("embedding_length_per_layer_input", PER_LAYER_WIDTH)
+    rank = facts.shapes.get("blk.0.laurel_l.weight", (LAUREL_RANK,))[0]
+    laurel = LaurelSpec(rank, facts.rms_norm("laurel_post_norm"))
+    mlp = plain.mlp(facts, "gelu")
+    layers = [
+        replace(
+            _layer(facts, attention, replace(mlp, sparsity=sparsity), width),
+            laurel=laurel,
+        )
+        for attention, sparsity in zip(sharing_kv(own, n_shared), _sparsities(facts), strict=True)
+    ]
+    n_streams = facts.integer("altup.num_inputs", STREAMS)
+    altup = AltUpSpec(n_streams, facts.rms_norm("altup_router_norm"))
+    return _model(facts, layers, softcap=SOFTCAP, altup=altup)
+
+
+def _sparsities(facts: Facts) -> list[float]:
+    """Of each layer's block; see `MlpSpec.sparsity`. Files give minus infinity for dense blocks."""
+    key, n_layers = facts.key("activation_sparsity_scale"), facts.n_layers
+    if facts.keys.get(key) is None:
+        return [SPARSITY if i < SPARSE_LAYERS else 0.0 for i in range(n_layers)]
+    values = facts.keys.numbers(key)
+    if len(values) != n_layers:
+        raise ModelFileError(f"key {key!r} has {len(values)} items for {n_layers} layers")
+    return [0.0 if value == -math.inf else value for value in values]
+
+
+ARCHITECTURES = {"gemma3n": gemma3n, "gemma4": gemma4}
