@@ -16,6 +16,7 @@ from localkv.engine.prompts import Prompt, Prompts, are_many
 from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.text_stream import Completion, TextStream
 from localkv.errors import UsageError
+from localkv.loader.call_markers import CALL_MARKERS
 from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
 from localkv.loader.chat_template import (
     ChatTemplate,
@@ -66,11 +67,20 @@ class TextModel:
         return chat_template_from_metadata(self.gguf.metadata, TOOL_USE)
 
     @cached_property
-    def _reasoning_ids(self) -> frozenset[int]:
-        """The control tokens of the tags that enclose reasoning: part of an answer's text."""
-        tags = [(tag, True) for pair in REASONING_TAGS for tag in pair]
-        found = self.tokenizer.encode_segments(tags, add_special=False)
-        return frozenset(filter(self.tokenizer.is_control, found))
+    def _kept_ids(self) -> frozenset[int]:
+        """The control tokens around reasoning and calls of tools: part of an answer's text."""
+        tokenizer = self.tokenizer
+        tags = [tag for pair in (*REASONING_TAGS, CALL_MARKERS) for tag in pair]
+        found = [
+            (token, tag)
+            for tag in tags
+            for token in tokenizer.encode(tag, add_special=False, parse_special=True)
+        ]
+        return frozenset(
+            token
+            for token, tag in found
+            if tokenizer.is_control(token) and tokenizer.id_to_token(token) in tag
+        )
 
     def chat_template_from(self, source: str) -> ChatTemplate:
         """A Jinja template with this model's BOS and EOS, to use instead of the file's own."""
@@ -129,7 +139,7 @@ class TextModel:
         opening, kept, budget = "", frozenset[int](), None
         if isinstance(prompt, ChatPrompt):
             opening, most = prompt.opening, prompt.reasoning_budget
-            kept = self._reasoning_ids
+            kept = self._kept_ids
             budget = None if most is None else ReasoningBudget(most, prompt, self.tokenizer)
         return new_stream(
             self.engine,

@@ -10,8 +10,11 @@ import pytest
 
 from localkv import LLM
 from localkv.engine import new_stream
+from localkv.engine.text_model import TextModel
 from localkv.errors import UsageError
 from localkv.loader.chat_template import ChatTemplate
+from localkv.loader.tokenizer import tokenizer_from_metadata
+from support.tiny_vocabulary import bpe_metadata, spm_metadata, spm_model
 
 HELLO = [{"role": "user", "content": "Tell me of the fox"}]
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -185,3 +188,14 @@ def test_an_answer_in_channels_is_one_text(llm: LLM, monkeypatch: pytest.MonkeyP
     assert "\n\n" in llm.chat(HELLO, **options).completion.text
     text = llm.chat_prompt(HELLO).text
     assert "\n\n" not in llm.complete(text, parse_special=True, **options).text
+
+
+def test_tags_and_calls_are_part_of_the_text_where_they_are_control_tokens() -> None:
+    control = ("<|endoftext|>", "[THINK]", "[/THINK]", "[TOOL_CALLS]", "<|channel>", "<|im_end|>")
+    model = TextModel()
+    model.tokenizer = tokenizer_from_metadata(bpe_metadata("tekken", control=control))
+    kept = {model.tokenizer.id_to_token(token) for token in model._kept_ids}
+    assert kept == {"[THINK]", "[/THINK]", "[TOOL_CALLS]", "<|channel>"}
+    model = TextModel()
+    model.tokenizer = tokenizer_from_metadata(spm_metadata(spm_model(byte_fallback=False)))
+    assert model._kept_ids == frozenset()  # what no token stands for is no tag
