@@ -24,8 +24,10 @@ from localkv.arch import (
     mixtures,
     olmo,
     phi,
+    plamo,
     qwen,
     smallthinker,
+    uneven,
 )
 from localkv.arch.facts import Facts
 from localkv.arch.spec import ModelSpec
@@ -48,6 +50,8 @@ FAMILIES = (
     gpt_oss,
     llama4,
     smallthinker,
+    plamo,
+    uneven,
 )
 
 ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {

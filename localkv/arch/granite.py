@@ -1,6 +1,6 @@
 """Granite: a Llama with factors on the embedding, the residual, the softmax and the logits.
 
-After llama.cpp's `src/models/granite.cpp` and `granite-moe.cpp`.
+After llama.cpp's `src/models/granite.cpp`, `granite-moe.cpp`, `granite-swa.cpp` and `minicpm.cpp`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
 from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.windows import windows, with_window
+
+ROPE_PATTERN = "attention.rope_pattern"
 
 
 def attention(facts: Facts) -> AttentionSpec:
@@ -52,4 +55,32 @@ def granite_moe(facts: Facts) -> ModelSpec:
     return plain.model(facts, [layer] * facts.n_layers, **scales(facts))
 
 
-ARCHITECTURES = {"granite": granite, "granitemoe": granite_moe}
+def granite_swa(facts: Facts) -> ModelSpec:
+    """Windows by a pattern, sinks, and RoPE in layers that another pattern names."""
+    full = plain.layer(facts, attention(facts), plain.mlp(facts))
+    full = replace(full, mixer=replace(full.attention, sinks="attn_sinks"))
+    facts.integer("attention.sliding_window")  # no default
+    rotated = [True] * facts.n_layers
+    if facts.has(ROPE_PATTERN):
+        rotated = list(facts.flags_per_layer(ROPE_PATTERN))
+    rope = full.attention.rope
+    layers = [
+        with_window(residual(facts, full), window, rope if turns else None)
+        for window, turns in zip(windows(facts, None), rotated, strict=True)
+    ]
+    return plain.model(facts, layers, **scales(facts))
+
+
+def minicpm(facts: Facts) -> ModelSpec:
+    """MiniCPM 1, 2B, and 4, 8B: Granite without a scale of the softmax."""
+    spec = plain.attention(facts, interleaved=True, divisors=True, long_divisors=True)
+    layer = residual(facts, plain.layer(facts, spec, plain.mlp(facts)))
+    return plain.model(facts, [layer] * facts.n_layers, **scales(facts))
+
+
+ARCHITECTURES = {
+    "granite": granite,
+    "granitemoe": granite_moe,
+    "granite_swa": granite_swa,
+    "minicpm": minicpm,
+}

@@ -1,9 +1,11 @@
-"""Models with LayerNorm before both blocks: GPT-NeoX's descendants, StarCoder 2, StableLM.
+"""Models with LayerNorm: GPT-NeoX and Falcon, StarCoder 2, StableLM, Nemotron and their kin.
 
-After llama.cpp's `src/models/starcoder2.cpp`, `stablelm.cpp` and `nemotron.cpp`.
+After the files of llama.cpp's `src/models/` that bear the architectures' names.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from localkv.arch import plain
 from localkv.arch.cohere import heads_normed
@@ -15,16 +17,37 @@ def _model(facts: Facts, layer: LayerSpec) -> ModelSpec:
     return plain.model(facts, [layer] * facts.n_layers, output_norm=facts.layer_norm("output_norm"))
 
 
-def starcoder2(facts: Facts) -> ModelSpec:
+def ungated_gelu(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=False)
     mlp = plain.mlp(facts, "gelu", gated=False)
     return _model(facts, plain.layer_normed(facts, attention, mlp))
 
 
-def nemotron(facts: Facts) -> ModelSpec:
+def ungated_relu2(facts: Facts) -> ModelSpec:
     attention = plain.attention(facts, interleaved=False)
     mlp = plain.mlp(facts, "relu2", gated=False)
     return _model(facts, plain.layer_normed(facts, attention, mlp))
+
+
+def orion(facts: Facts) -> ModelSpec:
+    attention = plain.attention(facts, interleaved=False)
+    return _model(facts, plain.layer_normed(facts, attention, plain.mlp(facts)))
+
+
+def gptneox(facts: Facts) -> ModelSpec:
+    """Both blocks read the layer's input, each through a norm of its own, if the file says so."""
+    attention = plain.attention(facts, interleaved=False)
+    layer = plain.layer_normed(facts, attention, plain.mlp(facts, "gelu", gated=False))
+    return _model(facts, replace(layer, parallel=facts.boolean("use_parallel_residual")))
+
+
+def falcon(facts: Facts) -> ModelSpec:
+    """Both blocks read one norm of the layer's input; in Falcon 40B attention has its own."""
+    attention = plain.attention(facts, interleaved=False)
+    layer = plain.side_by_side(facts, attention, plain.mlp(facts, "gelu", gated=False))
+    if "blk.0.attn_norm_2.weight" in facts.shapes:
+        layer = replace(layer, attn_norm=facts.layer_norm("attn_norm_2"))
+    return _model(facts, layer)
 
 
 def stablelm(facts: Facts) -> ModelSpec:
@@ -37,4 +60,13 @@ def stablelm(facts: Facts) -> ModelSpec:
     return _model(facts, plain.side_by_side(facts, attention, mlp))
 
 
-ARCHITECTURES = {"nemotron": nemotron, "stablelm": stablelm, "starcoder2": starcoder2}
+ARCHITECTURES = {
+    "codeshell": ungated_gelu,
+    "falcon": falcon,
+    "gptneox": gptneox,
+    "jais2": ungated_relu2,
+    "nemotron": ungated_relu2,
+    "orion": orion,
+    "stablelm": stablelm,
+    "starcoder2": ungated_gelu,
+}

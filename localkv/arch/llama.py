@@ -1,7 +1,6 @@
 """Llama and what has its graph, or nearly.
 
-After llama.cpp's `src/models/llama.cpp`, `mistral3.cpp`, `smollm3.cpp`, `internlm2.cpp`,
-`ernie4-5.cpp`, `seed-oss.cpp` and `arcee.cpp`.
+After llama.cpp's `src/models/llama.cpp` and the files there that bear the architectures' names.
 """
 
 from __future__ import annotations
@@ -12,10 +11,14 @@ from localkv.arch import plain
 from localkv.arch.experts import experts
 from localkv.arch.facts import Facts
 from localkv.arch.mixer_spec import Temperature
+from localkv.arch.rope_spec import RopeSpec
 from localkv.arch.spec import ModelSpec
+from localkv.errors import ModelFileError
 
 UNROTATED_INTERVAL = 4
 """SmolLM 3: every fourth layer has no RoPE."""
+BAICHUAN_WITH_ALIBI = 40
+"""Layers of Baichuan 13B."""
 
 
 def llama(facts: Facts) -> ModelSpec:
@@ -45,9 +48,58 @@ def smollm3(facts: Facts) -> ModelSpec:
     return plain.model(facts, layers)
 
 
-def internlm2(facts: Facts) -> ModelSpec:
+def neighbours(facts: Facts) -> ModelSpec:
+    """A Llama without divisors of RoPE's frequencies: pairs are neighbours."""
     attention = plain.attention(facts, interleaved=True)
     return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+
+
+def halves(facts: Facts) -> ModelSpec:
+    """A Llama whose RoPE pairs the halves of a head."""
+    facts.turns_sections()
+    attention = plain.attention(facts, interleaved=False)
+    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+
+
+def baichuan(facts: Facts) -> ModelSpec:
+    if facts.n_layers == BAICHUAN_WITH_ALIBI:
+        raise ModelFileError("Baichuan 13B (attention biased by distance) is not supported")
+    return neighbours(facts)
+
+
+def nanbeige(facts: Facts) -> ModelSpec:
+    if facts.integer("num_loops", 1) != 1:
+        raise ModelFileError(
+            "layers that are run in loops ('nanbeige.num_loops') are not supported"
+        )
+    return llama(facts)
+
+
+def pangu(facts: Facts) -> ModelSpec:
+    attention = plain.attention(facts, interleaved=False, long_divisors=True)
+    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+
+
+def maincoder(facts: Facts) -> ModelSpec:
+    """Norms of q and k after RoPE."""
+    attention = replace(
+        plain.attention(facts, interleaved=True),
+        **plain.head_norms(facts),
+        norms_after_rope=True,
+    )
+    return plain.model(facts, [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers)
+
+
+def cogvlm(facts: Facts) -> ModelSpec:
+    """The weights that read text; each layer has others for images."""
+    attention = plain.attention(facts, interleaved=False)
+    attention = replace(attention, rope=RopeSpec(attention.key_dim, interleaved=False))
+    of_images = tuple(f"blk.{i}.vis_" for i in range(facts.n_layers))
+    return plain.model(
+        facts,
+        [plain.layer(facts, attention, plain.mlp(facts))] * facts.n_layers,
+        ignored_tensors=of_images,
+    )
 
 
 def seed_oss(facts: Facts) -> ModelSpec:
@@ -69,8 +121,16 @@ ARCHITECTURES = {
     "llama": llama,
     "mistral3": mistral3,
     "smollm3": smollm3,
-    "internlm2": internlm2,
-    "ernie4_5": internlm2,
+    "internlm2": neighbours,
+    "ernie4_5": neighbours,
+    "xverse": neighbours,
+    "chatglm": neighbours,
+    "baichuan": baichuan,
+    "nanbeige": nanbeige,
+    "paddleocr": halves,
+    "pangu-embedded": pangu,
+    "maincoder": maincoder,
+    "cogvlm": cogvlm,
     "seed_oss": seed_oss,
     "arcee": arcee,
 }

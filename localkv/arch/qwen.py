@@ -1,4 +1,4 @@
-"""Qwen 2 and 3, dense and with experts. After llama.cpp's `src/models/qwen2.cpp` and its kin."""
+"""Qwen 1 to 3, dense and with experts. After llama.cpp's `src/models/qwen2.cpp` and its kin."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def _biased(facts: Facts) -> AttentionSpec:
 
 def _normed(facts: Facts) -> AttentionSpec:
     return replace(plain.attention(facts, interleaved=False), **plain.head_norms(facts))
+
+
+def qwen(facts: Facts) -> ModelSpec:
+    """The first Qwen; its files give the width of gate and up together."""
+    mlp = plain.mlp(facts)
+    return _model(facts, _biased(facts), replace(mlp, n_ff=mlp.n_ff // 2))
 
 
 def qwen2(facts: Facts) -> ModelSpec:
@@ -61,6 +67,7 @@ def qwen3vlmoe(facts: Facts) -> ModelSpec:
 
 
 ARCHITECTURES = {
+    "qwen": qwen,
     "qwen2vl": qwen2vl,
     "qwen3vl": qwen3vl,
     "qwen3vlmoe": qwen3vlmoe,

@@ -8,6 +8,9 @@ from localkv.arch.spec import ModelSpec
 from localkv.errors import ModelFileError
 from localkv.loader.model_header import ModelHeader
 
+NO_TEXT_MODELS = {"clip": "an encoder of images or sound (mmproj)"}
+"""Architectures of files that lie beside text models, and what they are."""
+
 
 def model_spec(gguf: ModelHeader) -> ModelSpec:
     """Layers, sizes and constants of the model in a file.
@@ -19,6 +22,11 @@ def model_spec(gguf: ModelHeader) -> ModelSpec:
     if not gguf.tensors:
         raise ModelFileError(f"{gguf.path.name} holds no weights, only a vocabulary")
     name = gguf.metadata.string("general.architecture")
+    if name in NO_TEXT_MODELS:
+        raise ModelFileError(
+            f"{gguf.path.name} is {NO_TEXT_MODELS[name]}, which is not supported",
+            hint="only text models are supported",
+        )
     if name not in ARCHS:
         raise ModelFileError(
             f"architecture {name!r} is not supported", hint=f"supported: {', '.join(ARCHS)}"

@@ -146,6 +146,8 @@ class TensorReader:
             ones = np.ones(size, np.float32)
             return Norm(spec, self.backend.arrays.floating(self.backend.arrays.from_numpy(ones)))
         weight, bias = f"{at}{spec.tensor}.weight", f"{at}{spec.tensor}.bias"
+        if self.has(f"{at}{spec.tensor}"):  # PLaMo's files leave ".weight" out
+            weight = f"{at}{spec.tensor}"
         return Norm(
             spec,
             self.vector(weight, size),

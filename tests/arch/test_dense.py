@@ -1,0 +1,203 @@
+"""Architectures without experts: each against float64, and each mechanism by leaving it out.
+
+`support/float64_model.py` evaluates the same graphs without the package's code; on these models it
+and llama.cpp agree, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GGMLType
+
+from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.cache.layout import SegmentSpec
+from localkv.kernels.backend import Backend
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.reference.backend import reference_backend
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+from support.dense_variants import DENSE, MECHANISMS, dense_variant
+from support.float64_model import float64_logits
+from support.forward import IDS, logits, new_cache, nmse, run
+from support.random_model import RandomModel
+
+BACKENDS: list[tuple[Backend, float]] = [
+    (reference_backend(torch.float64), 1e-10),
+    (cpu_backend(), 1e-8),
+]
+FEW = IDS[:40]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in MECHANISMS else pytest.mark.slow) for name in DENSE],
+)
+def test_equals_float64_evaluation(name: str, tmp_path: Path) -> None:
+    random_model = dense_variant(name)
+    path = random_model.write(tmp_path / "model.gguf", GGMLType.F32)
+    want = float64_logits(random_model, FEW)
+    for backend, limit in BACKENDS:
+        assert nmse(logits(path, backend, FEW, "f32", chunk=17), want) < limit
+
+
+Change = Callable[[LayerSpec], LayerSpec]
+
+
+def layers(change: Change) -> Callable[[ModelSpec], ModelSpec]:
+    """All layers changed."""
+    return lambda spec: replace(spec, layers=tuple(change(layer) for layer in spec.layers))
+
+
+def mixers(**changes: Any) -> Callable[[ModelSpec], ModelSpec]:
+    return layers(lambda layer: replace(layer, mixer=replace(layer.attention, **changes)))
+
+
+def params(**changes: Any) -> Callable[[ModelSpec], ModelSpec]:
+    def change(layer: LayerSpec) -> LayerSpec:
+        new = replace(layer.attention.params, **changes)
+        return replace(layer, mixer=replace(layer.attention, params=new))
+
+    return layers(change)
+
+
+def ropes(**changes: Any) -> Callable[[ModelSpec], ModelSpec]:
+    """Those of layers that have one."""
+
+    def change(layer: LayerSpec) -> LayerSpec:
+        rope = layer.attention.rope
+        new = None if rope is None else replace(rope, **changes)
+        return replace(layer, mixer=replace(layer.attention, rope=new))
+
+    return layers(change)
+
+
+def mlps(**changes: Any) -> Callable[[ModelSpec], ModelSpec]:
+    return layers(lambda layer: replace(layer, ffn=replace(layer.mlp, **changes)))
+
+
+def of_model(**changes: Any) -> Callable[[ModelSpec], ModelSpec]:
+    return lambda spec: replace(spec, **changes)
+
+
+def as_in_first_layer(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, layers=(spec.layers[0],) * spec.n_layers)
+
+
+def rotating_everywhere(spec: ModelSpec) -> ModelSpec:
+    return mixers(rope=spec.ropes[0])(spec)
+
+
+def norms_of_kind(kind: str) -> Callable[[ModelSpec], ModelSpec]:
+    def change(layer: LayerSpec) -> LayerSpec:
+        assert layer.attn_norm is not None
+        return replace(layer, attn_norm=replace(layer.attn_norm, kind=kind))
+
+    return layers(change)
+
+
+LEFT_OUT: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
+    "softcap of attention": ("gemma2", params(softcap=0.0)),
+    "softcap of logits": ("gemma2", of_model(logit_softcap=0.0)),
+    "scale of the embedding": ("gemma2", of_model(embedding_scale=1.0)),
+    "windows": ("gemma2", params(window=0)),
+    "a window's last position": ("gemma2", params(window=8)),
+    "GELU": ("gemma2", mlps(activation="silu")),
+    "short divisors": ("phi3-short", ropes(divisors="")),
+    "long divisors": ("phi3-long", ropes(long_divisors="")),
+    "magnitude": ("phi3-long", ropes(magnitude=1.0)),
+    "RoPE on a part of a head": ("phi2", ropes(n_dims=64)),
+    "blocks side by side": ("phi2", layers(lambda layer: replace(layer, parallel=False))),
+    "scale of the residual": ("granite", layers(lambda x: replace(x, residual_scale=1.0))),
+    "scale of the softmax": ("granite", params(softmax_scale=0.125)),
+    "scale of the logits": ("granite", of_model(logit_scale=1.0)),
+    "no RoPE at all": ("granite-no-rope", mixers(rope=RopeSpec(64))),
+    "no YaRN in windows": ("olmo3", as_in_first_layer),
+    "no RoPE in full layers": ("cohere2", rotating_everywhere),
+    "norms after RoPE": ("hunyuan-dense", mixers(norms_after_rope=False)),
+    "NTK alpha": ("hunyuan-dense", ropes(theta=10000.0)),
+    "relu squared": ("nemotron", mlps(activation="relu")),
+    "LayerNorm": ("nemotron", norms_of_kind("rms")),
+    "xIELU of each layer": ("apertus", as_in_first_layer),
+    "pairs of channels": ("glm4", ropes(interleaved=False)),
+}
+"""What is left out: of which model, and how."""
+
+
+def _changed(model: Transformer, change: Callable[[ModelSpec], ModelSpec]) -> Transformer:
+    spec = change(model.config)
+    changed = [
+        replace(weights, attn_norm=replace(weights.attn_norm, spec=layer.attn_norm))
+        if weights.attn_norm is not None and layer.attn_norm is not None
+        else weights
+        for weights, layer in zip(model.weights.layers, spec.layers, strict=True)
+    ]
+    return Transformer(spec, replace(model.weights, layers=tuple(changed)), model.backend)
+
+
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_each_mechanism_matters(what: str, tmp_path: Path) -> None:
+    name, change = LEFT_OUT[what]
+    path = dense_variant(name).write(tmp_path / "model.gguf", GGMLType.F32)
+    model, _ = load_model(path, cpu_backend())
+    want = run(model, new_cache(model, SegmentSpec("f32", "f32")), FEW)
+    without = _changed(model, change)
+    got = run(without, new_cache(without, SegmentSpec("f32", "f32")), FEW)
+    assert nmse(got, want) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("gemma2", "post_attention_norm.weight"),
+        ("gemma2", "post_ffw_norm.weight"),
+        ("granite_swa", "attn_sinks.weight"),
+        ("olmo3", "attn_q_norm.weight"),
+        ("command-r-plus", "attn_k_norm.weight"),
+        ("phi2", "ffn_up.bias"),
+        ("phi2", "attn_norm.bias"),
+        ("phi2", "output.bias"),
+        ("phi2", "output_norm.bias"),
+        ("stablelm-parallel", "attn_q_norm.weight"),
+    ],
+)
+def test_each_vector_matters(name: str, tensor: str, tmp_path: Path) -> None:
+    """Weights of 1, biases of 0 and sinks of -1000 in its place give other logits."""
+    random_model = dense_variant(name)
+    want = float64_logits(random_model, FEW[:12])
+    flat = -1000.0 if "sinks" in tensor else float(tensor.endswith("weight"))
+    for full_name, values in random_model.tensors.items():
+        if full_name == tensor or full_name.endswith(f".{tensor}"):
+            random_model.tensors[full_name] = np.full_like(values, flat)
+    path = random_model.write(tmp_path / "model.gguf", GGMLType.F32)
+    assert nmse(logits(path, cpu_backend(), FEW[:12], "f32"), want) > 1e-4
+
+
+def test_fused_weights_beside_separate_biases(tmp_path: Path) -> None:
+    """Some files have `attn_qkv.weight` and `attn_q.bias`."""
+    biases = ("attn_q", "attn_k", "attn_v")
+    random_model = RandomModel("qwen2", fused_qkv=True, biases=biases)
+    want = float64_logits(random_model, FEW)
+    for layer in range(random_model.n_layers):
+        del random_model.tensors[f"blk.{layer}.attn_qkv.bias"]
+    random_model.separate_biases = True
+    path = random_model.write(tmp_path / "model.gguf", GGMLType.F32)
+    assert nmse(logits(path, cpu_backend(), FEW, "f32"), want) < 1e-10
+
+
+def test_blocks_that_predict_further_tokens_are_left_alone(tmp_path: Path) -> None:
+    """`nextn_predict_layers` of `block_count` are no layers; whatever they hold is not read."""
+    random_model = RandomModel("glm4", biases=("attn_q",))
+    want = float64_logits(random_model, FEW)
+    random_model.settings = {"block_count": 3, "nextn_predict_layers": 1}
+    for name in ("attn_norm.weight", "nextn.eh_proj.weight", "nextn.shared_head_norm.weight"):
+        random_model.tensors[f"blk.2.{name}"] = np.ones(4)
+    path = random_model.write(tmp_path / "model.gguf", GGMLType.F32)
+    assert nmse(logits(path, cpu_backend(), FEW, "f32"), want) < 1e-10
