@@ -339,7 +339,7 @@ def main() -> None:
             if options.tests != ["load"]:
                 speeds, about = measure_speeds(interpreters, path, options)
                 rows += speeds
-        label = weights.upper() if shapes == ["llama-1.1b"] else f"{name} {weights.upper()}"
+        label = weights if len(shapes) == 1 else f"{name} {weights}"
         results += [{"weights": label, **row} for row in rows]
         if options.json:
             options.json.write_text(json.dumps(results, indent=1))

@@ -49,7 +49,8 @@ def table(rows: list[dict], test: str) -> str:
         header += ["to our f16"] if has_f16 else []
     body = []
     for weights, pair in lines:
-        cells = [weights, pair if "/" in pair else f"{pair}/{pair}"]
+        *shape, kind = weights.split()
+        cells = [" ".join((*shape, kind.upper())), pair if "/" in pair else f"{pair}/{pair}"]
         for depth in depths:
             ours, peer = (found.get((weights, pair, depth, name)) for name in (OURS, PEER))
             f16 = found.get((weights, "f16", depth, OURS))

@@ -12,6 +12,7 @@ from typing import Any
 
 PRESENT = ("output.weight", "ffn_gate.weight", "ffn_gate_shexp.weight")
 """Ends of names of tensors that most files have, of those that a file may do without."""
+ATTENTION_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 TIED = PRESENT[1:]
 """The same for models whose output matrix is the embedding."""
 
@@ -207,7 +208,13 @@ def _gpt_oss(name: str, n_layers: int, n_experts: int) -> KnownShape:
         (n_layers, 2880, 0),
         (64, 8, 64),
         1 << 17,
-        present=(*PRESENT, ".bias"),
+        present=(
+            *PRESENT,
+            *ATTENTION_BIASES,
+            "attn_output.bias",
+            "ffn_gate_inp.bias",
+            "_exps.bias",
+        ),
         **{
             **_experts(n_experts, 4, 2880),
             "attention.sliding_window": 128,
@@ -395,7 +402,7 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
             (40, 4096, 13696),
             (32, 2, 128),
             131072,
-            present=("output.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"),
+            present=("output.weight", *ATTENTION_BIASES),
             rope__dimension_count=64,
         ),
         _shape(
@@ -504,7 +511,7 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
             (64, 5120, 27648),
             (80, 8, 128),
             524288,
-            present=(*PRESENT, "attn_q.bias", "attn_k.bias", "attn_v.bias"),
+            present=(*PRESENT, *ATTENTION_BIASES),
         ),
         _shape(
             "minimax-m2",
