@@ -40,6 +40,9 @@ def first_layers(shape: KnownShape, n_layers: int) -> KnownShape:
         key: value[:n_layers] if isinstance(value, list) and len(value) == most else value
         for key, value in shape.keys.items()
     }
+    shared = "attention.shared_kv_layers"
+    if shared in keys:  # as large a part of the layers as before
+        keys[shared] = keys[shared] * n_layers // most
     return replace(shape, keys={**keys, "block_count": n_layers})
 
 
