@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from localkv.bench.grid import Grid
 from localkv.bench.source import Source
 from localkv.cache.layout import check_cache
@@ -13,8 +15,11 @@ from localkv.memory.plan import ModelMemory
 from localkv.system.threads import n_threads
 
 
-def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> list[str]:
+def check_grid(source: Source, grid: Grid, device: str, like: CacheConfig) -> list[str]:
     """Refuse a grid if any of its caches does not fit, before anything is allocated.
+
+    Args:
+        like: all caches are so, but for their types and sizes.
 
     Returns:
         warnings: settings that fit only without all of the mapped weights, each once.
@@ -27,7 +32,8 @@ def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> lis
     budget = free_memory(backend)
     warnings = []
     for setting in grid.settings():
-        check_cache(CacheConfig(setting.type_k, setting.type_v), source.config.groups)
+        cache = replace(like, type_k=setting.type_k, type_v=setting.type_v)
+        check_cache(cache, source.config.groups)
         memory = ModelMemory(
             source.tensors,
             source.config,
@@ -38,9 +44,7 @@ def check_grid(source: Source, grid: Grid, device: str, kv_rotation: str) -> lis
         )
         for depth in grid.n_depth:
             n_ctx = max((test.n_ctx for test in grid.tests(depth)), default=0)
-            cache = CacheConfig(
-                setting.type_k, setting.type_v, n_ctx=n_ctx, kv_rotation=kv_rotation
-            )
+            cache = replace(cache, n_ctx=n_ctx)
             if n_ctx and budget and (warning := check_fit(memory, cache, budget, has_ctx=False)):
                 warnings.append(warning)
     return list(dict.fromkeys(warnings))

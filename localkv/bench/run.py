@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -20,7 +20,7 @@ from localkv.bench.machine import PeakMemory, bandwidth
 from localkv.bench.result import Machine, Result
 from localkv.bench.subject import Subject
 from localkv.bench.traffic import bytes_per_token
-from localkv.config import CacheConfig, KVScales
+from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.kernels.method import in_words
 from localkv.sampling.params import SamplingParams
@@ -41,15 +41,14 @@ class Options:
         repetitions: samples of each test.
         warm_up: run each test once before the samples.
         device: the value of `--device`.
-        kv_rotation, kv_scales: of all caches.
+        cache: of all caches, but for their types and sizes.
         on_progress: called with the next step, in a few words.
     """
 
     repetitions: int = 5
     warm_up: bool = True
     device: str = "auto"
-    kv_rotation: str = "auto"
-    kv_scales: KVScales | None = None
+    cache: CacheConfig = field(default_factory=CacheConfig)
     on_progress: Callable[[str], None] = lambda text: None
 
 
@@ -102,13 +101,7 @@ class _Bench:
         self, subject: Subject, setting: Setting, depth: int, n_ctx: int, options: Options
     ) -> None:
         self.subject, self.setting, self.options = subject, setting, options
-        cache = CacheConfig(
-            setting.type_k,
-            setting.type_v,
-            n_ctx=n_ctx,
-            kv_rotation=options.kv_rotation,
-            kv_scales=options.kv_scales,
-        )
+        cache = replace(options.cache, type_k=setting.type_k, type_v=setting.type_v, n_ctx=n_ctx)
         self.engine = Engine(subject.model, cache, n_batch=setting.n_evaluated)
         n_vocab = subject.model.config.n_vocab
         self.ids = np.random.default_rng(0).integers(n_vocab, size=n_ctx).tolist()
@@ -140,9 +133,7 @@ class _Bench:
             n_ctx=self.engine.n_ctx,
             kv_bytes=cache.n_bytes("k") + cache.n_bytes("v"),
             peak_bytes=peak.n_bytes(),
-            bytes_per_token=bytes_per_token(
-                model, setting.type_k, setting.type_v, test, self.engine.n_batch
-            ),
+            bytes_per_token=bytes_per_token(model, cache.layouts, test, self.engine.n_batch),
             bandwidth=bytes_per_second,
         )
 

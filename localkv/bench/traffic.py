@@ -8,12 +8,13 @@ still be gained.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from localkv.bench.grid import BenchTest
+from localkv.cache.layout import GroupLayout
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import tensors_of
-from localkv.memory.plan import kv_bytes_per_token
 from localkv.model import Transformer
 
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
@@ -38,23 +39,31 @@ def weight_bytes(model: Transformer, n_tokens: int) -> float:
 
 
 def bytes_per_token(
-    model: Transformer, type_k: str, type_v: str, test: BenchTest, n_batch: int
+    model: Transformer, layouts: Sequence[GroupLayout], test: BenchTest, n_batch: int
 ) -> float:
     """Bytes that are moved for each token of a test, on average.
 
     Args:
+        layouts: of the cache, of one segment.
         n_batch: most tokens evaluated at a time.
     """
-    row = kv_bytes_per_token(type_k, type_v, model.config)
     total = 0.0
     for start in range(0, test.n_prompt, n_batch):
         n = min(n_batch, test.n_prompt - start)
-        rows_read = test.n_depth + start + n
-        total += weight_bytes(model, n) + row * (rows_read + n)
+        total += weight_bytes(model, n) + _row_bytes(layouts, test.n_depth + start, n)
     if n := test.n_gen:
-        rows_read = n * test.n_before_gen + n * (n + 1) // 2  # one more with every token
-        total += n * weight_bytes(model, 1) + row * (rows_read + n)
+        total += n * weight_bytes(model, 1)
+        first = test.n_before_gen
+        total += sum(_row_bytes(layouts, at, 1) for at in range(first, first + n))
     return total / test.n_tokens
+
+
+def _row_bytes(layouts: Sequence[GroupLayout], n_before: int, n_new: int) -> int:
+    """Bytes of rows of K and V that new tokens read, their own included, and write."""
+    return sum(
+        layout.row_bytes * (n_before + n_new - layout.first_visible(n_before) + n_new)
+        for layout in layouts
+    )
 
 
 def _bytes(part: Any) -> int:

@@ -74,12 +74,26 @@ class GroupLayout:
         """Rows that a token may need, its own included; 0 for all."""
         return 0 if self.keeps_all else self.group.reach
 
-    def first_needed(self, position: int) -> int:
-        """The first position whose rows the token at `position`, or a later one, needs."""
-        if not self.reach:
-            return 0
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one token takes in the last segment: K and V of all layers and heads."""
+        group, spec = self.group, self.segments[-1]
+        k = KV_FORMATS[spec.type_k].row_bytes(group.key_dim)
+        v = KV_FORMATS[spec.type_v].row_bytes(group.value_dim)
+        return len(group.layers) * group.n_kv_heads * (k + v)
+
+    def first_visible(self, position: int) -> int:
+        """The first position that the token at `position` sees, and later ones too."""
         first: int = first_visible(position, self.group.window, self.group.chunk)
         return max(0, first)
+
+    def first_needed(self, position: int) -> int:
+        """The first position whose rows are kept for the token at `position` and later ones."""
+        return 0 if self.keeps_all else self.first_visible(position)
+
+    def n_rows(self, n_ctx: int, n_batch: int | None = None) -> int:
+        """Tokens of a context whose rows one sequence has room for (`most_pages`)."""
+        return min(n_ctx, self.most_pages(n_ctx, n_batch) * PAGE_TOKENS)
 
     def most_pages(self, n_ctx: int, n_batch: int | None = None) -> int:
         """Pages that one sequence holds at most, of all its segments together.

@@ -20,6 +20,8 @@ class CacheFigures:
         n_ctx: tokens of context.
         bytes_k, bytes_v: of K and of V, as allocated.
         f16_bytes: the bytes that K and V would take as f16.
+        windows: of each group of layers that keeps less than the context: how many they are, of how
+            many, and tokens kept.
     """
 
     type_k: str
@@ -28,6 +30,7 @@ class CacheFigures:
     bytes_k: int
     bytes_v: int
     f16_bytes: int
+    windows: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -69,7 +72,13 @@ def cache_figures(
             group_layouts(config, facts.groups), n_ctx=cache.n_ctx, n_batch=facts.n_batch
         )
     )
-    return CacheFigures(cache.type_k, cache.type_v, cache.n_ctx, bytes_k, bytes_v, f16_k + f16_v)
+    windows = tuple(
+        (len(layout.group.layers), sum(facts.layers), n_rows)
+        for layout in group_layouts(cache, facts.groups)
+        if (n_rows := layout.n_rows(cache.n_ctx, facts.n_batch)) < cache.n_ctx
+    )
+    f16 = f16_k + f16_v
+    return CacheFigures(cache.type_k, cache.type_v, cache.n_ctx, bytes_k, bytes_v, f16, windows)
 
 
 def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:

@@ -159,6 +159,7 @@ class Finished:
     decode_per_second: float
     seed: int
     context_full: bool = False
+    lost_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -168,6 +168,7 @@ def _finished(completion: Completion) -> Finished:
         decode_per_second=timings.decode_per_second,
         seed=completion.seed,
         context_full=completion.context_full,
+        lost_tokens=usage.lost_tokens,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from localkv.cache.layout import check_windows
 from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.bench_grid import grid as make_grid
 from localkv.cli.bench_grid import grid_options
@@ -20,13 +21,15 @@ from localkv.cli.cache_pairs import fitting_pairs
 from localkv.cli.command import Command
 from localkv.cli.completion import model_values
 from localkv.cli.failure import INTERRUPTED
+from localkv.cli.loading_options import loading_options, window_settings
 from localkv.cli.messages import note, warn
 from localkv.cli.model_file import model_file
 from localkv.cli.option_types import FILE, Whole
-from localkv.cli.options import flag, loading_options, model_options, option
+from localkv.cli.options import flag, model_options, option
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.text_output import TextOutput
+from localkv.config import CacheConfig
 from localkv.errors import UsageError, counted
 from localkv.system.limits import before_model
 
@@ -36,7 +39,8 @@ if TYPE_CHECKING:
     from localkv.bench.run import Options
     from localkv.bench.source import Source
 
-_SHARED = ("kv_rotation", "kv_scales", "device", "fit")
+_WINDOWS = ("cache_type_k_swa", "cache_type_v_swa", "swa_full")
+_SHARED = (*_WINDOWS, "kv_rotation", "kv_scales", "device", "fit")
 """Options as other commands have them."""
 
 _MODEL_OPTIONS: list[click.Parameter] = [
@@ -127,8 +131,12 @@ def _run(
         check_bench_plot(plot_file, grid)
     if values["pairs"] is None or values["pairs"].lower() not in ("pure", "all"):
         names = [name for pair in grid.pairs for name in pair]
+        names += [values[name] for name in _WINDOWS[:2] if values[name] is not None]
         require_scales(names, values["kv_scales"] is not None)
+    cache = CacheConfig(kv_rotation=values["kv_rotation"], **window_settings(values))
     jobs = [(source, _fitted(grid, source, values)) for source in _sources(values)]
+    for source, _ in jobs:
+        check_windows(cache, source.config.groups)
     n_tests = sum(fitted.n_tests for _, fitted in jobs)
     scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
     before_model()
@@ -144,8 +152,7 @@ def _run(
             repetitions,
             warm_up=not no_warmup,
             device=values["device"],
-            kv_rotation=values["kv_rotation"],
-            kv_scales=scales,
+            cache=replace(cache, kv_scales=scales),
             on_progress=lambda text: progress.show(f"test {len(results) + 1} of {n_tests}: {text}"),
         )
         try:
@@ -211,7 +218,7 @@ def _results(
     for source, grid in jobs:
         warnings: list[str] = []
         if fit == "on":
-            warnings += check_grid(source, grid, options.device, options.kv_rotation)
+            warnings += check_grid(source, grid, options.device, options.cache)
         progress.show(f"loading {source.name}")
         subject = load(source, options.device, fit)
         progress.clear()

@@ -14,9 +14,10 @@ from localkv.cli.chat_options import chat_arguments, chat_options
 from localkv.cli.command import Command
 from localkv.cli.escapes import unescape
 from localkv.cli.length_options import length_options
+from localkv.cli.loading_options import asked_types, loading_arguments, loading_options
 from localkv.cli.messages import note
 from localkv.cli.model_file import model_file, named_or_shipped
-from localkv.cli.options import escape_option, flag, loading_arguments, loading_options, option
+from localkv.cli.options import escape_option, flag, option
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
@@ -92,8 +93,7 @@ def _run(
     if chat_template_file is not None:
         template = read_file(chat_template_file, "the chat template")
     say_preset(values)
-    types = (values["cache_type_k"], values["cache_type_v"])
-    require_scales(types, values["kv_scales"] is not None)
+    require_scales(asked_types(values), values["kv_scales"] is not None)
     if values["kv_scales"] is not None:
         read_kv_scales(values["kv_scales"])
     if unnamed := named_or_shipped(values):

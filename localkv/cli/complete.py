@@ -20,18 +20,12 @@ from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.length_options import length_options
 from localkv.cli.loading import all_warnings, load_llm
-from localkv.cli.memory_report import memory_bytes, memory_json, memory_line
+from localkv.cli.loading_options import loading_options
+from localkv.cli.memory_report import groups_json, memory_bytes, memory_json, memory_line
 from localkv.cli.messages import note, say, warn
 from localkv.cli.model_file import named_or_shipped
 from localkv.cli.option_types import Whole
-from localkv.cli.options import (
-    escape_option,
-    flag,
-    json_option,
-    loading_options,
-    option,
-    raw_option,
-)
+from localkv.cli.options import escape_option, flag, json_option, option, raw_option
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.text_output import TextOutput
@@ -292,6 +286,7 @@ def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
             "type_v": llm.cache.type_v,
             "n_ctx": llm.cache.n_ctx,
             "bytes": llm.memory.cache_k + llm.memory.cache_v,
+            "groups": groups_json(llm.memory),
         },
         "memory": memory_json(llm.memory),
         "backend": llm.backend.name,

@@ -83,7 +83,6 @@ FOREIGN_FLAGS = (
     _skipped("-kvu --kv-unified -no-kvu --no-kv-unified", "there is one sequence"),
     _skipped("-np --parallel", "there is one sequence", 1),
     _skipped("-cb --cont-batching -nocb --no-cont-batching", "there is one sequence"),
-    _skipped("--swa-full", "the cache always holds the whole context"),
     _skipped("-dt --defrag-thold", "the paged cache does not fragment", 1),
     _skipped("-cram --cache-ram -ctxcp --ctx-checkpoints", "only the last prompt is kept", 1),
     _skipped("--keep", "the context is never shifted", 1),

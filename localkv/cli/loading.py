@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from localkv.cache.scales import read_kv_scales, require_scales
+from localkv.cli.loading_options import asked_types, loading_arguments
 from localkv.cli.messages import one_line
 from localkv.cli.model_file import model_file
-from localkv.cli.options import loading_arguments
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.terminal import OwnText
 from localkv.system.limits import before_model
@@ -27,9 +27,7 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     """
     if not quiet:
         say_preset(values)
-    require_scales(
-        (values["cache_type_k"], values["cache_type_v"]), values["kv_scales"] is not None
-    )
+    require_scales(asked_types(values), values["kv_scales"] is not None)
     path = model_file(values)
     if not path.is_file():
         from localkv.loader.gguf_file import open_gguf

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from localkv.errors import byte_size
+from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -24,9 +24,24 @@ def memory_line(llm: LLM) -> str:
     return (
         f"memory: weights {weights}, K {cache.type_k} {byte_size(plan.cache_k)}, "
         f"V {cache.type_v} {byte_size(plan.cache_v)}, scratch {byte_size(plan.scratch)} "
-        f"(context {cache.n_ctx})"
+        f"(context {cache.n_ctx}{_windows(plan, cache.n_ctx)})"
         + (f", on {llm.backend.hardware}" if llm.backend.hardware else "")
     )
+
+
+def _windows(plan: MemoryPlan, n_ctx: int) -> str:
+    """Which layers keep less than the context, and how many tokens."""
+    fewer = [group for group in plan.groups if group.n_rows < n_ctx]
+    return "".join(
+        f", of which {counted(group.layers, 'layer')} with a window of {group.window} "
+        f"{'keep' if group.layers > 1 else 'keeps'} {group.n_rows}"
+        for group in fewer
+    )
+
+
+def groups_json(plan: MemoryPlan) -> list[dict[str, Any]]:
+    """The groups of layers that the cache has, for `--json`."""
+    return [asdict(group) for group in plan.groups]
 
 
 def memory_bytes(plan: MemoryPlan) -> str:

@@ -6,7 +6,6 @@ where its option means the same, and by the configuration file. Names are llama.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -14,9 +13,7 @@ import click
 from localkv.cli.completion import cached_values, file_values, model_values
 from localkv.cli.option_types import FILE, TEXT, Whole
 from localkv.cli.parameters import Option
-from localkv.cli.preset_choice import preset_or_given
-from localkv.config import DEVICES, FIT, KV_ROTATIONS
-from localkv.formats import KV_FORMATS
+from localkv.config import DEVICES
 from localkv.presets import PRESETS
 
 DEFAULT_LOGICAL_BATCH = 2048
@@ -150,23 +147,6 @@ def json_option() -> Option:
     return flag("as_json", "--json", panel="Output", help="Print one JSON object.")
 
 
-def _cache_type_option(side: str, short: str) -> Option:
-    return option(
-        short,
-        f"--cache-type-{side.lower()}",
-        panel="KV cache",
-        llama_env=f"CACHE_TYPE_{side}",
-        type=click.Choice(tuple(KV_FORMATS), case_sensitive=False),
-        default="f16",
-        show_default=True,
-        metavar="TYPE",
-        callback=preset_or_given,
-        help=f"The type of K in the cache: {', '.join(KV_FORMATS)}."
-        if side == "K"
-        else "The type of V, one of the same.",
-    )
-
-
 def preset_option() -> Option:
     """`--preset`; it is eager, so that `preset_or_given` knows it."""
     pairs = ", ".join(f"{name} ({p.type_k}/{p.type_v})" for name, p in PRESETS.items())
@@ -243,89 +223,3 @@ def compute_options(default_threads: str) -> list[click.Parameter]:
             "GPU if there is one.",
         ),
     ]
-
-
-def loading_options(
-    n_ctx: int | None = None, *, default_threads: str = "one per core"
-) -> list[click.Parameter]:
-    """The options that say how a model is loaded; `loading_arguments` reads them.
-
-    Args:
-        n_ctx: the context where the user names none; None is `LLM`'s choice.
-        default_threads: how many threads there are where the user names no number.
-    """
-    return [
-        *model_options(),
-        context_option(n_ctx),
-        _cache_type_option("K", "-ctk"),
-        _cache_type_option("V", "-ctv"),
-        preset_option(),
-        option(
-            "--kv-rotation",
-            panel="KV cache",
-            type=click.Choice(KV_ROTATIONS, case_sensitive=False),
-            default="auto",
-            show_default=True,
-            metavar="WHEN",
-            help="Rotate K and V before they are packed, which spreads outliers over a block: "
-            f"{', '.join(KV_ROTATIONS)}. auto does so for types with blocks "
-            f"({', '.join(name for name, fmt in KV_FORMATS.items() if fmt.shares_scale)}) if the "
-            "head size is a multiple of 64, as llama.cpp does.",
-        ),
-        option(
-            "--kv-scales",
-            panel="KV cache",
-            metavar="FILE",
-            help="The scales of types that are scaled by head ("
-            f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
-            "), in a file that localkv perplexity --calibrate-kv wrote.",
-        ),
-        *compute_options(default_threads),
-        option(
-            "-fit",
-            "--fit",
-            panel="Model",
-            llama_env="FIT",
-            type=click.Choice(FIT, case_sensitive=False),
-            default="on",
-            show_default=True,
-            metavar="WHEN",
-            help="on: refuse a model that does not fit in memory, before anything is allocated. "
-            "off: try it.",
-        ),
-        flag(
-            "--mlock",
-            panel="Model",
-            llama_env="MLOCK",
-            help="Keep the weights in memory, so that the system never has to read them again.",
-        ),
-        option(
-            "use_mmap",
-            "--mmap/--no-mmap",
-            panel="Model",
-            llama_env="MMAP",
-            type=bool,
-            default=True,
-            help="Map the model's file, or read it into memory.  [default: mmap]",
-        ),
-        override_pre_option(),
-    ]
-
-
-def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `LLM` that the values of `loading_options` stand for."""
-    threads = values["threads"]
-    return {
-        "n_ctx": values["n_ctx"],
-        "cache_type_k": values["cache_type_k"],
-        "cache_type_v": values["cache_type_v"],
-        "kv_rotation": values["kv_rotation"],
-        "kv_scales": values["kv_scales"],
-        "n_batch": min(values["batch_size"], values["ubatch_size"]),
-        "n_threads": threads if threads and threads > 0 else None,
-        "device": values["device"],
-        "override_pre": values["override_pre"],
-        "fit": values["fit"],
-        "mlock": values["mlock"],
-        "use_mmap": values["use_mmap"],
-    }

@@ -16,10 +16,11 @@ from localkv.cli.cache_pairs import fitting_pairs, parse_pairs
 from localkv.cli.chunk_progress import ChunkProgress
 from localkv.cli.command import Command
 from localkv.cli.loading import all_warnings, load_llm
+from localkv.cli.loading_options import loading_options
 from localkv.cli.messages import warn
 from localkv.cli.model_file import check_model_is_named
 from localkv.cli.option_types import Whole
-from localkv.cli.options import flag, json_option, loading_options, option
+from localkv.cli.options import flag, json_option, option
 from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
 from localkv.cli.perplexity_calibrate import calibrate_kv
 from localkv.cli.perplexity_plot import plot
@@ -140,6 +141,7 @@ def _run(
         values["preset"] = None
     if calibrate_file is not None:
         values |= {"cache_type_k": "f32", "cache_type_v": "f32", "preset": None}
+        values |= {"cache_type_k_swa": None, "cache_type_v_swa": None, "swa_full": False}
     text = without_final_newline(read_file(file, "the text"))
     llm = load_llm(values)
     from localkv.quality.chunks import text_chunks
@@ -194,7 +196,10 @@ def _run(
             report = to_json(llm, facts, compared, results, seconds, prefill_exact=prefill_exact)
             out.write(json.dumps(report, ensure_ascii=False))
         elif sweep is not None:
-            out.write("\n".join(sweep_lines(results, llm.config)) + (mode and f"\n{mode}"))
+            out.write(
+                "\n".join(sweep_lines(results, llm.config, llm.engine.n_batch))
+                + (mode and f"\n{mode}")
+            )
         else:
             if results[0].divergence is not None:
                 out.write("\n".join([*divergence_lines(results[0]), "", ""]))
@@ -224,10 +229,12 @@ def _check(
                 "--sweep names the cache types", hint="leave out -ctk, -ctv and --preset"
             )
     if calibrate_file is not None:
-        if _on_command_line("cache_type_k", "cache_type_v", "preset", "kv_scales"):
+        swa = ("cache_type_k_swa", "cache_type_v_swa", "swa_full")
+        if _on_command_line("cache_type_k", "cache_type_v", "preset", "kv_scales", *swa):
             raise UsageError(
                 "--calibrate-kv measures with an f32 cache",
-                hint="leave out -ctk, -ctv, --preset and --kv-scales",
+                hint="leave out -ctk, -ctv, -ctk-swa, -ctv-swa, --swa-full, --preset and "
+                "--kv-scales",
             )
         if sweep is not None or _on_command_line(
             "kl_divergence", "base_path", "save_base", "prefill_exact"

@@ -67,10 +67,9 @@ def _percent(estimate: Estimate) -> str:
     return f"{100 * estimate.value:6.3f} ± {100 * estimate.error:5.3f} %"
 
 
-def sweep_lines(results: Sequence[CacheResult], config: ModelSpec) -> list[str]:
+def sweep_lines(results: Sequence[CacheResult], config: ModelSpec, n_batch: int) -> list[str]:
     """One row per cache, in the order they were named."""
-    from localkv.memory.plan import mean_bits
-    from localkv.quality.scores import context_bytes
+    from localkv.memory.plan import context_bytes, mean_bits
 
     header = ("K/V", "bits", "KV MiB", "PPL", "+/-", "KLD mean", "+/-", "KLD 99 %", "RMS Δp")
     rows = [(*header, "same top")]
@@ -81,7 +80,7 @@ def sweep_lines(results: Sequence[CacheResult], config: ModelSpec) -> list[str]:
             (
                 f"{cache.type_k}/{cache.type_v}",
                 f"{mean_bits((cache.type_k, cache.type_v), config):g}",
-                f"{context_bytes(cache, config) / MIB:.3f}",
+                f"{context_bytes(cache, config, n_batch) / MIB:.3f}",
                 f"{result.ppl.value:.4f}",
                 f"{result.ppl.error:.4f}",
                 f"{d.kld.value:.3g}",
@@ -104,8 +103,7 @@ def to_json(
     prefill_exact: bool,
 ) -> dict[str, Any]:
     """The object of `--json`. Divergences are in nats; Δp and shares are fractions, not percent."""
-    from localkv.memory.plan import mean_bits
-    from localkv.quality.scores import context_bytes
+    from localkv.memory.plan import context_bytes, mean_bits
 
     found = []
     for result in results:
@@ -114,9 +112,10 @@ def to_json(
             {
                 "type_k": cache.type_k,
                 "type_v": cache.type_v,
+                **_swa_json(cache, llm.config),
                 "kv_rotation": cache.kv_rotation,
                 "bits_per_value": mean_bits((cache.type_k, cache.type_v), llm.config),
-                "bytes": context_bytes(cache, llm.config),
+                "bytes": context_bytes(cache, llm.config, llm.engine.n_batch),
                 "ppl": asdict(result.ppl),
                 "divergence": _divergence_json(result.divergence),
             }
@@ -133,6 +132,14 @@ def to_json(
         "backend": llm.backend.name,
         "warnings": all_warnings(llm),
     }
+
+
+def _swa_json(cache: CacheConfig, config: ModelSpec) -> dict[str, str]:
+    """The types of layers with a window, if there are any."""
+    if not any(group.reach for group in config.groups):
+        return {}
+    type_k, type_v = cache.types_of(windowed=True)
+    return {"type_k_swa": type_k, "type_v_swa": type_v}
 
 
 def _base_json(base: CacheConfig | BaseFile | None) -> dict[str, str] | None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ import click
 from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.command import Command
 from localkv.cli.completion import model_values
+from localkv.cli.loading_options import window_options, window_settings
 from localkv.cli.messages import warn
 from localkv.cli.model_file import model_header
 from localkv.cli.option_types import TEXT, Whole
@@ -34,6 +36,7 @@ from localkv.system.processor import usable_cores
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
     from localkv.cli.plan_report import PlannedModel
+    from localkv.config import CacheConfig
     from localkv.memory.fit import Pair
     from localkv.system.machine_memory import Budget
 
@@ -100,6 +103,7 @@ def _run(
     as_json: bool,
     **values: Any,
 ) -> None:
+    from localkv.cache.layout import check_windows
     from localkv.cli.plan_report import Plan, plan_json, plan_lines
     from localkv.config import CacheConfig
     from localkv.memory.advice import pair_fit, quant_fits, recommend, shown_pairs
@@ -125,8 +129,9 @@ def _run(
         threads if threads and threads > 0 else usable_cores(),
     )
     n_ctx = values["n_ctx"] or model.config.n_ctx_train
-    cache = CacheConfig(n_ctx=n_ctx, n_sequences=sequences)
-    pairs = _fitting(named, model.config, all_pairs) if named else shown_pairs(model_memory)
+    cache = CacheConfig(n_ctx=n_ctx, n_sequences=sequences, **window_settings(values))
+    check_windows(cache, model.config.groups)
+    pairs = _fitting(named, cache, model.config, all_pairs) if named else shown_pairs(model_memory)
     choice = pairs if named and not all_pairs else usual_pairs(model.config)
     n_bytes = budget.n_bytes
     plan = Plan(
@@ -253,20 +258,21 @@ def _named_pairs(values: Mapping[str, Any], all_pairs: bool) -> list[Pair]:
     return list(dict.fromkeys((k, v) for k in types_k for v in types_v))
 
 
-def _fitting(pairs: list[Pair], config: ModelSpec, all_pairs: bool) -> list[Pair]:
+def _fitting(
+    pairs: list[Pair], cache: CacheConfig, config: ModelSpec, all_pairs: bool
+) -> list[Pair]:
     """Those of all pairs that fit the model's heads; named ones must fit.
 
     Raises:
         UsageError: one does not; the hint names the types that do.
     """
     from localkv.cache.layout import check_cache
-    from localkv.config import CacheConfig
     from localkv.memory.plan import fits_head
 
     if all_pairs:
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
     for type_k, type_v in pairs:
-        check_cache(CacheConfig(type_k, type_v), config.groups)
+        check_cache(replace(cache, type_k=type_k, type_v=type_v), config.groups)
     return pairs
 
 
@@ -316,6 +322,7 @@ plan = Command(
         _types_option("V", "-ctv"),
         flag("all_pairs", "--all", panel="KV cache", help="Plan for every pair of types."),
         preset_option(),
+        *window_options(),
         *compute_options("one per core"),
         option(
             "--plot",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localkv.cli.picture_file import save
 from localkv.cli.plot_style import COLOURS, MUTED, name_ends, quiet, title, token_ticks
-from localkv.memory.plan import kv_bytes_per_token
+from localkv.memory.plan import context_bytes
 
 if TYPE_CHECKING:
     from localkv.cli.plan_report import Plan
+    from localkv.memory.fit import Pair
+
+POINTS = 256
+"""Of a line, about."""
 
 
 def draw(plan: Plan, path: str) -> None:
@@ -27,9 +32,10 @@ def draw(plan: Plan, path: str) -> None:
     axes = figure.add_subplot()
     ends = []
     for fit, colour in zip(plan.pairs, COLOURS, strict=False):
-        per_token = cache.n_sequences * kv_bytes_per_token(*fit.pair, config) / factor
-        end = n_ctx * per_token
-        axes.plot([0, n_ctx], [0, end], color=colour, linewidth=1.6)
+        lengths = sorted({n_ctx, *range(0, n_ctx, max(1, n_ctx // POINTS))})
+        sizes = [_bytes(plan, fit.pair, n) / factor for n in lengths]
+        end = sizes[-1]
+        axes.plot(lengths, sizes, color=colour, linewidth=1.6)
         ends.append((end, f"{'/'.join(fit.pair)}  {end:#.3g} {unit}", colour))
     top = 1.06 * max(end for end, _, _ in ends)
     name_ends(axes, n_ctx, ends, least=0.042 * top)
@@ -57,5 +63,10 @@ def draw(plan: Plan, path: str) -> None:
 
 
 def _most(plan: Plan, n_ctx: int) -> int:
-    per_token = max(kv_bytes_per_token(*fit.pair, plan.model.config) for fit in plan.pairs)
-    return per_token * n_ctx * plan.cache.n_sequences
+    return max(_bytes(plan, fit.pair, n_ctx) for fit in plan.pairs)
+
+
+def _bytes(plan: Plan, pair: Pair, n_ctx: int) -> int:
+    """The bytes of the rows of K and V; those of layers with a window stop growing."""
+    cache = replace(plan.cache, type_k=pair[0], type_v=pair[1], n_ctx=n_ctx)
+    return cache.n_sequences * context_bytes(cache, plan.model.config, plan.memory.n_batch)

@@ -108,6 +108,12 @@ class Plan:
         if advice.pair is None or advice.quant is not None:
             return None
         flags = f"-c {advice.n_ctx} {type_flags(advice.pair)}"
+        for flag, type_name in (
+            ("-ctk-swa", self.cache.type_k_swa),
+            ("-ctv-swa", self.cache.type_v_swa),
+        ):
+            flags += f" {flag} {type_name}" if type_name else ""
+        flags += " --swa-full" if self.cache.swa_full else ""
         if self.memory.n_batch != DEFAULT_BATCH:
             flags += f" -ub {self.memory.n_batch}"
         if not self.model_flags:
@@ -138,10 +144,12 @@ def plan_lines(plan: Plan) -> list[str]:
          f"backend {plan.memory.backend} ({plan.why_backend})"),
         ("context", f"{sequences}{cache.n_ctx} tokens (-c)"),
     ]  # fmt: skip
+    groups = ["", *_group_table(plan)] if len(config.groups) > 1 else []
     return [
         *(f"{label:<9}{text}" for label, text in facts),
         "",
         *_pair_table(plan),
+        *groups,
         "",
         "The longest context with other types of weights:",
         *_quant_table(plan.quants),
@@ -173,6 +181,28 @@ def _pair_table(plan: Plan) -> list[str]:
     return lines
 
 
+def _group_table(plan: Plan) -> list[str]:
+    """Where the bytes of one cache are: the recommended one, or the first."""
+    advised = [fit for fit in plan.pairs if fit.pair == plan.recommendation.pair]
+    fit = (advised or plan.pairs)[0]
+    shares, config = fit.plan.groups, plan.model.config
+    rows = [("layers", "KV heads", "sees", "K/V", "tokens kept", "K", "V", "K + V")]
+    for share, group in zip(shares, config.groups, strict=True):
+        rows.append(
+            (
+                str(share.layers),
+                f"{group.n_kv_heads} of {dims(group)}",
+                sight(group),
+                _name((share.type_k, share.type_v)),
+                str(share.n_rows),
+                byte_size(share.cache_k),
+                byte_size(share.cache_v),
+                byte_size(share.cache_k + share.cache_v),
+            )
+        )
+    return [f"Where the bytes of {_name(fit.pair)} are:", *table(rows)]
+
+
 def _fits(fit: PairFit, budget: Budget) -> str:
     if fit.fits:
         return "yes"
@@ -200,14 +230,26 @@ def _advice(plan: Plan) -> list[str]:
 
 def group_words(group: CacheGroup, config: ModelSpec) -> str:
     """The heads of a group, and how many layers it has if there are others."""
-    dims = f"{group.key_dim}"
-    if group.value_dim != group.key_dim:
-        dims += f" (V: {group.value_dim})"
-    heads = f"{counted(group.n_kv_heads, 'KV head')} of {dims}"
-    if len(config.groups) == 1:
+    heads = f"{counted(group.n_kv_heads, 'KV head')} of {dims(group)}"
+    if len(config.groups) == 1 and not group.reach:
         return heads
-    window = f" with a window of {group.window}" if group.window else ""
+    kind = "chunks" if group.chunk else "a window"
+    window = f" with {kind} of {group.reach}" if group.reach else ""
     return f"{heads} in {counted(len(group.layers), 'layer')}{window}"
+
+
+def dims(group: CacheGroup) -> str:
+    """Channels of a head."""
+    if group.value_dim == group.key_dim:
+        return f"{group.key_dim}"
+    return f"{group.key_dim} (V: {group.value_dim})"
+
+
+def sight(group: CacheGroup) -> str:
+    """How far back a token sees."""
+    if group.chunk:
+        return f"chunks of {group.chunk}"
+    return f"{group.window} tokens" if group.window else "all"
 
 
 def _name(pair: Pair) -> str:
@@ -270,6 +312,7 @@ def _pair_json(fit: PairFit, config: ModelSpec) -> dict[str, Any]:
         "cache_k": fit.plan.cache_k,
         "cache_v": fit.plan.cache_v,
         "total": fit.plan.total,
+        "groups": [asdict(group) for group in fit.plan.groups],
         "fits": fit.fits,
         "longest_context": fit.longest,
     }

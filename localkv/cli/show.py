@@ -15,7 +15,7 @@ from localkv.cli.messages import one_line
 from localkv.cli.model_facts import model_facts, model_rows
 from localkv.cli.model_file import model_file
 from localkv.cli.option_types import TEXT
-from localkv.cli.options import flag, json_option, model_options, raw_option
+from localkv.cli.options import DEFAULT_BATCH, flag, json_option, model_options, raw_option
 from localkv.cli.parameters import Argument
 from localkv.cli.table import table
 from localkv.cli.text_output import TextOutput
@@ -94,8 +94,9 @@ def _weights(gguf: GGUFFile) -> list[dict[str, Any]]:
 
 def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
     """A row for each type: bytes per token of K, of V, and of both for the full context."""
+    from localkv.config import CacheConfig
     from localkv.formats import KV_FORMATS
-    from localkv.memory.plan import fits_head, kv_side_bytes_per_token
+    from localkv.memory.plan import context_bytes, fits_head, kv_side_bytes_per_token
 
     rows = []
     for name, fmt in KV_FORMATS.items():
@@ -103,6 +104,7 @@ def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
         k = kv_side_bytes_per_token("k", name, config) if fits else None
         v = kv_side_bytes_per_token("v", name, config) if fits else None
         both = None if k is None or v is None else k + v
+        cache = CacheConfig(name, name, n_ctx=config.n_ctx_train)
         rows.append(
             {
                 "type": name,
@@ -110,7 +112,7 @@ def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
                 "bytes_per_token_k": k,
                 "bytes_per_token_v": v,
                 "bytes_per_token": both,
-                "bytes_full_context": None if both is None else both * config.n_ctx_train,
+                "bytes_full_context": context_bytes(cache, config, DEFAULT_BATCH) if fits else None,
             }
         )
     return rows
@@ -168,7 +170,7 @@ def lines(gguf: GGUFFile) -> list[str]:
     if facts["weights"]:
         found += ["", *_weights_table(facts["weights"])]
     if facts["kv_cache"]:
-        found += ["", *_kv_table(facts["kv_cache"], facts["model"])]
+        found += ["", *_kv_table(facts["kv_cache"], facts["model"]), *_window_notes(config)]
     return found
 
 
@@ -248,6 +250,22 @@ def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
             )
         lines.append((row["type"], f"{row['bits_per_value']:g}", *sizes))
     return table(lines)
+
+
+def _window_notes(config: ModelSpec | None) -> list[str]:
+    """How the table counts layers with a window."""
+    from localkv.cache.layout import GroupLayout
+
+    if config is None:
+        return []
+    notes = [
+        f"{len(group.layers)} of {config.n_layers} layers see {group.reach} tokens, and keep "
+        f"{GroupLayout(group, ()).n_rows(config.n_ctx_train, DEFAULT_BATCH)} of the context."
+        for group in config.groups
+        if group.reach
+    ]
+    grows = any(not group.reach for group in config.groups)
+    return [*notes, "Bytes per token are those of the others."] if notes and grows else notes
 
 
 def _count(n: int) -> str:

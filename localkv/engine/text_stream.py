@@ -45,12 +45,17 @@ class Completion:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts, with OpenAI's names; `cached_tokens` of the prompt were not evaluated again."""
+    """Token counts, with OpenAI's names.
+
+    Of the prompt `cached_tokens` were not evaluated again. The next `lost_tokens` were the same as
+    before, too, but layers with a window no longer had the rows that they see (`swa_full`).
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     cached_tokens: int
+    lost_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,7 @@ class TextStream(Iterator[str]):
                 completion_tokens=stats.n_generated,
                 total_tokens=stats.n_prompt + stats.n_generated,
                 cached_tokens=stats.n_reused,
+                lost_tokens=stats.n_lost,
             ),
             timings=Timings(
                 prompt_seconds=stats.prompt_seconds,

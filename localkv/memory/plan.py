@@ -14,14 +14,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, group_bytes, group_layouts
+from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 from localkv.kernels.footprint import Matrix
 from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.scratch import scratch_bytes
 
 if TYPE_CHECKING:
-    from localkv.arch.spec import ModelSpec
-    from localkv.config import CacheConfig
+    from localkv.arch.spec import CacheGroup, ModelSpec
     from localkv.loader.gguf_header import TensorInfo
 
 
@@ -58,7 +58,7 @@ class GroupShare:
             len(group.layers),
             group.reach,
             *cache.types_of(windowed=windowed),
-            min(n_ctx, layout.most_pages(n_ctx, n_batch) * PAGE_TOKENS),
+            layout.n_rows(n_ctx, n_batch),
             *group_bytes(layout, n_ctx=n_ctx, n_batch=n_batch, n_sequences=cache.n_sequences),
         )
 
@@ -247,14 +247,28 @@ def fits_head(type_name: str, config: ModelSpec) -> bool:
 
 
 def kv_side_bytes_per_token(side: Literal["k", "v"], type_name: str, config: ModelSpec) -> int:
-    """Bytes that one token takes in the cache of K, or in that of V: all layers and heads."""
+    """Bytes that one token takes in the cache of K, or in that of V: all layers and heads.
+
+    If some layers see all of the context, only of these: the others' rows don't grow with it.
+    """
     fmt = KV_FORMATS[type_name]
     return sum(
         len(group.layers)
         * group.n_kv_heads
         * fmt.row_bytes(group.key_dim if side == "k" else group.value_dim)
-        for group in config.groups
+        for group in growing_groups(config)
     )
+
+
+def growing_groups(config: ModelSpec) -> tuple[CacheGroup, ...]:
+    """The groups without a window, or all if each has one."""
+    return tuple(group for group in config.groups if not group.reach) or config.groups
+
+
+def context_bytes(cache: CacheConfig, config: ModelSpec, n_batch: int | None = None) -> int:
+    """Bytes of the rows that a full context of one sequence has, without the rest of its pages."""
+    layouts = group_layouts(cache, config.groups)
+    return sum(layout.row_bytes * layout.n_rows(cache.n_ctx, n_batch) for layout in layouts)
 
 
 def kv_values_per_token(config: ModelSpec) -> int:
@@ -266,8 +280,9 @@ def kv_values_per_token(config: ModelSpec) -> int:
 
 
 def mean_bits(pair: tuple[str, str], config: ModelSpec) -> float:
-    """Bits per value of K and V, scales included."""
-    return 8 * kv_bytes_per_token(*pair, config) / kv_values_per_token(config)
+    """Bits per value of K and V in all layers, scales included."""
+    row = sum(one.row_bytes for one in group_layouts(CacheConfig(*pair), config.groups))
+    return 8 * row / kv_values_per_token(config)
 
 
 def kv_bytes_per_token(type_k: str, type_v: str, config: ModelSpec) -> int:

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.spec import ModelSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
-from localkv.memory.plan import kv_bytes_per_token
 from localkv.model import Transformer
 from localkv.quality.base_file import BaseFile, BaseWriter
 from localkv.quality.chunks import first_scored, n_scored
@@ -191,8 +189,3 @@ def joined(parts: Sequence[TokenScores]) -> TokenScores:
 def base_cache(n_ctx: int) -> CacheConfig:
     """The cache that others are compared with: f16 for K and V, not rotated."""
     return CacheConfig("f16", "f16", n_ctx=n_ctx, kv_rotation="off")
-
-
-def context_bytes(cache: CacheConfig, config: ModelSpec) -> int:
-    """Bytes that a full context takes."""
-    return kv_bytes_per_token(cache.type_k, cache.type_v, config) * cache.n_ctx

@@ -26,6 +26,8 @@ ALIASES = {
 }
 """llama.cpp's names of settings that are called otherwise here."""
 
+WHY_LOST = "layers with a window had given back what they see (--swa-full keeps it)"
+"""Of tokens that were the same as before and had to be read again."""
 
 THINK = {"on": True, "off": False, "auto": None}
 """Arguments of /think, and what they ask of the chat template."""
@@ -186,6 +188,8 @@ async def _stats(screen: ChatScreen, argument: str) -> None:
             ),
             ("finished", f"{last.finish_reason}, seed {last.seed}"),
         ]
+        if last.lost_tokens:
+            rows.insert(2, ("not reused", f"{counted(last.lost_tokens, 'token')}: {WHY_LOST}"))
     await screen.transcript.note(_rows(rows))
 
 

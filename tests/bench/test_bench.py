@@ -25,6 +25,7 @@ from localkv.bench.run import Options, run
 from localkv.bench.source import file_source, synthetic_source
 from localkv.bench.subject import load
 from localkv.bench.traffic import bytes_per_token, weight_bytes
+from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.cli import bench_plot
 from localkv.cli.bench_plot import fit, series
 from localkv.engine.cache_slot import CacheSlot
@@ -267,9 +268,11 @@ def test_a_token_reads_every_weight_but_the_embedding(tiny_model) -> None:
 def test_bytes_per_token(tiny_model, test: BenchTest, n_batch: int, batches: list[int], rows: int):
     model = load(file_source(tiny_model), "reference").model
     weights = sum(weight_bytes(model, n) for n in batches)
+    spec = SegmentSpec("q4_0", "q8_0")
+    layouts = [GroupLayout(group, (spec,)) for group in model.config.groups]
     row_bytes = 2 * (KV_FORMATS["q4_0"].row_bytes(64) + KV_FORMATS["q8_0"].row_bytes(64))
     expected = (weights + rows * row_bytes) / sum(batches)
-    assert bytes_per_token(model, "q4_0", "q8_0", test, n_batch) == pytest.approx(expected)
+    assert bytes_per_token(model, layouts, test, n_batch) == pytest.approx(expected)
 
 
 def test_a_token_reads_the_experts_it_is_sent_to() -> None:

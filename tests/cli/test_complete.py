@@ -294,6 +294,7 @@ def test_json(program, llm, model) -> None:
             "completion_tokens": 2,
             "total_tokens": 5,
             "cached_tokens": 0,
+            "lost_tokens": 0,
         },
         "timings": {
             "start_seconds": 0.25,
@@ -306,7 +307,7 @@ def test_json(program, llm, model) -> None:
         },
         "seed": 42,
         "model": {"path": str(model), "name": "fake", "architecture": "llama"},
-        "cache": {"type_k": "f32", "type_v": "f16", "n_ctx": 64, "bytes": 1 << 20},
+        "cache": {"type_k": "f32", "type_v": "f16", "n_ctx": 64, "bytes": 1 << 20, "groups": []},
         "memory": {
             "weights_mapped": 1 << 20,
             "weights_allocated": 1 << 10,

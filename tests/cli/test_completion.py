@@ -88,7 +88,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ("line", "expected"),
     [
         ("localkv d", ["detokenize", "doctor"]),
-        ("localkv chat --cache-t", ["--cache-type-k", "--cache-type-v"]),
+        ("localkv chat --kv-", ["--kv-rotation", "--kv-scales"]),
         ("localkv chat -ctk q8", ["q8_0"]),
         ("localkv complete --cache-type-v=q5", ["q5_1", "q5_0"]),
         ("localkv complete -ctk ", list(KV_FORMATS)),

@@ -405,7 +405,7 @@ def test_json_has_all_that_the_table_has(plan: Any, tiny_model: Path) -> None:
     }  # fmt: skip
     assert set(found["pairs"][0]) == {
         "type_k", "type_v", "bits_per_value", "bytes_per_token", "cache_k", "cache_v", "total",
-        "fits", "longest_context",
+        "groups", "fits", "longest_context",
     }  # fmt: skip
     assert set(found["recommendation"]) == {
         "type_k", "type_v", "n_ctx", "quant", "reason", "command",

@@ -18,12 +18,11 @@ from localkv.cli.perplexity_plot import cut, unbeaten
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
-from localkv.memory.plan import mean_bits
+from localkv.memory.plan import context_bytes, mean_bits
 from localkv.quality.chunks import MIN_CONTEXT, text_chunks
 from localkv.quality.scores import (
     TokenScores,
     base_cache,
-    context_bytes,
     joined,
     score,
     score_chunks,

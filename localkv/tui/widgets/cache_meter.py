@@ -119,6 +119,8 @@ def _cache_lines(figures: CacheFigures, width: int) -> list[Content]:
     lines.append(
         Content.styled(f"{figures.share_of_f16:.0%} of f16's {size(figures.f16_bytes)}", muted)
     )
+    for layers, of, n_tokens in figures.windows:
+        lines.append(Content.styled(f"{layers} of {of} layers keep {n_tokens:,}", muted))
     return lines
 
 

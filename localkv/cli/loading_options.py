@@ -1,0 +1,177 @@
+"""The options that say how a model is loaded and what cache it gets; commands share them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from localkv.cli.options import (
+    compute_options,
+    context_option,
+    flag,
+    model_options,
+    option,
+    override_pre_option,
+    preset_option,
+)
+from localkv.cli.parameters import Option
+from localkv.cli.preset_choice import preset_or_given
+from localkv.config import FIT, KV_ROTATIONS
+from localkv.formats import KV_FORMATS
+
+
+def _cache_type_option(side: str, short: str) -> Option:
+    return option(
+        short,
+        f"--cache-type-{side.lower()}",
+        panel="KV cache",
+        llama_env=f"CACHE_TYPE_{side}",
+        type=click.Choice(tuple(KV_FORMATS), case_sensitive=False),
+        default="f16",
+        show_default=True,
+        metavar="TYPE",
+        callback=preset_or_given,
+        help=f"The type of K in the cache: {', '.join(KV_FORMATS)}."
+        if side == "K"
+        else "The type of V, one of the same.",
+    )
+
+
+def window_options() -> list[click.Parameter]:
+    """The options about layers that see a window only; `window_arguments` reads them."""
+
+    def types(side: str, short: str, help_text: str) -> Option:
+        return option(
+            short,
+            f"--cache-type-{side.lower()}-swa",
+            panel="KV cache",
+            type=click.Choice(tuple(KV_FORMATS), case_sensitive=False),
+            metavar="TYPE",
+            help=help_text,
+        )
+
+    return [
+        types("K", "-ctk-swa", "The type of K in layers with a window. [default: as -ctk]"),
+        types("V", "-ctv-swa", "The type of V in layers with a window. [default: as -ctv]"),
+        flag(
+            "--swa-full",
+            panel="KV cache",
+            llama_env="SWA_FULL",
+            help="Keep all rows of layers with a window, not only those that later tokens see: "
+            "more memory, and any prompt is reused as far as it is the same.",
+        ),
+    ]
+
+
+def asked_types(values: Mapping[str, Any]) -> list[str]:
+    """The cache types that are asked for."""
+    names = (f"cache_type_{side}{group}" for group in ("", "_swa") for side in "kv")
+    return [values[name] for name in names if values[name] is not None]
+
+
+def window_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that the values of `window_options` stand for."""
+    return {
+        "cache_type_k_swa": values["cache_type_k_swa"],
+        "cache_type_v_swa": values["cache_type_v_swa"],
+        "swa_full": values["swa_full"],
+    }
+
+
+def window_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as fields of `CacheConfig`."""
+    return {
+        "type_k_swa": values["cache_type_k_swa"],
+        "type_v_swa": values["cache_type_v_swa"],
+        "swa_full": values["swa_full"],
+    }
+
+
+def loading_options(
+    n_ctx: int | None = None, *, default_threads: str = "one per core"
+) -> list[click.Parameter]:
+    """The options that say how a model is loaded; `loading_arguments` reads them.
+
+    Args:
+        n_ctx: the context where the user names none; None is `LLM`'s choice.
+        default_threads: how many threads there are where the user names no number.
+    """
+    return [
+        *model_options(),
+        context_option(n_ctx),
+        _cache_type_option("K", "-ctk"),
+        _cache_type_option("V", "-ctv"),
+        preset_option(),
+        *window_options(),
+        option(
+            "--kv-rotation",
+            panel="KV cache",
+            type=click.Choice(KV_ROTATIONS, case_sensitive=False),
+            default="auto",
+            show_default=True,
+            metavar="WHEN",
+            help="Rotate K and V before they are packed, which spreads outliers over a block: "
+            f"{', '.join(KV_ROTATIONS)}. auto does so for types with blocks "
+            f"({', '.join(name for name, fmt in KV_FORMATS.items() if fmt.shares_scale)}) if the "
+            "head size is a multiple of 64, as llama.cpp does.",
+        ),
+        option(
+            "--kv-scales",
+            panel="KV cache",
+            metavar="FILE",
+            help="The scales of types that are scaled by head ("
+            f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
+            "), in a file that localkv perplexity --calibrate-kv wrote.",
+        ),
+        *compute_options(default_threads),
+        option(
+            "-fit",
+            "--fit",
+            panel="Model",
+            llama_env="FIT",
+            type=click.Choice(FIT, case_sensitive=False),
+            default="on",
+            show_default=True,
+            metavar="WHEN",
+            help="on: refuse a model that does not fit in memory, before anything is allocated. "
+            "off: try it.",
+        ),
+        flag(
+            "--mlock",
+            panel="Model",
+            llama_env="MLOCK",
+            help="Keep the weights in memory, so that the system never has to read them again.",
+        ),
+        option(
+            "use_mmap",
+            "--mmap/--no-mmap",
+            panel="Model",
+            llama_env="MMAP",
+            type=bool,
+            default=True,
+            help="Map the model's file, or read it into memory.  [default: mmap]",
+        ),
+        override_pre_option(),
+    ]
+
+
+def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `LLM` that the values of `loading_options` stand for."""
+    threads = values["threads"]
+    return {
+        "n_ctx": values["n_ctx"],
+        "cache_type_k": values["cache_type_k"],
+        "cache_type_v": values["cache_type_v"],
+        **window_arguments(values),
+        "kv_rotation": values["kv_rotation"],
+        "kv_scales": values["kv_scales"],
+        "n_batch": min(values["batch_size"], values["ubatch_size"]),
+        "n_threads": threads if threads and threads > 0 else None,
+        "device": values["device"],
+        "override_pre": values["override_pre"],
+        "fit": values["fit"],
+        "mlock": values["mlock"],
+        "use_mmap": values["use_mmap"],
+    }
