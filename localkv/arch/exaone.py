@@ -1,6 +1,6 @@
-"""EXAONE 3, a Llama, and EXAONE 4, which norms what its blocks give.
+"""EXAONE 3 and 4, and K-EXAONE with experts.
 
-After llama.cpp's `src/models/exaone.cpp` and `exaone4.cpp`.
+After llama.cpp's `src/models/exaone.cpp`, `exaone4.cpp` and `exaone-moe.cpp`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localkv.arch import plain
+from localkv.arch.experts import expert_width, experts, has_selection_bias
 from localkv.arch.facts import Facts
+from localkv.arch.mixtures import leading_dense, with_dense
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.arch.windows import layers_with_windows, window_rope, windows
 
@@ -38,4 +40,24 @@ def exaone4(facts: Facts) -> ModelSpec:
     )
 
 
-ARCHITECTURES = {"exaone": exaone, "exaone4": exaone4}
+def exaone_moe(facts: Facts) -> ModelSpec:
+    """K-EXAONE: only layers with a window rotate."""
+    attention = plain.attention(facts, interleaved=False, divisors=True)
+    attention = replace(attention, **plain.head_norms(facts))
+    assert attention.rope is not None
+    moe = experts(
+        facts,
+        gating=None,
+        renormalise=None,
+        scaled=True,
+        n_ff_shared=facts.integer("expert_shared_feed_forward_length", 0) or expert_width(facts),
+        selection_bias=has_selection_bias(facts),
+    )
+    layer = plain.layer(facts, replace(attention, rope=None), moe)
+    facts.integer("attention.sliding_window")  # no default
+    rope = window_rope(facts, attention.rope)
+    layers = layers_with_windows(layer, windows(facts, PERIOD), rope)
+    return plain.model(facts, with_dense(facts, layers, leading_dense(facts)))
+
+
+ARCHITECTURES = {"exaone": exaone, "exaone4": exaone4, "exaone-moe": exaone_moe}

@@ -76,7 +76,7 @@ def dense(facts: Facts) -> MlpSpec:
 
 def has_selection_bias(facts: Facts) -> bool:
     """Whether the file's layers have one; all with experts must have it then."""
-    return any(name.endswith(".exp_probs_b.bias") for name in facts.shapes)
+    return any(name.endswith((".exp_probs_b.bias", ".exp_probs_b")) for name in facts.shapes)
 
 
 def _gating(facts: Facts, default: Gating | None, varies: bool) -> Gating:

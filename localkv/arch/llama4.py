@@ -11,7 +11,7 @@ from localkv.arch import plain
 from localkv.arch.experts import expert_width, experts
 from localkv.arch.facts import Facts
 from localkv.arch.mixer_spec import AttentionSpec, Temperature
-from localkv.arch.mixtures import leading_dense, mixed
+from localkv.arch.mixtures import leading_dense, with_dense
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.arch.windows import window_rope, windows
@@ -31,7 +31,7 @@ def llama4(facts: Facts) -> ModelSpec:
     moe = experts(facts, gating="sigmoid", renormalise=False, n_ff_shared=width, weighs_input=True)
     layer = plain.layer(facts, rotated, moe)
     is_dense = leading_dense(facts, step=facts.integer("interleave_moe_layer_step"))
-    layers = mixed(facts, layer, moe, is_dense)
+    layers = with_dense(facts, [layer] * facts.n_layers, is_dense)
     chunks = windows(facts, PERIOD, default=CHUNK)
     if any(chunks):
         layers = [

@@ -1,7 +1,8 @@
 """Plain layers with routed experts, which differ in how experts are chosen and weighed.
 
 After llama.cpp's `src/models/olmoe.cpp`, `hunyuan-moe.cpp`, `minimax-m2.cpp`, `bailingmoe2.cpp`,
-`dots1.cpp`, `ernie4-5-moe.cpp` and `glm4-moe.cpp`.
+`dots1.cpp`, `deepseek.cpp`, `bailingmoe.cpp`, `hy-v3.cpp`, `mellum.cpp`, `ernie4-5-moe.cpp` and
+`glm4-moe.cpp`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from dataclasses import replace
 from localkv.arch import plain
 from localkv.arch.experts import dense, expert_width, experts, has_selection_bias
 from localkv.arch.facts import Facts
-from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.rope_spec import RopeSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.arch.windows import layers_with_windows, windows
+
+MELLUM_PERIOD = 4
 
 
 def leading_dense(facts: Facts, *, step: int = 1) -> list[bool]:
@@ -23,14 +27,17 @@ def leading_dense(facts: Facts, *, step: int = 1) -> list[bool]:
     return [i < n_lead or (i + 1) % step != 0 for i in range(facts.n_layers)]
 
 
-def mixed(
-    facts: Facts, layer: LayerSpec, moe: MoeSpec, is_dense: Sequence[bool]
+def with_dense(
+    facts: Facts, layers: Sequence[LayerSpec], is_dense: Sequence[bool]
 ) -> list[LayerSpec]:
-    """The layer with experts, or with a dense block."""
-    routed, other = replace(layer, ffn=moe), layer
-    if any(is_dense):
-        other = replace(layer, ffn=dense(facts))
-    return [other if plain_block else routed for plain_block in is_dense]
+    """Layers of experts, but with a dense block where `is_dense` says so."""
+    if not any(is_dense):
+        return list(layers)
+    block = dense(facts)
+    return [
+        replace(layer, ffn=block) if without_experts else layer
+        for layer, without_experts in zip(layers, is_dense, strict=True)
+    ]
 
 
 def olmoe(facts: Facts) -> ModelSpec:
@@ -42,7 +49,7 @@ def olmoe(facts: Facts) -> ModelSpec:
 def hunyuan_moe(facts: Facts) -> ModelSpec:
     """Norms of q and k come after RoPE; a shared expert for every token."""
     attention = replace(
-        plain.attention(facts, interleaved=False, divisors=True),
+        plain.attention(facts, interleaved=False),
         **plain.head_norms(facts),
         norms_after_rope=True,
     )
@@ -83,7 +90,57 @@ def _deepseek_like(facts: Facts, *, n_ff_shared: int) -> ModelSpec:
         selection_bias=has_selection_bias(facts),
     )
     layer = plain.layer(facts, attention, moe)
-    return plain.model(facts, mixed(facts, layer, moe, leading_dense(facts)))
+    return plain.model(facts, with_dense(facts, [layer] * facts.n_layers, leading_dense(facts)))
+
+
+def deepseek(facts: Facts) -> ModelSpec:
+    """DeepSeek-MoE, before there was latent attention."""
+    return _llama_like(facts, leading_dense(facts), renormalise=False)
+
+
+def bailingmoe(facts: Facts) -> ModelSpec:
+    """Ling 1."""
+    return _llama_like(facts, [False] * facts.n_layers, renormalise=None)
+
+
+def _llama_like(facts: Facts, is_dense: Sequence[bool], *, renormalise: bool | None) -> ModelSpec:
+    """Llama's attention, a softmax of all experts, and shared ones."""
+    moe = experts(
+        facts,
+        renormalise=renormalise,
+        scaled=True,
+        n_ff_shared=expert_width(facts) * facts.integer("expert_shared_count"),
+    )
+    layer = plain.layer(facts, plain.attention(facts, interleaved=True), moe)
+    return plain.model(facts, with_dense(facts, [layer] * facts.n_layers, is_dense))
+
+
+def hunyuan3(facts: Facts) -> ModelSpec:
+    """Layers without a router are dense."""
+    attention = plain.attention(facts, interleaved=False)
+    width = facts.integer("expert_shared_feed_forward_length", 0) or expert_width(facts)
+    moe = experts(
+        facts,
+        gating="sigmoid",
+        gating_varies=True,
+        renormalise=None,
+        scaled=True,
+        n_ff_shared=width,
+        selection_bias=has_selection_bias(facts),
+    )
+    layer = plain.layer(facts, replace(attention, **plain.head_norms(facts)), moe)
+    routers = (f"blk.{i}.ffn_gate_inp.weight" for i in range(facts.n_layers))
+    is_dense = [router not in facts.shapes for router in routers]
+    return plain.model(facts, with_dense(facts, [layer] * facts.n_layers, is_dense))
+
+
+def mellum(facts: Facts) -> ModelSpec:
+    """JetBrains' Mellum 2: layers with a window are rotated by the same base, unscaled."""
+    attention = replace(plain.attention(facts, interleaved=False), **plain.head_norms(facts))
+    assert attention.rope is not None
+    layer = plain.layer(facts, attention, experts(facts))
+    rope = RopeSpec(attention.rope.n_dims, attention.rope.theta, interleaved=False)
+    return plain.model(facts, layers_with_windows(layer, windows(facts, MELLUM_PERIOD), rope))
 
 
 def ernie_moe(facts: Facts) -> ModelSpec:
@@ -94,7 +151,7 @@ def ernie_moe(facts: Facts) -> ModelSpec:
     )
     layer = plain.layer(facts, plain.attention(facts, interleaved=True), moe)
     is_dense = leading_dense(facts, step=facts.integer("interleave_moe_layer_step"))
-    return plain.model(facts, mixed(facts, layer, moe, is_dense))
+    return plain.model(facts, with_dense(facts, [layer] * facts.n_layers, is_dense))
 
 
 def glm_moe(facts: Facts) -> ModelSpec:
@@ -114,7 +171,7 @@ def glm_moe(facts: Facts) -> ModelSpec:
     layer = LayerSpec(
         attention, moe, facts.rms_norm("attn_norm"), facts.rms_norm("post_attention_norm")
     )
-    return plain.model(facts, mixed(facts, layer, moe, leading_dense(facts)))
+    return plain.model(facts, with_dense(facts, [layer] * facts.n_layers, leading_dense(facts)))
 
 
 ARCHITECTURES = {
@@ -123,6 +180,10 @@ ARCHITECTURES = {
     "minimax-m2": minimax_m2,
     "bailingmoe2": bailingmoe2,
     "dots1": dots1,
+    "deepseek": deepseek,
+    "bailingmoe": bailingmoe,
+    "hy_v3": hunyuan3,
+    "mellum": mellum,
     "ernie4_5-moe": ernie_moe,
     "glm4moe": glm_moe,
 }

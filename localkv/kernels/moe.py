@@ -179,6 +179,8 @@ def _shared(
     else:
         hidden = activate(linear(x, shared.ffn_gate), up, moe.shared)
     y = linear(hidden, shared.ffn_down)
+    if moe.shared_scale != 1.0:
+        y = y * moe.shared_scale
     if layer.ffn_gate_inp_shexp is not None:
         xp = namespace(x)
         gate = xp.sum(x * layer.ffn_gate_inp_shexp, axis=-1, keepdims=True)

@@ -90,7 +90,9 @@ def _moe(read: TensorReader, moe: MoeSpec, n_embd: int, at: str) -> MoeWeights:
         ffn_down_exps=stack("down", n_embd, n_ff),
         down_bias=bias("down", n_embd),
         down_scale=optional("ffn_down_exps.scale", n_experts),
-        exp_probs_b=read.vector(f"{at}exp_probs_b.bias", n_experts) if moe.selection_bias else None,
+        exp_probs_b=read.vector(_selection_bias(read, at), n_experts)
+        if moe.selection_bias
+        else None,
         shared=_mlp(read, moe.shared, n_embd, at, "_shexp") if moe.n_ff_shared else None,
         ffn_gate_inp_shexp=read.vector(f"{at}ffn_gate_inp_shexp.weight", n_embd)
         if moe.shared_gated
@@ -105,3 +107,9 @@ def _router_norm(read: TensorReader, spec: NormSpec | None, n_embd: int, at: str
     scale = read.values(f"{at}{spec.tensor}.scale", n_embd) / np.float32(math.sqrt(n_embd))
     arrays = read.backend.arrays
     return Norm(spec, arrays.floating(arrays.from_numpy(scale)))
+
+
+def _selection_bias(read: TensorReader, at: str) -> str:
+    """The tensor's name, which in a few files has no suffix."""
+    bare = f"{at}exp_probs_b"
+    return bare if read.has(bare) else f"{bare}.bias"

@@ -174,7 +174,7 @@ def expert_products(
     return out
 
 
-def _shared(x: Tensor, shared: MlpWeights, spec: MlpSpec) -> Tensor:
+def _shared(x: Tensor, shared: MlpWeights, spec: MlpSpec, scale: float) -> Tensor:
     """What the shared expert gives, before its gate: float32 [tokens, n_embd]."""
     if shared.ffn_gate is not None and spec.activation in GATED:
         hidden = gate_up(x, shared.ffn_gate, shared.ffn_up, spec.activation)
@@ -182,7 +182,8 @@ def _shared(x: Tensor, shared: MlpWeights, spec: MlpSpec) -> Tensor:
         gate = None if shared.ffn_gate is None else linear(x, shared.ffn_gate)
         up = linear(x, shared.ffn_up)
         hidden = activate(up, None, spec) if gate is None else activate(gate, up, spec)
-    return linear(hidden, shared.ffn_down)
+    y = linear(hidden, shared.ffn_down)
+    return y if scale == 1.0 else y * scale
 
 
 def moe_mlp(
@@ -200,7 +201,9 @@ def moe_mlp(
     logits = linear(x if routed is None else routed, layer.ffn_gate_inp)
     experts, weights = route(logits, moe, layer.exp_probs_b)
     pairs = expert_products(x, experts, weights, layer, moe)
-    shared = None if layer.shared is None else _shared(x, layer.shared, moe.shared)
+    shared = (
+        None if layer.shared is None else _shared(x, layer.shared, moe.shared, moe.shared_scale)
+    )
     n_tokens, n = x.shape
     out = torch.empty_like(pairs[:n_tokens])
     width = triton.next_power_of_2(n)

@@ -1,0 +1,235 @@
+"""Small random models with routed experts, of architectures that conformance data has not.
+
+`tests/data/make_llama_cpp_experts.py` writes them, too, and stores llama.cpp's logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+N_EMBD, HEAD, N_HEADS, N_KV_HEADS, N_VOCAB = 128, 64, 2, 1, 96
+N_EXPERTS, N_USED, N_FF, N_DENSE, N_SHARED = 8, 2, 32, 96, 64
+IDS = [(i * 37 + 11) % N_VOCAB for i in range(60)]
+SHOWN = (3, 17, 38, 59)
+"""Positions whose logits are stored."""
+
+
+@dataclass(frozen=True)
+class ExpertModel:
+    """A model as its file has it.
+
+    Attributes:
+        architecture: the file's.
+        n_layers: its blocks.
+        keys: without the architecture's prefix, besides sizes of the plain layer.
+        dense: layers without experts.
+        norms: each layer's, by name.
+        head_norms: q and k have norms of each head.
+        selection_bias: the tensor's name, or empty.
+        n_shared: width of the shared expert, or 0.
+        fused: gate and up are one stack.
+        layer_norm: the norms are LayerNorm.
+        tied: the output matrix is the embedding.
+        divisors: there is `rope_freqs.weight`.
+    """
+
+    architecture: str
+    n_layers: int
+    keys: dict[str, Any] = field(default_factory=dict)
+    dense: tuple[int, ...] = ()
+    norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    head_norms: bool = False
+    selection_bias: str = ""
+    n_shared: int = 0
+    fused: bool = False
+    layer_norm: bool = False
+    tied: bool = False
+    divisors: bool = False
+
+    def all_keys(self) -> dict[str, Any]:
+        kind = "layer_norm" if self.layer_norm else "layer_norm_rms"
+        return {
+            "block_count": self.n_layers,
+            "context_length": 512,
+            "vocab_size": N_VOCAB,
+            "embedding_length": N_EMBD,
+            "feed_forward_length": N_DENSE,
+            "attention.head_count": N_HEADS,
+            "attention.head_count_kv": N_KV_HEADS,
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+            f"attention.{kind}_epsilon": 1e-5,
+            "rope.dimension_count": HEAD,
+            "expert_count": N_EXPERTS,
+            "expert_used_count": N_USED,
+            "expert_feed_forward_length": N_FF,
+            **self.keys,
+        }
+
+    def write(self, path: Path) -> Path:
+        """Matrices in F16, routers and vectors in F32; the values are the name's."""
+        rng = np.random.default_rng(sum(self.architecture.encode()))
+        writer = gguf.GGUFWriter(path, self.architecture)
+        writer.add_string("tokenizer.ggml.model", "no_vocab")
+        for key, value in self.all_keys().items():
+            _add(writer, f"{self.architecture}.{key}", value)
+
+        def matrix(name: str, *shape: int, gain: float = 1.0, is_router: bool = False) -> None:
+            values = rng.standard_normal(shape) * gain / np.sqrt(shape[-1])
+            kind = np.float32 if is_router else np.float16
+            writer.add_tensor(f"{name}.weight", values.astype(kind))
+
+        def vector(name: str, *shape: int, centre: float = 1.0) -> None:
+            values = centre + 0.3 * rng.standard_normal(shape)
+            writer.add_tensor(name, values.astype(np.float32))
+
+        self._tensors(matrix, vector)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    def _tensors(self, matrix: Callable[..., None], vector: Callable[..., None]) -> None:
+        matrix("token_embd", N_VOCAB, N_EMBD, gain=np.sqrt(N_EMBD))
+        if not self.tied:
+            matrix("output", N_VOCAB, N_EMBD)
+        vector("output_norm.weight", N_EMBD)
+        if self.divisors:
+            vector("rope_freqs.weight", HEAD // 2, centre=3.0)
+        for i in range(self.n_layers):
+            at = f"blk.{i}."
+            for name in self.norms:
+                vector(f"{at}{name}.weight", N_EMBD)
+            matrix(f"{at}attn_q", N_HEADS * HEAD, N_EMBD, gain=1.3)
+            matrix(f"{at}attn_k", N_KV_HEADS * HEAD, N_EMBD, gain=1.3)
+            matrix(f"{at}attn_v", N_KV_HEADS * HEAD, N_EMBD)
+            matrix(f"{at}attn_output", N_EMBD, N_HEADS * HEAD)
+            if self.head_norms:
+                vector(f"{at}attn_q_norm.weight", HEAD, centre=1.3)
+                vector(f"{at}attn_k_norm.weight", HEAD, centre=1.3)
+            if i in self.dense:
+                _block(matrix, f"{at}ffn_", "", N_DENSE)
+                continue
+            matrix(f"{at}ffn_gate_inp", N_EXPERTS, N_EMBD, gain=2.0, is_router=True)
+            if self.fused:
+                matrix(f"{at}ffn_gate_up_exps", N_EXPERTS, 2 * N_FF, N_EMBD)
+            else:
+                matrix(f"{at}ffn_gate_exps", N_EXPERTS, N_FF, N_EMBD)
+                matrix(f"{at}ffn_up_exps", N_EXPERTS, N_FF, N_EMBD)
+            matrix(f"{at}ffn_down_exps", N_EXPERTS, N_EMBD, N_FF, gain=1.5)
+            if self.selection_bias:
+                vector(f"{at}{self.selection_bias}", N_EXPERTS, centre=0.0)
+            if self.n_shared:
+                _block(matrix, f"{at}ffn_", "_shexp", self.n_shared)
+
+
+def _block(matrix: Callable[..., None], prefix: str, suffix: str, width: int) -> None:
+    matrix(f"{prefix}gate{suffix}", width, N_EMBD)
+    matrix(f"{prefix}up{suffix}", width, N_EMBD)
+    matrix(f"{prefix}down{suffix}", N_EMBD, width)
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case str():
+            writer.add_string(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case list():
+            writer.add_array(key, value)
+        case _:
+            writer.add_uint32(key, value)
+
+
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+}
+SIGMOID = {
+    "expert_gating_func": 2,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 2.5,
+    "leading_dense_block_count": 1,
+}
+BIAS = "exp_probs_b.bias"
+
+EXPERT_MODELS = {
+    "deepseek": ExpertModel(
+        "deepseek",
+        2,
+        {"leading_dense_block_count": 1, "expert_shared_count": 2, "expert_weights_scale": 1.5},
+        dense=(0,),
+        n_shared=2 * N_FF,
+    ),
+    "bailingmoe": ExpertModel(
+        "bailingmoe",
+        2,
+        {"expert_shared_count": 2, "expert_weights_scale": 1.5, "expert_weights_norm": True},
+        n_shared=2 * N_FF,
+    ),
+    "hy_v3": ExpertModel(
+        "hy_v3",
+        2,
+        {
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "expert_shared_feed_forward_length": N_SHARED,
+        },
+        dense=(0,),
+        head_norms=True,
+        selection_bias="exp_probs_b",
+        n_shared=N_SHARED,
+        fused=True,
+        tied=True,
+    ),
+    "mellum": ExpertModel(
+        "mellum",
+        4,
+        {
+            **YARN,
+            "attention.sliding_window": 20,
+            "attention.sliding_window_pattern": [True, False, True, True],
+            "rope.freq_base_swa": 500.0,
+        },
+        head_norms=True,
+    ),
+    "exaone-moe": ExpertModel(
+        "exaone-moe",
+        4,
+        {**SIGMOID, "attention.sliding_window": 20, "expert_shared_feed_forward_length": N_SHARED},
+        dense=(0,),
+        head_norms=True,
+        selection_bias=BIAS,
+        n_shared=N_SHARED,
+        divisors=True,
+    ),
+    "cohere2moe": ExpertModel(
+        "cohere2moe",
+        5,
+        {
+            **SIGMOID,
+            "attention.sliding_window": 20,
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": N_SHARED,
+            "logit_scale": 0.25,
+        },
+        dense=(0,),
+        norms=("attn_norm",),
+        n_shared=N_SHARED,
+        fused=True,
+        layer_norm=True,
+        tied=True,
+    ),
+}
+"""By architecture."""

@@ -1,0 +1,129 @@
+"""Models with routed experts: logits of llama.cpp, and what each part of a model is worth."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localkv.arch.spec import LayerSpec
+from localkv.cache.layout import SegmentSpec
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.layer_weights import LayerWeights
+from localkv.kernels.reference.backend import reference_backend
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+from support.expert_models import EXPERT_MODELS, IDS, N_VOCAB, SHOWN
+from support.forward import CONFORMANCE_IDS, logits, new_cache, nmse, run
+
+STORED = json.loads((Path(__file__).parent / "data" / "llama_cpp_experts.json").read_text())
+N_IDS = 90
+
+
+def stored(name: str) -> np.ndarray:
+    """float32 [positions shown, n_vocab]."""
+    return np.frombuffer(base64.b64decode(STORED[name]), np.float32).reshape(-1, N_VOCAB)
+
+
+@pytest.mark.parametrize("name", EXPERT_MODELS)
+def test_llama_cpp_logits(name: str, tmp_path: Path) -> None:
+    """llama.cpp is up to 3e-6 away from float64 here."""
+    path = EXPERT_MODELS[name].write(tmp_path / "model.gguf")
+    for backend in (reference_backend(), cpu_backend()):
+        got = logits(path, backend, IDS, "f16", chunk=37)[list(SHOWN)]
+        assert nmse(got, stored(name)) <= 5e-6
+
+
+def spec_with(**changes: Any) -> Callable[[LayerSpec, LayerWeights], tuple[Any, Any]]:
+    """The experts' specification with other fields."""
+
+    def change(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
+        return replace(spec, ffn=(spec.moe and replace(spec.moe, **changes)) or spec.ffn), layer
+
+    return change
+
+
+def weights_without(*names: str) -> Callable[[LayerSpec, LayerWeights], tuple[Any, Any]]:
+    """The experts' weights but for some."""
+
+    def change(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
+        moe = layer.moe and replace(layer.moe, **dict.fromkeys(names))
+        return spec, replace(layer, ffn=moe or layer.ffn)
+
+    return change
+
+
+def attention_with(**changes: Any) -> Callable[[LayerSpec, LayerWeights], tuple[Any, Any]]:
+    def change(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
+        return replace(spec, mixer=replace(spec.attention, **changes)), layer
+
+    return change
+
+
+def without_router_bias(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
+    assert layer.moe is not None
+    router = replace(layer.moe.ffn_gate_inp, bias=None)
+    return spec, replace(layer, ffn=replace(layer.moe, ffn_gate_inp=router))
+
+
+def without_sinks(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
+    mixer = replace(layer.attention, sinks=None)
+    return attention_with(sinks=None)(spec, replace(layer, mixer=mixer))
+
+
+PARTS = {
+    "gpt-oss": {
+        "sinks": without_sinks,
+        "softmax of the chosen": spec_with(gating="softmax"),
+        "clamped SwiGLU": spec_with(activation="silu"),
+        "biases of experts": weights_without("gate_bias", "up_bias", "down_bias"),
+        "bias of the router": without_router_bias,
+    },
+    "glm4moe": {
+        "factor": spec_with(weights_scale=1.0),
+        "sum of 1": spec_with(renormalise=False),
+        "sigmoid": spec_with(gating="softmax"),
+        "selection bias": weights_without("exp_probs_b"),
+        "shared expert": weights_without("shared"),
+    },
+    "bailingmoe2": {"groups": spec_with(n_groups=1, n_groups_used=1)},
+    "olmoe": {"weights as they are": spec_with(renormalise=True)},
+    "granitemoe": {"shared expert": weights_without("shared")},
+    "hunyuan-moe": {"norms after RoPE": attention_with(norms_after_rope=False)},
+    "llama4": {"weight of the input": spec_with(weighs_input=False)},
+    "smallthinker": {
+        "router of the input": spec_with(router_reads_input=False),
+        "ReLU": spec_with(activation="silu"),
+    },
+    "cohere2moe": {"half of the shared expert": spec_with(shared_scale=1.0)},
+    "deepseek": {"factor": spec_with(weights_scale=1.0)},
+}
+"""By model, what leaves out a part of it."""
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_part_matters(name: str, conformance: Path, tmp_path: Path) -> None:
+    """Without one the logits are far from what they are with it."""
+    path, ids = conformance / f"archs2/{name}.gguf", CONFORMANCE_IDS[:N_IDS]
+    if name in EXPERT_MODELS:
+        path, ids = EXPERT_MODELS[name].write(tmp_path / "model.gguf"), IDS
+    backend = cpu_backend()
+    model, _ = load_model(path, backend)
+    f16 = SegmentSpec("f16", "f16")
+    want = run(model, new_cache(model, f16), ids)
+    for part, change in PARTS[name].items():
+        changed = [
+            change(spec, layer) if spec.moe else (spec, layer)
+            for spec, layer in zip(model.config.layers, model.weights.layers, strict=True)
+        ]
+        specs, layers = zip(*changed, strict=True)
+        other = Transformer(
+            replace(model.config, layers=specs), replace(model.weights, layers=layers), backend
+        )
+        assert nmse(run(other, new_cache(other, f16), ids), want) > 5e-3, part
