@@ -101,13 +101,26 @@ _KIMI = (
     rf"[{_HAN}]+|{_NO_WORD}?[\p{{L}}&&[^{_HAN}]]+{_CONTRACTION}?|\p{{N}}{{1,3}}"
     rf"|{_SYMBOLS}[\r\n]*|{_LINES_AND_SPACES}"
 )
-# Digits in threes from the right; the first ones stay with the text before them, as in llama.cpp.
-_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+
+
+def _from_the_right(n: int) -> str:
+    """Digits in groups of `n`; the first ones stay with the text before them, as in llama.cpp."""
+    first = rf"\p{{N}}{{1,{n}}}(?=(?:\p{{N}}{{{n}}})*+(?!\p{{N}}))"
+    return rf"\P{{N}}++\z|\P{{N}}*+{first}"
+
+
+def _before_groups(n: int) -> str:
+    """A cut before each group of `n` ASCII digits, counted from the right."""
+    groups = rf"(?:[0-9]{{{n}}})++(?![0-9])"
+    return rf"(?={groups})[0-9]{{{n}}}(?:(?!{groups})[\s\S])*"
+
+
+# Groups of 300 first: whether one of three begins here takes a look at all digits that follow.
+_THREES = (_from_the_right(300), _from_the_right(3))
+_SUPERBPE_THREES = (_before_groups(300), _before_groups(3))
 _LETTERS_AND_MARKS = (
     rf"{_NO_WORD}?[\p{{L}}\p{{M}}]+{_CONTRACTION}?|%s|{_SYMBOLS}[\r\n/]*|{_LINES_AND_SPACES}"
 )
-_ALIGNED = r"(?:[0-9]{3})+(?![0-9])"
-_SUPERBPE_THREES = rf"(?={_ALIGNED})[0-9]{{3}}(?:(?!{_ALIGNED})[\s\S])*"
 # The third range has Yi and Hangul, too: llama.cpp has U+8C48 for U+F900, which looks like it.
 _AFMOE_SCRIPTS = (
     "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f"
@@ -201,7 +214,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
             ignore_merges=True,
         ),
     ),
-    ("tiny_aya cohere2moe", PreTokenizer((_THREES, _LETTERS_AND_MARKS % _THREE_DIGITS))),
+    ("tiny_aya cohere2moe", PreTokenizer((*_THREES, _LETTERS_AND_MARKS % _THREE_DIGITS))),
     (
         "granite-embed-multi-97m",
         PreTokenizer(
@@ -209,10 +222,10 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         ),
     ),
     ("kimi-k2", PreTokenizer((_KIMI,))),
-    ("superbpe", PreTokenizer((r"\p{N}+", _SUPERBPE_THREES))),
+    ("superbpe", PreTokenizer((r"\p{N}+", *_SUPERBPE_THREES))),
     (
         "afmoe",
-        PreTokenizer((_THREES, _AFMOE_SCRIPTS, rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_LINES_AND_SPACES}")),
+        PreTokenizer((*_THREES, _AFMOE_SCRIPTS, rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_LINES_AND_SPACES}")),
     ),
     (
         "gemma4 granite-embed-multi-311m",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Sequence, Split
 
 from localkv.errors import ModelFileError
 from localkv.loader.metadata import Metadata
@@ -53,6 +56,32 @@ def test_families_differ() -> None:
     assert len(RECORDED["families"]) >= 30
     ids = [json.dumps([family["vocabulary"], family["ids"]]) for family in RECORDED["families"]]
     assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("pre", ["afmoe", "superbpe", "tiny_aya"])
+def test_digits_in_threes_from_the_right(pre: str) -> None:
+    """However many: groups of 300 come first, so that each looks ahead no further."""
+    splits = Sequence([Split(Regex(regex), "isolated") for regex in PRE_TOKENIZERS[pre].regexes])
+    for n_digits in (*range(1, 13), *range(296, 306), 599, 600, 601, 20_002):
+        first = n_digits % 3 or 3
+        expected = [first, *[3] * ((n_digits - first) // 3)]
+        for before, after in (("", ""), ("x", ""), ("", "y"), ("x", " y")):
+            text = before + "7" * n_digits + after
+            pieces = [piece for piece, _ in splits.pre_tokenize_str(text)]
+            if pre == "superbpe":  # what it leaves together are texts, not digits
+                pieces = [piece.strip("xy ") for piece in pieces]
+            sizes = [len(piece) for piece in pieces if piece and set(piece) == {"7"}]
+            assert sizes == expected, text
+
+
+def test_long_texts_without_a_word_are_fast() -> None:
+    for pre in ("afmoe", "superbpe", "gemma4"):
+        found = tokenizer(pre)
+        found.encode("built on first use")
+        for text in ("a" * 60_000, "1" * 60_000, "a 1 " * 10_000):
+            start = time.perf_counter()
+            found.encode(text)
+            assert time.perf_counter() - start < 5  # some 0.1 s; a quadratic expression takes 10
 
 
 @pytest.mark.parametrize("pre", ["gemma4", "sarvam-moe"])
