@@ -56,7 +56,7 @@ def new_stream(
         ),
         # llama.cpp cuts the rest of a DRY breaker so; SPM would put a space before it
         tokenize=(lambda text: tokenizer.encode(text, add_special=False))
-        if tokenizer.kind == "bpe"
+        if tokenizer.kind != "spm"
         else None,
     )
     generation = engine.generate(

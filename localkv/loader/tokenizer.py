@@ -1,10 +1,10 @@
 """Text to token ids and back, as llama.cpp does it, from nothing but a GGUF file's metadata.
 
 A text is first searched for special tokens (`tokenizer_st_partition` in llama.cpp's
-`src/llama-vocab.cpp`); the text between them goes to the BPE or the SentencePiece model. Control
-tokens are found only on request and only where the caller allows them; no text merges into one,
-where llama.cpp lets a SentencePiece vocabulary do that. This file knows nothing about chat
-templates.
+`src/llama-vocab.cpp`); the text between them goes to the BPE, the SentencePiece or the unigram
+model. Control tokens are found only on request and only where the caller allows them; no text
+merges into one, where llama.cpp lets a SentencePiece vocabulary do that. This file knows nothing
+about chat templates.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from localkv.errors import UsageError
 from localkv.loader.bpe_tokenizer import bpe_encoder, bpe_token_bytes
+from localkv.loader.plamo_tokenizer import plamo_encoder
 from localkv.loader.spm_tokenizer import spm_encoder, spm_token_bytes
 from localkv.loader.stream_decoder import StreamDecoder
 from localkv.loader.token_types import SPACE, SPECIAL_TYPES, TokenType
@@ -56,8 +57,8 @@ class Tokenizer:
     """A vocabulary and how text is cut into it.
 
     Attributes:
-        kind: "spm" (SentencePiece) or "bpe" (with merges).
-        pre: name of the pre-tokenizer family, "default" for an SPM.
+        kind: "spm" (SentencePiece), "bpe" (with merges) or "plamo" (unigrams).
+        pre: name of the pre-tokenizer family, "default" where there is none.
         n_vocab: number of tokens.
         bos_id, eos_id: None if there is none.
         add_bos, add_eos: whether `encode` puts them around a text.
@@ -233,6 +234,8 @@ class Tokenizer:
         text = self._vocabulary.tokens[token]
         if token_type in SPECIAL_TYPES:
             return text.encode("utf-8", errors="replace")
+        if self.kind == "plamo" and token_type == TokenType.NORMAL:
+            return text.encode("utf-8", errors="replace")
         is_escaped = self.kind == "spm" or self._vocabulary.of_characters
         if token_type == TokenType.BYTE or (is_escaped and token_type == TokenType.NORMAL):
             return spm_token_bytes(text, token_type)
@@ -241,7 +244,8 @@ class Tokenizer:
     @cached_property
     def _encode_plain(self) -> Callable[[str], list[int]]:
         """Ids of text without special tokens. Built on first use: it is most of the cost."""
-        return (spm_encoder if self.kind == "spm" else bpe_encoder)(self._vocabulary)
+        encoders = {"spm": spm_encoder, "bpe": bpe_encoder, "plamo": plamo_encoder}
+        return encoders[self.kind](self._vocabulary)
 
     @cached_property
     def _special_tokens(self) -> list[tuple[str, int, bool]]:

@@ -22,7 +22,10 @@ from localkv.loader.token_types import SPECIAL_TYPES, TokenType
 if TYPE_CHECKING:
     from localkv.loader.metadata import Metadata
 
-_KINDS = {"llama": "spm", "gpt2": "bpe", "gemma4": "bpe"}
+_KINDS = {"llama": "spm", "gpt2": "bpe", "gemma4": "bpe", "plamo2": "plamo"}
+_WITHOUT_PRE = {"spm": "an SPM", "plamo": "PLaMo's"}
+_ASSUMED = {"llama": (1, 2, 0), "plamo2": (1, 2, 0)}
+"""Ids of BOS, EOS and the unknown token where a file does not say, by `tokenizer.ggml.model`."""
 _ONLY_PRE = {"gemma4": "gemma4"}
 """Models of `tokenizer.ggml.model` whose pre-tokenizer the file need not name."""
 
@@ -39,9 +42,9 @@ class Vocabulary:
     """The tokens of one model.
 
     Attributes:
-        kind: "spm" (SentencePiece BPE; `tokenizer.ggml.model` is `llama`) or "bpe" (with merges,
-            mostly byte-level; `gpt2`, `gemma4`).
-        pre: name of the pre-tokenizer family; "default" for an SPM, which has none.
+        kind: "spm" (SentencePiece BPE; `tokenizer.ggml.model` is `llama`), "bpe" (with merges,
+            mostly byte-level; `gpt2`, `gemma4`) or "plamo" (unigrams; `plamo2`).
+        pre: name of the pre-tokenizer family; "default" for those but BPE, which have none.
         tokens, types, scores: text, `TokenType` and score of each id.
         ids: id of each text; the first where a text is there twice.
         of_characters: a BPE of characters, with `▁` for a space, and not of bytes.
@@ -92,8 +95,10 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
     kind = _kind(metadata)
     warnings: list[str] = []
     pre = _pre(metadata, override_pre, warnings) if kind == "bpe" else "default"
-    if kind == "spm" and override_pre is not None:
-        raise UsageError(f"no use for pre-tokenizer {override_pre!r}: the tokenizer is an SPM")
+    if kind != "bpe" and override_pre is not None:
+        raise UsageError(
+            f"no use for pre-tokenizer {override_pre!r}: the tokenizer is {_WITHOUT_PRE[kind]}"
+        )
     tokens = [
         text or f"[EMPTY_{i}]" for i, text in enumerate(metadata.strings("tokenizer.ggml.tokens"))
     ]
@@ -114,6 +119,7 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
     if kind == "spm" or of_characters:
         correct_spm_types(tokens, types, ids)
     bos_id, eos_id = bos_and_eos(metadata)
+    _, _, unknown_id = _assumed(metadata)
     eog_ids = correct_types(metadata, tokens, types, ids, eos_id)
     add_bos = metadata.boolean("tokenizer.ggml.add_bos_token", kind == "spm" or family.add_bos)
     add_bos |= kind == "bpe" and family.always_bos
@@ -133,7 +139,7 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
         merges=_merges(metadata, pre) if kind == "bpe" else [],
         bos_id=bos_id,
         eos_id=eos_id,
-        unk_id=special_id(metadata, "unknown_token_id", 0 if kind == "spm" else None, n_vocab),
+        unk_id=special_id(metadata, "unknown_token_id", unknown_id, n_vocab),
         eog_ids=eog_ids,
         add_bos=add_bos and bos_id is not None,
         add_eos=add_eos and eos_id is not None,
@@ -149,17 +155,22 @@ def read_vocabulary(metadata: Metadata, *, override_pre: str | None = None) -> V
 
 
 def bos_and_eos(metadata: Metadata) -> tuple[int | None, int | None]:
-    """Ids of BOS and EOS. An SPM has 1 and 2 unless the file says otherwise.
+    """Ids of BOS and EOS. An SPM and PLaMo's have 1 and 2 unless the file says otherwise.
 
     (llama.cpp assumes 11 for both in a byte-level BPE whose file does not say: Falcon's. Here such
     a file has none, so that generation does not end at a comma.)
     """
     n_vocab = len(metadata.strings("tokenizer.ggml.tokens", []))
-    is_spm = metadata.string("tokenizer.ggml.model", "") == "llama"
+    bos_id, eos_id, _ = _assumed(metadata)
     return (
-        special_id(metadata, "bos_token_id", 1 if is_spm else None, n_vocab),
-        special_id(metadata, "eos_token_id", 2 if is_spm else None, n_vocab),
+        special_id(metadata, "bos_token_id", bos_id, n_vocab),
+        special_id(metadata, "eos_token_id", eos_id, n_vocab),
     )
+
+
+def _assumed(metadata: Metadata) -> tuple[int | None, int | None, int | None]:
+    model = metadata.string("tokenizer.ggml.model", "")
+    return _ASSUMED.get(model, (None, None, None))
 
 
 def _kind(metadata: Metadata) -> str:

@@ -62,7 +62,7 @@ def test_families_differ() -> None:
 def test_digits_in_threes_from_the_right(pre: str) -> None:
     """However many: groups of 300 come first, so that each looks ahead no further."""
     splits = Sequence([Split(Regex(regex), "isolated") for regex in PRE_TOKENIZERS[pre].regexes])
-    for n_digits in (*range(1, 13), *range(296, 306), 599, 600, 601, 20_002):
+    for n_digits in (*range(1, 13), *range(296, 306), 600, 601, 1202):
         first = n_digits % 3 or 3
         expected = [first, *[3] * ((n_digits - first) // 3)]
         for before, after in (("", ""), ("x", ""), ("", "y"), ("x", " y")):
@@ -74,6 +74,7 @@ def test_digits_in_threes_from_the_right(pre: str) -> None:
             assert sizes == expected, text
 
 
+@pytest.mark.slow
 def test_long_texts_without_a_word_are_fast() -> None:
     for pre in ("afmoe", "superbpe", "gemma4"):
         found = tokenizer(pre)
