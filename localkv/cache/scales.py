@@ -70,10 +70,26 @@ def check_scales(cache: CacheConfig, config: ModelSpec) -> None:
         return
     require_scales(cache.types, cache.kv_scales is not None)
     assert cache.kv_scales is not None
+    require_alike(config)
     check_model(cache.kv_scales, config)
     for layout in group_layouts(cache, config.groups):
         for spec in layout.segments:
             _check_rotation(cache.kv_scales, spec)
+
+
+def require_alike(config: ModelSpec) -> None:
+    """Refuse a model whose layers can't share a table of scales.
+
+    Raises:
+        UsageError: some have other heads than others, or no K and V of their own.
+    """
+    heads = {(group.n_kv_heads, group.key_dim, group.value_dim) for group in config.groups}
+    if len(heads) > 1 or sum(len(group.layers) for group in config.groups) < config.n_layers:
+        raise UsageError(
+            "types that are scaled by head need a model whose layers all have K and V, of alike "
+            "heads",
+            hint="use fp8_e4m3_token or fp8_e5m2_token, which need no file of scales",
+        )
 
 
 def check_model(scales: KVScales, config: ModelSpec) -> None:

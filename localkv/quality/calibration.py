@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from localkv.cache.arrays import Array
+from localkv.cache.scales import require_alike
 from localkv.config import CacheConfig, KVScales
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
@@ -36,8 +37,10 @@ def calibrate(
 
     Raises:
         LocalKVError: a value is infinite or not a number.
+        UsageError: the model's layers are not alike (`require_alike`).
     """
     config = model.config
+    require_alike(config)
     cache = CacheConfig(TYPE, TYPE, n_ctx=n_ctx, kv_rotation=kv_rotation, swa_full=True)
     engine = Engine(model, cache, n_batch=n_batch)
     first = engine.cache.layouts[0]
