@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from localkv.arch import plain
 from localkv.arch.experts import experts
-from localkv.arch.facts import Facts
+from localkv.arch.facts import ROPE_FREQS, Facts
 from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec
 from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
 from localkv.arch.rope_spec import RopeSpec
@@ -51,7 +51,7 @@ def _attention(facts: Facts, layer: int, window: int, suffix: str = "") -> Atten
     if window:
         rope = _window_rope(facts, head_dim, suffix)
     else:
-        rope = facts.rope(head_dim, interleaved=False, divisors=True)
+        rope = facts.rope(head_dim, interleaved=False)
     return AttentionSpec(
         n_heads,
         n_kv_heads,
@@ -108,10 +108,7 @@ def _model(
 def gemma4(facts: Facts) -> ModelSpec:
     """Heads of one size in full layers and of another in those with a window."""
     own = [
-        replace(
-            _attention(facts, i, window, "_swa" if window else ""),
-            value_from_key=not window and _lacks_v(facts, i),
-        )
+        _attention(facts, i, window, "_swa") if window else _full_attention(facts, i)
         for i, window in enumerate(windows(facts, None))
     ]
     n_shared = facts.integer("attention.shared_kv_layers", 0)
@@ -125,10 +122,15 @@ def gemma4(facts: Facts) -> ModelSpec:
     return _model(facts, layers)
 
 
-def _lacks_v(facts: Facts, layer: int) -> bool:
-    """Whether the file has K's projection of a layer, but not V's."""
-    at = f"blk.{layer}.attn_"
-    return f"{at}k.weight" in facts.shapes and f"{at}v.weight" not in facts.shapes
+def _full_attention(facts: Facts, layer: int) -> AttentionSpec:
+    """Some channels are not rotated: their divisors are 1e30. V may be K's projection."""
+    attention = _attention(facts, layer, 0)
+    assert attention.rope is not None
+    return replace(
+        attention,
+        rope=replace(attention.rope, divisors=ROPE_FREQS),
+        value_from_key=f"blk.{layer}.attn_v.weight" not in facts.shapes,
+    )
 
 
 def _ffn(facts: Facts, layer: int) -> Ffn:

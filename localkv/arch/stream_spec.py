@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from localkv.arch.norm_spec import NormSpec
 
+PER_LAYER_ROWS = "per_layer_token_embd.weight"
+"""Of this tensor, which may be a model's largest, only rows of tokens are read, by the host."""
+
 
 @dataclass(frozen=True)
 class PerLayerInputSpec:

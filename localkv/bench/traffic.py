@@ -29,7 +29,11 @@ def weight_bytes(model: Transformer, n_tokens: int) -> float:
     weights = model.weights
     embedding = weights.token_embd
     total: float = n_tokens * embedding.format.row_bytes(embedding.shape[-1])
-    total += _bytes(weights.output) + _bytes(weights.output_norm)
+    total += _bytes(weights.output) + _bytes(weights.output_norm) + _bytes(weights.altup)
+    if (per_layer := weights.per_layer) is not None:
+        rows = per_layer.token_embd
+        total += n_tokens * rows.format.row_bytes(rows.shape[-1])
+        total += _bytes(per_layer.model_proj) + _bytes(per_layer.proj_norm)
     for spec, layer in zip(model.config.layers, weights.layers, strict=True):
         total += _bytes(layer)
         if (moe := spec.moe) is not None:

@@ -21,6 +21,8 @@ def memory_line(llm: LLM) -> str:
         weights = f"{byte_size(plan.weights)} mapped"
     else:
         weights = f"{byte_size(plan.weights)} ({byte_size(plan.weights_mapped)} mapped)"
+    if plan.weights_by_row:
+        weights += f" and {byte_size(plan.weights_by_row)} read by row"
     return (
         f"memory: weights {weights}, K {cache.type_k} {byte_size(plan.cache_k)}, "
         f"V {cache.type_v} {byte_size(plan.cache_v)}, scratch {byte_size(plan.scratch)} "
@@ -46,8 +48,9 @@ def groups_json(plan: MemoryPlan) -> list[dict[str, Any]]:
 
 def memory_bytes(plan: MemoryPlan) -> str:
     """The same to the byte."""
+    by_row = f" and {plan.weights_by_row} read by row" if plan.weights_by_row else ""
     return (
-        f"weights {plan.weights} ({plan.weights_mapped} mapped), K {plan.cache_k}, "
+        f"weights {plan.weights} ({plan.weights_mapped} mapped){by_row}, K {plan.cache_k}, "
         f"V {plan.cache_v}, scratch {plan.scratch} bytes"
     )
 

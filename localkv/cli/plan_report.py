@@ -132,6 +132,8 @@ def plan_lines(plan: Plan) -> list[str]:
     mapped = f", {byte_size(some.weights_mapped)} of them mapped" if some.weights_mapped else ""
     if not some.weights_allocated:
         mapped = ", mapped"
+    if some.weights_by_row:
+        mapped += f"; {byte_size(some.weights_by_row)} of which only rows of tokens are read"
     facts = [
         ("model", one_line(f"{config.name}: {config.architecture}, ")
          + f"{counted(config.n_layers, 'layer')}, "
@@ -279,6 +281,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "n_batch": plan.memory.n_batch,
         "weights_mapped": some.weights_mapped,
         "weights_allocated": some.weights_allocated,
+        "weights_by_row": some.weights_by_row,
         "scratch": some.scratch,
         "pairs": [_pair_json(fit, config) for fit in plan.pairs],
         "quants": [

@@ -8,6 +8,7 @@ from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
 from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.arrays import Array, Arrays
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, capped_logits, scaled
 from localkv.kernels.grouped_attention import grouped_attention
 from localkv.kernels.layer_weights import (
@@ -77,6 +78,10 @@ def compose(
         y = dense + p.norm(routed, weights.post_moe_norm)
         return residual(x, y, layer.post_ffn_norm, spec)
 
+    def embed(ids: Array, token_embd: PackedTensor, scale: float) -> Array:
+        # NumPy's rows would take torch's tensor of one id for a number
+        return scaled(p.decode(token_embd[arrays.to_numpy(ids)]), scale)
+
     def logits(x: Array, output_norm: Norm, output: Linear, spec: ModelSpec) -> Array:
         xp = namespace(x)
         y = xp.asarray(p.linear(p.norm(x, output_norm), output), dtype=xp.float32)
@@ -85,7 +90,7 @@ def compose(
     return Backend(
         name=name,
         arrays=arrays,
-        embed=lambda ids, token_embd, scale: scaled(p.decode(token_embd[ids]), scale),
+        embed=embed,
         mixers={AttentionSpec: partial(grouped_attention, p)},
         out_residual=out_residual,
         ffns={MlpSpec: mlp_residual, MoeSpec: moe_residual, MlpAndMoeSpec: both_residual},

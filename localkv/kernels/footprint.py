@@ -53,6 +53,10 @@ class HeadSizes:
 class Footprint(Protocol):
     """A module that counts the bytes of one backend."""
 
+    @property
+    def IS_OF_HOST(self) -> bool:  # noqa: N802 (a module's constant)
+        """They are the machine's, not a GPU's."""
+
     def copied_bytes(self, fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
         """Bytes that loading a tensor allocates; 0 for one that is read where the file is mapped.
 

@@ -14,6 +14,8 @@ from localkv.kernels.footprint import (
     decoded_bytes,
 )
 
+IS_OF_HOST = True
+
 
 def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
     return copied_vector_bytes(fmt, shape) if len(shape) == 1 else 0

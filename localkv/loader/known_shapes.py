@@ -143,7 +143,11 @@ def _gemma4(
         heads,
         1 << 17,
         present=TIED,
-        tensors={"rope_freqs.weight": (256,), **tensors},
+        tensors={
+            "rope_freqs.weight": (256,),
+            **{f"blk.{i}.layer_output_scale.weight": (1,) for i in range(n_layers)},
+            **tensors,
+        },
         **{
             "attention.key_length": 512,
             "attention.value_length": 512,

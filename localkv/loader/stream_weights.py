@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from localkv.arch.spec import ModelSpec
-from localkv.arch.stream_spec import AltUpSpec, LaurelSpec, PerLayerInputSpec
+from localkv.arch.stream_spec import PER_LAYER_ROWS, AltUpSpec, LaurelSpec, PerLayerInputSpec
 from localkv.kernels.layer_weights import AltUpWeights, LaurelWeights, PerLayerInputWeights
 from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
 from localkv.loader.tensor_reader import TensorReader
-
-PER_LAYER_ROWS = "per_layer_token_embd.weight"
-"""Stays in the file: only rows of tokens are read."""
 
 
 def per_layer_table(read: TensorReader, config: ModelSpec) -> PerLayerTable | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from localkv.arch.stream_spec import PER_LAYER_ROWS
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, group_bytes, group_layouts
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
@@ -75,6 +76,8 @@ class MemoryPlan:
         cache_k, cache_v: the bytes that `KVCache` allocates for K and for V.
         scratch: upper bound of the memory of a batch besides (`scratch_bytes`).
         groups: what each group of layers has of the cache.
+        weights_by_row: tensors of which the host reads rows of tokens only, in the mapped file
+            (`PER_LAYER_ROWS`): they need not be in any memory, so they are in no sum.
     """
 
     weights_mapped: int
@@ -83,6 +86,7 @@ class MemoryPlan:
     cache_v: int
     scratch: int
     groups: tuple[GroupShare, ...] = ()
+    weights_by_row: int = 0
 
     @property
     def weights(self) -> int:
@@ -121,17 +125,24 @@ class ModelMemory:
 
     @cached_property
     def weights(self) -> tuple[int, int]:
-        """Bytes of weights that stay in the file, and of those that are copied."""
+        """Bytes of weights that stay in the file, and of those that are copied.
+
+        A tensor that is read by row counts only where it is made in, or read into, the memory that
+        is counted.
+        """
         mapped, allocated = weight_bytes(self.tensors, self.backend)
         if self.is_file:
             return mapped, allocated
-        return 0, mapped + allocated + _looked_up_bytes(self.tensors, self.backend)
+        by_row = _by_row_bytes(self.tensors) if FOOTPRINTS[self.backend].IS_OF_HOST else 0
+        return 0, mapped + allocated + by_row + _looked_up_bytes(self.tensors, self.backend)
 
     @cached_property
     def _matrices(self) -> frozenset[Matrix]:
         """Its matrices, or stacks of them: each format and shape once."""
         return frozenset(
-            Matrix(tensor.format, tensor.shape) for tensor in self.tensors if len(tensor.shape) > 1
+            Matrix(tensor.format, tensor.shape)
+            for tensor in self.tensors
+            if len(tensor.shape) > 1 and tensor.name != PER_LAYER_ROWS
         )
 
     def plan(self, cache: CacheConfig) -> MemoryPlan:
@@ -152,7 +163,8 @@ class ModelMemory:
             matrices=self._matrices,
         )
         k, v = (sum(getattr(group, side) for group in groups) for side in ("cache_k", "cache_v"))
-        return MemoryPlan(*self.weights, k, v, scratch, groups)
+        by_row = _by_row_bytes(self.tensors) if self.is_file else 0
+        return MemoryPlan(*self.weights, k, v, scratch, groups, by_row)
 
     def longest_context(
         self, cache: CacheConfig, n_bytes: int, *, only_resident: bool = False
@@ -183,18 +195,25 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
     """Bytes of tensors that stay in the file, and of those that are copied.
 
     Each counts once, also an embedding that is the output matrix as well and so is read in the file
-    (single rows) and from panels.
+    (single rows) and from panels; one that is only read by row does not.
     """
     tensors = list(tensors)
     output = output_matrix(tensors)
     footprint = FOOTPRINTS[backend]
     mapped = allocated = 0
     for tensor in tensors:
+        if tensor.name == PER_LAYER_ROWS:
+            continue
         is_looked_up = tensor.name == EMBEDDING != output
         copied = footprint.copied_bytes(tensor.format, tensor.shape, is_looked_up=is_looked_up)
         allocated += copied
         mapped += 0 if copied else tensor.n_bytes
     return mapped, allocated
+
+
+def _by_row_bytes(tensors: Iterable[TensorInfo]) -> int:
+    """Bytes of a tensor of which only rows of tokens are read."""
+    return sum(tensor.n_bytes for tensor in tensors if tensor.name == PER_LAYER_ROWS)
 
 
 def _looked_up_bytes(tensors: Iterable[TensorInfo], backend: str) -> int:

@@ -50,6 +50,7 @@ def scratch_bytes(
     widths = [q_width(layer) for layer in config.kinds] + [layer.n_ff for layer in config.kinds]
     widest = max(config.n_embd, *widths)
     width = max(activation_width(config.n_embd, layer) for layer in config.kinds)
+    width = _with_streams(config, width)
     activations = n_tokens * (FLOAT * width + INDEX_BYTES)
     products = footprint.product_bytes(
         matrices, n_tokens=n_tokens, widest=widest, n_threads=n_threads
@@ -62,6 +63,19 @@ def scratch_bytes(
         default=0,
     )
     return int(ALLOCATOR * (activations + products)) + attention + VOCABULARY_BYTES * config.n_vocab
+
+
+def _with_streams(config: ModelSpec, width: int) -> int:
+    """Values per token with those that are kept besides x: `width` counts one layer's."""
+    n_embd = config.n_embd
+    if config.per_layer_input is not None:
+        rows = config.n_layers * config.per_layer_input.width
+        # a row for each layer is kept; before, it is decoded, projected, normed and added
+        width = max(rows + width, n_embd + 4 * rows)
+    if config.altup is not None:
+        # what was, what is predicted or corrected, and one more in between; Laurel's two rows
+        width += (3 * config.altup.n_streams + 2) * n_embd
+    return width
 
 
 def _head_sizes(mixer: Mixer | None) -> HeadSizes | None:

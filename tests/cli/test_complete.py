@@ -314,6 +314,7 @@ def test_json(program, llm, model) -> None:
             "cache_k": 1 << 19,
             "cache_v": 1 << 19,
             "scratch": 3 << 20,
+            "weights_by_row": 0,
             "total": (1 << 20) + (1 << 10) + (1 << 20) + (3 << 20),
         },
         "backend": "cpu",

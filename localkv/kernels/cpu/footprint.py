@@ -28,6 +28,7 @@ from localkv.kernels.footprint import (
     decoded_bytes,
 )
 
+IS_OF_HOST = True
 PACKED_BYTES = 4.125
 """Per value of a product's left side when it is packed: float32 and a sum per 32 values."""
 MOST_DECODE_ROWS = 8

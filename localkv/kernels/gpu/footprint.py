@@ -9,6 +9,8 @@ from localkv.formats.base import QuantFormat
 from localkv.kernels.footprint import FLOAT, HeadSizes, Matrix
 from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_SPLITS
 
+IS_OF_HOST = False
+
 
 def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
     """Vectors become float32; matrices keep their type."""
