@@ -31,6 +31,7 @@ from localkv.kernels.method import in_words, missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.kv_risks import kv_risks
+from localkv.loader.listed_tensors import check_tensors
 from localkv.loader.locked_weights import lock_weights
 from localkv.loader.model_spec import model_spec
 from localkv.loader.weights import load_model
@@ -156,6 +157,7 @@ class LLM(TextModel):
         end_cleanly_from_threads()
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
         self.config: ModelSpec = model_spec(self.gguf)
+        check_tensors(self.gguf, self.config)
         cache = CacheConfig(
             cache_type_k,
             cache_type_v,

@@ -15,7 +15,8 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import as_in_file
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.device_memory import DeviceMemory
-from localkv.loader.tensor_reader import TensorReader
+from localkv.loader.model_header import ModelHeader
+from localkv.loader.tensor_reader import TensorReader, check_tensor
 from localkv.loader.weights import model_weights
 
 FEW_VALUES = 1 << 20
@@ -69,3 +70,13 @@ def listed_tensors(
     listing = _Listing(is_there)
     model_weights(TensorReader(listing, _NothingPrepared()), config)
     return list(listing.asked.items())
+
+
+def check_tensors(header: ModelHeader, config: ModelSpec) -> None:
+    """Look at all tensors that a model needs before any is read.
+
+    Raises:
+        ModelFileError: one is missing, or of the wrong shape.
+    """
+    for name, shape in listed_tensors(config, header.tensors.__contains__):
+        check_tensor(header, name, shape)

@@ -22,6 +22,8 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.device_memory import DeviceMemory, naming_what_fails
 from localkv.kernels.layer_weights import Linear, Norm
 from localkv.loader.gguf_file import GGUFFile
+from localkv.loader.gguf_header import TensorInfo
+from localkv.loader.model_header import ModelHeader
 
 
 class TensorSource(Protocol):
@@ -51,6 +53,22 @@ class Preparer(Protocol):
     def prepare_embedding(self) -> Callable[[PackedTensor], PackedTensor]: ...
 
 
+def check_tensor(header: ModelHeader, name: str, shape: tuple[int, ...]) -> TensorInfo:
+    """What a header says of a tensor.
+
+    Raises:
+        ModelFileError: it is missing, or of another shape.
+    """
+    info = header.tensors.get(name)
+    if info is None:
+        raise ModelFileError(f"missing tensor {name!r} in {header.path.name}")
+    if info.shape != shape:
+        raise ModelFileError(
+            f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}"
+        )
+    return info
+
+
 @dataclass(frozen=True)
 class FileTensors:
     """The tensors of a file, as views of its mapping."""
@@ -61,13 +79,7 @@ class FileTensors:
         return name in self.gguf.tensors
 
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
-        info = self.gguf.tensors.get(name)
-        if info is None:
-            raise ModelFileError(f"missing tensor {name!r} in {self.gguf.path.name}")
-        if info.shape != shape:
-            raise ModelFileError(
-                f"tensor {name!r} has shape {list(info.shape)}, expected {list(shape)}"
-            )
+        info = check_tensor(self.gguf, name, shape)
         return PackedTensor(info.format, self.gguf.data(name), info.shape)
 
     def release(self, name: str) -> None:
