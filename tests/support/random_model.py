@@ -180,10 +180,10 @@ class RandomModel:
             return name.removesuffix(".weight")
         return name
 
-    def write(self, path: Path, weight_type: GGMLType = GGMLType.F16) -> Path:
-        """Write the file, matrices in `weight_type`; `tensors` then hold what it decodes to."""
-        writer = gguf.GGUFWriter(path, self.arch)
-        counts = {
+    def keys(self) -> dict[str, Any]:
+        """The file's metadata."""
+        kind = "layer_norm_rms" if self.traits.norm == "rms" else "layer_norm"
+        keys = {
             "block_count": self.n_layers,
             "context_length": self.n_ctx,
             "embedding_length": self.n_embd,
@@ -193,11 +193,23 @@ class RandomModel:
             "attention.head_count_kv": self.n_kv_heads,
             "attention.key_length": self.head_dim,
             "attention.value_length": self.head_dim,
+            **self.settings,
+            f"attention.{kind}_epsilon": 1e-5,
         }
-        for key, value in {**counts, **self.settings}.items():
-            name = key if key.startswith("xielu.") else f"{self.arch}.{key}"
-            if isinstance(value, (list, tuple)):
-                writer.add_array(name, list(value))
+        return {
+            key if key.startswith("xielu.") else f"{self.arch}.{key}": list(value)
+            if isinstance(value, tuple)
+            else value
+            for key, value in keys.items()
+        }
+
+    def write(self, path: Path, weight_type: GGMLType = GGMLType.F16) -> Path:
+        """Write the file, matrices in `weight_type`; `tensors` then hold what it decodes to."""
+        writer = gguf.GGUFWriter(path, self.arch)
+        writer.add_tokenizer_model("no_vocab")
+        for name, value in self.keys().items():
+            if isinstance(value, list):
+                writer.add_array(name, value)
             elif isinstance(value, bool):
                 writer.add_bool(name, value)
             elif isinstance(value, str):
@@ -206,9 +218,6 @@ class RandomModel:
                 writer.add_float32(name, value)
             else:
                 writer.add_uint32(name, value)
-        writer.add_tokenizer_model("no_vocab")
-        kind = "layer_norm_rms" if self.traits.norm == "rms" else "layer_norm"
-        writer.add_float32(f"{self.arch}.attention.{kind}_epsilon", 1e-5)
         for name, values in self.stored_tensors().items():
             is_matrix = values.ndim > 1 and not name.endswith("norm.weight")
             kind = weight_type if is_matrix else GGMLType.F32
