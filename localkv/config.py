@@ -57,6 +57,8 @@ class CacheConfig:
         kv_scales: for types that are scaled by head.
         type_k_swa, type_v_swa: types of the layers with a window; None for those of all others.
         swa_full: layers with a window keep all rows, not only those that later tokens see.
+        type_k_rope: of the rotated parts of keys beside latents (`LatentAttentionSpec`), whose type
+            is `type_k` and which are V as well.
 
     Raises:
         UsageError: `kv_rotation` is none of these.
@@ -71,6 +73,7 @@ class CacheConfig:
     type_k_swa: str | None = None
     type_v_swa: str | None = None
     swa_full: bool = False
+    type_k_rope: str = "f16"
 
     def types_of(self, *, windowed: bool) -> tuple[str, str]:
         """Types of K and of V in layers with a window, or in those without."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, ov
 import numpy as np
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import check_cache, group_layouts, pairs_of
+from localkv.cache.layout import check_cache, group_layouts, pairs_of, unused_type
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.embedding import (
@@ -75,6 +75,8 @@ class LLM(TextModel):
             same as of the others.
         swa_full: layers with a window keep all rows, not only those that later tokens see: that
             takes more memory, and any prompt goes on with what it has in common with the last.
+        cache_type_k_rope: type of the rotated parts of keys in models that keep latents (DeepSeek);
+            `cache_type_k` is that of the latents, which are V, too.
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates where
             that helps.
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or its content; types that
@@ -128,6 +130,7 @@ class LLM(TextModel):
         cache_type_k_swa: str | None = None,
         cache_type_v_swa: str | None = None,
         swa_full: bool = False,
+        cache_type_k_rope: str = "f16",
         kv_rotation: str = "auto",
         kv_scales: str | os.PathLike[str] | KVScales | None = None,
         device: str = "auto",
@@ -165,12 +168,15 @@ class LLM(TextModel):
             type_k_swa=cache_type_k_swa,
             type_v_swa=cache_type_v_swa,
             swa_full=swa_full,
+            type_k_rope=cache_type_k_rope,
         )
         check_cache(cache, self.config.groups)
         require_scales(cache.types, kv_scales is not None)
         if kv_scales is not None and not isinstance(kv_scales, KVScales):
             kv_scales = read_kv_scales(kv_scales)
         self.cache = replace(cache, n_ctx=self._context(n_ctx), kv_scales=kv_scales)
+        if useless := unused_type(cache, self.config.groups):
+            self.warnings.append(useless)
         group_layouts(self.cache, self.config.groups)  # refuses types that don't fit
         check_scales(self.cache, self.config)
         for group in self.config.groups:

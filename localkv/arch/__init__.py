@@ -11,6 +11,7 @@ from collections.abc import Callable
 from localkv.arch import (
     apertus,
     cohere,
+    deepseek,
     exaone,
     gemma,
     gemma4,
@@ -52,6 +53,7 @@ FAMILIES = (
     smallthinker,
     plamo,
     uneven,
+    deepseek,
 )
 
 ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from localkv.arch.facts import Facts
 from localkv.arch.ffn_spec import Activation, Ffn, MlpSpec
-from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
+from localkv.arch.mixer_spec import AttentionParams, AttentionSpec, Mixer
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.errors import ModelFileError
 
@@ -87,7 +87,7 @@ def mlp(
     return MlpSpec(n_ff, activation, gated)
 
 
-def layer(facts: Facts, attention: AttentionSpec, ffn: Ffn) -> LayerSpec:
+def layer(facts: Facts, attention: Mixer, ffn: Ffn) -> LayerSpec:
     """RMSNorm before attention and before the feed-forward block."""
     return LayerSpec(attention, ffn, facts.rms_norm("attn_norm"), facts.rms_norm("ffn_norm"))
 

@@ -161,7 +161,7 @@ def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, 
         return cache.kv_rotation == "on"
 
     k, v = group.key_dim, group.value_dim
-    type_k, type_v = cache.types_of(windowed=group.reach > 0)
+    type_k, type_v = types_in(cache, group)
     return (
         SegmentSpec(
             type_k,
@@ -172,9 +172,16 @@ def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, 
     )
 
 
+def types_in(cache: CacheConfig, group: CacheGroup) -> tuple[str, str]:
+    """The types of K and of V in a group of layers; of latents and of rotated parts of keys."""
+    if group.is_latent:
+        return cache.type_k, cache.type_k_rope
+    return cache.types_of(windowed=group.reach > 0)
+
+
 def pairs_of(cache: CacheConfig, groups: Iterable[CacheGroup]) -> list[tuple[str, str]]:
     """The types of K and of V that groups of layers have, each pair once."""
-    return list(dict.fromkeys(cache.types_of(windowed=group.reach > 0) for group in groups))
+    return list(dict.fromkeys(types_in(cache, group) for group in groups))
 
 
 def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
@@ -185,10 +192,12 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
         UsageError: names the types that work.
     """
     for group in groups:
-        type_k, type_v = cache.types_of(windowed=group.reach > 0)
-        _check_cache_type("K", type_k, group.key_dim)
-        _check_cache_type("V", type_v, group.value_dim)
+        type_k, type_v = types_in(cache, group)
+        k, v = ("latent", "rotated key") if group.is_latent else ("K", "V")
+        _check_cache_type(k, type_k, group.key_dim)
+        _check_cache_type(v, type_v, group.value_dim)
     check_windows(cache, groups)
+    check_latents(cache, groups)
 
 
 def check_windows(cache: CacheConfig, groups: Iterable[CacheGroup]) -> None:
@@ -209,6 +218,33 @@ def check_windows(cache: CacheConfig, groups: Iterable[CacheGroup]) -> None:
                 f"{flag} is about layers with a window, and this model has none",
                 hint="leave it out: all of its layers see the whole context",
             )
+
+
+def check_latents(cache: CacheConfig, groups: Iterable[CacheGroup]) -> None:
+    """Refuse settings of latents for a model without any.
+
+    Raises:
+        UsageError: names the setting.
+    """
+    default = CacheConfig.type_k_rope
+    if cache.type_k_rope != default and not any(group.is_latent for group in groups):
+        raise UsageError(
+            f"-ctk-rope {cache.type_k_rope} is about keys that are stored as a latent and a "
+            "rotated part, and this model has none",
+            hint="leave it out: -ctk is the type of whole keys",
+        )
+
+
+def unused_type(cache: CacheConfig, groups: Iterable[CacheGroup]) -> str | None:
+    """What to tell those who chose a type of V that a model has no use for; None elsewhere."""
+    if cache.type_v in (cache.type_k, CacheConfig.type_v):
+        return None
+    if not all(group.is_latent for group in groups):
+        return None
+    return (
+        f"V is a view of K's latents in this model, so -ctv {cache.type_v} has no effect: latents "
+        f"are {cache.type_k} (-ctk), the rotated parts of keys {cache.type_k_rope} (-ctk-rope)"
+    )
 
 
 def _check_cache_type(side: str, name: str, head_dim: int) -> None:

@@ -42,14 +42,18 @@ def check_ids(name: str, ids: Array, end: int) -> None:
         raise BoundsError(f"{name}: {least} to {most}, of {end}")
 
 
-def check_segment(segment: Segment, head_dim: int) -> None:
-    """K and V have the planes of their types, all of as many pages and KV heads."""
+def check_segment(segment: Segment, key_dim: int, value_dim: int | None = None) -> None:
+    """K and V have the planes of their types, all of as many pages and KV heads.
+
+    Args:
+        value_dim: channels of V, if not those of K.
+    """
     pages_and_heads = segment.k[0].shape[:2]
-    for side, fmt, planes in (
-        ("K", segment.format_k, segment.k),
-        ("V", segment.format_v, segment.v),
+    for side, fmt, planes, dim in (
+        ("K", segment.format_k, segment.k, key_dim),
+        ("V", segment.format_v, segment.v, key_dim if value_dim is None else value_dim),
     ):
-        fields = row_fields(fmt, head_dim)
+        fields = row_fields(fmt, dim)
         if len(fields) != len(planes):
             raise BoundsError(f"{side}: {len(planes)} planes of {fmt.name}")
         for plane, field in zip(planes, fields, strict=True):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.arrays import Array, Arrays
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, capped_logits, scaled
 from localkv.kernels.grouped_attention import grouped_attention
+from localkv.kernels.latent_attention import latent_attention
 from localkv.kernels.layer_weights import (
     LayerWeights,
     Linear,
@@ -91,7 +92,10 @@ def compose(
         name=name,
         arrays=arrays,
         embed=embed,
-        mixers={AttentionSpec: partial(grouped_attention, p)},
+        mixers={
+            AttentionSpec: partial(grouped_attention, p),
+            LatentAttentionSpec: partial(latent_attention, p),
+        },
         out_residual=out_residual,
         ffns={MlpSpec: mlp_residual, MoeSpec: moe_residual, MlpAndMoeSpec: both_residual},
         logits=logits,

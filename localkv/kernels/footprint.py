@@ -43,11 +43,16 @@ class Matrix:
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Heads of one attention layer."""
+    """Heads of one attention layer.
+
+    Attributes:
+        rope_dim: of `head_dim`, the rotated channels beside a latent; 0 without latents.
+    """
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
+    rope_dim: int = 0
 
 
 class Footprint(Protocol):

@@ -43,3 +43,20 @@ def matmul(
     for rows, tile in weight.row_tiles():
         out[:, rows] = times_rows(x, decode(tile))
     return out
+
+
+def head_products(
+    x: Array, stack: PackedTensor, product: Callable[[Array, PackedTensor], Array]
+) -> Array:
+    """Each head's matrix times that head's rows.
+
+    Args:
+        x: [tokens, heads, n_in].
+        stack: [heads, n_out, n_in].
+        product: (rows [tokens, n_in], matrix [n_out, n_in]) -> [tokens, n_out].
+
+    Returns:
+        [tokens, heads, n_out].
+    """
+    n_heads = stack.shape[0]
+    return namespace(x).stack([product(x[:, i], stack[i]) for i in range(n_heads)], axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from localkv.arch.ffn_spec import MlpSpec, MoeSpec
 from localkv.cache.arrays import Array
@@ -14,6 +15,9 @@ from localkv.kernels.layer_weights import Linear, MoeWeights, Norm
 from localkv.kernels.linear import Decode
 from localkv.kernels.rope import RopeTable
 from localkv.kernels.store_kv import StoreKV
+
+if TYPE_CHECKING:
+    from localkv.kernels.latent_attention import SegmentLatents
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,9 @@ class Primitives:
         activate: as `activation.activate`.
         moe_mlp: (x, weights, spec, what the router reads if not x) -> the experts' output
             [tokens, n_embd].
+        latents: see `SegmentLatents`.
+        head_products: (x [tokens, heads, n_in], a stack [heads, n_out, n_in]) -> each head's
+            product [tokens, heads, n_out].
         prepare: see `Backend`.
     """
 
@@ -41,4 +48,6 @@ class Primitives:
     rotate: Rotate
     activate: Callable[[Array, Array | None, MlpSpec], Array]
     moe_mlp: Callable[[Array, MoeWeights, MoeSpec, Array | None], Array]
+    latents: SegmentLatents
+    head_products: Callable[[Array, PackedTensor], Array]
     prepare: Callable[[PackedTensor], PackedTensor] = as_in_file

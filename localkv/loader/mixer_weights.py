@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from localkv.arch.mixer_spec import AttentionSpec, Mixer
+from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MixerWeights
+from localkv.loader.latent_weights import latent_weights
 from localkv.loader.tensor_reader import TensorReader
 
 
@@ -18,6 +19,8 @@ def mixer_weights(read: TensorReader, spec: Mixer, n_embd: int, at: str) -> Mixe
     match spec:
         case AttentionSpec():
             return _attention(read, spec, n_embd, at)
+        case LatentAttentionSpec():
+            return latent_weights(read, spec, n_embd, at)
     raise NotImplementedError(spec)
 
 

@@ -128,6 +128,10 @@ class TensorReader:
         with self._room(name, packed):
             return self.backend.prepare(packed)
 
+    def derived(self, name: str, packed: PackedTensor) -> PackedTensor:
+        """A matrix, or a stack of them, that was made of a tensor and has bytes of its own."""
+        return self._prepare(name, packed)
+
     def _room(self, name: str, packed: PackedTensor) -> AbstractContextManager[None]:
         return naming_what_fails(
             f"the weights' {name} of {byte_size(packed.n_bytes)}",

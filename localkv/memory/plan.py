@@ -14,7 +14,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from localkv.arch.stream_spec import PER_LAYER_ROWS
-from localkv.cache.layout import PAGE_TOKENS, GroupLayout, group_bytes, group_layouts
+from localkv.cache.layout import (
+    PAGE_TOKENS,
+    GroupLayout,
+    group_bytes,
+    group_layouts,
+    types_in,
+)
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 from localkv.kernels.footprint import Matrix
@@ -54,11 +60,10 @@ class GroupShare:
     @classmethod
     def of(cls, layout: GroupLayout, cache: CacheConfig, n_batch: int) -> GroupShare:
         group, n_ctx = layout.group, cache.n_ctx
-        windowed = group.reach > 0
         return cls(
             len(group.layers),
             group.reach,
-            *cache.types_of(windowed=windowed),
+            *types_in(cache, group),
             layout.n_rows(n_ctx, n_batch),
             *group_bytes(layout, n_ctx=n_ctx, n_batch=n_batch, n_sequences=cache.n_sequences),
         )
@@ -261,22 +266,32 @@ def fits_head(type_name: str, config: ModelSpec) -> bool:
     """Whether rows of all heads, of K and of V, are a whole number of the type's blocks."""
     size = KV_FORMATS[type_name].block_size
     return all(
-        dim % size == 0 for group in config.groups for dim in (group.key_dim, group.value_dim)
+        dim % size == 0
+        for group in config.groups
+        for dim in (group.key_dim, *(() if group.is_latent else (group.value_dim,)))
     )
 
 
-def kv_side_bytes_per_token(side: Literal["k", "v"], type_name: str, config: ModelSpec) -> int:
+def kv_side_bytes_per_token(
+    side: Literal["k", "v"],
+    type_name: str,
+    config: ModelSpec,
+    *,
+    type_k_rope: str = CacheConfig.type_k_rope,
+) -> int:
     """Bytes that one token takes in the cache of K, or in that of V: all layers and heads.
 
     If some layers see all of the context, only of these: the others' rows don't grow with it.
+
+    Args:
+        type_k_rope: type of the rotated parts of keys, which are V's side beside latents.
     """
-    fmt = KV_FORMATS[type_name]
-    return sum(
-        len(group.layers)
-        * group.n_kv_heads
-        * fmt.row_bytes(group.key_dim if side == "k" else group.value_dim)
-        for group in growing_groups(config)
-    )
+    total = 0
+    for group in growing_groups(config):
+        name = type_k_rope if group.is_latent and side == "v" else type_name
+        row = KV_FORMATS[name].row_bytes(group.key_dim if side == "k" else group.value_dim)
+        total += len(group.layers) * group.n_kv_heads * row
+    return total
 
 
 def growing_groups(config: ModelSpec) -> tuple[CacheGroup, ...]:

@@ -85,7 +85,8 @@ def _head_sizes(mixer: Mixer | None) -> HeadSizes | None:
             width = max(mixer.key_dim, mixer.value_dim)
             return HeadSizes(mixer.n_heads, mixer.n_kv_heads, width)
         case LatentAttentionSpec():
-            return HeadSizes(mixer.n_heads, 1, mixer.latent_dim + mixer.rope_dim)
+            width = mixer.latent_dim + mixer.rope_dim
+            return HeadSizes(mixer.n_heads, 1, width, mixer.rope_dim)
     return None
 
 

@@ -14,6 +14,7 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.compose import compose
 from localkv.kernels.cpu.arrays import NumpyArrays
+from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.jit.compile_ahead import compiling_ahead
 from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
@@ -34,7 +35,7 @@ def cpu_backend() -> Backend:
     """The backend of machines without a supported GPU."""
     scratch = Scratch()
     products = CpuProducts(scratch)
-    attention = PackedAttention()
+    attention, latents = PackedAttention(), LatentAttention()
     composed = compose(
         "cpu",
         Primitives(
@@ -49,6 +50,8 @@ def cpu_backend() -> Backend:
             norm=norm_cpu,
             activate=activate_cpu,
             apply_rope=apply_rope_cpu,
+            latents=latents,
+            head_products=products.head_products,
             prepare=products.prepare,
         ),
         arrays=NumpyArrays(),
@@ -62,6 +65,7 @@ def cpu_backend() -> Backend:
         """Drop what an operation that broke off may have left half done."""
         scratch.forget()
         attention.forget()
+        latents.forget()
         layer.forget()
 
     return replace(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from localkv.formats.base import QuantFormat
 from localkv.formats.cpu.panel_layout import LANES
+from localkv.kernels.cpu.attention.latent_sizes import most_latent_floats
 from localkv.kernels.cpu.attention.sizes import (
     FEW_ROWS,
     MOST_TILE_ROWS,
@@ -77,7 +78,12 @@ def product_bytes(
 
 
 def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: int) -> int:
-    """As `attention/packed_attention.py` takes scratch memory, whatever the batch."""
+    """As `attention/packed_attention.py` and `latent_attention.py` take scratch memory, whatever
+    the batch."""
+    if heads.rope_dim:
+        return FLOAT * most_latent_floats(
+            heads.n_heads, heads.head_dim - heads.rope_dim, heads.rope_dim, n_threads
+        )
     d, n_kv_heads = heads.head_dim, heads.n_kv_heads
     most = MOST_DECODE_ROWS
     n_rows = -(-max(FEW_ROWS, heads.n_heads // n_kv_heads) // most) * most

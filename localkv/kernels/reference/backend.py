@@ -11,7 +11,8 @@ from localkv.kernels.method import Method, Methods
 from localkv.kernels.primitives import Primitives
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.linear import linear, moe_mlp
+from localkv.kernels.reference.latent_attention import latents_reference
+from localkv.kernels.reference.linear import head_products, linear, moe_mlp
 from localkv.kernels.reference.norm import norm
 from localkv.kernels.reference.rope import apply_rope
 from localkv.kernels.reference.store_kv import store_kv
@@ -40,5 +41,7 @@ def reference_backend(dtype: torch.dtype = torch.float32) -> Backend:
         rotate=hadamard_transform,
         activate=activate,
         moe_mlp=moe_mlp,
+        latents=latents_reference,
+        head_products=head_products,
     )
     return compose("reference", primitives, arrays=TorchArrays("cpu", dtype), methods=METHODS)

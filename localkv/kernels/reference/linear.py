@@ -27,6 +27,12 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
     return y if layer.bias is None else y.add_(layer.bias)
 
 
+def head_products(x: Tensor, stack: PackedTensor) -> Tensor:
+    """As `kernels.linear.head_products`."""
+    y: Tensor = by_tile.head_products(x, stack, matmul)
+    return y
+
+
 def moe_mlp(x: Tensor, layer: MoeWeights, spec: MoeSpec, routed: Tensor | None = None) -> Tensor:
     """As `kernels.moe.moe_mlp`."""
     y: Tensor = moe.moe_mlp(x, layer, spec, routed, matmul=matmul, linear=linear, activate=activate)

@@ -43,6 +43,8 @@ _BUILT_ON = (
     "formats/*/cpu_weight.py",
     "formats/cpu/*.py",
     "kernels/cpu/attention/job.py",
+    "kernels/cpu/attention/latent_job.py",
+    "kernels/cpu/attention/latent_sizes.py",
     "kernels/cpu/attention/queries.py",
     "kernels/cpu/attention/read_job.py",
     "kernels/cpu/attention/sizes.py",

@@ -16,6 +16,7 @@ from localkv.kernels.cpu.attention.kernels import (
     score_source,
     weigh_source,
 )
+from localkv.kernels.cpu.attention.latent_attention import latents_source
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.layer_chains import RESIDUALS, activate_source, has_common_kernel
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
@@ -47,14 +48,20 @@ def needed_kernels(
     generated = list[KernelSource]()
     for group in config.groups:
         heads = {getattr(config.layers[i].mixer, "n_heads", 0) for i in group.layers}
+        if group.is_latent:
+            sources += [latents_source(n_heads) for n_heads in sorted(heads)]
+            for segment in cache_segments(cache, group):
+                sources += _cache_sources(segment)
+            continue
         rows = [rows_per_tile(n_heads // group.n_kv_heads) for n_heads in sorted(heads)]
         for segment in cache_segments(cache, group):
             sources += _cache_sources(segment)
             for n in rows:
                 generated.append(score_source(segment.type_k, n))
                 generated.append(weigh_source(segment.type_v, n))
-    sources.append(KernelSource("attention/blocks"))
-    generated.append(KernelSource("attention/rows"))
+    if any(not group.is_latent for group in config.groups):
+        sources.append(KernelSource("attention/blocks"))
+        generated.append(KernelSource("attention/rows"))
     return _each_once(sources), _each_once(generated)
 
 

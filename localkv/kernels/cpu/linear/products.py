@@ -37,6 +37,7 @@ from localkv.kernels.cpu.linear.panel_arena import PanelArena
 from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Linear
+from localkv.kernels.linear import head_products as heads_by_head
 from localkv.kernels.linear import matmul as matmul_by_tile
 from localkv.kernels.linear import round_activations
 from localkv.system.threads import n_threads
@@ -178,6 +179,20 @@ class CpuProducts:
         add_products(chain, x, x.shape[0], [with_bias(layer, out)])
         chain.run()
         return out
+
+    def head_products(self, x: Floats, stack: PackedTensor) -> Floats:
+        """As `kernels.linear.head_products`; with a kernel, all heads in one chain."""
+        if not has_kernel(stack):
+            y: Floats = heads_by_head(x, stack, self.matmul)
+            return y
+        n_tokens, n_heads, _ = x.shape
+        rows = np.ascontiguousarray(round_activations(x, stack).transpose(1, 0, 2))
+        out = np.empty((n_heads, n_tokens, stack.shape[1]), np.float32)
+        chain = Chain(self._scratch)
+        for head in range(n_heads):
+            add_products(chain, rows[head], n_tokens, [Product(stack[head], out[head])])
+        chain.run()
+        return out.transpose(1, 0, 2)
 
     def _times_rows(self, x: Floats, rows: Floats) -> Floats:
         """x float32 [tokens, n_in] @ rows float32 [n_out, n_in].T; any n_in."""

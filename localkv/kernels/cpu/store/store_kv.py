@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.kv_cache import LayerCache, SegmentBatch
+from localkv.cache.kv_cache import LayerCache, Segment, SegmentBatch
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment, check_slots
 from localkv.kernels.cpu.arrays import Floats, address
@@ -63,6 +63,15 @@ def has_encoders(cache: LayerCache) -> bool:
     )
 
 
+def _widths(segment: Segment) -> tuple[int, int]:
+    """Channels of a row of K and of V."""
+    k, v = (
+        planes[0].shape[3] * fmt.block_size
+        for fmt, planes in ((segment.format_k, segment.k), (segment.format_v, segment.v))
+    )
+    return k, v
+
+
 def add_store(
     chain: Chain, k: Where, v: Where, n_tokens: int, cache: LayerCache, *, rotate: bool = True
 ) -> None:
@@ -72,13 +81,13 @@ def add_store(
     """
     threads = n_threads() if n_tokens >= MANY_ROWS else 1
     for i, segment in enumerate(cache.segments):
+        check_segment(segment, *_widths(segment))
         for side, x, fmt, planes, rotation in (
             ("k", k, segment.format_k, segment.k, segment.rotation_k),
             ("v", v, segment.format_v, segment.v, segment.rotation_v),
         ):
             _, n_kv_heads, _, n_blocks, _ = planes[0].shape
             head_dim = n_blocks * fmt.block_size
-            check_segment(segment, head_dim)
             if rotation and head_dim % rotation:
                 raise BoundsError(f"{rotation} channels of {head_dim} are rotated")
             bytes_per_thread = 4 * head_dim + fmt.row_bytes(head_dim) + 64
@@ -137,11 +146,11 @@ def scatter_encoded(
 ) -> None:
     """The same for types without a compiled encoder: NumPy encodes, what it yields is moved."""
     for segment, batch in zip(cache.segments, batches, strict=True):
-        n_tokens, n_kv_heads, head_dim = k.shape
+        n_tokens, n_kv_heads, key_dim = k.shape
         n_rows = len(batch.slots)
         if n_rows == 0:
             continue
-        check_segment(segment, head_dim)
+        check_segment(segment, key_dim, v.shape[-1])
         check_slots(batch, n_tokens, len(segment.k[0]))
         if n_kv_heads != segment.k[0].shape[1]:
             raise BoundsError(f"rows of {n_kv_heads} KV heads for {segment.k[0].shape[1]}")

@@ -1,0 +1,138 @@
+"""DeepSeek 2 and 3 and what has their attention: Kimi K2, GLM-4.7-Flash, Mistral 4, MiniCPM 3.
+
+After llama.cpp's `src/models/deepseek2.cpp`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from localkv.arch import plain
+from localkv.arch.experts import dense, expert_width, experts, has_selection_bias
+from localkv.arch.facts import Facts
+from localkv.arch.ffn_spec import MoeSpec
+from localkv.arch.mixer_spec import AttentionParams, LatentAttentionSpec, Temperature
+from localkv.arch.mixtures import leading_dense, with_dense
+from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.spec import ModelSpec
+from localkv.errors import ModelFileError
+
+GLM_FLASH_LAYERS, GLM_FLASH_VOCABULARY = (47, 48), 154_880
+"""GLM-4.7-Flash: a file of it that does not say its gating means the sigmoid."""
+MINICPM_EMBEDDING, MINICPM_DEPTH, MINICPM_WIDTH = 12.0, 1.4, 256
+"""MiniCPM 3: factors on embeddings and, by the square root of the number of layers, on what blocks
+add; logits are scaled by this width over the model's."""
+
+
+def deepseek2(facts: Facts) -> ModelSpec:
+    return _model(facts, mscale_follows=True)
+
+
+def mistral4(facts: Facts) -> ModelSpec:
+    """The same graph; YaRN's magnitude is its own over that of all channels."""
+    return _model(facts, mscale_follows=False)
+
+
+def _model(facts: Facts, *, mscale_follows: bool) -> ModelSpec:
+    rope, mscale = _yarn(facts, mscale_follows=mscale_follows)
+    mixer, is_dense = _attention(facts, rope, mscale), leading_dense(facts)
+    ffn = dense(facts) if all(is_dense) else _experts(facts)
+    layers = [plain.layer(facts, mixer, ffn)] * facts.n_layers
+    return plain.model(facts, with_dense(facts, layers, is_dense))
+
+
+def _attention(facts: Facts, rope: RopeSpec, mscale: float = 1.0) -> LatentAttentionSpec:
+    """Of the sizes in the file, which older ones give as those of whole keys and values."""
+    absorbed = facts.has("attention.key_length_mla")
+    suffix = "_mla" if absorbed else ""
+    key_dim = facts.integer(f"attention.key_length{suffix}")
+    value_dim = facts.integer(f"attention.value_length{suffix}")
+    rope_dim = facts.integer("rope.dimension_count")
+    if not 0 < rope_dim < key_dim:
+        raise ModelFileError(f"RoPE can't rotate {rope_dim} channels of a head of {key_dim}")
+    rank = 0 if "blk.0.attn_q.weight" in facts.shapes else facts.integer("attention.q_lora_rank")
+    scale = facts.number("attention.temperature_scale", 0.0)
+    return LatentAttentionSpec(
+        n_heads=facts.same_in_all_layers("attention.head_count"),
+        latent_dim=facts.integer("attention.kv_lora_rank"),
+        rope_dim=rope_dim,
+        nope_dim=key_dim - rope_dim,
+        value_dim=value_dim,
+        q_lora_rank=rank,
+        params=AttentionParams(mscale**2 / math.sqrt(key_dim)),
+        rope=rope,
+        latent_norm=facts.rms_norm("attn_kv_a_norm"),
+        q_latent_norm=facts.rms_norm("attn_q_a_norm") if rank else None,
+        temperature=Temperature(scale, facts.integer("attention.temperature_length"))
+        if scale
+        else None,
+    )
+
+
+def _yarn(facts: Facts, *, mscale_follows: bool) -> tuple[RopeSpec, float]:
+    """RoPE, and the factor whose square the softmax scale has because of YaRN.
+
+    Files hold a tenth of `mscale_all_dim`, L, as `yarn_log_multiplier`. The factor is that on
+    cosines and sines times 1 + 0.1 L log(scaling factor).
+
+    Args:
+        mscale_follows: cosines and sines are multiplied with 1 where there is an L (DeepSeek), and
+            not with (1 + 0.1 log factor) / (1 + 0.1 L log factor).
+    """
+    rope = facts.rope(facts.integer("rope.dimension_count"), interleaved=True)
+    if rope.yarn_ext_factor == 0.0 or rope.factor <= 1.0:
+        return rope, 1.0
+    log_factor = 0.1 * math.log(rope.factor)
+    all_dims = 10.0 * facts.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if 1.0 + all_dims * log_factor <= 0.0:
+        key = facts.key("rope.scaling.yarn_log_multiplier")
+        raise ModelFileError(f"key {key!r} is {all_dims / 10:g}")
+    magnitude = facts.number("rope.scaling.attn_factor", 1.0)
+    if not all_dims:
+        magnitude *= 1.0 + log_factor
+    elif not mscale_follows:
+        magnitude *= (1.0 + log_factor) / (1.0 + all_dims * log_factor)
+    return replace(rope, magnitude=magnitude), magnitude * (1.0 + all_dims * log_factor)
+
+
+def _experts(facts: Facts) -> MoeSpec:
+    is_flash = facts.n_layers in GLM_FLASH_LAYERS and facts.n_vocab == GLM_FLASH_VOCABULARY
+    return experts(
+        facts,
+        gating="sigmoid" if is_flash else "softmax",
+        gating_varies=True,
+        renormalise=None,
+        scaled=True,
+        n_ff_shared=expert_width(facts) * facts.integer("expert_shared_count", 0),
+        selection_bias=has_selection_bias(facts),
+    )
+
+
+def minicpm3(facts: Facts) -> ModelSpec:
+    """Dense blocks, and scales that the file does not say (`src/models/minicpm3.cpp`)."""
+    rope = facts.rope(facts.integer("rope.dimension_count"), interleaved=False, long_divisors=True)
+    layer = plain.layer(facts, _attention(facts, rope), plain.mlp(facts))
+    residual_scale = MINICPM_DEPTH / math.sqrt(facts.n_layers)
+    layers = [replace(layer, residual_scale=residual_scale)] * facts.n_layers
+    return plain.model(
+        facts,
+        layers,
+        embedding_scale=MINICPM_EMBEDDING,
+        logit_scale=MINICPM_WIDTH / facts.n_embd,
+    )
+
+
+def plm(facts: Facts) -> ModelSpec:
+    """Dense blocks of squared ReLU without a gate (`src/models/plm.cpp`)."""
+    rope = facts.rope(facts.integer("rope.dimension_count"), interleaved=True)
+    mlp = plain.mlp(facts, "relu2", gated=False)
+    return plain.model(facts, [plain.layer(facts, _attention(facts, rope), mlp)] * facts.n_layers)
+
+
+ARCHITECTURES = {
+    "deepseek2": deepseek2,
+    "mistral4": mistral4,
+    "minicpm3": minicpm3,
+    "plm": plm,
+}

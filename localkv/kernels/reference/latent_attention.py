@@ -1,0 +1,43 @@
+"""Attention over latents that decodes all of a sequence's rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localkv.arch.mixer_spec import AttentionParams
+from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.kernels.reference.attention import read_pages, visible
+
+
+def latents_reference(
+    q: Tensor,
+    q_rotated: Tensor,
+    segment: Segment,
+    seg_batch: SegmentBatch,
+    batch: Batch,
+    params: AttentionParams,
+) -> tuple[Tensor, Tensor]:
+    """Decode all rows, then plain softmax. See `SegmentLatents` for shapes."""
+    n_heads = q.shape[1]
+    out = torch.zeros_like(q)
+    lse = torch.full_like(q[..., 0], -torch.inf)
+    for i, length in enumerate(seg_batch.lengths):
+        tokens = slice(batch.starts[i], batch.starts[i + 1])
+        if not length:
+            continue
+        pages = seg_batch.page_table[i, : -(-length // PAGE_TOKENS)]
+        latents = read_pages(segment.format_k, segment.k, pages, length, q.dtype)[0]
+        rotated = read_pages(segment.format_v, segment.v, pages, length, q.dtype)[0]
+        logits = q[tokens] @ latents.mT + q_rotated[tokens] @ rotated.mT  # [tokens, heads, rows]
+        logits = logits * params.softmax_scale
+        if params.softcap:
+            logits = params.softcap * torch.tanh(logits / params.softcap)
+        mask = visible(batch.positions[tokens], params, seg_batch.first_position, length, 1)
+        mask = mask[:, None].expand(-1, n_heads, -1)
+        logits = logits.masked_fill(~mask, -torch.inf)
+        weights = logits.softmax(-1).masked_fill(~mask, 0.0)  # NaN where nothing is visible
+        out[tokens] = weights @ latents
+        lse[tokens] = logits.logsumexp(-1)
+    return out, lse

@@ -1,0 +1,152 @@
+"""Attention over latents against float64, and each part of it against leaving it out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localkv.arch.mixer_spec import AttentionParams, LatentAttentionSpec
+from localkv.arch.spec import ModelSpec
+from localkv.cache.layout import SegmentSpec
+from localkv.kernels.cpu.arrays import NumpyArrays
+from localkv.kernels.cpu.attention.latent_attention import LatentAttention
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.cpu.store.rotate import rotate_cpu
+from localkv.kernels.cpu.store.store_kv import store_kv_cpu
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.latent_attention import latents_reference
+from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.torch_arrays import TorchArrays
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+from support.cache_types import BY_HEAD, NAMES
+from support.forward import CONFORMANCE_IDS, new_cache, nmse, run
+from support.latent_checks import attended, random_latents
+
+LENGTHS = [(0, 3), (300, 2), (700, 1)]
+"""Past and new tokens: one page, a second one, several parts."""
+
+
+def error(
+    backend: str,
+    lengths: list[tuple[int, int]],
+    spec: SegmentSpec,
+    *,
+    softcap: float = 0.0,
+    **sizes: Any,
+) -> float:
+    """NMSE of a backend's attention over random rows, stored in its own order of a page."""
+    sizes = {"n_heads": 16, "latent_dim": 64, "rope_dim": 32, **sizes}
+    width = sizes["latent_dim"] + sizes["rope_dim"]
+    params = AttentionParams(2 / math.sqrt(width), softcap=softcap)
+    if backend == "cpu":
+        arrays, kernel, rotate, store = NumpyArrays(), LatentAttention(), rotate_cpu, store_kv_cpu
+    else:
+        arrays, kernel = TorchArrays("cpu"), latents_reference
+        rotate, store = hadamard_transform, store_kv
+    made = random_latents(arrays, store, rotate, lengths=lengths, spec=spec, params=params, **sizes)
+    return nmse(attended(kernel, rotate, made, params, arrays), made.want)
+
+
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_HEAD])
+def test_every_type_of_latents(name: str, generated: bool) -> None:
+    other = NAMES[NAMES.index(name) - 3]
+    spec = SegmentSpec(name, "f16" if other in BY_HEAD else other, 0, 64, 32)
+    for backend in ("cpu", "reference"):
+        # a rounding of the rotation may send a value to the next code
+        assert error(backend, LENGTHS, spec, generated=generated) < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize(
+    ("n_heads", "latent_dim", "rope_dim"),
+    [(1, 16, 16), (3, 32, 16), (20, 512, 64), (65, 80, 48), (128, 256, 64)],
+)
+def test_sizes(n_heads: int, latent_dim: int, rope_dim: int, generated: bool) -> None:
+    sizes = {"n_heads": n_heads, "latent_dim": latent_dim, "rope_dim": rope_dim}
+    spec = SegmentSpec("f32", "f16")
+    assert error("cpu", LENGTHS, spec, generated=generated, **sizes) < 1e-10
+
+
+def test_soft_cap() -> None:
+    spec = SegmentSpec("f16", "f16")
+    for backend in ("cpu", "reference"):
+        assert error(backend, LENGTHS, spec, softcap=2.0) < 1e-10
+
+
+def test_a_rotation_does_not_mix_the_parts() -> None:
+    """A rotation of the whole row would move the rotated part's outliers into the latent."""
+    spec = SegmentSpec("q4_0", "f32", 0, 64, 0)
+    assert error("cpu", LENGTHS, spec) < 2e-5
+
+
+def test_many_generated_tokens_take_several_launches() -> None:
+    """What parts leave to be merged has a bound, whatever the number of tokens."""
+    spec = SegmentSpec("f16", "f16")
+    assert error("cpu", [(700, 300)], spec, generated=True) < 1e-10
+
+
+@pytest.fixture
+def model(conformance: Path) -> Transformer:
+    return load_model(conformance / "archs2" / "deepseek2.gguf", cpu_backend())[0]
+
+
+def f16_logits(model: Transformer, chunk: int = 300) -> np.ndarray:
+    return run(model, new_cache(model, SegmentSpec("f16", "f16")), CONFORMANCE_IDS[:150], chunk)
+
+
+def with_mixer(config: ModelSpec, change: Callable[[LatentAttentionSpec], Any]) -> ModelSpec:
+    layers = []
+    for layer in config.layers:
+        assert isinstance(layer.mixer, LatentAttentionSpec)
+        layers.append(replace(layer, mixer=change(layer.mixer)))
+    return replace(config, layers=tuple(layers))
+
+
+def test_any_chunks_give_the_same_bits(model: Transformer) -> None:
+    once = f16_logits(model)
+    for chunk in (1, 7, 130):
+        assert np.array_equal(f16_logits(model, chunk), once)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mixer: replace(mixer, rope=None),
+        lambda mixer: replace(mixer, rope=replace(mixer.rope, interleaved=False)),
+        lambda mixer: replace(mixer, rope=replace(mixer.rope, theta=30000.0)),
+        lambda mixer: replace(mixer, rope=replace(mixer.rope, magnitude=1.2)),
+        lambda mixer: replace(mixer, params=AttentionParams(1 / math.sqrt(64))),
+    ],
+    ids=["no RoPE", "other pairs", "other base", "magnitude", "no mscale"],
+)
+def test_each_part_matters(
+    change: Callable[[LatentAttentionSpec], Any], model: Transformer
+) -> None:
+    changed = Transformer(with_mixer(model.config, change), model.weights, model.backend)
+    assert nmse(f16_logits(changed), f16_logits(model)) > 1e-3
+
+
+@pytest.mark.parametrize("part", ["attn_kv_a_norm", "attn_q_a_norm", "attn_k_b", "attn_v_b"])
+def test_each_weight_matters(part: str, model: Transformer) -> None:
+    """Norms are of ones, and matrices of heads in another order."""
+    layers = []
+    for layer in model.weights.layers:
+        value = getattr(layer.mixer, part)
+        if part.endswith("norm"):
+            value = replace(value, weight=np.ones_like(value.weight))
+        else:
+            value = value[np.arange(value.shape[0])[::-1].copy()]
+            value = model.backend.prepare(replace(value, rows=np.ascontiguousarray(value.rows)))
+        layers.append(replace(layer, mixer=replace(layer.mixer, **{part: value})))
+    weights = replace(model.weights, layers=tuple(layers))
+    changed = Transformer(model.config, weights, model.backend)
+    assert nmse(f16_logits(changed), f16_logits(model)) > 1e-3
