@@ -50,6 +50,8 @@ OF_MODELS = {
     "feed_forward_length": Range(1, 1 << 24, or_zero=True),
     "attention.head_count": Range(1, 1 << 16, or_zero=True),
     "attention.head_count_kv": Range(1, 1 << 16, or_zero=True),
+    "attention.clamp_kqv": Range(0.0, 1e6),
+    "attention.max_alibi_bias": Range(0.0, 1e6),
     "attention.key_length": Range(1, 1 << 16),
     "attention.value_length": Range(1, 1 << 16),
     "attention.key_length_swa": Range(1, 1 << 16),
@@ -111,6 +113,7 @@ OF_FILES = {
     "split.no": Range(0, 99_998),
     "split.tensors.count": Range(0, 1 << 18),
     "tokenizer.ggml.scores": Range(-1e30, 1e30),
+    "tokenizer.ggml.suppress_tokens": Range(-(1 << 31), _INT32),
     "tokenizer.ggml.token_type": Range(0, 255),
 }
 """By key. Ids of special tokens are compared with the vocabulary instead."""

@@ -133,10 +133,10 @@ def test_an_architecture_that_can_not_be_run(program: Program, tmp_path: Path) -
 
 
 def test_a_tokenizer_that_can_not_be_used(program: Program, tmp_path: Path) -> None:
-    path = write(tmp_path / "m.gguf", architecture="llama", tokenizer__ggml__model="plamo2")
+    path = write(tmp_path / "m.gguf", architecture="llama", tokenizer__ggml__model="rwkv")
     result = program("show", path)
     assert result.code == 0
-    assert "can't be used: tokenizer of kind 'plamo2' is not supported" in result.out
+    assert "can't be used: tokenizer of kind 'rwkv' is not supported" in result.out
 
 
 def test_metadata_can_not_steer_the_terminal(program: Program, tmp_path: Path) -> None:

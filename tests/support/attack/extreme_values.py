@@ -111,7 +111,8 @@ def changes(kind: str, content: Content) -> Iterator[Change]:
             keys[f"tokenizer.ggml.{name}_token_id"] = None
     for key, limits in keys.items():
         edges = () if limits is None else (limits.least, limits.most)
-        for value in (*INTEGERS, *LARGE, *(edge for edge in edges if edge == int(edge))):
+        whole = [edge for edge in edges if math.isfinite(edge) and edge == int(edge)]
+        for value in (*INTEGERS, *LARGE, *whole):
             yield Change(key, U64 if value > 2**63 - 1 else I64, int(value))
         for value in (*FLOATS, *map(float, edges)):
             yield Change(key, F64, value)
