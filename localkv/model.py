@@ -153,7 +153,7 @@ class Transformer:
             if spec.ffn is not None:
                 feed_forward = backend.ffns[type(spec.ffn)]
                 x = feed_forward(x, source, layer, spec)
-            streams.leave(x, layer, row)
+            streams.leave(x, layer, spec, row)
         return streams.merged()
 
     def _layer_inputs(self, x: Array, batch: Batch, rows: Array | None) -> Array | None:

@@ -6,6 +6,7 @@ result is the same alone as in any batch.
 
 from __future__ import annotations
 
+from localkv.arch.spec import LayerSpec
 from localkv.cache.arrays import Array
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_weights import AltUpWeights, LayerWeights
@@ -37,7 +38,7 @@ class AltUpStreams:
     def keep(self, rows: Array) -> None:
         self.streams = self.streams[rows]
 
-    def leave(self, x: Array, layer: LayerWeights, row: Array | None) -> None:
+    def leave(self, x: Array, layer: LayerWeights, spec: LayerSpec, row: Array | None) -> None:
         """Correct all streams by what the layer made of the first; its embedding changes those
         that it did not work on."""
         weights = _altup(layer)

@@ -84,7 +84,7 @@ class Backend:
         logits: (x, output_norm, output, spec of the model) -> float32 [tokens, n_vocab].
         norm: (x [..., n], a norm of n values) -> x normed.
         linear: (x [tokens, n_in], matrix and bias) -> [tokens, n_out].
-        add_layer_input: (x, row, layer) -> x + what the layer makes of its embeddings of the
+        add_layer_input: (x, row, layer, spec) -> x + what the layer makes of its embeddings of the
             tokens, [tokens, P] (`per_layer_input.py`).
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
@@ -115,7 +115,7 @@ class Backend:
     logits: Callable[[Array, Norm, Linear, ModelSpec], Array]
     norm: Callable[[Array, Norm], Array]
     linear: Callable[[Array, Linear], Array]
-    add_layer_input: Callable[[Array, Array, LayerWeights], Array]
+    add_layer_input: Callable[[Array, Array, LayerWeights, LayerSpec], Array]
     prepare: Callable[[PackedTensor], PackedTensor]
     methods: Methods
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file

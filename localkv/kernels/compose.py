@@ -101,7 +101,9 @@ def compose(
         logits=logits,
         norm=p.norm,
         linear=p.linear,
-        add_layer_input=lambda x, row, layer: x + layer_input(x, row, layer, p.linear, p.norm),
+        add_layer_input=lambda x, row, layer, spec: (
+            x + layer_input(x, row, layer, p.linear, p.norm)
+        ),
         prepare=p.prepare,
         methods=methods,
         head_dim_multiple=head_dim_multiple,

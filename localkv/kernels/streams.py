@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from localkv.arch.spec import LayerSpec
 from localkv.cache.arrays import Array
 from localkv.kernels.backend import Backend, scaled
 from localkv.kernels.layer_weights import LayerWeights
@@ -20,7 +21,7 @@ class Streams(Protocol):
         """Go on with some tokens only."""
         ...
 
-    def leave(self, x: Array, layer: LayerWeights, row: Array | None) -> None:
+    def leave(self, x: Array, layer: LayerWeights, spec: LayerSpec, row: Array | None) -> None:
         """Take the layer's output.
 
         Args:
@@ -46,9 +47,9 @@ class OneStream:
     def keep(self, rows: Array) -> None:
         """Nothing but the layer's output goes on."""
 
-    def leave(self, x: Array, layer: LayerWeights, row: Array | None) -> None:
+    def leave(self, x: Array, layer: LayerWeights, spec: LayerSpec, row: Array | None) -> None:
         if row is not None:
-            x = self.backend.add_layer_input(x, row, layer)
+            x = self.backend.add_layer_input(x, row, layer, spec)
         self.x = scaled(x, layer.output_scale)
 
     def merged(self) -> Array:

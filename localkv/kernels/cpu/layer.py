@@ -89,6 +89,25 @@ class CpuLayer:
         chain.run(x=source, residual=_before(x, down, post_norm, spec), out=out)
         return out
 
+    def add_layer_input(
+        self, x: Floats, row: Floats, layer: LayerWeights, spec: LayerSpec
+    ) -> Floats:
+        weights = layer.per_layer_input
+        assert weights is not None
+        gate, proj, post_norm = weights.inp_gate, weights.proj, weights.post_norm
+        n_tokens, width = row.shape
+        if not runs(gate, proj) or width % LANES:
+            return self.composed.add_layer_input(x, row, layer, spec)
+
+        def make(chain: Chain) -> None:
+            hidden = self.chains.add_embedded_gate(chain, n_tokens, gate)
+            self.chains.add_residual(chain, hidden, n_tokens, proj, post_norm, spec)
+
+        chain = self.chains.get("per-layer", (layer, spec), n_tokens, make)
+        out = np.empty(x.shape, np.float32)
+        chain.run(residual=np.ascontiguousarray(x), row=np.ascontiguousarray(row), out=out)
+        return out
+
     def logits(self, x: Floats, output_norm: Norm, output: Linear, spec: ModelSpec) -> Floats:
         n_tokens = x.shape[0]
         if not runs(output):
@@ -113,6 +132,7 @@ class CpuLayer:
         return {
             "mixers": {**self.composed.mixers, AttentionSpec: self.attention},
             "out_residual": self.out_residual,
+            "add_layer_input": self.add_layer_input,
             "ffns": {**self.composed.ffns, **self.fused_ffns},
             "logits": self.logits,
         }

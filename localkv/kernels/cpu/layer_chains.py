@@ -157,6 +157,16 @@ class LayerChains:
         )
         chain.add(specialized(RESIDUALS)["residual"], job, min(n_threads(), n_tokens))
 
+    def add_embedded_gate(self, chain: Chain, n_tokens: int, gate: Linear) -> Place:
+        """gelu(gate(residual)) * row, by these names of the chain; returns where it is."""
+        width = gate.weight.shape[0]
+        n_bytes = 4 * n_tokens * width
+        hidden = chain.take(n_bytes)
+        add_products(chain, "residual", n_tokens, [with_bias(gate, hidden)])
+        job = GateJob(0, n_tokens * width, Memory(hidden, n_bytes), Memory("row", n_bytes))
+        chain.add(activation_worker("geglu"), job, min(n_threads(), n_tokens))
+        return hidden
+
     def add_mlp(
         self, chain: Chain, h: Where, n_tokens: int, mlp: MlpSpec, gate: Linear | None, up: Linear
     ) -> Place:
