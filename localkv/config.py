@@ -55,6 +55,9 @@ class CacheConfig:
         kv_rotation: whether K and V are stored rotated (`kernels/hadamard.py`): "on", "off", or
             "auto", which rotates types that gain from it.
         kv_scales: for types that are scaled by head.
+        ctx_checkpoints: copies of the states of recurrent layers that a sequence has at most, in
+            the host's memory; 0 for none.
+        checkpoint_min_step: tokens that they are apart while a text goes on.
         type_k_swa, type_v_swa: types of the layers with a window; None for those of all others.
         swa_full: layers with a window keep all rows, not only those that later tokens see.
         type_k_rope: of the rotated parts of keys beside latents (`LatentAttentionSpec`), whose type
@@ -74,6 +77,8 @@ class CacheConfig:
     type_v_swa: str | None = None
     swa_full: bool = False
     type_k_rope: str = "f16"
+    ctx_checkpoints: int = 8
+    checkpoint_min_step: int = 1024
 
     def types_of(self, *, windowed: bool) -> tuple[str, str]:
         """Types of K and of V in layers with a window, or in those without."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer, Temperature
 from localkv.arch.rope_spec import RopeSpec
-from localkv.arch.spec import ModelSpec
+from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.arrays import Array, Draw
 from localkv.cache.kv_cache import Batch, KVCache
 from localkv.formats.packed_tensor import PackedTensor
@@ -61,6 +61,8 @@ class Transformer:
         kinds = [_positions_of(layer.mixer) for layer in config.layers]
         self._position_kinds = list(dict.fromkeys(kinds))
         self._kind_of_layer = [self._position_kinds.index(kind) for kind in kinds]
+        pairs = zip(config.layers, weights.layers, strict=True)
+        self._mixers = [_mixers_of(spec, layer) for spec, layer in pairs]
         self._rows_of = [  # the layer whose rows each reads
             _rows_of(i, layer.mixer) for i, layer in enumerate(config.layers)
         ]
@@ -138,16 +140,19 @@ class Transformer:
             is_last = index == config.n_layers - 1  # only the wanted rows go on behind its mixer
             row = None if per_layer is None else per_layer[index]
             source = x = streams.enter(layer)
-            if spec.mixer is not None:
-                mix = backend.mixers[type(spec.mixer)]
-                given = inputs[self._kind_of_layer[index]]
-                x = mix(x, layer, spec, given, cache.layers[self._rows_of[index]], batch)
+            given, own = inputs[self._kind_of_layer[index]], self._rows_of[index]
+            parts = self._mixers[index]
+            mixed = [
+                backend.mixers[kind](x, part, part_spec, given, cache.layers[own], batch)
+                for kind, part_spec, part in parts
+            ]
             if is_last:
                 streams.keep(batch.logit_rows)
-                source, x = source[batch.logit_rows], x[batch.logit_rows]
+                source, mixed = source[batch.logit_rows], [y[batch.logit_rows] for y in mixed]
                 row = None if row is None else row[batch.logit_rows]
-            if spec.mixer is not None:
-                x = backend.out_residual(source, x, layer, spec)
+            x = source
+            for y, (_, part_spec, part) in zip(mixed, parts, strict=True):
+                x = backend.out_residual(x, y, part, part_spec)
             if spec.laurel is not None:
                 x = with_laurel(backend, x, source, layer)
             if spec.ffn is not None:
@@ -191,6 +196,19 @@ class Transformer:
             freqs = rope_frequencies(rope, values)
             self._freqs[rope, divisors] = self.backend.arrays.from_numpy(freqs)
         return self._freqs[rope, divisors]
+
+
+def _mixers_of(
+    spec: LayerSpec, layer: LayerWeights
+) -> list[tuple[type[Mixer], LayerSpec, LayerWeights]]:
+    """Each of a layer's mixers, with a layer that has only this one."""
+    if spec.mixer is None:
+        return []
+    first = type(spec.mixer), spec, layer
+    if spec.beside is None:
+        return [first]
+    alone = replace(spec, mixer=spec.beside, beside=None)
+    return [first, (type(spec.beside), alone, replace(layer, mixer=layer.beside, beside=None))]
 
 
 def _rows_of(index: int, mixer: Mixer | None) -> int:

@@ -20,6 +20,7 @@ from localkv.arch import (
     granite,
     hunyuan,
     layer_normed,
+    lfm2,
     llama,
     llama4,
     mixtures,
@@ -27,6 +28,7 @@ from localkv.arch import (
     phi,
     plamo,
     qwen,
+    qwen35,
     smallthinker,
     uneven,
 )
@@ -54,6 +56,8 @@ FAMILIES = (
     plamo,
     uneven,
     deepseek,
+    qwen35,
+    lfm2,
 )
 
 ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {

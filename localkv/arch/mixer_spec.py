@@ -11,6 +11,7 @@ from typing import Any
 
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.state_spec import StateSpec
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,17 @@ class DeltaNetSpec:
         """Values per token of its output, before the output matrix."""
         return self.n_value_heads * self.head_dim
 
+    @property
+    def conv_channels(self) -> int:
+        """Of q, k and v, in this order."""
+        return (2 * self.n_key_heads + self.n_value_heads) * self.head_dim
+
+    @property
+    def state(self) -> StateSpec:
+        """A memory's rows are channels of k, its columns those of v."""
+        memory = (self.n_value_heads, self.head_dim, self.head_dim)
+        return StateSpec(self.conv_kernel - 1, self.conv_channels, memory)
+
 
 @dataclass(frozen=True)
 class ShortConvSpec:
@@ -174,6 +186,11 @@ class ShortConvSpec:
 
     width: int
     kernel: int
+
+    @property
+    def state(self) -> StateSpec:
+        """Rows of what is convolved."""
+        return StateSpec(self.kernel - 1, self.width)
 
 
 @dataclass(frozen=True)
@@ -199,6 +216,17 @@ class Mamba2Spec:
     def width(self) -> int:
         """Values per token of its output, before the output matrix."""
         return self.n_heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Of x, B and C, in this order."""
+        return self.width + 2 * self.n_groups * self.state_dim
+
+    @property
+    def state(self) -> StateSpec:
+        """A memory's rows are B's channels, its columns those of x."""
+        memory = (self.n_heads, self.state_dim, self.head_dim)
+        return StateSpec(self.conv_kernel - 1, self.conv_channels, memory)
 
 
 RecurrentSpec = DeltaNetSpec | ShortConvSpec | Mamba2Spec

@@ -11,9 +11,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer
+from localkv.arch.mixer_spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    Mixer,
+    ShortConvSpec,
+)
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.state_spec import LayerState
 from localkv.arch.stream_spec import AltUpSpec, LaurelSpec, PerLayerInputSpec
 
 
@@ -26,6 +34,7 @@ class LayerSpec:
         ffn: dense or routed; None in a layer that has only a mixer.
         attn_norm, ffn_norm: before each; None reads x as it is.
         post_attn_norm, post_ffn_norm: after each, before it is added; or None.
+        beside: a second mixer, which reads what the first one reads; both are added (Falcon-H1).
         parallel: the feed-forward block reads the layer's input, as the mixer does, not the sum.
         residual_scale: factor on what each block adds.
         output_scale: the tensor [1] with a factor on the layer's output, or None.
@@ -39,6 +48,7 @@ class LayerSpec:
     ffn_norm: NormSpec | None
     post_attn_norm: NormSpec | None = None
     post_ffn_norm: NormSpec | None = None
+    beside: Mixer | None = None
     parallel: bool = False
     residual_scale: float = 1.0
     output_scale: str | None = None
@@ -149,6 +159,16 @@ class ModelSpec:
             if (group := _cache_group(layer.mixer)) is not None:
                 found.setdefault(group, []).append(i)
         return tuple(replace(group, layers=tuple(layers)) for group, layers in found.items())
+
+    @cached_property
+    def states(self) -> tuple[LayerState, ...]:
+        """Of the recurrent layers, in order."""
+        return tuple(
+            LayerState(i, mixer.state)
+            for i, layer in enumerate(self.layers)
+            for mixer in (layer.mixer, layer.beside)
+            if isinstance(mixer, (DeltaNetSpec, ShortConvSpec, Mamba2Spec))
+        )
 
     @cached_property
     def kinds(self) -> tuple[LayerSpec, ...]:

@@ -54,6 +54,10 @@ class Arrays(Protocol):
         """uint8, of any contents."""
         ...
 
+    def zeros(self, n_rows: int, n: int) -> Array:
+        """float32 [n_rows, n]; on a CPU its memory begins at a cache line."""
+        ...
+
     def floats(self, values: Sequence[float]) -> Array:
         """float32 [n]."""
         ...

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, GroupLayout, segment_bounds
 from localkv.cache.pages import PagePool, Sequence
+from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates, StateRows
 from localkv.cache.scales import head_scales
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
@@ -52,10 +54,12 @@ class LayerCache:
 
     Attributes:
         pool: index of the first one's pool, and of its part in `Batch.segments`.
+        state: of all sequences, in a recurrent layer.
     """
 
     segments: tuple[Segment, ...]
     pool: int = 0
+    state: StateRows | None = None
 
     def rows_of(self, batch: Batch) -> tuple[SegmentBatch, ...]:
         """Where a batch's tokens are in this layer's segments."""
@@ -108,6 +112,7 @@ class Batch:
         generated: of each sequence, whether its new tokens were generated, not read in a prompt.
             A backend may have kernels for each kind that round differently, but it never chooses by
             the number of tokens: so a prompt gives the same bits in any chunks.
+        slots: int64 [n_sequences], the places of the sequences' states in recurrent layers.
     """
 
     token_ids: Array
@@ -117,6 +122,7 @@ class Batch:
     segments: tuple[SegmentBatch, ...]
     logit_rows: Array
     generated: tuple[bool, ...]
+    slots: Array
 
 
 class KVCache:
@@ -132,11 +138,14 @@ class KVCache:
         arrays: where the pages live.
         kv_scales: for types that are scaled by head; without it their scales are 1. Their bytes
             are not counted.
+        states: the model's recurrent layers.
+        checkpoints: of their states.
 
     Attributes:
         bounds: (first, end) position of each segment.
         pools: pages of each segment of each group.
         layers: in the model's order; those without rows of their own have no segments.
+        states: of the recurrent layers; false if there are none.
     """
 
     def __init__(
@@ -148,6 +157,8 @@ class KVCache:
         n_batch: int | None = None,
         n_sequences: int = 1,
         kv_scales: KVScales | None = None,
+        states: Seq[LayerState] = (),
+        checkpoints: CheckpointConfig | None = None,
     ) -> None:
         self.layouts = tuple(layouts)
         self.bounds = segment_bounds(layouts[0].segments, n_ctx)
@@ -167,6 +178,14 @@ class KVCache:
                 raise ValueError("segments of all groups must be of the same positions")
             for layer in layout.group.layers:
                 layers[layer] = self._layer(layout, layer, i * len(self.bounds), kv_scales)
+        self.states = RecurrentStates(
+            states,
+            arrays=arrays,
+            n_sequences=n_sequences,
+            config=checkpoints or CheckpointConfig(),
+        )
+        for i, state in self.states.layers.items():
+            layers[i] = replace(layers.get(i, LayerCache(())), state=state)
         self.layers = [layers.get(i, LayerCache(())) for i in range(1 + max(layers))]
 
     def _layer(
@@ -216,6 +235,8 @@ class KVCache:
         """An empty sequence; it takes pages as tokens come."""
         sequence = Sequence(len(self.pools))
         self._sequences = [known for known in self._sequences if known() is not None]
+        others = [other for ref in self._sequences if (other := ref()) is not None]
+        sequence.slot = self.states.free_slot(others)
         self._sequences.append(weakref.ref(sequence))
         return sequence
 
@@ -230,13 +251,17 @@ class KVCache:
     def checkpoint(self, sequence: Sequence) -> None:
         """Expect the sequence to be cut back to where it is now: keep what that takes.
 
-        It is a wish: without room for it, it is not heeded. A sequence has one at a time.
+        It is a wish: without room for it, it is not heeded. Of the pages of layers with a window a
+        sequence has one at a time.
         """
         sequence.checkpoint = sequence.length
+        if not self.states.is_near(sequence):
+            self.states.keep(sequence)
 
     def cut_back(self, sequence: Sequence, length: int) -> int:
         """Forget all tokens from position `length` on, and as many before it as it takes until all
-        rows are there that the next token sees. Their pages are given back.
+        rows are there that the next token sees, and the states of recurrent layers. Their pages are
+        given back.
 
         Returns:
             the sequence's length now: at most `length`, and 0 if too much was given back.
@@ -246,14 +271,16 @@ class KVCache:
         sequence.checkpoint = min(sequence.checkpoint, length)
         for pool in self.pools:
             pool.cut(sequence, length)
+        self.states.cut(sequence, length)
         return length
 
     def _reachable(self, sequence: Sequence, length: int) -> int:
         """The largest length up to `length` that it can be cut back to."""
         while True:
             gaps = (pool.gap(sequence, length) for pool in self.pools)
-            first = min((gap for gap in gaps if gap is not None), default=None)
-            if first is None:
+            first = min((gap for gap in gaps if gap is not None), default=length)
+            first = self.states.reachable(sequence, first)
+            if first == length:
                 return length
             length = first
 
@@ -261,7 +288,8 @@ class KVCache:
         """Forget all tokens from position `length` on, and give their pages back.
 
         Raises:
-            ValueError: rows that the next token would see are no longer there (`cut_back`).
+            ValueError: rows that the next token would see are no longer there, or no states
+                (`cut_back`).
         """
         length = min(length, sequence.length)
         if self._reachable(sequence, length) < length:
@@ -312,6 +340,7 @@ class KVCache:
         for sequence, ids in parts:
             end = sequence.length + len(ids)
             self.reserve(sequence, end)
+            self.states.step(sequence, sequence.length, end)
             starts.append(starts[-1] + len(ids))
             positions += range(sequence.length, end)
         all_ids = [token for _, ids in parts for token in ids]
@@ -326,6 +355,7 @@ class KVCache:
             generated=(generated,) * len(parts)
             if isinstance(generated, bool)
             else tuple(generated),
+            slots=self.arrays.int64([sequence.slot for sequence, _ in parts]),
         )
 
     def _segment_batch(

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, pages_for
 from localkv.errors import LocalKVError
+
+if TYPE_CHECKING:
+    from localkv.cache.recurrent_state import Checkpoint
 
 
 @dataclass
@@ -23,11 +27,17 @@ class Sequence:
             given back.
         gone: of each pool, the places in `pages` of those that were.
         checkpoint: a length that it may be cut back to, or 0.
+        slot: its place among the states of recurrent layers.
+        n_stepped: tokens that its states have seen; they may be ahead of `length`.
+        kept: checkpoints of its states, in order of their lengths.
     """
 
     n_pools: int
     length: int = 0
     checkpoint: int = 0
+    slot: int = 0
+    n_stepped: int = 0
+    kept: list[Checkpoint] = field(default_factory=list)
     pages: list[list[int]] = field(init=False)
     gone: list[set[int]] = field(init=False)
 
@@ -36,7 +46,8 @@ class Sequence:
 
     def clear(self) -> None:
         """Hold nothing; nobody gets the pages."""
-        self.length = self.checkpoint = 0
+        self.length = self.checkpoint = self.n_stepped = 0
+        self.kept = []
         self.pages = [[] for _ in range(self.n_pools)]
         self.gone = [set() for _ in range(self.n_pools)]
 

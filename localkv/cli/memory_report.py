@@ -25,7 +25,8 @@ def memory_line(llm: LLM) -> str:
         weights += f" and {byte_size(plan.weights_by_row)} read by row"
     return (
         f"memory: weights {weights}, K {cache.type_k} {byte_size(plan.cache_k)}, "
-        f"V {cache.type_v} {byte_size(plan.cache_v)}, scratch {byte_size(plan.scratch)} "
+        f"V {cache.type_v} {byte_size(plan.cache_v)}, {_states(plan)}"
+        f"scratch {byte_size(plan.scratch)} "
         f"(context {cache.n_ctx}{_windows(plan, cache.n_ctx)})"
         + (f", on {llm.backend.hardware}" if llm.backend.hardware else "")
     )
@@ -46,12 +47,22 @@ def groups_json(plan: MemoryPlan) -> list[dict[str, Any]]:
     return [asdict(group) for group in plan.groups]
 
 
+def _states(plan: MemoryPlan) -> str:
+    """What recurrent layers take, if there are some."""
+    if not plan.states:
+        return ""
+    kept = f" + {byte_size(plan.checkpoints)} of checkpoints" if plan.checkpoints else ""
+    return f"states {byte_size(plan.states)}{kept}, "
+
+
 def memory_bytes(plan: MemoryPlan) -> str:
     """The same to the byte."""
     by_row = f" and {plan.weights_by_row} read by row" if plan.weights_by_row else ""
     return (
         f"weights {plan.weights} ({plan.weights_mapped} mapped){by_row}, K {plan.cache_k}, "
-        f"V {plan.cache_v}, scratch {plan.scratch} bytes"
+        f"V {plan.cache_v}, "
+        + (f"states {plan.states}, checkpoints {plan.checkpoints}, " if plan.states else "")
+        + f"scratch {plan.scratch} bytes"
     )
 
 

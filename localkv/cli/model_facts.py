@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from localkv.errors import counted
+from localkv.cache.recurrent_state import state_bytes
+from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:
     from localkv.arch.rope_spec import RopeSpec
@@ -35,6 +36,9 @@ def model_rows(config: ModelSpec) -> list[tuple[str, object]]:
     rows += _by_kind(config, "rope", _rope)
     if any(group.window or group.chunk for group in config.groups):
         rows += _by_kind(config, "window", _window)
+    if config.states:
+        text = f"{byte_size(state_bytes(config.states))} for each sequence, float32"
+        rows.append(("states", text))
     if config.has_experts:
         rows += _by_kind(config, "experts", _experts)
     return rows
@@ -54,7 +58,10 @@ def _by_kind(
 
 
 def _heads(layer: LayerSpec) -> str:
-    """Those of the layer's mixer, whatever it is."""
+    """Those of the layer's mixer, whatever it is, and of one beside it."""
+    if layer.beside is not None:
+        first, second = replace(layer, beside=None), replace(layer, mixer=layer.beside, beside=None)
+        return f"{_heads(first)}; {_heads(second)}"
     from localkv.arch.mixer_spec import (
         AttentionSpec,
         DeltaNetSpec,

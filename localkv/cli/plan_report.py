@@ -142,6 +142,7 @@ def plan_lines(plan: Plan) -> list[str]:
         ("weights", f"{byte_size(some.weights)}{mapped}, {plan.model.quant}, "
          f"{bits_per_weight(plan.model.tensors):.3g} bits per weight"),
         ("scratch", f"at most {byte_size(some.scratch)}, in batches of {plan.memory.n_batch}"),
+        *_state_facts(plan),
         ("memory", f"{byte_size(plan.budget.n_bytes)}, {plan.budget.source}; "
          f"backend {plan.memory.backend} ({plan.why_backend})"),
         ("context", f"{sequences}{cache.n_ctx} tokens (-c)"),
@@ -158,6 +159,17 @@ def plan_lines(plan: Plan) -> list[str]:
         "",
         *_advice(plan),
     ]
+
+
+def _state_facts(plan: Plan) -> list[tuple[str, str]]:
+    """What recurrent layers take, if there are some."""
+    some = plan.pairs[0].plan
+    if not some.states:
+        return []
+    text = f"{byte_size(some.states)} of recurrent layers, float32 with any K and V"
+    if some.checkpoints:
+        text += f", and at most {byte_size(some.checkpoints)} of checkpoints"
+    return [("states", text)]
 
 
 def _pair_table(plan: Plan) -> list[str]:
@@ -283,6 +295,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "weights_allocated": some.weights_allocated,
         "weights_by_row": some.weights_by_row,
         "scratch": some.scratch,
+        "states": some.states,
+        "checkpoints": some.checkpoints,
         "pairs": [_pair_json(fit, config) for fit in plan.pairs],
         "quants": [
             {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts, pages_for
+from localkv.cache.recurrent_state import CheckpointConfig
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, byte_size
 from localkv.kernels.device_memory import Room, naming_what_fails
@@ -52,6 +53,8 @@ def allocated_cache(
                 n_sequences=cache.n_sequences,
                 arrays=model.backend.arrays,
                 kv_scales=cache.kv_scales,
+                states=model.config.states,
+                checkpoints=CheckpointConfig(cache.ctx_checkpoints, cache.checkpoint_min_step),
             )
     except (RuntimeError, MemoryError) as error:
         raise LocalKVError(

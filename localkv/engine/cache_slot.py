@@ -44,7 +44,8 @@ class Reuse(NamedTuple):
 
     Attributes:
         n_reused: leading tokens whose rows it goes on with.
-        n_lost: further ones that were the same, but whose rows layers with a window had given back.
+        n_lost: further ones that were the same, but whose rows layers with a window had given back,
+            or after which no state of recurrent layers was kept.
     """
 
     n_reused: int
@@ -190,6 +191,8 @@ class CacheSlot:
         self.sequence.length += len(ids)
         self.ids.extend(ids)
         self.generated.extend([generated] * len(ids))
+        if self.cache.states.is_due(self.sequence):
+            self.cache.states.keep(self.sequence)
 
     def forward(
         self,
@@ -232,25 +235,26 @@ class CacheSlot:
             float32 [1, n_vocab], valid until the next call; None if it was cancelled.
         """
         out = None
-        ids, n_prompt = text.ids, text.n_prompt
+        ids, n_prompt, states = text.ids, text.n_prompt, self.cache.states
         while (at := self.sequence.length) < len(ids):
             if cancel.is_set():
                 return None
             generated = at >= n_prompt
             most = 1 if generated and self.loop is not None else self.n_batch
             end = min(at + most, len(ids) if generated else n_prompt)
-            out = self.evaluate(ids[at:end], generated=generated)
-            if end == n_prompt:
+            stop = end if generated else states.boundary(self.sequence, end, n_prompt)
+            out = self.evaluate(ids[at:stop], generated=generated)
+            if stop == n_prompt:
                 self.checkpoint()
+            elif stop < end:
+                states.keep(self.sequence)
         return out
 
     def following(self, text: Text, tokens: Iterator[int]) -> int:
         """The next token of the loop's `tokens`, which stores the row of the text's last."""
         with self.scratch_of(1):
             token = next(tokens)
-        self.sequence.length += 1
-        self.ids.append(text.ids[-1])
-        self.generated.append(True)
+        self._hold(text.ids[-1:], generated=True)
         return token
 
     def scratch_of(self, n_tokens: int) -> AbstractContextManager[None]:

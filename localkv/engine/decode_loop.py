@@ -60,6 +60,8 @@ class DecodeLoop:
         self._position = self.arrays.int64([0])
         self._random = self.arrays.int64([0, 0])
         self._rows = model.rows_of(np.zeros(1, np.int64))
+        self._slot = self.arrays.int64([0])
+        self._state = cache.states.data
         self._draws: list[Draw] = []
 
     def warm_up(self, sequence: Sequence) -> None:
@@ -71,7 +73,7 @@ class DecodeLoop:
             n_pages = 1
             while first < end:
                 length = min(end, first + n_pages * PAGE_TOKENS)
-                sequence.length = length - 1
+                sequence.length = sequence.n_stepped = length - 1
                 self.logits(sequence, 0)
                 if length == end:
                     break
@@ -100,6 +102,7 @@ class DecodeLoop:
 
         While one is on its way to the host the next is computed, so a reader who stops leaves one
         more row in the cache than tokens. The caller sets the sequence's length, at any time.
+        States of recurrent layers can't be cut back, so there the next waits until it is asked for.
 
         Args:
             sequence: as it is when the first token is asked for.
@@ -118,6 +121,9 @@ class DecodeLoop:
         for position in range(sequence.length, sequence.length + limit):
             bucket = self._place(sequence, position)
             arriving = self.arrays.read_back(self._step(bucket, draw)())
+            if self.cache.states:
+                yield arriving.value()
+                continue
             if waiting is not None:
                 yield waiting.value()
             waiting = arriving
@@ -128,6 +134,8 @@ class DecodeLoop:
         """The bucket for a token at `position`, its page tables filled."""
         # the reader may not have counted the row before, and stop there
         self.cache.reserve(sequence, position + 1, max(0, position + 1 - DECODED_AT_ONCE))
+        self.cache.states.step(sequence, position, position + 1)
+        self._slot[:] = sequence.slot
         segment = max(i for i, (first, _) in enumerate(self.cache.bounds) if first <= position)
         first, end = self.cache.bounds[segment]
         n_pages = pages_for(position + 1 - first)
@@ -169,6 +177,7 @@ class DecodeLoop:
             segments=tuple(parts),
             logit_rows=self.arrays.int64([0]),
             generated=(True,),
+            slots=self._slot,
         )
         return Bucket(batch, segment, [[] for _ in parts])
 
@@ -199,4 +208,5 @@ class DecodeLoop:
         """What repeats `step`; nothing has changed when this returns."""
         if not self.records:
             return step
-        return self._recorder.record(step, (self._token, self._position, self._random))
+        states = () if self._state is None else (self._state,)
+        return self._recorder.record(step, (self._token, self._position, self._random, *states))

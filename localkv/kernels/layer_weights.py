@@ -115,7 +115,33 @@ class ShortConvWeights:
     output: Linear
 
 
-MixerWeights = AttentionWeights | LatentAttentionWeights | DeltaNetWeights | ShortConvWeights
+@dataclass(frozen=True)
+class Mamba2Weights:
+    """State-space duality; see `Mamba2Spec`.
+
+    Attributes:
+        ssm_in: [2 * width + 2 * n_groups * state_dim + n_heads, n_embd]: z; x, B and C; dt.
+        ssm_conv1d: float32 [channels of x, B and C, conv_kernel].
+        ssm_conv1d_bias: float32 [channels of x, B and C], or None.
+        ssm_dt: float32 [n_heads], added to dt.
+        ssm_a: float32 [n_heads], -exp(A_log).
+        ssm_d: float32 [n_heads], how much of x goes on as it is.
+        ssm_norm: of each group of the output, float32 [width], or None.
+        output: `ssm_out`.
+    """
+
+    ssm_in: Linear
+    ssm_conv1d: Array
+    ssm_conv1d_bias: Array | None
+    ssm_dt: Array
+    ssm_a: Array
+    ssm_d: Array
+    ssm_norm: Norm | None
+    output: Linear
+
+
+RecurrentWeights = DeltaNetWeights | ShortConvWeights | Mamba2Weights
+MixerWeights = AttentionWeights | LatentAttentionWeights | RecurrentWeights
 
 
 @dataclass(frozen=True)
@@ -230,6 +256,7 @@ class LayerWeights:
     per_layer_input: PerLayerInputWeights | None = None
     laurel: LaurelWeights | None = None
     altup: AltUpWeights | None = None
+    beside: MixerWeights | None = None
 
     @property
     def attention(self) -> AttentionWeights:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.spec import ModelSpec
 from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import GGUFFile
@@ -79,7 +80,7 @@ def _large_biases(model: ModelHeader, config: ModelSpec | None) -> str:
     found = [
         (int(m[1]), tensor, _k_part(m[2], int(m[1]), config))
         for m, tensor in named
-        if m[2] == "k" or (config is not None and int(m[1]) < config.n_layers)
+        if m[2] == "k" or (config is not None and _attends(config, int(m[1])))
     ]
     if not found:
         return ""
@@ -87,6 +88,10 @@ def _large_biases(model: ModelHeader, config: ModelSpec | None) -> str:
         return "K has biases, which can be very large (they are in Qwen2.5)"
     largest, layer = max((_absmax(model, tensor, part), at) for at, tensor, part in found)
     return f"K has biases up to {largest:.3g} (layer {layer})" if largest > LARGE_BIAS else ""
+
+
+def _attends(config: ModelSpec, layer: int) -> bool:
+    return layer < config.n_layers and isinstance(config.layers[layer].mixer, AttentionSpec)
 
 
 def _k_part(tensor: str, layer: int, config: ModelSpec | None) -> slice:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer
+from localkv.arch.mixer_spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    Mixer,
+    ShortConvSpec,
+)
 from localkv.kernels.layer_weights import AttentionWeights, Linear, MixerWeights
 from localkv.loader.latent_weights import latent_weights
+from localkv.loader.recurrent_weights import recurrent_weights
 from localkv.loader.tensor_reader import TensorReader
 
 
@@ -21,6 +29,8 @@ def mixer_weights(read: TensorReader, spec: Mixer, n_embd: int, at: str) -> Mixe
             return _attention(read, spec, n_embd, at)
         case LatentAttentionSpec():
             return latent_weights(read, spec, n_embd, at)
+        case DeltaNetSpec() | ShortConvSpec() | Mamba2Spec():
+            return recurrent_weights(read, spec, n_embd, at)
     raise NotImplementedError(spec)
 
 

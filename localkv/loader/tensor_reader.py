@@ -6,7 +6,7 @@ are small, become float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -209,3 +209,12 @@ class TensorReader:
         if not any(part.weight.reads_rows for part in parts):
             self.source.release(f"{name}.weight")
         return tuple(parts)
+
+    def rows_of(
+        self, name: str, parts: Sequence[NDArray[np.int64]], n_in: int
+    ) -> tuple[Linear, ...]:
+        """Matrices of some rows each of one in the file, which has no bias."""
+        weight = self.packed(f"{name}.weight", sum(len(rows) for rows in parts), n_in)
+        linears = tuple(Linear(self._prepare(f"{name}.weight", weight[rows])) for rows in parts)
+        self.source.release(f"{name}.weight")
+        return linears

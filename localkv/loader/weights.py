@@ -119,4 +119,5 @@ def layer_weights(
         per_layer_input=per_layer_input_weights(read, per_layer, n_embd, at) if per_layer else None,
         laurel=laurel_weights(read, laurel, n_embd, at) if laurel else None,
         altup=altup_weights(read, altup, n_embd, at) if altup else None,
+        beside=None if spec.beside is None else mixer_weights(read, spec.beside, n_embd, at),
     )

@@ -21,6 +21,7 @@ from localkv.cache.layout import (
     group_layouts,
     types_in,
 )
+from localkv.cache.recurrent_state import NEAR_END, state_bytes
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 from localkv.kernels.footprint import Matrix
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 
 EMBEDDING = "token_embd.weight"
+CHECKPOINT_TOKENS = NEAR_END
+"""Of a context for each checkpoint of its states, at least."""
 MOST_PAGES = 1 << 22
 """Of the longest context that is looked for: a billion tokens. If all layers have windows, any
 context fits that a page more does."""
@@ -83,6 +86,8 @@ class MemoryPlan:
         groups: what each group of layers has of the cache.
         weights_by_row: tensors of which the host reads rows of tokens only, in the mapped file
             (`PER_LAYER_ROWS`): they need not be in any memory, so they are in no sum.
+        states: of recurrent layers, for all sequences.
+        checkpoints: copies of them in the host's memory, when there are as many as there can be.
     """
 
     weights_mapped: int
@@ -92,6 +97,8 @@ class MemoryPlan:
     scratch: int
     groups: tuple[GroupShare, ...] = ()
     weights_by_row: int = 0
+    states: int = 0
+    checkpoints: int = 0
 
     @property
     def weights(self) -> int:
@@ -99,7 +106,12 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache_k + self.cache_v + self.scratch
+        return self.weights + self.cache_k + self.cache_v + self.scratch + self.states_in_all
+
+    @property
+    def states_in_all(self) -> int:
+        """Bytes of states, and of their checkpoints."""
+        return self.states + self.checkpoints
 
     @property
     def resident(self) -> int:
@@ -169,7 +181,14 @@ class ModelMemory:
         )
         k, v = (sum(getattr(group, side) for group in groups) for side in ("cache_k", "cache_v"))
         by_row = _by_row_bytes(self.tensors) if self.is_file else 0
-        return MemoryPlan(*self.weights, k, v, scratch, groups, by_row)
+        states = self._state_bytes(cache)
+        return MemoryPlan(*self.weights, k, v, scratch, groups, by_row, *states)
+
+    def _state_bytes(self, cache: CacheConfig) -> tuple[int, int]:
+        """Of states, and of their checkpoints, where these are in the same memory."""
+        n_bytes = state_bytes(self.config.states, n_sequences=cache.n_sequences)
+        most = min(cache.ctx_checkpoints, cache.n_ctx // CHECKPOINT_TOKENS)
+        return n_bytes, 0 if self.backend == "cuda" else most * n_bytes
 
     def longest_context(
         self, cache: CacheConfig, n_bytes: int, *, only_resident: bool = False

@@ -10,6 +10,7 @@ Code, libraries and Python itself are not counted.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from localkv.arch.mixer_spec import (
     AttentionSpec,
@@ -109,6 +110,11 @@ def q_width(layer: LayerSpec) -> int:
 
 def activation_width(n_embd: int, layer: LayerSpec) -> int:
     """Values per token that activations of a layer hold at their peak."""
+    if layer.beside is not None:  # the first one's output is kept
+        second = replace(layer, mixer=layer.beside, beside=None)
+        first = replace(layer, beside=None)
+        widths = (activation_width(n_embd, one) for one in (first, second))
+        return max(widths) + q_width(first)
     x, q = n_embd, q_width(layer)
     sizes = _head_sizes(layer.mixer)
     kv = sizes.n_kv_heads * sizes.head_dim if sizes else 0

@@ -48,7 +48,10 @@ def new_cache(
         n_batch=n_batch,
         n_sequences=n_sequences,
         kv_scales=kv_scales,
+        states=model.config.states,
     )
+    if cache.states:
+        cache.states.data[:] = np.nan
     generator = np.random.default_rng(1)
     for pool in cache.pools:
         _spoil(cache, pool, pool.free)

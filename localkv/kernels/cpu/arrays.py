@@ -47,6 +47,11 @@ class NumpyArrays:
         first = -address(memory) % LINE
         return memory[first : first + n_bytes].reshape(shape)
 
+    def zeros(self, n_rows: int, n: int) -> Floats:
+        out: Floats = self.bytes((n_rows, 4 * n)).view(np.float32)
+        out[:] = 0
+        return out
+
     def floats(self, values: Sequence[float]) -> Floats:
         return np.array(values, np.float32)
 

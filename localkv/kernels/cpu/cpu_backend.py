@@ -59,7 +59,7 @@ def cpu_backend() -> Backend:
         head_dim_multiple=LANES,
         compiles=True,
     )
-    layer = CpuLayer(composed, scratch, attention)
+    layer = CpuLayer(composed, scratch, attention, products)
 
     def forget() -> None:
         """Drop what an operation that broke off may have left half done."""

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from localkv.arch.ffn_spec import Ffn, MlpSpec
-from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.kernels.attention import SegmentAttention
 from localkv.kernels.backend import Backend, FeedForward, capped_logits
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.attention_layer import AttentionLayer
 from localkv.kernels.cpu.layer_chains import LayerChains, adds_at_once, runs
-from localkv.kernels.cpu.linear.products import add_products, with_bias
+from localkv.kernels.cpu.linear.products import CpuProducts, add_products, with_bias
+from localkv.kernels.cpu.recurrent_layer import RecurrentLayer
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.layer_weights import LayerWeights, Linear, MlpWeights, Norm
 from localkv.simd.lanes import LANES
@@ -36,12 +37,20 @@ class CpuLayer:
     Args:
         scratch: shared with the products; one thread uses it at a time.
         attention: over packed K and V.
+        products: of matrices that are in no chain.
     """
 
-    def __init__(self, composed: Backend, scratch: Scratch, attention: SegmentAttention) -> None:
+    def __init__(
+        self,
+        composed: Backend,
+        scratch: Scratch,
+        attention: SegmentAttention,
+        products: CpuProducts,
+    ) -> None:
         self.composed = composed
         self.chains = LayerChains(scratch)
         self.attention = AttentionLayer(self.chains, composed.mixers[AttentionSpec], attention)
+        self.recurrent = RecurrentLayer(self.chains, composed.mixers, products)
         self.fused_ffns: dict[type[Ffn], FeedForward] = {MlpSpec: self.mlp_residual}
 
     def out_residual(
@@ -130,7 +139,13 @@ class CpuLayer:
     def operations(self) -> dict[str, Any]:
         """For `dataclasses.replace` of the composed backend."""
         return {
-            "mixers": {**self.composed.mixers, AttentionSpec: self.attention},
+            "mixers": {
+                **self.composed.mixers,
+                AttentionSpec: self.attention,
+                DeltaNetSpec: self.recurrent,
+                ShortConvSpec: self.recurrent,
+                Mamba2Spec: self.recurrent,
+            },
             "out_residual": self.out_residual,
             "add_layer_input": self.add_layer_input,
             "ffns": {**self.composed.ffns, **self.fused_ffns},

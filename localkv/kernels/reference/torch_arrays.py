@@ -30,6 +30,9 @@ class TorchArrays:
     def bytes(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=self.device)
 
+    def zeros(self, n_rows: int, n: int) -> Tensor:
+        return torch.zeros(n_rows, n, device=self.device)
+
     def floats(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.device)
 

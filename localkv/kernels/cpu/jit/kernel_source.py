@@ -64,6 +64,8 @@ _BUILT_ON = (
     "kernels/cpu/linear/rows.py",
     "kernels/cpu/linear/tiles.py",
     "kernels/cpu/linear/units.py",
+    "kernels/cpu/recurrent/job.py",
+    "kernels/cpu/recurrent/read_job.py",
     "kernels/cpu/store/job.py",
     "kernels/cpu/store/page_row.py",
     "kernels/cpu/store/read_job.py",

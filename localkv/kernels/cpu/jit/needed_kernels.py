@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
@@ -22,6 +22,7 @@ from localkv.kernels.cpu.layer_chains import RESIDUALS, activate_source, has_com
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.matrices import product_source
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
+from localkv.kernels.cpu.recurrent.kernels import recurrent_sources
 from localkv.kernels.cpu.row_operations import ACTIVATIONS
 from localkv.kernels.cpu.runtime.thread_pool import HELPERS
 from localkv.kernels.cpu.store.store_kv import store_source
@@ -73,6 +74,9 @@ def _block_sources(config: ModelSpec) -> Iterator[KernelSource]:
             yield RESIDUALS
         if layer.mlp is not None and not has_common_kernel(layer.mlp):
             yield activate_source(layer.mlp)
+        for mixer in (layer.mixer, layer.beside):
+            if isinstance(mixer, (DeltaNetSpec, ShortConvSpec, Mamba2Spec)):
+                yield from recurrent_sources(mixer)
 
 
 def _each_once(sources: Iterable[KernelSource | None]) -> list[KernelSource]:

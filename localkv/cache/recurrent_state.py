@@ -1,0 +1,214 @@
+"""States of recurrent layers: what they remember of a sequence, beside its pages.
+
+A state has a constant size and takes in a token after the other; it can't be cut back. A sequence
+that is to lose tokens goes on from a *checkpoint*, a copy of all its states at some earlier length,
+in the host's memory, or from the start. There are at most so many, some tokens apart; where one has
+to go, it is one whose neighbours are near for how long ago that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from localkv.arch.state_spec import LayerState
+from localkv.cache.arrays import Array, Arrays
+from localkv.cache.pages import Sequence
+from localkv.errors import LocalKVError
+
+FLOAT = 4
+"""Bytes of a float32."""
+LINE_FLOATS = 16
+"""Of a cache line, which no two layers share."""
+
+NEAR_END = 8
+"""Tokens before a prompt's end where there is a checkpoint: the same prompt is continued from
+there, as are those that differ in the tokens that open the answer."""
+LONG_PROMPT = 64
+"""New tokens of a prompt that is cut for this checkpoint; the others have theirs at the end."""
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """The states of one layer.
+
+    Attributes:
+        rows: float32 [n_slots, n_rows, n_channels].
+        memory: float32 [n_slots, heads, rows, columns], or None.
+        data: float32 [n_slots, n], those of all layers, of which both are views.
+        rows_at, memory_at: where in a slot they begin.
+    """
+
+    rows: Array
+    memory: Array | None
+    data: Array
+    rows_at: int
+    memory_at: int
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """How many checkpoints a sequence has, and how many tokens they are apart at least."""
+
+    most: int = 8
+    step: int = 1024
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All states of a sequence after `length` tokens, float32 [n] on the host."""
+
+    length: int
+    data: Any
+
+
+def _padded(n: int) -> int:
+    return -(-n // LINE_FLOATS) * LINE_FLOATS
+
+
+def floats_of(layers: Seq[LayerState]) -> int:
+    """Of the states of one sequence."""
+    return sum(_padded(n) for layer in layers for n in layer.state.n_floats)
+
+
+def state_bytes(layers: Seq[LayerState], *, n_sequences: int = 1) -> int:
+    """That `RecurrentStates` allocates."""
+    return FLOAT * floats_of(layers) * n_sequences
+
+
+class RecurrentStates:
+    """The states of all recurrent layers and sequences.
+
+    Args:
+        layers: those of the model that have states.
+        n_sequences: how many are held at the same time.
+    """
+
+    def __init__(
+        self, layers: Seq[LayerState], *, arrays: Arrays, n_sequences: int, config: CheckpointConfig
+    ) -> None:
+        self.arrays = arrays
+        self.config = config
+        self.n_slots = n_sequences
+        self.layers = dict[int, StateRows]()
+        self.data = arrays.zeros(n_sequences, floats_of(layers)) if layers else None
+        at = 0
+        for item in layers:
+            spec, (n_rows, n_memory) = item.state, item.state.n_floats
+            memory_at = at + _padded(n_rows)
+            rows = self._part(at, n_rows, (spec.n_rows, spec.n_channels))
+            memory = self._part(memory_at, n_memory, spec.memory) if n_memory else None
+            self.layers[item.layer] = StateRows(rows, memory, self.data, at, memory_at)
+            at = memory_at + _padded(n_memory)
+
+    def _part(self, at: int, n: int, shape: tuple[int, ...]) -> Array:
+        assert self.data is not None
+        return self.data[:, at : at + n].reshape((self.n_slots, *shape))
+
+    def __bool__(self) -> bool:
+        return self.data is not None
+
+    @property
+    def n_bytes(self) -> int:
+        return 0 if self.data is None else int(self.data.nbytes)
+
+    def free_slot(self, taken: Seq[Sequence]) -> int:
+        """A place for a sequence.
+
+        Raises:
+            LocalKVError: there is none.
+        """
+        if self.data is None:
+            return 0
+        used = {sequence.slot for sequence in taken}
+        for slot in range(self.n_slots):
+            if slot not in used:
+                return slot
+        raise LocalKVError(f"the cache holds {self.n_slots} sequences, and all are in use")
+
+    def step(self, sequence: Sequence, position: int, length: int) -> None:
+        """The tokens from `position` to `length` are about to be evaluated: the states are those
+        before them now, and count as those after them.
+
+        Raises:
+            LocalKVError: the states are not those before them.
+        """
+        if self.data is None:
+            return
+        if position == 0:
+            self.data[sequence.slot] = 0.0
+        elif sequence.n_stepped != position:
+            raise LocalKVError(
+                f"states after {sequence.n_stepped} tokens can't go on after {position}"
+            )
+        sequence.n_stepped = length
+
+    def row(self, sequence: Sequence) -> Array:
+        """All states of a sequence, float32 [n]."""
+        assert self.data is not None
+        return self.data[sequence.slot]
+
+    def boundary(self, sequence: Sequence, end: int, n_prompt: int) -> int:
+        """Where the next batch of a prompt should end to leave a checkpoint, at most at `end`."""
+        if self.data is None or not self.config.most:
+            return end
+        at, stops = sequence.length, [self._last(sequence) + self.config.step]
+        if n_prompt - at >= LONG_PROMPT:
+            stops.append(n_prompt - NEAR_END)
+        return min([stop for stop in stops if at < stop < end], default=end)
+
+    def is_due(self, sequence: Sequence) -> bool:
+        """Whether its last checkpoint is that long ago."""
+        if self.data is None:
+            return False
+        return sequence.length >= self._last(sequence) + self.config.step
+
+    def is_near(self, sequence: Sequence) -> bool:
+        """Whether its last checkpoint is as good as one where it is now."""
+        last = self._last(sequence)
+        return last > 0 and sequence.length - last <= NEAR_END
+
+    def _last(self, sequence: Sequence) -> int:
+        return sequence.kept[-1].length if sequence.kept else 0
+
+    def keep(self, sequence: Sequence) -> None:
+        """Make a checkpoint of the states as they are."""
+        if self.data is None or not self.config.most or sequence.n_stepped != sequence.length:
+            return
+        kept = sequence.kept
+        if kept and kept[-1].length == sequence.length:
+            return
+        if len(kept) >= self.config.most:
+            del kept[_dispensable([item.length for item in kept], sequence.length)]
+        data = self.arrays.to_numpy(self.row(sequence)).copy()
+        kept.append(Checkpoint(sequence.length, data))
+
+    def reachable(self, sequence: Sequence, length: int) -> int:
+        """The largest length up to `length` whose states are known."""
+        if self.data is None or sequence.n_stepped == length:
+            return length
+        return max((item.length for item in sequence.kept if item.length <= length), default=0)
+
+    def cut(self, sequence: Sequence, length: int) -> None:
+        """Go back to a length that is `reachable`."""
+        if self.data is None:
+            return
+        while sequence.kept and sequence.kept[-1].length > length:
+            sequence.kept.pop()
+        if sequence.n_stepped != length and length:
+            found = sequence.kept[-1]
+            assert found.length == length
+            self.data[sequence.slot] = self.arrays.from_numpy(found.data)
+        sequence.n_stepped = length
+
+
+def _dispensable(lengths: Seq[int], end: int) -> int:
+    """Which checkpoint leaves the smallest gap, measured by how long ago it is."""
+    after = [*lengths[1:], end]
+    before = [0, *lengths[:-1]]
+    gaps = [
+        (later - earlier) / (end - at + 1)
+        for earlier, at, later in zip(before, lengths, after, strict=True)
+    ]
+    return gaps.index(min(gaps))

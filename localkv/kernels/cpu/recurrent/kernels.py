@@ -1,0 +1,54 @@
+"""Which kernels a recurrent layer takes, without Numba."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.simd.lanes import LANES
+
+OUTPUT = KernelSource("recurrent/output")
+MOST_VECTORS = 4
+"""Of a piece's columns: their sums stay in registers."""
+
+
+def conv_source(kernel: int) -> KernelSource:
+    """Of convolutions over so many tokens."""
+    return KernelSource("recurrent/conv", {"KERNEL": kernel})
+
+
+def scan_source(spec: DeltaNetSpec | Mamba2Spec) -> KernelSource:
+    """Of a layer's memories."""
+    parameters = {"PREDICTS": isinstance(spec, DeltaNetSpec), "VECTORS": vectors_of(spec.head_dim)}
+    return KernelSource("recurrent/scan", parameters)
+
+
+def vectors_of(n_columns: int) -> int:
+    """Vectors of columns that a piece has."""
+    n = n_columns // LANES
+    return next(vectors for vectors in range(MOST_VECTORS, 0, -1) if n % vectors == 0)
+
+
+def has_recurrent_kernel(spec: RecurrentSpec) -> bool:
+    """Whether its channels are whole vectors."""
+    match spec:
+        case DeltaNetSpec():
+            return spec.head_dim % LANES == 0
+        case ShortConvSpec():
+            return spec.width % LANES == 0
+    sizes = (spec.head_dim, spec.width // spec.n_groups, spec.conv_channels)
+    return not any(size % LANES for size in sizes)
+
+
+def recurrent_sources(spec: RecurrentSpec) -> Iterator[KernelSource]:
+    """All that a layer takes."""
+    if not has_recurrent_kernel(spec):
+        return
+    match spec:
+        case ShortConvSpec():
+            yield conv_source(spec.kernel)
+        case DeltaNetSpec() | Mamba2Spec():
+            yield conv_source(spec.conv_kernel)
+            yield scan_source(spec)
+            yield OUTPUT

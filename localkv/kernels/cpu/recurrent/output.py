@@ -1,0 +1,59 @@
+"""What recurrent layers do with a memory's output: a norm and a gate.
+
+A token's result does not depend on other tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cfunc, njit
+
+from localkv.kernels.cpu.linear.norm_row import norm_row
+from localkv.kernels.cpu.recurrent.read_job import read_output_job
+from localkv.simd.arithmetic import add, div, exp, f32x16, fma, maximum, mul, sub, zero_f32
+from localkv.simd.kinds import Address, Count
+from localkv.simd.memory import get_f32, load_f32, store_f32, take_next
+
+
+@njit
+def silu(x: Any) -> Any:
+    one, lowest = f32x16(np.float32(1)), f32x16(np.float32(-88))  # exp(88) is finite
+    return div(x, add(one, exp(sub(zero_f32(), maximum(x, lowest)))))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def normed_then_gated(address: Address, thread: Count) -> None:
+    """x = norm(x) * silu(z), each group for itself (`OutputJob`)."""
+    job = read_output_job(address)
+    while True:
+        row = take_next(address)
+        if row >= job.n_tokens:
+            break
+        for group in range(job.n_groups):
+            x = job.x + 4 * (row * job.n_groups + group) * job.n
+            z = job.z + row * job.z_stride + 4 * group * job.n
+            norm_row(x, job.n, job.weight + group * job.weight_stride, get_f32(job.eps, 0), x)
+            for i in range(0, job.n, 16):
+                store_f32(x, i, mul(load_f32(x, i), silu(load_f32(z, i))))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def gated_then_normed(address: Address, thread: Count) -> None:
+    """x = norm((x + d * skipped) * silu(z)), the norm of each group for itself (`OutputJob`)."""
+    job = read_output_job(address)
+    while True:
+        row = take_next(address)
+        if row >= job.n_tokens:
+            break
+        for group in range(job.n_groups):
+            at = 4 * group * job.n
+            x = job.x + 4 * row * job.n_groups * job.n + at
+            z = job.z + row * job.z_stride + at
+            skipped = job.skipped + row * job.skipped_stride + at
+            for i in range(0, job.n, 16):
+                y = fma(load_f32(job.d + at, i), load_f32(skipped, i), load_f32(x, i))
+                store_f32(x, i, mul(y, silu(load_f32(z, i))))
+            if job.weight:
+                norm_row(x, job.n, job.weight + group * job.weight_stride, get_f32(job.eps, 0), x)
