@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from localkv.arch.spec import LayerSpec
 from localkv.cache.layout import SegmentSpec
@@ -20,6 +21,7 @@ from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from support.expert_models import EXPERT_MODELS, IDS, N_VOCAB, SHOWN
+from support.f32_copy import f32_copy
 from support.forward import CONFORMANCE_IDS, logits, new_cache, nmse, run
 
 STORED = json.loads((Path(__file__).parent / "data" / "llama_cpp_experts.json").read_text())
@@ -38,6 +40,21 @@ def test_llama_cpp_logits(name: str, tmp_path: Path) -> None:
     for backend in (reference_backend(), cpu_backend()):
         got = logits(path, backend, IDS, "f16", chunk=37)[list(SHOWN)]
         assert nmse(got, stored(name)) <= 5e-6
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "bailingmoe2"])
+@pytest.mark.parametrize("pair", [("q8_0", "q4_0"), ("iq4_nl", "q5_1"), ("fp8_e4m3", "q6_0")])
+def test_packed_caches(pair: tuple[str, str], name: str, conformance: Path, tmp_path: Path) -> None:
+    """Sinks, windows and experts on packed K and V, against float64 on the same codes."""
+    path = f32_copy(conformance / f"archs2/{name}.gguf", tmp_path / "f32.gguf")
+    exact, fast = (
+        load_model(path, b)[0] for b in (reference_backend(torch.float64), cpu_backend())
+    )
+    want, got = (
+        run(model, new_cache(model, SegmentSpec(*pair)), CONFORMANCE_IDS[:100], chunk=60)
+        for model in (exact, fast)
+    )
+    assert nmse(got, want) <= 2e-5
 
 
 def spec_with(**changes: Any) -> Callable[[LayerSpec, LayerWeights], tuple[Any, Any]]:
@@ -117,6 +134,7 @@ def test_every_part_matters(name: str, conformance: Path, tmp_path: Path) -> Non
     model, _ = load_model(path, backend)
     f16 = SegmentSpec("f16", "f16")
     want = run(model, new_cache(model, f16), ids)
+    assert np.array_equal(run(model, new_cache(model, f16), ids, chunk=7), want)
     for part, change in PARTS[name].items():
         changed = [
             change(spec, layer) if spec.moe else (spec, layer)

