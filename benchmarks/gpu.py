@@ -275,7 +275,7 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     from localkv.cache.uniform_cache import uniform_cache
     from localkv.formats import KV_FORMATS
     from localkv.kernels.attention import attention
-    from localkv.kernels.gpu.attention.packed_attention import PackedAttention
+    from localkv.kernels.gpu.attention.packed_attention import segment_attention
     from localkv.kernels.gpu.products.tile_sizes import gpu_of
     from localkv.kernels.gpu.rotate import rotate_gpu
     from localkv.kernels.reference.torch_arrays import TorchArrays
@@ -296,7 +296,7 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     sequence = cache.new_sequence()
     sequence.length = n_ctx - n_new
     batch = cache.batch([(sequence, [0] * n_new)])
-    attend = PackedAttention(gpu_of(torch.device(run.device)))
+    attend = partial(segment_attention, gpu_of(torch.device(run.device)))
     q = torch.randn(n_new, s.n_kv_heads * s.group, s.head_dim, device=run.device)
     params = AttentionParams(s.head_dim**-0.5)
     calls = [

@@ -27,6 +27,7 @@ from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, printable
 from localkv.kernels.backend import Backend
+from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.method import in_words, missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.gguf_file import open_gguf
@@ -179,6 +180,7 @@ class LLM(TextModel):
             self.warnings.append(useless)
         group_layouts(self.cache, self.config.groups)  # refuses types that don't fit
         check_scales(self.cache, self.config)
+        check_layers(backend, self.config)
         for group in self.config.groups:
             if group.key_dim % backend.head_dim_multiple:
                 raise UsageError(

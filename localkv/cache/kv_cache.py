@@ -47,6 +47,11 @@ class Segment:
     scale_k: Array | None = None
     scale_v: Array | None = None
 
+    @property
+    def value_dim(self) -> int:
+        """Channels of a row of V."""
+        return int(self.v[0].shape[3]) * self.format_v.block_size
+
 
 @dataclass(frozen=True)
 class LayerCache:

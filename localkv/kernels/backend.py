@@ -61,6 +61,11 @@ def drawn_by_host(params: SamplingParams) -> Draw | None:
     return None
 
 
+def lacks_nothing(layer: LayerSpec) -> str:
+    """What backends do that run every layer whose kinds they have."""
+    return ""
+
+
 Mix = Callable[[Array, LayerWeights, LayerSpec, TokenInputs, LayerCache, Batch], Array]
 FeedForward = Callable[[Array, Array, LayerWeights, LayerSpec], Array]
 
@@ -103,6 +108,7 @@ class Backend:
             can be recorded and repeated.
         draw: how tokens are drawn where the logits are, or None if the host must; of backends that
             record.
+        lacks: (layer) -> what of a layer whose kinds it has it can't do, in words, or nothing.
         turns: one thread at a time runs the operations: they share scratch memory and more.
     """
 
@@ -129,6 +135,7 @@ class Backend:
     compile_together: Callable[[Callable[[], None]], None] | None = None
     records: bool = False
     draw: Callable[[SamplingParams], Draw | None] = drawn_by_host
+    lacks: Callable[[LayerSpec], str] = lacks_nothing
     turns: Turns = field(default_factory=Turns)
 
     @property

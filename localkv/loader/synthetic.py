@@ -18,6 +18,7 @@ from localkv.formats import FORMATS, QuantFormat
 from localkv.formats.base import split_blocks
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
+from localkv.kernels.layer_kinds import check_layers
 from localkv.loader.known_shapes import KNOWN_SHAPES, KnownShape
 from localkv.loader.shapes import SHAPES, check_shape, tensor_format
 from localkv.loader.tensor_reader import TensorReader
@@ -123,9 +124,11 @@ def synthetic_model(name: str, type_name: str, backend: Backend, *, seed: int = 
 
     Raises:
         UsageError: there is no such shape, or no such type of weights.
+        ModelFileError: the backend can't run one of its layers.
     """
     check_shape(name, type_name)
     config = SHAPES[name]
+    check_layers(backend, config)
     source = RandomTensors(type_name, np.random.default_rng(seed), KNOWN_SHAPES[name])
     read = TensorReader(source, backend)
     return Transformer(config, model_weights(read, config), backend)

@@ -9,6 +9,7 @@ from localkv.arch.norm_spec import NormSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.arch.stream_spec import AltUpSpec
 from localkv.kernels.backend import Backend
+from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.loader.ffn_weights import ffn_weights
 from localkv.loader.gguf_file import GGUFFile, open_gguf
@@ -42,11 +43,12 @@ def load_model(
         the model, and the names of tensors that it does not know.
 
     Raises:
-        ModelFileError: the file is malformed, its architecture or a type is not supported, or a
-            tensor is missing or of the wrong shape.
+        ModelFileError: the file is malformed, its architecture, a type or on this backend a layer
+            is not supported, or a tensor is missing or of the wrong shape.
     """
     gguf = path if isinstance(path, GGUFFile) else open_gguf(path)
     config = model_spec(gguf)
+    check_layers(backend, config)
     read = TensorReader(FileTensors(gguf), backend, halve_activations=config.has_experts)
     weights = model_weights(read, config, on_layer)
     unused = [name for name in gguf.tensors if name not in read.taken and not config.ignores(name)]

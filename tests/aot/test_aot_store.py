@@ -3,57 +3,40 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from localkv.formats import KV_FORMATS
+from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.rope_store import ROWS
-from localkv.kernels.gpu.store_kv import store_kernel
+from localkv.kernels.gpu.store_kv import query_kernel, store_kernel
 from support.aot.aot_report import ARCHS, compile_kernel, on_every_gpu, report
 from support.aot.attention_builds import plane_types
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
-FLOATS = ("q_norm_ptr", "k_norm_ptr", "cos_ptr", "sin_ptr", "q_scale_ptr")
-SCALES = ("k_scale_ptr", "v_scale_ptr")
+FLOATS = ("q_ptr", "k_ptr", "v_ptr", "q_out_ptr", "q_norm_ptr", "k_norm_ptr", "v_norm_ptr")
+FLOATS += ("cos_ptr", "sin_ptr", "q_scale_ptr", "k_scale_ptr", "v_scale_ptr")
+IDS = ("tokens_ptr", "slots_ptr")
+QUERY = {"N_HEADS": 32, "Q_STRIDE": 128, "ROPE_DIMS": 128, "INTERLEAVED": False}
+NORMS = {"NORM_Q": "", "CENTRED": False, "PER_HEAD": False}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@on_every_gpu
-def test_store(arch: int, name: str) -> None:
-    """For one token or eight, with norms of heads or without: hardly a spill, two roundings."""
-    rows = (1, ROWS)[(ARCHS.index(arch) + NAMES.index(name)) % 2]
+def check(kernel: Any, arch: int, name: str, rows: int, **constants: Any) -> None:
+    """Hardly a spill, two roundings."""
     fmt = KV_FORMATS[name]
-    codec = fmt.part("gpu_cache")
     types: dict[str, str | tuple[str, ...]] = {
-        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "q_out_ptr"), "*fp32"),
-        **dict.fromkeys((*FLOATS, *SCALES), "*fp32"),
-        **dict.fromkeys(("tokens_ptr", "slots_ptr"), "*i64"),
+        **dict.fromkeys(FLOATS, "*fp32"),
+        **dict.fromkeys(IDS, "*i64"),
         **dict.fromkeys(("k_planes", "v_planes"), plane_types(fmt)),
         **dict.fromkeys(("n_tokens", "n_stored"), "i32"),
         "eps": "fp32",
     }
-    constants = {
-        "WRITE_K": codec.write_rows,
-        "WRITE_V": codec.write_rows,
-        "N_HEADS": 32,
-        "N_KV_HEADS": 8,
-        "HEAD_DIM": 128,
-        "WIDTH": 128,
-        "ROWS": rows,
-        "NORM": (ARCHS.index(arch) + NAMES.index(name)) % 4 > 1,
-        "ROPE_DIMS": 128,
-        "INTERLEAVED": False,
-        "SCALE_Q": False,
-        "ROTATION_K": 128,
-        "ROTATION_V": 64,
-        "SCALED_K": fmt.codec_name != name,
-        "SCALED_V": fmt.codec_name != name,
-    }
     compiled = compile_kernel(
-        store_kernel,
+        kernel,
         arch,
-        types,
-        constants,
+        {name: types[name] for name in kernel.arg_names if name in types},
+        {"ROWS": rows, **constants},
         num_warps=1 if rows == 1 else 4,
         enable_fp_fusion=False,
     )
@@ -63,3 +46,94 @@ def test_store(arch: int, name: str) -> None:
     assert got.stores
     # division has fused steps of its own, but is a function or a macro of PTX
     assert not re.search(r"\bfma\.rn\.f32\b", compiled.asm["ptx"])
+
+
+def of_cache(name: str, head_dim: int, value_dim: int) -> dict[str, Any]:
+    """Compile-time arguments of rows of a type."""
+    fmt = KV_FORMATS[name]
+    codec = fmt.part("gpu_cache")
+    absent = () if fmt.codec_name != name else ("k_scale_ptr", "v_scale_ptr")
+    return {
+        "WRITE_K": codec.write_rows,
+        "WRITE_V": codec.write_rows,
+        "N_KV_HEADS": 8,
+        "HEAD_DIM": head_dim,
+        "WIDTH": padded(head_dim),
+        "VALUE_DIM": value_dim,
+        "VALUE_WIDTH": padded(value_dim),
+        **dict.fromkeys(absent),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@on_every_gpu
+def test_store(arch: int, name: str) -> None:
+    """For one token or eight, with norms of heads or without."""
+    at = ARCHS.index(arch) + NAMES.index(name)
+    norm = "before" if at % 4 > 1 else ""
+    check(
+        store_kernel,
+        arch,
+        name,
+        (1, ROWS)[at % 2],
+        **of_cache(name, 128, 128),
+        **QUERY,
+        **{**NORMS, "NORM_Q": norm},
+        NORM_K=norm,
+        v_norm_ptr=None,
+        q_scale_ptr=None,
+        ROTATION_K=128,
+        ROTATION_V=64,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dims", "norm", "changes"),
+    [
+        ((192, 128), "", {"v_norm_ptr": None}),
+        ((512, 512), "before", {}),
+        ((256, 256), "before", {"Q_STRIDE": 512, "ROPE_DIMS": 64, "v_norm_ptr": None}),
+        ((112, 112), "after", {"q_scale_ptr": None, "v_norm_ptr": None, "INTERLEAVED": True}),
+        ((160, 160), "before", {"CENTRED": True, "PER_HEAD": True, "v_norm_ptr": None}),
+    ],
+    ids=["192/128", "512", "gated", "after", "layer"],
+)
+@on_every_gpu
+def test_kinds_of_attention(
+    arch: int, dims: tuple[int, int], norm: str, changes: dict[str, Any]
+) -> None:
+    """Other heads and norms, with a type that changes from one to the next."""
+    name = ("q8_0", "f16", "fp8_e4m3_token")[ARCHS.index(arch) % 3]
+    if dims[0] % 32:
+        name = "f16"
+    head_dim = dims[0]
+    constants = {
+        **QUERY,
+        "Q_STRIDE": head_dim,
+        "ROPE_DIMS": head_dim,
+        **NORMS,
+        "NORM_Q": norm,
+        **changes,
+    }
+    rotations = {"ROTATION_K": head_dim & -head_dim, "ROTATION_V": dims[1] & -dims[1]}
+    rows = (1, ROWS)[ARCHS.index(arch) % 2]
+    check(
+        store_kernel,
+        arch,
+        name,
+        rows,
+        **of_cache(name, *dims),
+        **rotations,
+        NORM_K=norm,
+        **constants,
+    )
+    queries = {name: value for name, value in constants.items() if name != "v_norm_ptr"}
+    check(
+        query_kernel,
+        arch,
+        name,
+        rows,
+        HEAD_DIM=head_dim,
+        WIDTH=padded(head_dim),
+        **queries,
+    )

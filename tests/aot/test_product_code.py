@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from localkv.arch.ffn_spec import Activation
 from localkv.formats import WEIGHT_FORMATS
 from support.aot.aot_report import (
     ARCHS,
@@ -134,6 +135,14 @@ def test_what_comes_with_a_product(n_tokens: int) -> None:
     check(linear_build(86, ("f16", "f16"), n_tokens, epilogue=True), n_tokens)
     check(gate_up_build(86, "q8_0", n_tokens, routed=False, split=True), n_tokens)
     check(gate_up_build(86, "q8_0", n_tokens, routed=False, activation="gelu"), n_tokens)
+    check(gate_up_build(86, "q4_0", n_tokens, routed=False, activation="swiglu_oai"), n_tokens)
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, MANY])
+@pytest.mark.parametrize("activation", ["relu2", "xielu"])
+@on_gpus(86, 90, 120)
+def test_activations_without_a_gate(arch: int, activation: Activation, n_tokens: int) -> None:
+    check(linear_build(arch, ("q4_0",), n_tokens, activation=activation), n_tokens)
 
 
 @pytest.mark.parametrize("n_tokens", [ONE, MANY])

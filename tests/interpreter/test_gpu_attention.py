@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import attention
-from localkv.kernels.gpu.attention.packed_attention import PackedAttention, segment_attention
+from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 from localkv.kernels.gpu.rotate import rotate_gpu
@@ -226,7 +227,7 @@ def test_through_the_cache(rotations: tuple[int, int]) -> None:
         n_ctx=400,
     )
     generator = torch.Generator().manual_seed(0)
-    sequence, ours = cache.new_sequence(), PackedAttention(GPU)
+    sequence, ours = cache.new_sequence(), partial(segment_attention, GPU)
     for n_new in (100, 1, 1, 20):
         q, k, v = (torch.randn(n_new, n, 64, generator=generator) for n in (2, 1, 1))
         batch = cache.batch([(sequence, [0] * n_new)])

@@ -14,7 +14,7 @@ from torch import Tensor
 from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
 from localkv.kernels.bounds import BoundsError, check_array, check_segment, check_tables
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
-from localkv.kernels.layer_weights import Linear
+from localkv.kernels.layer_weights import Linear, Norm
 from localkv.kernels.namespace import dtype_name
 from localkv.kernels.rope import RopeTable
 
@@ -25,7 +25,7 @@ def check_attention(
     """Queries, pages and tables are of the same tokens, heads and sequences."""
     _, n_heads, head_dim = q.shape
     n_sequences, n_kv_heads = len(batch.starts) - 1, segment.k[0].shape[1]
-    check_segment(segment, head_dim)
+    check_segment(segment, head_dim, segment.value_dim)
     check_tables(rows, batch)
     check_array("queries", q, dtype_name(q), batch.starts[-1], n_heads, head_dim)
     check_array("lengths", rows.length_table, "int32", n_sequences)
@@ -37,8 +37,20 @@ def check_attention(
 
 
 def check_rows(x: Tensor, name: str, n_tokens: int, n_heads: int, head_dim: int) -> None:
-    """Heads of tokens, of any type."""
-    check_array(name, x, dtype_name(x), n_tokens, n_heads, head_dim)
+    """Heads of tokens, of any type; they may be further apart than they are long."""
+    stride = x.stride(1)
+    wanted = (n_heads * stride, stride, 1)
+    if x.shape != (n_tokens, n_heads, head_dim) or stride < head_dim:
+        raise BoundsError(f"{name}: {list(x.shape)} instead of {[n_tokens, n_heads, head_dim]}")
+    for size, step, want in zip(x.shape, x.stride(), wanted, strict=True):
+        if size > 1 and step != want:
+            raise BoundsError(f"{name}: strides {x.stride()} instead of {wanted}")
+
+
+def check_weight(norm: Norm, n_heads: int, head_dim: int) -> None:
+    """A norm of heads, with weights for all of them or for each."""
+    heads = (n_heads,) if norm.spec.span == "heads" else ()
+    check_array("a norm's weight", norm.weight, "float32", *heads, head_dim)
 
 
 def check_turns(rope: RopeTable, n_tokens: int, head_dim: int) -> None:
@@ -53,10 +65,10 @@ def check_turns(rope: RopeTable, n_tokens: int, head_dim: int) -> None:
 def check_stored(k: Tensor, v: Tensor, segment: Segment, batch: SegmentBatch) -> None:
     """Rows are of the segment's heads, and there is a slot for each that is stored."""
     n_tokens, _, head_dim = k.shape
-    check_segment(segment, head_dim)
+    check_segment(segment, head_dim, v.shape[-1])
     n_kv_heads = segment.k[0].shape[1]
     for name, x in (("k", k), ("v", v)):
-        check_rows(x, name, n_tokens, n_kv_heads, head_dim)
+        check_array(name, x, dtype_name(x), n_tokens, n_kv_heads, x.shape[-1])
     for name, ids in (("tokens", batch.tokens), ("slots", batch.slots)):
         check_array(name, ids, "int64", batch.slots.numel())
 

@@ -32,16 +32,23 @@ def build(
     type_v: str,
     head_dim: int,
     *,
+    value_dim: int | None = None,
     group: int = 4,
     n_new: int = 1,
     softcap: bool = False,
     window: int = 0,
     tiles: TileConfig | None = None,
 ) -> tuple[Any, TileConfig]:
-    """The compiled kernel, and its tiles."""
+    """The compiled kernel, and its tiles; V has heads as K unless `value_dim` says otherwise."""
+    value_dim = value_dim or head_dim
     format_k, format_v = KV_FORMATS[type_k], KV_FORMATS[type_v]
     tiles = tiles or tiles_of(
-        arch, head_dim, format_k, format_v, group, n_new if kernel is decode_kernel else 0
+        arch,
+        max(head_dim, value_dim),
+        format_k,
+        format_v,
+        group,
+        n_new if kernel is decode_kernel else 0,
     )
     constants = attention_constants(
         format_k,
@@ -49,6 +56,7 @@ def build(
         n_kv_heads=8,
         group=group,
         head_dim=head_dim,
+        value_dim=value_dim,
         tiles=tiles,
         softcap=softcap,
         window=window,

@@ -14,10 +14,9 @@ from localkv.arch.ffn_spec import Activation
 from localkv.formats import FORMATS
 from localkv.formats.gpu.weight_layout import WeightLayout, weight_layout
 from localkv.kernels.gpu.gpu_info import GpuInfo
-from localkv.kernels.gpu.moe.kernels import ACTIVATIONS as EXPERT_ACTIVATIONS
 from localkv.kernels.gpu.moe.kernels import experts_down_kernel, experts_gate_up_kernel
+from localkv.kernels.gpu.products.epilogues import GATED, PLAIN
 from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
-from localkv.kernels.gpu.products.products import ACTIVATIONS
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, tile_sizes, wants_fence
 from support.aot.aot_report import Report, compile_kernel, report
 
@@ -150,20 +149,24 @@ def linear_build(
     n_in: int = N_IN,
     wide: bool = False,
     epilogue: bool = False,
+    activation: Activation | None = None,
 ) -> Build:
     """`linear_kernel` for one to three matrices in formats `names`.
 
     Args:
         epilogue: with biases and a residual, and with activations that are halved.
+        activation: of a block without a gate.
     """
     layouts, sizes = _sizes(names, n_tokens, n_out, n_in)
     constants = {**_common(arch, layouts, sizes), "WIDE": wide, "HALVES": epilogue}
     constants |= {} if epilogue else {"residual_ptr": None}
+    constants["ACTIVATION"] = None if activation is None else PLAIN[activation]
     constants["EVEN"] = n_in % sizes.values == 0
     types: dict[str, Any] = {
         **_x_types(constants),
         **dict.fromkeys(("n_tokens", "n_in", "split_stride"), "i32"),
         **dict.fromkeys(("out_ptr", "residual_ptr"), "*fp32"),
+        "numbers": ("fp32",) * (4 if activation == "xielu" else 0),
     }
     for i, key in enumerate("abc"):
         if epilogue and i < len(names):
@@ -208,7 +211,7 @@ def gate_up_build(
         "out_ptr": "*fp32",
     }
     if routed:
-        constants |= {"N_USED": 8, "ACTIVATION": EXPERT_ACTIVATIONS[activation]}
+        constants |= {"N_USED": 8, "ACTIVATION": GATED[activation]}
         absent = () if biased else ("gate_bias_ptr", "up_bias_ptr")
         constants |= dict.fromkeys((*absent, "weights_ptr"))
         types |= dict.fromkeys(("stack_rows", "up_start"), "i32")
@@ -216,7 +219,7 @@ def gate_up_build(
         types |= _pair_types(constants, n_tokens)
         return _built(experts_gate_up_kernel, arch, types, constants, sizes, (name,))
     constants |= {"gate_bias_ptr": None, "up_bias_ptr": None, "SPLIT": split}
-    constants["ACTIVATION"] = ACTIVATIONS[activation]
+    constants["ACTIVATION"] = GATED[activation]
     return _built(gate_up_kernel, arch, types, constants, sizes, (name,))
 
 

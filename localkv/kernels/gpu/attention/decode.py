@@ -55,6 +55,8 @@ def decode_kernel(
     QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -70,11 +72,12 @@ def decode_kernel(
         lengths_ptr: int32 [sequences], rows in this segment.
         starts_ptr: int32 [sequences + 1], offsets of the sequences' tokens in q.
         positions_ptr: int64 [tokens].
-        out_ptr, lse_ptr: fp32 [tokens, heads, splits, HEAD_DIM] and [tokens, heads, splits]; of a
+        out_ptr, lse_ptr: fp32 [tokens, heads, splits, VALUE_DIM] and [tokens, heads, splits]; of a
             split without keys only the log-sum-exp, -inf, is written.
         first_position: position of the segment's row 0.
         window: keys that a token sees, itself included, if WINDOW is 1; if it is 2, a token sees
             from the last multiple of it on.
+        WIDTH, VALUE_WIDTH: powers of two that HEAD_DIM, the channels of K, and VALUE_DIM fit in.
         QUERIES: GROUP * new tokens of a sequence at most, as a power of two.
         KEYS: rows of a tile; divides a page.
     """
@@ -106,8 +109,8 @@ def decode_kernel(
 
     largest = tl.full((QUERIES,), LOWEST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
-    out_low = tl.zeros((WIDTH // 2, QUERIES), tl.float32)
-    out_high = tl.zeros((WIDTH // 2, QUERIES), tl.float32)
+    out_low = tl.zeros((VALUE_WIDTH // 2, QUERIES), tl.float32)
+    out_high = tl.zeros((VALUE_WIDTH // 2, QUERIES), tl.float32)
     pages = page_table_ptr + sequence * table_width
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
         first_row = row_of_tile(pages, at, head, N_KV_HEADS, KEYS)
@@ -126,15 +129,15 @@ def decode_kernel(
         shrink = tl.exp2(largest - larger)
         total = total * shrink + tl.sum(weights, 0)
         largest = larger
-        low, high = READ_V(v_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+        low, high = READ_V(v_planes, first_row, valid, VALUE_DIM, VALUE_WIDTH, PTX)
         weights = rounded_to(weights, PRODUCT_V)
         out_low = dot(tl.trans(low), weights, out_low * shrink[None, :], PRODUCT_V)
         out_high = dot(tl.trans(high), weights, out_high * shrink[None, :], PRODUCT_V)
 
     row = row * n_splits + split
     tl.store(lse_ptr + row, log_sum_exp(largest, total), mask=is_query)
-    v_low, v_high = COLUMNS_V(WIDTH)
+    v_low, v_high = COLUMNS_V(VALUE_WIDTH)
     seen = is_query & (total != 0)  # NaN too, so that it shows
     norm = 1 / total[None, :]
-    store_outputs(out_ptr, out_low * norm, row, seen, v_low, HEAD_DIM, COLUMNS=True)
-    store_outputs(out_ptr, out_high * norm, row, seen, v_high, HEAD_DIM, COLUMNS=True)
+    store_outputs(out_ptr, out_low * norm, row, seen, v_low, VALUE_DIM, COLUMNS=True)
+    store_outputs(out_ptr, out_high * norm, row, seen, v_high, VALUE_DIM, COLUMNS=True)

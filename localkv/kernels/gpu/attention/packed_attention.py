@@ -23,12 +23,11 @@ from localkv.kernels.gpu.attention.config import (
 from localkv.kernels.gpu.attention.decode import decode_kernel
 from localkv.kernels.gpu.attention.merge import merge_kernel
 from localkv.kernels.gpu.attention.prefill import prefill_kernel
-from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_SPLITS
+from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_CHANNELS, MOST_SPLITS
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_attention
 
-MOST_CHANNELS = 256
 LEAST_QUERIES = 8
 """Columns that a matrix product needs."""
 MOST_QUERIES = 128
@@ -64,6 +63,7 @@ def attention_constants(
     n_kv_heads: int,
     group: int,
     head_dim: int,
+    value_dim: int,
     tiles: TileConfig,
     softcap: bool,
     window: int,
@@ -82,6 +82,8 @@ def attention_constants(
         "QUERIES": tiles.queries,
         "HEAD_DIM": head_dim,
         "WIDTH": padded(head_dim),
+        "VALUE_DIM": value_dim,
+        "VALUE_WIDTH": padded(value_dim),
         "KEYS": tiles.keys,
         "STAGES": tiles.stages,
         "SOFTCAP": softcap,
@@ -98,14 +100,18 @@ def product_of(*formats: QuantFormat) -> str:
 
 def tiles_of(
     arch: int,
-    head_dim: int,
+    channels: int,
     format_k: QuantFormat,
     format_v: QuantFormat,
     group: int,
     few_tokens: int,
 ) -> TileConfig:
-    """Tiles of `decode_kernel` for a number of new tokens per sequence, or, with 0, of prefill."""
-    width, product = padded(head_dim), product_of(format_k, format_v)
+    """Tiles of `decode_kernel` for a number of new tokens per sequence, or, with 0, of prefill.
+
+    Args:
+        channels: of a row of K or of V, whichever has more.
+    """
+    width, product = padded(channels), product_of(format_k, format_v)
     if few_tokens == 0:
         return prefill_config(arch, width, product)
     queries: int = triton.next_power_of_2(few_tokens * group)
@@ -135,24 +141,22 @@ def segment_attention(
         q: [tokens, n_heads, head_dim], contiguous.
         seg_batch, batch: of the parts that change from token to token, only tensors are read.
         sinks: fp32 [n_heads], logit of a key that has no value; of several segments' calls, at most
-            one may have it. No backend passes any: sinks join when segments are merged
-            (`kernels/attention.py`), which a single segment could be spared.
+            one may have it.
 
     Returns:
-        output [tokens, n_heads, head_dim] of q's type, log-sum-exp fp32 [tokens, n_heads]; where a
+        output [tokens, n_heads, value_dim] of q's type, log-sum-exp fp32 [tokens, n_heads]; where a
         token sees nothing, 0 and -inf.
     """
     check_attention(q, segment, seg_batch, batch, sinks)
     tokens, n_heads, head_dim = q.shape
-    n_kv_heads = segment.k[0].shape[1]
+    n_kv_heads, value_dim = segment.k[0].shape[1], segment.value_dim
     group = n_heads // n_kv_heads
     sequences = len(batch.starts) - 1
     most_new = max(end - at for at, end in itertools.pairwise(batch.starts))
-    width = padded(head_dim)
     decode = most_new <= FEW_TOKENS and most_new * group <= MOST_QUERIES
     tiles = tiles_of(
         gpu.arch,
-        head_dim,
+        max(head_dim, value_dim),
         segment.format_k,
         segment.format_v,
         group,
@@ -164,6 +168,7 @@ def segment_attention(
         n_kv_heads=n_kv_heads,
         group=group,
         head_dim=head_dim,
+        value_dim=value_dim,
         tiles=tiles,
         softcap=params.softcap != 0,
         window=2 if params.chunk else 1 if params.window else 0,
@@ -174,7 +179,7 @@ def segment_attention(
     numbers = (seg_batch.first_position, table.shape[1])
     numbers += (params.softmax_scale, params.softcap, params.window or params.chunk)
     options: dict[str, Any] = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    out = torch.empty_like(q)
+    out = q.new_empty(tokens, n_heads, value_dim)
     lse = torch.empty(tokens, n_heads, dtype=torch.float32, device=q.device)
     if not decode:
         blocks = triton.cdiv(most_new * group, tiles.queries)
@@ -198,7 +203,7 @@ def segment_attention(
     if reach := params.window or params.chunk:
         capacity = min(capacity, reach + PAGE_TOKENS)
     splits = n_splits(gpu, sequences, n_kv_heads, capacity, tiles.keys)
-    parts = torch.empty(tokens, n_heads, splits, head_dim, dtype=torch.float32, device=q.device)
+    parts = torch.empty(tokens, n_heads, splits, value_dim, dtype=torch.float32, device=q.device)
     part_lse = torch.empty(tokens, n_heads, splits, dtype=torch.float32, device=q.device)
     launch(
         decode_kernel,
@@ -225,25 +230,8 @@ def segment_attention(
         N_HEADS=n_heads,
         # for any tiles, so that it depends on the context only, not on the number of tokens
         SPLITS=triton.next_power_of_2(n_splits(gpu, sequences, n_kv_heads, capacity, LEAST_KEYS)),
-        HEAD_DIM=head_dim,
-        WIDTH=width,
+        HEAD_DIM=value_dim,
+        WIDTH=padded(value_dim),
         SINKS=sinks is not None,
     )
     return out, lse
-
-
-class PackedAttention:
-    """`SegmentAttention` on a GPU."""
-
-    def __init__(self, gpu: GpuInfo) -> None:
-        self.gpu = gpu
-
-    def __call__(
-        self,
-        q: Tensor,
-        segment: Segment,
-        seg_batch: SegmentBatch,
-        batch: Batch,
-        params: AttentionParams,
-    ) -> tuple[Tensor, Tensor]:
-        return segment_attention(self.gpu, q, segment, seg_batch, batch, params)

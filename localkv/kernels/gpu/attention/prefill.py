@@ -56,6 +56,8 @@ def prefill_kernel(
     QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -67,7 +69,7 @@ def prefill_kernel(
 
     Others:
         sinks_ptr: fp32 [heads], logits of a key without a value, if SINKS.
-        out_ptr, lse_ptr: [tokens, heads, HEAD_DIM] and fp32 [tokens, heads].
+        out_ptr, lse_ptr: [tokens, heads, VALUE_DIM] and fp32 [tokens, heads].
     """
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with the longest rows come first
     head = tl.program_id(1)
@@ -94,8 +96,8 @@ def prefill_kernel(
 
     largest = tl.full((QUERIES,), LOWEST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
-    out_low = tl.zeros((QUERIES, WIDTH // 2), tl.float32)
-    out_high = tl.zeros((QUERIES, WIDTH // 2), tl.float32)
+    out_low = tl.zeros((QUERIES, VALUE_WIDTH // 2), tl.float32)
+    out_high = tl.zeros((QUERIES, VALUE_WIDTH // 2), tl.float32)
     pages = page_table_ptr + sequence * table_width
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
         first_row = row_of_tile(pages, at, head, N_KV_HEADS, KEYS)
@@ -114,7 +116,7 @@ def prefill_kernel(
         shrink = tl.exp2(largest - larger)
         total = total * shrink + tl.sum(weights, 1)
         largest = larger
-        low, high = READ_V(v_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+        low, high = READ_V(v_planes, first_row, valid, VALUE_DIM, VALUE_WIDTH, PTX)
         weights = rounded_to(weights, PRODUCT_V)
         out_low = dot(weights, low, out_low * shrink[:, None], PRODUCT_V)
         out_high = dot(weights, high, out_high * shrink[:, None], PRODUCT_V)
@@ -134,6 +136,6 @@ def prefill_kernel(
     row = row_of(i, start, head, N_KV_HEADS, GROUP)
     tl.store(lse_ptr + row, log_sum_exp(largest, total), mask=is_query)
     norm = 1 / tl.where(total != 0, total, 1.0)[:, None]  # NaN too, so that it shows
-    v_low, v_high = COLUMNS_V(WIDTH)
-    store_outputs(out_ptr, out_low * norm, row, is_query, v_low, HEAD_DIM, COLUMNS=False)
-    store_outputs(out_ptr, out_high * norm, row, is_query, v_high, HEAD_DIM, COLUMNS=False)
+    v_low, v_high = COLUMNS_V(VALUE_WIDTH)
+    store_outputs(out_ptr, out_low * norm, row, is_query, v_low, VALUE_DIM, COLUMNS=False)
+    store_outputs(out_ptr, out_high * norm, row, is_query, v_high, VALUE_DIM, COLUMNS=False)

@@ -12,29 +12,28 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
-from localkv.kernels.activation import activate
+from localkv.arch.ffn_spec import MoeSpec
+from localkv.kernels.backend import scaled
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_experts
 from localkv.kernels.gpu.moe.kernels import (
-    ACTIVATIONS,
     combine_kernel,
     experts_down_kernel,
     experts_gate_up_kernel,
 )
 from localkv.kernels.gpu.moe.route import ExpertTiles, expert_tiles, route
 from localkv.kernels.gpu.products.activations import Activations, row_warps
+from localkv.kernels.gpu.products.block import hidden_rows
+from localkv.kernels.gpu.products.epilogues import GATED
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
-from localkv.kernels.gpu.products.products import ACTIVATIONS as GATED
 from localkv.kernels.gpu.products.products import (
     activations,
-    gate_up,
     launch_constants,
     linear,
     planes_of,
 )
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes
-from localkv.kernels.layer_weights import MlpWeights, MoeWeights
+from localkv.kernels.layer_weights import MoeWeights
 
 FEW_PAIRS = 2
 """Pairs an expert, on average, up to which they are multiplied one by one."""
@@ -139,7 +138,7 @@ def expert_products(
         up.scale,
         stacks.up_bias,
         N_USED=n_used,
-        ACTIVATION=ACTIVATIONS[moe.activation],
+        ACTIVATION=GATED[moe.activation],
         GATE=None if gate is None else gate.layout.read,
         GATE_UNIT=None if gate is None else gate.layout.unit,
         UP=up.layout.read,
@@ -174,18 +173,6 @@ def expert_products(
     return out
 
 
-def _shared(x: Tensor, shared: MlpWeights, spec: MlpSpec, scale: float) -> Tensor:
-    """What the shared expert gives, before its gate: float32 [tokens, n_embd]."""
-    if shared.ffn_gate is not None and spec.activation in GATED:
-        hidden = gate_up(x, shared.ffn_gate, shared.ffn_up, spec.activation)
-    else:
-        gate = None if shared.ffn_gate is None else linear(x, shared.ffn_gate)
-        up = linear(x, shared.ffn_up)
-        hidden = activate(up, None, spec) if gate is None else activate(gate, up, spec)
-    y = linear(hidden, shared.ffn_down)
-    return y if scale == 1.0 else y * scale
-
-
 def moe_mlp(
     x: Tensor,
     layer: MoeWeights,
@@ -201,9 +188,10 @@ def moe_mlp(
     logits = linear(x if routed is None else routed, layer.ffn_gate_inp)
     experts, weights = route(logits, moe, layer.exp_probs_b)
     pairs = expert_products(x, experts, weights, layer, moe)
-    shared = (
-        None if layer.shared is None else _shared(x, layer.shared, moe.shared, moe.shared_scale)
-    )
+    shared = None
+    if layer.shared is not None:
+        hidden = hidden_rows(x, None, layer.shared, moe.shared)
+        shared = scaled(linear(hidden, layer.shared.ffn_down), moe.shared_scale)
     n_tokens, n = x.shape
     out = torch.empty_like(pairs[:n_tokens])
     width = triton.next_power_of_2(n)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
-from localkv.kernels.gpu.products.kernels import gelu, silu
 from localkv.kernels.gpu.products.tile import product
-
-OAI_ALPHA, OAI_LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 
 
 @triton.jit
@@ -39,34 +35,6 @@ def _expert_rows(expert, n_rows, stack_rows, start, ROWS: tl.constexpr, WIDE: tl
         return out_row, expert.to(tl.int64) * stack_rows + row
     else:
         return out_row, expert * stack_rows + row
-
-
-@triton.jit
-def silu_gated(gate, up):
-    return silu(gate) * up
-
-
-@triton.jit
-def gelu_gated(gate, up):
-    return gelu(gate) * up
-
-
-@triton.jit
-def relu_gated(gate, up):
-    return tl.maximum(gate, 0.0) * up
-
-
-@triton.jit
-def relu2_gated(gate, up):
-    positive = tl.maximum(gate, 0.0)
-    return positive * positive * up
-
-
-@triton.jit
-def swiglu_oai_gated(gate, up):
-    gate = tl.minimum(gate, OAI_LIMIT)
-    up = tl.minimum(tl.maximum(up, -OAI_LIMIT), OAI_LIMIT)
-    return gate / (1.0 + tl.exp(gate * -OAI_ALPHA)) * (up + 1.0)
 
 
 @triton.jit
@@ -172,13 +140,3 @@ def combine_kernel(
     if residual_ptr is not None:
         y += tl.load(residual_ptr + token * n + column, mask=ok, other=0.0)
     tl.store(out_ptr + token * n + column, y, mask=ok)
-
-
-ACTIVATIONS = {
-    "silu": silu_gated,
-    "gelu": gelu_gated,
-    "relu": relu_gated,
-    "relu2": relu2_gated,
-    "swiglu_oai": swiglu_oai_gated,
-}
-"""activation(gate) * up, or what has its place."""

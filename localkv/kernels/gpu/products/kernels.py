@@ -41,7 +41,8 @@ def _one_linear(
     x_ptr, restore_ptr, out_ptr, residual_ptr, tile, planes, w_scale, bias_ptr, n_rows, n_in,
     n_tokens, READ: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
     VALUES: tl.constexpr, EVEN: tl.constexpr, HALVES: tl.constexpr, WIDE: tl.constexpr,
-    STAGES: tl.constexpr, FENCE: tl.constexpr, PTX: tl.constexpr,
+    STAGES: tl.constexpr, FENCE: tl.constexpr, PTX: tl.constexpr, ACTIVATION: tl.constexpr,
+    numbers,
 ):  # fmt: skip
     out_row, row = _rows(tile, n_rows, ROWS, WIDE)
     token, x_row = _tokens(n_tokens, TOKENS)
@@ -55,6 +56,8 @@ def _one_linear(
     n_added = _rows_added(n_rows)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + out_row, mask=out_row < n_added, other=0.0)[:, None]
+    if ACTIVATION is not None:
+        y = ACTIVATION(y, numbers)
     if residual_ptr is not None:
         y += tl.load(residual_ptr + at, mask=ok & (out_row < n_added)[:, None], other=0.0)
     tl.store(out_ptr + at, y, mask=ok)
@@ -62,7 +65,7 @@ def _one_linear(
 
 @triton.jit(do_not_specialize=["n_tokens", "split_stride"])
 def linear_kernel(
-    x_ptr, restore_ptr, out_ptr, residual_ptr, n_tokens, n_in, split_stride,
+    x_ptr, restore_ptr, out_ptr, residual_ptr, numbers, n_tokens, n_in, split_stride,
     a_planes, a_scale, a_bias_ptr, a_rows,
     b_planes, b_scale, b_bias_ptr, b_rows,
     c_planes, c_scale, c_bias_ptr, c_rows,
@@ -71,13 +74,14 @@ def linear_kernel(
     C: tl.constexpr, C_UNIT: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, VALUES: tl.constexpr, EVEN: tl.constexpr,
     HALVES: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, FENCE: tl.constexpr,
-    PTX: tl.constexpr,
+    PTX: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Products of the same x with one to three matrices: q, k and v in one launch, of any types.
 
     Grid: (tiles of rows of all matrices, tiles of tokens, splits). The outputs [n_tokens, rows] lie
     one after another; each split has its own, `split_stride` further, and the first adds bias and
-    residual. B and C are None where there are fewer matrices.
+    residual. B and C are None where there are fewer matrices. ACTIVATION(values, `numbers`) of one
+    matrix alone, and of rows that are not split, follows the bias, or is None.
     """
     tile = tl.program_id(0)
     out_ptr += tl.program_id(2).to(tl.int64) * split_stride
@@ -86,6 +90,7 @@ def linear_kernel(
         _one_linear(
             x_ptr, restore_ptr, out_ptr, residual_ptr, tile, a_planes, a_scale, a_bias_ptr, a_rows,
             n_in, n_tokens, A, A_UNIT, ROWS, TOKENS, VALUES, EVEN, HALVES, WIDE, STAGES, FENCE, PTX,
+            ACTIVATION, numbers,
         )  # fmt: skip
     else:
         b_out_ptr = out_ptr + n_tokens.to(tl.int64) * a_rows
@@ -94,13 +99,13 @@ def linear_kernel(
             _one_linear(
                 x_ptr, restore_ptr, out_ptr, None, tile, a_planes, a_scale, a_bias_ptr, a_rows,
                 n_in, n_tokens, A, A_UNIT, ROWS, TOKENS, VALUES, EVEN, HALVES, WIDE, STAGES, FENCE,
-                PTX,
+                PTX, None, (),
             )  # fmt: skip
         elif tile < a_tiles + b_tiles:
             _one_linear(
                 x_ptr, restore_ptr, b_out_ptr, None, tile - a_tiles, b_planes, b_scale, b_bias_ptr,
                 b_rows, n_in, n_tokens, B, B_UNIT, ROWS, TOKENS, VALUES, EVEN, HALVES, WIDE, STAGES,
-                FENCE, PTX,
+                FENCE, PTX, None, (),
             )  # fmt: skip
         else:
             if C is not None:
@@ -108,18 +113,8 @@ def linear_kernel(
                     x_ptr, restore_ptr, b_out_ptr + n_tokens.to(tl.int64) * b_rows, None,
                     tile - a_tiles - b_tiles, c_planes, c_scale, c_bias_ptr, c_rows, n_in, n_tokens,
                     C, C_UNIT, ROWS, TOKENS, VALUES, EVEN, HALVES, WIDE, STAGES, FENCE, PTX,
+                    None, (),
                 )  # fmt: skip
-
-
-@triton.jit
-def silu(x):
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def gelu(x):
-    """The tanh form; 1 + tanh(u) is 2 / (1 + exp(-2 u))."""
-    return x / (1.0 + tl.exp(-1.5957691216 * x * (1.0 + 0.044715 * x * x)))
 
 
 @triton.jit(do_not_specialize=["n_tokens", "split_stride"])
@@ -131,7 +126,7 @@ def gate_up_kernel(
     HALVES: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, FENCE: tl.constexpr,
     PTX: tl.constexpr, SPLIT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """ACTIVATION(gate) * up, [n_tokens, n_rows]. Grid: (tiles of rows, tiles of tokens, splits).
+    """ACTIVATION(gate, up), [n_tokens, n_rows]. Grid: (tiles of rows, tiles of tokens, splits).
 
     With SPLIT the two stay separate, for they must be whole first: [splits, 2, n_tokens, n_rows].
     """
@@ -158,4 +153,4 @@ def gate_up_kernel(
         tl.store(out_ptr + at, gate, mask=ok)
         tl.store(out_ptr + n_tokens.to(tl.int64) * n_rows + at, up, mask=ok)
     else:
-        tl.store(out_ptr + at, ACTIVATION(gate) * up, mask=ok)
+        tl.store(out_ptr + at, ACTIVATION(gate, up), mask=ok)

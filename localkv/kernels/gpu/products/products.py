@@ -14,15 +14,16 @@ import torch
 import triton
 from torch import Tensor
 
-from localkv.arch.ffn_spec import Activation
+from localkv.arch.ffn_spec import Activation, MlpSpec
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.activation import activated
+from localkv.kernels.activation import activate
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_products
 from localkv.kernels.gpu.norm import norm, norm_packed
 from localkv.kernels.gpu.products.activations import Activations, pack_rows
-from localkv.kernels.gpu.products.kernels import gate_up_kernel, gelu, linear_kernel, silu
+from localkv.kernels.gpu.products.epilogues import GATED, PLAIN, activation_numbers
+from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
 from localkv.kernels.layer_weights import Linear, Norm
@@ -96,12 +97,16 @@ def launch_constants(sizes: TileSizes, weights: Sequence[PlaneTensor]) -> dict[s
 
 
 def linears(
-    x: Tensor | Activations, layers: Sequence[Linear], residual: Tensor | None = None
+    x: Tensor | Activations,
+    layers: Sequence[Linear],
+    residual: Tensor | None = None,
+    block: MlpSpec | None = None,
 ) -> tuple[Tensor, ...]:
     """Products of `x` with one to three layers of the same n_in, in one launch.
 
     Args:
         residual: float32 [tokens, n_out], added to the product of a single layer.
+        block: whose activation follows the product of a single layer, which has no residual.
 
     Returns:
         float32 [tokens, n_out] each.
@@ -136,13 +141,17 @@ def linears(
         packed.restore,
         out,
         residual,
+        () if block is None else activation_numbers(block),
         n_tokens,
         n_in,
         out.shape[1],
         **matrices,
+        ACTIVATION=PLAIN[block.activation] if block and sizes.n_splits == 1 else None,
         **launch_constants(sizes, weights),
     )
     whole = out[0] if sizes.n_splits == 1 else out.sum(0)
+    if block is not None and sizes.n_splits > 1:
+        whole = activate(whole, None, block)
     parts = whole.split([n_tokens * n for n in n_out])
     return tuple(part.view(n_tokens, n) for part, n in zip(parts, n_out, strict=True))
 
@@ -152,13 +161,10 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
     return linears(x, (layer,))[0]
 
 
-ACTIVATIONS: dict[Activation, Any] = {"silu": silu, "gelu": gelu}
-
-
 def gate_up(
     x: Tensor | Activations, gate: Linear, up: Linear, activation: Activation = "silu"
 ) -> Tensor:
-    """activation(gate(x)) * up(x), float32 [tokens, n_ff]."""
+    """activation(gate(x), up(x)), float32 [tokens, n_ff]; see `epilogues.GATED`."""
     weights = [planes_of(gate.weight), planes_of(up.weight)]
     packed = activations(x, weights)
     check_products(packed.values, weights, (gate, up))
@@ -191,11 +197,11 @@ def gate_up(
         UP=weights[1].layout.read,
         UP_UNIT=weights[1].layout.unit,
         SPLIT=sizes.n_splits > 1,
-        ACTIVATION=ACTIVATIONS[activation],
+        ACTIVATION=GATED[activation],
         **launch_constants(sizes, weights),
     )
     if sizes.n_splits == 1:
         return out
     gate_sum, up_sum = out.sum(0).unbind(0)
-    hidden: Tensor = activated(gate_sum, activation) * up_sum
+    hidden: Tensor = activate(gate_sum, up_sum, MlpSpec(n_out, activation))
     return hidden

@@ -1,0 +1,50 @@
+"""Which layers a backend has a way to run: what it hasn't is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
+from localkv.arch.mixer_spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    LatentAttentionSpec,
+    Mamba2Spec,
+    ShortConvSpec,
+)
+from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.errors import ModelFileError
+from localkv.kernels.backend import Backend
+
+WORDS: dict[type, str] = {
+    AttentionSpec: "attention",
+    LatentAttentionSpec: "latent attention",
+    DeltaNetSpec: "gated delta nets",
+    ShortConvSpec: "short convolutions",
+    Mamba2Spec: "Mamba-2",
+    MlpSpec: "a dense feed-forward block",
+    MoeSpec: "routed experts",
+    MlpAndMoeSpec: "experts beside a dense block",
+}
+"""Kinds of mixers and of feed-forward blocks, as users know them."""
+
+
+def why_not(backend: Backend, layer: LayerSpec) -> str:
+    """What the backend can't do of a layer, in words; empty if it can do all."""
+    for part, known in ((layer.mixer, backend.mixers), (layer.ffn, backend.ffns)):
+        if part is not None and type(part) not in known:
+            return WORDS[type(part)]
+    return backend.lacks(layer)
+
+
+def check_layers(backend: Backend, config: ModelSpec) -> None:
+    """Refuse a model with a layer that the backend can't run.
+
+    Raises:
+        ModelFileError: names the layer and what is missing.
+    """
+    for kind in config.kinds:
+        if reason := why_not(backend, kind):
+            raise ModelFileError(
+                f"device {backend.name} can't run {reason} (layer {config.layers.index(kind)} "
+                f"of a {config.architecture} model)",
+                hint="use --device cpu" if backend.processor == "GPU" else None,
+            )
