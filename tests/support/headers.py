@@ -102,6 +102,26 @@ _EXPERTS = {
     "interleave_moe_layer_step": 1,
     "leading_dense_block_count": 1,
 }
+_LATENT = {
+    "rope.dimension_count": 32,
+    "attention.key_length": 160,
+    "attention.value_length": 128,
+    "attention.kv_lora_rank": 128,
+    "attention.q_lora_rank": 96,
+    "attention.key_length_mla": 96,
+    "attention.value_length_mla": 64,
+    "attention.head_count_kv": 1,
+    "expert_weights_scale": 1.5,
+}
+_RECURRENT = {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 2, 0, 2]}
+_MORE = (
+    _EXPERTS,
+    {**_EXPERTS, "expert_gating_func": 2},
+    {},
+    {**_EXPERTS, **_LATENT},
+    {**_LATENT, "attention.key_length": 96, "attention.head_count_kv": 4},
+    {**_EXPERTS, **_RECURRENT, "expert_gating_func": 2},
+)
 """Keys of any architecture that no shape is known of."""
 
 
@@ -129,7 +149,7 @@ def _header_of(architecture: str) -> Header:
 
 def _made_up(architecture: str) -> Header:
     """One of whose keys the architecture takes what it wants."""
-    for more in (_EXPERTS, {**_EXPERTS, "expert_gating_func": 2}, {}):
+    for more in _MORE:
         keys = {f"{architecture}.{key}": value for key, value in {**_DENSE, **more}.items()}
         header = Header(architecture, keys, {"token_embd.weight": (96, 128)})
         with suppress(ModelFileError):
