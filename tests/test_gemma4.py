@@ -11,8 +11,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GGMLType
 
+from localkv.arch.spec import ModelSpec
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec, group_layouts
+from localkv.cli.model_facts import model_rows
 from localkv.config import CacheConfig
 from localkv.engine.decode_loop import DecodeLoop
 from localkv.errors import ModelFileError
@@ -21,6 +23,7 @@ from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_spec import model_spec
+from localkv.loader.shapes import SHAPES
 from localkv.loader.weights import load_model
 from localkv.memory.plan import ModelMemory
 from localkv.model import Transformer
@@ -230,3 +233,14 @@ def test_a_plan_counts_rows_of_tokens_apart(tmp_path: Path) -> None:
         shares = replace(memory.config, layers=memory.config.layers[:3])
         cut = replace(memory, config=shares).plan(CacheConfig(n_ctx=256))
         assert (cut.cache_k, cut.cache_v) == (plan.cache_k, plan.cache_v)
+
+
+def test_show_says_what_layers_share() -> None:
+    def rows(config: ModelSpec) -> list[str]:
+        return [f"{label}: {text}" for label, text in model_rows(config)]
+
+    gemma4 = rows(SHAPES["gemma4-e2b"])
+    assert ": 8 of 256, with K and V of layer 13 (16 layers)" in gemma4
+    assert ": 8 of 512, with K and V of layer 14 (4 layers)" in gemma4
+    assert "embeddings: of each layer, 256 values, read by row" in gemma4
+    assert ": 16, 2 for K, from which V is, of 512 (5 layers)" in rows(SHAPES["gemma4-26b-a4b"])

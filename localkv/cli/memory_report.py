@@ -22,7 +22,7 @@ def memory_line(llm: LLM) -> str:
     else:
         weights = f"{byte_size(plan.weights)} ({byte_size(plan.weights_mapped)} mapped)"
     if plan.weights_by_row:
-        weights += f" and {byte_size(plan.weights_by_row)} read by row"
+        weights += f" besides {byte_size(plan.weights_by_row)} read by row"
     return (
         f"memory: weights {weights}, K {cache.type_k} {byte_size(plan.cache_k)}, "
         f"V {cache.type_v} {byte_size(plan.cache_v)}, {_states(plan)}"
@@ -57,7 +57,7 @@ def _states(plan: MemoryPlan) -> str:
 
 def memory_bytes(plan: MemoryPlan) -> str:
     """The same to the byte."""
-    by_row = f" and {plan.weights_by_row} read by row" if plan.weights_by_row else ""
+    by_row = f" besides {plan.weights_by_row} read by row" if plan.weights_by_row else ""
     return (
         f"weights {plan.weights} ({plan.weights_mapped} mapped){by_row}, K {plan.cache_k}, "
         f"V {plan.cache_v}, "

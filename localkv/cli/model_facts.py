@@ -41,6 +41,18 @@ def model_rows(config: ModelSpec) -> list[tuple[str, object]]:
         rows.append(("states", text))
     if config.has_experts:
         rows += _by_kind(config, "experts", _experts)
+    return rows + _stream_rows(config)
+
+
+def _stream_rows(config: ModelSpec) -> list[tuple[str, object]]:
+    """What layers do with the residual stream besides attention and feed-forward."""
+    rows: list[tuple[str, object]] = []
+    if (per_layer := config.per_layer_input) is not None:
+        rows.append(("embeddings", f"of each layer, {per_layer.width} values, read by row"))
+    if (altup := config.altup) is not None:
+        rows.append(("streams", f"{altup.n_streams} (AltUp)"))
+    if (laurel := config.layers[0].laurel) is not None:
+        rows.append(("beside heads", f"a residual of rank {laurel.rank} (Laurel)"))
     return rows
 
 
@@ -77,7 +89,8 @@ def _heads(layer: LayerSpec) -> str:
                 dims += f" (V: {spec.value_dim})"
             if spec.kv_from is not None:
                 return f"{spec.n_heads} of {dims}, with K and V of layer {spec.kv_from}"
-            return f"{spec.n_heads}, {spec.n_kv_heads} for K and V, of {dims}"
+            values = "K, from which V is" if spec.value_from_key else "K and V"
+            return f"{spec.n_heads}, {spec.n_kv_heads} for {values}, of {dims}"
         case LatentAttentionSpec() as spec:
             parts = f"{spec.latent_dim} and {spec.rope_dim} rotated channels"
             return f"{spec.n_heads}, one latent for K and V, of {parts}"
@@ -94,7 +107,7 @@ def _heads(layer: LayerSpec) -> str:
 def _feed_forward(layer: LayerSpec) -> str:
     if layer.mlp is None:
         return "experts only" if layer.moe else "none"
-    return str(layer.mlp.n_ff)
+    return str(layer.mlp.n_ff) + (", sparse" if layer.mlp.sparsity else "")
 
 
 def _experts(layer: LayerSpec) -> str:

@@ -133,7 +133,7 @@ def plan_lines(plan: Plan) -> list[str]:
     if not some.weights_allocated:
         mapped = ", mapped"
     if some.weights_by_row:
-        mapped += f"; {byte_size(some.weights_by_row)} of which only rows of tokens are read"
+        mapped += f", besides {byte_size(some.weights_by_row)} that is read by row"
     facts = [
         ("model", one_line(f"{config.name}: {config.architecture}, ")
          + f"{counted(config.n_layers, 'layer')}, "
