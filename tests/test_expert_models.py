@@ -47,9 +47,8 @@ def test_llama_cpp_logits(name: str, tmp_path: Path) -> None:
 def test_packed_caches(pair: tuple[str, str], name: str, conformance: Path, tmp_path: Path) -> None:
     """Sinks, windows and experts on packed K and V, against float64 on the same codes."""
     path = f32_copy(conformance / f"archs2/{name}.gguf", tmp_path / "f32.gguf")
-    exact, fast = (
-        load_model(path, b)[0] for b in (reference_backend(torch.float64), cpu_backend())
-    )
+    backends = reference_backend(torch.float64), cpu_backend()
+    exact, fast = (load_model(path, backend)[0] for backend in backends)
     want, got = (
         run(model, new_cache(model, SegmentSpec(*pair)), CONFORMANCE_IDS[:100], chunk=60)
         for model in (exact, fast)
@@ -81,6 +80,15 @@ def attention_with(**changes: Any) -> Callable[[LayerSpec, LayerWeights], tuple[
         return replace(spec, mixer=replace(spec.attention, **changes)), layer
 
     return change
+
+
+def without_gate(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
+    """A sigmoid of 0 for every channel."""
+    q = layer.attention.attn_q
+    rows = np.asarray(q.weight.rows).reshape(spec.attention.n_heads, 2, -1).copy()
+    rows[:, 1] = 0
+    weight = replace(q.weight, rows=rows.reshape(q.weight.rows.shape))
+    return spec, replace(layer, mixer=replace(layer.attention, attn_q=replace(q, weight=weight)))
 
 
 def without_router_bias(spec: LayerSpec, layer: LayerWeights) -> tuple[LayerSpec, LayerWeights]:
@@ -119,6 +127,7 @@ PARTS = {
         "ReLU": spec_with(activation="silu"),
     },
     "cohere2moe": {"half of the shared expert": spec_with(shared_scale=1.0)},
+    "afmoe": {"gate": without_gate},
     "deepseek": {"factor": spec_with(weights_scale=1.0)},
 }
 """By model, what leaves out a part of it."""

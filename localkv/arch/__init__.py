@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from localkv.arch import (
+    afmoe,
     apertus,
     cohere,
     deepseek,
@@ -53,6 +54,7 @@ FAMILIES = (
     gpt_oss,
     llama4,
     smallthinker,
+    afmoe,
     plamo,
     uneven,
     deepseek,

@@ -79,7 +79,16 @@ def _qkv(
 
     stores = spec.kv_from is None
     return (
-        linear("attn_q", n_q),
+        _gated_q(read, spec, n_embd, at) if spec.gated else linear("attn_q", n_q),
         linear("attn_k", n_k) if stores else None,
         linear("attn_v", n_v) if stores and not spec.value_from_key else None,
     )
+
+
+def _gated_q(read: TensorReader, spec: AttentionSpec, n_embd: int, at: str) -> Linear:
+    """Of each head q, then its gate, which a file may have as a tensor of its own."""
+    if not read.has(f"{at}attn_gate.weight"):
+        n_q = 2 * spec.n_heads * spec.key_dim
+        return read.linear(f"{at}attn_q", n_q, n_embd, bias_required=spec.qkv_bias)
+    names = (f"{at}attn_q", f"{at}attn_gate")
+    return read.interleaved(names, spec.n_heads, spec.key_dim, n_embd)

@@ -218,3 +218,22 @@ class TensorReader:
         linears = tuple(Linear(self._prepare(f"{name}.weight", weight[rows])) for rows in parts)
         self.source.release(f"{name}.weight")
         return linears
+
+    def interleaved(self, names: Sequence[str], n_heads: int, n_out: int, n_in: int) -> Linear:
+        """Matrices of `n_out` rows a head, [n_heads * n_out, n_in] each, as one that has those of
+        the first head one after the other, then those of the second.
+
+        Raises:
+            ModelFileError: they are of different types.
+        """
+        parts = [self.packed(f"{name}.weight", n_heads * n_out, n_in) for name in names]
+        if len({part.format for part in parts}) > 1:
+            types = ", ".join(f"{n} {x.format.name}" for n, x in zip(names, parts, strict=True))
+            raise ModelFileError(f"matrices that belong together are of different types: {types}")
+        rows = np.stack([part.rows.reshape(n_heads, n_out, -1) for part in parts], axis=1)
+        n_rows = len(parts) * n_heads * n_out
+        whole = replace(parts[0], rows=rows.reshape(n_rows, -1), shape=(n_rows, n_in))
+        linear = Linear(self._prepare(f"{names[0]}.weight", whole))
+        for name in names:
+            self.source.release(f"{name}.weight")
+        return linear

@@ -31,6 +31,7 @@ class ExpertModel:
         dense: layers without experts.
         norms: each layer's, by name.
         head_norms: q and k have norms of each head.
+        gate: attention's output has a gate.
         selection_bias: the tensor's name, or empty.
         n_shared: width of the shared expert, or 0.
         fused: gate and up are one stack.
@@ -45,6 +46,7 @@ class ExpertModel:
     dense: tuple[int, ...] = ()
     norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
     head_norms: bool = False
+    gate: bool = False
     selection_bias: str = ""
     n_shared: int = 0
     fused: bool = False
@@ -111,6 +113,8 @@ class ExpertModel:
             matrix(f"{at}attn_k", N_KV_HEADS * HEAD, N_EMBD, gain=1.3)
             matrix(f"{at}attn_v", N_KV_HEADS * HEAD, N_EMBD)
             matrix(f"{at}attn_output", N_EMBD, N_HEADS * HEAD)
+            if self.gate:
+                matrix(f"{at}attn_gate", N_HEADS * HEAD, N_EMBD, gain=2.0)
             if self.head_norms:
                 vector(f"{at}attn_q_norm.weight", HEAD, centre=1.3)
                 vector(f"{at}attn_k_norm.weight", HEAD, centre=1.3)
@@ -213,6 +217,17 @@ EXPERT_MODELS = {
         selection_bias=BIAS,
         n_shared=N_SHARED,
         divisors=True,
+    ),
+    "afmoe": ExpertModel(
+        "afmoe",
+        4,
+        {**SIGMOID, "attention.sliding_window": 20, "expert_shared_count": 1},
+        dense=(0,),
+        norms=("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
+        head_norms=True,
+        gate=True,
+        selection_bias=BIAS,
+        n_shared=N_FF,
     ),
     "cohere2moe": ExpertModel(
         "cohere2moe",
