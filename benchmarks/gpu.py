@@ -492,7 +492,7 @@ def model_with(run: Run, model: Any, weights: str, pair: str) -> list[float]:
 def place(engine: Any, depth: int) -> None:
     """Pretend that `depth` tokens are cached."""
     engine.truncate(0)
-    engine.cache.reserve(engine.sequence, depth)
+    engine.cache.reserve(engine.sequence, depth, depth)  # the next token's, with a window
     engine.sequence.length = depth
     engine.slot.ids[:], engine.slot.generated[:] = [0] * depth, [False] * depth
 

@@ -92,7 +92,7 @@ def answer_logits(engine: Engine, probe: Probe) -> NDArray[np.float32]:
         if ours != theirs:
             break
         shared += 1
-    engine.truncate(shared)
+    shared = engine.truncate(shared)
     # only new stories are longer than a question: they need no logits
     question = max(shared, len(ids) - MOST_QUESTION)
     for start in range(shared, question, engine.n_batch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,8 @@ def _run(
     check_model_is_named(values)
     compare = kl_divergence or base_path is not None or sweep is not None
     _check(chunks, sweep, plot_file, calibrate_file)
+    if save_base is not None and not compare:
+        _check_base_types(values)
     check_base_options(base_path, save_base, compare=compare, prefill_exact=prefill_exact)
     scales = None
     if sweep is not None:
@@ -248,6 +251,17 @@ def _check(
         if sweep is None:
             raise UsageError("--plot draws what --sweep measures", hint="add --sweep pure")
         check_plot(plot_file)
+
+
+def _check_base_types(values: Mapping[str, Any]) -> None:
+    """Refuse types of layers with a window that differ: a base says one pair of types."""
+    for side in "kv":
+        name = values[f"cache_type_{side}_swa"]
+        if name not in (None, values[f"cache_type_{side}"]):
+            raise UsageError(
+                f"--save-base writes one pair of types, not -ct{side}-swa {name} besides",
+                hint="leave it out, or add --kl-divergence, whose base is f16",
+            )
 
 
 def _on_command_line(*names: str) -> bool:

@@ -255,6 +255,20 @@ def test_scales_of_another_model_or_rotation(path: Path) -> None:
         check_scales(replace(cache, kv_scales=rotated, kv_rotation="on"), model.config)
 
 
+def test_layers_that_differ_can_not_share_a_table(path: Path) -> None:
+    """Other heads in one layer, or one that reads another's K and V."""
+    model, _ = load_model(path, reference_backend())
+    cache = CacheConfig("fp8_e4m3_head", kv_scales=scales_of(model.config))
+    first, *others = model.config.layers
+    for changes in ({"n_kv_heads": 1}, {"kv_from": 1}):
+        layer = replace(first, mixer=replace(first.attention, **changes))
+        config = replace(model.config, layers=(layer, *others))
+        with pytest.raises(UsageError, match="layers all have K and V, of alike heads"):
+            check_scales(cache, config)
+        with pytest.raises(UsageError, match="layers all have K and V, of alike heads"):
+            next(calibrate(Transformer(config, model.weights, model.backend), [IDS[:9]], n_ctx=16))
+
+
 def test_llm_takes_a_file_or_what_was_in_it(path: Path, tmp_path: Path) -> None:
     (scales,) = calibrate(LLM(path).engine.model, [IDS[:40]], n_ctx=64)
     write_kv_scales(tmp_path / "s.json", scales)

@@ -124,3 +124,22 @@ def test_llm_has_types_and_rows_of_windows(path: Path) -> None:
 def test_scales_are_wanted_for_types_of_windows(path: Path) -> None:
     with pytest.raises(UsageError, match="fp8_e4m3_head needs a file of scales"):
         LLM(path, cache_type_v_swa="fp8_e4m3_head", device="cpu")
+
+
+def test_a_base_is_of_one_pair_of_types(program: Program, path: Path, tmp_path: Path) -> None:
+    asked = ("perplexity", "-m", path, "-f", path, "--save-base", tmp_path / "base")
+    result = program(*asked, "-ctk", "q8_0", "-ctk-swa", "f16")
+    assert "--save-base writes one pair of types, not -ctk-swa f16 besides" in result.err
+
+
+def test_risks_of_types_of_windows_are_said(conformance: Path) -> None:
+    """gpt-oss has attention sinks; half of its layers have a window."""
+    path = conformance / "archs2" / "gpt-oss.gguf"
+
+    def warned(**types: str) -> bool:
+        with LLM(path, n_ctx=64, device="cpu", progress=False, **types) as llm:
+            return any("attention sinks" in line for line in llm.warnings)
+
+    assert not warned()
+    assert warned(cache_type_v_swa="q8_0")
+    assert warned(cache_type_k="q8_0", cache_type_k_swa="f16")
