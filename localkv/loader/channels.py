@@ -72,6 +72,7 @@ class ChannelDecoder:
             piece = self._decoder.push(token)
             return piece if self._header is None else self._in_header(piece)
         rest = self._decoder.flush()
+        self._decoder.push(token)  # it tells the decoder that a text begins
         if marker == "<|end|>":
             return rest + self._end()
         if marker == "<|start|>":

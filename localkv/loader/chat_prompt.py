@@ -149,7 +149,7 @@ def _checked_budget(most: int | None) -> int | None:
 
 
 def _knows_reasoning(tokenizer: ChatTokenizer, template: ChatTemplate) -> bool:
-    return any(
+    return writes_channels(template.source) or any(
         tag in template.source or _n_tokens(tokenizer, tag, is_markup=True) == 1
         for tags in REASONING_TAGS
         for tag in tags

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from localkv import LLM
+from localkv.chat.reasoning import split_reasoning
 from localkv.engine import new_stream
 from localkv.engine.text_model import TextModel
 from localkv.errors import UsageError
 from localkv.loader.chat_template import ChatTemplate
+from localkv.loader.reasoning_tags import CHANNELS
 from localkv.loader.tokenizer import tokenizer_from_metadata
+from support import tiny_model as tiny_model_file
+from support.family_templates import GPT_OSS
 from support.tiny_vocabulary import bpe_metadata, spm_metadata, spm_model
 
 HELLO = [{"role": "user", "content": "Tell me of the fox"}]
@@ -199,3 +203,25 @@ def test_tags_and_calls_are_part_of_the_text_where_they_are_control_tokens() -> 
     model = TextModel()
     model.tokenizer = tokenizer_from_metadata(spm_metadata(spm_model(byte_fallback=False)))
     assert model._kept_ids == frozenset()  # what no token stands for is no tag
+
+
+def test_a_budget_closes_the_channel_of_the_reasoning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All the way: the template's markers, the tokens that are put there, and the text of them."""
+    monkeypatch.setattr(tiny_model_file, "CONTROL", GPT_OSS.control)
+    monkeypatch.setattr(tiny_model_file, "TEMPLATE", GPT_OSS.source)
+    llm = LLM(tiny_model_file.write_tiny_model(tmp_path / "m.gguf"))
+    options: dict[str, Any] = {"max_tokens": 60, "reasoning_budget": 2, **GREEDY}
+    prefill = "<think>\nThe fox"
+    completion = llm.chat(HELLO, prefill=prefill, **options).completion
+    parts = split_reasoning(completion.text)
+    assert completion.text.startswith(prefill)
+    assert "<|" not in completion.text
+    assert (parts.open, parts.reasoning[:7], parts.answer != "") == (False, "The fox", True)
+    ids = new_ids(llm, len(llm.chat_prompt(HELLO, prefill=prefill).ids))
+    assert llm.tokenizer.decode(ids).startswith(CHANNELS.close)
+    answer = {"role": "assistant", "content": completion.text}
+    again = llm.chat_prompt([*HELLO, answer, *HELLO]).text
+    assert "analysis<|message|>" not in again
+    assert f"<|channel|>final<|message|>{parts.answer}<|end|>" in again

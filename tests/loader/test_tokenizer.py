@@ -386,6 +386,37 @@ def test_end_of_generation() -> None:
     assert eog("mine", "other", eot_token_id=n_normal + 1) == {"mine"}
 
 
+@pytest.mark.parametrize(
+    ("control", "more", "expected"),
+    [
+        # what a family's file has, BOS being no end: the keys of its ids, and the ends
+        ("<|end|> <|return|> <|call|> <|start|>", {"eos": "<|return|>"}, "<|return|> <|call|>"),
+        (
+            "<|endoftext|> <|user|> <|observation|> <|assistant|>",
+            {"eos": "<|endoftext|>", "eot": "<|user|>", "eom": "<|observation|>"},
+            "<|endoftext|> <|user|> <|observation|>",
+        ),
+        ("<eos> <turn|> <|turn> <|tool_response> </s>", {}, "<eos> <turn|> <|tool_response>"),
+        ("[e~[ ]~b] ]~!b[", {}, "[e~["),
+        ("[EOS] [EOT] <|im_end|> <|im_user|>", {}, "[EOS] [EOT] <|im_end|>"),
+        ("<|end|> <|user|> <|endoftext|>", {}, "<|end|> <|endoftext|>"),
+        ("<｜User｜> <｜end▁of▁sentence｜>", {}, "<｜end▁of▁sentence｜>"),
+        ("<|eot|> <|eom|> <|header_start|>", {"eos": "<|eot|>"}, "<|eot|>"),
+        ("<seed:bos> <seed:eos>", {"eos": "<seed:eos>"}, "<seed:eos>"),
+        ("[|endofturn|] [|user|]", {"eos": "[|endofturn|]"}, "[|endofturn|]"),
+        ("<|start_of_role|> <|end_of_text|>", {}, "<|end_of_text|>"),
+        ("<|assistant_end|> <|inner_prefix|>", {"eos": "<|assistant_end|>"}, "<|assistant_end|>"),
+    ],
+)
+def test_ends_of_turns_of_families(control: str, more: dict[str, str], expected: str) -> None:
+    texts = ("<bos>", *control.split())
+    first = bpe(control=("<bos>",)).token_to_id("<bos>")
+    assert first is not None
+    ids = {f"{key}_token_id": first + texts.index(text) for key, text in more.items()}
+    tokenizer = bpe(control=texts, **{"eos_token_id": None, **ids})
+    assert set(texts_of(tokenizer, list(tokenizer.eog_ids))) == set(expected.split())
+
+
 def test_control_tokens_that_a_file_calls_something_else() -> None:
     tokenizer = bpe(user_defined=("<|eot_id|>", "<fim_suffix>", "<|channel|>"))
     kinds = {
