@@ -49,6 +49,8 @@ Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 DEFAULT_N_CTX = 4096
 """Tokens of context where the user names none and the model can hold more."""
+FEW_NAMES = 8
+"""Names of tensors that a warning spells out."""
 
 _HELD = ("engine", "backend", "gguf", "tokenizer", "chat_template")
 """Attributes of `LLM` that end with `close`."""
@@ -223,7 +225,7 @@ class LLM(TextModel):
                 self.engine.warm_up()
         self.gguf.check_unchanged()
         if unused:
-            self.warnings.append(f"tensors that are not used: {', '.join(unused)}")
+            self.warnings.append(f"tensors that are not used: {_a_few(unused)}")
         found = model.uses(pairs_of(self.cache, self.config.groups))
         self.kernels = in_words(found)
         self.warnings += missing_kernels(found, backend.processor)
@@ -367,6 +369,13 @@ def free_memory(backend: Backend) -> Budget | None:
     if backend.memory is not None:
         return Budget(backend.memory.room().free, "free on the GPU")
     return machine_memory()
+
+
+def _a_few(names: list[str]) -> str:
+    """The first names, and how many others there are."""
+    if len(names) <= FEW_NAMES + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:FEW_NAMES])} and {len(names) - FEW_NAMES} others"
 
 
 def _local_path(model: str | os.PathLike[str]) -> str | os.PathLike[str]:

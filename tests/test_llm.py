@@ -284,3 +284,11 @@ def test_errors_are_of_one_kind_and_one_line(llm: LLM) -> None:
         llm.complete("fox " * 300)
     assert "\n" not in str(caught.value)
     assert not math.isnan(float(caught.value.exit_code))
+
+
+def test_tensors_that_nobody_knows_are_named_or_counted(tmp_path: Path) -> None:
+    random_model = RandomModel(n_layers=1)
+    random_model.tensors |= {f"v.blk.{i}.weight": np.ones(4) for i in range(12)}
+    with LLM(random_model.write(tmp_path / "model.gguf"), device="cpu", progress=False) as llm:
+        names = ", ".join(f"v.blk.{i}.weight" for i in range(8))
+        assert f"tensors that are not used: {names} and 4 others" in llm.warnings

@@ -22,7 +22,7 @@ BAICHUAN_WITH_ALIBI = 40
 
 
 def llama(facts: Facts) -> ModelSpec:
-    attention = plain.attention(facts, interleaved=True, divisors=True)
+    attention = plain.attention(facts, interleaved=True, divisors=True, long_divisors=True)
     ffn = experts(facts) if facts.integer("expert_count", 0) else plain.mlp(facts)
     return plain.model(facts, [plain.layer(facts, attention, ffn)] * facts.n_layers)
 

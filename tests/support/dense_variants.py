@@ -102,6 +102,7 @@ DENSE: dict[str, dict[str, Any]] = {
         **BY_LENGTH,
         settings={**GRANITE, **LONG, "attention.scale": 0.0, "rope.scaling.type": "longrope"},
     ),
+    "llama-longrope": _of("llama", **BY_LENGTH, settings={**LONG, "rope.scaling.type": "longrope"}),
     "olmo": _of("olmo", **NARROW),
     "olmo2": _of("olmo2", n_heads=2),
     "glm4": _of("glm4", biases=QKV, settings=PARTLY),
