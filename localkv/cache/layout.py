@@ -235,11 +235,17 @@ def check_latents(cache: CacheConfig, groups: Iterable[CacheGroup]) -> None:
         )
 
 
+def keeps_latents(groups: Iterable[CacheGroup]) -> bool:
+    """Whether all rows of a model are latents and rotated parts of keys."""
+    kinds = {group.is_latent for group in groups}
+    return kinds == {True}
+
+
 def unused_type(cache: CacheConfig, groups: Iterable[CacheGroup]) -> str | None:
     """What to tell those who chose a type of V that a model has no use for; None elsewhere."""
     if cache.type_v in (cache.type_k, CacheConfig.type_v):
         return None
-    if not all(group.is_latent for group in groups):
+    if not keeps_latents(groups):
         return None
     return (
         f"V is a view of K's latents in this model, so -ctv {cache.type_v} has no effect: latents "

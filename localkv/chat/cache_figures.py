@@ -63,6 +63,7 @@ def cache_figures(
         type_k_swa=facts.type_k_swa,
         type_v_swa=facts.type_v_swa,
         swa_full=facts.swa_full,
+        type_k_rope=facts.type_k_rope,
     )
     as_f16 = CacheConfig("f16", "f16", swa_full=facts.swa_full)
     bytes_k, bytes_v, f16_k, f16_v = (
@@ -111,4 +112,7 @@ def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:
 def _fits(facts: EngineFacts, type_k: str, type_v: str) -> bool:
     """Whether rows of all heads are a whole number of the types' blocks."""
     k, v = (KV_FORMATS[name].block_size for name in (type_k, type_v))
-    return all(group.key_dim % k == 0 == group.value_dim % v for group in facts.groups)
+    return all(
+        group.key_dim % k == 0 and (group.is_latent or group.value_dim % v == 0)
+        for group in facts.groups
+    )

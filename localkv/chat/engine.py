@@ -59,8 +59,8 @@ class LoadProgress:
 class EngineFacts:
     """Facts about a loaded model and its cache. Sizes are counts; `*_bytes` are bytes.
 
-    `layers`, `kv_heads`, `key_dims`, `value_dims`, `windows`: of each group of its layers
-    (`CacheGroup`). `n_batch`: most prompt tokens evaluated at a time.
+    `layers`, `kv_heads`, `key_dims`, `value_dims`, `windows`, `are_latent`: of each group of its
+    layers (`CacheGroup`). `n_batch`: most prompt tokens evaluated at a time.
     `has_think_switch`, `takes_tools`: its chat template reads `enable_thinking`, and tools.
     """
 
@@ -87,15 +87,19 @@ class EngineFacts:
     type_k_swa: str | None = None
     type_v_swa: str | None = None
     swa_full: bool = False
+    are_latent: tuple[bool, ...] = ()
+    type_k_rope: str = "f16"
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
         """The groups of layers; which layers of the model they are isn't known here."""
         windows = self.windows or (0,) * len(self.layers)
-        sizes = zip(
-            self.layers, self.kv_heads, self.key_dims, self.value_dims, windows, strict=True
+        latent = self.are_latent or (False,) * len(self.layers)
+        sizes = zip(self.kv_heads, self.key_dims, self.value_dims, windows, strict=True)
+        return tuple(
+            CacheGroup(*size, tuple(range(n)), is_latent=is_latent)
+            for n, size, is_latent in zip(self.layers, sizes, latent, strict=True)
         )
-        return tuple(CacheGroup(heads, k, v, w, tuple(range(n))) for n, heads, k, v, w in sizes)
 
 
 @dataclass(frozen=True)

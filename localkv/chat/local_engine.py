@@ -192,6 +192,8 @@ def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
         type_k_swa=cache.type_k_swa,
         type_v_swa=cache.type_v_swa,
         swa_full=cache.swa_full,
+        are_latent=tuple(group.is_latent for group in config.groups),
+        type_k_rope=cache.type_k_rope,
         kv_rotation=cache.kv_rotation,
         weight_bytes=llm.gguf.n_bytes,
         backend=llm.backend.name,

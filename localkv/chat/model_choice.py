@@ -154,6 +154,7 @@ def _memory(
         type_k_swa=arguments.get("cache_type_k_swa"),
         type_v_swa=arguments.get("cache_type_v_swa"),
         swa_full=arguments.get("swa_full", False),
+        type_k_rope=arguments.get("cache_type_k_rope") or CacheConfig.type_k_rope,
         n_ctx=min(config.n_ctx_train, CacheConfig.n_ctx) if n_ctx is None else n_ctx,
         kv_rotation=arguments.get("kv_rotation") or "auto",
     )

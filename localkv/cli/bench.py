@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from localkv.bench.run import Options
     from localkv.bench.source import Source
 
-_WINDOWS = ("cache_type_k_swa", "cache_type_v_swa", "swa_full")
+_WINDOWS = ("cache_type_k_swa", "cache_type_v_swa", "swa_full", "cache_type_k_rope")
 _SHARED = (*_WINDOWS, "kv_rotation", "kv_scales", "device", "fit")
 """Options as other commands have them."""
 

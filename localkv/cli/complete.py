@@ -21,7 +21,13 @@ from localkv.cli.failure import INTERRUPTED
 from localkv.cli.length_options import length_options
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.loading_options import loading_options
-from localkv.cli.memory_report import groups_json, memory_bytes, memory_json, memory_line
+from localkv.cli.memory_report import (
+    cache_types,
+    groups_json,
+    memory_bytes,
+    memory_json,
+    memory_line,
+)
 from localkv.cli.messages import note, say, warn
 from localkv.cli.model_file import named_or_shipped
 from localkv.cli.option_types import Whole
@@ -306,7 +312,7 @@ def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
         f"{timings.prompt_per_second:.2f} tokens/s",
         f"eval:         {generated} in {timings.decode_seconds:.2f} s, "
         f"{timings.decode_per_second:.2f} tokens/s",
-        f"cache:        K {llm.cache.type_k}, V {llm.cache.type_v}, "
+        f"cache:        {cache_types(llm)}, "
         f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, "
         f"{byte_size(llm.memory.cache_k + llm.memory.cache_v)}",
         f"memory:       {memory_bytes(llm.memory)}",

@@ -18,7 +18,7 @@ from localkv.cli.options import (
 )
 from localkv.cli.parameters import Option
 from localkv.cli.preset_choice import preset_or_given
-from localkv.config import FIT, KV_ROTATIONS
+from localkv.config import FIT, KV_ROTATIONS, CacheConfig
 from localkv.formats import KV_FORMATS
 
 
@@ -40,7 +40,8 @@ def _cache_type_option(side: str, short: str) -> Option:
 
 
 def window_options() -> list[click.Parameter]:
-    """The options about layers that see a window only; `window_arguments` reads them."""
+    """The options about layers that see a window only, and about latents; `window_arguments`
+    reads them."""
 
     def types(side: str, short: str, help_text: str) -> Option:
         return option(
@@ -62,6 +63,16 @@ def window_options() -> list[click.Parameter]:
             help="Keep all rows of layers with a window, not only those that later tokens see: "
             "more memory, and any prompt is reused as far as it is the same.",
         ),
+        option(
+            "-ctk-rope",
+            "--cache-type-k-rope",
+            panel="KV cache",
+            type=click.Choice(tuple(KV_FORMATS), case_sensitive=False),
+            metavar="TYPE",
+            default=CacheConfig.type_k_rope,
+            help="The type of the rotated parts of keys in models that keep latents (DeepSeek); "
+            "-ctk is that of the latents, of which V is a view.",
+        ),
     ]
 
 
@@ -77,6 +88,7 @@ def window_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "cache_type_k_swa": values["cache_type_k_swa"],
         "cache_type_v_swa": values["cache_type_v_swa"],
         "swa_full": values["swa_full"],
+        "cache_type_k_rope": values["cache_type_k_rope"],
     }
 
 
@@ -86,6 +98,7 @@ def window_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         "type_k_swa": values["cache_type_k_swa"],
         "type_v_swa": values["cache_type_v_swa"],
         "swa_full": values["swa_full"],
+        "type_k_rope": values["cache_type_k_rope"],
     }
 
 

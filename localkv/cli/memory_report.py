@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from localkv.cache.layout import keeps_latents
 from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:
@@ -23,13 +24,23 @@ def memory_line(llm: LLM) -> str:
         weights = f"{byte_size(plan.weights)} ({byte_size(plan.weights_mapped)} mapped)"
     if plan.weights_by_row:
         weights += f" besides {byte_size(plan.weights_by_row)} read by row"
+    rows = f"K {cache.type_k} {byte_size(plan.cache_k)}, V {cache.type_v} "
+    if keeps_latents(llm.config.groups):
+        rows = f"latents (K and V) {cache.type_k} {byte_size(plan.cache_k)}, "
+        rows += f"rotated keys {cache.type_k_rope} "
     return (
-        f"memory: weights {weights}, K {cache.type_k} {byte_size(plan.cache_k)}, "
-        f"V {cache.type_v} {byte_size(plan.cache_v)}, {_states(plan)}"
-        f"scratch {byte_size(plan.scratch)} "
-        f"(context {cache.n_ctx}{_windows(plan, cache.n_ctx)})"
+        f"memory: weights {weights}, {rows}{byte_size(plan.cache_v)}, {_states(plan)}"
+        f"scratch {byte_size(plan.scratch)} (context {cache.n_ctx}{_windows(plan, cache.n_ctx)})"
         + (f", on {llm.backend.hardware}" if llm.backend.hardware else "")
     )
+
+
+def cache_types(llm: LLM) -> str:
+    """How rows of the cache are stored, "K q8_0, V q4_0"."""
+    cache = llm.cache
+    if keeps_latents(llm.config.groups):
+        return f"latents {cache.type_k}, rotated keys {cache.type_k_rope}"
+    return f"K {cache.type_k}, V {cache.type_v}"
 
 
 def _windows(plan: MemoryPlan, n_ctx: int) -> str:

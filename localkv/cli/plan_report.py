@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from localkv.cli.messages import one_line
 from localkv.cli.options import DEFAULT_BATCH
 from localkv.cli.table import table
+from localkv.config import CacheConfig
 from localkv.errors import byte_size, counted
 from localkv.memory.fit import type_flags
 from localkv.memory.plan import kv_bytes_per_token
@@ -16,7 +17,6 @@ from localkv.memory.requantised import bits_per_weight
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup, ModelSpec
-    from localkv.config import CacheConfig
     from localkv.loader.gguf_header import TensorInfo
     from localkv.loader.kv_risks import KVRisk
     from localkv.memory.advice import PairFit, QuantFit, Recommendation
@@ -114,6 +114,8 @@ class Plan:
         ):
             flags += f" {flag} {type_name}" if type_name else ""
         flags += " --swa-full" if self.cache.swa_full else ""
+        if self.cache.type_k_rope != CacheConfig.type_k_rope:
+            flags += f" -ctk-rope {self.cache.type_k_rope}"
         if self.memory.n_batch != DEFAULT_BATCH:
             flags += f" -ub {self.memory.n_batch}"
         if not self.model_flags:

@@ -53,7 +53,7 @@ class FakeLLM:
     def __init__(self, path: Path, *, on_progress: object = None, **arguments: Any) -> None:
         type(self).loaded = {"path": path, **arguments}
         self.load_seconds = 0.125
-        self.config = SimpleNamespace(name="fake", architecture="llama")
+        self.config = SimpleNamespace(name="fake", architecture="llama", groups=())
         self.gguf = SimpleNamespace(path=path, n_bytes=1 << 20)
         self.tokenizer = SimpleNamespace(warnings=())
         self.backend = SimpleNamespace(
