@@ -24,6 +24,7 @@ from localkv.arch import (
     lfm2,
     llama,
     llama4,
+    mamba,
     mixtures,
     olmo,
     phi,
@@ -60,6 +61,7 @@ FAMILIES = (
     deepseek,
     qwen35,
     lfm2,
+    mamba,
 )
 
 ARCHS: dict[str, Callable[[Facts], ModelSpec]] = {

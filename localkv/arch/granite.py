@@ -18,9 +18,9 @@ from localkv.arch.windows import windows, with_window
 ROPE_PATTERN = "attention.rope_pattern"
 
 
-def attention(facts: Facts) -> AttentionSpec:
+def attention(facts: Facts, layer: int | None = None) -> AttentionSpec:
     """Its scale is given, and `rope.scaling.finetuned` says whether there is RoPE."""
-    spec = plain.attention(facts, interleaved=True, divisors=True, long_divisors=True)
+    spec = plain.attention(facts, interleaved=True, divisors=True, long_divisors=True, layer=layer)
     scale = facts.number("attention.scale", 0.0) or spec.params.softmax_scale
     rope = spec.rope if facts.boolean("rope.scaling.finetuned", True) else None
     return replace(spec, params=AttentionParams(scale), rope=rope)

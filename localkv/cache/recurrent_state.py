@@ -26,7 +26,8 @@ NEAR_END = 8
 """Tokens before a prompt's end where there is a checkpoint: the same prompt is continued from
 there, as are those that differ in the tokens that open the answer."""
 LONG_PROMPT = 64
-"""New tokens of a prompt that is cut for this checkpoint; the others have theirs at the end."""
+"""Tokens behind the last checkpoint from which on a prompt is cut for this one; else it has one at
+its end."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class RecurrentStates:
         if self.data is None or not self.config.most:
             return end
         at, stops = sequence.length, [self._last(sequence) + self.config.step]
-        if n_prompt - at >= LONG_PROMPT:
+        if n_prompt - self._last(sequence) >= LONG_PROMPT:
             stops.append(n_prompt - NEAR_END)
         return min([stop for stop in stops if at < stop < end], default=end)
 

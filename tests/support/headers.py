@@ -19,6 +19,8 @@ from localkv.loader.known_shapes import KNOWN_SHAPES
 from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
 from support.dense_variants import DENSE
+from support.hybrid_models import KEYS as HYBRIDS
+from support.hybrid_models import hybrid
 from support.random_model import VARIANTS, RandomModel
 
 
@@ -136,6 +138,10 @@ def _header_of(architecture: str) -> Header:
     for arguments in (*DENSE.values(), *VARIANTS.values()):
         if arguments.get("arch", "llama") == architecture:
             return _of_random_model(arguments)
+    if architecture in HYBRIDS:
+        model = hybrid(architecture)
+        keys = {f"{architecture}.{key}": value for key, value in model.all_keys().items()}
+        return Header(architecture, keys, {n: values.shape for n, values in model.tensors.items()})
     known = [known for known in KNOWN_SHAPES.values() if known.architecture == architecture]
     if not known:
         return _made_up(architecture)

@@ -1,0 +1,205 @@
+"""Small random models with recurrent layers, on which every part of the forward pass matters.
+
+`tests/data/make_llama_cpp_hybrids.py` writes them, too, and stores llama.cpp's logits of those that
+conformance data has not; `float64_hybrid.py` evaluates them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+N_EMBD, HEAD, N_HEADS, N_KV_HEADS, N_FF, N_VOCAB, N_LAYERS = 128, 64, 2, 1, 96, 96, 4
+IDS = [(i * 37 + 11) % N_VOCAB for i in range(60)]
+SHOWN = (3, 17, 38, 59)
+"""Positions whose logits are stored."""
+EPS = 1e-5
+
+SSM = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 256,
+    "ssm.state_size": 32,
+    "ssm.time_step_rank": 4,
+    "ssm.group_count": 2,
+}
+NET = {**SSM, "ssm.state_size": 64}
+LAYERS = {
+    "qwen35": ["delta", "delta", "delta", "gated"],
+    "lfm2": ["conv", "attention", "conv", "attention"],
+    "granitehybrid": ["mamba", "attention", "mamba", "attention"],
+    "nemotron_h": ["mamba", "attention", "mlp", "mamba"],
+    "falcon-h1": ["both"] * 4,
+}
+"""Of each architecture, what its layers are."""
+
+
+@dataclass
+class HybridModel:
+    """A model as its file has it; `tensors` are float64.
+
+    Attributes:
+        architecture: one of `LAYERS`.
+        keys: without the architecture's prefix, besides sizes.
+    """
+
+    architecture: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(sum(self.architecture.encode()))
+        self._matrix("token_embd", N_VOCAB, N_EMBD, gain=np.sqrt(N_EMBD))
+        self._matrix("output", N_VOCAB, N_EMBD)
+        final = "token_embd_norm" if self.architecture == "lfm2" else "output_norm"
+        self._vector(f"{final}.weight", N_EMBD)
+        for i, kind in enumerate(self.layers):
+            self._layer(f"blk.{i}.", kind)
+
+    @property
+    def layers(self) -> list[str]:
+        return LAYERS[self.architecture]
+
+    @property
+    def _norm_kind(self) -> str:
+        """What Nemotron-H's files call it, whose norms are RMSNorm, too."""
+        return "layer_norm" if self.architecture == "nemotron_h" else "layer_norm_rms"
+
+    def all_keys(self) -> dict[str, Any]:
+        kinds = self.layers
+        kv_heads = [N_KV_HEADS * (kind in ("attention", "gated", "both")) for kind in kinds]
+        widths = [N_FF * (kind == "mlp") for kind in kinds]
+        per_layer = self.architecture in ("lfm2", "granitehybrid", "nemotron_h")
+        return {
+            "block_count": N_LAYERS,
+            "context_length": 512,
+            "vocab_size": N_VOCAB,
+            "embedding_length": N_EMBD,
+            "feed_forward_length": widths if self.architecture == "nemotron_h" else N_FF,
+            "attention.head_count": N_HEADS,
+            "attention.head_count_kv": kv_heads if per_layer else N_KV_HEADS,
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+            f"attention.{self._norm_kind}_epsilon": EPS,
+            "rope.dimension_count": HEAD,
+            **self.keys,
+        }
+
+    def key(self, name: str) -> Any:
+        return self.all_keys()[name]
+
+    def write(self, path: Path) -> Path:
+        """Matrices in F16, vectors in F32."""
+        writer = gguf.GGUFWriter(path, self.architecture)
+        writer.add_string("tokenizer.ggml.model", "no_vocab")
+        for key, value in self.all_keys().items():
+            name = f"{self.architecture}.{key}"
+            if isinstance(value, list):
+                writer.add_array(name, value)
+            elif isinstance(value, bool):
+                writer.add_bool(name, value)
+            elif isinstance(value, float):
+                writer.add_float32(name, value)
+            else:
+                writer.add_uint32(name, value)
+        for name, values in self.tensors.items():
+            small = values.ndim == 1 or "conv" in name or name.endswith(("ssm_a", "ssm_d", "norm"))
+            small |= "ssm_norm" in name
+            if "shortconv" in name and "proj" in name:
+                small = False
+            writer.add_tensor(name, values.astype(np.float32 if small else np.float16))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    def _matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
+        values = self.rng.standard_normal(shape) * gain / np.sqrt(shape[-1])
+        self.tensors[f"{name}.weight"] = values.astype(np.float16).astype(np.float64)
+
+    def _vector(self, name: str, *shape: int, centre: float = 1.0, spread: float = 0.3) -> None:
+        values = centre + spread * self.rng.standard_normal(shape)
+        self.tensors[name] = values.astype(np.float32).astype(np.float64)
+
+    def _layer(self, at: str, kind: str) -> None:
+        self._vector(f"{at}attn_norm.weight", N_EMBD)
+        if kind in ("attention", "gated", "both"):
+            q = N_HEADS * HEAD
+            self._matrix(f"{at}attn_q", 2 * q if kind == "gated" else q, N_EMBD, gain=1.3)
+            self._matrix(f"{at}attn_k", N_KV_HEADS * HEAD, N_EMBD, gain=1.3)
+            self._matrix(f"{at}attn_v", N_KV_HEADS * HEAD, N_EMBD)
+            self._matrix(f"{at}attn_output", N_EMBD, q)
+            if self.architecture in ("lfm2", "qwen35"):
+                self._vector(f"{at}attn_q_norm.weight", HEAD, centre=1.3)
+                self._vector(f"{at}attn_k_norm.weight", HEAD, centre=1.3)
+        if kind in ("mamba", "both"):
+            self._mamba(at)
+        if kind == "delta":
+            self._delta(at)
+        if kind == "conv":
+            self._matrix(f"{at}shortconv.in_proj", 3 * N_EMBD, N_EMBD, gain=1.3)
+            self._vector(f"{at}shortconv.conv.weight", N_EMBD, 3, centre=0.0, spread=0.8)
+            self._matrix(f"{at}shortconv.out_proj", N_EMBD, N_EMBD)
+        self._ffn(at, kind)
+
+    def _ffn(self, at: str, kind: str) -> None:
+        if self.architecture == "nemotron_h":
+            if kind == "mlp":
+                self._matrix(f"{at}ffn_up", N_FF, N_EMBD)
+                self._matrix(f"{at}ffn_down", N_EMBD, N_FF)
+            return
+        name = {"qwen35": "post_attention_norm.weight", "falcon-h1": "ffn_norm"}
+        self._vector(f"{at}{name.get(self.architecture, 'ffn_norm.weight')}", N_EMBD)
+        self._matrix(f"{at}ffn_gate", N_FF, N_EMBD)
+        self._matrix(f"{at}ffn_up", N_FF, N_EMBD)
+        self._matrix(f"{at}ffn_down", N_EMBD, N_FF)
+
+    def _mamba(self, at: str) -> None:
+        width, state = self.keys["ssm.inner_size"], self.keys["ssm.state_size"]
+        heads, groups = self.keys["ssm.time_step_rank"], self.keys["ssm.group_count"]
+        channels = width + 2 * groups * state
+        self._matrix(f"{at}ssm_in", width + channels + heads, N_EMBD, gain=1.3)
+        self._vector(f"{at}ssm_conv1d.weight", channels, 4, centre=0.0, spread=0.6)
+        self._vector(f"{at}ssm_conv1d.bias", channels, centre=0.0)
+        self._vector(f"{at}ssm_dt.bias", heads, centre=-1.0)
+        self.tensors[f"{at}ssm_a"] = -np.linspace(0.1, 2.0, heads, dtype=np.float32)[:, None]
+        self._vector(f"{at}ssm_d", heads, 1)
+        self._vector(f"{at}ssm_norm.weight", groups, width // groups)
+        self._matrix(f"{at}ssm_out", N_EMBD, width)
+
+    def _delta(self, at: str) -> None:
+        size, keys = self.keys["ssm.state_size"], self.keys["ssm.group_count"]
+        values = self.keys["ssm.time_step_rank"]
+        channels = (2 * keys + values) * size
+        self._matrix(f"{at}attn_qkv", channels, N_EMBD, gain=1.3)
+        self._matrix(f"{at}attn_gate", values * size, N_EMBD)
+        self._vector(f"{at}ssm_conv1d.weight", channels, 4, centre=0.0, spread=0.6)
+        self._vector(f"{at}ssm_dt.bias", values, centre=-1.0)
+        self.tensors[f"{at}ssm_a"] = -np.linspace(0.1, 2.0, values, dtype=np.float32)
+        self._matrix(f"{at}ssm_beta", values, N_EMBD)
+        self._matrix(f"{at}ssm_alpha", values, N_EMBD)
+        self._vector(f"{at}ssm_norm.weight", size)
+        self._matrix(f"{at}ssm_out", N_EMBD, values * size)
+
+
+SCALES = {
+    "embedding_scale": 2.0,
+    "residual_scale": 0.7,
+    "logit_scale": 3.0,
+    "attention.scale": 0.2,
+}
+KEYS: dict[str, dict[str, Any]] = {
+    "qwen35": {**NET, "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0]},
+    "lfm2": {"shortconv.l_cache": 3},
+    "granitehybrid": {**SSM, **SCALES},
+    "nemotron_h": SSM,
+    "falcon-h1": {**SSM, "rope.freq_base": 100000.0},
+}
+
+
+def hybrid(architecture: str) -> HybridModel:
+    return HybridModel(architecture, KEYS[architecture])

@@ -1,0 +1,248 @@
+"""Models with recurrent layers: their logits, and what they are made of."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from localkv.arch.mixer_spec import DeltaNetSpec
+from localkv.cache.layout import SegmentSpec
+from localkv.errors import ModelFileError
+from localkv.kernels.backend import Backend
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.reference.backend import reference_backend
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+from support.forward import logits, new_cache, nmse, run, run_together
+from support.hybrid_models import IDS, KEYS, N_VOCAB, SHOWN, HybridModel, hybrid
+
+STORED = json.loads((Path(__file__).parent / "data" / "llama_cpp_hybrids.json").read_text())
+BACKENDS = [reference_backend(), cpu_backend()]
+
+
+def wanted(name: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(STORED[name]), np.float32).reshape(-1, N_VOCAB)
+
+
+@pytest.fixture(scope="module", params=list(KEYS))
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    name = request.param
+    return hybrid(name).write(tmp_path_factory.mktemp("hybrid") / f"{name}.gguf")
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_llama_cpp_logits(file: Path, backend: Backend) -> None:
+    got = logits(file, backend, IDS, "f16", chunk=37)[list(SHOWN)]
+    assert nmse(got, wanted(file.stem)) <= 2e-6
+
+
+def model_of(file: Path) -> Transformer:
+    return load_model(file, cpu_backend())[0]
+
+
+F16 = SegmentSpec("f16", "f16")
+
+
+def test_a_prompt_has_the_same_bits_in_any_chunks_and_in_company(file: Path) -> None:
+    model = model_of(file)
+    whole = run(model, new_cache(model, F16), IDS)
+    for chunk in (1, 2, 7, 59):
+        np.testing.assert_array_equal(run(model, new_cache(model, F16), IDS, chunk), whole)
+    together = run_together(model, [F16], [IDS, IDS[:20], IDS[10:13]])
+    for ids, got in zip((IDS, IDS[:20], IDS[10:13]), together, strict=True):
+        np.testing.assert_array_equal(got, run(model, new_cache(model, F16), ids)[-1])
+
+
+@pytest.mark.parametrize("pair", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q5_1", "q4_0")])
+def test_packed_caches_against_float64(pair: tuple[str, str], tmp_path: Path) -> None:
+    path = hybrid("qwen35").write(tmp_path / "model.gguf")
+    exact, fast = (
+        run(model, new_cache(model, SegmentSpec(*pair)), IDS, 16)
+        for model in (
+            load_model(path, backend)[0]
+            for backend in (reference_backend(torch.float64), cpu_backend())
+        )
+    )
+    assert nmse(fast, exact) <= 2e-5
+
+
+def changed(model: Transformer, change: Callable[[Any, Any], tuple[Any, Any]]) -> Transformer:
+    """The model with other specifications and weights of its recurrent mixers."""
+    specs, weights = [], []
+    for spec, layer in zip(model.config.layers, model.weights.layers, strict=True):
+        for field in ("mixer", "beside"):
+            mixer = getattr(spec, field)
+            if hasattr(mixer, "state"):
+                made, held = change(mixer, getattr(layer, field))
+                spec, layer = replace(spec, **{field: made}), replace(layer, **{field: held})
+        specs.append(spec)
+        weights.append(layer)
+    return Transformer(
+        replace(model.config, layers=tuple(specs)),
+        replace(model.weights, layers=tuple(weights)),
+        model.backend,
+    )
+
+
+def _first_tap_only(table: np.ndarray) -> np.ndarray:
+    return np.concatenate((np.zeros_like(table[:, :-1]), table[:, -1:]), axis=1)
+
+
+def _without(field: str, value: float = 0.0) -> Callable[[Any, Any], tuple[Any, Any]]:
+    def change(spec: Any, held: Any) -> tuple[Any, Any]:
+        return spec, replace(held, **{field: np.full_like(getattr(held, field), value)})
+
+    return change
+
+
+def _norm_of_ones(spec: Any, held: Any) -> tuple[Any, Any]:
+    norm = replace(held.ssm_norm, weight=np.ones_like(held.ssm_norm.weight))
+    return spec, replace(held, ssm_norm=norm)
+
+
+def _conv(field: str) -> Callable[[Any, Any], tuple[Any, Any]]:
+    def change(spec: Any, held: Any) -> tuple[Any, Any]:
+        return spec, replace(held, **{field: _first_tap_only(getattr(held, field))})
+
+    return change
+
+
+def _other_heads(spec: Any, held: Any) -> tuple[Any, Any]:
+    return replace(spec, heads_in_turn=not spec.heads_in_turn), held
+
+
+def _one_group(spec: Any, held: Any) -> tuple[Any, Any]:
+    return replace(spec, norm=None), replace(held, ssm_norm=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("qwen35", _other_heads),
+        ("qwen35", _conv("ssm_conv1d")),
+        ("qwen35", _without("ssm_a")),
+        ("qwen35", _without("ssm_dt")),
+        ("qwen35", _norm_of_ones),
+        ("lfm2", _conv("conv")),
+        ("granitehybrid", _conv("ssm_conv1d")),
+        ("granitehybrid", _without("ssm_conv1d_bias")),
+        ("granitehybrid", _without("ssm_a")),
+        ("granitehybrid", _without("ssm_dt")),
+        ("nemotron_h", _without("ssm_d")),
+        ("nemotron_h", _norm_of_ones),
+        ("falcon-h1", _one_group),
+    ],
+)
+def test_every_part_matters(name: str, change: Any, tmp_path: Path) -> None:
+    model = model_of(hybrid(name).write(tmp_path / "model.gguf"))
+    other = changed(model, change)
+    got = run(other, new_cache(other, F16), IDS)[list(SHOWN)]
+    assert nmse(got, wanted(name)) > 1e-4
+
+
+@pytest.mark.parametrize("part", ["rows", "memory"])
+def test_what_a_state_holds_matters(part: str, tmp_path: Path) -> None:
+    model = model_of(hybrid("qwen35").write(tmp_path / "model.gguf"))
+    cache = new_cache(model, F16)
+    sequence = cache.new_sequence()
+    for ids in (IDS[:30], IDS[30:]):
+        out = model.forward(cache.batch([(sequence, ids)]), cache)
+        sequence.length += len(ids)
+        for layer in cache.layers:
+            if layer.state is not None:
+                getattr(layer.state, part)[:] = 0
+    assert nmse(out[0], wanted("qwen35")[-1]) > 1e-4
+
+
+def test_one_mixer_beside_another(tmp_path: Path) -> None:
+    model = model_of(hybrid("falcon-h1").write(tmp_path / "model.gguf"))
+    alone = replace(
+        model.config, layers=tuple(replace(spec, beside=None) for spec in model.config.layers)
+    )
+    other = Transformer(alone, model.weights, model.backend)
+    got = run(other, new_cache(model, F16), IDS)[list(SHOWN)]
+    assert nmse(got, wanted("falcon-h1")) > 1e-3
+
+
+def interleaved(model: HybridModel) -> HybridModel:
+    """The tensors as files of Qwen3-Next have them: by key head."""
+    keys, values, size = 2, 4, model.keys["ssm.state_size"]
+    each = values // keys
+    for i, kind in enumerate(model.layers):
+        if kind != "delta":
+            continue
+        at = f"blk.{i}."
+        taken = {
+            name: model.tensors.pop(f"{at}{name}.weight")
+            for name in ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+        }
+        q, k, v = np.split(taken["attn_qkv"], [keys * size, 2 * keys * size])
+        wide = [part.reshape(keys, -1, part.shape[-1]) for part in (q, k, v, taken["attn_gate"])]
+        model.tensors[f"{at}ssm_in.weight"] = np.concatenate(wide, 1).reshape(-1, q.shape[-1])
+        pair = [taken[name].reshape(keys, each, -1) for name in ("ssm_beta", "ssm_alpha")]
+        model.tensors[f"{at}ssm_ba.weight"] = np.concatenate(pair, 1).reshape(2 * values, -1)
+    return model
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_tensors_by_key_head(backend: Backend, tmp_path: Path) -> None:
+    """Those of the first converter and of Qwen3-Next, whose parts lie together by key head."""
+    paths = [
+        hybrid("qwen35").write(tmp_path / "apart.gguf"),
+        interleaved(hybrid("qwen35")).write(tmp_path / "together.gguf"),
+    ]
+    apart, together = (logits(path, backend, IDS, "f16") for path in paths)
+    np.testing.assert_array_equal(apart, together)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("qwen35", {"ssm.inner_size": 128}, "4 heads of 64 channels are not 128 channels"),
+        ("qwen35", {"ssm.group_count": 3}, "4 value heads can't share 3 key heads evenly"),
+        ("qwen35", {"ssm.conv_kernel": 1}, "conv_kernel.* is 1"),
+        ("qwen35", {"full_attention_interval": 9}, "a model of recurrent layers only"),
+        ("qwen35", {"ssm.state_size": 0}, "state_size.* is 0"),
+        ("lfm2", {"attention.head_count_kv": [0, 0, 0, 0]}, "a model of recurrent layers only"),
+        ("lfm2", {"shortconv.l_cache": 4}, r"shortconv.conv.weight.* shape \[128, 3\]"),
+        ("granitehybrid", {"ssm.group_count": 3}, "4 heads and 3 groups don't divide"),
+        ("nemotron_h", {"expert_count": 2}, "Nemotron-H with experts is not supported"),
+    ],
+)
+def test_contradictory_files(name: str, keys: Any, message: str, tmp_path: Path) -> None:
+    model = hybrid(name)
+    model.keys = {**model.keys, **keys}
+    with pytest.raises(ModelFileError, match=message):
+        load_model(model.write(tmp_path / "model.gguf"), cpu_backend())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    ["blk.0.ssm_a", "blk.0.ssm_conv1d.weight", "blk.0.ssm_out.weight", "blk.0.ssm_dt.bias"],
+)
+def test_missing_tensors(tensor: str, tmp_path: Path) -> None:
+    for name in ("qwen35", "granitehybrid"):
+        model = hybrid(name)
+        del model.tensors[tensor]
+        with pytest.raises(ModelFileError, match=f"missing tensor '{tensor}'"):
+            load_model(model.write(tmp_path / f"{name}.gguf"), cpu_backend())
+
+
+def test_sizes_without_a_kernel_are_composed(tmp_path: Path) -> None:
+    """Heads that are no whole vectors."""
+    model = hybrid("qwen35")
+    odd = HybridModel("qwen35", {**model.keys, "ssm.state_size": 24, "ssm.inner_size": 96})
+    path = odd.write(tmp_path / "model.gguf")
+    spec = load_model(path, cpu_backend())[0].config.layers[0].mixer
+    assert isinstance(spec, DeltaNetSpec)
+    assert spec.head_dim == 24
+    slow, fast = (logits(path, backend, IDS[:20], "f16") for backend in BACKENDS)
+    assert nmse(fast, slow) <= 1e-10
