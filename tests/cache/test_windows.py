@@ -142,6 +142,18 @@ def test_a_wide_window_is_not_kept_twice_and_says_so() -> None:
         cache.truncate(sequence, 2000)
 
 
+def test_decoding_ahead_keeps_what_its_reader_may_come_back_to() -> None:
+    """The row of position 768 is stored, but its reader stops and goes on from there; the window
+    begins at a page's last row."""
+    cache = small_cache(257, n_ctx=1000, n_batch=1)
+    sequence = cache.new_sequence()
+    for _ in range(767):
+        advance(cache, sequence, 1)
+    cache.reserve(sequence, 769, 767)
+    assert 2 * PAGE_TOKENS - 1 == 767 - 257 + 1
+    assert cache.cut_back(sequence, 767) == 767
+
+
 def test_a_batch_is_no_longer_than_the_cache_was_made_for() -> None:
     cache = small_cache(7, n_batch=32)
     with pytest.raises(LocalKVError, match="33 tokens do not fit a batch of 32"):
