@@ -144,6 +144,7 @@ REFUSED = {
     "attention__key_length_swa": [(None, "missing key"), (32, "K .32. and V .64.")],
     "embedding_length_per_layer_input": [(None, "missing key"), (16, "inp_gate.weight' has shape")],
     "rope__dimension_count_swa": [(66, "rotate 66 channels")],
+    "attention__sliding_window": [(None, "missing key")],
     "attention__sliding_window_pattern": [([True] * 4, "has 4 items for 5 layers")],
     "feed_forward_length": [([96, 0, 96, 96, 96], "layer 1 has no feed-forward block")],
 }
@@ -161,6 +162,7 @@ def test_contradictory_keys(key: str, value: object, message: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
+        ("attention__sliding_window", None, "missing key"),
         ("altup__active_idx", 1, "only the first stream"),
         ("altup__num_inputs", 3, "altup_router.weight' has shape"),
         ("activation_sparsity_scale", [1.0, 1.0], "2 items for 5 layers"),

@@ -107,6 +107,7 @@ def _model(
 
 def gemma4(facts: Facts) -> ModelSpec:
     """Heads of one size in full layers and of another in those with a window."""
+    facts.integer("attention.sliding_window")  # no default
     own = [
         _attention(facts, i, window, "_swa") if window else _full_attention(facts, i)
         for i, window in enumerate(windows(facts, None))
@@ -160,6 +161,7 @@ def gemma3n(facts: Facts) -> ModelSpec:
     if facts.integer("altup.active_idx", 0):
         key = facts.key("altup.active_idx")
         raise ModelFileError(f"key {key!r}: only the first stream can be the active one")
+    facts.integer("attention.sliding_window")  # no default
     own = [_attention(facts, i, window) for i, window in enumerate(windows(facts, PERIOD))]
     n_shared = max(0, facts.n_layers - LAYERS_WITH_KV)
     n_shared = facts.integer("attention.shared_kv_layers", n_shared)

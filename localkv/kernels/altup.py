@@ -31,7 +31,7 @@ class AltUpStreams:
         """Predict all streams; the layer works on the first."""
         weights, x = _altup(layer), self.streams
         n_streams = x.shape[1]
-        coefs = self.backend.linear(self._routed(x[:, 0], weights), weights.predict_coef)
+        coefs = _products(self._routed(x[:, 0], weights), weights.predict_coef)
         self.streams = x + namespace(x).matmul(coefs.reshape(-1, n_streams, n_streams), x)
         return self.streams[:, 0]
 
@@ -42,7 +42,7 @@ class AltUpStreams:
         """Correct all streams by what the layer made of the first; its embedding changes those
         that it did not work on."""
         weights = _altup(layer)
-        coefs = 1.0 + self.backend.linear(self._routed(x, weights), weights.correct_coef)
+        coefs = 1.0 + _products(self._routed(x, weights), weights.correct_coef)
         change = x - self.streams[:, 0]
         self.streams = self.streams + coefs[:, :, None] * change[:, None]
         if row is not None:
@@ -65,6 +65,11 @@ class AltUpStreams:
 def as_long_as(x: Array, z: Array) -> Array:
     """z [tokens, n], each row of it made as long as that of x."""
     return z * (_length(x) / _length(z))
+
+
+def _products(x: Array, coefs: Array) -> Array:
+    """x [tokens, S] times coefs [n, S] transposed."""
+    return namespace(x).sum(x[:, None] * coefs, axis=-1)
 
 
 def _length(x: Array) -> Array:

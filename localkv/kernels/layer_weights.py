@@ -227,15 +227,15 @@ class AltUpWeights:
     Attributes:
         router: [S, n_embd].
         router_norm: of what it reads.
-        predict_coef: [S * S, S].
-        correct_coef: [S, S].
+        predict_coef: float32 [S * S, S].
+        correct_coef: float32 [S, S].
         correct_scale: float32 [n_embd], factors on what the per-layer input reads.
     """
 
     router: Linear
     router_norm: Norm
-    predict_coef: Linear
-    correct_coef: Linear
+    predict_coef: Array
+    correct_coef: Array
     correct_scale: Array
 
 

@@ -67,7 +67,7 @@ def altup_weights(read: TensorReader, spec: AltUpSpec, n_embd: int, at: str) -> 
     return AltUpWeights(
         router=read.linear(f"{at}altup_router", n, n_embd),
         router_norm=read.norm(spec.router_norm, n_embd, at),
-        predict_coef=read.linear(f"{at}altup_predict_coef", n * n, n),
-        correct_coef=read.linear(f"{at}altup_correct_coef", n, n),
+        predict_coef=read.vector(f"{at}altup_predict_coef.weight", n * n, n),
+        correct_coef=read.vector(f"{at}altup_correct_coef.weight", n, n),
         correct_scale=read.vector(f"{at}altup_correct_scale.weight", n_embd),
     )

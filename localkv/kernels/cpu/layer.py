@@ -117,6 +117,30 @@ class CpuLayer:
         chain.run(residual=np.ascontiguousarray(x), row=np.ascontiguousarray(row), out=out)
         return out
 
+    def linear(self, x: Floats, layer: Linear) -> Floats:
+        n_tokens = x.shape[0]
+        if not runs(layer):
+            return np.asarray(self.composed.linear(x, layer))
+
+        def make(chain: Chain) -> None:
+            add_products(chain, "x", n_tokens, [with_bias(layer, "out")])
+
+        out = np.empty((n_tokens, layer.weight.shape[0]), np.float32)
+        chain = self.chains.get("linear", (layer,), n_tokens, make)
+        chain.run(x=np.ascontiguousarray(x), out=out)
+        return out
+
+    def norm(self, x: Floats, norm: Norm) -> Floats:
+        x = np.ascontiguousarray(x)
+        n_rows = x.size // x.shape[-1]
+
+        def make(chain: Chain) -> None:
+            self.chains.add_norm(chain, n_rows, norm, "x", "out")
+
+        out = np.empty(x.shape, np.float32)
+        self.chains.get("norm", (norm,), n_rows, make).run(x=x, out=out)
+        return out
+
     def logits(self, x: Floats, output_norm: Norm, output: Linear, spec: ModelSpec) -> Floats:
         n_tokens = x.shape[0]
         if not runs(output):
@@ -147,6 +171,8 @@ class CpuLayer:
                 Mamba2Spec: self.recurrent,
             },
             "out_residual": self.out_residual,
+            "linear": self.linear,
+            "norm": self.norm,
             "add_layer_input": self.add_layer_input,
             "ffns": {**self.composed.ffns, **self.fused_ffns},
             "logits": self.logits,
