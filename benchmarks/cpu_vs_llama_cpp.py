@@ -16,7 +16,7 @@ of docs/benchmarks.md, in about 20 minutes on two cores:
         --shapes gemma3-1b gpt-oss-20b@4 phi-4-mini@8
 
 Without `--shapes` the model is a Llama of 1.1 billion weights; "NAME@4" are the first four layers
-of a shape that `localkv bench --synthetic` knows.
+of a shape that `localkv bench --synthetic` knows, "NAME@4x8" those with eight experts.
 
 For every pair of cache types each program loads the model in a process of its own and fills its
 cache with a prompt of the depth's length. Then they take turns: a round is, for every process, a
@@ -305,7 +305,7 @@ def parse() -> argparse.Namespace:
     add("--peer-depth", type=int, default=4096, help="how deep llama.cpp takes part")
     add("--threads", type=int, default=0, help="of both; without it each takes its own number")
     add("--json", type=Path, help="write all figures to this file")
-    add("--shapes", nargs="+", default=["llama-1.1b"], help="of the model, NAME or NAME@LAYERS")
+    add("--shapes", nargs="+", default=["llama-1.1b"], help="of the model, NAME[@LAYERS[xEXPERTS]]")
     add("--small", action="store_true", help="a model of a few megabytes, to try this program")
     add("--worker", nargs=5, help=argparse.SUPPRESS)
     return parser.parse_args()

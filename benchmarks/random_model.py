@@ -27,9 +27,13 @@ LLAMA_1B = replace(
 
 
 def shape_of(name: str) -> KnownShape:
-    """The shape that "NAME" or "NAME@LAYERS" says: a known one, or its first layers."""
-    name, _, n_layers = name.partition("@")
+    """The shape that "NAME", "NAME@LAYERS" or "NAME@LAYERSxEXPERTS" says: a known one, or one cut
+    to its first layers and experts."""
+    name, _, size = name.partition("@")
     known = LLAMA_1B if name == LLAMA_1B.name else KNOWN_SHAPES[name]
+    n_layers, _, n_experts = size.partition("x")
+    if n_experts:
+        known = replace(known, keys={**known.keys, "expert_count": int(n_experts)})
     return first_layers(known, int(n_layers)) if n_layers else known
 
 
@@ -41,8 +45,11 @@ def first_layers(shape: KnownShape, n_layers: int) -> KnownShape:
         for key, value in shape.keys.items()
     }
     shared = "attention.shared_kv_layers"
-    if shared in keys:  # as large a part of the layers as before
-        keys[shared] = keys[shared] * n_layers // most
+    if shared in keys:  # about as many of the layers as before; the last that doesn't sees all
+        has_window = keys["attention.sliding_window_pattern"]
+        n_shared = keys[shared] * n_layers // most
+        own = (n for n in range(n_layers - n_shared, n_layers) if not has_window[n - 1])
+        keys[shared] = n_layers - next(own, n_layers)
     return replace(shape, keys={**keys, "block_count": n_layers})
 
 

@@ -7,22 +7,37 @@ import re
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from localkv import __version__
+from localkv.arch import ARCHS
+from localkv.arch.examples import EXAMPLES
 from support.paths import ROOT
 
 
-def test_commands_page_is_current() -> None:
-    path = ROOT / "docs" / "make_commands.py"
-    spec = importlib.util.spec_from_file_location("make_commands", path)
+def script(name: str) -> ModuleType:
+    """A program of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    make_commands = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_commands)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_commands_page_is_current() -> None:
     written = (ROOT / "docs" / "commands.md").read_text()
-    assert written == make_commands.page(), "run python docs/make_commands.py"
+    assert written == script("make_commands").page(), "run python docs/make_commands.py"
+
+
+def test_tables_of_models_are_current() -> None:
+    tables = script("make_models_tables")
+    assert set(EXAMPLES) >= set(ARCHS)
+    for page in tables.PAGES:
+        text = page.read_text()
+        assert text == tables.with_tables(text), "run python docs/make_models_tables.py"
 
 
 PAGES = [

@@ -1,0 +1,101 @@
+"""Write the tables of README.md and docs/models.md that follow from the code.
+
+    python docs/make_models_tables.py
+
+Architectures come from the registry (`localkv/arch`), the cache's bytes from the arithmetic of
+`localkv plan`. Each table stands between two comments that name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from localkv.arch import ARCHS
+from localkv.arch.examples import EXAMPLES
+from localkv.config import CacheConfig
+from localkv.loader.shapes import SHAPES
+from localkv.memory.plan import ModelMemory
+
+ROOT = Path(__file__).parents[1]
+CONTEXTS = (4096, 131072)
+TYPES = ("f16", "q8_0", "q4_0")
+POPULAR = (
+    "llama-8b",
+    "llama-70b",
+    "mistral-small-24b",
+    "qwen3-8b",
+    "qwen3-30b-a3b",
+    "qwen35-9b",
+    "qwen35-35b-a3b",
+    "gemma3-4b",
+    "gemma3-27b",
+    "gemma4-e4b",
+    "gemma4-31b",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
+    "glm-4.5-air",
+    "glm-4.7-flash",
+    "deepseek-v3",
+    "phi-4",
+    "granite-3.3-8b",
+    "olmo3-7b",
+    "lfm2-1.2b",
+)
+
+
+def architectures() -> Iterator[str]:
+    """Each that is supported, and models of it."""
+    yield "| `general.architecture` | Models |"
+    yield "|---|---|"
+    for name in sorted(ARCHS):
+        yield f"| `{name}` | {EXAMPLES[name]} |"
+
+
+def _kib_per_token(name: str, type_name: str, n_ctx: int) -> str:
+    memory = ModelMemory((), SHAPES[name], "cpu", 512, 1)
+    plan = memory.plan(CacheConfig(type_name, type_name, n_ctx=n_ctx))
+    return f"{(plan.cache_k + plan.cache_v) / n_ctx / 1024:.1f}"
+
+
+def cache_sizes() -> Iterator[str]:
+    """KiB per token of a full context, of popular models."""
+    heads = [f"{n // 1024}k, {name}" for n in CONTEXTS for name in TYPES]
+    yield f"| KiB per token | {' | '.join(heads)} |"
+    yield f"|---|{'---:|' * len(heads)}"
+    for name in POPULAR:
+        cells = [_kib_per_token(name, kind, n) for n in CONTEXTS for kind in TYPES]
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def folded_architectures() -> Iterator[str]:
+    """The same, for a page where it would be long."""
+    yield f"<details><summary>{len(ARCHS)} architectures, and models of each</summary>"
+    yield ""
+    yield from architectures()
+    yield ""
+    yield "</details>"
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "architectures": architectures,
+    "folded architectures": folded_architectures,
+    "cache sizes": cache_sizes,
+}
+PAGES = (ROOT / "README.md", ROOT / "docs" / "models.md")
+
+
+def with_tables(text: str) -> str:
+    """A page with its tables made anew."""
+    for name, rows in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        if begin in text:
+            table = "\n" + "\n".join(rows()) + "\n\n"
+            before, _, rest = text.partition(begin)
+            text = f"{before}{begin}{table}{end}{rest.partition(end)[2]}"
+    return text
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))
