@@ -27,6 +27,7 @@ from localkv.loader.weights import load_model
 from localkv.sampling.params import SamplingParams
 from support.aot.aot_report import MOST_SPILLS, SHARED_KIB, report
 from support.aot.paper_gpu import META, PaperDriver, PaperGpu, paper_driver, paper_gpu, paper_model
+from support.dense_variants import MECHANISMS, dense_variant
 from support.program import Program
 from support.random_model import VARIANTS, variant
 from support.tiny_model import write_tiny_model
@@ -83,6 +84,19 @@ def test_models(name: str, weight_type: GGMLType, gpu: PaperGpu, tmp_path: Path)
     for params in CHAINS:
         run_steps(engine, params)
     assert engine.logits([1, 2, 3]).device.type == "cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_architectures_without_experts(name: str, gpu: PaperGpu, tmp_path: Path) -> None:
+    path = dense_variant(name).write(tmp_path / "model.gguf", GGMLType.Q8_0)
+    model, _ = load_model(path, gpu.backend)
+    engine = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=600), n_batch=128)
+    engine.warm_up()
+    assert all(kernel.ahead for kernel in gpu.kernels.values())
+    for n_tokens in (1, 3, 20, 128):
+        assert engine.evaluate([0] * n_tokens, logits="all").device == META
+    run_steps(engine, CHAINS[0])
 
 
 def test_a_step_that_asks_the_host_is_noticed(gpu: PaperGpu) -> None:

@@ -28,6 +28,7 @@ from localkv.model import Transformer
 from localkv.system.threads import n_threads, use_threads
 from support.cache_types import NAMES, PAIRS, scales_of
 from support.counting_sampler import CountingSampler
+from support.dense_variants import DENSE, dense_variant
 from support.forward import new_cache, with_params
 from support.random_model import VARIANTS, variant
 
@@ -152,6 +153,15 @@ def test_parts_of_the_graph(name: str, tmp_path: Path) -> None:
     model, _ = load_model(
         open_gguf(variant(name, n_ff=168).write(tmp_path / "m.gguf")), cpu_backend()
     )
+    types = ("f16", "f16") if model.config.groups[0].key_dim % 32 else ("q8_0", "q5_1")
+    check(model, random.Random(name), SegmentSpec(*types))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DENSE)
+def test_architectures_without_experts(name: str, tmp_path: Path) -> None:
+    path = dense_variant(name).write(tmp_path / "m.gguf")
+    model, _ = load_model(open_gguf(path), cpu_backend())
     types = ("f16", "f16") if model.config.groups[0].key_dim % 32 else ("q8_0", "q5_1")
     check(model, random.Random(name), SegmentSpec(*types))
 
