@@ -15,7 +15,7 @@ from localkv.arch import ARCHS
 from localkv.arch.examples import EXAMPLES
 from localkv.config import CacheConfig
 from localkv.loader.shapes import SHAPES
-from localkv.memory.plan import ModelMemory
+from localkv.memory.plan import MemoryPlan, ModelMemory
 
 ROOT = Path(__file__).parents[1]
 CONTEXTS = (4096, 131072)
@@ -52,19 +52,25 @@ def architectures() -> Iterator[str]:
         yield f"| `{name}` | {EXAMPLES[name]} |"
 
 
-def _kib_per_token(name: str, type_name: str, n_ctx: int) -> str:
+def _plan(name: str, type_name: str, n_ctx: int) -> MemoryPlan:
     memory = ModelMemory((), SHAPES[name], "cpu", 512, 1)
-    plan = memory.plan(CacheConfig(type_name, type_name, n_ctx=n_ctx))
+    return memory.plan(CacheConfig(type_name, type_name, n_ctx=n_ctx))
+
+
+def _kib_per_token(name: str, type_name: str, n_ctx: int) -> str:
+    plan = _plan(name, type_name, n_ctx)
     return f"{(plan.cache_k + plan.cache_v) / n_ctx / 1024:.1f}"
 
 
 def cache_sizes() -> Iterator[str]:
-    """KiB per token of a full context, of popular models."""
+    """KiB per token of a full context, and MiB of states, of popular models."""
     heads = [f"{n // 1024}k, {name}" for n in CONTEXTS for name in TYPES]
-    yield f"| KiB per token | {' | '.join(heads)} |"
-    yield f"|---|{'---:|' * len(heads)}"
+    yield f"| KiB per token | {' | '.join(heads)} | states |"
+    yield f"|---|{'---:|' * len(heads)}---:|"
     for name in POPULAR:
         cells = [_kib_per_token(name, kind, n) for n in CONTEXTS for kind in TYPES]
+        states = _plan(name, "f16", CONTEXTS[0]).states
+        cells.append(f"{states / 2**20:.1f} MiB" if states else "")
         yield f"| {name} | {' | '.join(cells)} |"
 
 
