@@ -74,18 +74,15 @@ def cache_sizes() -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} |"
 
 
-def folded_architectures() -> Iterator[str]:
-    """The same, for a page where it would be long."""
-    yield f"<details><summary>{len(ARCHS)} architectures, and models of each</summary>"
-    yield ""
-    yield from architectures()
-    yield ""
-    yield "</details>"
+def in_a_line() -> Iterator[str]:
+    """The same, for a page where a table would be long."""
+    each = (f"`{name}` ({EXAMPLES[name]})" for name in sorted(ARCHS))
+    yield f"{len(ARCHS)} architectures: {', '.join(each)}."
 
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "architectures": architectures,
-    "folded architectures": folded_architectures,
+    "architectures in a line": in_a_line,
     "cache sizes": cache_sizes,
 }
 PAGES = (ROOT / "README.md", ROOT / "docs" / "models.md")
