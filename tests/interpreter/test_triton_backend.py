@@ -23,6 +23,7 @@ from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from support.cache_types import scales_of
 from support.forward import CONFORMANCE_IDS, logits, nmse
+from support.random_gemma import RandomGemma
 from support.random_model import variant
 from support.summary import Summary
 
@@ -111,6 +112,25 @@ def test_a_step_asks_the_host_for_nothing(name: str, tmp_path: Path) -> None:
             loop._run(bucket, None)
     with pytest.raises(AssertionError, match="recorded"), WithoutHost(), torch.inference_mode():
         int(torch.zeros(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gemma4", "gemma3n"])
+def test_rows_of_tokens_are_looked_up_before_a_step(arch: str, tmp_path: Path) -> None:
+    path = RandomGemma(arch).write(tmp_path / "model.gguf")
+    engines = []
+    for backend in (triton_backend("cpu"), reference_backend()):
+        model, _ = load_model(path, backend)
+        engines.append(Engine(model, CacheConfig("f32", "f32", n_ctx=256)))
+        engines[-1].evaluate(IDS[:3])
+    ours, theirs = engines
+    for token in IDS[3:5]:
+        want = theirs.evaluate([token], generated=True)
+        torch.testing.assert_close(ours.evaluate([token], generated=True), want, rtol=0, atol=1e-4)
+    assert ours.loop is not None
+    bucket = ours.loop._place(ours.sequence, ours.sequence.length)
+    with WithoutHost():
+        ours.loop._run(bucket, None)
 
 
 def test_a_tied_embedding_is_held_once(tmp_path: Path) -> None:
