@@ -22,6 +22,7 @@ from localkv.loader.weights import load_model
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from support.cache_types import scales_of
+from support.dense_variants import dense_variant
 from support.forward import CONFORMANCE_IDS, logits, nmse
 from support.random_gemma import RandomGemma
 from support.random_model import variant
@@ -51,6 +52,15 @@ def test_models(name: str, weight_type: GGMLType, tmp_path: Path) -> None:
     want = logits(path, reference_backend(torch.float64), IDS, "f32")
     exact = weight_type == GGMLType.F32
     assert nmse(logits(path, triton_backend("cpu"), IDS, "f32"), want) < (1e-9 if exact else 1e-5)
+    assert nmse(logits(path, triton_backend("cpu"), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deci", "gptneox", "granite_swa", "olmo", "openelm", "plamo3"])
+def test_architectures_without_conformance_data(name: str, tmp_path: Path) -> None:
+    path = dense_variant(name).write(tmp_path / "model.gguf", GGMLType.F32)
+    want = logits(path, reference_backend(torch.float64), IDS, "f32")
+    assert nmse(logits(path, triton_backend("cpu"), IDS, "f32"), want) < 1e-9
     assert nmse(logits(path, triton_backend("cpu"), IDS[:3], "f32", chunk=1), want[:3]) < 1e-9
 
 
