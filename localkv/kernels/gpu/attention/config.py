@@ -1,7 +1,8 @@
 """Sizes of attention's tiles for each generation of GPUs.
 
 They follow from compiled code: no spilled register, shared memory that every GPU of the
-generation has, few instructions per key. None of them has been timed.
+generation has, few instructions per key. Products in three parts of rows with 512 channels spill,
+whatever the tiles. None of them has been timed.
 """
 
 from __future__ import annotations
@@ -37,28 +38,32 @@ PIPELINES_FEW_QUERIES = triton.__version__.startswith("3.8.")
 """Triton 3.8 gives 8 queries to that unit, too, and then its pipeliner fails as in prefill."""
 
 DECODE_KEYS = {
-    "fp16": {64: 128, 128: 64, 256: 64},
-    "tf32": {64: 64, 128: 64, 256: 32},
-    "tf32x3": {64: 64, 128: 32, 256: 16},
+    "fp16": {64: 128, 128: 64, 256: 64, 512: 32},
+    "tf32": {64: 64, 128: 64, 256: 32, 512: 16},
+    "tf32x3": {64: 64, 128: 32, 256: 16, 512: 16},
 }
 PREFILL = {
     "fp16": {
         64: TileConfig(128, 128, 8, 2),
         128: TileConfig(128, 64, 8, 2),
         256: TileConfig(32, 64, 4, 2),
+        512: TileConfig(16, 32, 4, 2),
     },
     "tf32": {
         64: TileConfig(64, 64, 4, 2),
         128: TileConfig(64, 32, 4, 2),
         256: TileConfig(32, 32, 8, 1),
+        512: TileConfig(16, 16, 8, 1),
     },
     "tf32x3": {
         64: TileConfig(64, 32, 4, 2),
         128: TileConfig(32, 32, 4, 2),
         256: TileConfig(16, 16, 4, 1),
+        512: TileConfig(16, 16, 8, 1),
     },
 }
 """By channels of a head, as a power of two; within the 99 KiB of shared memory of 8.6."""
+WIDEST = max(PREFILL["fp16"])
 LEAST_KEYS = min(min(by_width.values()) for by_width in DECODE_KEYS.values())
 """No tile of decoding has fewer."""
 
@@ -78,7 +83,11 @@ def decode_config(arch: int, width: int, product: str, queries: int) -> TileConf
         keys = min(keys, 64 if queries <= 8 else 32)
         if PIPELINES_FEW_QUERIES:
             return TileConfig(queries, keys, 4, 1)
-    return TileConfig(queries, keys, 4, 2)
+    warps, stages = 4, 2
+    if width == WIDEST:
+        warps = 4 if queries <= 8 else 8
+        stages = 2 if product == "fp16" and arch // 10 != SERVER_BLACKWELL else 1
+    return TileConfig(queries, keys, warps, stages)
 
 
 def prefill_config(arch: int, width: int, product: str) -> TileConfig:

@@ -16,6 +16,7 @@ from localkv.formats.base import QuantFormat
 from localkv.kernels.gpu.attention.config import (
     LEAST_KEYS,
     PRODUCTS,
+    WIDEST,
     TileConfig,
     decode_config,
     prefill_config,
@@ -32,6 +33,8 @@ LEAST_QUERIES = 8
 """Columns that a matrix product needs."""
 MOST_QUERIES = 128
 """Rows (new token, query head of a KV head) of a sequence that one program of decoding takes."""
+MOST_WIDE_QUERIES = {"fp16": 32, "tf32": 32, "tf32x3": 8}
+"""The same of rows with more than 256 channels, by product."""
 PROGRAMS_PER_PROCESSOR = 2
 
 
@@ -153,10 +156,14 @@ def segment_attention(
     group = n_heads // n_kv_heads
     sequences = len(batch.starts) - 1
     most_new = max(end - at for at, end in itertools.pairwise(batch.starts))
-    decode = most_new <= FEW_TOKENS and most_new * group <= MOST_QUERIES
+    channels = max(head_dim, value_dim)
+    most_queries = MOST_QUERIES
+    if padded(channels) == WIDEST:
+        most_queries = MOST_WIDE_QUERIES[product_of(segment.format_k, segment.format_v)]
+    decode = most_new <= FEW_TOKENS and most_new * group <= most_queries
     tiles = tiles_of(
         gpu.arch,
-        max(head_dim, value_dim),
+        channels,
         segment.format_k,
         segment.format_v,
         group,

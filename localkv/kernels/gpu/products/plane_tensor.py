@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from localkv.kernels.reference.torch_codec import tensor_of
 
 TILE_VALUES = 1 << 24
 """Values that are laid out at a time, which takes some bytes of scratch for each."""
+
+LEAST_COLUMNS = 8
+"""Of a matrix: loads are of so many values at least."""
 
 LARGEST_F16 = 15
 """fp16 weights are scaled by a power of two such that none is above 2 ** LARGEST_F16."""
@@ -64,12 +67,15 @@ class PlaneTensor(PackedTensor):
 def prepare(weight: PackedTensor, device: torch.device) -> PlaneTensor:
     """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in] of the file, on `device`.
 
+    Rows of fewer than 8 plain numbers become 8 long, with zeros (`PlaneTensor.shape`).
+
     Raises:
-        ModelFileError: rows of plain numbers whose length is not a multiple of 8.
+        ModelFileError: longer rows of plain numbers whose length is not a multiple of 8.
     """
     layout = weight_layout(weight.format)
+    weight = _with_zeros(weight)
     n_in = weight.shape[-1]
-    if n_in % 8:
+    if n_in % LEAST_COLUMNS:
         raise ModelFileError(
             f"a {weight.format.name} matrix has {n_in} columns, which is not a multiple of 8",
             hint="use --device cpu",
@@ -94,6 +100,18 @@ def prepare(weight: PackedTensor, device: torch.device) -> PlaneTensor:
         layout=layout,
         scale=_fp16_scale(layout, planes),
     )
+
+
+def _with_zeros(weight: PackedTensor) -> PackedTensor:
+    """A matrix of at least `LEAST_COLUMNS`."""
+    n_in, fmt = weight.shape[-1], weight.format
+    if n_in >= LEAST_COLUMNS:
+        return weight
+    rows = weight.rows if isinstance(weight.rows, Tensor) else tensor_of(weight.rows)
+    n_missing = fmt.row_bytes(LEAST_COLUMNS) - rows.shape[-1]
+    zeros = rows.new_zeros(*rows.shape[:-1], n_missing)
+    shape = (*weight.shape[:-1], LEAST_COLUMNS)
+    return replace(weight, rows=torch.cat([rows, zeros], -1), shape=shape)
 
 
 def _fp16_scale(layout: WeightLayout, planes: tuple[Tensor, ...]) -> float:

@@ -24,7 +24,7 @@ from localkv.kernels.gpu.norm import norm, norm_packed
 from localkv.kernels.gpu.products.activations import Activations, pack_rows
 from localkv.kernels.gpu.products.epilogues import GATED, PLAIN, activation_numbers
 from localkv.kernels.gpu.products.kernels import gate_up_kernel, linear_kernel
-from localkv.kernels.gpu.products.plane_tensor import PlaneTensor
+from localkv.kernels.gpu.products.plane_tensor import LEAST_COLUMNS, PlaneTensor
 from localkv.kernels.gpu.products.tile_sizes import TileSizes, gpu_of, tile_sizes, wants_fence
 from localkv.kernels.layer_weights import Linear, Norm
 
@@ -49,12 +49,21 @@ def activations(x: Tensor | Activations, weights: Sequence[PlaneTensor]) -> Acti
     """`x` [tokens, n_in] as products with `weights` want it."""
     if isinstance(x, Activations):
         return x
+    x = _with_zeros(x, weights)
     if not keeps_float32(x.shape[0], weights):
         return pack_rows(x, halves=halves(weights))
     if x.shape[0] > 1:
         x = x.float()
         x = x.clamp(-65504.0, 65504.0).half().float() if halves(weights) else x
     return Activations(x.contiguous())
+
+
+def _with_zeros(x: Tensor, weights: Sequence[PlaneTensor]) -> Tensor:
+    """`x`, as wide as the matrices, if those were widened (`plane_tensor.prepare`)."""
+    n_missing = weights[0].shape[-1] - x.shape[-1]
+    if not 0 < n_missing < LEAST_COLUMNS:
+        return x
+    return torch.nn.functional.pad(x, (0, n_missing))
 
 
 def normed(x: Tensor, by: Norm | None, weights: Sequence[Linear]) -> Activations:
