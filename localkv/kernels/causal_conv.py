@@ -5,7 +5,7 @@ Each token's result is the same in any chunks of its sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch
@@ -40,16 +40,3 @@ def causal_conv(x: Array, weight: Array, state: StateRows, batch: Batch) -> Arra
         out[tokens] = y
         state.rows[slot] = xp.asarray(rows[n:], dtype=xp.float32)[None]
     return out
-
-
-Advance = Callable[[Array, slice], Array]
-"""(memory [heads, rows, columns], tokens) -> memory after them."""
-
-
-def advance_memories(state: StateRows, batch: Batch, advance: Advance) -> None:
-    """Take the batch's tokens into the memories of their sequences."""
-    assert state.memory is not None
-    xp = namespace(state.memory)
-    for tokens, slot in sequences(batch):
-        memory = advance(state.memory[slot][0], tokens)
-        state.memory[slot] = xp.asarray(memory, dtype=xp.float32)[None]

@@ -5,18 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import (
-    AttentionSpec,
-    DeltaNetSpec,
-    LatentAttentionSpec,
-    Mamba2Spec,
-    ShortConvSpec,
-)
+from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.arrays import Array, Arrays
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, capped_logits, scaled
-from localkv.kernels.delta_net import delta_net
 from localkv.kernels.grouped_attention import grouped_attention
 from localkv.kernels.latent_attention import latent_attention
 from localkv.kernels.layer_weights import (
@@ -27,12 +20,12 @@ from localkv.kernels.layer_weights import (
     MoeWeights,
     Norm,
 )
-from localkv.kernels.mamba2 import mamba2
 from localkv.kernels.method import Methods
 from localkv.kernels.namespace import namespace
 from localkv.kernels.per_layer_input import layer_input
 from localkv.kernels.primitives import Primitives
-from localkv.kernels.short_conv import short_conv
+from localkv.kernels.recurrence import Recurrence
+from localkv.kernels.recurrent_mixers import recurrent_mixers
 
 
 def compose(
@@ -104,9 +97,7 @@ def compose(
         mixers={
             AttentionSpec: partial(grouped_attention, p),
             LatentAttentionSpec: partial(latent_attention, p),
-            DeltaNetSpec: partial(delta_net, p),
-            ShortConvSpec: partial(short_conv, p),
-            Mamba2Spec: partial(mamba2, p),
+            **recurrent_mixers(Recurrence(p.norm, p.linear)),
         },
         out_residual=out_residual,
         ffns={MlpSpec: mlp_residual, MoeSpec: moe_residual, MlpAndMoeSpec: both_residual},

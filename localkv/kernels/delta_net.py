@@ -1,4 +1,4 @@
-"""The gated delta rule from primitives (Yang et al. 2024, arXiv:2412.06464): token by token."""
+"""The gated delta rule, composed (Yang et al. 2024, arXiv:2412.06464)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch, LayerCache
 from localkv.kernels.activation import activated, sigmoid
 from localkv.kernels.backend import TokenInputs
-from localkv.kernels.causal_conv import advance_memories, causal_conv
+from localkv.kernels.causal_conv import causal_conv
 from localkv.kernels.layer_weights import DeltaNetWeights, LayerWeights
 from localkv.kernels.namespace import namespace
-from localkv.kernels.primitives import Primitives
+from localkv.kernels.recurrence import Recurrence
 
 LINEAR_FROM = 20.0
 """softplus(x) is x from here on, as in llama.cpp."""
@@ -39,32 +39,8 @@ def key_heads(x: Array, spec: DeltaNetSpec) -> Array:
     return x[:, heads % n_keys if spec.heads_in_turn else heads // times]
 
 
-def delta_rule(
-    q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array, out: Array
-) -> Array:
-    """M <- decay * M; M <- M + k (x) beta * (v - M^T k); out = M^T q, for each token.
-
-    Args:
-        q, k, v: [tokens, heads, channels].
-        decay, beta: [tokens, heads].
-        state: M, [heads, channels of k, channels of v].
-        out: [tokens, heads, channels].
-
-    Returns:
-        M after the last token.
-    """
-    xp = namespace(q)
-    for t in range(len(q)):
-        state = state * decay[t][:, None, None]
-        key = k[t][:, :, None]
-        error = (v[t] - xp.sum(state * key, axis=1)) * beta[t][:, None]
-        state = state + key * error[:, None]
-        out[t] = xp.sum(state * q[t][:, :, None], axis=1)
-    return state
-
-
 def delta_net(
-    p: Primitives,
+    p: Recurrence,
     x: Array,
     layer: LayerWeights,
     spec: LayerSpec,
@@ -89,11 +65,6 @@ def delta_net(
     beta = sigmoid(p.linear(h, weights.ssm_beta))
     rate = softplus(p.linear(h, weights.ssm_alpha) + weights.ssm_dt)
     decay = xp.exp(weights.ssm_a * rate)
-    out = xp.empty_like(v)
-
-    def advance(memory: Array, t: slice) -> Array:
-        return delta_rule(q[t], k[t], v[t], decay[t], beta[t], memory, out[t])
-
-    advance_memories(state, batch, advance)
-    y = p.norm(out, weights.ssm_norm).reshape(len(x), -1)
+    out = p.scan(q, k, v, decay, beta, state, batch)
+    y = p.norm(out.reshape(-1, size), weights.ssm_norm).reshape(len(x), -1)
     return y * activated(p.linear(h, weights.attn_gate), "silu")

@@ -1,4 +1,4 @@
-"""Mamba-2 from primitives (Dao & Gu 2024, arXiv:2405.21060): token by token.
+"""Mamba-2, composed (Dao & Gu 2024, arXiv:2405.21060).
 
 After llama.cpp's `src/models/mamba-base.cpp` and `ggml_ssm_scan`.
 """
@@ -13,35 +13,15 @@ from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import Batch, LayerCache
 from localkv.kernels.activation import activated
 from localkv.kernels.backend import TokenInputs
-from localkv.kernels.causal_conv import advance_memories, causal_conv
+from localkv.kernels.causal_conv import causal_conv
 from localkv.kernels.delta_net import softplus
 from localkv.kernels.layer_weights import LayerWeights, Mamba2Weights, Norm
 from localkv.kernels.namespace import namespace
-from localkv.kernels.primitives import Primitives
-
-
-def state_space(b: Array, c: Array, x: Array, decay: Array, state: Array, out: Array) -> Array:
-    """M <- decay * M + b (x) x; out = M^T c, for each token.
-
-    Args:
-        b, c: [tokens, heads, state channels].
-        x: [tokens, heads, channels], times the step's length.
-        decay: [tokens, heads].
-        state: M, [heads, state channels, channels].
-        out: [tokens, heads, channels].
-
-    Returns:
-        M after the last token.
-    """
-    xp = namespace(x)
-    for t in range(len(x)):
-        state = state * decay[t][:, None, None] + b[t][:, :, None] * x[t][:, None]
-        out[t] = xp.sum(state * c[t][:, :, None], axis=1)
-    return state
+from localkv.kernels.recurrence import Recurrence
 
 
 def mamba2(
-    p: Primitives,
+    p: Recurrence,
     x: Array,
     layer: LayerWeights,
     spec: LayerSpec,
@@ -71,18 +51,13 @@ def mamba2(
     length = softplus(step + weights.ssm_dt)
     decay = xp.exp(weights.ssm_a * length)
     scaled = values * length[:, :, None]
-    out = xp.empty_like(scaled)
-
-    def advance(memory: Array, t: slice) -> Array:
-        return state_space(b[t], c[t], scaled[t], decay[t], memory, out[t])
-
-    advance_memories(state, batch, advance)
+    out = p.scan(c, b, scaled, decay, None, state, batch)
     y = (out + values * weights.ssm_d[:, None]).reshape(n_tokens, width)
     y = y * activated(z, "silu")
     return y if weights.ssm_norm is None else group_norm(p, y, weights.ssm_norm, net.n_groups)
 
 
-def group_norm(p: Primitives, x: Array, norm: Norm, n_groups: int) -> Array:
+def group_norm(p: Recurrence, x: Array, norm: Norm, n_groups: int) -> Array:
     """Norm of each group of a row's channels [tokens, width], weight [width]."""
     if n_groups == 1:
         return p.norm(x, norm)

@@ -1,4 +1,4 @@
-"""LFM2's gated short convolution from primitives."""
+"""LFM2's gated short convolution, composed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from localkv.cache.kv_cache import Batch, LayerCache
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.causal_conv import causal_conv
 from localkv.kernels.layer_weights import LayerWeights, ShortConvWeights
-from localkv.kernels.primitives import Primitives
+from localkv.kernels.recurrence import Recurrence
 
 
 def short_conv(
-    p: Primitives,
+    p: Recurrence,
     x: Array,
     layer: LayerWeights,
     spec: LayerSpec,

@@ -16,6 +16,7 @@ from localkv.kernels.gpu.moe.kernels import combine_kernel
 from localkv.kernels.gpu.moe.route import route_kernel
 from localkv.kernels.gpu.norm import norm_kernel
 from localkv.kernels.gpu.products.activations import pack_rows_kernel, row_warps
+from localkv.kernels.gpu.recurrent.scan import columns_of, scan_kernel
 from localkv.kernels.gpu.rotate import ROWS, rotate_kernel
 from support.aot.aot_report import compile_kernel, on_every_gpu, report
 from support.aot.product_builds import plane_types
@@ -93,3 +94,16 @@ def test_around_attention(arch: int) -> None:
     gate: dict[str, Any] = {"HEAD_DIM": 256, "WIDTH": 256, "STRIDE": 512, "ROWS": HEADS}
     check(gate_kernel, arch, gate, 4)
     check(rotate_kernel, arch, rotation, 4)
+
+
+@pytest.mark.parametrize("predicts", [True, False])
+@on_every_gpu
+def test_scan(arch: int, predicts: bool) -> None:
+    """Memories of Qwen 3.5's size, and of Granite 4's."""
+    rows, columns = (128, 128) if predicts else (128, 64)
+    sizes = {"ROWS": rows, "N_ROWS": rows, "N_COLUMNS": columns}
+    constants = {**sizes, "COLUMNS": columns_of(rows, columns)}
+    if not predicts:
+        constants["beta_ptr"] = None
+    integers = {"start_ptr": "*i32", "slot_ptr": "*i64", "n_heads": "i32", "slot_stride": "i32"}
+    check(scan_kernel, arch, constants, 4, **integers)

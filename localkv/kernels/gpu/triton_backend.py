@@ -25,7 +25,10 @@ from localkv.kernels.gpu.products.epilogues import GATED
 from localkv.kernels.gpu.products.plane_tensor import prepare
 from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
+from localkv.kernels.gpu.recurrent.scan import scan
 from localkv.kernels.method import Method, Methods
+from localkv.kernels.recurrence import Recurrence
+from localkv.kernels.recurrent_mixers import recurrent_mixers
 from localkv.kernels.reference.torch_arrays import TorchArrays
 
 TILES = {
@@ -92,7 +95,10 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         name="cuda",
         arrays=TorchArrays(device),
         embed=lambda ids, weight, factor: scaled(embed(ids, weight), factor),
-        mixers={AttentionSpec: partial(grouped.grouped_attention, gpu)},
+        mixers={
+            AttentionSpec: partial(grouped.grouped_attention, gpu),
+            **recurrent_mixers(Recurrence(norm, feed_forward.linear, scan)),
+        },
         out_residual=feed_forward.out_residual,
         ffns={
             MlpSpec: feed_forward.mlp_residual,
