@@ -175,6 +175,17 @@ def test_experts_gate_and_up(arch: int, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
+@on_gpus(90, 100)
+def test_experts_of_gpt_oss(arch: int, n_tokens: int) -> None:
+    """MXFP4, biases of each expert, and its clamped SwiGLU."""
+    build = gate_up_build(
+        arch, "mxfp4", n_tokens, routed=True, activation="swiglu_oai", biased=True
+    )
+    check(build, n_tokens)
+    check(experts_down_build(arch, "mxfp4", n_tokens, biased=True), n_tokens)
+
+
+@pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
 @on_every_gpu
 def test_down(arch: int, n_tokens: int) -> None:
     check(experts_down_build(arch, "q6_K", n_tokens), n_tokens)
