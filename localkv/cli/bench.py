@@ -22,7 +22,7 @@ from localkv.cli.command import Command
 from localkv.cli.completion import model_values
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.loading_options import loading_options, window_settings
-from localkv.cli.messages import note, warn
+from localkv.cli.messages import note, say, warn
 from localkv.cli.model_file import model_file
 from localkv.cli.option_types import FILE, Whole
 from localkv.cli.options import flag, model_options, option
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from localkv.bench.run import Options
     from localkv.bench.source import Source
 
-_WINDOWS = ("cache_type_k_swa", "cache_type_v_swa", "swa_full", "cache_type_k_rope")
-_SHARED = (*_WINDOWS, "kv_rotation", "kv_scales", "device", "fit")
+_SWA_TYPES = {"cache_type_k_swa": "-ctk-swa", "cache_type_v_swa": "-ctv-swa"}
+"""Types of layers with a window, which no column shows."""
+_CACHE = (*_SWA_TYPES, "swa_full", "cache_type_k_rope", "kv_rotation", "kv_scales")
+_SHARED = (*_CACHE, "device", "fit")
 """Options as other commands have them."""
 
 _MODEL_OPTIONS: list[click.Parameter] = [
@@ -131,7 +133,7 @@ def _run(
         check_bench_plot(plot_file, grid)
     if values["pairs"] is None or values["pairs"].lower() not in ("pure", "all"):
         names = [name for pair in grid.pairs for name in pair]
-        names += [values[name] for name in _WINDOWS[:2] if values[name] is not None]
+        names += [values[name] for name in _SWA_TYPES if values[name] is not None]
         require_scales(names, values["kv_scales"] is not None)
     cache = CacheConfig(kv_rotation=values["kv_rotation"], **window_settings(values))
     jobs = [(source, _fitted(grid, source, values)) for source in _sources(values)]
@@ -139,6 +141,8 @@ def _run(
         check_windows(cache, source.config.groups)
     n_tests = sum(fitted.n_tests for _, fitted in jobs)
     scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
+    if said := [f"{flag} {values[name]}" for name, flag in _SWA_TYPES.items() if values[name]]:
+        say(f"all with {' '.join(said)}")
     before_model()
     from localkv.bench.run import Options
 

@@ -207,7 +207,7 @@ def logits_of(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("window", [7, 300])
+@pytest.mark.parametrize("window", [7, pytest.param(300, marks=pytest.mark.slow)])
 def test_logits_are_the_same_bytes_as_with_all_rows(
     tmp_path: Path, backend: str, window: int
 ) -> None:

@@ -143,3 +143,9 @@ def test_risks_of_types_of_windows_are_said(conformance: Path) -> None:
     assert not warned()
     assert warned(cache_type_v_swa="q8_0")
     assert warned(cache_type_k="q8_0", cache_type_k_swa="f16")
+
+
+def test_the_benchmark_says_types_that_no_column_has(program: Program, path: Path) -> None:
+    asked = ("bench", "-m", path, "-p", "8", "-n", "0", "-r", "1", "-dev", "reference")
+    assert "all with -ctk-swa q8_0\n" in program(*asked, "-ctk-swa", "q8_0").err
+    assert "all with" not in program(*asked).err

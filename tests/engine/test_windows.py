@@ -55,7 +55,7 @@ def test_an_answer_is_made_again_after_a_long_one(model: Transformer) -> None:
     """From the end of the prompt and from shortly before, to the same tokens as ever."""
     engine = new_engine(model)
     prompt = IDS[:400]
-    first, reused, lost = generated(engine, prompt, 1450)
+    first, reused, lost = generated(engine, prompt, 950)
     assert (reused, lost) == (0, 0)
     assert any(engine.sequence.gone)
     again, reused, lost = generated(engine, prompt, 10)
