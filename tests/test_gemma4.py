@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ PARTS = {
         *(*BOTH, *EMBEDDED, "Laurel", "prediction", "correction", "correct_scale", "sparsity"),
     ),
 }
-SOME = IDS[:24]
+SOME = IDS[:16]
 F32 = SegmentSpec("f32", "f32")
 BACKENDS = pytest.mark.parametrize(
     "backend", [reference_backend(), cpu_backend()], ids=lambda b: b.name
@@ -57,11 +58,16 @@ def model_of(name: str) -> RandomGemma:
     return RandomGemma(**VARIANTS[name])
 
 
+@functools.cache
+def whole(name: str) -> np.ndarray:
+    """Logits of the whole graph."""
+    return Evaluation(model_of(name)).logits(SOME)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_equals_float64_evaluation(name: str, tmp_path: Path) -> None:
-    model = model_of(name)
-    path = model.write(tmp_path / "model.gguf")
-    want = Evaluation(model).logits(SOME)
+    path = model_of(name).write(tmp_path / "model.gguf")
+    want = whole(name)
     assert nmse(logits(path, reference_backend(torch.float64), SOME, "f32"), want) < 1e-11
     for backend in (reference_backend(), cpu_backend()):
         assert nmse(logits(path, backend, SOME, "f32", chunk=7), want) < 1e-8
@@ -69,16 +75,16 @@ def test_equals_float64_evaluation(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "part"), [(n, part) for n in PARTS for part in PARTS[n]])
 def test_every_part_matters(name: str, part: str) -> None:
-    model = model_of(name)
-    want = Evaluation(model).logits(SOME)
-    assert nmse(Evaluation(model, part).logits(SOME), want) > 1e-4
+    assert nmse(Evaluation(model_of(name), part).logits(SOME), whole(name)) > 1e-4
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("kind", [GGMLType.F32, GGMLType.Q8_0])
+@pytest.mark.parametrize(
+    "kind", [GGMLType.F32, pytest.param(GGMLType.Q8_0, marks=pytest.mark.slow)]
+)
 def test_bits_do_not_depend_on_company(name: str, kind: GGMLType, tmp_path: Path) -> None:
     model, _ = load_model(model_of(name).write(tmp_path / "model.gguf", kind), cpu_backend())
-    ids = IDS[:40]
+    ids = IDS[:30]
     once = run(model, new_cache(model, F32), ids)
     for chunk in (1, 13):
         assert np.array_equal(run(model, new_cache(model, F32), ids, chunk), once)
@@ -89,7 +95,14 @@ def test_bits_do_not_depend_on_company(name: str, kind: GGMLType, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma3n"])
-@pytest.mark.parametrize("pair", [("q8_0", "q4_0"), ("q4_0", "q8_0"), ("f16", "q5_1")])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("q8_0", "q4_0"),
+        pytest.param(("q4_0", "q8_0"), marks=pytest.mark.slow),
+        pytest.param(("f16", "q5_1"), marks=pytest.mark.slow),
+    ],
+)
 def test_packed_caches(name: str, pair: tuple[str, str], tmp_path: Path) -> None:
     path = model_of(name).write(tmp_path / "model.gguf")
 
@@ -174,10 +187,11 @@ def test_contradictory_keys_of_3n(key: str, value: object, message: str, tmp_pat
         load_model(path, cpu_backend())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_tensor_is_needed(name: str, tmp_path: Path) -> None:
-    whole = model_of(name)
-    names = {tensor.split(".", 2)[-1]: tensor for tensor in reversed(whole.tensors)}
+    tensors = model_of(name).tensors
+    names = {tensor.split(".", 2)[-1]: tensor for tensor in reversed(tensors)}
     # the rest can be absent, or in one tensor with others, or makes V of K
     optional = ("layer_output_scale", "ffn_down_exps.scale", "ffn_gate", "blk.2.attn_v")
     for tensor in names.values():
