@@ -27,7 +27,8 @@ class GenerationStats:
     """Counts and seconds of one generation, filled in while it runs.
 
     `n_prompt` counts the whole prompt, of which `n_reused` tokens were still in the cache. As many
-    more as `n_lost` would have been, if layers with a window had kept all rows.
+    more as `n_lost` would have been, if layers with a window kept all rows and recurrent ones all
+    states.
     `decode_seconds` covers the tokens after the first: the first comes with the prompt. Waiting for
     other threads is not counted; evaluating rows again because of them is.
     """

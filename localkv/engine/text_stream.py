@@ -48,7 +48,8 @@ class Usage:
     """Token counts, with OpenAI's names.
 
     Of the prompt `cached_tokens` were not evaluated again. The next `lost_tokens` were the same as
-    before, too, but layers with a window no longer had the rows that they see (`swa_full`).
+    before, too, but layers with a window no longer had the rows that they see (`swa_full`), or
+    recurrent layers no state from there.
     """
 
     prompt_tokens: int

@@ -26,7 +26,7 @@ ALIASES = {
 }
 """llama.cpp's names of settings that are called otherwise here."""
 
-WHY_LOST = "layers with a window had given back what they see (--swa-full keeps it)"
+WHY_LOST = "some layers no longer had what they keep of the text before them"
 """Of tokens that were the same as before and had to be read again."""
 
 THINK = {"on": True, "off": False, "auto": None}
