@@ -153,6 +153,18 @@ def _store(
     )
 
 
+def store_rows(
+    k: Tensor,
+    v: Tensor,
+    steps: QueryKeySteps,
+    cache: LayerCache,
+    batches: tuple[SegmentBatch, ...],
+) -> None:
+    """Store rows of k and v alone, as `rope_store` does."""
+    for segment, batch in zip(cache.segments, batches, strict=True):
+        _store(None, k, v, steps, segment, batch, k)
+
+
 def turn_queries(q: Tensor, steps: QueryKeySteps) -> Tensor:
     """q alone, as `rope_store` gives it; a layer that stores nothing has no more."""
     q, steps = _prepared(q, steps)

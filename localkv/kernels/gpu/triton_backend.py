@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from localkv.arch.ffn_spec import MlpAndMoeSpec, MlpSpec, MoeSpec
-from localkv.arch.mixer_spec import AttentionSpec
+from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec
 from localkv.arch.spec import LayerSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, scaled
@@ -17,6 +17,7 @@ from localkv.kernels.gpu.attention.packed_attention import product_of
 from localkv.kernels.gpu.device_draw import device_draw
 from localkv.kernels.gpu.driver import start_triton
 from localkv.kernels.gpu.embedding import embed
+from localkv.kernels.gpu.latent import mixer as latent
 from localkv.kernels.gpu.launch import compile_together
 from localkv.kernels.gpu.memory import CudaMemory
 from localkv.kernels.gpu.norm import norm
@@ -72,6 +73,8 @@ def lacks(layer: LayerSpec) -> str:
     """What the kernels can't do of a layer, in words; empty if there is nothing."""
     if isinstance(layer.mixer, AttentionSpec) and (reason := grouped.why_not(layer.mixer)):
         return reason
+    if isinstance(layer.mixer, LatentAttentionSpec) and (reason := latent.why_not(layer.mixer)):
+        return reason
     if layer.moe is not None and layer.moe.activation not in GATED:
         return f"experts with {layer.moe.activation}"
     return "" if layer.mlp is None else block.why_not(layer.mlp)
@@ -98,6 +101,7 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         mixers={
             AttentionSpec: partial(grouped.grouped_attention, gpu),
             **recurrent_mixers(Recurrence(norm, feed_forward.linear, scan)),
+            LatentAttentionSpec: partial(latent.latent_attention, gpu),
         },
         out_residual=feed_forward.out_residual,
         ffns={

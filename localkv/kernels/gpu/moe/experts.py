@@ -13,9 +13,11 @@ import triton
 from torch import Tensor
 
 from localkv.arch.ffn_spec import MoeSpec
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import scaled
+from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.launch import launch
-from localkv.kernels.gpu.launch_bounds import check_experts
+from localkv.kernels.gpu.launch_bounds import check_experts, check_planes
 from localkv.kernels.gpu.moe.kernels import (
     combine_kernel,
     experts_down_kernel,
@@ -169,6 +171,44 @@ def expert_products(
         DOWN=down.layout.read,
         DOWN_UNIT=down.layout.unit,
         **launch_constants(down_sizes, [down]),
+    )
+    return out
+
+
+def stack_products(x: Tensor, experts: Tensor, stack: PackedTensor) -> Tensor:
+    """Each row through its own matrix of a stack: float32 [rows, n_out].
+
+    Args:
+        x: float32 [rows, n_in].
+        experts: int32 [tokens, matrices of a token], which matrix each row's is.
+    """
+    weight = planes_of(stack)
+    n_stack, n_out, n_in = weight.shape
+    check_planes(weight, n_in)
+    if x.shape != (experts.numel(), n_in):
+        raise BoundsError(f"rows {list(x.shape)} for {experts.numel()} matrices of {n_in} columns")
+    sizes = _sizes(len(x), [weight])
+    n_tiles, tables = _tiles(experts, n_stack, sizes)
+    rows = _rows(x, sizes, [weight])
+    out = x.new_empty(len(x), n_out, dtype=torch.float32)
+    launch(
+        experts_down_kernel,
+        (triton.cdiv(n_out, sizes.rows), n_tiles),
+        rows.values,
+        rows.restore,
+        None,
+        out,
+        *tables,
+        n_stack,
+        n_in,
+        n_out,
+        weight.planes,
+        weight.scale,
+        None,
+        None,
+        DOWN=weight.layout.read,
+        DOWN_UNIT=weight.layout.unit,
+        **launch_constants(sizes, [weight]),
     )
     return out
 

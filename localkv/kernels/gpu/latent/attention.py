@@ -1,0 +1,156 @@
+"""Launches attention over latents: in which grid, with which tiles."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from localkv.arch.mixer_spec import AttentionParams
+from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.formats.base import QuantFormat
+from localkv.kernels.bounds import BoundsError, check_array, check_segment, check_tables
+from localkv.kernels.gpu.attention.config import TileConfig
+from localkv.kernels.gpu.attention.packed_attention import n_splits, padded, product_of
+from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_SPLITS
+from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.latent.kernels import latents_kernel, merge_latents_kernel
+from localkv.kernels.gpu.launch import launch
+
+TILES = {
+    "fp16": TileConfig(16, 32, 4, 1),
+    "tf32": TileConfig(16, 16, 8, 1),
+    "tf32x3": TileConfig(16, 16, 8, 1),
+}
+"""For decoding and for prompts. With 32 queries and 512 channels a program would spill registers;
+with f32 caches it does so anyway. None of them has been timed."""
+
+
+def latent_tiles(format_k: QuantFormat, format_v: QuantFormat) -> TileConfig:
+    """Those of two types."""
+    return TILES[product_of(format_k, format_v)]
+
+
+def latent_constants(
+    format_k: QuantFormat,
+    format_v: QuantFormat,
+    *,
+    n_heads: int,
+    latent_dim: int,
+    rope_dim: int,
+    tiles: TileConfig,
+    softcap: bool,
+    ptx: bool,
+) -> dict[str, Any]:
+    """The compile-time arguments of `latents_kernel`."""
+    constants: dict[str, Any] = {}
+    for side, fmt in (("K", format_k), ("V", format_v)):
+        codec = fmt.part("gpu_cache")
+        constants[f"READ_{side}"] = codec.read_tile
+        constants[f"COLUMNS_{side}"] = codec.columns
+        constants[f"PRODUCT_{side}"] = codec.PRODUCT
+    return {
+        **constants,
+        "N_HEADS": n_heads,
+        "QUERIES": tiles.queries,
+        "LATENT_DIM": latent_dim,
+        "LATENT_WIDTH": padded(latent_dim),
+        "ROPE_DIM": rope_dim,
+        "ROPE_WIDTH": padded(rope_dim),
+        "KEYS": tiles.keys,
+        "STAGES": tiles.stages,
+        "SOFTCAP": softcap,
+        "PTX": ptx,
+    }
+
+
+def segment_latents(
+    gpu: GpuInfo,
+    q: Tensor,
+    q_rotated: Tensor,
+    segment: Segment,
+    seg_batch: SegmentBatch,
+    batch: Batch,
+    params: AttentionParams,
+) -> tuple[Tensor, Tensor]:
+    """See `SegmentLatents`; of what changes from token to token only tensors are read."""
+    q, q_rotated = q.contiguous(), q_rotated.contiguous()
+    tokens, n_heads, latent_dim = q.shape
+    rope_dim = q_rotated.shape[2]
+    _check(q, q_rotated, segment, seg_batch, batch)
+    sequences = len(batch.starts) - 1
+    most_new = max(end - at for at, end in itertools.pairwise(batch.starts))
+    decode = most_new <= FEW_TOKENS
+    formats = (segment.format_k, segment.format_v)
+    tiles = latent_tiles(*formats)
+    constants = latent_constants(
+        *formats,
+        n_heads=n_heads,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        tiles=tiles,
+        softcap=params.softcap != 0,
+        ptx=gpu.ptx,
+    )
+    table = seg_batch.page_table
+    blocks = triton.cdiv(most_new * n_heads, tiles.queries)
+    capacity = table.shape[1] * segment.k[0].shape[2]
+    splits = n_splits(gpu, sequences, blocks, capacity, tiles.keys) if decode else 1
+    parts = q.new_empty(tokens, n_heads, splits, latent_dim)
+    part_lse = torch.empty(tokens, n_heads, splits, dtype=torch.float32, device=q.device)
+    launch(
+        latents_kernel,
+        (blocks, splits, sequences),
+        q,
+        q_rotated,
+        segment.k,
+        segment.v,
+        table,
+        seg_batch.length_table,
+        batch.start_table,
+        batch.positions,
+        parts,
+        part_lse,
+        seg_batch.first_position,
+        table.shape[1],
+        params.softmax_scale,
+        params.softcap,
+        **constants,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if splits == 1:
+        return parts[:, :, 0], part_lse[:, :, 0]
+    out, lse = torch.empty_like(q), torch.empty_like(part_lse[:, :, 0])
+    launch(
+        merge_latents_kernel,
+        (tokens * n_heads,),
+        parts,
+        part_lse,
+        out,
+        lse,
+        splits,
+        SPLITS=MOST_SPLITS,
+        LATENT_DIM=latent_dim,
+        WIDTH=padded(latent_dim),
+    )
+    return out, lse
+
+
+def _check(
+    q: Tensor, q_rotated: Tensor, segment: Segment, rows: SegmentBatch, batch: Batch
+) -> None:
+    """Queries, pages and tables are of the same tokens, sizes and sequences."""
+    tokens, n_heads, latent_dim = q.shape
+    n_sequences = len(batch.starts) - 1
+    check_segment(segment, latent_dim, q_rotated.shape[2])
+    check_tables(rows, batch)
+    if segment.k[0].shape[1] != 1 or tokens != batch.starts[-1]:
+        raise BoundsError(f"{tokens} tokens, {segment.k[0].shape[1]} KV heads")
+    check_array("queries", q, "float32", tokens, n_heads, latent_dim)
+    check_array("rotated queries", q_rotated, "float32", tokens, n_heads, q_rotated.shape[2])
+    check_array("lengths", rows.length_table, "int32", n_sequences)
+    check_array("starts", batch.start_table, "int32", n_sequences + 1)

@@ -1,0 +1,77 @@
+"""What the machine code of attention over latents does on six generations of GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from localkv.formats import KV_FORMATS
+from localkv.kernels.gpu.latent.attention import latent_constants, latent_tiles
+from localkv.kernels.gpu.latent.kernels import latents_kernel
+from support.aot.aot_report import (
+    ARCHS,
+    MOST_SPILLS,
+    SHARED_KIB,
+    Report,
+    compile_kernel,
+    on_every_gpu,
+    report,
+)
+from support.aot.attention_builds import NUMBERS, plane_types
+
+NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
+
+
+def built(arch: int, type_k: str, type_v: str, latent_dim: int = 512) -> Report:
+    format_k, format_v = KV_FORMATS[type_k], KV_FORMATS[type_v]
+    tiles = latent_tiles(format_k, format_v)
+    constants = latent_constants(
+        format_k,
+        format_v,
+        n_heads=16,
+        latent_dim=latent_dim,
+        rope_dim=64,
+        tiles=tiles,
+        softcap=False,
+        ptx=True,
+    )
+    types = {name: NUMBERS[name] for name in ("first_position", "table_width", "scale", "softcap")}
+    types |= {
+        "q_ptr": "*fp32",
+        "q_rotated_ptr": "*fp32",
+        "k_planes": plane_types(format_k),
+        "v_planes": plane_types(format_v),
+        "page_table_ptr": "*i64",
+        "lengths_ptr": "*i32",
+        "starts_ptr": "*i32",
+        "positions_ptr": "*i64",
+        "out_ptr": "*fp32",
+        "lse_ptr": "*fp32",
+    }
+    compiled = compile_kernel(
+        latents_kernel, arch, types, constants, num_warps=tiles.warps, num_stages=tiles.stages
+    )
+    return report(compiled)
+
+
+def check(got: Report, arch: int) -> None:
+    assert got.n_local <= MOST_SPILLS, "registers are spilled in the main loop"
+    assert got.stack_bytes <= 64, "registers are spilled outside of it"
+    assert got.shared_bytes <= SHARED_KIB[arch] * 1024
+    assert got.matrix_ops
+
+
+@on_every_gpu
+@pytest.mark.parametrize("name", ["f16", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES)])
+def test_wide_latents(arch: int, name: str) -> None:
+    """Latents of 512 and 64 rotated channels."""
+    got = built(arch, name, "f16")
+    if name == "f32":  # three products of each pair: there are more values than registers
+        assert got.shared_bytes <= SHARED_KIB[arch] * 1024
+    else:
+        check(got, arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_narrower_latents(arch: int) -> None:
+    check(built(arch, "q8_0", "q4_0", 256), arch)
