@@ -64,7 +64,7 @@ class CacheConfig:
             is `type_k` and which are V as well.
 
     Raises:
-        UsageError: `kv_rotation` is none of these.
+        UsageError: `kv_rotation` is none of these, or a number of checkpoints makes no sense.
     """
 
     type_k: str = "f16"
@@ -93,6 +93,11 @@ class CacheConfig:
         return tuple(dict.fromkeys(found))
 
     def __post_init__(self) -> None:
+        if self.ctx_checkpoints < 0 or self.checkpoint_min_step < 1:
+            raise UsageError(
+                f"{self.ctx_checkpoints} checkpoints, {self.checkpoint_min_step} tokens apart",
+                hint="ctx_checkpoints is at least 0, checkpoint_min_step at least 1",
+            )
         if self.kv_rotation not in KV_ROTATIONS:
             raise UsageError(
                 f"unknown kv_rotation {self.kv_rotation!r}", hint=f"use {', '.join(KV_ROTATIONS)}"

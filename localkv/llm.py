@@ -80,6 +80,9 @@ class LLM(TextModel):
             takes more memory, and any prompt goes on with what it has in common with the last.
         cache_type_k_rope: type of the rotated parts of keys in models that keep latents (DeepSeek);
             `cache_type_k` is that of the latents, which are V, too.
+        ctx_checkpoints: copies of the states of recurrent layers that are kept at most, in the
+            host's memory, to go on from where a prompt begins like the last one.
+        checkpoint_min_step: tokens between two of them within a text.
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates where
             that helps.
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or its content; types that
@@ -134,6 +137,8 @@ class LLM(TextModel):
         cache_type_v_swa: str | None = None,
         swa_full: bool = False,
         cache_type_k_rope: str = "f16",
+        ctx_checkpoints: int = CacheConfig.ctx_checkpoints,
+        checkpoint_min_step: int = CacheConfig.checkpoint_min_step,
         kv_rotation: str = "auto",
         kv_scales: str | os.PathLike[str] | KVScales | None = None,
         device: str = "auto",
@@ -172,6 +177,8 @@ class LLM(TextModel):
             type_v_swa=cache_type_v_swa,
             swa_full=swa_full,
             type_k_rope=cache_type_k_rope,
+            ctx_checkpoints=ctx_checkpoints,
+            checkpoint_min_step=checkpoint_min_step,
         )
         check_cache(cache, self.config.groups)
         require_scales(cache.types, kv_scales is not None)

@@ -41,7 +41,15 @@ if TYPE_CHECKING:
 
 _SWA_TYPES = {"cache_type_k_swa": "-ctk-swa", "cache_type_v_swa": "-ctv-swa"}
 """Types of layers with a window, which no column shows."""
-_CACHE = (*_SWA_TYPES, "swa_full", "cache_type_k_rope", "kv_rotation", "kv_scales")
+_CHECKPOINTS = ("ctx_checkpoints", "checkpoint_min_step")
+_CACHE = (
+    *_SWA_TYPES,
+    "swa_full",
+    "cache_type_k_rope",
+    *_CHECKPOINTS,
+    "kv_rotation",
+    "kv_scales",
+)
 _SHARED = (*_CACHE, "device", "fit")
 """Options as other commands have them."""
 

@@ -84,7 +84,7 @@ FOREIGN_FLAGS = (
     _skipped("-np --parallel", "there is one sequence", 1),
     _skipped("-cb --cont-batching -nocb --no-cont-batching", "there is one sequence"),
     _skipped("-dt --defrag-thold", "the paged cache does not fragment", 1),
-    _skipped("-cram --cache-ram -ctxcp --ctx-checkpoints", "only the last prompt is kept", 1),
+    _skipped("-cram --cache-ram", "only the last prompt is kept", 1),
     _skipped("--keep", "the context is never shifted", 1),
     _skipped("--no-context-shift", "the context is never shifted"),
     _refused("--context-shift", "the text ends where the context does; -c makes it longer"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from localkv.cli.option_types import Whole
 from localkv.cli.options import (
     compute_options,
     context_option,
@@ -40,8 +41,8 @@ def _cache_type_option(side: str, short: str) -> Option:
 
 
 def window_options() -> list[click.Parameter]:
-    """The options about layers that see a window only, and about latents; `window_arguments`
-    reads them."""
+    """The options about layers that see a window only, about latents, and about states;
+    `window_arguments` reads them."""
 
     def types(side: str, short: str, help_text: str) -> Option:
         return option(
@@ -73,6 +74,29 @@ def window_options() -> list[click.Parameter]:
             help="The type of the rotated parts of keys in models that keep latents (DeepSeek); "
             "-ctk is that of the latents, of which V is a view.",
         ),
+        option(
+            "-ctxcp",
+            "--ctx-checkpoints",
+            panel="KV cache",
+            llama_env="CTX_CHECKPOINTS",
+            type=Whole(0),
+            metavar="N",
+            default=CacheConfig.ctx_checkpoints,
+            show_default=True,
+            help="Copies of the states of recurrent layers that are kept at most, to go on from "
+            "where a prompt begins like the last one.",
+        ),
+        option(
+            "-cms",
+            "--checkpoint-min-step",
+            panel="KV cache",
+            llama_env="CHECKPOINT_MIN_SPACING_NT",
+            type=Whole(1),
+            metavar="N",
+            default=CacheConfig.checkpoint_min_step,
+            show_default=True,
+            help="Tokens between two of them within a text.",
+        ),
     ]
 
 
@@ -89,6 +113,7 @@ def window_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "cache_type_v_swa": values["cache_type_v_swa"],
         "swa_full": values["swa_full"],
         "cache_type_k_rope": values["cache_type_k_rope"],
+        **_checkpoints(values),
     }
 
 
@@ -99,7 +124,12 @@ def window_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         "type_v_swa": values["cache_type_v_swa"],
         "swa_full": values["swa_full"],
         "type_k_rope": values["cache_type_k_rope"],
+        **_checkpoints(values),
     }
+
+
+def _checkpoints(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in ("ctx_checkpoints", "checkpoint_min_step")}
 
 
 def loading_options(
