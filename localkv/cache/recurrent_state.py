@@ -36,7 +36,8 @@ class StateRows:
 
     Attributes:
         rows: float32 [n_slots, n_rows, n_channels].
-        memory: float32 [n_slots, heads, rows, columns], or None.
+        memory: float32 [n_slots, heads, rows, columns], or None. A backend may keep the values of a
+            head in an order of its own.
         data: float32 [n_slots, n], those of all layers, of which both are views.
         rows_at, memory_at: where in a slot they begin.
     """

@@ -1,8 +1,9 @@
 """Memories that take in a token after the other: the gated delta rule, and Mamba-2.
 
 Both keep a matrix M for each head, and differ in what a token adds to it. A column of M depends on
-no other, so a piece is a few columns of a head of a sequence, which stay in the cache while all
-tokens of a prompt pass. Formulas as in `kernels/delta_net.py` and `kernels/mamba2.py`.
+no other, so a piece is a few columns of a head of a sequence, which stay in the first cache while
+all tokens of a prompt pass; they lie together, piece after piece, [rows, 16 * VECTORS]. Formulas as
+in `kernels/recurrence.py`, `kernels/delta_net.py` and `kernels/mamba2.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from localkv.simd.vector_tuple import fma_grid, load_tuple, mul_add_all, store_t
 
 PREDICTS = parameter("PREDICTS", True)
 VECTORS = parameter("VECTORS", 4)
+PART = 64 * VECTORS
+"""Bytes of a row of a piece."""
 LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
 
 
@@ -37,11 +40,11 @@ def softplus(x: Any) -> Any:
 
 
 @njit
-def predicted(memory: Address, width: int, key: Address, n_rows: int) -> Any:
+def predicted(memory: Address, key: Address, n_rows: int) -> Any:
     """M^T k for some columns: vectors of M^T times k."""
     total = zeros_f32(VECTORS)
     for i in range(n_rows):
-        rows = load_tuple(memory + i * width, 0, 16, VECTORS)
+        rows = load_tuple(memory + i * PART, 0, 16, VECTORS)
         total = fma_grid(total, rows, key, i, 0, 0)
     return total
 
@@ -58,10 +61,10 @@ def scan(address: Address, thread: Count) -> None:
         if piece >= n_pieces * job.n_sequences:
             break
         sequence, piece = piece // n_pieces, piece % n_pieces
-        head, at = piece // n_parts, 64 * VECTORS * (piece % n_parts)
+        head, at = piece // n_parts, PART * (piece % n_parts)
         key_head = head // job.times if job.times else head % job.n_keys
         memory = job.states + get_i64(job.slots, sequence) * job.slot_stride + job.state_at
-        memory += head * job.n_rows * width + at
+        memory += piece * job.n_rows * PART
         dt, a = get_f32(job.dt, head), get_f32(job.a, head)
         for token in range(get_i32(job.starts, sequence), get_i32(job.starts, sequence + 1)):
             alpha = job.alpha + job.alpha_at + token * job.alpha_stride
@@ -75,7 +78,7 @@ def scan(address: Address, thread: Count) -> None:
             if PREDICTS:
                 beta = get_f32(job.beta, token * job.n_heads + head)
                 share = f32x16(np.float32(1) / (np.float32(1) + np.exp2(-beta * LOG2_E)))
-                store_tuple(out, 0, 16, predicted(memory, width, key, job.n_rows))
+                store_tuple(out, 0, 16, predicted(memory, key, job.n_rows))
                 for i in range(VECTORS):
                     error = sub(load_f32(value, 16 * i), mul(f32x16(decay), load_f32(out, 16 * i)))
                     store_f32(out, 16 * i, mul(share, error))
@@ -86,8 +89,8 @@ def scan(address: Address, thread: Count) -> None:
             kept, zero = f32x16(decay), zero_f32()
             total = zeros_f32(VECTORS)
             for i in range(job.n_rows):
-                rows = mul_add_all(load_tuple(memory + i * width, 0, 16, VECTORS), kept, zero)
+                rows = mul_add_all(load_tuple(memory + i * PART, 0, 16, VECTORS), kept, zero)
                 rows = fma_grid(rows, added, key, i, 0, 0)
-                store_tuple(memory + i * width, 0, 16, rows)
+                store_tuple(memory + i * PART, 0, 16, rows)
                 total = fma_grid(total, rows, query, i, 0, 0)
             store_tuple(out, 0, 16, total)
