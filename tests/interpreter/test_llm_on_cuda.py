@@ -152,7 +152,7 @@ def test_no_room_for_the_weights(full: Any, tiny_model: Path) -> None:
     full(module, "prepare", after=3)
     error = refused(tiny_model)
     assert error.message == (
-        "the GPU has no room for the weights' blk.0.ffn_up.weight of 40.00 KiB, which asked for "
+        "the GPU has no room for the weights' blk.0.attn_k.weight of 16.00 KiB, which asked for "
         "20.00 MiB more: 2.00 MiB of 8.00 GiB are free"
     )
     assert error.hint is not None
