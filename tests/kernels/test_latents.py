@@ -12,17 +12,31 @@ import numpy as np
 import pytest
 
 from localkv.arch.mixer_spec import AttentionParams, LatentAttentionSpec
-from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import SegmentSpec
+from localkv.arch.spec import CacheGroup, ModelSpec
+from localkv.cache.layout import (
+    GroupLayout,
+    SegmentSpec,
+    cache_segments,
+    check_cache,
+    group_bytes,
+    unused_type,
+)
+from localkv.config import CacheConfig
+from localkv.errors import UsageError
+from localkv.formats import FORMATS
+from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.latent_attention import latents_reference
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
+from localkv.loader.latent_weights import transposed
+from localkv.loader.synthetic import random_rows
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from support.cache_types import BY_HEAD, NAMES
@@ -92,6 +106,63 @@ def test_many_generated_tokens_take_several_launches() -> None:
     """What parts leave to be merged has a bound, whatever the number of tokens."""
     spec = SegmentSpec("f16", "f16")
     assert error("cpu", [(700, 300)], spec, generated=True) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "q8_0", "q4_0", "q6_K"])
+def test_products_of_heads(name: str) -> None:
+    """All heads at once are what each is alone, whatever the number of tokens."""
+    fmt, products = FORMATS[name], CpuProducts()
+    rows = random_rows(fmt, 3 * 40, 256, generator=np.random.default_rng(2))
+    stack = products.prepare(PackedTensor(fmt, rows.reshape(3, 40, -1), (3, 40, 256)))
+    x = np.random.default_rng(3).standard_normal((4, 3, 256)).astype(np.float32)
+    want = np.stack([products.matmul(x[:, i], stack[i]) for i in range(3)], axis=1)
+    assert np.array_equal(products.head_products(x, stack), want)
+    for token in range(4):  # with the chain of the first
+        alone = products.head_products(x[token : token + 1], stack)
+        assert np.array_equal(alone, want[token : token + 1])
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "q8_0", "q4_0"])
+def test_matrices_of_older_files_are_transposed(name: str) -> None:
+    """Floats as they are; the values of other types as F16."""
+    fmt = FORMATS[name]
+    rows = random_rows(fmt, 2 * 64, 96, generator=np.random.default_rng(2))
+    stack = PackedTensor(fmt, rows.reshape(2, 64, -1), (2, 64, 96))
+    turned = transposed(stack)
+    assert turned.format.name == (name if fmt.block_size == 1 else "f16")
+    assert turned.shape == (2, 96, 64)
+    want = stack.decode().transpose(0, 2, 1)
+    assert np.allclose(turned.decode(), want, rtol=0 if fmt.block_size == 1 else 2**-11)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"type_k": "q4_0"}, ""),
+        ({"type_k": "q4_0", "type_v": "q4_0"}, ""),
+        ({"type_k": "q8_0", "type_v": "q4_0"}, "-ctv q4_0 has no effect: latents are q8_0"),
+    ],
+)
+def test_a_type_of_v_that_has_no_use_is_said(arguments: dict[str, str], words: str) -> None:
+    group = CacheGroup(1, 512, 64, 0, (0,), is_latent=True)
+    line = unused_type(CacheConfig(**arguments), [group])
+    assert words in line if words and line else line is None
+    assert unused_type(CacheConfig(**arguments), [replace(group, is_latent=False)]) is None
+
+
+def test_types_of_the_parts_and_their_bytes() -> None:
+    group = CacheGroup(1, 512, 64, 0, (0, 1, 2), is_latent=True)
+    cache = CacheConfig("q4_0", "f32", type_k_rope="q8_0")
+    (segment,) = cache_segments(cache, group)
+    assert (segment.type_k, segment.type_v) == ("q4_0", "q8_0")
+    assert (segment.rotation_k, segment.rotation_v) == (512, 64)
+    layout = GroupLayout(group, (segment,))
+    assert group_bytes(layout, n_ctx=256) == (3 * 256 * 288, 3 * 256 * 68)
+    check_cache(cache, [group])
+    with pytest.raises(UsageError, match="-ctk-rope q8_0 is about keys"):
+        check_cache(cache, [replace(group, is_latent=False)])
+    with pytest.raises(UsageError, match="rotated key cache type q8_0 with block size 32"):
+        check_cache(cache, [replace(group, value_dim=48)])
 
 
 @pytest.fixture

@@ -64,6 +64,7 @@ def cpu_backend() -> Backend:
     def forget() -> None:
         """Drop what an operation that broke off may have left half done."""
         scratch.forget()
+        products.forget()
         attention.forget()
         latents.forget()
         layer.forget()
