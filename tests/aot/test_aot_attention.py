@@ -23,7 +23,7 @@ from support.aot.aot_report import (
 from support.aot.attention_builds import build
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
-OTHER_DIMS = (64, 96, 256)
+OTHER_DIMS = ((64, 64), (80, 80), (96, 96), (112, 112), (192, 128), (256, 256), (512, 512))
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token
 DECODE_BUDGET = {
@@ -65,11 +65,11 @@ def budget(budgets: dict[str, float], name: str) -> float:
     return ATTENTION_FACTOR * budgets.get(name, max(blocks))
 
 
-def wide_bytes(names: tuple[str, str], head_dim: int, tiles: TileConfig) -> float:
+def wide_bytes(names: tuple[str, str], dims: tuple[int, int], tiles: TileConfig) -> float:
     """Bytes of codes that a thread loads of a tile, if its share is 16 at least."""
     threads = 32 * tiles.warps
     total = 0.0
-    for name in names:
+    for name, head_dim in zip(names, dims, strict=True):
         (codes,) = (p for p in KV_FORMATS[name].planes if p.name in ("qs", "values"))
         share = head_dim // KV_FORMATS[name].block_size * codes.n_bytes * tiles.keys / threads
         n_loads = 1 if codes.n_bytes == 16 else 2  # halves of a row, unless nibbles are
@@ -82,11 +82,12 @@ def checked(
 ) -> tuple[Report, float]:
     """The report, and warp instructions per key."""
     compiled, tiles = build(kernel, arch, *names, head_dim, **options)
+    value_dim = options.get("value_dim", head_dim)
     got = report(compiled)
     assert got.n_local <= MOST_SPILLS, "registers are spilled in the main loop"
     assert got.stack_bytes <= 64, "registers are spilled outside of it"
     assert got.shared_bytes <= SHARED_KIB[arch] * 1024
-    assert got.loads["128"] >= 0.95 * wide_bytes(names, head_dim, tiles), got.loads
+    assert got.loads["128"] >= 0.95 * wide_bytes(names, (head_dim, value_dim), tiles), got.loads
     assert got.matrix_ops
     return got, got.n_loop * tiles.warps / tiles.keys
 
@@ -117,14 +118,30 @@ def test_prefill(arch: int, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head_dim", OTHER_DIMS)
+@pytest.mark.parametrize(("key_dim", "value_dim"), OTHER_DIMS)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_other_head_sizes(arch: int, head_dim: int) -> None:
+def test_other_head_sizes(arch: int, key_dim: int, value_dim: int) -> None:
     """With types that change from one to the next, so that many pairs turn up."""
-    at = ARCHS.index(arch) * len(OTHER_DIMS) + OTHER_DIMS.index(head_dim)
-    names = (NAMES[at % len(NAMES)], NAMES[(at * 2 + 5) % len(NAMES)])
-    checked(decode_kernel, arch, names, head_dim)
-    checked(prefill_kernel, arch, names[::-1], head_dim)
+    names = NAMES if key_dim < 512 else [name for name in NAMES if name != "f32"]
+    names = [name for name in names if key_dim % KV_FORMATS[name].block_size == 0]
+    at = ARCHS.index(arch) * len(OTHER_DIMS) + OTHER_DIMS.index((key_dim, value_dim))
+    pair = (names[at % len(names)], names[(at * 2 + 5) % len(names)])
+    checked(decode_kernel, arch, pair, key_dim, value_dim=value_dim)
+    checked(prefill_kernel, arch, pair[::-1], key_dim, value_dim=value_dim)
+
+
+@on_gpus(86, 90, 120)
+def test_halves_beside_codes(arch: int) -> None:
+    """K is copied to shared memory as it is while V is decoded: together they need the most."""
+    checked(prefill_kernel, arch, ("f16", "q8_0"), 256)
+    checked(prefill_kernel, arch, ("q8_0", "f16"), 256)
+
+
+@on_gpus(86, 90, 120)
+def test_most_queries_of_wide_heads(arch: int) -> None:
+    """Eight heads and four new tokens, the most that are not a prompt's."""
+    for names in (("q8_0", "q4_0"), ("bf16", "f16")):
+        checked(decode_kernel, arch, names, 512, group=8, n_new=4)
 
 
 @on_gpus(86, 90, 100)

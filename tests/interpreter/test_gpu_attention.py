@@ -37,6 +37,7 @@ def check(
     n_kv_heads: int = 1,
     group: int = 1,
     head_dim: int = 64,
+    value_dim: int | None = None,
     softcap: float = 0.0,
     window: int = 0,
     chunk: int = 0,
@@ -50,6 +51,7 @@ def check(
         n_kv_heads=n_kv_heads,
         group=group,
         head_dim=head_dim,
+        value_dim=value_dim,
     )
     params = AttentionParams(1 / math.sqrt(head_dim), window, softcap, chunk)
     scale, sees = params.softmax_scale, {"window": window, "chunk": chunk}
@@ -99,6 +101,24 @@ def test_decode_shapes(head_dim: int, group: int) -> None:
 def test_prefill_shapes(head_dim: int, group: int) -> None:
     type_k, type_v = ("bf16", "f16") if head_dim == 80 else ("q4_1", "q5_0")
     check([(70, 20)], head_dim=head_dim, group=group, n_kv_heads=2, type_k=type_k, type_v=type_v)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [(192, 128), (64, 48), (112, 112), (512, 512), (80, 256)]
+)
+@pytest.mark.parametrize("lengths", [[(300, 1), (0, 3)], [(70, 20)]], ids=["decode", "prefill"])
+def test_heads_of_k_and_v(head_dim: int, value_dim: int, lengths: list[tuple[int, int]]) -> None:
+    """Of different sizes, and larger than a warp's registers hold."""
+    type_k = "q8_0" if head_dim % 32 == 0 else "f16"
+    type_v = "q4_0" if value_dim % 32 == 0 else "f16"
+    sizes = {"head_dim": head_dim, "value_dim": value_dim, "group": 2, "n_kv_heads": 2}
+    check(lengths, type_k=type_k, type_v=type_v, **sizes)
+
+
+@pytest.mark.parametrize(("group", "n_new"), [(8, 5), (8, 8)])
+def test_many_wide_queries_are_a_prompts(group: int, n_new: int) -> None:
+    check([(40, n_new)], head_dim=512, group=group)
+    check([(40, 2)], head_dim=512, group=group, type_k="f32", type_v="f32")
 
 
 @pytest.mark.parametrize("type_k", NAMES)

@@ -10,20 +10,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from localkv.arch.ffn_spec import MlpSpec, XieluParams
 from localkv.cache.arrays import NO_TOKEN
 from localkv.errors import ModelFileError
 from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.activation import activate
 from localkv.kernels.gpu.embedding import embed
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.norm import added_norm, norm_packed
 from localkv.kernels.gpu.norm import norm as gpu_norm
-from localkv.kernels.gpu.norm import norm_packed
 from localkv.kernels.gpu.products import products
 from localkv.kernels.gpu.products.activations import pack_rows
+from localkv.kernels.gpu.products.block import hidden_rows
+from localkv.kernels.gpu.products.epilogues import GATED, PLAIN
 from localkv.kernels.gpu.products.plane_tensor import PlaneTensor, prepare
 from localkv.kernels.gpu.products.products import gate_up, linear, linears, normed
 from localkv.kernels.gpu.triton_backend import METHODS
-from localkv.kernels.layer_weights import Linear, Norm
+from localkv.kernels.layer_weights import Linear, MlpWeights, Norm
 from localkv.kernels.reference.norm import norm as plain_norm
 from localkv.kernels.reference.torch_codec import decoded
 from support.gpu_products import CPU, EXACT, error, far, prepared, with_rows
@@ -159,6 +163,53 @@ def test_gate_and_up(names: tuple[str, str], n_tokens: int) -> None:
     x = torch.randn(n_tokens, 256)
     want = torch.nn.functional.silu(product(x, gate.weight)) * product(x, up.weight)
     assert error(gate_up(x, gate, up), want) < 3 * limit(names[0], n_tokens)
+
+
+XIELU = XieluParams(alpha_p=0.8, alpha_n=-0.3, beta=0.5, eps=-1e-6)
+BLOCKS = [MlpSpec(50, name) for name in GATED] + [
+    MlpSpec(50, name, gated=False, xielu=XIELU if name == "xielu" else None) for name in PLAIN
+]
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    "block", BLOCKS, ids=lambda b: f"{b.activation}{'' if b.gated else ' alone'}"
+)
+def test_activations(block: MlpSpec, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the product, or of rows that several programs share; values near 0 and far from it."""
+    if split:
+        monkeypatch.setattr(products, "gpu_of", lambda device: GpuInfo(80, 64, ptx=False))
+    n_in = 2048 if split else 256
+    gate, up = (Linear(prepared("f32", 50, n_in, seed=i), torch.randn(50)) for i in (1, 2))
+    x = torch.randn(3, n_in) * torch.tensor([[0.001], [0.05], [0.3]])
+    y_gate, y_up = (product(x, layer.weight) + layer.bias for layer in (gate, up))
+    weights = MlpWeights(gate if block.gated else None, up, up)
+    got = hidden_rows(x, None, weights, block)
+    want = activate(y_gate, y_up, block) if block.gated else activate(y_up, None, block)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_few_of_the_gates_values_are_kept() -> None:
+    gate, up = (Linear(prepared("f32", 50, 256, seed=i)) for i in (1, 2))
+    x, block = torch.randn(3, 256), MlpSpec(50, "gelu", sparsity=0.5)
+    got = hidden_rows(x, None, MlpWeights(gate, up, up), block)
+    want = activate(product(x, gate.weight), product(x, up.weight), block)
+    assert float((want == 0).float().mean()) > 0.5
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5])
+def test_narrow_matrices_get_zeros(n_tokens: int) -> None:
+    weight = random_packed("f32", 16, 4)
+    x = torch.randn(n_tokens, 4)
+    assert error(linear(x, Linear(prepare(weight, CPU))), x @ decoded(weight).T) < 1e-6
+
+
+@pytest.mark.parametrize("by", [rms(torch.rand(96)), layer_norm(torch.rand(96), torch.rand(96))])
+def test_a_norm_is_added_in_one_launch(by: Norm) -> None:
+    x, y = torch.randn(2, 5, 96).unbind(0)
+    got = added_norm(x, y, by, factor=0.25)
+    torch.testing.assert_close(got, x + 0.25 * plain_norm(y, by), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])

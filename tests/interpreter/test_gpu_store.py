@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
+from localkv.arch.norm_spec import NormSpec
+from localkv.arch.spec import CacheGroup
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
 from localkv.formats import KV_FORMATS, QuantFormat
-from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
+from localkv.kernels.gpu.gate import gated
+from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, turn_queries
+from localkv.kernels.grouped_attention import norm_heads
 from localkv.kernels.layer_weights import Norm
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.norm import norm
 from localkv.kernels.reference.rope import apply_rope
+from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.reference.torch_codec import decode, encode
 from localkv.kernels.rope import RopeTable
 from support.gpu_store import store_kv_gpu
@@ -187,6 +194,105 @@ def test_everything_before_the_store(
     else:
         assert torch.equal(got_q, want_q)
         assert torch.equal(got_k, want_k)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a layer does with q, k and v; `span` and `kind` are of their norms."""
+
+    n_heads: int = 4
+    key_dim: int = 64
+    value_dim: int = 64
+    kind: Literal["rms", "layer"] = "rms"
+    span: Literal["head", "heads", "row"] = "head"
+    after_rope: bool = False
+    normed: bool = True
+    v_normed: bool = False
+    gated: bool = False
+    biased: bool = False
+
+
+KINDS = {
+    "after": Kind(after_rope=True),
+    "layer of each head": Kind(kind="layer", span="heads"),
+    "layer": Kind(kind="layer", key_dim=80),
+    "layer with biases": Kind(kind="layer", biased=True),
+    "after, of each head": Kind(kind="layer", span="heads", after_rope=True, key_dim=96),
+    "row": Kind(span="row"),
+    "row of a gated": Kind(span="row", gated=True),
+    "v": Kind(v_normed=True),
+    "v alone": Kind(normed=False, v_normed=True, value_dim=80),
+    "gated": Kind(gated=True),
+    "one gated head": Kind(gated=True, n_heads=2),
+    "192/128": Kind(key_dim=192, value_dim=128, normed=False),
+    "512": Kind(key_dim=512, value_dim=512, v_normed=True),
+}
+
+
+def norm_of(kind: Kind, n_heads: int, generator: torch.Generator) -> Norm:
+    shape: tuple[int, ...] = (kind.key_dim,)
+    if kind.span != "head":
+        shape = (n_heads, kind.key_dim)
+    weight = 1 + torch.randn(*shape, generator=generator)
+    if kind.span == "row":
+        weight = weight.flatten()
+    bias = torch.randn(kind.key_dim, generator=generator) if kind.biased else None
+    return Norm(NormSpec("norm", kind.kind, 1e-3, kind.span), weight, bias)
+
+
+@pytest.mark.parametrize("n_tokens", [3, 20])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_kinds_of_attention(kind: Kind, n_tokens: int) -> None:
+    """Norms of all sorts, heads of q that a gate follows, K and V of other sizes; q alone, too."""
+    generator = torch.Generator().manual_seed(n_tokens)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    both = random(n_tokens, kind.n_heads, 2 if kind.gated else 1, kind.key_dim)
+    q, k, v = both[:, :, 0], random(n_tokens, 2, kind.key_dim), random(n_tokens, 2, kind.value_dim)
+    angles = random(n_tokens, 16) * 100
+    steps = QueryKeySteps(
+        norm_of(kind, kind.n_heads, generator) if kind.normed else None,
+        norm_of(kind, 2, generator) if kind.normed else None,
+        RopeTable(angles.cos(), angles.sin(), interleaved=False),
+        random(n_tokens),
+        kind.after_rope,
+        rms(1 + random(kind.value_dim), 1e-3) if kind.v_normed else None,
+    )
+    group = CacheGroup(2, kind.key_dim, kind.value_dim, 0, (0,))
+    layout = GroupLayout(group, (SegmentSpec("f32", "f32"),))
+    cache = KVCache([layout], arrays=TorchArrays("cpu"), n_ctx=n_tokens)
+    batch = cache.batch([(cache.new_sequence(), [0] * n_tokens)])
+    got_q = rope_store(q, k, v, steps, cache.layers[0], batch.segments)
+    assert torch.equal(turn_queries(q, steps), got_q)
+    segment, slots = cache.layers[0].segments[0], batch.segments[0].slots
+    got_k, got_v = (
+        decode(KV_FORMATS["f32"], stored(planes, slots)) for planes in (segment.k, segment.v)
+    )
+
+    def wanted(x: Tensor, by: Norm | None) -> Tensor:
+        assert steps.rope is not None
+        if by is None:
+            return apply_rope(x, steps.rope)
+        if kind.after_rope:
+            return norm_heads(norm, apply_rope(x, steps.rope), by)
+        return apply_rope(norm_heads(norm, x, by), steps.rope)
+
+    assert steps.q_scale is not None
+    want_q = wanted(q, steps.q_norm) * steps.q_scale[:, None, None]
+    torch.testing.assert_close(got_q, want_q, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got_k, wanted(k, steps.k_norm), rtol=1e-5, atol=1e-5)
+    want_v = v if steps.v_norm is None else norm(v, steps.v_norm)
+    torch.testing.assert_close(got_v, want_v, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_heads", [1, 5])
+def test_gate(n_heads: int) -> None:
+    """Of values that lie between those of q."""
+    x, both = torch.randn(3, n_heads, 80), torch.randn(3, n_heads, 2, 80)
+    got = gated(x, both[:, :, 1])
+    torch.testing.assert_close(got, x * both[:, :, 1].sigmoid(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["q4_0", "fp8_e4m3_token"])

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.spec import CacheGroup
 from localkv.cache.kv_cache import Batch, KVCache, Segment, SegmentBatch
-from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
+from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
 from localkv.kernels.reference.attention import read_pages
 from localkv.kernels.reference.store_kv import store_kv
-from support.torch_edge import torch_cache
+from localkv.kernels.reference.torch_arrays import TorchArrays
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,12 @@ def poisoned_cache(
     n_kv_heads: int,
     head_dim: int,
     n_ctx: int,
+    value_dim: int | None = None,
     n_sequences: int = 1,
 ) -> KVCache:
-    cache = torch_cache(
-        n_layers=1,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        segments=[SegmentSpec(type_k, type_v)],
-        n_ctx=n_ctx,
-        n_sequences=n_sequences,
-    )
+    group = CacheGroup(n_kv_heads, head_dim, value_dim or head_dim, 0, (0,))
+    layout = GroupLayout(group, (SegmentSpec(type_k, type_v),))
+    cache = KVCache([layout], arrays=TorchArrays("cpu"), n_ctx=n_ctx, n_sequences=n_sequences)
     for pool in cache.pools:
         pool.free = pool.free[::2] + pool.free[1::2][::-1]
     for plane in (*cache.layers[0].segments[0].k, *cache.layers[0].segments[0].v):
@@ -59,6 +56,7 @@ def paged_rows(
     n_kv_heads: int = 1,
     group: int = 1,
     head_dim: int = 64,
+    value_dim: int | None = None,
     size: float = 1.0,
     seed: int = 0,
 ) -> PagedRows:
@@ -70,6 +68,7 @@ def paged_rows(
         type_v=type_v,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
+        value_dim=value_dim,
         n_ctx=n_ctx,
         n_sequences=len(lengths),
     )
@@ -79,8 +78,10 @@ def paged_rows(
     def store(parts: list[tuple[int, int]]) -> Batch:
         batch = cache.batch([(sequences[i], [0] * n) for i, n in parts])
         n_rows = len(batch.token_ids)
-        shape = (n_rows, n_kv_heads, head_dim)
-        k, v = (size * torch.randn(shape, generator=generator) for _ in range(2))
+        k, v = (
+            size * torch.randn(n_rows, n_kv_heads, dim, generator=generator)
+            for dim in (head_dim, value_dim or head_dim)
+        )
         store_kv(k, v, layer, batch.segments)
         for i, n in parts:
             sequences[i].length += n
@@ -105,7 +106,8 @@ def plain_attention(
 ) -> tuple[Tensor, Tensor]:
     """Softmax as in the books, in float64, one token and head at a time."""
     q, segment, seg_batch, batch = rows.q.double(), rows.segment, rows.seg_batch, rows.batch
-    out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -torch.inf)
+    out = q.new_zeros(*q.shape[:2], segment.value_dim)
+    lse = torch.full_like(q[..., 0], -torch.inf)
     group = q.shape[1] // segment.k[0].shape[1]
     for i, (start, end) in enumerate(itertools.pairwise(batch.starts)):
         length, table = seg_batch.lengths[i], seg_batch.page_table[i]
