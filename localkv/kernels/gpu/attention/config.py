@@ -34,6 +34,8 @@ PRODUCTS = ("fp16", "tf32", "tf32x3")
 
 SERVER_BLACKWELL = 10
 """Compute capability 10.x: its matrix unit has a memory of its own."""
+SMALL = (86, 89, 120)
+"""GPUs with 99 KiB of shared memory for a block; others have 163 and more."""
 PIPELINES_FEW_QUERIES = triton.__version__.startswith("3.8.")
 """Triton 3.8 gives 8 queries to that unit, too, and then its pipeliner fails as in prefill."""
 
@@ -90,11 +92,17 @@ def decode_config(arch: int, width: int, product: str, queries: int) -> TileConf
     return TileConfig(queries, keys, warps, stages)
 
 
-def prefill_config(arch: int, width: int, product: str) -> TileConfig:
-    """For `attention_prefill`; arguments as of `decode_config`."""
+def prefill_config(arch: int, width: int, product: str, *, halves_and_codes: bool) -> TileConfig:
+    """For `attention_prefill`; arguments as of `decode_config`.
+
+    Args:
+        halves_and_codes: K is fp16, which is copied to shared memory as it is, and V isn't.
+    """
     if arch == 90 and width == 256 and product == "fp16":
         return TileConfig(128, 64, 8, 2)  # wgmma reads from more shared memory
     tiles = PREFILL[product][width]
+    if halves_and_codes and width == 256 and product == "fp16" and arch in SMALL:
+        tiles = replace(tiles, keys=32)
     if arch // 10 == SERVER_BLACKWELL:
         # the pipeliner of Triton 3.6 to 3.8 fails on its tensor memory and the fence
         return replace(tiles, stages=1)

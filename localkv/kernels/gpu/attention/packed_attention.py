@@ -116,7 +116,8 @@ def tiles_of(
     """
     width, product = padded(channels), product_of(format_k, format_v)
     if few_tokens == 0:
-        return prefill_config(arch, width, product)
+        mixed = format_k.name == "f16" != format_v.name
+        return prefill_config(arch, width, product, halves_and_codes=mixed)
     queries: int = triton.next_power_of_2(few_tokens * group)
     return decode_config(arch, width, product, max(LEAST_QUERIES, queries))
 
