@@ -27,6 +27,7 @@ from localkv.formats import KV_FORMATS
 from localkv.kernels.footprint import Matrix
 from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.scratch import scratch_bytes
+from localkv.memory.split_tensors import split_by, split_bytes
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup, ModelSpec
@@ -147,7 +148,9 @@ class ModelMemory:
         A tensor that is read by row counts only where it is made in, or read into, the memory that
         is counted.
         """
-        mapped, allocated = weight_bytes(self.tensors, self.backend)
+        whole = [tensor for tensor in self.tensors if split_by(tensor, self.config) is None]
+        mapped, allocated = weight_bytes(whole, self.backend)
+        allocated += split_bytes(self.tensors, self.config, self.backend)
         if self.is_file:
             return mapped, allocated
         by_row = _by_row_bytes(self.tensors) if FOOTPRINTS[self.backend].IS_OF_HOST else 0

@@ -35,9 +35,11 @@ from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.latent_attention import latents_reference
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
+from localkv.loader.gguf_file import open_gguf
 from localkv.loader.latent_weights import transposed
 from localkv.loader.synthetic import random_rows
 from localkv.loader.weights import load_model
+from localkv.memory.plan import ModelMemory
 from localkv.model import Transformer
 from support.cache_types import BY_HEAD, NAMES
 from support.forward import CONFORMANCE_IDS, new_cache, nmse, run
@@ -221,3 +223,16 @@ def test_each_weight_matters(part: str, model: Transformer) -> None:
     weights = replace(model.weights, layers=tuple(layers))
     changed = Transformer(model.config, weights, model.backend)
     assert nmse(f16_logits(changed), f16_logits(model)) > 1e-3
+
+
+def test_the_plan_of_an_older_file(conformance: Path) -> None:
+    """What is made of `attn_kv_b` takes memory of its own, and the tensor none."""
+    gguf = open_gguf(conformance / "archs2" / "deepseek2-legacy.gguf")
+    model, _ = load_model(gguf, cpu_backend())
+    tensors = tuple(gguf.tensors.values())
+    mapped, allocated = ModelMemory(tensors, model.config, "cpu", 512, 1).weights
+    mixers = [layer.mixer for layer in model.weights.layers]
+    made = sum(stack.n_bytes for mixer in mixers for stack in (mixer.attn_k_b, mixer.attn_v_b))
+    old = sum(tensor.n_bytes for tensor in tensors if "attn_kv_b" in tensor.name)
+    assert allocated == made > 0
+    assert mapped == sum(tensor.n_bytes for tensor in tensors) - old
