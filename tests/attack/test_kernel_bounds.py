@@ -35,8 +35,22 @@ from support.paths import TESTS
 from support.random_model import RandomModel
 from support.random_packed import random_packed
 
-FAST = {"attention": 20, "store": 30, "products": 40, "linear": 20, "activations": 40}
-LONG = {"attention": 3000, "store": 4000, "products": 6000, "linear": 3000, "activations": 10000}
+FAST = {
+    "attention": 20,
+    "store": 30,
+    "products": 40,
+    "linear": 20,
+    "activations": 40,
+    "recurrent": 20,
+}
+LONG = {
+    "attention": 3000,
+    "store": 4000,
+    "products": 6000,
+    "linear": 3000,
+    "activations": 10000,
+    "recurrent": 2000,
+}
 """Cases by kind."""
 PARTS = 10
 """Processes that the long part is divided among."""

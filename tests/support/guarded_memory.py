@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.kernels.cpu import row_operations
+from localkv.kernels.cpu import recurrent_layer, row_operations
 from localkv.kernels.cpu.attention import kernels
 from localkv.kernels.cpu.attention import packed_attention as attention
 from localkv.kernels.cpu.attention import tables as attention_tables
@@ -187,7 +187,7 @@ def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
     def nothing(self: panel_arena.PanelArena) -> None:
         pass
 
-    for module in (attention, linear, rotate, row_operations):
+    for module in (attention, linear, rotate, row_operations, recurrent_layer):
         yield patch.object(module, "np", GuardedNumpy())
     yield patch.object(panel_arena.PanelArena, "take", panels)
     yield patch.object(panel_arena.PanelArena, "join_pages", nothing)

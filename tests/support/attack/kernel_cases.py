@@ -45,6 +45,7 @@ from localkv.kernels.reference.torch_codec import decoded
 from localkv.kernels.rope import RopeTable
 from localkv.simd.cpu_features import HAS_VNNI
 from localkv.system.threads import use_threads
+from support.attack.recurrent_cases import recurrent_case
 from support.cpu_ops import (
     TensorProducts,
     activate_cpu,
@@ -437,6 +438,7 @@ KINDS: dict[str, Callable[[random.Random, GuardedMemory, Callable[[str], None]],
     "products": product_case,
     "linear": linear_case,
     "activations": activation_case,
+    "recurrent": recurrent_case,
     **{f"wrong {kind}": partial(wrong_case, kind) for kind in WRONG},
 }
 
