@@ -253,8 +253,9 @@ def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
 
 
 def _window_notes(config: ModelSpec | None) -> list[str]:
-    """How the table counts layers with a window."""
-    from localkv.cache.layout import GroupLayout
+    """How the table counts layers with a window, and latents."""
+    from localkv.cache.layout import GroupLayout, keeps_latents
+    from localkv.config import CacheConfig
 
     if config is None:
         return []
@@ -264,8 +265,15 @@ def _window_notes(config: ModelSpec | None) -> list[str]:
         for group in config.groups
         if group.reach
     ]
+    if keeps_latents(config.groups):
+        rotated = CacheConfig.type_k_rope
+        notes.append(
+            "Types are those of the latents, which are K and V; bytes after the comma are those of "
+            f"the rotated parts of keys in {rotated} (-ctk-rope)."
+        )
     grows = any(not group.reach for group in config.groups)
-    return [*notes, "Bytes per token are those of the others."] if notes and grows else notes
+    windows = any(group.reach for group in config.groups)
+    return [*notes, "Bytes per token are those of the others."] if windows and grows else notes
 
 
 def _count(n: int) -> str:
