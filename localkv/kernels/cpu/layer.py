@@ -51,7 +51,11 @@ class CpuLayer:
         self.chains = LayerChains(scratch)
         self.attention = AttentionLayer(self.chains, composed.mixers[AttentionSpec], attention)
         self.recurrent = RecurrentLayer(self.chains, composed.mixers, products)
-        self.fused_ffns: dict[type[Ffn], FeedForward] = {MlpSpec: self.mlp_residual}
+
+    @property
+    def fused_ffns(self) -> dict[type[Ffn], FeedForward]:
+        """Kept nowhere, as a bound method would keep the layer and all that its chains hold."""
+        return {MlpSpec: self.mlp_residual}
 
     def out_residual(
         self, x: Floats, mixed: Floats, layer: LayerWeights, spec: LayerSpec
