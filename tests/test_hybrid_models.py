@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from localkv.arch.mixer_spec import DeltaNetSpec
-from localkv.cache.layout import SegmentSpec
-from localkv.errors import ModelFileError
+from localkv.cache.layout import GroupLayout, SegmentSpec
+from localkv.errors import ModelFileError, UsageError
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
+from localkv.quality.calibration import calibrate
+from localkv.quality.exact_prefill import ExactPrefillCache
 from support.forward import logits, new_cache, nmse, run, run_together
 from support.hybrid_models import IDS, KEYS, N_VOCAB, SHOWN, HybridModel, hybrid
 
@@ -246,3 +248,26 @@ def test_sizes_without_a_kernel_are_composed(tmp_path: Path) -> None:
     assert spec.head_dim == 24
     slow, fast = (logits(path, backend, IDS[:20], "f16") for backend in BACKENDS)
     assert nmse(fast, slow) <= 1e-10
+
+
+def test_a_measurement_that_shows_prompts_unpacked_rows(tmp_path: Path) -> None:
+    """Its cache has the states, too."""
+    model = model_of(hybrid("qwen35").write(tmp_path / "model.gguf"))
+    layouts = [GroupLayout(group, (SegmentSpec("q4_0", "q4_0"),)) for group in model.config.groups]
+    cache = ExactPrefillCache(
+        layouts,
+        n_batch=64,
+        n_ctx=64,
+        arrays=model.backend.arrays,
+        states=model.config.states,
+    )
+    got = run(model, cache, IDS)
+    exact = run(model, new_cache(model, SegmentSpec("f32", "f32")), IDS)
+    assert nmse(got, exact) <= 1e-10
+
+
+def test_scales_by_head_are_refused(tmp_path: Path) -> None:
+    """Layers are not alike: most have no heads of K and V."""
+    model = model_of(hybrid("qwen35").write(tmp_path / "model.gguf"))
+    with pytest.raises(UsageError, match="layers"):
+        next(calibrate(model, [IDS], n_ctx=64, kv_rotation="off", n_batch=32))

@@ -32,7 +32,7 @@ class ExactPrefillCache(KVCache):
         self._own_sequence = self._own.new_sequence()  # stays empty: each batch starts at row 0
         n_segments = len(self.bounds) + 1
         self.layers = [
-            LayerCache((*layer.segments, *own.segments), own.pool * n_segments)
+            LayerCache((*layer.segments, *own.segments), own.pool * n_segments, layer.state)
             for layer, own in zip(self.layers, self._own.layers, strict=True)
         ]
 
