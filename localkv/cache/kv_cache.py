@@ -253,14 +253,17 @@ class KVCache:
             taken = {page for other in known for page in other.held(i)}
             pool.free = [page for page in reversed(range(pool.n_pages)) if page not in taken]
 
-    def checkpoint(self, sequence: Sequence) -> None:
+    def checkpoint(self, sequence: Sequence, *, exactly: bool = True) -> None:
         """Expect the sequence to be cut back to where it is now: keep what that takes.
 
         It is a wish: without room for it, it is not heeded. Of the pages of layers with a window a
         sequence has one at a time.
+
+        Args:
+            exactly: keep states here even if there are some of a few tokens ago.
         """
         sequence.checkpoint = sequence.length
-        if not self.states.is_near(sequence):
+        if exactly or not self.states.is_near(sequence):
             self.states.keep(sequence)
 
     def cut_back(self, sequence: Sequence, length: int) -> int:

@@ -245,7 +245,7 @@ class CacheSlot:
             stop = end if generated else states.boundary(self.sequence, end, n_prompt)
             out = self.evaluate(ids[at:stop], generated=generated)
             if stop == n_prompt:
-                self.checkpoint()
+                self.cache.checkpoint(self.sequence, exactly=False)
             elif stop < end:
                 states.keep(self.sequence)
         return out

@@ -248,3 +248,13 @@ def test_decoding_from_fixed_buffers(tmp_path: Path) -> None:
         assert sequence.n_stepped == sequence.length
     assert texts == answer(engine(model), prompt, 5)
     assert isinstance(cache.states.data, torch.Tensor)
+
+
+def test_what_is_asked_for_is_kept_exactly(model: Transformer) -> None:
+    used = engine(model)
+    for ids in ([1] * 20, [2] * 6):
+        used.evaluate(ids)
+        used.checkpoint()
+    used.evaluate([3], generated=True)
+    assert used.truncate(26) == 26
+    assert used.truncate(25) == 20
