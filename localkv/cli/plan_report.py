@@ -247,6 +247,8 @@ def _advice(plan: Plan) -> list[str]:
 def group_words(group: CacheGroup, config: ModelSpec) -> str:
     """The heads of a group, and how many layers it has if there are others."""
     heads = f"{counted(group.n_kv_heads, 'KV head')} of {dims(group)}"
+    if group.is_latent:
+        heads = f"latents of {group.key_dim} for K and V, {group.value_dim} rotated channels"
     if len(config.groups) == 1 and not group.reach:
         return heads
     kind = "chunks" if group.chunk else "a window"
