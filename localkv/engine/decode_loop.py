@@ -134,8 +134,9 @@ class DecodeLoop:
         """The bucket for a token at `position`, its page tables filled."""
         # the reader may not have counted the row before, and stop there
         self.cache.reserve(sequence, position + 1, max(0, position + 1 - DECODED_AT_ONCE))
-        self.cache.states.step(sequence, position, position + 1)
-        self._slot[:] = sequence.slot
+        if self.cache.states:
+            self.cache.states.step(sequence, position, position + 1)
+            self._slot[:] = sequence.slot
         segment = max(i for i, (first, _) in enumerate(self.cache.bounds) if first <= position)
         first, end = self.cache.bounds[segment]
         n_pages = pages_for(position + 1 - first)
