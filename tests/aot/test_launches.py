@@ -205,6 +205,26 @@ def test_nothing_is_compiled_while_a_user_waits(
                 assert set(gpu.kernels) == known
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "n_layers"),
+    [("gpt-oss-20b", 3), ("qwen35-0.8b", 5), ("lfm2-1.2b", 4), ("deepseek-v2-lite", 3)],
+)
+def test_layers_of_several_kinds(shape: str, n_layers: int, gpu: PaperGpu) -> None:
+    """What prompts and recorded steps of a model launch was compiled when it was loaded."""
+    model = paper_model(gpu, SHAPES[shape], "q8_0", n_layers)
+    engine = Engine(model, CacheConfig("q8_0", "q8_0", n_ctx=2000))
+    engine.warm_up()
+    assert all(kernel.ahead for kernel in gpu.kernels.values())
+    known = set(gpu.kernels)
+    for n_tokens in (1, 3, 8, 9, 40, 128, 300, 512):
+        engine.reset()
+        engine.evaluate([0] * n_tokens)
+        assert set(gpu.kernels) == known, f"{n_tokens} tokens"
+    run_steps(engine, GREEDY)
+    assert set(gpu.kernels) == known
+
+
 def test_kernels_of_all_layers_are_compiled_together(gpu: PaperGpu) -> None:
     """Though only some layers are launched for it: here the third is the first of its kind."""
     others = {f"blk.{i}.ffn_down.weight": "q6_K" for i in (2, 5, 7)}

@@ -45,6 +45,8 @@ TO_DEVICE = ("aten::to", "aten::_to_copy")
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 """CUDA C++ Programming Guide, table of technical specifications."""
 DEVICES = itertools.count()
+HOST_VALUES = (".bias", "conv1d.weight", "shortconv.conv.weight")
+"""Ends of names of tensors that are decoded as they are loaded, as vectors are."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +224,8 @@ class PaperTensors:
         return name.endswith(PRESENT)
 
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
-        if len(shape) == 1:
-            rows = torch.zeros(4 * shape[0], dtype=torch.uint8)
+        if len(shape) == 1 or name.endswith(HOST_VALUES):
+            rows = torch.zeros(*shape[:-1], 4 * shape[-1], dtype=torch.uint8)
             return PackedTensor(FORMATS["f32"], rows, shape)
         is_output = name == "output.weight"
         fmt = tensor_format(name, shape, self.type_name, is_output=is_output)
