@@ -130,6 +130,7 @@ def test_other_head_sizes(arch: int, key_dim: int, value_dim: int) -> None:
     checked(prefill_kernel, arch, pair[::-1], key_dim, value_dim=value_dim)
 
 
+@pytest.mark.slow
 @on_gpus(86, 90, 120)
 def test_halves_beside_codes(arch: int) -> None:
     """K is copied to shared memory as it is while V is decoded: together they need the most."""
@@ -137,6 +138,7 @@ def test_halves_beside_codes(arch: int) -> None:
     checked(prefill_kernel, arch, ("q8_0", "f16"), 256)
 
 
+@pytest.mark.slow
 @on_gpus(86, 90, 120)
 def test_most_queries_of_wide_heads(arch: int) -> None:
     """Eight heads and four new tokens, the most that are not a prompt's."""

@@ -104,7 +104,14 @@ def test_prefill_shapes(head_dim: int, group: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "value_dim"), [(192, 128), (64, 48), (112, 112), (512, 512), (80, 256)]
+    ("head_dim", "value_dim"),
+    [
+        (192, 128),
+        *(
+            pytest.param(*dims, marks=pytest.mark.slow)
+            for dims in ((64, 48), (112, 112), (512, 512), (80, 256))
+        ),
+    ],
 )
 @pytest.mark.parametrize("lengths", [[(300, 1), (0, 3)], [(70, 20)]], ids=["decode", "prefill"])
 def test_heads_of_k_and_v(head_dim: int, value_dim: int, lengths: list[tuple[int, int]]) -> None:
@@ -115,6 +122,7 @@ def test_heads_of_k_and_v(head_dim: int, value_dim: int, lengths: list[tuple[int
     check(lengths, type_k=type_k, type_v=type_v, **sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "n_new"), [(8, 5), (8, 8)])
 def test_many_wide_queries_are_a_prompts(group: int, n_new: int) -> None:
     check([(40, n_new)], head_dim=512, group=group)

@@ -171,7 +171,9 @@ BLOCKS = [MlpSpec(50, name) for name in GATED] + [
 ]
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    "split", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "split"]
+)
 @pytest.mark.parametrize(
     "block", BLOCKS, ids=lambda b: f"{b.activation}{'' if b.gated else ' alone'}"
 )

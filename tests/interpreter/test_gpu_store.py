@@ -240,7 +240,7 @@ def norm_of(kind: Kind, n_heads: int, generator: torch.Generator) -> Norm:
     return Norm(NormSpec("norm", kind.kind, 1e-3, kind.span), weight, bias)
 
 
-@pytest.mark.parametrize("n_tokens", [3, 20])
+@pytest.mark.parametrize("n_tokens", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_kinds_of_attention(kind: Kind, n_tokens: int) -> None:
     """Norms of all sorts, heads of q that a gate follows, K and V of other sizes; q alone, too."""
