@@ -15,7 +15,7 @@ from localkv.loader.known_shapes import KNOWN_SHAPES, KnownShape
 from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
 from localkv.loader.shapes import tensor_format
-from localkv.loader.synthetic import random_rows
+from localkv.loader.synthetic import constant, random_rows
 
 LLAMA_1B = replace(
     KNOWN_SHAPES["llama-1b"],
@@ -65,8 +65,7 @@ def write_model(path: Path, shape: KnownShape, type_name: str) -> None:
     facts = Facts(shape.architecture, shape.name, Metadata(prefixed), {**shapes, **shape.tensors})
     for name, size in listed_tensors(ARCHS[shape.architecture](facts), shape.has):
         fmt = tensor_format(name, size, type_name, is_output=name == shape.output_matrix)
-        if len(size) == 1 or name.endswith("_norm.weight"):
-            value = -1.0 if name.endswith("ssm_a") else 1.0
+        if (value := constant(name, size)) is not None:
             writer.add_tensor(name, np.full(size, value, np.float32))
             continue
         rows = random_rows(fmt, int(np.prod(size[:-1])), size[-1])

@@ -38,7 +38,7 @@ POPULAR = (
     "glm-4.7-flash",
     "deepseek-v3",
     "phi-4",
-    "granite-3.3-8b",
+    "granite-4-h-tiny",
     "olmo3-7b",
     "lfm2-1.2b",
 )

@@ -271,6 +271,33 @@ def _lfm2(
     )
 
 
+def _granite4(
+    name: str, sizes: tuple[int, int, int], heads: tuple[int, int], ssm_heads: int, **more: Any
+) -> KnownShape:
+    """Attention in every tenth layer, Mamba-2 in all others."""
+    kv = [heads[1] if i % 10 == 5 else 0 for i in range(sizes[0])]
+    return _shape(
+        name,
+        "granitehybrid",
+        100352,
+        sizes,
+        (heads[0], kv),
+        131072,
+        present=(*TIED, "ssm_conv1d.bias"),
+        tensors={"blk.0.ssm_norm.weight": (ssm_heads * 64,)},
+        **{
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 128,
+            "ssm.group_count": 1,
+            "ssm.time_step_rank": ssm_heads,
+            "ssm.inner_size": ssm_heads * 64,
+            "rope.scaling.finetuned": False,
+            **_GRANITE,
+            **more,
+        },
+    )
+
+
 _PHI_LONG: dict[str, Any] = {
     "rope.scaling.original_context_length": 4096,
     "rope.scaling.attn_factor": 1.19,
@@ -469,6 +496,26 @@ KNOWN_SHAPES: dict[str, KnownShape] = {
             131072,
             present=TIED,
             **_GRANITE,
+        ),
+        _shape(
+            "granite-4-micro",
+            "granite",
+            100352,
+            (40, 2560, 8192),
+            (40, 8, 64),
+            131072,
+            present=TIED,
+            **_GRANITE,
+        ),
+        _granite4("granite-4-h-micro", (40, 2048, 8192), (32, 8), 64),
+        _granite4(
+            "granite-4-h-tiny",
+            (40, 1536, 512),
+            (12, 4),
+            48,
+            expert_count=64,
+            expert_used_count=6,
+            expert_shared_feed_forward_length=1024,
         ),
         _shape(
             "olmo3-7b",

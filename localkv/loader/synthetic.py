@@ -74,8 +74,15 @@ def random_rows(
     return np.resize(rows, (n_rows, fmt.row_bytes(n_in)))
 
 
-CONSTANT = ("_norm.weight", "ssm_a")
+CONSTANT = ("_norm.weight", "ssm_a", "ssm_d")
 """Ends of names of tensors that are no matrices, whatever their shape."""
+
+
+def constant(name: str, shape: tuple[int, ...]) -> float | None:
+    """The value that all items of a tensor have, or None if they are random."""
+    if len(shape) > 1 and not name.endswith(CONSTANT):
+        return None
+    return -1.0 if name.endswith("ssm_a") else 1.0  # a state has to fade, so its rate is negative
 
 
 @dataclass
@@ -94,9 +101,8 @@ class RandomTensors:
         return self.shape.has(name)
 
     def packed(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
-        if len(shape) == 1 or name.endswith(CONSTANT):
-            # a state has to fade: the rate of that is negative in files
-            values = np.full(shape, -1.0 if name.endswith("ssm_a") else 1.0, np.float32)
+        if (value := constant(name, shape)) is not None:
+            values = np.full(shape, value, np.float32)
             return PackedTensor(FORMATS["f32"], values.view(np.uint8), shape)
         is_output = name == self.shape.output_matrix
         fmt = tensor_format(name, shape, self.type_name, is_output=is_output)
