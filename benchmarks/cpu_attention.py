@@ -26,7 +26,8 @@ from torch import Tensor
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.arrays import Array
-from localkv.cache.kv_cache import Batch, KVCache
+from localkv.cache.batch import Batch
+from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec
 from localkv.cache.uniform_cache import uniform_cache
 from localkv.formats import KV_FORMATS

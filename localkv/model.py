@@ -17,7 +17,8 @@ from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer, T
 from localkv.arch.rope_spec import RopeSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.arrays import Array, Draw
-from localkv.cache.kv_cache import Batch, KVCache
+from localkv.cache.batch import Batch
+from localkv.cache.kv_cache import KVCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.altup import AltUpStreams
 from localkv.kernels.backend import Backend, TokenInputs

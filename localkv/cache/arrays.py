@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from localkv.cache.kv_cache import SegmentBatch
+    from localkv.cache.batch import SegmentBatch
 
 Array: TypeAlias = Any
 """An array of the backend's: NumPy's on a CPU, a torch tensor elsewhere."""

@@ -10,124 +10,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.layer_cache import LayerCache, Segment, row_fields
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, GroupLayout, segment_bounds
 from localkv.cache.pages import PagePool, Sequence
-from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates, StateRows
+from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.scales import head_scales
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
 from localkv.formats import KV_FORMATS
-from localkv.formats.base import QuantFormat
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One layer's storage of one segment.
-
-    Attributes:
-        format_k, format_v: how a row of `head_dim` values is packed.
-        rotation_k, rotation_v: channels that are rotated together before a row is packed, or 0.
-        k, v: one tensor per plane, uint8 [n_pages, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
-            Rows that were never stored hold arbitrary bytes. A field of a whole row has 1 block.
-        scale_k, scale_v: float32 [n_kv_heads], by which rows of each head were divided before they
-            were packed; None for types that are not scaled by head.
-    """
-
-    format_k: QuantFormat
-    format_v: QuantFormat
-    rotation_k: int
-    rotation_v: int
-    k: tuple[Array, ...]
-    v: tuple[Array, ...]
-    scale_k: Array | None = None
-    scale_v: Array | None = None
-
-    @property
-    def value_dim(self) -> int:
-        """Channels of a row of V."""
-        return int(self.v[0].shape[3]) * self.format_v.block_size
-
-
-@dataclass(frozen=True)
-class LayerCache:
-    """One layer's segments, in order of position.
-
-    Attributes:
-        pool: index of the first one's pool, and of its part in `Batch.segments`.
-        state: of all sequences, in a recurrent layer.
-    """
-
-    segments: tuple[Segment, ...]
-    pool: int = 0
-    state: StateRows | None = None
-
-    def rows_of(self, batch: Batch) -> tuple[SegmentBatch, ...]:
-        """Where a batch's tokens are in this layer's segments."""
-        return batch.segments[self.pool : self.pool + len(self.segments)]
-
-
-def row_fields(fmt: QuantFormat, head_dim: int) -> list[tuple[int, int]]:
-    """Blocks of a row and bytes of a block in each plane of a type; of a row's field 1 block."""
-    fmt.row_bytes(head_dim)  # a row must be a whole number of blocks
-    n_blocks = head_dim // fmt.block_size
-    fields = [(n_blocks, plane.n_bytes) for plane in fmt.planes]
-    return fields + [(1, plane.n_bytes) for plane in fmt.row_planes]
-
-
-@dataclass(frozen=True)
-class SegmentBatch:
-    """Where the tokens of a batch and their history are, in one segment.
-
-    Attributes:
-        page_table: int64 [n_sequences, most pages]; row i lists the pages of sequence i, in order
-            of position; entries after its last page are 0, and those of pages that were given back,
-            as no token of the batch sees their rows.
-        lengths: rows of each sequence that are valid once the batch's own rows are stored.
-        length_table: the same, int32 [n_sequences], where the pages are.
-        first_position: position of row 0 of the segment.
-        tokens: int64 [n], the batch's tokens whose rows belong to this segment.
-        slots: int64 [n], the row of each of them: page * PAGE_TOKENS + offset.
-    """
-
-    page_table: Array
-    lengths: tuple[int, ...]
-    length_table: Array
-    first_position: int
-    tokens: Array
-    slots: Array
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The tokens of one forward pass; one sequence is a batch of one.
-
-    Attributes:
-        token_ids: int64 [tokens], the sequences one after the other.
-        positions: int64 [tokens].
-        starts: n_sequences + 1 offsets into `token_ids`.
-        start_table: the same, int32 [n_sequences + 1], where the pages are.
-        segments: the same tokens as each segment of each group of the cache has them, the groups
-            one after the other (`LayerCache.rows_of`).
-        logit_rows: int64 [rows], the tokens whose logits are wanted.
-        generated: of each sequence, whether its new tokens were generated, not read in a prompt.
-            A backend may have kernels for each kind that round differently, but it never chooses by
-            the number of tokens: so a prompt gives the same bits in any chunks.
-        slots: int64 [n_sequences], the places of the sequences' states in recurrent layers.
-    """
-
-    token_ids: Array
-    positions: Array
-    starts: tuple[int, ...]
-    start_table: Array
-    segments: tuple[SegmentBatch, ...]
-    logit_rows: Array
-    generated: tuple[bool, ...]
-    slots: Array
 
 
 class KVCache:

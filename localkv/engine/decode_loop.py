@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from localkv.cache.arrays import Array, Draw, Readback, Step
-from localkv.cache.kv_cache import Batch, KVCache, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, pages_for
 from localkv.cache.pages import Sequence
 from localkv.model import Transformer

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.arrays import Array
-from localkv.cache.kv_cache import Batch, LayerCache, Segment, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.kernels.namespace import namespace
 
 SegmentAttention = Callable[

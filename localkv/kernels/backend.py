@@ -15,7 +15,8 @@ from localkv.arch.ffn_spec import Ffn
 from localkv.arch.mixer_spec import Mixer
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.cache.arrays import Array, Arrays, Draw
-from localkv.cache.kv_cache import Batch, LayerCache
+from localkv.cache.batch import Batch
+from localkv.cache.layer_cache import LayerCache
 from localkv.config import CacheConfig
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.device_memory import DeviceMemory

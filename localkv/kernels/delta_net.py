@@ -7,7 +7,8 @@ import math
 from localkv.arch.mixer_spec import DeltaNetSpec
 from localkv.arch.spec import LayerSpec
 from localkv.cache.arrays import Array
-from localkv.cache.kv_cache import Batch, LayerCache
+from localkv.cache.batch import Batch
+from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.activation import activated, sigmoid
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.causal_conv import causal_conv

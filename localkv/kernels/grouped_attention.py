@@ -7,7 +7,8 @@ from collections.abc import Callable
 from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.spec import LayerSpec
 from localkv.cache.arrays import Array
-from localkv.cache.kv_cache import Batch, LayerCache
+from localkv.cache.batch import Batch
+from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.activation import sigmoid
 from localkv.kernels.attention import attention
 from localkv.kernels.backend import TokenInputs

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from localkv.arch.mixer_spec import AttentionParams, LatentAttentionSpec
 from localkv.arch.spec import LayerSpec
 from localkv.cache.arrays import Array
-from localkv.cache.kv_cache import Batch, LayerCache, Segment, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.kernels.attention import Rotate, merge_segments
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights

@@ -10,7 +10,8 @@ from dataclasses import replace
 from localkv.arch.mixer_spec import Mamba2Spec
 from localkv.arch.spec import LayerSpec
 from localkv.cache.arrays import Array
-from localkv.cache.kv_cache import Batch, LayerCache
+from localkv.cache.batch import Batch
+from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.activation import activated
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.causal_conv import causal_conv

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from localkv.cache.arrays import Array
-from localkv.cache.kv_cache import Batch
+from localkv.cache.batch import Batch
 from localkv.cache.recurrent_state import StateRows
 from localkv.kernels.causal_conv import sequences
 from localkv.kernels.layer_weights import Linear, Norm

@@ -5,7 +5,8 @@ from __future__ import annotations
 from localkv.arch.mixer_spec import ShortConvSpec
 from localkv.arch.spec import LayerSpec
 from localkv.cache.arrays import Array
-from localkv.cache.kv_cache import Batch, LayerCache
+from localkv.cache.batch import Batch
+from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.causal_conv import causal_conv
 from localkv.kernels.layer_weights import LayerWeights, ShortConvWeights

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from localkv.cache.arrays import Array
-from localkv.cache.kv_cache import LayerCache, SegmentBatch
+from localkv.cache.batch import SegmentBatch
+from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.attention import Rotate
 
 StoreKV = Callable[[Array, Array, LayerCache, tuple[SegmentBatch, ...]], None]

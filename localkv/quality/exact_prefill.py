@@ -10,7 +10,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any, Literal
 
-from localkv.cache.kv_cache import Batch, KVCache, LayerCache, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layer_cache import LayerCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.cache.pages import Sequence
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from localkv.arch.mixer_spec import AttentionParams
-from localkv.cache.kv_cache import LayerCache
+from localkv.cache.layer_cache import LayerCache
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from localkv.cache.kv_cache import LayerCache, SegmentBatch
+from localkv.cache.batch import SegmentBatch
+from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store
 
 

@@ -9,7 +9,9 @@ import numpy as np
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.arch.spec import CacheGroup
 from localkv.cache.arrays import Array, Arrays
-from localkv.cache.kv_cache import Batch, KVCache, Segment
+from localkv.cache.batch import Batch
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import GroupLayout, SegmentSpec
 from localkv.formats import KV_FORMATS
 from localkv.kernels.attention import Rotate

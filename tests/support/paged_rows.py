@@ -11,7 +11,9 @@ from torch import Tensor
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.arch.spec import CacheGroup
-from localkv.cache.kv_cache import Batch, KVCache, Segment, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
 from localkv.kernels.reference.attention import read_pages
 from localkv.kernels.reference.store_kv import store_kv

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import Readback, Recorder
-from localkv.cache.kv_cache import SegmentBatch
+from localkv.cache.batch import SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.unrecorded import Arrived, Unrecorded
 from localkv.simd.lanes import LANES

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.spec import LayerSpec
-from localkv.cache.kv_cache import Batch, LayerCache, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.attention import SegmentAttention, attention
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError

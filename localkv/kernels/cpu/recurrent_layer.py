@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, Mixer, ShortConvSpec
 from localkv.arch.spec import LayerSpec
-from localkv.cache.kv_cache import Batch, LayerCache
+from localkv.cache.batch import Batch
+from localkv.cache.layer_cache import LayerCache
 from localkv.cache.recurrent_state import StateRows
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError

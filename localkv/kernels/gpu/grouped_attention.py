@@ -8,7 +8,8 @@ from torch import Tensor
 
 from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.spec import LayerSpec
-from localkv.cache.kv_cache import Batch, LayerCache
+from localkv.cache.batch import Batch
+from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.attention import attention
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.gpu.attention.packed_attention import segment_attention

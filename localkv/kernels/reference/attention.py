@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from localkv.arch.mixer_spec import AttentionParams
-from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.kernels.reference.torch_codec import decode

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from localkv.cache.kv_cache import LayerCache, SegmentBatch
+from localkv.cache.batch import SegmentBatch
+from localkv.cache.layer_cache import LayerCache
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.kernels.reference.torch_codec import encode

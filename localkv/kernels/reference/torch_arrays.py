@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localkv.cache.arrays import Readback, Recorder
-from localkv.cache.kv_cache import SegmentBatch
+from localkv.cache.batch import SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.unrecorded import Arrived, Unrecorded
 from localkv.system.threads import use_threads

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from localkv.arch.mixer_spec import AttentionParams
-from localkv.cache.kv_cache import Segment
+from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from localkv.arch.ffn_spec import Activation, MlpSpec
 from localkv.arch.mixer_spec import AttentionParams
-from localkv.cache.kv_cache import Batch, KVCache, LayerCache, Segment, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor

@@ -12,7 +12,8 @@ from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, Sho
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.spec import LayerSpec
 from localkv.arch.state_spec import LayerState
-from localkv.cache.kv_cache import Batch, LayerCache
+from localkv.cache.batch import Batch
+from localkv.cache.layer_cache import LayerCache
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates, StateRows
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from localkv.arch.mixer_spec import AttentionParams
-from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.layer_cache import Segment
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.attention.job import TILE_ROWS

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.mixer_spec import AttentionParams
-from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.layer_cache import Segment
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.arrays import Floats, address

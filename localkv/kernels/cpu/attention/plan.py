@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from localkv.arch.mixer_spec import AttentionParams
-from localkv.cache.kv_cache import Batch, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
 from localkv.kernels.cpu.arrays import address
 from localkv.kernels.cpu.attention.bounds import check_batch, check_pieces
 from localkv.kernels.cpu.attention.job import BLOCK_ITEMS, Block

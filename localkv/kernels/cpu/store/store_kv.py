@@ -10,7 +10,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.kv_cache import LayerCache, Segment, SegmentBatch
+from localkv.cache.batch import SegmentBatch
+from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment, check_slots
 from localkv.kernels.cpu.arrays import Floats, address

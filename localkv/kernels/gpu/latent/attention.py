@@ -10,7 +10,8 @@ import triton
 from torch import Tensor
 
 from localkv.arch.mixer_spec import AttentionParams
-from localkv.cache.kv_cache import Batch, Segment, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.layer_cache import Segment
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_array, check_segment, check_tables
 from localkv.kernels.gpu.attention.config import TileConfig

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from localkv.arch.mixer_spec import LatentAttentionSpec
 from localkv.arch.spec import LayerSpec
-from localkv.cache.kv_cache import Batch, LayerCache
+from localkv.cache.batch import Batch
+from localkv.cache.layer_cache import LayerCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.gpu.attention.sizes import MOST_CHANNELS

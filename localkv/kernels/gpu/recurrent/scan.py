@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.cache.kv_cache import Batch
+from localkv.cache.batch import Batch
 from localkv.cache.recurrent_state import StateRows
 from localkv.kernels.bounds import BoundsError, check_array
 from localkv.kernels.gpu.launch import launch

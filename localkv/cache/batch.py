@@ -1,0 +1,58 @@
+"""The tokens of one forward pass, and where their rows are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localkv.cache.arrays import Array
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Where the tokens of a batch and their history are, in one segment.
+
+    Attributes:
+        page_table: int64 [n_sequences, most pages]; row i lists the pages of sequence i, in order
+            of position; entries after its last page are 0, and those of pages that were given back,
+            as no token of the batch sees their rows.
+        lengths: rows of each sequence that are valid once the batch's own rows are stored.
+        length_table: the same, int32 [n_sequences], where the pages are.
+        first_position: position of row 0 of the segment.
+        tokens: int64 [n], the batch's tokens whose rows belong to this segment.
+        slots: int64 [n], the row of each of them: page * PAGE_TOKENS + offset.
+    """
+
+    page_table: Array
+    lengths: tuple[int, ...]
+    length_table: Array
+    first_position: int
+    tokens: Array
+    slots: Array
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of one forward pass; one sequence is a batch of one.
+
+    Attributes:
+        token_ids: int64 [tokens], the sequences one after the other.
+        positions: int64 [tokens].
+        starts: n_sequences + 1 offsets into `token_ids`.
+        start_table: the same, int32 [n_sequences + 1], where the pages are.
+        segments: the same tokens as each segment of each group of the cache has them, the groups
+            one after the other (`LayerCache.rows_of`).
+        logit_rows: int64 [rows], the tokens whose logits are wanted.
+        generated: of each sequence, whether its new tokens were generated, not read in a prompt.
+            A backend may have kernels for each kind that round differently, but it never chooses by
+            the number of tokens: so a prompt gives the same bits in any chunks.
+        slots: int64 [n_sequences], the places of the sequences' states in recurrent layers.
+    """
+
+    token_ids: Array
+    positions: Array
+    starts: tuple[int, ...]
+    start_table: Array
+    segments: tuple[SegmentBatch, ...]
+    logit_rows: Array
+    generated: tuple[bool, ...]
+    slots: Array

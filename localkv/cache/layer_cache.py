@@ -1,0 +1,64 @@
+"""One layer's part of the cache: planes of packed rows of K and V, segment by segment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localkv.cache.arrays import Array
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.recurrent_state import StateRows
+from localkv.formats.base import QuantFormat
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One layer's storage of one segment.
+
+    Attributes:
+        format_k, format_v: how a row of `head_dim` values is packed.
+        rotation_k, rotation_v: channels that are rotated together before a row is packed, or 0.
+        k, v: one tensor per plane, uint8 [n_pages, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
+            Rows that were never stored hold arbitrary bytes. A field of a whole row has 1 block.
+        scale_k, scale_v: float32 [n_kv_heads], by which rows of each head were divided before they
+            were packed; None for types that are not scaled by head.
+    """
+
+    format_k: QuantFormat
+    format_v: QuantFormat
+    rotation_k: int
+    rotation_v: int
+    k: tuple[Array, ...]
+    v: tuple[Array, ...]
+    scale_k: Array | None = None
+    scale_v: Array | None = None
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of a row of V."""
+        return int(self.v[0].shape[3]) * self.format_v.block_size
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's segments, in order of position.
+
+    Attributes:
+        pool: index of the first one's pool, and of its part in `Batch.segments`.
+        state: of all sequences, in a recurrent layer.
+    """
+
+    segments: tuple[Segment, ...]
+    pool: int = 0
+    state: StateRows | None = None
+
+    def rows_of(self, batch: Batch) -> tuple[SegmentBatch, ...]:
+        """Where a batch's tokens are in this layer's segments."""
+        return batch.segments[self.pool : self.pool + len(self.segments)]
+
+
+def row_fields(fmt: QuantFormat, head_dim: int) -> list[tuple[int, int]]:
+    """Blocks of a row and bytes of a block in each plane of a type; of a row's field 1 block."""
+    fmt.row_bytes(head_dim)  # a row must be a whole number of blocks
+    n_blocks = head_dim // fmt.block_size
+    fields = [(n_blocks, plane.n_bytes) for plane in fmt.planes]
+    return fields + [(1, plane.n_bytes) for plane in fmt.row_planes]
