@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.hadamard import hadamard_transform
 from support.paged_rows import paged_rows, plain_attention, spoil_unseen_pages
+from support.quick import quick
 from support.torch_edge import torch_cache
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
@@ -89,15 +91,22 @@ def test_decode_every_pair(type_k: str, type_v: str) -> None:
     check([(70, 1)], type_k=type_k, type_v=type_v)
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 8])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+HEAD_DIMS, GROUPS = (64, 80, 96, 128, 256), (1, 3, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group"),
+    quick(product(HEAD_DIMS, GROUPS), {*product(HEAD_DIMS, (4,)), *product((64,), GROUPS)}),
+)
 def test_decode_shapes(head_dim: int, group: int) -> None:
     type_k, type_v = ("f16", "bf16") if head_dim == 80 else ("q5_1", "q8_0")
     check([(300, 1)], head_dim=head_dim, group=group, n_kv_heads=2, type_k=type_k, type_v=type_v)
 
 
-@pytest.mark.parametrize("group", [1, 4, 8])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(
+    ("head_dim", "group"),
+    quick(product(HEAD_DIMS, (1, 4, 8)), {*product(HEAD_DIMS, (4,)), (64, 1), (64, 8)}),
+)
 def test_prefill_shapes(head_dim: int, group: int) -> None:
     type_k, type_v = ("bf16", "f16") if head_dim == 80 else ("q4_1", "q5_0")
     check([(70, 20)], head_dim=head_dim, group=group, n_kv_heads=2, type_k=type_k, type_v=type_v)
@@ -163,8 +172,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("lengths", RAGGED, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "lengths"),
+    [
+        pytest.param(variant, lengths, marks=() if few else pytest.mark.slow)
+        for variant in VARIANTS
+        for lengths in RAGGED
+        for few in [variant == "window" or lengths in (RAGGED[3], RAGGED[4])]
+    ],
+    ids=str,
+)
 def test_ragged_batches(lengths: list[tuple[int, int]], variant: str) -> None:
     """Sequences of other lengths, in permuted pages; a few of them wholly outside a window."""
     check(lengths, type_k="q8_0", type_v="q4_0", group=2, n_kv_heads=2, **VARIANTS[variant])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.moe import route as plain_route
 from localkv.kernels.reference.linear import moe_mlp
 from support.gpu_products import EXACT, error, far, prepared, with_rows
+from support.quick import quick
 from support.random_packed import random_packed
 
 N_EMBD, N_FF, N_EXPERTS = 256, 256, 5
@@ -129,11 +131,17 @@ def test_tiles_of_what_was_in_memory(expert: int | None) -> None:
     assert expert_tiles(experts, 6, 4).order.sort().values.tolist() == list(range(26))
 
 
-@pytest.mark.parametrize(("name", "down"), [("q4_K", "q6_K"), ("q8_0", "q8_0"), ("f32", "f32"),
-                                            ("f16", "f16")])  # fmt: skip
-@pytest.mark.parametrize("n_tokens", [1, 4, 19])
-def test_experts(name: str, down: str, n_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("n_tokens", "types"),
+    quick(
+        product((1, 4, 19), (("q4_K", "q6_K"), ("q8_0", "q8_0"), ("f32", "f32"), ("f16", "f16"))),
+        {(1, ("q4_K", "q6_K")), (4, ("f32", "f32")), (4, ("q8_0", "q8_0")), (19, ("f16", "f16"))},
+    ),
+    ids=str,
+)
+def test_experts(types: tuple[str, str], n_tokens: int) -> None:
     """One pair at a time, and in tiles; an expert without tokens."""
+    name, down = types
     layer = experts_of(name, down)
     x = torch.rand(n_tokens, N_EMBD)
     moe = MoeSpec(N_EXPERTS, 2, n_ff=N_FF)

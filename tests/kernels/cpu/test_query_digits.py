@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from ctypes import CFUNCTYPE, c_int64
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from localkv.kernels.reference.torch_codec import decode, encode
 from localkv.simd.memory import address
 from localkv.simd.quads import SCALE, STARTS
 from support.cpu_ops import store_kv_cpu
+from support.quick import quick
 from support.torch_edge import torch_cache
 
 Floats = NDArray[np.float32]
@@ -118,8 +120,13 @@ def logits_of(q: Floats, type_k: str, planes: list[torch.Tensor], n_tokens: int)
     return logits
 
 
-@pytest.mark.parametrize("type_k", INTEGER_TYPES)
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 6, 8])
+ROWS = (1, 2, 4, 5, 6, 8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "type_k"),
+    quick(product(ROWS, INTEGER_TYPES), {*product((5,), INTEGER_TYPES), *product(ROWS, ("q8_0",))}),
+)
 def test_logits(type_k: str, rows: int) -> None:
     """As exact as sums of floats; a row that isn't finite has no finite logits, nor has zero any
     but zeros, and other rows don't notice."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from support.cache_types import NAMES, PAIRS, scales_of
 from support.counting_sampler import CountingSampler
 from support.dense_variants import DENSE, dense_variant
 from support.forward import new_cache, with_params
+from support.quick import quick
 from support.random_model import VARIANTS, variant
 
 WEIGHTS = [name for name, fmt in FORMATS.items() if fmt.is_weight]
@@ -123,8 +125,10 @@ def pair_of(name: str) -> tuple[str, str]:
     return PAIRS[WEIGHTS.index(name) * 7 % len(PAIRS)]
 
 
-@pytest.mark.parametrize("shape", ["llama-tiny", pytest.param("moe-tiny", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    quick(product(WEIGHTS, ("llama-tiny", "moe-tiny")), {*product(WEIGHTS[::2], ("llama-tiny",))}),
+)
 def test_types_of_weights(name: str, shape: str) -> None:
     model = synthetic_model(shape, name, cpu_backend())
     check(model, random.Random(name), SegmentSpec(*pair_of(name)))
@@ -166,8 +170,9 @@ def test_architectures_without_experts(name: str, tmp_path: Path) -> None:
     check(model, random.Random(name), SegmentSpec(*types))
 
 
-@pytest.mark.parametrize("group", [1, 3, 16, 23])
-@pytest.mark.parametrize("window", [0, pytest.param(9, marks=pytest.mark.slow), 260])
+@pytest.mark.parametrize(
+    ("window", "group"), quick(product((0, 9, 260), (1, 3, 16, 23)), {(0, 3), (260, 1), (260, 23)})
+)
 def test_groups_windows_and_segments(group: int, window: int, tmp_path: Path) -> None:
     path = variant("llama", n_heads=2 * group, head_dim=32, n_kv_heads=2).write(tmp_path / "m.gguf")
     model, _ = load_model(open_gguf(path), cpu_backend())
