@@ -4,6 +4,7 @@ while a step is recorded, all of it compiled when a model is loaded, and fit for
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import MagicMock
@@ -29,6 +30,7 @@ from support.aot.aot_report import MOST_SPILLS, SHARED_KIB, report
 from support.aot.paper_gpu import META, PaperDriver, PaperGpu, paper_driver, paper_gpu, paper_model
 from support.dense_variants import MECHANISMS, dense_variant
 from support.program import Program
+from support.quick import quick
 from support.random_model import VARIANTS, variant
 from support.tiny_model import write_tiny_model
 
@@ -66,8 +68,19 @@ def run_steps(engine: Engine, params: SamplingParams) -> None:
     assert len(ids) == 3
 
 
-@pytest.mark.parametrize("weight_type", [GGMLType.Q8_0, GGMLType.F16])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "weight_type"),
+    quick(
+        product(VARIANTS, (GGMLType.Q8_0, GGMLType.F16)),
+        [
+            ("llama", GGMLType.F16),
+            ("llama-biases", GGMLType.Q8_0),
+            ("qwen3moe", GGMLType.Q8_0),
+            ("gemma3", GGMLType.Q8_0),
+            ("command-r", GGMLType.F16),
+        ],
+    ),
+)
 def test_models(name: str, weight_type: GGMLType, gpu: PaperGpu, tmp_path: Path) -> None:
     """From the file to drawn tokens, for each architecture."""
     path = variant(name).write(tmp_path / "model.gguf", weight_type)
@@ -156,20 +169,21 @@ def test_commands(arguments: tuple[str, ...], program: Program, tmp_path: Path) 
     assert "paper" in result.out + result.err or command == "perplexity"
 
 
+WAITS = [
+    (90, 132, "llama-8b", "q4_0", ("q8_0", "q4_0"), 20000),
+    (89, 24, "llama-8b", "q4_K", ("f16", "f16"), 20000),
+    (120, 170, "llama-1b", "q8_0", ("fp8_e4m3", "q5_1"), 20000),
+    (80, 108, "llama-70b", "f16", ("q4_0", "q4_0"), 20000),
+    (90, 132, "qwen3-30b-a3b", "q4_K", ("q8_0", "q8_0"), 20000),
+    (100, 148, "llama-8b", "q4_0", ("q8_0", "q4_0"), 1000),
+    (86, 28, "llama-1b", "q6_K", ("bf16", "q4_0"), 700),
+    (90, 132, "gemma3-1b", "q4_0", ("q8_0", "q4_0"), 20000),
+]
+
+
 @pytest.mark.parametrize(
     ("arch", "n_processors", "shape", "weights", "pair", "n_ctx"),
-    [
-        (90, 132, "llama-8b", "q4_0", ("q8_0", "q4_0"), 20000),
-        (89, 24, "llama-8b", "q4_K", ("f16", "f16"), 20000),
-        (120, 170, "llama-1b", "q8_0", ("fp8_e4m3", "q5_1"), 20000),
-        (80, 108, "llama-70b", "f16", ("q4_0", "q4_0"), 20000),
-        (90, 132, "qwen3-30b-a3b", "q4_K", ("q8_0", "q8_0"), 20000),
-        (100, 148, "llama-8b", "q4_0", ("q8_0", "q4_0"), 1000),
-        (86, 28, "llama-1b", "q6_K", ("bf16", "q4_0"), 700),
-        pytest.param(
-            *(90, 132, "gemma3-1b", "q4_0", ("q8_0", "q4_0"), 20000), marks=pytest.mark.slow
-        ),
-    ],
+    quick(WAITS, [WAITS[2], WAITS[5]]),
 )
 def test_nothing_is_compiled_while_a_user_waits(
     arch: int,

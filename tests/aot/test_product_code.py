@@ -19,6 +19,7 @@ from support.aot.aot_report import (
     on_gpus,
 )
 from support.aot.product_builds import Build, experts_down_build, gate_up_build, linear_build
+from support.quick import quick
 
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 ONE, FEW, MANY = 1, 8, 128
@@ -128,7 +129,7 @@ def test_small_matrices(arch: int, name: str) -> None:
     check(build, ONE)
 
 
-@pytest.mark.parametrize("n_tokens", [ONE, MANY])
+@pytest.mark.parametrize("n_tokens", quick([ONE, MANY], [ONE]))
 def test_what_comes_with_a_product(n_tokens: int) -> None:
     """Bias, residual, activations that are halved; rows that several programs share."""
     check(linear_build(86, ("f16",), n_tokens, epilogue=True), n_tokens)
@@ -174,7 +175,7 @@ def test_experts_gate_and_up(arch: int, n_tokens: int) -> None:
     check(gate_up_build(arch, "q4_K", n_tokens, routed=True), n_tokens)
 
 
-@pytest.mark.parametrize("n_tokens", [ONE, FEW, MANY])
+@pytest.mark.parametrize("n_tokens", quick([ONE, FEW, MANY], [FEW]))
 @on_gpus(90, 100)
 def test_experts_of_gpt_oss(arch: int, n_tokens: int) -> None:
     """MXFP4, biases of each expert, and its clamped SwiGLU."""

@@ -232,7 +232,7 @@ def test_experts_beyond_31_bits(name: str) -> None:
     ("n_tokens", "gated"),
     [
         (1, True),
-        (3, False),
+        pytest.param(3, False, marks=pytest.mark.slow),
         pytest.param(1, False, marks=pytest.mark.slow),
         pytest.param(3, True, marks=pytest.mark.slow),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -32,6 +33,7 @@ from localkv.kernels.reference.norm import norm as plain_norm
 from localkv.kernels.reference.torch_codec import decoded
 from support.gpu_products import CPU, EXACT, error, far, prepared, with_rows
 from support.layers import layer_norm, rms
+from support.quick import quick
 from support.random_packed import random_packed
 
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
@@ -100,9 +102,13 @@ def test_rows_that_no_kernel_reads() -> None:
         prepare(random_packed("f16", 3, 12), CPU)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n_tokens", [1, pytest.param(3, marks=pytest.mark.slow), 9,
-                                      pytest.param(17, marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n_tokens", "name"),
+    quick(
+        itertools.product((1, 3, 9, 17), NAMES),
+        {(9, "f32"), *((9 if i % 2 else 1, name) for i, name in enumerate(NAMES))},
+    ),
+)
 def test_products(name: str, n_tokens: int) -> None:
     """Odd n_out; n_in of which tiles are a divisor, and not."""
     block = FORMATS[name].block_size
@@ -114,15 +120,19 @@ def test_products(name: str, n_tokens: int) -> None:
         assert error(got, product(x, weight) + bias) < limit(name, n_tokens)
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q6_K", "q5_K", "f16"])
-@pytest.mark.parametrize("n_tokens", [64, 130])
+@pytest.mark.parametrize(
+    ("n_tokens", "name"),
+    quick(
+        itertools.product((64, 130), ("q4_0", "q6_K", "q5_K", "f16")), [(64, "q6_K"), (130, "f16")]
+    ),
+)
 def test_products_of_many_tokens(name: str, n_tokens: int) -> None:
     weight = prepared(name, 130, 256)
     x = torch.randn(n_tokens, 256)
     assert error(linear(x, Linear(weight)), product(x, weight)) < FP16
 
 
-@pytest.mark.parametrize("n_tokens", [1, 5])
+@pytest.mark.parametrize("n_tokens", quick([1, 5], [5]))
 def test_rows_that_several_programs_share(n_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bias and residual are added once."""
     monkeypatch.setattr(products, "gpu_of", lambda device: GpuInfo(80, 64, ptx=False))

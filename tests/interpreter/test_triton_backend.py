@@ -25,6 +25,7 @@ from localkv.sampling.sampler import Sampler
 from support.cache_types import scales_of
 from support.dense_variants import MECHANISMS, dense_variant
 from support.forward import CONFORMANCE_IDS, logits, new_cache, nmse, run
+from support.quick import quick
 from support.random_gemma import RandomGemma
 from support.random_model import variant
 from support.summary import Summary
@@ -36,16 +37,19 @@ IDS = [(i * 37 + 11) % 96 for i in range(12)]
 
 @pytest.mark.parametrize(
     ("name", "weight_type"),
-    [
-        ("llama-tied", GGMLType.Q8_0),
-        ("llama-fused-qkv", GGMLType.Q4_0),
-        ("llama-biases", GGMLType.Q4_1),
-        ("qwen3", GGMLType.F16),
-        ("qwen2moe", GGMLType.Q8_0),
-        ("qwen3moe", GGMLType.F32),
-        ("gemma3", GGMLType.Q8_0),
-        ("command-r", GGMLType.Q8_0),
-    ],
+    quick(
+        [
+            ("llama-tied", GGMLType.Q8_0),
+            ("llama-fused-qkv", GGMLType.Q4_0),
+            ("llama-biases", GGMLType.Q4_1),
+            ("qwen3", GGMLType.F16),
+            ("qwen2moe", GGMLType.Q8_0),
+            ("qwen3moe", GGMLType.F32),
+            ("gemma3", GGMLType.Q8_0),
+            ("command-r", GGMLType.Q8_0),
+        ],
+        [("llama-biases", GGMLType.Q4_1), ("qwen3moe", GGMLType.F32)],
+    ),
 )
 def test_models(name: str, weight_type: GGMLType, tmp_path: Path) -> None:
     """A prompt, and tokens one at a time."""
@@ -90,13 +94,9 @@ def test_packed_caches(name: str, tmp_path: Path) -> None:
 TOKENS = {"gpt-oss": 78, "exaone4-swa": 30}
 """Fewer where a token that follows is sent to one of two experts that are 2e-4 apart, and where
 64 layers take long; other files have their windows."""
-QUICK = ("gemma3", "command-r")
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [arch if arch in QUICK else pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHS],
-)
+@pytest.mark.parametrize("arch", quick(ARCHS, ["command-r"]))
 def test_llama_cpp_logits(arch: str, conformance: Path, summary: Summary) -> None:
     """Of every architecture, beyond a window of 64: a prompt, and a few tokens behind it."""
     files = [
@@ -128,7 +128,8 @@ class WithoutHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", pytest.param("llama-tied", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3moe", "llama-tied"])
 def test_a_step_asks_the_host_for_nothing(name: str, tmp_path: Path) -> None:
     """Routing, slots, page tables and draws included."""
     path = variant(name).write(tmp_path / "model.gguf", GGMLType.Q8_0)
@@ -174,14 +175,10 @@ def test_a_tied_embedding_is_held_once(tmp_path: Path) -> None:
     assert not model.weights.token_embd.reads_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("type_k", "type_v"),
-    [
-        ("f16", "fp8_e5m2_head"),
-        pytest.param("q8_0", "q4_0", marks=pytest.mark.slow),
-        pytest.param("q4_1", "bf16", marks=pytest.mark.slow),
-        pytest.param("fp8_e4m3_token", "iq4_nl", marks=pytest.mark.slow),
-    ],
+    [("f16", "fp8_e5m2_head"), ("q8_0", "q4_0"), ("q4_1", "bf16"), ("fp8_e4m3_token", "iq4_nl")],
 )
 def test_generation_through_a_packed_cache(type_k: str, type_v: str, tmp_path: Path) -> None:
     """Prompts in chunks, recorded steps and draws, across a page: the reference's tokens."""
