@@ -23,13 +23,17 @@ from localkv.loader.weights import load_model
 from localkv.simd.cpu_features import HAS_VNNI
 from support.float64_model import float64_logits
 from support.forward import CONFORMANCE_IDS, IDS, logits, new_cache, nmse, run, run_together
+from support.quick import quick
 from support.random_model import MOE, VARIANTS, RandomModel, variant
 
 if TYPE_CHECKING:
     from support.summary import Summary
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+QUICK = ("llama", "llama-hd80", "llama-biases", "llama-yarn", "mistral3", "qwen2moe", "gemma3")
+
+
+@pytest.mark.parametrize("name", quick(VARIANTS, QUICK))
 def test_equals_float64_evaluation(name: str, tmp_path: Path) -> None:
     random_model = variant(name)
     path = random_model.write(tmp_path / "model.gguf")
@@ -43,7 +47,8 @@ def test_equals_float64_evaluation(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_heads", "n_kv_heads"), [(97, 1), (112, 1), (128, 1), (291, 3), (512, 1)]
+    ("n_heads", "n_kv_heads"),
+    quick([(97, 1), (112, 1), (128, 1), (291, 3), (512, 1)], [(97, 1), (291, 3)]),
 )
 def test_many_query_heads_of_a_kv_head(n_heads: int, n_kv_heads: int, tmp_path: Path) -> None:
     random_model = RandomModel(n_layers=1, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=16)
@@ -161,7 +166,7 @@ def of_8_bits(backend: Backend) -> bool:
     return backend.name == "cpu" and HAS_VNNI
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", quick(BACKENDS, BACKENDS[1:]), ids=lambda b: b.name)
 def test_llama_cpp_logits(backend: Backend, conformance: Path, summary: Summary) -> None:
     """Every architecture, through an f16 cache as llama.cpp's."""
     worst = {}

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from support.aot.aot_report import ARCHS, Report, compile_kernel, report
+from support.quick import quick
 
 
 @triton.jit
@@ -34,7 +35,7 @@ def summing(arch: int, stride: int) -> Report:
     return report(compile_kernel(sum_kernel, arch, types, {"STRIDE": stride}, num_warps=4))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", quick(ARCHS, [80, 120]))
 def test_widths(arch: int) -> None:
     wide, narrow = summing(arch, 1), summing(arch, 3)
     assert set(wide.loads) == {"128"}

@@ -135,12 +135,17 @@ def faults(
 @pytest.mark.parametrize(
     "error",
     [
-        KeyboardInterrupt,
-        lambda: OSError(errno.ENOSPC, "No space left on device"),
-        lambda: OSError(errno.EIO, "Input/output error"),
-        lambda: PermissionError(errno.EACCES, "Permission denied"),
+        pytest.param(KeyboardInterrupt, id="Ctrl-C"),
+        pytest.param(lambda: OSError(errno.ENOSPC, "No space left on device"), id="full"),
+        pytest.param(
+            lambda: OSError(errno.EIO, "Input/output error"), id="broken", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            lambda: PermissionError(errno.EACCES, "Permission denied"),
+            id="denied",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["Ctrl-C", "full", "broken", "denied"],
 )
 def test_every_step_fails_once(
     split: FakeHub, tmp_path: Path, error: Callable[[], BaseException], after: bool

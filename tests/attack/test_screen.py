@@ -166,11 +166,14 @@ LONG = (
     *("entities", "tags", "mails", "a long word", "quotes"),
 )
 """Those that take seconds to be laid out."""
+QUICK = ("brackets", "images", "stars", "code that is no code")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.attack] * (n in LONG)) for n in ANSWERS]
-)
+def _mark(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.attack] if name in LONG else [pytest.mark.slow] * (name not in QUICK)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=_mark(n)) for n in ANSWERS])
 async def test_answers(name: str) -> None:
     await _show(ANSWERS[name])
 

@@ -141,7 +141,7 @@ RUNS: dict[str, list[tuple[list[str], int | None]]] = {
 }
 """Command -> what it is run with, and the exit code; None where any will do."""
 
-HEAVY = ("complete", "perplexity", "embed", "bench")
+HEAVY = ("complete", "perplexity", "embed", "bench", "doctor")
 
 
 def test_every_command_is_tried() -> None:
@@ -184,6 +184,7 @@ def test_errors_of_the_command_line(folder: Folder) -> None:
         assert b"\\x1b" in shown
 
 
+@pytest.mark.slow
 def test_a_configuration_that_holds_orders(folder: Folder, tmp_path: Path) -> None:
     config = tmp_path / f"{ORDERS[1]}.toml"
     config.write_text(f"[show]\n{json.dumps(ORDERS[2])} = 1\n")

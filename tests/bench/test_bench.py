@@ -369,6 +369,7 @@ def test_weights_made_in_memory_must_fit_in_it(program, monkeypatch) -> None:
 # -- a run that ends early
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_rows_that_are_done(tiny_model) -> None:
     argv = ("bench", "-m", tiny_model, "-p", 8, "-n", 10_000, "-o", "json", "--device", "reference")
     popen = {"stdin": subprocess.DEVNULL, "bufsize": 0}
@@ -407,6 +408,7 @@ def test_an_error_leaves_a_whole_table(program, tiny_model, monkeypatch) -> None
     assert generate is not failing
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
 def test_progress_shows_on_a_terminal(tiny_model) -> None:
     code, shown = on_terminal("bench", "-m", tiny_model, *SMALL, "--device", "reference")

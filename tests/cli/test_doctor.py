@@ -139,6 +139,7 @@ def test_this_machine_is_well_and_stays_light() -> None:
     assert set(loaded_by("doctor")) <= {"huggingface_hub"}
 
 
+@pytest.mark.slow
 def test_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, shown = on_terminal("doctor")
     assert code == 0
