@@ -29,7 +29,7 @@ def model_spec(gguf: ModelHeader) -> ModelSpec:
         )
     if name not in ARCHS:
         raise ModelFileError(
-            f"architecture {name!r} is not supported", hint=f"supported: {', '.join(ARCHS)}"
+            f"architecture {name!r} is not supported", hint=f"supported: {', '.join(sorted(ARCHS))}"
         )
     shapes = {tensor: info.shape for tensor, info in gguf.tensors.items()}
     title = gguf.metadata.string("general.name", default=gguf.path.stem)
