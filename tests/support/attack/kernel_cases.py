@@ -31,6 +31,7 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.activation import activate
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.linear.activation_job import RopeJob
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
@@ -395,7 +396,7 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
         job += [Memory(weight, weight.nbytes) if normed else 0, Memory(eps, 4)]
         if not normed:
             close(apply_rope_cpu(x, RopeTable(cos, sin, neighbours)), want)
-        chain.add(workers["rope"], [*job, pairs, int(neighbours), *memories], n_threads)
+        chain.add(workers["rope"], RopeJob(*job, pairs, int(neighbours), *memories), n_threads)
         chain.run()
         close(x, want)
     else:
