@@ -50,10 +50,13 @@ def held_rows(pool: PagePool, sequence: Sequence) -> set[int]:
 
 
 def can_go_on(cache: KVCache, sequence: Sequence, length: int) -> bool:
-    """Whether all rows are there that the token at position `length`, or a later one, sees."""
+    """Whether all rows are there that the token at position `length`, or a later one, sees, and
+    the page that its own row comes to."""
     for pool in cache.pools:
         window = pool.layout.group.window
         first = max(0, length - window + 1) if window else 0
+        if (length - pool.first) % PAGE_TOKENS:  # begun by the row before, however short the window
+            first = min(first, length - 1)
         wanted = range(max(first, pool.first), min(length, pool.end))
         if not held_rows(pool, sequence).issuperset(wanted):
             return False
