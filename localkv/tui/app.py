@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import select
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Console
@@ -25,6 +26,7 @@ from localkv.system.terminal_text import visible
 from localkv.tui.chat_screen import ChatScreen
 from localkv.tui.control_filter import ControlFilter
 from localkv.tui.engine_screen import EngineFactory
+from localkv.tui.terminal_end import when_terminal_ends
 from localkv.tui.themes import DARK, LIGHT, own_variables
 
 if TYPE_CHECKING:
@@ -32,20 +34,6 @@ if TYPE_CHECKING:
 
 _SCHEMES = ("http", "https", "mailto")
 _LONGEST_URL = 200
-TERMINAL_SECONDS = 1.0
-"""How often it is looked whether the terminal is still there."""
-
-
-def terminal_is_gone() -> bool:
-    """Whether the other end of the terminal was closed. Windows ends the program by itself."""
-    if not hasattr(select, "poll"):
-        return False
-    poll = select.poll()
-    try:
-        poll.register(sys.__stdin__.fileno(), 0)  # type: ignore[union-attr]
-    except (AttributeError, ValueError, OSError):
-        return True
-    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
 
 def has_shell() -> bool:
@@ -99,17 +87,14 @@ class ChatApp(App[None]):
         self.theme_changed_signal.subscribe(self, self._keep_theme)
         self.push_screen(self.chat)
         if not self.is_headless:
-            self.set_interval(TERMINAL_SECONDS, self._end_without_terminal)
+            soon = asyncio.get_running_loop().call_soon_threadsafe
+            when_terminal_ends(partial(soon, self._end_without_terminal))
 
     def _end_without_terminal(self) -> None:
-        """End as SIGHUP would, which does not come where it is ignored (nohup) or nobody sends it.
-
-        Textual would wait for keys for ever.
-        """
-        if terminal_is_gone():
-            self.chat.keep_answer()
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGHUP)
+        """End as SIGHUP would."""
+        self.chat.keep_answer()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGHUP)
 
     def get_css_variables(self) -> dict[str, str]:
         variables = super().get_css_variables()
