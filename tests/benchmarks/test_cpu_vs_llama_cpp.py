@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -20,7 +21,8 @@ FOLDER = ROOT / "benchmarks"
 sys.path[:0] = [str(FOLDER)]
 
 from alone import Worker  # noqa: E402
-from llama_cpp_tables import tables  # noqa: E402
+from speed_programs import repeated_state  # noqa: E402
+from speed_report import Figure, Report  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -113,29 +115,79 @@ def test_none_is_left_when_the_benchmark_ends(number: signal.Signals) -> None:
     assert all_end(pids)
 
 
-def test_tables() -> None:
-    def row(test: str, pair: str, program: str, *values: float, depth: int = 0) -> dict:
-        facts = {"test": test, "pair": pair, "program": program, "depth": depth}
-        return {"weights": "q4_K", "values": values, **facts}
+def figure(
+    test: str, pair: str, program: str, *values: float, depth: int = 0, n_bytes: float = 0
+) -> Figure:
+    return Figure("", "llama", "q4_K", pair, depth, test, program, values, n_bytes)
 
-    rows = [
-        row("tg", "f16", "localkv", 20, 30, 40),
-        row("tg", "f16", "llama.cpp", 10, 15, 40),
-        row("tg", "q8_0/q4_0", "localkv", 40, 30, 20),
-        row("tg", "f16", "localkv", 123.4, 123.4, 123.4, depth=4096),
-        row("tg", "q8_0/q4_0", "localkv", 1, 1, 1, depth=4096),
-        row("load", "f16", "localkv", 0.25, 0.5),
+
+def test_tables() -> None:
+    report = Report("A processor", 2)
+    report.figures = [
+        figure("tg", "f16", "localkv", 20, 30, 40),
+        figure("tg", "f16", "llama.cpp", 10, 15, 40),
+        figure("tg", "q8_0/q4_0", "localkv", 40, 30, 20),
+        figure("tg", "f16", "localkv", 123.4, depth=4096),
+        figure("tg", "q8_0/q4_0", "localkv", 1, depth=4096),
+        figure("load", "f16", "localkv", 0.25, 0.5),
     ]
-    assert tables(rows) == (
-        "Decoding, tokens per second\n\n"
-        "| Weights | K/V | at 0: localkv | llama.cpp | ratio | to our f16 "
+    assert report.tables("") == (
+        "Decoding, tokens per second:\n\n"
+        "| K/V | at 0: localkv | llama.cpp | ratio | to our f16 "
         "| at 4,096: localkv | llama.cpp | ratio | to our f16 |\n"
-        f"|{' --- |' * 10}\n"
-        "| Q4_K | f16/f16 | 30.0 | 15.0 | 2.00 (1.00-2.00) |  | 123 |  |  |  |\n"
-        "| Q4_K | q8_0/q4_0 | 30.0 |  |  | 1.00 (0.50-2.00) | 1.00 |  |  | 0.01 (0.01-0.01) |\n"
-        "\nLoading, seconds\n\n"
-        "| Weights | K/V | localkv |\n| --- | --- | --- |\n| Q4_K | f16/f16 | 0.38 |\n"
+        f"|{' --- |' * 9}\n"
+        "| f16/f16 | 30.0 | 15.0 | 2.00 (1.00-2.00) |  | 123 |  |  |  |\n"
+        "| q8_0/q4_0 | 30.0 |  |  | 1.00 (0.50-2.00) | 1.00 |  |  | 0.01 |\n"
+        "\nLoading, seconds:\n\n"
+        "| Weights | localkv |\n| --- | --- |\n| Q4_K | 0.38 |\n"
     )
+
+
+def test_cost_of_depth() -> None:
+    """Per 1,000 tokens, as a part of what it costs with f16, and as bytes that were read."""
+    report = Report("A processor", 2, bandwidth=1e9)
+    report.figures = [
+        figure("tg", "f16", "localkv", 50, n_bytes=1e7),
+        figure("tg", "q4_0", "localkv", 50, n_bytes=1e7),
+        figure("tg", "q4_0", "llama.cpp", 100),
+        figure("tg", "f16", "localkv", 25, depth=10_000, n_bytes=2e7),
+        figure("tg", "q4_0", "localkv", 40, depth=10_000, n_bytes=1.25e7),
+        figure("tg", "q4_0", "llama.cpp", 10, depth=10_000),
+    ]
+    *_, last = report.tables("").split("\n\n")
+    assert last == (
+        "| K/V | to 10,000: localkv | of our f16 | of the memory | llama.cpp |\n"
+        f"|{' --- |' * 5}\n"
+        "| f16/f16 | 2.00 | 1.00 | 50% |  |\n"
+        "| q4_0/q4_0 | 0.50 | 0.25 | 50% | 9.00 |\n"
+    )
+
+
+def test_newer_figures_take_the_place_of_older_ones(tmp_path: Path) -> None:
+    report = Report("A processor", 2, 1.0, {"localkv": "localkv 1"})
+    report.add([figure("tg", "f16", "localkv", 1), figure("pp", "f16", "localkv", 2)])
+    report.add([figure("tg", "f16", "localkv", 3)])
+    report.write(tmp_path / "figures.json")
+    kept = Report.read(tmp_path / "figures.json")
+    assert [(one.test, list(one.values)) for one in kept.figures] == [("pp", [2]), ("tg", [3])]
+    assert (kept.cpu, kept.programs) == (report.cpu, report.programs)
+
+
+def test_a_state_of_llama_cpp_is_repeated() -> None:
+    """Two cells of two layers become five; types and sizes of rows stay."""
+
+    def state(cells: list[int]) -> bytes:
+        parts = [b"mark", struct.pack("<iII", 0, 1, len(cells))]
+        parts += [struct.pack("<iIi", i, 1, 0) for i in range(len(cells))]
+        parts.append(struct.pack("<II", 0, 2))
+        for kind, size in ((8, 34), (8, 34), (2, 18), (2, 18)):
+            parts.append(struct.pack("<iQ", kind, size))
+            parts += [bytes([kind + cell] * size) for cell in cells]
+        return b"".join(parts)
+
+    assert repeated_state(state([0, 1]), 5) == state([0, 1, 0, 1, 0])
+    with pytest.raises(RuntimeError, match="unknown form"):
+        repeated_state(state([0, 1]) + b"more", 5)
 
 
 FAKE = """
@@ -161,6 +213,7 @@ def llama_decode(context, batch):
         print(json.dumps([*facts, vars(context)]), file=file)
     return 0
 def llama_context_default_params(): return Facts(n_threads=4)
+def llama_model_load_from_file(path, options): return 1
 def llama_init_from_model(model, options): return options
 def llama_log_callback(function): return function
 def llama_batch_init(n, embeddings, sequences):
@@ -191,7 +244,8 @@ def test_the_peer_runs_alone_with_its_own_defaults(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "| Q4_0 | q8_0/q8_0 |" in done.stdout
+    assert "| q8_0/q8_0 |" in done.stdout
+    assert {one.program for one in Report.read(figures).figures} == {"localkv", "llama.cpp"}
     calls = [json.loads(line) for line in record.read_text().splitlines()]
     assert {n_tokens for n_tokens, *_ in calls} == {1, 64, 512}
     for _, others, omp, context in calls:
@@ -200,5 +254,3 @@ def test_the_peer_runs_alone_with_its_own_defaults(tmp_path: Path) -> None:
         assert omp == {}
         assert (context["n_batch"], context["n_ubatch"]) == (2048, 512)
         assert context["n_threads"] <= (os.cpu_count() or 1)
-    rows = json.loads(figures.read_text())
-    assert {row["program"] for row in rows} == {"localkv", "llama.cpp"}

@@ -1,0 +1,259 @@
+"""The programs that `cpu_vs_llama_cpp.py` times: each loads a model in a process of its own.
+
+A process answers commands, a line each:
+
+    load          load the model: seconds, and threads
+    fill N        make the depth N with a prompt: seconds per token
+    repeat N      make the depth N of copies of the rows that are there: nothing. Speed does not
+                  depend on what is in the rows, and a long prompt takes the peer an hour
+    tg N          decode N tokens from there on: seconds per token
+    first         decode a token without one that goes before it
+    pp N          evaluate a prompt of N tokens from there on: seconds per token
+    anew N        the same with an empty cache
+    bytes N       of a token at the depth N that are read at least (localkv only)
+    bandwidth     of the memory: bytes per second that all threads read (localkv only)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from alone import answer, commands
+
+PROMPT = 512
+"""Tokens of the prompt, and of a batch."""
+
+
+def sides(pair: str) -> tuple[str, str]:
+    """The types of K and V: "q4_0/q8_0", or "f16" for both."""
+    type_k, _, type_v = pair.partition("/")
+    return type_k, type_v or type_k
+
+
+class Session(ABC):
+    """A loaded model and its cache.
+
+    Args:
+        path, pair, n_ctx: the file, the cache's types and tokens.
+        n_threads: 0 for the program's own number.
+    """
+
+    n_threads: int
+
+    @abstractmethod
+    def __init__(self, path: str, pair: str, n_ctx: int, n_threads: int) -> None: ...
+
+    @abstractmethod
+    def evaluate(self, ids: list[int], position: int) -> None:
+        """Evaluate ids at a position: the end of what the cache holds, or 0 to start anew."""
+
+    @abstractmethod
+    def repeat(self, length: int) -> None:
+        """Fill the cache up to `length` with copies of its first rows."""
+
+
+class LocalKV(Session):
+    """With the defaults of `localkv complete`, loaded as that loads it."""
+
+    def __init__(self, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
+        from localkv.cli.complete import complete
+        from localkv.cli.loading import load_llm
+        from localkv.system.threads import n_threads as threads
+
+        type_k, type_v = sides(pair)
+        flags = ["-m", path, "-c", str(n_ctx), "-ctk", type_k, "-ctv", type_v, "-p", ""]
+        flags += ["-t", str(n_threads)] if n_threads else []
+        with complete.make_context("complete", flags) as context:
+            self.engine = load_llm(context.params, quiet=True).engine
+        self.n_threads = threads()
+
+    def evaluate(self, ids: list[int], position: int) -> None:
+        if position == 0:
+            self.engine.reset()
+        self.engine.evaluate(ids, generated=len(ids) == 1)
+
+    def repeat(self, length: int) -> None:
+        from localkv.cache.layout import PAGE_TOKENS
+
+        cache, sequence, slot = self.engine.cache, self.engine.sequence, self.engine.slot
+        whole = sequence.length // PAGE_TOKENS
+        if cache.states or any(layout.reach for layout in cache.layouts) or not whole:
+            raise SystemExit("only rows of models without windows and states can be repeated")
+        cache.reserve(sequence, length)
+        for layer in cache.layers:
+            pages = sequence.held(layer.pool)
+            for plane in (x for segment in layer.segments for x in (*segment.k, *segment.v)):
+                for i, page in enumerate(pages[whole:]):
+                    plane[page] = plane[pages[i % whole]]
+        slot.ids += [0] * (length - sequence.length)
+        sequence.length = length
+
+    def bytes_per_token(self, depth: int) -> float:
+        from localkv.bench.grid import BenchTest
+        from localkv.bench.traffic import bytes_per_token
+
+        test = BenchTest(n_prompt=0, n_gen=1, n_depth=depth)
+        return bytes_per_token(self.engine.model, self.engine.cache.layouts, test, PROMPT)
+
+    def bandwidth(self) -> float:
+        from localkv.bench.machine import bandwidth
+
+        return bandwidth(self.engine.model.backend)
+
+
+def physical_cores() -> int:
+    """As llama.cpp counts them (`cpu_get_num_physical_cores`)."""
+    siblings = set()
+    for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*"):
+        with contextlib.suppress(OSError):
+            siblings.add((cpu / "topology" / "thread_siblings").read_text())
+    n = os.cpu_count() or 1
+    return len(siblings) or (n if n <= 4 else n // 2)
+
+
+class LlamaCpp(Session):
+    """With the defaults of llama-cli, which the library's Python package does not have."""
+
+    def __init__(self, path: str, pair: str, n_ctx: int, n_threads: int) -> None:
+        import llama_cpp
+
+        @llama_cpp.llama_log_callback
+        def silent(level, text, data):
+            pass
+
+        self.api, self.silent = llama_cpp, silent
+        llama_cpp.llama_log_set(silent, None)
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+        if not model:
+            raise SystemExit(f"llama.cpp can't load {path}")
+        options = llama_cpp.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.n_ubatch = n_ctx, 2048, PROMPT
+        self.n_threads = n_threads or physical_cores()
+        options.n_threads = options.n_threads_batch = self.n_threads
+        options.swa_full = False  # as the programs have it; the library's default is another
+        options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
+        kinds = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
+        options.type_k, options.type_v = (kinds[name] for name in sides(pair))
+        self.context = llama_cpp.llama_init_from_model(model, options)
+        self.memory = llama_cpp.llama_get_memory(self.context)
+        self.batch = llama_cpp.llama_batch_init(PROMPT, 0, 1)
+
+    def evaluate(self, ids: list[int], position: int) -> None:
+        if position == 0:
+            self.api.llama_memory_clear(self.memory, True)
+        batch = self.batch
+        batch.n_tokens = len(ids)
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position + i, 1
+            batch.seq_id[i][0], batch.logits[i] = 0, i == len(ids) - 1
+        if self.api.llama_decode(self.context, batch):
+            raise RuntimeError("llama_decode failed")
+        self.api.llama_get_logits_ith(self.context, len(ids) - 1)  # waits
+
+    def repeat(self, length: int) -> None:
+        size = self.api.llama_state_seq_get_size(self.context, 0)
+        state = (ctypes.c_uint8 * size)()
+        if self.api.llama_state_seq_get_data(self.context, state, size, 0) != size:
+            raise RuntimeError("llama_state_seq_get_data failed")
+        longer = repeated_state(bytes(state), length)
+        state = (ctypes.c_uint8 * len(longer)).from_buffer_copy(longer)
+        if self.api.llama_state_seq_set_data(self.context, state, len(longer), 0) != len(longer):
+            raise RuntimeError("llama_state_seq_set_data failed")
+
+
+CELL = struct.Struct("<iIi")
+"""A cell's position, number of sequences, and the one."""
+
+
+def repeated_state(state: bytes, length: int) -> bytes:
+    """The state of a sequence of llama.cpp whose cells are repeated up to `length`.
+
+    As `llama_context::state_seq_get_data` and `llama_kv_cache::state_write` have it: a mark and the
+    sequence, one stream, its cells; whether V is transposed, layers, and for each layer K's type,
+    bytes of a row and rows; then V's.
+    """
+    n_streams, n_cells = struct.unpack_from("<II", state, 8)
+    end = 16 + CELL.size * n_cells
+    positions = [cell[0] for cell in CELL.iter_unpack(state[16:end])]
+    is_transposed, n_layers = struct.unpack_from("<II", state, end)
+    if n_streams != 1 or positions != [*range(n_cells)] or is_transposed:
+        raise RuntimeError("llama.cpp's state has an unknown form")
+    out = [state[:8], struct.pack("<II", 1, length)]
+    out += [CELL.pack(i, 1, 0) for i in range(length)]
+    out.append(state[end : end + 8])
+    at = end + 8
+    for _ in range(2 * n_layers):
+        kind = state[at : at + 12]
+        row_bytes = int.from_bytes(kind[4:], "little")
+        rows = state[at + 12 : at + 12 + n_cells * row_bytes]
+        at += 12 + len(rows)
+        out += [kind, (rows * -(-length // n_cells))[: length * row_bytes]]
+    if at != len(state):
+        raise RuntimeError("llama.cpp's state has an unknown form")
+    return b"".join(out)
+
+
+SESSIONS: dict[str, type[Session]] = {"localkv": LocalKV, "llama.cpp": LlamaCpp}
+MODULES = {
+    "localkv": ("localkv.llm", "localkv.cli.complete", "localkv.cli.loading"),
+    "llama.cpp": ("llama_cpp",),
+}
+"""What a program imports before it loads; the first one's package has the version."""
+
+
+def work(program: str, path: str, pair: str, n_ctx: int, n_vocab: int, n_threads: int) -> None:
+    """Answer commands; the first answer is the program's version."""
+    if program == "localkv":
+        from localkv.system.limits import before_model
+
+        before_model()
+    package, *_ = [__import__(name) for name in MODULES[program]]
+    answer(package.__version__)
+    at = 0
+
+    def go_on(n: int) -> None:
+        nonlocal at
+        session.evaluate([((at + i) * 7919 + 13) % n_vocab for i in range(n)], at)
+        at += n
+
+    for line in commands():
+        command, _, count = line.partition(" ")
+        n = int(count or 1)
+        if command == "load":
+            started = time.perf_counter()
+            session = SESSIONS[program](path, pair, n_ctx, n_threads)
+            answer([time.perf_counter() - started, session.n_threads])
+            continue
+        if command == "bytes":
+            answer(session.bytes_per_token(n))
+            continue
+        if command == "bandwidth":
+            answer(session.bandwidth())
+            continue
+        if command in ("tg", "pp", "anew"):
+            go_on(1)  # caches are cold, threads asleep
+        started = time.perf_counter()
+        if command == "fill":
+            n -= at
+            for start in range(0, n, PROMPT):
+                go_on(min(PROMPT, n - start))
+        elif command == "repeat":
+            session.repeat(n)
+            at = n
+        elif command == "pp":
+            go_on(n)
+        elif command == "anew":
+            at = 0
+            go_on(n)
+        else:  # "tg", and "first", which nothing goes before
+            for _ in range(n):
+                go_on(1)
+        answer((time.perf_counter() - started) / max(1, n))

@@ -1,0 +1,217 @@
+"""Figures of `cpu_vs_llama_cpp.py`: a file that keeps them, and tables for the documentation."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+TITLES = {
+    "tg": "Decoding, tokens per second",
+    "pp": "Prompt of 512 tokens, tokens per second",
+    "load": "Loading, seconds",
+    "load and a token": "Loading and the first token, seconds",
+}
+OURS, PEER = "localkv", "llama.cpp"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one program took in a test, once for each round.
+
+    Attributes:
+        table: that it is part of.
+        shape, weights, pair, depth: of the model and the cache.
+        values: tokens per second, or seconds of loading; none if the program can't run the model.
+        n_bytes: that a decoded token has to read (localkv only).
+    """
+
+    table: str
+    shape: str
+    weights: str
+    pair: str
+    depth: int
+    test: str
+    program: str
+    values: Sequence[float]
+    n_bytes: float = 0.0
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Two figures of the same place are of the same thing."""
+        names = self.table, self.shape, self.weights, self.pair
+        return (*names, self.depth, self.test, self.program)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+
+@dataclass
+class Report:
+    """All figures of one machine.
+
+    Attributes:
+        cpu, n_processors: the machine.
+        bandwidth: of its memory, bytes per second that all threads read: the best measured.
+        programs: what each says of itself.
+    """
+
+    cpu: str
+    n_processors: int
+    bandwidth: float = 0.0
+    programs: dict[str, str] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        facts = json.loads(path.read_text())
+        figures = [Figure(**figure) for figure in facts.pop("figures")]
+        return cls(**facts, figures=figures)
+
+    def write(self, path: Path) -> None:
+        facts = asdict(self)
+        lines = ",\n".join(f"  {json.dumps(figure)}" for figure in facts.pop("figures"))
+        head = json.dumps(facts, indent=1).removesuffix("\n}")
+        path.write_text(f'{head},\n "figures": [\n{lines}\n ]\n}}\n')
+
+    def add(self, figures: Sequence[Figure]) -> None:
+        """Add figures in place of older ones of the same things."""
+        new = {figure.place for figure in figures}
+        self.figures = [old for old in self.figures if old.place not in new] + list(figures)
+
+    def about(self) -> str:
+        """A line on the machine and the programs."""
+        threads = f"{self.n_processors} processors"
+        read = f", memory read at {self.bandwidth / 1e9:.1f} GB/s" if self.bandwidth else ""
+        programs = ", ".join(self.programs.values())
+        return f"{self.cpu}, {threads}{read}; {programs}, each alone, with its own defaults."
+
+    def tables(self, name: str) -> str:
+        """All that there are figures for in the table `name`."""
+        figures = [figure for figure in self.figures if figure.table == name]
+        texts = [_table(figures, test, self.bandwidth) for test in TITLES]
+        texts.append(_cost_of_depth(figures, self.bandwidth))
+        return "\n".join(filter(None, texts))
+
+
+def ratio(values: Sequence[float], others: Sequence[float]) -> str:
+    """Median, least and largest ratio of runs of the same round."""
+    ratios = [a / b for a, b in zip(values, others, strict=True)]
+    middle = f"{statistics.median(ratios):.2f}"
+    return middle if len(ratios) == 1 else f"{middle} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def rounded(value: float) -> str:
+    """Three digits."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] * len(header)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, rule, *body))
+
+
+class _Found:
+    """The figures of one test."""
+
+    def __init__(self, figures: Sequence[Figure], test: str) -> None:
+        chosen = [figure for figure in figures if figure.test == test and figure.values]
+        self.by_place = {(f.shape, f.weights, f.pair, f.depth, f.program): f for f in chosen}
+        self.lines = list(dict.fromkeys((f.shape, f.weights, f.pair) for f in chosen))
+        self.depths = sorted({f.depth for f in chosen})
+        self.has_peer = any(f.program == PEER for f in chosen)
+
+    def get(self, line: tuple[str, str, str], depth: int, program: str) -> Figure | None:
+        return self.by_place.get((*line, depth, program))
+
+    def f16(self, line: tuple[str, str, str], depth: int) -> Figure | None:
+        """Ours with an f16 cache."""
+        return self.get((*line[:2], "f16"), depth, OURS)
+
+    def head(self) -> list[str]:
+        """Titles of the columns that say which model it is: those that differ."""
+        return [
+            title
+            for i, title in enumerate(("Model", "Weights", "K/V"))
+            if len({line[i] for line in self.lines}) > 1 or (i == 1 and len(self.lines) == 1)
+        ]
+
+    def cells(self, line: tuple[str, str, str]) -> Iterator[str]:
+        shape, weights, pair = line
+        texts = {
+            "Model": shape,
+            "Weights": weights.upper(),
+            "K/V": pair if "/" in pair else f"{pair}/{pair}",
+        }
+        return (texts[title] for title in self.head())
+
+
+def _table(figures: Sequence[Figure], test: str, bandwidth: float) -> str:
+    """One table for a test: a line for each model and pair, columns for each depth."""
+    found = _Found(figures, test)
+    if not found.lines:
+        return ""
+    is_speed = test in ("tg", "pp")
+    has_f16 = is_speed and len({line[2] for line in found.lines}) > 1
+    has_share = test == "tg" and bool(bandwidth)
+    header = found.head()
+    for depth in found.depths:
+        at = f"at {depth:,}: " if len(found.depths) > 1 else ""
+        header += [f"{at}{OURS}", *([PEER, "ratio"] if found.has_peer else [])]
+        header += ["to our f16"] if has_f16 else []
+        header += ["of the memory"] if has_share else []
+    body = []
+    for line in found.lines:
+        cells = list(found.cells(line))
+        for depth in found.depths:
+            ours, peer = (found.get(line, depth, name) for name in (OURS, PEER))
+            f16 = found.f16(line, depth)
+            cells.append(rounded(ours.median) if ours else "")
+            if found.has_peer:
+                cells.append(rounded(peer.median) if peer else "")
+                cells.append(ratio(ours.values, peer.values) if ours and peer else "")
+            if has_f16:
+                is_other = ours and f16 and line[2] != "f16"
+                cells.append(ratio(ours.values, f16.values) if is_other else "")
+            if has_share:
+                share = ours.median * ours.n_bytes / bandwidth if ours else 0
+                cells.append(f"{share:.0%}" if share else "")
+        body.append(cells)
+    return f"{TITLES[test]}:\n\n{markdown(header, body)}"
+
+
+def _cost_of_depth(figures: Sequence[Figure], bandwidth: float) -> str:
+    """What 1,000 more tokens of context cost, from depth 0 to each other depth."""
+    found = _Found(figures, "tg")
+    pairs = {line[2] for line in found.lines}
+    if len(found.depths) < 2 or found.depths[0] or len(pairs) < 2 or not bandwidth:
+        return ""
+
+    def cost(figure: Figure | None, start: Figure | None) -> float:
+        """Seconds per token of context."""
+        if figure is None or start is None:
+            return 0.0
+        return (1 / figure.median - 1 / start.median) / figure.depth
+
+    header = found.head()
+    for depth in found.depths[1:]:
+        header += [f"to {depth:,}: {OURS}", "of our f16", "of the memory", PEER]
+    body = []
+    for line in found.lines:
+        cells = list(found.cells(line))
+        start, peer_start = (found.get(line, 0, name) for name in (OURS, PEER))
+        for depth in found.depths[1:]:
+            ours, peer = (found.get(line, depth, name) for name in (OURS, PEER))
+            seconds = cost(ours, start)
+            f16 = cost(found.f16(line, depth), found.f16(line, 0))
+            cells.append(f"{1e6 * seconds:.2f}" if ours else "")
+            cells.append(f"{seconds / f16:.2f}" if f16 and ours else "")
+            rate = (ours.n_bytes - start.n_bytes) / depth / seconds if ours and start else 0
+            cells.append(f"{rate / bandwidth:.0%}" if rate else "")
+            cells.append(f"{1e6 * cost(peer, peer_start):.2f}" if peer else "")
+        body.append(cells)
+    title = "What 1,000 more tokens of context cost, milliseconds per token"
+    return f"{title}:\n\n{markdown(header, body)}"
