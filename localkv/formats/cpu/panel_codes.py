@@ -20,7 +20,7 @@ from llvmlite import ir
 from localkv.formats import FORMATS
 from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.simd.memory import half_bits_to_float
-from localkv.simd.vector import constant, i8, i16, i32, i64, lanes_of
+from localkv.simd.vector import constant, f32, i8, i16, i32, i64, lanes_of
 
 BLOCK_VECTORS = BLOCK // 4
 """Vectors of codes for them: 4 columns each."""
@@ -63,6 +63,22 @@ def masked(builder: Any, x: Any, shift: int, mask: int) -> Any:
     return builder.and_(x, constant(i32, mask * 0x01010101))
 
 
+def bit_field(builder: Any, x: Any, shift: int, mask: int) -> Any:
+    """Bits `mask` of <16 x i8> after a shift to the right (to the left if negative)."""
+    if shift > 0:
+        x = builder.lshr(x, constant(i8, shift))
+    elif shift < 0:
+        x = builder.shl(x, constant(i8, -shift))
+    return builder.and_(x, constant(i8, mask))
+
+
+def whole_number(builder: Any, x: Any, *, signed: bool = False) -> Any:
+    """<16 x i8> as <16 x float>."""
+    if signed:
+        return builder.sitofp(builder.sext(x, lanes_of(i32)), lanes_of(f32))
+    return builder.uitofp(builder.zext(x, lanes_of(i32)), lanes_of(f32))
+
+
 def nibble_codes(record: Record, block: int) -> list[Any]:
     """Codes of the formats with blocks of 32: 16 bytes, low nibbles first."""
     words = [record.words("qs", 4 * block + i) for i in range(4)]
@@ -74,7 +90,7 @@ def block_scale(record: Record, block: int, half: int) -> Any:
     return record.halves("d", block)
 
 
-def block_minimum(record: Record, block: int) -> Any:
+def block_minimum(record: Record, block: int, half: int) -> Any:
     """A minimum per block of 32."""
     return record.halves("m", block)
 
@@ -87,17 +103,27 @@ class PanelFormat:
         codes: (record, block) -> 8 vectors of 16 x 4 unsigned codes; vector j holds columns
             4 j to 4 j + 3 of the block.
         scale: (record, block, half) -> <16 x float>; half 1 differs only if `halves`.
-        minimum: (record, block) -> <16 x float>, or None for formats that have none.
-        zero: the code that means 0.
-        halves: every 16 columns have a scale of their own.
+        minimum: the same, or None for formats that have none.
+        zero: the code that means 0; it is 0 where there are minima.
+        halves: every 16 columns have a scale, and a minimum, of their own.
     """
 
     layout: PanelLayout
     codes: Callable[[Record, int], list[Any]]
     scale: Callable[[Record, int, int], Any] = block_scale
-    minimum: Callable[[Record, int], Any] | None = None
+    minimum: Callable[[Record, int, int], Any] | None = None
     zero: int = 0
     halves: bool = False
+
+    def scales(self, record: Record, block: int) -> list[Any]:
+        """Of each part of a block that has its own."""
+        return [self.scale(record, block, half) for half in range(1 + self.halves)]
+
+    def minima(self, record: Record, block: int) -> list[Any]:
+        """The same; none where a format has none."""
+        if self.minimum is None:
+            return []
+        return [self.minimum(record, block, half) for half in range(1 + self.halves)]
 
     @property
     def record_blocks(self) -> int:

@@ -30,8 +30,8 @@ from localkv.kernels.footprint import (
 )
 
 IS_OF_HOST = True
-PACKED_BYTES = 4.125
-"""Per value of a product's left side when it is packed: float32 and a sum per 32 values."""
+PACKED_BYTES = 4.25
+"""Per value of a product's left side when it is packed: float32 and two sums per 32 values."""
 MOST_DECODE_ROWS = 8
 """Rows of attention that decode kernels hold in registers at once, where there are most."""
 

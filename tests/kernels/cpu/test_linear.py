@@ -188,7 +188,7 @@ def test_without_8_bit_products(tmp_path: Path) -> None:
         "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2",
         "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", ""),
     }
-    tests = "39-q4_0 or 39-iq4_nl or 39-f16 or plan or panels_have"
+    tests = "39-q4_0 or 39-iq4_nl or 39-f16 or 39-q2_K or 39-q3_K or 39-iq4_xs or panels_have"
     tests += " or test_long_rows and (bf16 or q5_1 or q8_0 or q6_K)"
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", tests, __file__],

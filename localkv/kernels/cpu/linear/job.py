@@ -20,7 +20,7 @@ MAX_TILE = 8 if HAS_VNNI else 4
 TILE_ROWS, MAX_TILE_TOKENS = (4, 6) if HAS_AVX512 else (2, 2)
 """Rows as in the file, and tokens, that meet in the largest tile: as many sums as registers."""
 
-ACTIVATION_BLOCK_BYTES = BLOCK + 16 if HAS_VNNI else 4 * (BLOCK + 1)
+ACTIVATION_BLOCK_BYTES = BLOCK + 12 if HAS_VNNI else 4 * (BLOCK + 2)
 """Bytes of a token's packed activations for `BLOCK` columns."""
 
 IN_PLACE_FORMATS = IN_PLACE_FORMAT_NAMES if HAS_VNNI else ()

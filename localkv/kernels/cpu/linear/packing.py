@@ -5,8 +5,8 @@ quantised weights; otherwise they stay float32. They are packed for a tile of T 
 block of 32 columns:
 
     8 bits   T x 4 int8 for each 4 columns, then T each of SCALE (float32), START and SECOND_START
-             (int32), VALUE_SUM (float32)
-    float32  T floats for each column, then T sums of them
+             (int32) or VALUE_SUMS (float32)
+    float32  T floats for each column, then T sums of them, twice
 
 For rows that are multiplied as they lie in the file (`linear/in_place.py`) the only token's 8 bits
 are in planes instead: the codes of all blocks, then all scales, and the other three alike.
@@ -30,24 +30,25 @@ from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, spl
 
 F32X16, I32X16 = lanes_of(f32), lanes_of(i32)
 
-SCALE, START, SECOND_START, VALUE_SUM = range(4)
-"""What is known of a block in 8 bits besides its codes, a word each: its scale; what integer
-products start with, -zero * the sum of the codes, because weights have codes that are `zero` too
-large (of the first half and of the second where these have scales of their own, else of all, and
-0); the sum of the values, scale * the sum of the codes, which minima are multiplied with."""
+SCALE, START, SECOND_START = range(3)
+VALUE_SUMS = START, SECOND_START
+"""What is known of a block in 8 bits besides its codes, a word each: its scale; for weights whose
+codes are `zero` too large what integer products start with, -zero * the sum of the codes; for those
+with minima the sum of the values, scale * the sum of the codes. Both are of the first half and of
+the second where these have scales of their own, else of all (and the second word is 0)."""
 
 
 @dataclass(frozen=True)
 class PackedBlock:
     """Where the words of a block lie that was packed for a tile of `tokens`: bytes from its start.
 
-    A block in float32 has a value for each column in place of codes, and their sum after them.
+    A block in float32 has a value for each column in place of codes, and two sums after them.
     """
 
     tokens: int
 
     def column(self, index: int, token: int) -> int:
-        """Of float32; `index` BLOCK is the sum."""
+        """Of float32; `index` BLOCK is the sum, or with halves that of the first."""
         return 4 * (index * self.tokens + token)
 
     def codes(self, word: int, token: int) -> int:
@@ -55,7 +56,7 @@ class PackedBlock:
         return 4 * (word * self.tokens + token)
 
     def fact(self, name: int, token: int) -> int:
-        """Of 8 bits: SCALE, START, SECOND_START or VALUE_SUM."""
+        """Of 8 bits: SCALE, START, SECOND_START or one of VALUE_SUMS."""
         return BLOCK * self.tokens + 4 * (name * self.tokens + token)
 
 
@@ -105,7 +106,7 @@ class _Slots:
 def _pack_integers(
     b: Builder, fmt: PanelFormat, x: list[Any], code_words: _Slots, facts: _Slots
 ) -> None:
-    """Two vectors of 16 columns of a token -> 8 words of codes, and SCALE to VALUE_SUM."""
+    """Two vectors of 16 columns of a token -> 8 words of codes, and what is known of them."""
     tops = [total_of(b, call(b, "llvm.fabs.v16f32", F32X16, [v]), "fmax", f32) for v in x]
     top = b.select(b.fcmp_ordered(">", tops[0], tops[1]), tops[0], tops[1])
     # that maximum passes over NaN, and an integer can't be one
@@ -125,19 +126,21 @@ def _pack_integers(
         for j in range(4):
             word = b.extract_element(words, ir.Constant(i32, j))
             code_words.store(b, word, 4 * half + j)
-    both = b.add(*totals)
-    zero = ir.Constant(i32, -fmt.zero)
-    starts = totals if fmt.halves else [both, ir.Constant(i32, 0)]
+    if not fmt.halves:
+        totals = [b.add(*totals), ir.Constant(i32, 0)]
     facts.store(b, scale, SCALE)
-    facts.store(b, b.mul(zero, starts[0]), START)
-    facts.store(b, b.mul(zero, starts[1]), SECOND_START)
-    facts.store(b, b.fmul(scale, b.sitofp(both, f32)), VALUE_SUM)
+    for half, total in enumerate(totals):
+        if fmt.minimum is None:
+            facts.store(b, b.mul(ir.Constant(i32, -fmt.zero), total), (START, SECOND_START)[half])
+        else:
+            facts.store(b, b.fmul(scale, b.sitofp(total, f32)), VALUE_SUMS[half])
 
 
-def _pack_floats(b: Builder, x: list[Any], values: _Slots) -> None:
+def _pack_floats(b: Builder, fmt: PanelFormat, x: list[Any], values: _Slots) -> None:
     for i in range(BLOCK):
         values.store(b, b.extract_element(x[i // LANES], ir.Constant(i32, i % LANES)), i)
-    values.store(b, total_of(b, b.fadd(*x), "fadd", f32), BLOCK)
+    for half, part in enumerate(x if fmt.halves else [b.fadd(*x)]):
+        values.store(b, total_of(b, part, "fadd", f32), BLOCK + half)
 
 
 def _columns(b: Builder, x: Value, n_in: Value, block: Value) -> list[Any]:
@@ -185,7 +188,7 @@ def pack_row(
                 facts = b.gep(act, [b.mul(tokens, index_of(BLOCK))])
                 _pack_integers(b, fmt, columns, words, _Slots(facts, tokens, token))
             else:
-                _pack_floats(b, columns, words)
+                _pack_floats(b, fmt, columns, words)
         return context.get_dummy_value()
 
     address = types.intp

@@ -23,7 +23,7 @@ from localkv.kernels.cpu.linear.packing import (
     SCALE,
     SECOND_START,
     START,
-    VALUE_SUM,
+    VALUE_SUMS,
     PackedBlock,
     as_address,
     index_of,
@@ -79,8 +79,7 @@ def _integer_block(
 ) -> None:
     """sums += a block of panels x activations in 8 bits, at `act`."""
     codes = fmt.codes(record, block)
-    scales = [fmt.scale(record, block, half) for half in range(1 + fmt.halves)]
-    minimum = None if fmt.minimum is None else fmt.minimum(record, block)
+    scales, minima = fmt.scales(record, block), fmt.minima(record, block)
     at = PackedBlock(tokens)
     for first in range(0, tokens, 4):  # few tokens at a time, so that all stays in registers
         group = range(first, min(tokens, first + 4))
@@ -100,9 +99,9 @@ def _integer_block(
             for t in group:
                 d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
                 sums.add_product(t, b.sitofp(totals[t], F32X16), b.fmul(scale, d))
-        if minimum is not None:
+        for half, minimum in enumerate(minima):
             for t in group:
-                x = splat(b, load_at(b, act, at.fact(VALUE_SUM, t), f32))
+                x = splat(b, load_at(b, act, at.fact(VALUE_SUMS[half], t), f32))
                 sums.add_product(t, minimum, x)
 
 
@@ -112,7 +111,7 @@ def _float_block(
     """The same with activations in float32."""
     at = PackedBlock(tokens)
     codes = fmt.codes(record, block)
-    scales = [fmt.scale(record, block, half) for half in range(1 + fmt.halves)]
+    scales = fmt.scales(record, block)
     for j, vector in enumerate(codes):
         scale = scales[j * len(scales) // BLOCK_VECTORS]
         for byte in range(4):
@@ -122,10 +121,9 @@ def _float_block(
             for t in range(tokens):
                 x = load_at(b, act, at.column(4 * j + byte, t), f32)
                 sums.add_product(t, value, splat(b, x))
-    if fmt.minimum is not None:
-        minimum = fmt.minimum(record, block)
+    for half, minimum in enumerate(fmt.minima(record, block)):
         for t in range(tokens):
-            x = load_at(b, act, at.column(BLOCK, t), f32)
+            x = load_at(b, act, at.column(BLOCK + half, t), f32)
             sums.add_product(t, minimum, splat(b, x))
 
 

@@ -1,0 +1,32 @@
+"""q2_K: two bits, and scales and minima of 16 values each, which are nibbles of a byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked, whole_number
+from localkv.formats.cpu.super_block_panels import two_bit_words
+from localkv.formats.q2_k.cpu import LAYOUT
+from localkv.simd.vector import constant, f32, i8
+
+
+def codes(record: Record, block: int) -> list[Any]:
+    """Four to the power of `block % 4` times as large, which `scale` makes up for."""
+    mask = 3 << 2 * (block % 4)
+    return [masked(record.builder, x, 0, mask) for x in two_bit_words(record, block)]
+
+
+def scale(record: Record, block: int, half: int) -> Any:
+    b = record.builder
+    bits = b.and_(record.small("scales", 2 * block + half), constant(i8, 15))
+    d = b.fmul(record.halves("d"), constant(f32, 0.25 ** (block % 4)))
+    return b.fmul(d, whole_number(b, bits))
+
+
+def minimum(record: Record, block: int, half: int) -> Any:
+    b = record.builder
+    bits = b.lshr(record.small("scales", 2 * block + half), constant(i8, 4))
+    return b.fneg(b.fmul(record.halves("dmin"), whole_number(b, bits)))
+
+
+PANELS = PanelFormat(LAYOUT, codes, scale, minimum, halves=True)
