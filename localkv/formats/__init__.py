@@ -22,6 +22,7 @@ def _format(
     is_weight: bool = True,
     is_cache: bool = False,
     stays_in_file: bool = False,
+    is_offered: bool = False,
     narrow: str = "",
 ) -> QuantFormat:
     fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
@@ -33,8 +34,16 @@ def _format(
         is_weight=is_weight,
         is_cache=is_cache,
         stays_in_file=stays_in_file,
+        is_offered=is_offered,
         narrow=narrow,
     )
+
+
+def _super_block(
+    name: str, ggml_type: int, narrow: str, *, is_offered: bool = False, **planes: int
+) -> QuantFormat:
+    """256 values, with scales of smaller groups in one of the fields."""
+    return _format(name, ggml_type, 256, planes, is_offered=is_offered, narrow=narrow)
 
 
 def _fp8(
@@ -59,9 +68,9 @@ _SCALE = (Plane("d", 2),)
 
 _ALL = (
     _format("f32", 0, 1, {"values": 4}, is_cache=True),
-    _format("f16", 1, 1, {"values": 2}, is_cache=True, narrow="f16"),
+    _format("f16", 1, 1, {"values": 2}, is_cache=True, is_offered=True),
     _format("bf16", 30, 1, {"values": 2}, is_cache=True),
-    _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True, stays_in_file=True, narrow="f16"),
+    _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True, stays_in_file=True, is_offered=True),
     _format("q6_0", None, 32, {"d": 2, "qh": 8, "qs": 16}, is_weight=False, is_cache=True),
     _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True),
     _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}, is_cache=True),
@@ -74,13 +83,23 @@ _ALL = (
     _fp8("fp8_e5m2", E5M2_LARGEST),
     _fp8("fp8_e5m2_head", E5M2_LARGEST, by_head_of="fp8_e5m2"),
     _fp8("fp8_e5m2_token", E5M2_LARGEST, row=_SCALE),
-    _format("q2_K", 10, 256, {"scales": 16, "qs": 64, "d": 2, "dmin": 2}, narrow="iq4_nl"),
-    _format("q3_K", 11, 256, {"hmask": 32, "qs": 64, "scales": 12, "d": 2}, narrow="iq4_nl"),
-    _format("q4_K", 12, 256, {"d": 2, "dmin": 2, "scales": 12, "qs": 128}, narrow="q5_0"),
-    _format("q5_K", 13, 256, {"d": 2, "dmin": 2, "scales": 12, "qh": 32, "qs": 128}, narrow="q5_1"),
-    _format("q6_K", 14, 256, {"ql": 128, "qh": 64, "scales": 16, "d": 2}, narrow="q8_0"),
-    _format("iq4_xs", 23, 256, {"d": 2, "scales_h": 2, "scales_l": 4, "qs": 128}),
+    _super_block("q2_K", 10, "iq4_nl", is_offered=True, scales=16, qs=64, d=2, dmin=2),
+    _super_block("q3_K", 11, "iq4_nl", is_offered=True, hmask=32, qs=64, scales=12, d=2),
+    _super_block("q4_K", 12, "q5_0", is_offered=True, d=2, dmin=2, scales=12, qs=128),
+    _super_block("q5_K", 13, "q5_1", is_offered=True, d=2, dmin=2, scales=12, qh=32, qs=128),
+    _super_block("q6_K", 14, "q8_0", is_offered=True, ql=128, qh=64, scales=16, d=2),
+    _super_block("iq4_xs", 23, "iq4_nl", d=2, scales_h=2, scales_l=4, qs=128),
+    _super_block("iq3_s", 21, "iq4_nl", d=2, qs=64, qh=8, signs=32, scales=4),
+    _super_block("iq3_xxs", 18, "iq4_nl", d=2, qs=64, signs=32),
+    _super_block("iq2_s", 22, "iq4_nl", d=2, qs=32, signs=32, qh=8, scales=8),
+    _super_block("iq2_xs", 17, "iq4_nl", d=2, qs=64, scales=8),
+    _super_block("iq2_xxs", 16, "iq4_nl", d=2, qs=64),
+    _super_block("iq1_m", 29, "iq4_nl", qs=32, qh=16, scales=8),
+    _super_block("iq1_s", 19, "iq4_nl", d=2, qs=32, qh=16),
+    _super_block("tq2_0", 35, "q4_0", qs=64, d=2),
+    _super_block("tq1_0", 34, "q4_0", qs=48, qh=4, d=2),
     _format("mxfp4", 39, 32, {"e": 1, "qs": 16}),
+    _format("nvfp4", 40, 64, {"d": 4, "qs": 32}),
 )
 
 FORMATS = {fmt.name: fmt for fmt in _ALL}

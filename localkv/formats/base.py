@@ -81,8 +81,9 @@ class QuantFormat:
         is_weight, is_cache: where it can be used.
         stays_in_file: the CPU multiplies it as it lies in the file, where there are 8-bit dot
             products, and makes no panels of it when a model is loaded.
-        narrow: of weight types that files are commonly offered in, the type that llama-quantize
-            takes for rows that are not whole blocks.
+        is_offered: files are commonly offered in this type of weights.
+        narrow: the type that llama-quantize takes for rows that are not whole blocks; where there
+            is none, or its blocks are too long as well, f16.
         row_planes: fields that occur once per row (of head_dim values). Cache types only.
         scales_by_head: rows are divided by a scale of their layer and KV head before they are
             encoded, and multiplied by it once they are decoded. The scale is absmax / `largest`.
@@ -98,6 +99,7 @@ class QuantFormat:
     is_weight: bool = True
     is_cache: bool = False
     stays_in_file: bool = False
+    is_offered: bool = False
     narrow: str = ""
     row_planes: tuple[Plane, ...] = ()
     scales_by_head: bool = False

@@ -10,6 +10,7 @@ import numpy as np
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Arrays
+from localkv.errors import ModelFileError, quoted
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import as_in_file
@@ -76,7 +77,16 @@ def check_tensors(header: ModelHeader, config: ModelSpec) -> None:
     """Look at all tensors that a model needs before any is read.
 
     Raises:
-        ModelFileError: one is missing, or of the wrong shape.
+        ModelFileError: one is missing, or of the wrong shape; or a matrix has a scale beside it.
     """
-    for name, shape in listed_tensors(config, header.tensors.__contains__):
+    listed = listed_tensors(config, header.tensors.__contains__)
+    for name, shape in listed:
         check_tensor(header, name, shape)
+    names = {name for name, _ in listed}
+    for name, _ in listed:
+        scale = name.removesuffix(".weight") + ".scale"
+        if name.endswith(".weight") and scale in header.tensors and scale not in names:
+            raise ModelFileError(
+                f"tensor {quoted(scale)} scales a whole matrix, which is not supported",
+                hint="a file without tensors whose names end in .scale would work",
+            )

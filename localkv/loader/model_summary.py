@@ -18,7 +18,7 @@ FILE_TYPES: Final = {
         (range(13, 19), "Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K"),
         (range(19, 25), "IQ2_XXS IQ2_XS Q2_K_S IQ3_XS IQ3_XXS IQ1_S"),
         (range(25, 33), "IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16"),
-        (range(36, 41), "TQ1_0 TQ2_0 MXFP4_MOE NVFP4 Q1_0"),
+        (range(36, 42), "TQ1_0 TQ2_0 MXFP4_MOE NVFP4 Q1_0 Q2_0"),
     )
     for number, name in zip(numbers, names.split(), strict=True)
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
 from localkv.loader.known_shapes import KNOWN_SHAPES, KnownShape
+from localkv.loader.random_blocks import random_blocks, set_scales
 from localkv.loader.shapes import SHAPES, check_shape, tensor_format
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
@@ -27,10 +27,8 @@ from localkv.model import Transformer
 
 RANDOM_ROWS = 1024
 """Random rows; larger matrices repeat them."""
-MINIMA = ("m", "dmin")
-"""Fields that shift a block's values."""
-EXPONENT = "e"
-"""A field that is the logarithm of a scale, plus 128."""
+SAMPLE_VALUES = 1 << 17
+"""Values, or 16 rows, whose variance is taken for that of all."""
 
 
 def random_rows(
@@ -47,25 +45,13 @@ def random_rows(
         values = generator.standard_normal((some, n_in), np.float32) / np.float32(math.sqrt(n_in))
         rows = np.concatenate(fmt.codec.encode(values), -1)
     else:
-        size = (some, n_in // fmt.block_size, fmt.block_bytes)
-        rows = generator.integers(256, size=size, dtype=np.uint8)
-
-        def exponents(scale: float) -> NDArray[np.integer[Any]]:
-            """Powers of two, each plus 128, whose mean square is that of `scale`."""
-            below = math.floor(math.log2(scale))
-            share_above = (scale**2 / 4.0**below - 1) / 3
-            return 128 + below + (generator.random(size[:2]) < share_above)
+        rows = random_blocks(fmt, (some, n_in // fmt.block_size), generator)
+        planes = split_blocks(fmt, rows.reshape(some, -1))
+        sample = slice(max(16, SAMPLE_VALUES // n_in))
 
         def decoded(scale: float, minimum: float) -> NDArray[np.float32]:
-            start = 0
-            for plane in fmt.planes:
-                if plane.n_bytes == 2 and plane.name in ("d", *MINIMA):
-                    value = minimum if plane.name in MINIMA else scale
-                    rows[..., start : start + 2] = np.array([value], np.float16).view(np.uint8)
-                elif plane.name == EXPONENT:
-                    rows[..., start] = exponents(scale or 1.0)
-                start += plane.n_bytes
-            return fmt.codec.decode(split_blocks(fmt, rows[: min(some, 16)].reshape(-1)))
+            set_scales(fmt, planes, scale, minimum, generator)
+            return fmt.codec.decode([plane[sample] for plane in planes])
 
         shift = float(decoded(0.0, 1.0).mean())
         ratio = -float(decoded(1.0, 0.0).mean()) / shift if shift else 0.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from localkv.loader.gguf_header import TensorInfo
 
 
-_OFFERED = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.narrow]
+_OFFERED = [fmt for fmt in WEIGHT_FORMATS.values() if fmt.is_offered]
 QUANTS = tuple(fmt.name for fmt in sorted(_OFFERED, key=bits, reverse=True))
 """Types of weights that files are commonly offered in, from the most bits to the fewest."""
 

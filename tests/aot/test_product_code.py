@@ -21,7 +21,7 @@ from support.aot.aot_report import (
 from support.aot.product_builds import Build, experts_down_build, gate_up_build, linear_build
 from support.quick import quick
 
-NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
+NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values() if fmt.has_part("gpu_weight")]
 ONE, FEW, MANY = 1, 8, 128
 """Numbers of tokens: without tensor cores; as few as they take; a prompt."""
 

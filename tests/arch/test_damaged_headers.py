@@ -143,3 +143,11 @@ def _with(header: Header, key: str, value: object) -> Header:
 def _without(header: Header, *names: str) -> Header:
     keys = {key: value for key, value in header.keys.items() if key not in names}
     return Header(header.architecture, keys, header.shapes)
+
+
+def test_a_scale_of_a_whole_matrix() -> None:
+    """NVFP4's files may have them; nothing else would say that they are missing in the product."""
+    header = header_of("llama")
+    assert refusal(header) == ""
+    header.shapes["blk.0.attn_q.scale"] = (1,)
+    assert "'blk.0.attn_q.scale' scales a whole matrix" in refusal(header)

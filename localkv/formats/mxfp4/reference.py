@@ -13,11 +13,11 @@ import numpy as np
 from localkv.formats.bits import MXFP4_TWICE, Bytes, Floats, bit_fields, scaled
 
 _TWICE = np.array(MXFP4_TWICE, np.int8)
-_SCALES = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
+SCALES = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
 """By e; ggml knows neither a NaN (255) nor a zero among them."""
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
     """e (1 byte), qs (16 bytes) -> float32 [..., n_blocks * 32]."""
     e, qs = planes
-    return scaled(_TWICE.take(bit_fields(qs, n_bits=4, run=16)), _SCALES.take(e))
+    return scaled(_TWICE.take(bit_fields(qs, n_bits=4, run=16)), SCALES.take(e))
