@@ -20,7 +20,7 @@ from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.gguf_file import read_metadata
 from localkv.loader.weights import load_model
-from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from support.float64_model import float64_logits
 from support.forward import CONFORMANCE_IDS, IDS, logits, new_cache, nmse, run, run_together
 from support.quick import quick
@@ -67,7 +67,7 @@ def test_weight_types(kind: str, tmp_path: Path) -> None:
     path = random_model.write(tmp_path / "model.gguf", GGMLType[kind])
     want = float64_logits(random_model, IDS[:40])
     assert nmse(logits(path, reference_backend(torch.float64), IDS[:40], "f32"), want) < 1e-10
-    limit = 1e-10 if kind in ("F32", "BF16") or not HAS_VNNI else 1e-3
+    limit = 1e-10 if kind in ("F32", "BF16") or not HAS_BYTE_DOTS else 1e-3
     assert nmse(logits(path, cpu_backend(), IDS[:40], "f32"), want) < limit
 
 
@@ -163,7 +163,7 @@ PACKED_EXPERTS = "gpt-oss-mxfp4"
 
 def of_8_bits(backend: Backend) -> bool:
     """Whether products round activations beside packed weights to 8 bits, as ggml does."""
-    return backend.name == "cpu" and HAS_VNNI
+    return backend.name == "cpu" and HAS_BYTE_DOTS
 
 
 @pytest.mark.parametrize("backend", quick(BACKENDS, BACKENDS[1:]), ids=lambda b: b.name)
@@ -184,7 +184,7 @@ def test_llama_cpp_logits(backend: Backend, conformance: Path, summary: Summary)
     assert max(worst.values()) <= 2e-6
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason="activations stay float32 here")
+@pytest.mark.skipif(not HAS_BYTE_DOTS, reason="activations stay float32 here")
 def test_packed_experts_in_8_bits(conformance: Path) -> None:
     """Tokens are as far off as with other packed weights, but for those that go to other experts:
     the two best of a router's logits can be nearer than the rounding. llama.cpp is 3e-3 off."""

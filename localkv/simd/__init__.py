@@ -12,7 +12,10 @@ LLVM splits it where registers are narrower (two ymm without AVX-512).
     memory.py       loads that convert, stores, prefetch, scalars at an address, an atomic counter
     arithmetic.py   lane-wise arithmetic, comparisons and selection, exp, sums over lanes
     exponential.py  powers of two, tanh
-    integer.py      nibbles, table look-up, 8-bit dot products
+    registers.py    instructions of one CPU, a register at a time
+    byte_dots.py    8-bit dot products, with what each CPU has for them
+    byte_tables.py  look-up of bytes in a table of 16
+    integer.py      nibbles, and the last two for compiled functions
     transpose.py    16 rows of words become vectors of columns
     quads.py        four bytes a lane: transposed loads, products with integers of three bytes
     atomic.py       atomics, pauses and the futex, for threads in compiled code

@@ -1,18 +1,22 @@
 """The CPU that kernels are compiled for, found without Numba.
 
 It is what Numba would choose, so NUMBA_CPU_NAME, NUMBA_CPU_FEATURES and NUMBA_ENABLE_AVX may change
-it. Numba is given this choice (`kernels/cpu/jit/compiler.py`), so that constants here and machine
-code are always of the same CPU.
+it; on ARM with more features than LLVM looks for. Numba is given this choice
+(`kernels/cpu/jit/compiler.py`), so that constants here and machine code are always of the same CPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
 
 from llvmlite import binding as llvm
 
-IS_X86 = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
+_MACHINE = platform.machine().lower()
+IS_X86 = _MACHINE in ("x86_64", "amd64", "i686", "i386")
+IS_ARM64 = _MACHINE in ("aarch64", "arm64")
 
 _WITHOUT_AVX = {"corei7-avx", "core-avx-i", "sandybridge", "ivybridge", "nocona"}
 """Where Numba uses no AVX unless it is told to: it is slow there, or not there at all."""
@@ -33,10 +37,39 @@ def _listed_features(cpu_name: str) -> str:
         features = llvm.get_host_cpu_features()
     except RuntimeError:  # LLVM does not know the system
         return ""
+    if IS_ARM64:
+        features.update(_arm_features(cpu_name))
     if not _has_avx(cpu_name):
         features.update({name: False for name in features if name.startswith("avx")})
     listed: str = features.flatten()
     return listed
+
+
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+_ARM_BITS = {
+    "lse": (_AT_HWCAP, 8),
+    "fullfp16": (_AT_HWCAP, 10),
+    "dotprod": (_AT_HWCAP, 20),
+    "i8mm": (_AT_HWCAP2, 13),
+}
+"""Where Linux's auxiliary vector has them (arch/arm64/include/uapi/asm/hwcap.h)."""
+
+
+def _arm_features(cpu_name: str) -> dict[str, bool]:
+    """Features that LLVM does not look for on Linux, where only some have it from the CPU's name.
+
+    Apple's CPUs have dot products from the first one for computers on, i8mm from the second on.
+    """
+    if sys.platform == "darwin":
+        return {"dotprod": True, "fullfp16": True, "lse": True} | (
+            {} if cpu_name in ("generic", "apple-m1") else {"i8mm": True}
+        )
+    try:
+        getauxval = ctypes.CDLL(None).getauxval
+    except (AttributeError, OSError, TypeError):  # another system
+        return {}
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return {name: bool(getauxval(kind) >> bit & 1) for name, (kind, bit) in _ARM_BITS.items()}
 
 
 def _has_avx(cpu_name: str) -> bool:
@@ -53,8 +86,25 @@ FEATURES = frozenset(name[1:] for name in CPU_FEATURES.split(",") if name.starts
 HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= FEATURES
 """Vectors of 16 floats take one register, and there are 32 of them; else two of 16."""
 
-HAS_VNNI = HAS_AVX512 and "avx512vnni" in FEATURES
-"""`integer.dot_u8_i8` is one instruction."""
+HAS_AVX2 = IS_X86 and (HAS_AVX512 or "avx2" in FEATURES)
+
+REGISTER_BYTES = 64 if HAS_AVX512 else 32 if HAS_AVX2 else 16
+"""Of a vector register; LLVM splits what is wider, but not the instructions of one CPU."""
+
+HAS_VNNI = "avx512vnni" in FEATURES if HAS_AVX512 else HAS_AVX2 and "avxvnni" in FEATURES
+"""Unsigned times signed bytes, four to a word, are multiplied and added by one instruction."""
+
+HAS_DOTPROD = IS_ARM64 and "dotprod" in FEATURES
+"""The same of signed bytes with signed ones."""
+
+HAS_I8MM = HAS_DOTPROD and "i8mm" in FEATURES
+"""And of unsigned with signed ones."""
+
+HAS_BYTE_DOTS = HAS_AVX2 or HAS_DOTPROD
+"""Dot products of bytes take fewer instructions than those of floats (`integer.dot_of_bytes`)."""
+
+HAS_SIGNED_BYTE_DOTS = HAS_BYTE_DOTS and not HAS_VNNI
+"""So do those of signed with signed bytes (`integer.dot_of_signed_bytes`)."""
 
 HAS_BYTE_SHUFFLE = HAS_AVX512 and "avx512vbmi" in FEATURES
 """Any order of the 64 bytes of a register is one instruction."""
@@ -67,4 +117,15 @@ def vector_width() -> str:
     """The width of vector registers, for people."""
     if HAS_AVX512:
         return "AVX-512"
-    return "AVX2" if "avx2" in FEATURES else "128-bit vectors"
+    if IS_ARM64:
+        return "NEON"
+    return "AVX2" if HAS_AVX2 else "128-bit vectors"
+
+
+def byte_dots() -> str:
+    """With which instructions bytes are multiplied, for people; "" without."""
+    if HAS_VNNI:
+        return "AVX512-VNNI" if HAS_AVX512 else "AVX-VNNI"
+    if HAS_DOTPROD:
+        return "NEON i8mm" if HAS_I8MM else "NEON dotprod"
+    return vector_width() if HAS_AVX2 else ""

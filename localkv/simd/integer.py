@@ -10,7 +10,9 @@ from numba.core.types import Literal
 from numba.core.types.containers import BaseTuple, UniTuple
 from numba.extending import intrinsic
 
-from localkv.simd.cpu_features import FEATURES, HAS_AVX512, HAS_VNNI, IS_X86
+from localkv.simd.byte_dots import dot_of_bytes
+from localkv.simd.byte_tables import table_bytes
+from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.lanes import LANES
 from localkv.simd.vector import (
@@ -50,35 +52,8 @@ high_nibbles = lanewise(_high_nibbles, [_I], _I)
 """Of each of the 4 bytes in each lane."""
 
 
-def dot_of_bytes(builder: Builder, total: Value, unsigned: Value, signed: Value) -> Value:
-    """The code of `dot_u8_i8`."""
-    if HAS_VNNI:
-        as_bytes = [builder.bitcast(x, lanes_of(i8, 64)) for x in (unsigned, signed)]
-        return call(builder, "llvm.x86.avx512.vpdpbusd.512", _I.llvm, [total, *as_bytes])
-    for byte in range(4):
-        low = builder.lshr(unsigned, constant(i32, 8 * byte))
-        low = builder.and_(low, constant(i32, 255))
-        high = builder.shl(signed, constant(i32, 24 - 8 * byte))
-        high = builder.ashr(high, constant(i32, 24))
-        total = builder.add(total, builder.mul(low, high))
-    return total
-
-
 dot_u8_i8 = lanewise(dot_of_bytes, [_I, _I, _I], _I)
-"""total + the sum over the 4 bytes of a lane of unsigned * signed: vpdpbusd, or the same slowly."""
-
-
-def _table_bytes(builder: Builder, table: Value, index: Value) -> Value:
-    """table[index] of <16 x i8>, indices 0 to 15."""
-    byte16 = lanes_of(i8)
-    if IS_X86 and (HAS_AVX512 or "ssse3" in FEATURES or "avx2" in FEATURES):
-        return call(builder, "llvm.x86.ssse3.pshuf.b.128", byte16, [table, index])
-    out = ir.Constant(byte16, ir.Undefined)
-    for lane in range(LANES):
-        at = ir.Constant(i32, lane)
-        value = builder.extract_element(table, builder.extract_element(index, at))
-        out = builder.insert_element(out, value, at)
-    return out
+"""total + the sum over the 4 bytes of a lane of unsigned * signed (`simd/byte_dots.py`)."""
 
 
 def _vector_of(builder: Builder, items: list[Any]) -> Value:
@@ -105,7 +80,7 @@ def _floats_of_bytes(builder: Builder, entries: list[Any], packed: Value) -> lis
         builder.and_(packed, constant(i8, 15)),
         builder.lshr(packed, constant(i8, 4)),
     ):
-        signed = builder.sext(_table_bytes(builder, table, codes), lanes_of(i32))
+        signed = builder.sext(table_bytes(builder, table, codes), lanes_of(i32))
         both.append(builder.sitofp(signed, lanes_of(f32)))
     return both
 

@@ -29,7 +29,7 @@ from numba.core import types
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic
 
-from localkv.simd.integer import dot_of_bytes
+from localkv.simd.byte_dots import dot_of_bytes
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.lanes import LANES
 from localkv.simd.vector import (

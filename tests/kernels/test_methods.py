@@ -22,7 +22,7 @@ from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear
 from localkv.kernels.method import Method, Use, in_words, missing_kernels, uses
 from localkv.kernels.reference import torch_codec
 from localkv.kernels.reference.backend import reference_backend
-from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.cpu_features import HAS_BYTE_DOTS, HAS_BYTE_SHUFFLE, HAS_VNNI, byte_dots
 from support.cpu_products import eight_bits, error
 from support.layers import model_of, rms
 from support.program import Program
@@ -74,7 +74,7 @@ def test_a_product_runs_as_is_said(name: str, n_in: int, halves: bool, decoded: 
     matrix = torch_codec.decoded(packed, torch.float64)
     nearest = min(sides, key=lambda side: error(got, sides[side].double() @ matrix.T))
     assert nearest in method.words
-    assert HAS_VNNI or "8-bit" not in method.words
+    assert HAS_BYTE_DOTS or "8-bit" not in method.words
 
 
 @pytest.mark.parametrize("name", WEIGHT_NAMES)
@@ -93,7 +93,7 @@ def test_what_is_said_of_the_cache(name: str, tiny_model: Path, decoded: list[st
     assert (said.store(fmt).words == "encoded in NumPy") == bool(fmt.row_planes)
     assert said.tiles(fmt, "V").words == "float32"
     has_codes = fmt.block_size > 1
-    assert ("8-bit" in said.tiles(fmt, "K").words) == (has_codes and HAS_VNNI)
+    assert ("8-bit" in said.tiles(fmt, "K").words) == (has_codes and HAS_VNNI and HAS_BYTE_SHUFFLE)
 
 
 def test_a_mixed_model_is_described_by_type() -> None:
@@ -108,11 +108,11 @@ def test_a_mixed_model_is_described_by_type() -> None:
     norm = rms(torch.ones(256))
     layers = [LayerWeights(attention, mlp, norm, norm) for mlp in mlps]
     found = uses(backend.methods, layers, linear("q6_K"), [("f16", "q8_0")])
-    sides = "8-bit activations (AVX512-VNNI)" if HAS_VNNI else "float32 activations"
-    as_in_file = f"; q8_0: packed as in the file, {sides}" if HAS_VNNI else ""
+    sides = f"8-bit activations ({byte_dots()})" if HAS_BYTE_DOTS else "float32 activations"
+    as_in_file = f"; q8_0: packed as in the file, {sides}" if HAS_BYTE_DOTS else ""
     assert in_words(found)["products"] == (
-        f"{'q4_K' if HAS_VNNI else 'q4_K, q8_0'}, q3_K, q6_K: packed panels, {sides}{as_in_file}; "
-        "f32: rows as in the file, float32 activations"
+        f"{'q4_K' if HAS_BYTE_DOTS else 'q4_K, q8_0'}, q3_K, q6_K: packed panels, {sides}"
+        f"{as_in_file}; f32: rows as in the file, float32 activations"
     )
     assert missing_kernels(found, CPU) == []
 

@@ -25,7 +25,7 @@ from localkv.kernels.cpu.footprint import MOST_DECODE_ROWS, attention_bytes
 from localkv.kernels.footprint import HeadSizes
 from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.plan import MemoryPlan
-from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import n_threads
 from support.held_bytes import held, storages
 from support.paged_rows import paged_rows
@@ -62,7 +62,7 @@ def test_weights(tmp_path: Path, name: str, weight_type: GGMLType, device: str) 
     mapped, copied = held(llm)
     assert llm.memory.weights_mapped == pytest.approx(mapped, rel=0.01)
     assert llm.memory.weights_allocated == pytest.approx(copied, rel=0.01)
-    laid_out = {GGMLType.Q4_0: True, GGMLType.Q8_0: not HAS_VNNI}
+    laid_out = {GGMLType.Q4_0: True, GGMLType.Q8_0: not HAS_BYTE_DOTS}
     assert (copied > 0) == (device == "cpu" and laid_out.get(weight_type, False))
 
 

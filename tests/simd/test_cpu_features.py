@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 
 import pytest
@@ -40,4 +41,29 @@ def test_numba_chooses_the_same(reloaded: pytest.MonkeyPatch, variables: dict[st
     codegen = JITCPUCodegen.__new__(JITCPUCodegen)
     name = cpu_features._cpu_name()
     assert name == codegen._get_host_cpu_name()
+    reloaded.setattr(cpu_features, "_arm_features", lambda name: {})
     assert cpu_features._listed_features(name) == codegen._customize_tm_features()
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "dots", "signed"),
+    [
+        ("neoverse-n1", "+neon,+dotprod", "NEON dotprod", True),
+        ("neoverse-v1", "+neon,+dotprod,+i8mm", "NEON i8mm", True),
+        ("cortex-a72", "+neon", "", False),
+    ],
+)
+def test_features_of_arm(
+    reloaded: pytest.MonkeyPatch, name: str, features: str, dots: str, signed: bool
+) -> None:
+    reloaded.setattr("platform.machine", lambda: "aarch64")
+    reloaded.setenv("NUMBA_CPU_NAME", name)
+    reloaded.setenv("NUMBA_CPU_FEATURES", features)
+    arm = runpy.run_path(cpu_features.__file__)
+    assert arm["byte_dots"]() == dots
+    assert arm["vector_width"]() == "NEON"
+    assert arm["HAS_SIGNED_BYTE_DOTS"] == signed
+    assert arm["HAS_BYTE_DOTS"] == bool(dots)
+    assert not arm["HAS_AVX2"]
+    assert not arm["HAS_VNNI"]
+    assert arm["CONVERTS_HALF"]

@@ -23,7 +23,8 @@ from localkv.simd.arithmetic import (
     zero_f32,
     zero_i32,
 )
-from localkv.simd.cpu_features import HAS_AVX512
+from localkv.simd.byte_dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes
+from localkv.simd.cpu_features import HAS_AVX512, HAS_SIGNED_BYTE_DOTS
 from localkv.simd.exponential import exp2, tanh
 from localkv.simd.integer import dot_u8_i8, load_nibbles_from_table
 from localkv.simd.memory import (
@@ -46,11 +47,18 @@ from localkv.simd.quads import (
     load_quads_of_nibbles,
     load_two_quads,
 )
+from localkv.simd.vector import I32x16, lanewise
 from localkv.simd.vector_tuple import fma_each, fma_grid, load_grid, store_grid
+from support.other_cpus import ALDERLAKE, HASWELL, NEHALEM, runs_here
+
+dot_small_u8_i8 = lanewise(
+    lambda b, total, x, y: dot_of_bytes(b, total, x, y, most=MOST_SIGNED), [I32x16] * 3, I32x16
+)
+dot_i8_i8 = lanewise(
+    dot_of_signed_bytes if HAS_SIGNED_BYTE_DOTS else dot_of_bytes, [I32x16] * 3, I32x16
+)
 
 CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
-NEHALEM = {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": "+ssse3,+sse4.1,+sse4.2,+popcnt"}
 
 
 @njit
@@ -150,7 +158,10 @@ def check_integers_as_a_tuple() -> None:
 
 @njit
 def dots(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    store_i32(out, 0, dot_u8_i8(zero_i32(), load_i32(a, 0), load_i32(b, 0)))
+    x, y = load_i32(a, 0), load_i32(b, 0)
+    store_i32(out, 0, dot_u8_i8(zero_i32(), x, y))
+    store_i32(out, 16, dot_small_u8_i8(load_i32(out, 0), x, y))
+    store_i32(out, 32, dot_i8_i8(load_i32(out, 0), x, y))
 
 
 @njit
@@ -165,10 +176,21 @@ def check_integers() -> None:
     a = generator.integers(0, 256, 64).astype(np.uint8)
     b = generator.integers(-128, 128, 64).astype(np.int8)
     a[:8], b[:8] = 255, [-128] * 4 + [127] * 4  # the sums that saturate in 16 bits
-    got = np.zeros(16, np.int32)
+    got = np.zeros(48, np.int32)
     dots(a, b, got)
     want = (a.astype(np.int32) * b).reshape(16, 4).sum(1)
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(got[:16], want)
+    a[a > 127] -= 128
+    a[:8], b[b == -128] = 127, -127
+    dots(a, b, got)
+    want = (a.astype(np.int32) * b).reshape(16, 4).sum(1)
+    np.testing.assert_array_equal(got[16:32], 2 * want)
+    if HAS_SIGNED_BYTE_DOTS:
+        a = generator.integers(0, 256, 64).astype(np.uint8)
+        a[:8] = 128
+        dots(a, b, got)
+        want = (a.view(np.int8).astype(np.int32) * b).reshape(16, 4).sum(1)
+        np.testing.assert_array_equal(got[32:] - got[:16], want)
     values = np.zeros(32, np.float32)
     nibbles(a, values)
     codes = np.concatenate([a[:16] & 15, a[:16] >> 4])
@@ -307,9 +329,15 @@ def test_here(check: object) -> None:
     check()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("cpu", [HASWELL, NEHALEM], ids=lambda cpu: cpu["NUMBA_CPU_NAME"])
+@pytest.mark.parametrize(
+    "cpu",
+    [pytest.param(ALDERLAKE, marks=pytest.mark.slow), HASWELL, NEHALEM],
+    ids=lambda cpu: cpu["NUMBA_CPU_NAME"],
+)
 def test_older_cpus(cpu: dict[str, str]) -> None:
     """The same, as code for a CPU without AVX-512, and without AVX; no register is too wide."""
+    if not runs_here(cpu):
+        pytest.skip("the CPU lacks some instructions")
     env = os.environ | cpu | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from localkv.formats.cpu.panel_layout import FLIP_SIGNS, LANES, SPREAD_BITS, Pan
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.reference.torch_codec import decoded
-from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from support.cpu_ops import TensorProducts
 
 EXACT = 1e-6
@@ -40,7 +40,7 @@ def product_error(got: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor) -> f
 
 def check(products: TensorProducts, x: torch.Tensor, weight: PackedTensor) -> torch.Tensor:
     """The product is right; returned."""
-    in_8_bits = HAS_VNNI and weight.format.name in LAYOUTS
+    in_8_bits = HAS_BYTE_DOTS and weight.format.name in LAYOUTS
     got = products.matmul(x, products.prepare(weight))
     assert got.dtype == torch.float32
     assert got.shape == (x.shape[0], weight.shape[0])

@@ -19,6 +19,7 @@ from llvmlite import ir
 
 from localkv.formats import FORMATS
 from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
+from localkv.simd.cpu_features import HAS_SIGNED_BYTE_DOTS
 from localkv.simd.memory import half_bits_to_float
 from localkv.simd.vector import constant, f32, i8, i16, i32, i64, lanes_of
 
@@ -104,7 +105,8 @@ class PanelFormat:
             4 j to 4 j + 3 of the block.
         scale: (record, block, half) -> <16 x float>; half 1 differs only if `halves`.
         minimum: the same, or None for formats that have none.
-        zero: the code that means 0; it is 0 where there are minima.
+        zero: the code that means 0; it is 0 where there are minima. If it is 128, codes fill a
+            byte; else they are at most 127.
         halves: every 16 columns have a scale, and a minimum, of their own.
     """
 
@@ -124,6 +126,16 @@ class PanelFormat:
         if self.minimum is None:
             return []
         return [self.minimum(record, block, half) for half in range(1 + self.halves)]
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether codes are multiplied as signed bytes, with 128 taken off."""
+        return self.zero == 128 and HAS_SIGNED_BYTE_DOTS
+
+    @property
+    def surplus(self) -> int:
+        """How much too large codes are that are multiplied."""
+        return 0 if self.is_signed else self.zero
 
     @property
     def record_blocks(self) -> int:

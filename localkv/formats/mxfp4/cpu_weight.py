@@ -6,8 +6,8 @@ from typing import Any
 
 from localkv.formats.bits import MXFP4_TWICE
 from localkv.formats.cpu.panel_codes import PanelFormat, Record, nibble_codes
-from localkv.formats.iq4_nl.cpu_weight import look_up
 from localkv.formats.mxfp4.cpu import LAYOUT
+from localkv.simd.byte_tables import look_up
 from localkv.simd.vector import constant, f32, i32, lanes_of
 
 ZERO = 12

@@ -7,19 +7,27 @@ from typing import Any
 from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked, whole_number
 from localkv.formats.cpu.super_block_panels import two_bit_words
 from localkv.formats.q2_k.cpu import LAYOUT
+from localkv.simd.cpu_features import HAS_VNNI
 from localkv.simd.vector import constant, f32, i8
+
+MOST_PLACE = 3 if HAS_VNNI else 2
+"""Codes in bits 6 and 7 are larger than signed bytes, which other CPUs multiply."""
+
+
+def place(block: int) -> int:
+    """Codes are four to the power of this times as large, which `scale` makes up for."""
+    return min(block % 4, MOST_PLACE)
 
 
 def codes(record: Record, block: int) -> list[Any]:
-    """Four to the power of `block % 4` times as large, which `scale` makes up for."""
-    mask = 3 << 2 * (block % 4)
-    return [masked(record.builder, x, 0, mask) for x in two_bit_words(record, block)]
+    shift, mask = 2 * (block % 4 - place(block)), 3 << 2 * place(block)
+    return [masked(record.builder, x, shift, mask) for x in two_bit_words(record, block)]
 
 
 def scale(record: Record, block: int, half: int) -> Any:
     b = record.builder
     bits = b.and_(record.small("scales", 2 * block + half), constant(i8, 15))
-    d = b.fmul(record.halves("d"), constant(f32, 0.25 ** (block % 4)))
+    d = b.fmul(record.halves("d"), constant(f32, 0.25 ** place(block)))
     return b.fmul(d, whole_number(b, bits))
 
 

@@ -41,15 +41,15 @@ def _in_panels(fmt: QuantFormat) -> bool:
     return fmt.name in PANEL_FORMAT_NAMES
 
 
-def _has_vnni() -> bool:
-    from localkv.simd.cpu_features import HAS_VNNI  # LLVM is not loaded for most plans
+def _has_byte_dots() -> bool:
+    from localkv.simd.cpu_features import HAS_BYTE_DOTS  # LLVM is not loaded for most plans
 
-    return HAS_VNNI
+    return HAS_BYTE_DOTS
 
 
 def _is_laid_out(fmt: QuantFormat) -> bool:
     """Whether its panels are made when it is loaded, so that its rows need no memory."""
-    in_place = fmt.name in IN_PLACE_FORMAT_NAMES and _has_vnni()
+    in_place = fmt.name in IN_PLACE_FORMAT_NAMES and _has_byte_dots()
     return _in_panels(fmt) and not in_place
 
 

@@ -13,7 +13,7 @@ from localkv.kernels.cpu.linear.matrices import (
 )
 from localkv.kernels.cpu.store.store_kv import store_source
 from localkv.kernels.method import Method, Methods, Slowdown
-from localkv.simd.cpu_features import HAS_VNNI, vector_width
+from localkv.simd.cpu_features import byte_dots, vector_width
 
 DECODED = Slowdown("70 to 110", "5 to 6")
 """Products with weights that NumPy decodes, next to Q4_K (`benchmarks/missing_kernels.py`)."""
@@ -21,7 +21,7 @@ DECODED = Slowdown("70 to 110", "5 to 6")
 EXPERTS = Slowdown("3", "1.5")
 """Routed experts, next to a dense block of the same arithmetic (the same program)."""
 
-ACTIVATIONS = "8-bit activations (AVX512-VNNI)" if HAS_VNNI else "float32 activations"
+ACTIVATIONS = f"8-bit activations ({byte_dots()})" if byte_dots() else "float32 activations"
 
 
 def product_method(weight: PackedTensor) -> Method:

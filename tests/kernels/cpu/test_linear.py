@@ -21,10 +21,11 @@ from localkv.kernels.cpu.linear.matrices import PanelTensor
 from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
 from localkv.kernels.reference.linear import moe_mlp
 from localkv.kernels.reference.torch_codec import decoded
-from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import n_threads, use_threads
 from support.cpu_ops import TensorProducts, moe_mlp_cpu
 from support.cpu_products import EXACT, check, eight_bits, error, plain_panels, product_error
+from support.other_cpus import ALDERLAKE, HASWELL, NEHALEM, SKYLAKE, runs_here
 from support.quick import quick
 from support.random_packed import random_packed
 
@@ -174,25 +175,27 @@ def test_stack_with_incomplete_panels() -> None:
     prepared = products.prepare(stack)
     x = torch.randn(4, 96)
     for expert in range(3):
-        rounded = eight_bits(x) if HAS_VNNI else x.double()
+        rounded = eight_bits(x) if HAS_BYTE_DOTS else x.double()
         got = products.matmul(x, prepared[expert])
         assert product_error(got, rounded, decoded(stack[expert], torch.float64)) < EXACT
 
 
+CPUS = {"128 bits": NEHALEM, "AVX2": HASWELL, "AVX-VNNI": ALDERLAKE, "AVX-512": SKYLAKE}
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_VNNI, reason="is what the other tests have tested")
-def test_without_8_bit_products(tmp_path: Path) -> None:
-    """The float32 path of CPUs without AVX-512, in a process that believes to be on one."""
-    variables = {
-        "NUMBA_CPU_NAME": "haswell",
-        "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2",
-        "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", ""),
-    }
-    tests = "39-q4_0 or 39-iq4_nl or 39-f16 or 39-q2_K or 39-q3_K or 39-iq4_xs or panels_have"
-    tests += " or test_long_rows and (bf16 or q5_1 or q8_0 or q6_K)"
+@pytest.mark.parametrize("kind", CPUS)
+def test_other_cpus(kind: str) -> None:
+    """In a process that believes to be on one: float32, and each way to multiply bytes."""
+    cpu = CPUS[kind]
+    if not runs_here(cpu):
+        pytest.skip("the CPU lacks some instructions")
+    tests = "53 or test_long_rows and (q5_1 or q8_0 or q6_K)"
+    tests += " or 39-" if kind == "AVX2" else " or 39-q4_0 or 39-iq4_nl or 39-q2_K or 39-f16"
+    files = [__file__, str(Path(__file__).with_name("test_in_place.py"))]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", tests, __file__],
-        env={**os.environ, **variables},
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", tests, *files],
+        env={**os.environ, **cpu},
         capture_output=True,
         text=True,
     )

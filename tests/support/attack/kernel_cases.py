@@ -46,7 +46,7 @@ from localkv.kernels.reference.rope import apply_rope
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_codec import decoded
 from localkv.kernels.rope import RopeTable
-from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import use_threads
 from support.attack.recurrent_cases import recurrent_case
 from support.cpu_ops import (
@@ -305,7 +305,7 @@ def product_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str],
             )
         else:
             parts.append(Product(weight, out))
-        rounded = eight_bits(x) if HAS_VNNI and name in LAYOUTS else x.double()
+        rounded = eight_bits(x) if HAS_BYTE_DOTS and name in LAYOUTS else x.double()
         wants.append((rounded, decoded(packed, torch.float64), plus))
     add_products(chain, numpy_of(x), n_tokens, parts)
     for _ in range(2):
@@ -328,7 +328,7 @@ def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], 
     packed = guarded_matrix(memory, random_packed(name, n_out, n_in, seed=rng.randrange(1 << 30)))
     x, bias = (memory.tensor(torch.randn(*shape), "x") for shape in ((n_tokens, n_in), (n_out,)))
     got = products.linear(x, Linear(products.prepare(packed), bias))
-    rounded = eight_bits(x) if HAS_VNNI and name in LAYOUTS else x.double()
+    rounded = eight_bits(x) if HAS_BYTE_DOTS and name in LAYOUTS else x.double()
     assert not got.isnan().any()
     error = product_error(got.double() - bias, rounded, decoded(packed, torch.float64))
     assert error < 1e-5 * (1 + float(bias.abs().max()) * 10)

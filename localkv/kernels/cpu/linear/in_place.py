@@ -28,7 +28,8 @@ from localkv.kernels.cpu.linear.packing import (
     total_of,
 )
 from localkv.kernels.cpu.linear.units import put_units
-from localkv.simd.integer import dot_of_bytes
+from localkv.simd.byte_dots import dot_of_bytes, dot_of_signed_bytes, flipped
+from localkv.simd.cpu_features import HAS_SIGNED_BYTE_DOTS
 from localkv.simd.kinds import (
     Address,
     Args,
@@ -121,9 +122,10 @@ def _block_sums(b: Builder, x: list[Any]) -> Value:
 
 
 def _dot(b: Builder, codes: Value, x: Value) -> Value:
-    """Signed bytes x signed bytes + 128 times the sum of these: what `vpdpbusd` can multiply."""
-    flipped = b.xor(codes, constant(i32, -0x7F7F7F80))
-    return dot_of_bytes(b, constant(i32, 0), flipped, x)
+    """Signed bytes x signed bytes, + 128 times the sum of these where one factor is unsigned."""
+    if HAS_SIGNED_BYTE_DOTS:
+        return dot_of_signed_bytes(b, constant(i32, 0), codes, x)
+    return dot_of_bytes(b, constant(i32, 0), flipped(b, codes), x)
 
 
 def _group_terms(

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localkv.formats.cpu.panel_layout import BLOCK
 from localkv.kernels.cpu.linear.panel_bytes import IN_PLACE_FORMAT_NAMES
-from localkv.simd.cpu_features import HAS_AVX512, HAS_VNNI
+from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_DOTS
 
 if TYPE_CHECKING:
     from localkv.kernels.cpu.runtime.chain import Item
 
-MAX_TILE = 8 if HAS_VNNI else 4
+MAX_TILE = 8 if HAS_AVX512 else 4
 """Tokens of the largest tile of panels: as many as there are registers for."""
 
 TILE_ROWS, MAX_TILE_TOKENS = (4, 6) if HAS_AVX512 else (2, 2)
 """Rows as in the file, and tokens, that meet in the largest tile: as many sums as registers."""
 
-ACTIVATION_BLOCK_BYTES = BLOCK + 12 if HAS_VNNI else 4 * (BLOCK + 2)
+ACTIVATION_BLOCK_BYTES = BLOCK + 12 if HAS_BYTE_DOTS else 4 * (BLOCK + 2)
 """Bytes of a token's packed activations for `BLOCK` columns."""
 
-IN_PLACE_FORMATS = IN_PLACE_FORMAT_NAMES if HAS_VNNI else ()
+IN_PLACE_FORMATS = IN_PLACE_FORMAT_NAMES if HAS_BYTE_DOTS else ()
 """The formats whose matrices stay in the file on this CPU."""
 
 PART_BLOCKS = 64

@@ -1,8 +1,8 @@
 """Packing activations for the CPU's products with panels.
 
-With AVX512-VNNI activations are rounded to 8 bits, 32 values to a scale, as ggml does for
-quantised weights; otherwise they stay float32. They are packed for a tile of T tokens, block after
-block of 32 columns:
+Where CPUs multiply bytes (`simd/byte_dots.py`) activations are rounded to 8 bits, 32 values to a
+scale, as ggml does for quantised weights; otherwise they stay float32. They are packed for a tile
+of T tokens, block after block of 32 columns:
 
     8 bits   T x 4 int8 for each 4 columns, then T each of SCALE (float32), START and SECOND_START
              (int32) or VALUE_SUMS (float32)
@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 from localkv.formats.cpu.panel_codes import PanelFormat, panel_format
 from localkv.formats.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
-from localkv.simd.cpu_features import HAS_VNNI
+from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.vector import call, constant, f32, i8, i32, i64, lanes_of, splat
 
@@ -33,7 +33,7 @@ F32X16, I32X16 = lanes_of(f32), lanes_of(i32)
 SCALE, START, SECOND_START = range(3)
 VALUE_SUMS = START, SECOND_START
 """What is known of a block in 8 bits besides its codes, a word each: its scale; for weights whose
-codes are `zero` too large what integer products start with, -zero * the sum of the codes; for those
+codes are too large what integer products start with, -surplus * the sum of the codes; for those
 with minima the sum of the values, scale * the sum of the codes. Both are of the first half and of
 the second where these have scales of their own, else of all (and the second word is 0)."""
 
@@ -131,7 +131,9 @@ def _pack_integers(
     facts.store(b, scale, SCALE)
     for half, total in enumerate(totals):
         if fmt.minimum is None:
-            facts.store(b, b.mul(ir.Constant(i32, -fmt.zero), total), (START, SECOND_START)[half])
+            facts.store(
+                b, b.mul(ir.Constant(i32, -fmt.surplus), total), (START, SECOND_START)[half]
+            )
         else:
             facts.store(b, b.fmul(scale, b.sitofp(total, f32)), VALUE_SUMS[half])
 
@@ -184,7 +186,7 @@ def pack_row(
             act = b.gep(activations, [b.mul(loop.index, block_bytes)])
             columns = _columns(b, x, n_in, loop.index)
             words = _Slots(act, tokens, token)
-            if HAS_VNNI:
+            if HAS_BYTE_DOTS:
                 facts = b.gep(act, [b.mul(tokens, index_of(BLOCK))])
                 _pack_integers(b, fmt, columns, words, _Slots(facts, tokens, token))
             else:

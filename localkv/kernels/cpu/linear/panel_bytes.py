@@ -17,7 +17,7 @@ ROW_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.block_size == 1
 """Those whose rows are multiplied as they are in the file."""
 
 IN_PLACE_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.stays_in_file)
-"""Those that stay in the file where there is AVX512-VNNI: panels are made to be multiplied."""
+"""Those that stay in the file where CPUs multiply bytes: panels are made to be multiplied."""
 
 MADE_BYTES = 1 << 18
 """Of panels that a thread makes for many tokens: part of a core's cache."""

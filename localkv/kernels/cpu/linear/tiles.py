@@ -1,6 +1,6 @@
 """Tiles of the CPU's products with panels: 16 rows x 1 to 8 tokens, as generated code.
 
-With AVX512-VNNI codes are multiplied as integers with activations in 8 bits; otherwise codes
+Where CPUs multiply bytes (`simd/byte_dots.py`) codes meet activations in 8 bits; otherwise codes
 become float32 and meet float32 activations (`linear/packing.py`). Both read a panel's codes
 once per tile of tokens and keep the sums in registers. A token's result does not depend on the
 other tokens of the batch: every tile adds up the same numbers in the same order.
@@ -30,8 +30,8 @@ from localkv.kernels.cpu.linear.packing import (
     load_at,
     pointer_at,
 )
-from localkv.simd.cpu_features import HAS_VNNI
-from localkv.simd.integer import dot_of_bytes
+from localkv.simd.byte_dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes, flipped
+from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.memory import emit_prefetch
 from localkv.simd.vector import call, constant, f32, i32, multiply_add, splat
@@ -74,11 +74,17 @@ class _Sums:
         return self.builder.load(self.slots[i])
 
 
+def _dot(b: Builder, fmt: PanelFormat, total: Value, codes: Value, x: Value) -> Value:
+    if fmt.is_signed:
+        return dot_of_signed_bytes(b, total, codes, x)
+    return dot_of_bytes(b, total, codes, x, most=255 if fmt.zero == 128 else MOST_SIGNED)
+
+
 def _integer_block(
     b: Builder, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Value, sums: _Sums
 ) -> None:
     """sums += a block of panels x activations in 8 bits, at `act`."""
-    codes = fmt.codes(record, block)
+    codes = [flipped(b, x) if fmt.is_signed else x for x in fmt.codes(record, block)]
     scales, minima = fmt.scales(record, block), fmt.minima(record, block)
     at = PackedBlock(tokens)
     for first in range(0, tokens, 4):  # few tokens at a time, so that all stays in registers
@@ -86,7 +92,7 @@ def _integer_block(
         totals = {}
         for half, scale in enumerate(scales):
             for t in group:
-                if fmt.zero:
+                if fmt.surplus:
                     start = at.fact(SECOND_START if half else START, t)
                     totals[t] = splat(b, load_at(b, act, start, i32))
                 else:
@@ -95,7 +101,7 @@ def _integer_block(
             for j in range(half * n, half * n + n):
                 for t in group:
                     x = splat(b, load_at(b, act, at.codes(j, t), i32))
-                    totals[t] = dot_of_bytes(b, totals[t], codes[j], x)
+                    totals[t] = _dot(b, fmt, totals[t], codes[j], x)
             for t in group:
                 d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
                 sums.add_product(t, b.sitofp(totals[t], F32X16), b.fmul(scale, d))
@@ -161,13 +167,13 @@ def multiply_tile(
         part = _Sums(b, n)
         record_bytes = fmt.layout.record_bytes
         block_bytes = ACTIVATION_BLOCK_BYTES * n
-        multiply = _integer_block if HAS_VNNI else _float_block
+        multiply = _integer_block if HAS_BYTE_DOTS else _float_block
         with cgutils.for_range(b, n_records) as loop:
             at = b.gep(panel, [b.mul(loop.index, index_of(record_bytes))])
             act_offset = b.mul(loop.index, index_of(block_bytes * fmt.record_blocks))
             act = b.gep(activations, [act_offset])
             n_lines = record_bytes // 64
-            if not HAS_VNNI:
+            if not HAS_BYTE_DOTS:
                 part.clear()  # shorter sums are rounded less
             for block in range(fmt.record_blocks):
                 if n <= PREFETCH_TOKENS:
@@ -179,8 +185,8 @@ def multiply_tile(
                         emit_prefetch(b, where, level=2)
                 record = Record(b, fmt.layout, _opaque(b, at))
                 block_act = b.gep(act, [index_of(block * block_bytes)])
-                multiply(b, fmt, record, block, n, block_act, sums if HAS_VNNI else part)
-            if not HAS_VNNI:
+                multiply(b, fmt, record, block, n, block_act, sums if HAS_BYTE_DOTS else part)
+            if not HAS_BYTE_DOTS:
                 for t in range(n):
                     sums.add(t, part[t])
         lanes = ir.Constant(I32X16, list(range(LANES)))
