@@ -21,7 +21,7 @@ from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.altup import AltUpStreams
-from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.backend import Backend, StackLayer, TokenBatch, TokenInputs
 from localkv.kernels.laurel import with_laurel
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Method, Use, uses
@@ -61,12 +61,16 @@ class Transformer:
         self.backend = backend
         kinds = [_positions_of(layer.mixer) for layer in config.layers]
         self._position_kinds = list(dict.fromkeys(kinds))
-        self._kind_of_layer = [self._position_kinds.index(kind) for kind in kinds]
-        pairs = zip(config.layers, weights.layers, strict=True)
-        self._mixers = [_mixers_of(spec, layer) for spec, layer in pairs]
-        self._rows_of = [  # the layer whose rows each reads
-            _rows_of(i, layer.mixer) for i, layer in enumerate(config.layers)
-        ]
+        self._stack = tuple(
+            StackLayer(
+                spec,
+                layer,
+                _mixers_of(spec, layer),
+                self._position_kinds.index(kinds[i]),
+                _rows_of(i, spec.mixer),
+            )
+            for i, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True))
+        )
         self._freqs = dict[tuple[RopeSpec, str], Array]()
 
     def first_layers(self, n: int) -> Transformer:
@@ -135,32 +139,39 @@ class Transformer:
         config, backend, weights = self.config, self.backend, self.weights
         inputs = [self._token_inputs(batch, *kind, cache.n_ctx) for kind in self._position_kinds]
         x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
-        per_layer = self._layer_inputs(x, batch, rows)
+        given = TokenBatch(inputs, cache.layers, batch, self._layer_inputs(x, batch, rows))
+        if weights.altup is None:
+            out = backend.run_layers(x, self._stack, given)
+            if out is not None:
+                return out
         streams = self._streams(x)
-        for index, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True)):
-            is_last = index == config.n_layers - 1  # only the wanted rows go on behind its mixer
-            row = None if per_layer is None else per_layer[index]
-            source = x = streams.enter(layer)
-            given, own = inputs[self._kind_of_layer[index]], self._rows_of[index]
-            parts = self._mixers[index]
-            mixed = [
-                backend.mixers[kind](x, part, part_spec, given, cache.layers[own], batch)
-                for kind, part_spec, part in parts
-            ]
-            if is_last:
-                streams.keep(batch.logit_rows)
-                source, mixed = source[batch.logit_rows], [y[batch.logit_rows] for y in mixed]
-                row = None if row is None else row[batch.logit_rows]
-            x = source
-            for y, (_, part_spec, part) in zip(mixed, parts, strict=True):
-                x = backend.out_residual(x, y, part, part_spec)
-            if spec.laurel is not None:
-                x = with_laurel(backend, x, source, layer)
-            if spec.ffn is not None:
-                feed_forward = backend.ffns[type(spec.ffn)]
-                x = feed_forward(x, source, layer, spec)
-            streams.leave(x, layer, spec, row)
+        for index, layer in enumerate(self._stack):
+            self._run_layer(index, layer, streams, given)
         return streams.merged()
+
+    def _run_layer(
+        self, index: int, layer: StackLayer, streams: Streams, given: TokenBatch
+    ) -> None:
+        backend, batch, spec, weights = self.backend, given.batch, layer.spec, layer.weights
+        row = None if given.embedded is None else given.embedded[index]
+        source = x = streams.enter(weights)
+        inputs, rows = given.inputs[layer.positions], given.caches[layer.rows]
+        mixed = [
+            backend.mixers[kind](x, part, part_spec, inputs, rows, batch)
+            for kind, part_spec, part in layer.parts
+        ]
+        if index == self.config.n_layers - 1:  # only the wanted rows go on behind its mixer
+            streams.keep(batch.logit_rows)
+            source, mixed = source[batch.logit_rows], [y[batch.logit_rows] for y in mixed]
+            row = None if row is None else row[batch.logit_rows]
+        x = source
+        for y, (_, part_spec, part) in zip(mixed, layer.parts, strict=True):
+            x = backend.out_residual(x, y, part, part_spec)
+        if spec.laurel is not None:
+            x = with_laurel(backend, x, source, weights)
+        if spec.ffn is not None:
+            x = backend.ffns[type(spec.ffn)](x, source, weights, spec)
+        streams.leave(x, weights, spec, row)
 
     def _layer_inputs(self, x: Array, batch: Batch, rows: Array | None) -> Array | None:
         """[n_layers, tokens, P] of the embedding x, or None."""
@@ -201,15 +212,15 @@ class Transformer:
 
 def _mixers_of(
     spec: LayerSpec, layer: LayerWeights
-) -> list[tuple[type[Mixer], LayerSpec, LayerWeights]]:
+) -> tuple[tuple[type[Mixer], LayerSpec, LayerWeights], ...]:
     """Each of a layer's mixers, with a layer that has only this one."""
     if spec.mixer is None:
-        return []
+        return ()
     first = type(spec.mixer), spec, layer
     if spec.beside is None:
-        return [first]
+        return (first,)
     alone = replace(spec, mixer=spec.beside, beside=None)
-    return [first, (type(spec.beside), alone, replace(layer, mixer=layer.beside, beside=None))]
+    return first, (type(spec.beside), alone, replace(layer, mixer=layer.beside, beside=None))
 
 
 def _rows_of(index: int, mixer: Mixer | None) -> int:

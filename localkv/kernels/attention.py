@@ -47,6 +47,10 @@ def merge_segments(parts: list[tuple[Array, Array]], sinks: Array | None = None)
     return xp.sum(xp.stack([out for out, _ in parts]) * weights[..., None], axis=0)
 
 
+Merge = Callable[[list[tuple[Array, Array]], Array | None], Array]
+"""As `merge_segments`."""
+
+
 def times_scales(x: Array, scale: Array | None) -> Array:
     """x [tokens, n_heads, channels] times the scale of each head's KV head: [n_kv_heads]."""
     if scale is None:
@@ -64,6 +68,7 @@ def attention(
     sinks: Array | None = None,
     *,
     rotate: Rotate,
+    merge: Merge = merge_segments,
 ) -> Array:
     """Attention of a batch over all segments: q and result [tokens, n_heads, head_dim].
 
@@ -75,4 +80,4 @@ def attention(
         rotated = times_scales(rotate(q, segment.rotation_k), segment.scale_k)
         out, lse = run(rotated, segment, seg_batch, batch, params)
         parts.append((rotate(times_scales(out, segment.scale_v), segment.rotation_v), lse))
-    return merge_segments(parts, sinks)
+    return merge(parts, sinks)

@@ -7,7 +7,7 @@ ones where a kernel is missing: `methods` says where, and what that costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -72,6 +72,49 @@ FeedForward = Callable[[Array, Array, LayerWeights, LayerSpec], Array]
 
 
 @dataclass(frozen=True)
+class StackLayer:
+    """A layer of a model, and where it finds what differs from batch to batch.
+
+    Attributes:
+        parts: each of its mixers, with a layer that has only this one.
+        positions: which of a batch's inputs it takes.
+        rows: the layer whose rows of K and V it reads.
+    """
+
+    spec: LayerSpec
+    weights: LayerWeights
+    parts: tuple[tuple[type[Mixer], LayerSpec, LayerWeights], ...]
+    positions: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """What layers are given besides x.
+
+    Attributes:
+        inputs: by `StackLayer.positions`.
+        caches: of each layer.
+        embedded: [n_layers, tokens, P], what layers read of tokens' own embeddings, or None.
+    """
+
+    inputs: Sequence[TokenInputs]
+    caches: Sequence[LayerCache]
+    batch: Batch
+    embedded: Array | None
+
+
+RunLayers = Callable[[Array, tuple[StackLayer, ...], TokenBatch], Array | None]
+"""(x [tokens, n_embd], layers, what they are given) -> x behind all layers, the same as they give
+one by one; None where the batch is not of a kind that is run so."""
+
+
+def run_one_by_one(x: Array, layers: tuple[StackLayer, ...], given: TokenBatch) -> Array | None:
+    """What backends do that have operations of layers only."""
+    return None
+
+
+@dataclass(frozen=True)
 class Backend:
     """The operations of the forward pass; x is [tokens, n_embd] throughout, in the type
     of activations (`Arrays.floating`).
@@ -92,6 +135,7 @@ class Backend:
         linear: (x [tokens, n_in], matrix and bias) -> [tokens, n_out].
         add_layer_input: (x, row, layer, spec) -> x + what the layer makes of its embeddings of the
             tokens, [tokens, P] (`per_layer_input.py`).
+        run_layers: all layers at once, for the batches for which it has that.
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
             model whose output matrix is its embedding shares it.
@@ -125,6 +169,7 @@ class Backend:
     add_layer_input: Callable[[Array, Array, LayerWeights, LayerSpec], Array]
     prepare: Callable[[PackedTensor], PackedTensor]
     methods: Methods
+    run_layers: RunLayers = run_one_by_one
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
     hardware: str = ""
     memory: DeviceMemory | None = None

@@ -42,6 +42,7 @@ FAST = {
     "linear": 20,
     "activations": 40,
     "recurrent": 20,
+    "token": 2,
 }
 LONG = {
     "attention": 3000,
@@ -50,6 +51,7 @@ LONG = {
     "linear": 3000,
     "activations": 10000,
     "recurrent": 2000,
+    "token": 300,
 }
 """Cases by kind."""
 PARTS = 10

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.kernels.cpu import recurrent_layer, row_operations
-from localkv.kernels.cpu.attention import kernels
+from localkv.kernels.cpu import recurrent_layer, row_operations, token_program
+from localkv.kernels.cpu.attention import kernels, token_steps
 from localkv.kernels.cpu.attention import packed_attention as attention
 from localkv.kernels.cpu.attention import tables as attention_tables
 from localkv.kernels.cpu.attention.job import Job
@@ -113,6 +113,7 @@ def _guarded_scratch(memory: GuardedMemory) -> Iterator[Any]:
         place = chain.Place(self.n_bytes, n_bytes)
         vars(self).setdefault("parts", []).append(place)
         self.n_bytes += -(-n_bytes // 64) * 64 + GAP
+        self.most_bytes = max(self.most_bytes, self.n_bytes)
         return place
 
     run_steps = chain.run_steps
@@ -153,7 +154,7 @@ def _guarded_jobs(memory: GuardedMemory) -> Iterator[Any]:
             for name, n_bytes in part.items():
                 data = memory.bytes(n_bytes, f"{name} of {template}")
                 items[Job._fields.index(name)] = data.ctypes.data
-        kernels.run_worker(kernels._worker(template), int(items.ctypes.data), threads)
+        kernels.run_worker(kernels.worker_of(template), int(items.ctypes.data), threads)
 
     for module in (attention, linear, rotate, store_kv):
         yield patch.object(module, "run", run)
@@ -181,13 +182,26 @@ def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
         def empty_like(self, x: np.ndarray) -> np.ndarray:
             return self.empty(x.shape, x.dtype)
 
+        def zeros(self, shape: Any, dtype: Any) -> np.ndarray:
+            out = self.empty(shape, dtype)
+            out[:] = 0
+            return out
+
     def panels(self: panel_arena.PanelArena, n_bytes: int) -> np.ndarray:
         return memory.bytes(n_bytes, "panels")
 
     def nothing(self: panel_arena.PanelArena) -> None:
         pass
 
-    for module in (attention, linear, rotate, row_operations, recurrent_layer):
+    for module in (
+        attention,
+        linear,
+        rotate,
+        row_operations,
+        recurrent_layer,
+        token_program,
+        token_steps,
+    ):
         yield patch.object(module, "np", GuardedNumpy())
     yield patch.object(panel_arena.PanelArena, "take", panels)
     yield patch.object(panel_arena.PanelArena, "join_pages", nothing)

@@ -11,16 +11,16 @@ from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.spec import LayerSpec
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import LayerCache
-from localkv.kernels.attention import SegmentAttention, attention
+from localkv.kernels.attention import SegmentAttention, attention, merge_segments
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.specialize import specialized
-from localkv.kernels.cpu.layer_chains import RESIDUALS, LayerChains, runs
-from localkv.kernels.cpu.linear.activation_job import ActivationJob, RopeJob, SplitJob
+from localkv.kernels.cpu.layer_chains import RESIDUALS, ROW_STEPS, LayerChains, runs
+from localkv.kernels.cpu.linear.activation_job import ActivationJob, RopeJob, SinkJob, SplitJob
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.row_operations import activation_worker
-from localkv.kernels.cpu.runtime.chain import Chain, Memory
+from localkv.kernels.cpu.runtime.chain import Chain, Memory, Where
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Norm
@@ -36,6 +36,30 @@ def _projections(weights: AttentionWeights) -> tuple[Any, ...]:
     """Those that a layer has; one that stores nothing has only that of q."""
     layers = (weights.attn_q, weights.attn_k, weights.attn_v)
     return tuple(layer for layer in layers if layer is not None)
+
+
+def is_stored_at_once(cache: LayerCache) -> bool:
+    """Whether a chain can store rows in it."""
+    scaled = any(s.scale_k is not None or s.scale_v is not None for s in cache.segments)
+    return has_encoders(cache) and not scaled
+
+
+def add_sinks(
+    chain: Chain, out: Where, lse: Where, sinks: Floats, shape: tuple[int, int, int]
+) -> None:
+    """What attention summed, out [tokens, n_heads, head_dim], shared with sinks, in its place."""
+    n_tokens, n_heads, size = shape
+    rows = n_tokens * n_heads
+    where = Memory(out, 4 * rows * size), Memory(lse, 4 * rows), Memory(sinks, 4 * n_heads)
+    job = SinkJob(0, n_tokens, n_heads, size, *where)
+    chain.add(specialized(ROW_STEPS)["sinks"], job, min(n_threads(), n_tokens))
+
+
+def add_gate(chain: Chain, gate: Where, out: Where, n_tokens: int, attn: AttentionSpec) -> None:
+    """sigmoid(gate) * out, in the place of `gate`."""
+    n_bytes = 4 * n_tokens * attn.width
+    job = ActivationJob(0, n_tokens, attn.width, Memory(gate, n_bytes), Memory(out, n_bytes))
+    chain.add(specialized(RESIDUALS)["sigmoid_gate"], job, min(n_threads(), n_tokens))
 
 
 class AttentionLayer:
@@ -62,26 +86,47 @@ class AttentionLayer:
         batch: Batch,
     ) -> Floats:
         weights, attn = layer.attention, spec.attention
-        if not runs(*_projections(weights)) or (attn.gated and attn.key_dim % LANES):
+        if not self.is_fused(layer, attn):
             return np.asarray(self.composed(x, layer, spec, inputs, cache, batch))
         n_tokens = len(x)
         gate = np.empty((n_tokens, attn.width), np.float32) if attn.gated else None
         q = self._store(x, layer, spec, inputs, cache, cache.rows_of(batch), gate)
         out: Floats = attention(
-            self.attention, q, cache, batch, attn.params, weights.sinks, rotate=rotate_cpu
+            self.attention,
+            q,
+            cache,
+            batch,
+            attn.params,
+            weights.sinks,
+            rotate=rotate_cpu,
+            merge=self._merged,
         )
         out = out.reshape(n_tokens, -1)
         return out if gate is None else self._gated(gate, out, attn)
+
+    def is_fused(self, layer: LayerWeights, attn: AttentionSpec) -> bool:
+        """Whether a chain can run its products."""
+        return runs(*_projections(layer.attention)) and not (attn.gated and attn.key_dim % LANES)
+
+    def _merged(self, parts: list[tuple[Floats, Floats]], sinks: Floats | None) -> Floats:
+        """As `merge_segments`; what one segment shares with sinks is in its place."""
+        if sinks is None or len(parts) != 1 or parts[0][0].shape[-1] % LANES:
+            merged: Floats = merge_segments(parts, sinks)
+            return merged
+        ((out, lse),) = parts
+        n_tokens, n_heads, size = out.shape
+
+        def make(chain: Chain) -> None:
+            add_sinks(chain, "out", "lse", sinks, (n_tokens, n_heads, size))
+
+        self.chains.get("sinks", (sinks,), n_tokens, make, size).run(out=out, lse=lse)
+        return out
 
     def _gated(self, gate: Floats, out: Floats, attn: AttentionSpec) -> Floats:
         """sigmoid(gate) * out, in the place of `gate`."""
 
         def make(chain: Chain) -> None:
-            n_bytes = 4 * n_tokens * attn.width
-            both = Memory("gate", n_bytes), Memory("out", n_bytes)
-            job = ActivationJob(0, n_tokens, attn.width, *both)
-            worker = specialized(RESIDUALS)["sigmoid_gate"]
-            chain.add(worker, job, min(n_threads(), n_tokens))
+            add_gate(chain, "gate", "out", n_tokens, attn)
 
         n_tokens = len(gate)
         self.chains.get("gate", (attn,), n_tokens, make).run(gate=gate, out=out)
@@ -111,14 +156,13 @@ class AttentionLayer:
         n_tokens, attn = x.shape[0], spec.attention
         x = np.ascontiguousarray(x)
         stores = attn.kv_from is None
-        scaled = any(s.scale_k is not None or s.scale_v is not None for s in cache.segments)
-        fused_store = stores and has_encoders(cache) and not scaled
+        fused_store = stores and is_stored_at_once(cache)
         pairs = 0 if inputs.rope is None else inputs.rope.cos.shape[-1]
         chain = self.chains.get(
             "qkv",
             (layer, spec, cache),
             n_tokens,
-            lambda chain: self._add(
+            lambda chain: self.add_projections(
                 chain, n_tokens, layer, attn, inputs, cache if fused_store else None
             ),
             pairs,
@@ -142,7 +186,7 @@ class AttentionLayer:
             q *= inputs.q_scale[:, None, None]
         return q
 
-    def _add(
+    def add_projections(
         self,
         chain: Chain,
         n_tokens: int,
@@ -151,6 +195,8 @@ class AttentionLayer:
         inputs: TokenInputs,
         cache: LayerCache | None,
     ) -> None:
+        """From "x" to "q", "k", "v" and "gate", and to a cache if there is one, by these names of
+        the chain."""
         weights = layer.attention
         h = self.chains.add_norm(chain, n_tokens, layer.attn_norm)
         q_bytes = 4 * n_tokens * attn.n_heads * attn.key_dim

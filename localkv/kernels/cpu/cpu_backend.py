@@ -25,6 +25,7 @@ from localkv.kernels.cpu.row_operations import activate_cpu, apply_rope_cpu, nor
 from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
+from localkv.kernels.cpu.token_program import TokenPrograms
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.primitives import Primitives
 from localkv.simd.lanes import LANES
@@ -60,6 +61,7 @@ def cpu_backend() -> Backend:
         compiles=True,
     )
     layer = CpuLayer(composed, scratch, attention, products)
+    programs = TokenPrograms(layer, attention)
 
     def forget() -> None:
         """Drop what an operation that broke off may have left half done."""
@@ -68,9 +70,11 @@ def cpu_backend() -> Backend:
         attention.forget()
         latents.forget()
         layer.forget()
+        programs.forget()
 
     return replace(
         composed,
+        run_layers=programs,
         turns=Turns(forget),
         methods=methods(experts_are_fused=MoeSpec in layer.fused_ffns),
         compiling_ahead=lambda types, model, cache, on_kernel: compiling_ahead(

@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 
 from localkv.arch.ffn_spec import Ffn, MlpSpec
-from localkv.arch.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from localkv.arch.mixer_spec import (
+    AttentionSpec,
+    DeltaNetSpec,
+    Mamba2Spec,
+    Mixer,
+    ShortConvSpec,
+)
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.kernels.attention import SegmentAttention
-from localkv.kernels.backend import Backend, FeedForward, capped_logits
+from localkv.kernels.backend import Backend, FeedForward, Mix, capped_logits
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.attention_layer import AttentionLayer
 from localkv.kernels.cpu.layer_chains import LayerChains, adds_at_once, runs
@@ -29,6 +35,16 @@ def _before(x: Floats, last: Linear, post_norm: Norm | None, spec: LayerSpec) ->
     if last.bias is not None and adds_at_once(post_norm, spec):
         x = x + last.bias
     return np.ascontiguousarray(x)
+
+
+def _is_rms(norm: Norm | None) -> bool:
+    return norm is None or norm.spec.kind == "rms"
+
+
+def down_of(layer: LayerWeights) -> Linear:
+    """The last matrix of a dense block."""
+    assert isinstance(layer.ffn, MlpWeights)
+    return layer.ffn.ffn_down
 
 
 class CpuLayer:
@@ -62,7 +78,7 @@ class CpuLayer:
     ) -> Floats:
         assert layer.mixer is not None
         output, post_norm = layer.mixer.output, layer.post_attn_norm
-        if not runs(output) or (post_norm is not None and post_norm.spec.kind != "rms"):
+        if not self.has_output(layer):
             return self.composed.out_residual(x, mixed, layer, spec)
         n_tokens, mixed = x.shape[0], np.ascontiguousarray(mixed)
 
@@ -77,49 +93,73 @@ class CpuLayer:
     def mlp_residual(
         self, x: Floats, layer_input: Floats, layer: LayerWeights, spec: LayerSpec
     ) -> Floats:
-        mlp, ffn, norm, post_norm = layer.ffn, spec.ffn, layer.ffn_norm, layer.post_ffn_norm
-        assert isinstance(mlp, MlpWeights)
-        assert isinstance(ffn, MlpSpec)
-        gate, up, down = mlp.ffn_gate, mlp.ffn_up, mlp.ffn_down
-        matrices = (up, down) if gate is None else (gate, up, down)
-        if (
-            not runs(*matrices)
-            or ffn.n_ff % LANES
-            or (post_norm is not None and post_norm.spec.kind != "rms")
-        ):
+        if not self.has_mlp(layer, spec):
             composed = self.composed.ffns[MlpSpec]
             return np.asarray(composed(x, layer_input, layer, spec))
         n_tokens = x.shape[0]
         source = np.ascontiguousarray(layer_input if spec.parallel else x)
 
-        def make(chain: Chain) -> None:
-            h = self.chains.add_norm(chain, n_tokens, norm)
-            hidden = self.chains.add_mlp(chain, h, n_tokens, ffn, gate, up)
-            self.chains.add_residual(chain, hidden, n_tokens, down, post_norm, spec)
-
-        chain = self.chains.get("mlp", (layer, spec), n_tokens, make)
+        chain = self.chains.get(
+            "mlp", (layer, spec), n_tokens, lambda chain: self.add_mlp(chain, n_tokens, layer, spec)
+        )
         out = np.empty(x.shape, np.float32)
-        chain.run(x=source, residual=_before(x, down, post_norm, spec), out=out)
+        before = _before(x, down_of(layer), layer.post_ffn_norm, spec)
+        chain.run(x=source, residual=before, out=out)
         return out
 
     def add_layer_input(
         self, x: Floats, row: Floats, layer: LayerWeights, spec: LayerSpec
     ) -> Floats:
-        weights = layer.per_layer_input
-        assert weights is not None
-        gate, proj, post_norm = weights.inp_gate, weights.proj, weights.post_norm
         n_tokens, width = row.shape
-        if not runs(gate, proj) or width % LANES:
+        if not self.has_layer_input(layer, width):
             return self.composed.add_layer_input(x, row, layer, spec)
-
-        def make(chain: Chain) -> None:
-            hidden = self.chains.add_embedded_gate(chain, n_tokens, gate)
-            self.chains.add_residual(chain, hidden, n_tokens, proj, post_norm, spec)
-
-        chain = self.chains.get("per-layer", (layer, spec), n_tokens, make)
+        chain = self.chains.get(
+            "per-layer",
+            (layer, spec),
+            n_tokens,
+            lambda chain: self.add_embedded(chain, n_tokens, layer, spec),
+        )
         out = np.empty(x.shape, np.float32)
         chain.run(residual=np.ascontiguousarray(x), row=np.ascontiguousarray(row), out=out)
         return out
+
+    def has_output(self, layer: LayerWeights) -> bool:
+        """Whether a chain can run a mixer's output matrix."""
+        assert layer.mixer is not None
+        return runs(layer.mixer.output) and _is_rms(layer.post_attn_norm)
+
+    def has_mlp(self, layer: LayerWeights, spec: LayerSpec) -> bool:
+        """Whether a chain can run a dense block."""
+        mlp, ffn = layer.ffn, spec.ffn
+        assert isinstance(mlp, MlpWeights)
+        assert isinstance(ffn, MlpSpec)
+        gate = () if mlp.ffn_gate is None else (mlp.ffn_gate,)
+        matrices = (*gate, mlp.ffn_up, mlp.ffn_down)
+        return runs(*matrices) and ffn.n_ff % LANES == 0 and _is_rms(layer.post_ffn_norm)
+
+    def has_layer_input(self, layer: LayerWeights, width: int) -> bool:
+        """Whether a chain can add embeddings of `width`."""
+        weights = layer.per_layer_input
+        assert weights is not None
+        return runs(weights.inp_gate, weights.proj) and width % LANES == 0
+
+    def add_mlp(self, chain: Chain, n_tokens: int, layer: LayerWeights, spec: LayerSpec) -> None:
+        """From "x" and "residual" to "out", by these names of the chain."""
+        mlp, ffn = layer.ffn, spec.ffn
+        assert isinstance(mlp, MlpWeights)
+        assert isinstance(ffn, MlpSpec)
+        h = self.chains.add_norm(chain, n_tokens, layer.ffn_norm)
+        hidden = self.chains.add_mlp(chain, h, n_tokens, ffn, mlp.ffn_gate, mlp.ffn_up)
+        self.chains.add_residual(chain, hidden, n_tokens, mlp.ffn_down, layer.post_ffn_norm, spec)
+
+    def add_embedded(
+        self, chain: Chain, n_tokens: int, layer: LayerWeights, spec: LayerSpec
+    ) -> None:
+        """From "residual" and "row" to "out", by these names of the chain."""
+        weights = layer.per_layer_input
+        assert weights is not None
+        hidden = self.chains.add_embedded_gate(chain, n_tokens, weights.inp_gate)
+        self.chains.add_residual(chain, hidden, n_tokens, weights.proj, weights.post_norm, spec)
 
     def linear(self, x: Floats, layer: Linear) -> Floats:
         n_tokens = x.shape[0]
@@ -164,20 +204,26 @@ class CpuLayer:
         """Make all chains anew."""
         self.chains.forget()
 
+    def mixers(self) -> dict[type[Mixer], Mix]:
+        return {
+            **self.composed.mixers,
+            AttentionSpec: self.attention,
+            DeltaNetSpec: self.recurrent,
+            ShortConvSpec: self.recurrent,
+            Mamba2Spec: self.recurrent,
+        }
+
+    def ffns(self) -> dict[type[Ffn], FeedForward]:
+        return {**self.composed.ffns, **self.fused_ffns}
+
     def operations(self) -> dict[str, Any]:
         """For `dataclasses.replace` of the composed backend."""
         return {
-            "mixers": {
-                **self.composed.mixers,
-                AttentionSpec: self.attention,
-                DeltaNetSpec: self.recurrent,
-                ShortConvSpec: self.recurrent,
-                Mamba2Spec: self.recurrent,
-            },
+            "mixers": self.mixers(),
             "out_residual": self.out_residual,
             "linear": self.linear,
             "norm": self.norm,
             "add_layer_input": self.add_layer_input,
-            "ffns": {**self.composed.ffns, **self.fused_ffns},
+            "ffns": self.ffns(),
             "logits": self.logits,
         }

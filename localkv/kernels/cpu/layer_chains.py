@@ -27,6 +27,7 @@ from localkv.system.threads import n_threads
 MANY_CHAINS = 4096
 """The most that are remembered."""
 RESIDUALS = KernelSource("linear/residuals")
+ROW_STEPS = KernelSource("linear/row_steps")
 
 
 def runs(*layers: Linear | None) -> bool:

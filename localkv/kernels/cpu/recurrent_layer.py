@@ -73,29 +73,54 @@ class RecurrentLayer:
             values |= {name: self.products.linear(h, linear) for name, linear in linears.items()}
 
         def make(chain: Chain) -> None:
-            places: dict[str, Where] = {name: name for name in linears}
             if fused:
-                h = self.chains.add_norm(chain, n_tokens, layer.attn_norm)
-                places = {
-                    name: chain.take(4 * n_tokens * linear.weight.shape[0])
-                    for name, linear in linears.items()
-                }
-                wanted = [with_bias(linear, places[name]) for name, linear in linears.items()]
-                add_products(chain, h, n_tokens, wanted)
-            add = RecurrentSteps(self.chains, chain, n_tokens, n_sequences, state)
-            match mixer, weights:
-                case DeltaNetSpec(), DeltaNetWeights():
-                    add.delta_net(places, mixer, weights)
-                case ShortConvSpec(), ShortConvWeights():
-                    add.short_conv(places, mixer, weights)
-                case Mamba2Spec(), Mamba2Weights():
-                    add.mamba2(places, mixer, weights)
+                self.add(chain, n_tokens, n_sequences, layer, spec, state)
+            else:
+                steps = RecurrentSteps(self.chains, chain, n_tokens, n_sequences, state)
+                _add_mixer(steps, {name: name for name in linears}, mixer, weights)
 
         made_for = (layer, spec, state.data)
         chain = self.chains.get("recurrent", made_for, n_tokens, make, n_sequences)
         out = np.empty((n_tokens, mixer.width), np.float32)
         chain.run(out=out, **values)
         return out
+
+    def add(
+        self,
+        chain: Chain,
+        n_tokens: int,
+        n_sequences: int,
+        layer: LayerWeights,
+        spec: LayerSpec,
+        state: StateRows,
+    ) -> None:
+        """From "x" to "out", by these names of the chain, and those of `RecurrentSteps`."""
+        linears = _projections(layer.mixer)
+        h = self.chains.add_norm(chain, n_tokens, layer.attn_norm)
+        places: dict[str, Where] = {
+            name: chain.take(4 * n_tokens * linear.weight.shape[0])
+            for name, linear in linears.items()
+        }
+        wanted = [with_bias(linear, places[name]) for name, linear in linears.items()]
+        add_products(chain, h, n_tokens, wanted)
+        steps = RecurrentSteps(self.chains, chain, n_tokens, n_sequences, state)
+        _add_mixer(steps, places, spec.mixer, layer.mixer)
+
+
+def is_fused(layer: LayerWeights, spec: LayerSpec) -> bool:
+    """Whether a chain can run a recurrent mixer from the norm on."""
+    assert isinstance(spec.mixer, (DeltaNetSpec, ShortConvSpec, Mamba2Spec))
+    return has_recurrent_kernel(spec.mixer) and runs(*_projections(layer.mixer).values())
+
+
+def _add_mixer(add: RecurrentSteps, places: dict[str, Where], mixer: Any, weights: Any) -> None:
+    match mixer, weights:
+        case DeltaNetSpec(), DeltaNetWeights():
+            add.delta_net(places, mixer, weights)
+        case ShortConvSpec(), ShortConvWeights():
+            add.short_conv(places, mixer, weights)
+        case Mamba2Spec(), Mamba2Weights():
+            add.mamba2(places, mixer, weights)
 
 
 def _projections(weights: Any) -> dict[str, Linear]:

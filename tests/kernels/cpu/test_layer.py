@@ -18,7 +18,13 @@ from localkv.cache.layout import SegmentSpec
 from localkv.cache.uniform_cache import uniform_cache
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.backend import Backend, TokenInputs
+from localkv.kernels.backend import (
+    Backend,
+    StackLayer,
+    TokenBatch,
+    TokenInputs,
+    run_one_by_one,
+)
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.layer_weights import (
     AttentionWeights,
@@ -29,6 +35,7 @@ from localkv.kernels.layer_weights import (
 )
 from localkv.kernels.reference.backend import reference_backend
 from localkv.kernels.rope import rope_frequencies, rope_table
+from localkv.system.threads import n_threads, use_threads
 
 N_EMBD, N_HEADS, N_KV_HEADS, HEAD_DIM, N_FF, N_TOKENS = 64, 4, 2, 32, 96, 5
 ROPE = RopeSpec(16, interleaved=False)
@@ -202,3 +209,48 @@ def test_no_layer_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.ones((1, N_EMBD), np.float32)
     for spec in LAYERS.values():
         run(backend, spec, random_layer(spec, biases=True), x)
+
+
+def decoded(backend: Backend, specs: list[LayerSpec], segment: SegmentSpec) -> list[bytes]:
+    """What layers make of a few generated tokens, one after the other."""
+    arrays = backend.arrays
+    shape = {"n_kv_heads": N_KV_HEADS, "head_dim": HEAD_DIM, "n_ctx": 256}
+    cache = uniform_cache(arrays, n_layers=len(specs), segments=[segment], **shape)
+    sequence, results = cache.new_sequence(), list[bytes]()
+    stack = tuple(
+        StackLayer(spec, layer, ((AttentionSpec, spec, layer),), 0, i)
+        for i, spec in enumerate(specs)
+        if (layer := on(backend, random_layer(spec, biases=True, seed=i)))
+    )
+    for position in range(3):
+        batch = cache.batch([(sequence, [position])], generated=True)
+        freqs = arrays.from_numpy(rope_frequencies(ROPE))
+        inputs = TokenInputs(rope_table(freqs, batch.positions, ROPE, arrays), None)
+        x = np.random.default_rng(position).standard_normal((1, N_EMBD)).astype(np.float32)
+        out = backend.run_layers(x, stack, TokenBatch([inputs], cache.layers, batch, None))
+        if out is None:
+            for layer, rows in zip(stack, cache.layers, strict=True):
+                mix, ffn = backend.mixers[AttentionSpec], backend.ffns[MlpSpec]
+                mixed = mix(x, layer.weights, layer.spec, inputs, rows, batch)
+                h = backend.out_residual(x, mixed, layer.weights, layer.spec)
+                x = ffn(h, x, layer.weights, layer.spec)
+            out = x
+        results.append(out.tobytes())
+        sequence.length += 1
+    return results
+
+
+@pytest.mark.parametrize("rotation", [0, HEAD_DIM], ids=["", "rotated"])
+def test_a_token_runs_through_all_layers_at_once(rotation: int) -> None:
+    """With the same bits as through one after the other; no step is composed."""
+    specs = [spec for spec in LAYERS.values() if spec.attention.rope]
+    backend, segment = cpu_backend(), SegmentSpec("q8_0", "q4_0", 0, rotation, rotation)
+    at_once = decoded(backend, specs, segment)
+    (kept,) = backend.run_layers.kept.values()  # type: ignore[attr-defined]
+    assert len(kept.program.stages) == 1
+    assert at_once == decoded(replace(backend, run_layers=run_one_by_one), specs, segment)
+    use_threads(n_threads() + 1)
+    try:
+        assert at_once == decoded(backend, specs, segment)
+    finally:
+        use_threads(n_threads() - 1)

@@ -29,6 +29,8 @@ from localkv.cache.layout import SegmentSpec
 from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.activation import activate
+from localkv.kernels.attention import merge_segments
+from localkv.kernels.cpu.attention_layer import add_sinks
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.activation_job import RopeJob
@@ -49,6 +51,7 @@ from localkv.kernels.rope import RopeTable
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import use_threads
 from support.attack.recurrent_cases import recurrent_case
+from support.attack.token_cases import token_case
 from support.cpu_ops import (
     TensorProducts,
     activate_cpu,
@@ -336,7 +339,7 @@ def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], 
 
 def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
     """Norms, gating, RoPE and the Hadamard transform, of any sizes."""
-    kind = one_of(rng, "norm", "layer_norm", "swiglu", "geglu", "rope", "rotate")
+    kind = one_of(rng, "norm", "layer_norm", "swiglu", "geglu", "rope", "rotate", "sinks", "scaled")
     n_tokens = rng.choice((1, 2, 3, 7, 33))
     n = rng.choice((1, 2, 5, 15, 16, 17, 31, 48, 100, 257, 1023, 1024, 1025))
     workers = specialized(KernelSource("linear/activations"))
@@ -379,6 +382,24 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
             chain.add(workers[kind], job, n_threads)
             chain.run()
             close(gate, want)
+    elif kind == "sinks":
+        n_heads, size = rng.choice((1, 3, 8)), 16 * rng.choice((1, 4, 5))
+        say(f"sinks {n_tokens} x {n_heads} x {size}, threads {n_threads}")
+        x = memory.tensor(torch.randn(n_tokens, n_heads, size), "x")
+        lse = memory.tensor(9 * torch.randn(n_tokens, n_heads), "log-sum-exp")
+        sinks = memory.tensor(9 * torch.randn(n_heads), "sinks")
+        want = merge_segments([(x.double(), lse.double())], sinks.double())
+        add_sinks(chain, *(y.numpy() for y in (x, lse, sinks)), (n_tokens, n_heads, size))
+        chain.run()
+        close(x, want)
+    elif kind == "scaled":
+        say(f"scaled {n_tokens} x {n}, threads {n_threads}")
+        x = memory.tensor(torch.randn(n_tokens, n), "x")
+        want = x * eps
+        job = [0, n_tokens, n, Memory(x, x.nbytes), 0, Memory(eps, 4)]
+        chain.add(specialized(KernelSource("linear/row_steps"))["scaled"], job, n_threads)
+        chain.run()
+        assert torch.equal(x, want)
     elif kind == "rope":
         head_dim, n_heads = rng.choice((16, 48, 64, 80)), rng.choice((1, 3))
         pairs = rng.choice((1, 2, head_dim // 4, head_dim // 2))
@@ -442,6 +463,7 @@ KINDS: dict[str, Callable[[random.Random, GuardedMemory, Callable[[str], None]],
     "linear": linear_case,
     "activations": activation_case,
     "recurrent": recurrent_case,
+    "token": token_case,
     **{f"wrong {kind}": partial(wrong_case, kind) for kind in WRONG},
 }
 

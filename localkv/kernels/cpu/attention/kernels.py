@@ -98,11 +98,12 @@ def rows_per_tile(group: int) -> int:
 
 
 @functools.cache
-def _worker(template: str) -> int:
+def worker_of(template: str) -> int:
+    """The address of a template's worker."""
     return specialized(KernelSource(template))["worker"]
 
 
 def run(template: str, job: Sequence[int] | array[int], threads: int) -> None:
     """Run the worker of a template on some threads; it returns when the job is done."""
     items = job if isinstance(job, array) else array("q", job)
-    run_worker(_worker(template), items.buffer_info()[0], threads)
+    run_worker(worker_of(template), items.buffer_info()[0], threads)

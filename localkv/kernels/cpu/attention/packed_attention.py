@@ -254,6 +254,28 @@ class PackedAttention:
             self.tables[id(segment)] = tables
         return tables
 
+    def prepared(
+        self,
+        shape: tuple[int, ...],
+        segment: Segment,
+        seg_batch: SegmentBatch,
+        batch: Batch,
+        params: AttentionParams,
+    ) -> tuple[Plan, SegmentTables, tuple[Launch, ...]]:
+        """The calls for queries of this shape, [tokens, n_heads, head_dim], in one layer."""
+        n_tokens, n_heads, head_dim = shape
+        tables = self.segment_tables(segment, head_dim)
+        group = n_heads // tables.n_kv_heads
+        plan = self.plan(seg_batch, batch, params, group, tables.n_kv_heads, tables.n_pages)
+        if n_tokens != len(plan.visible) or n_heads != group * tables.n_kv_heads:
+            raise BoundsError(f"queries {list(shape)}, of {len(plan.visible)} tokens")
+        key = segment.format_k.name, segment.format_v.name, head_dim, params
+        launches = plan.launches.get(key)
+        if launches is None:
+            launches = prepare(plan, tables, segment, head_dim, params)
+            plan.launches[key] = launches
+        return plan, tables, launches
+
     def __call__(
         self,
         q: Floats,
@@ -264,21 +286,9 @@ class PackedAttention:
     ) -> tuple[Floats, Floats]:
         """See `SegmentAttention` for shapes."""
         q = np.ascontiguousarray(q)
-        n_tokens, n_heads, head_dim = q.shape
-        tables = self.segment_tables(segment, head_dim)
-        group = n_heads // tables.n_kv_heads
-        plan = self.plan(seg_batch, batch, params, group, tables.n_kv_heads, tables.n_pages)
-        if (
-            q.dtype != np.float32
-            or n_tokens != len(plan.visible)
-            or n_heads != group * tables.n_kv_heads
-        ):
-            raise BoundsError(f"{q.dtype} queries {list(q.shape)}, of {len(plan.visible)} tokens")
-        key = segment.format_k.name, segment.format_v.name, head_dim, params
-        launches = plan.launches.get(key)
-        if launches is None:
-            launches = prepare(plan, tables, segment, head_dim, params)
-            plan.launches[key] = launches
+        plan, tables, launches = self.prepared(q.shape, segment, seg_batch, batch, params)
+        if q.dtype != np.float32:
+            raise BoundsError(f"{q.dtype} queries")
         out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
         if not plan.complete:
             out.fill(0.0)

@@ -18,7 +18,12 @@ from localkv.kernels.cpu.attention.kernels import (
 )
 from localkv.kernels.cpu.attention.latent_attention import latents_source
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
-from localkv.kernels.cpu.layer_chains import RESIDUALS, activate_source, has_common_kernel
+from localkv.kernels.cpu.layer_chains import (
+    RESIDUALS,
+    ROW_STEPS,
+    activate_source,
+    has_common_kernel,
+)
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.matrices import product_source
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
@@ -72,6 +77,9 @@ def _block_sources(config: ModelSpec) -> Iterator[KernelSource]:
         gated = isinstance(layer.mixer, AttentionSpec) and layer.mixer.gated
         if gated or layer.residual_scale != 1.0 or layer.post_attn_norm or layer.post_ffn_norm:
             yield RESIDUALS
+        sinks = isinstance(layer.mixer, AttentionSpec) and layer.mixer.sinks
+        if sinks or layer.output_scale:
+            yield ROW_STEPS
         if layer.mlp is not None and not has_common_kernel(layer.mlp):
             yield activate_source(layer.mlp)
         for mixer in (layer.mixer, layer.beside):

@@ -103,6 +103,26 @@ class SplitJob(NamedTuple):
     gate: Item
 
 
+class SinkJob(NamedTuple):
+    """Sums of attention to be shared with sinks, in place.
+
+    Attributes:
+        next_row: the token to take next.
+        n_rows, n_heads, head_dim: sizes; `head_dim` is a multiple of 16.
+        x: [n_rows, n_heads, head_dim].
+        lse: [n_rows, n_heads], log-sum-exp of a head's logits.
+        sinks: [n_heads], the logit of each head's sink.
+    """
+
+    next_row: Item
+    n_rows: Item
+    n_heads: Item
+    head_dim: Item
+    x: Item
+    lse: Item
+    sinks: Item
+
+
 class RopeJob(NamedTuple):
     """Heads to be normed and turned, in place.
 
@@ -135,6 +155,7 @@ class RopeJob(NamedTuple):
     norm_last: Item = 0
 
 
-NORM_ITEMS, GATE_ITEMS, ACTIVATION_ITEMS, RESIDUAL_ITEMS, SPLIT_ITEMS, ROPE_ITEMS = (
-    len(kind._fields) for kind in (NormJob, GateJob, ActivationJob, ResidualJob, SplitJob, RopeJob)
+NORM_ITEMS, GATE_ITEMS, ACTIVATION_ITEMS, RESIDUAL_ITEMS, SPLIT_ITEMS, SINK_ITEMS, ROPE_ITEMS = (
+    len(kind._fields)
+    for kind in (NormJob, GateJob, ActivationJob, ResidualJob, SplitJob, SinkJob, RopeJob)
 )

@@ -12,12 +12,14 @@ from localkv.kernels.cpu.linear.activation_job import (
     NORM_ITEMS,
     RESIDUAL_ITEMS,
     ROPE_ITEMS,
+    SINK_ITEMS,
     SPLIT_ITEMS,
     ActivationJob,
     GateJob,
     NormJob,
     ResidualJob,
     RopeJob,
+    SinkJob,
     SplitJob,
 )
 from localkv.simd.kinds import Address
@@ -52,3 +54,8 @@ def read_residual_job(address: Address) -> Any:
 @njit
 def read_split_job(address: Address) -> Any:
     return SplitJob(*get_i64s(address, SPLIT_ITEMS))
+
+
+@njit
+def read_sink_job(address: Address) -> Any:
+    return SinkJob(*get_i64s(address, SINK_ITEMS))

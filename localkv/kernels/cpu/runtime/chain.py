@@ -79,7 +79,8 @@ class Chain:
 
     def __init__(self, scratch: Scratch) -> None:
         self.scratch = scratch
-        self.n_bytes = 0
+        self.n_bytes = self.most_bytes = 0
+        self.bound = dict[str, int | Where]()
         self.items = array("q")
         self.steps = array("q")
         self.starts = list[int]()
@@ -94,12 +95,29 @@ class Chain:
         """Scratch memory that is the chain's own while it runs."""
         place = Place(self.n_bytes, n_bytes)
         self.n_bytes += -(-n_bytes // LINE) * LINE
+        self.most_bytes = max(self.most_bytes, self.n_bytes)
         return place
+
+    def take_again(self, n_bytes: int) -> None:
+        """Let later steps have the memory that was taken when `n_bytes` were."""
+        self.n_bytes = n_bytes
+
+    def bind(self, **places: int | Where) -> None:
+        """What names mean in steps that are added from now on, which are then not given to `run`.
+
+        So steps that are made for a chain of their own can be part of a longer one.
+        """
+        self.bound = places
 
     def add(self, worker: int, job: Sequence[Item], threads: int) -> None:
         """Run a worker, by its address, on some threads; a job's first item is its counter."""
         self.starts.append(len(self.items))
         for item in job:
+            if isinstance(item, str):
+                number = self.bound.get(item, item)
+                if not isinstance(number, (int, str)):
+                    raise BoundsError(f"{item} is memory, and no number")
+                item = number
             if isinstance(item, Memory):
                 self.items.append(self._address(item.where, item.n_bytes))
             elif isinstance(item, str):
@@ -109,8 +127,24 @@ class Chain:
                 self.items.append(item)
         self.steps.extend((worker, 0, threads - 1))
 
+    def add_kept(self, worker: int, job: NDArray[np.int64], threads: int) -> int:
+        """A step whose job lies in an array, which may be filled anew for each run; its number."""
+        self.kept.append(job)
+        self.starts.append(-1)
+        self.steps.extend((worker, address(job), threads - 1))
+        return len(self.starts) - 1
+
+    def use_threads(self, step: int, threads: int) -> None:
+        """Run a step on another number of threads from now on."""
+        self.steps[3 * step + 2] = threads - 1
+
     def _address(self, where: Where, n_bytes: int) -> int:
         """The next item, as far as it is known now."""
+        if isinstance(where, str):
+            meant = self.bound.get(where, where)
+            if isinstance(meant, int):
+                raise BoundsError(f"{where} is a number, and no memory")
+            where = meant
         if isinstance(where, np.ndarray):
             if where.nbytes < n_bytes or not where.flags.c_contiguous:
                 raise BoundsError(said("an array", where, n_bytes))
@@ -132,12 +166,13 @@ class Chain:
             BoundsError: something is missing, or an array has less than workers will touch.
         """
         items, base = self.items, self.base
-        self.scratch.reserve(self.n_bytes)
+        self.scratch.reserve(self.most_bytes)
         if self.n_items != len(items):
             self.n_items = len(items)
             first = items.buffer_info()[0]
             for i, start in enumerate(self.starts):
-                self.steps[3 * i + 1] = first + 8 * start
+                if start >= 0:
+                    self.steps[3 * i + 1] = first + 8 * start
         if base != self.scratch.address:
             self.base = self.scratch.address
             for i in self.places:

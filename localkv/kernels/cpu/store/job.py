@@ -77,11 +77,11 @@ class PlaneJob(NamedTuple):
 class RotateJob(NamedTuple):
     """Rows to be rotated: `n_blocks` blocks of float32 from `x` to `out`."""
 
-    next_part: int
-    n_blocks: int
-    block: int
-    x: int
-    out: int
+    next_part: Item
+    n_blocks: Item
+    block: Item
+    x: Item
+    out: Item
 
 
 STORE_ITEMS, SCATTER_ITEMS, PLANE_ITEMS, ROTATE_ITEMS = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import numpy as np
 
 from localkv.kernels.bounds import BoundsError
@@ -25,5 +28,6 @@ def rotate_cpu(x: Floats, block: int) -> Floats:
     x = np.ascontiguousarray(x)
     out = np.empty_like(x)
     job = RotateJob(0, x.size // block, block, address(x), address(out))
-    run("store/rotate_rows", job, n_threads() if x.size >= MANY_VALUES else 1)
+    items = cast("Sequence[int]", job)  # no names among them
+    run("store/rotate_rows", items, n_threads() if x.size >= MANY_VALUES else 1)
     return out

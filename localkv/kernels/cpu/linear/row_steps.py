@@ -1,0 +1,57 @@
+"""The CPU's work on rows that few models have: sinks of attention, factors.
+
+A row's result does not depend on other rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cfunc, njit
+
+from localkv.kernels.cpu.linear.read_activation_job import read_activation_job, read_sink_job
+from localkv.simd.arithmetic import add, div, exp, f32x16, maximum, mul, sub
+from localkv.simd.kinds import Address, Count
+from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32, take_next
+
+
+@njit
+def share(lse: Any, sink: Any) -> Any:
+    """exp(lse) / (exp(lse) + exp(sink)) in all lanes."""
+    most = maximum(lse, sink)
+    mine, other = exp(sub(lse, most)), exp(sub(sink, most))
+    return div(mine, add(mine, other))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def sinks(address: Address, thread: Count) -> None:
+    """Attention's sums, shared with a sink for each head that has no value (`SinkJob`)."""
+    job = read_sink_job(address)
+    while True:
+        row = take_next(address)
+        if row >= job.n_rows:
+            break
+        for head in range(job.n_heads):
+            index = row * job.n_heads + head
+            factor = share(f32x16(get_f32(job.lse, index)), f32x16(get_f32(job.sinks, head)))
+            x = job.x + 4 * index * job.head_dim
+            for i in range(0, job.head_dim, 16):
+                store_f32(x, i, mul(load_f32(x, i), factor))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def scaled(address: Address, thread: Count) -> None:
+    """x = x times the first of `parameters` (`ActivationJob`, of any width)."""
+    job = read_activation_job(address)
+    factor = get_f32(job.parameters, 0)
+    factors = f32x16(factor)
+    while True:
+        row = take_next(address)
+        if row >= job.n_rows:
+            break
+        x = job.x + 4 * row * job.n
+        for i in range(job.n // 16):
+            store_f32(x, 16 * i, mul(load_f32(x, 16 * i), factors))
+        for i in range(job.n // 16 * 16, job.n):
+            put_f32(x, i, get_f32(x, i) * np.float32(factor))
