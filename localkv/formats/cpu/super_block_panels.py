@@ -19,6 +19,11 @@ def two_bit_words(record: Record, block: int) -> list[Any]:
     return [record.words("qs", block // 4 * 8 + i) for i in range(8)]
 
 
+def record_scale(record: Record, block: int, half: int) -> Any:
+    """One for all 256 values."""
+    return record.halves("d")
+
+
 def small_scale(record: Record, block: int, *, minimum: bool) -> Any:
     """Scale or minimum of a q4_K or q5_K block as <16 x float> (ggml's `get_scale_min_k4`)."""
     b = record.builder

@@ -14,9 +14,13 @@ ZERO = 12
 """Makes the table's values unsigned."""
 
 
+def from_table(builder: Any, nibbles: Any) -> Any:
+    """The values of each byte, `ZERO` too large."""
+    return look_up(builder, [value + ZERO for value in MXFP4_TWICE], nibbles)
+
+
 def table_codes(record: Record, block: int) -> list[Any]:
-    entries = [value + ZERO for value in MXFP4_TWICE]
-    return [look_up(record.builder, entries, x) for x in nibble_codes(record, block)]
+    return [from_table(record.builder, x) for x in nibble_codes(record, block)]
 
 
 def power_of_two(record: Record, block: int, half: int) -> Any:
