@@ -19,13 +19,27 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localkv.kernels.cpu.jit.helper_state import STATE_WORDS
+from localkv.kernels.cpu.jit.helper_state import (
+    LEAST_HELD,
+    MOST_HELD,
+    SPINS,
+    STATE_WORDS,
+    WINDOW,
+)
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.simd.futex import HAS_FUTEX
 from localkv.system.turns import is_on_stack
 
 HELPERS = KernelSource("jit/helpers")
+
+SPIN_NS = 50_000
+"""How long a helper spins before it sleeps: longer than from one layer's kernels to the next."""
+PATIENCE_NS = {WINDOW: 10_000_000, LEAST_HELD: 20_000_000, MOST_HELD: 400_000_000}
+"""How long time is counted that is lost by waiting for helpers that have no core, and how long jobs
+get fewer of them then, at first and at most (see `helpers`)."""
+PAUSES = 500
+"""That are timed: they take 1 to 50 ns each, depending on the processor."""
 
 
 @functools.cache
@@ -125,12 +139,31 @@ class ThreadPool:
             memory = np.zeros(STATE_WORDS + 8, np.int64)
             self.state = (memory.ctypes.data + 63) // 64 * 64
             self.memory = memory
+            self._learn_patience()
             atexit.register(self._stop)
         while len(self.threads) < n_helpers:
-            args = (self.state, len(self.threads) + 1)
-            thread = threading.Thread(target=_callable("help_out", 2), args=args, daemon=True)
-            self.threads.append(thread)  # first: two of one number would share its scratch memory
+            thread = threading.Thread(
+                target=_callable("help_out", 1), args=(self.state,), daemon=True
+            )
+            self.threads.append(thread)
             thread.start()
+
+    def _learn_patience(self) -> None:
+        time_pauses = _callable("time_pauses", 2)
+        shortest = SPIN_NS * PAUSES
+        for _ in range(3):
+            time_pauses(self.state, PAUSES)
+            shortest = min(shortest, self.word(SPINS))
+        self.set_word(SPINS, SPIN_NS * PAUSES // max(1, shortest))
+        for word, nanoseconds in PATIENCE_NS.items():
+            self.set_word(word, nanoseconds)
+
+    def word(self, index: int) -> int:
+        """Of the state."""
+        return ctypes.c_int64.from_address(self.state + 8 * index).value
+
+    def set_word(self, index: int, value: int) -> None:
+        ctypes.c_int64.from_address(self.state + 8 * index).value = value
 
     def _stop(self) -> None:
         _callable("stop_helpers", 1)(self.state)
