@@ -6,8 +6,7 @@ Which operations these are, the backend says. For each, on one token and on a pr
 many times as long it takes as its counterpart, both in turn, with the median of the rounds.
 
 - products: a 32768x4096 matrix, larger than caches, next to the same shape in Q4_K;
-- storing: rows of 8 KV heads of 128 channels that NumPy encodes, next to Q8_0;
-- experts: 8 of 32 experts 1024 wide in Q4_K, next to a dense block 8192 wide: the same arithmetic.
+- storing: rows of 8 KV heads of 128 channels that NumPy encodes, next to Q8_0.
 
 `localkv/kernels/cpu/methods.py` has the figures, rounded.
 """
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from localkv.arch.ffn_spec import MlpSpec, MoeSpec
+from localkv.arch.ffn_spec import MlpSpec
 from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
@@ -34,19 +33,11 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.arrays import Floats, NumpyArrays
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu, store_source
-from localkv.kernels.layer_weights import (
-    AttentionWeights,
-    LayerWeights,
-    Linear,
-    MlpWeights,
-    MoeWeights,
-    Norm,
-)
+from localkv.kernels.layer_weights import Linear, Norm
 from localkv.loader.synthetic import random_rows
 from localkv.system.threads import use_threads
 
 N_OUT, N_IN, N_HEADS, HEAD_DIM = 32768, 4096, 8, 128
-N_EMBD, N_FF, MOE = 2048, 1024, MoeSpec(n_experts=32, n_experts_used=8, n_ff=1024)
 NORM = NormSpec("norm", "rms", 1e-5)
 TOKENS = (1, 512)
 
@@ -64,7 +55,7 @@ def matrix(name: str, *shape: int) -> PackedTensor:
     return cpu_backend().prepare(PackedTensor(FORMATS[name], packed, shape))
 
 
-def layer_spec(ffn: MlpSpec | MoeSpec) -> LayerSpec:
+def layer_spec(ffn: MlpSpec) -> LayerSpec:
     return LayerSpec(AttentionSpec(1, 1, 64, 64, AttentionParams(0.125)), ffn, NORM, NORM)
 
 
@@ -103,25 +94,6 @@ def storing(name: str) -> Callable[[int], Run]:
     return of
 
 
-def experts(is_routed: bool) -> Callable[[int], Run]:
-    backend, norm = cpu_backend(), Norm(NORM, np.ones(N_EMBD, np.float32))
-    head = Linear(matrix("f32", 64, N_EMBD))
-    attention = AttentionWeights(head, head, head, head)  # never run
-    ffn: MlpWeights | MoeWeights
-    if is_routed:
-        up, down = (MOE.n_experts, N_FF, N_EMBD), (MOE.n_experts, N_EMBD, N_FF)
-        router = Linear(matrix("f32", MOE.n_experts, N_EMBD))
-        ffn = MoeWeights(router, *(matrix("q4_K", *shape) for shape in (up, up, down)))
-        run, spec = backend.ffns[MoeSpec], layer_spec(MOE)
-    else:
-        n_ff = MOE.n_experts_used * N_FF
-        up, down = (n_ff, N_EMBD), (N_EMBD, n_ff)
-        ffn = MlpWeights(*(Linear(matrix("q4_K", *shape)) for shape in (up, up, down)))
-        run, spec = backend.ffns[MlpSpec], layer_spec(MlpSpec(n_ff))
-    layer = LayerWeights(attention, ffn, norm, norm)
-    return lambda n: (lambda x: lambda: run(x, x, layer, spec))(normal(n, N_EMBD))
-
-
 def times(slow: Run, fast: Run, rounds: int) -> float:
     """How many times as long `slow` takes, in turn."""
     ratios = []
@@ -152,8 +124,6 @@ def main() -> None:
     for fmt in KV_FORMATS.values():
         if store_source(fmt) is None:
             cases.append((f"storing {fmt.name}", storing(fmt.name), storing("q8_0")))
-    if methods.experts.slowdown:
-        cases.append(("experts", experts(True), experts(False)))
     print("| operation | times as long, 1 token | 512 tokens |\n|---|---|---|")
     for title, slow, fast in cases:
         one, many = (times(slow(n), fast(n), options.rounds) for n in TOKENS)

@@ -16,6 +16,7 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import (
     LayerWeights,
     Linear,
+    MoeWeights,
     tensors_of,
 )
 
@@ -54,7 +55,7 @@ class Methods:
         tiles: (cache type, "K" or "V") -> the form in which attention multiplies its rows.
         store: cache type -> how new rows are packed.
         product: a prepared matrix, or a stack of them -> how it is multiplied.
-        experts: how routed experts are run.
+        experts: prepared weights of routed experts -> how they are run.
         others: operations that depend on no type.
     """
 
@@ -62,7 +63,7 @@ class Methods:
     tiles: Callable[[QuantFormat, str], Method]
     store: Callable[[QuantFormat], Method]
     product: Callable[[PackedTensor], Method]
-    experts: Method
+    experts: Callable[[MoeWeights], Method]
     others: Mapping[str, Method] = field(default_factory=dict)
 
 
@@ -89,8 +90,8 @@ def uses(
     found += [Use("storing", name, methods.store(KV_FORMATS[name])) for name, _ in cache]
     matrices = (part for part in tensors_of((*layers, output)) if isinstance(part, PackedTensor))
     found += [Use("products", matrix.format.name, methods.product(matrix)) for matrix in matrices]
-    if any(layer.moe is not None for layer in layers):
-        found.append(Use("experts", "", methods.experts))
+    routed = (layer.moe for layer in layers if layer.moe is not None)
+    found += [Use("experts", "", methods.experts(moe)) for moe in routed]
     return list(dict.fromkeys(found))
 
 

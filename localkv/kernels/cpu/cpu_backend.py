@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from localkv.arch.ffn_spec import MoeSpec
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.compose import compose
@@ -56,7 +55,7 @@ def cpu_backend() -> Backend:
             prepare=products.prepare,
         ),
         arrays=NumpyArrays(),
-        methods=methods(experts_are_fused=False),
+        methods=methods(),
         head_dim_multiple=LANES,
         compiles=True,
     )
@@ -76,7 +75,6 @@ def cpu_backend() -> Backend:
         composed,
         run_layers=programs,
         turns=Turns(forget),
-        methods=methods(experts_are_fused=MoeSpec in layer.fused_ffns),
         compiling_ahead=lambda types, model, cache, on_kernel: compiling_ahead(
             *needed_kernels(types, model, cache), on_kernel=on_kernel
         ),

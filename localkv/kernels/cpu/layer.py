@@ -1,6 +1,6 @@
 """The operations of a layer on the CPU, each one chain of compiled workers.
 
-What has no kernel (formats that are decoded by tile, experts) is left to the composed operations.
+What has no kernel (formats that are decoded by tile) is left to the composed operations.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from localkv.arch.ffn_spec import Ffn, MlpSpec
+from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec
 from localkv.arch.mixer_spec import (
     AttentionSpec,
     DeltaNetSpec,
@@ -22,6 +22,7 @@ from localkv.kernels.attention import SegmentAttention
 from localkv.kernels.backend import Backend, FeedForward, Mix, capped_logits
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.attention_layer import AttentionLayer
+from localkv.kernels.cpu.expert_layer import ExpertLayer
 from localkv.kernels.cpu.layer_chains import LayerChains, adds_at_once, runs
 from localkv.kernels.cpu.linear.products import CpuProducts, add_products, with_bias
 from localkv.kernels.cpu.recurrent_layer import RecurrentLayer
@@ -67,11 +68,16 @@ class CpuLayer:
         self.chains = LayerChains(scratch)
         self.attention = AttentionLayer(self.chains, composed.mixers[AttentionSpec], attention)
         self.recurrent = RecurrentLayer(self.chains, composed.mixers, products)
+        self.experts = ExpertLayer(self.chains, composed.ffns)
 
     @property
     def fused_ffns(self) -> dict[type[Ffn], FeedForward]:
         """Kept nowhere, as a bound method would keep the layer and all that its chains hold."""
-        return {MlpSpec: self.mlp_residual}
+        return {
+            MlpSpec: self.mlp_residual,
+            MoeSpec: self.experts.moe_residual,
+            MlpAndMoeSpec: self.experts.both_residual,
+        }
 
     def out_residual(
         self, x: Floats, mixed: Floats, layer: LayerWeights, spec: LayerSpec

@@ -144,6 +144,24 @@ class LayerChains:
             return
         y = chain.take(4 * n_tokens * n)
         add_products(chain, x, n_tokens, [with_bias(last, y)])
+        scale = spec.residual_scale
+        self.add_normed(chain, y, n_tokens, n, post_norm, "residual", "out", scale=scale)
+
+    def add_normed(
+        self,
+        chain: Chain,
+        y: Where,
+        n_tokens: int,
+        n: int,
+        post_norm: Norm | None,
+        before: Where,
+        out: Where,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """out = before + scale * norm(y), all [n_tokens, n]; `y` is overwritten."""
+        if post_norm is not None and post_norm.spec.kind != "rms":
+            y, post_norm = self.add_norm(chain, n_tokens, post_norm, y), None
         rows = 4 * n_tokens * n
         job = ResidualJob(
             next_row=0,
@@ -152,9 +170,9 @@ class LayerChains:
             x=Memory(y, rows),
             weight=0 if post_norm is None else Memory(post_norm.weight, 4 * n),
             eps=0 if post_norm is None else self.floats(post_norm.spec.eps),
-            scale=self.floats(spec.residual_scale),
-            residual=Memory("residual", rows),
-            out=Memory("out", rows),
+            scale=self.floats(scale),
+            residual=Memory(before, rows),
+            out=Memory(out, rows),
         )
         chain.add(specialized(RESIDUALS)["residual"], job, min(n_threads(), n_tokens))
 
@@ -174,21 +192,26 @@ class LayerChains:
         """activation(gate(h)) * up(h), or activation(up(h)); returns where it is."""
         n_bytes = 4 * n_tokens * mlp.n_ff
         hidden = chain.take(n_bytes)
-        if gate is None:
-            add_products(chain, h, n_tokens, [with_bias(up, hidden)])
-            job = ActivationJob(0, n_tokens, mlp.n_ff, Memory(hidden, n_bytes))
-        else:
+        other = None
+        products = [with_bias(up, hidden)]
+        if gate is not None:
             other = chain.take(n_bytes)
             products = [with_bias(gate, hidden), with_bias(up, other)]
-            add_products(chain, h, n_tokens, products)
-            if has_common_kernel(mlp):
-                both = Memory(hidden, n_bytes), Memory(other, n_bytes)
-                worker = activation_worker(GATED[mlp.activation])
-                chain.add(worker, GateJob(0, n_tokens * mlp.n_ff, *both), n_threads())
-                return hidden
-            job = ActivationJob(
-                0, n_tokens, mlp.n_ff, Memory(hidden, n_bytes), Memory(other, n_bytes)
-            )
+        add_products(chain, h, n_tokens, products)
+        self.add_activation(chain, mlp, n_tokens, hidden, other)
+        return hidden
+
+    def add_activation(
+        self, chain: Chain, mlp: MlpSpec, n_rows: int, hidden: Place, up: Place | None
+    ) -> None:
+        """hidden = activation(hidden), times `up` in a block with a gate: [n_rows, n_ff]."""
+        n_bytes = 4 * n_rows * mlp.n_ff
+        both = Memory(hidden, n_bytes), 0 if up is None else Memory(up, n_bytes)
+        if has_common_kernel(mlp):
+            worker = activation_worker(GATED[mlp.activation])
+            chain.add(worker, GateJob(0, n_rows * mlp.n_ff, *both), n_threads())
+            return
+        job = ActivationJob(0, n_rows, mlp.n_ff, *both)
         if mlp.xielu is not None:
             p = mlp.xielu
             alphas = softplus(p.alpha_p), p.beta + softplus(p.alpha_n)
@@ -196,8 +219,7 @@ class LayerChains:
         elif mlp.sparsity:
             job = job._replace(parameters=self.floats(mlp.sparsity))
         worker = specialized(activate_source(mlp))["activate"]
-        chain.add(worker, job, min(n_threads(), n_tokens))
-        return hidden
+        chain.add(worker, job, min(n_threads(), n_rows))
 
 
 def adds_at_once(post_norm: Norm | None, spec: LayerSpec) -> bool:

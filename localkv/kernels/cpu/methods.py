@@ -11,15 +11,14 @@ from localkv.kernels.cpu.linear.matrices import (
     RowTensor,
     has_kernel,
 )
+from localkv.kernels.cpu.moe.expert_steps import experts_run
 from localkv.kernels.cpu.store.store_kv import store_source
+from localkv.kernels.layer_weights import MoeWeights
 from localkv.kernels.method import Method, Methods, Slowdown
 from localkv.simd.cpu_features import byte_dots, vector_width
 
 DECODED = Slowdown("70 to 110", "5 to 6")
 """Products with weights that NumPy decodes, next to Q4_K (`benchmarks/missing_kernels.py`)."""
-
-EXPERTS = Slowdown("3", "1.5")
-"""Routed experts, next to a dense block of the same arithmetic (the same program)."""
 
 ACTIVATIONS = f"8-bit activations ({byte_dots()})" if byte_dots() else "float32 activations"
 
@@ -53,14 +52,19 @@ def store_method(fmt: QuantFormat) -> Method:
     return Method(f"Numba, {vector_width()}")
 
 
-def methods(*, experts_are_fused: bool) -> Methods:
-    """Those of a backend."""
+def experts_method(weights: MoeWeights) -> Method:
+    """How the experts of a layer are run."""
+    if experts_run(weights):
+        return Method("one chain with the layer's block, rows grouped by expert, Numba")
+    return Method("one after the other, composed in NumPy")
+
+
+def methods() -> Methods:
+    """Those of the backend."""
     return Methods(
         attention=Method(f"packed K and V, Numba, {vector_width()}"),
         tiles=tiles_method,
         store=store_method,
         product=product_method,
-        experts=Method("Numba")
-        if experts_are_fused
-        else Method("one after the other, composed in NumPy", EXPERTS),
+        experts=experts_method,
     )

@@ -56,7 +56,7 @@ METHODS = Methods(
     tiles=lambda fmt, side: Method(TILES[product_of(fmt)]),
     store=lambda fmt: Method("Triton, with norm, RoPE and rotation"),
     product=product_method,
-    experts=Method("Triton on packed weights, routed on the GPU"),
+    experts=lambda moe: Method("Triton on packed weights, routed on the GPU"),
     others={
         "embedding": Method("Triton"),
         "norms": Method("Triton, float32; those behind a block with its residual"),

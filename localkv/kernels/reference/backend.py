@@ -24,7 +24,7 @@ METHODS = Methods(
     tiles=lambda fmt, side: Method("the backend's float type"),
     store=lambda fmt: Method("torch"),
     product=lambda weight: Method("decoded tile by tile, multiplied in torch"),
-    experts=Method("torch, one expert after the other"),
+    experts=lambda moe: Method("torch, one expert after the other"),
 )
 """The reference is plain torch throughout, so nothing in it is slow for want of a kernel."""
 

@@ -64,6 +64,8 @@ _BUILT_ON = (
     "kernels/cpu/linear/rows.py",
     "kernels/cpu/linear/tiles.py",
     "kernels/cpu/linear/units.py",
+    "kernels/cpu/moe/job.py",
+    "kernels/cpu/moe/read_job.py",
     "kernels/cpu/recurrent/job.py",
     "kernels/cpu/recurrent/read_job.py",
     "kernels/cpu/store/job.py",

@@ -27,6 +27,7 @@ from localkv.kernels.cpu.layer_chains import (
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.matrices import product_source
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
+from localkv.kernels.cpu.moe.expert_steps import expert_sources
 from localkv.kernels.cpu.recurrent.kernels import recurrent_sources
 from localkv.kernels.cpu.row_operations import ACTIVATIONS
 from localkv.kernels.cpu.runtime.thread_pool import HELPERS
@@ -82,6 +83,10 @@ def _block_sources(config: ModelSpec) -> Iterator[KernelSource]:
             yield ROW_STEPS
         if layer.mlp is not None and not has_common_kernel(layer.mlp):
             yield activate_source(layer.mlp)
+        if layer.moe is not None:
+            yield from expert_sources(layer.moe)
+            if layer.mlp is not None:
+                yield RESIDUALS
         for mixer in (layer.mixer, layer.beside):
             if isinstance(mixer, (DeltaNetSpec, ShortConvSpec, Mamba2Spec)):
                 yield from recurrent_sources(mixer)

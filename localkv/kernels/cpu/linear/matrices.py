@@ -123,7 +123,7 @@ class Operands:
     """
 
     multiply: int
-    activations: Memory
+    activations: Memory | int
     most_items: int
     n_records: int = 0
     token_bytes: int = 0
@@ -144,9 +144,20 @@ class KernelTensor(PackedTensor, ABC):
     def check_items(self) -> None:
         """Raises `BoundsError` unless `items` are as large as the matrix says."""
 
+    @property
+    def packing(self) -> PanelFacts | None:
+        """How activations are packed for it; None for those that stay float32."""
+        return None
+
     @abstractmethod
+    def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
+        """What products with at most so many tokens take, which are packed as `packing` says."""
+
     def add_operands(self, chain: Chain, x: Memory, n_tokens: int) -> Operands:
         """What products with float32 x [n_tokens, n_in] take; adds the step that packs it."""
+        if self.packing is not None:
+            x = self.packing.add_packing(chain, x, n_tokens, self.shape[-1])
+        return self.operands_with(chain, x, n_tokens)
 
     @abstractmethod
     def _matrix(self, part: PackedTensor, index: int) -> PackedTensor:
@@ -208,11 +219,15 @@ class PanelTensor(KernelTensor):
         if not self.panels.flags.c_contiguous:
             raise BoundsError("panels are not contiguous")
 
-    def add_operands(self, chain: Chain, x: Memory, n_tokens: int) -> Operands:
+    @property
+    def packing(self) -> PanelFacts:
+        return self.facts
+
+    def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
         facts = self.facts
         return Operands(
             multiply=facts.kernel.multiply,
-            activations=facts.add_packing(chain, x, n_tokens, self.shape[-1]),
+            activations=activations,
             most_items=CHUNK_PANELS,
             n_records=facts.n_records,
             token_bytes=facts.token_bytes,
@@ -242,10 +257,13 @@ class InPlaceTensor(KernelTensor):
     def check_items(self) -> None:
         self._check_rows()
 
-    def add_operands(self, chain: Chain, x: Memory, n_tokens: int) -> Operands:
+    @property
+    def packing(self) -> PanelFacts:
+        return self.facts
+
+    def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
         """For more than one token, threads make panels of rows on the way."""
         facts, panels, group = self.facts, NO_MEMORY, 0
-        activations = facts.add_packing(chain, x, n_tokens, self.shape[-1])
         if n_tokens != 1:
             many = max(1, min(CHUNK_PANELS, MADE_BYTES // facts.panel_bytes))
             group = 1 if n_tokens <= MAX_TILE else many
@@ -283,8 +301,8 @@ class RowTensor(KernelTensor):
         if self.shape[-1] % LANES:
             raise BoundsError(f"{self.shape[-1]} columns are no multiple of {LANES}")
 
-    def add_operands(self, chain: Chain, x: Memory, n_tokens: int) -> Operands:
-        return Operands(self.kernel.multiply, x, CHUNK_ROWS)
+    def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
+        return Operands(self.kernel.multiply, activations, CHUNK_ROWS)
 
 
 def check_matrix(weight: KernelTensor, name: str, n_in: int) -> None:
