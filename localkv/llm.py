@@ -90,6 +90,8 @@ class LLM(TextModel):
         device: "auto", "cuda", "cpu" or "reference".
         n_threads: CPU threads; None takes `OMP_NUM_THREADS`, as far as there are cores, or one for
             each physical core. It has no effect on a GPU.
+        n_threads_batch: CPU threads where several tokens are evaluated at once, as in prompts;
+            None is `n_threads`.
         n_batch: most prompt tokens evaluated at a time.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
@@ -143,6 +145,7 @@ class LLM(TextModel):
         kv_scales: str | os.PathLike[str] | KVScales | None = None,
         device: str = "auto",
         n_threads: int | None = None,
+        n_threads_batch: int | None = None,
         n_batch: int = 512,
         exact: bool = True,
         override_pre: str | None = None,
@@ -162,7 +165,11 @@ class LLM(TextModel):
             self.warnings.append(line)
         if fit not in FIT:
             raise UsageError(f"unknown fit {fit!r}", hint=f"use {', '.join(FIT)}")
-        for option, value in (("n_batch", n_batch), ("n_threads", n_threads)):
+        for option, value in (
+            ("n_batch", n_batch),
+            ("n_threads", n_threads),
+            ("n_threads_batch", n_threads_batch),
+        ):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
         end_cleanly_from_threads()
@@ -198,13 +205,18 @@ class LLM(TextModel):
                     hint="use device reference, which is slow",
                 )
         n_threads = n_threads or default_threads()
-        use_threads(n_threads)
+        use_threads(n_threads, n_threads_batch)
         for risk in kv_risks(self.gguf, self.config):
             if any(risk.concerns(*types) for types in pairs_of(cache, self.config.groups)):
                 self.warnings.append(risk.reason)
         tensors = tuple(self.gguf.tensors.values())
         memory = ModelMemory(
-            tensors, self.config, backend.name, n_batch, n_threads, is_file=use_mmap
+            tensors,
+            self.config,
+            backend.name,
+            n_batch,
+            max(n_threads, n_threads_batch or 0),
+            is_file=use_mmap,
         )
         if fit == "on":
             self._check_fit(memory, backend)

@@ -24,6 +24,7 @@ _MEANT = {
     "n_ctx": "num_ctx ctx_size context_length max_model_len max_seq_len",
     "n_batch": "num_batch batch_size n_ubatch ubatch_size",
     "n_threads": "num_thread num_threads threads",
+    "n_threads_batch": "threads_batch",
     "cache_type_k": "type_k kv_cache_type kv_cache_dtype",
     "cache_type_v": "type_v",
     "progress": "verbose show_progress",

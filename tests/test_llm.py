@@ -217,6 +217,7 @@ def test_default_context_is_bounded(tmp_path: Path) -> None:
         ({"n_ctx": -1}, "context of -1"),
         ({"n_batch": 0}, "n_batch must be at least 1"),
         ({"n_threads": 0}, "n_threads must be at least 1"),
+        ({"n_threads_batch": 0}, "n_threads_batch must be at least 1"),
     ],
 )
 def test_options_that_make_no_sense(path: Path, options: dict, message: str) -> None:

@@ -39,7 +39,7 @@ def check_grid(source: Source, grid: Grid, device: str, like: CacheConfig) -> li
             source.config,
             backend.name,
             setting.n_evaluated,
-            setting.n_threads or n_threads(),
+            max(setting.n_threads or n_threads(), setting.n_threads_batch or 0),
             is_file=source.path is not None,
         )
         for depth in grid.n_depth:

@@ -99,13 +99,14 @@ class BenchTest:
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of a test; `n_threads` None is torch's choice."""
+    """The settings of a test; `n_threads` None is the default, the other's is `n_threads`."""
 
     n_batch: int = 2048
     n_ubatch: int = 512
     type_k: str = "f16"
     type_v: str = "f16"
     n_threads: int | None = None
+    n_threads_batch: int | None = None
 
     @property
     def n_evaluated(self) -> int:
@@ -121,6 +122,7 @@ class Grid:
     n_ubatch: tuple[int, ...] = (512,)
     pairs: tuple[tuple[str, str], ...] = (("f16", "f16"),)
     n_threads: tuple[int | None, ...] = (None,)
+    n_threads_batch: tuple[int | None, ...] = (None,)
     n_depth: tuple[int, ...] = (0,)
     n_prompt: tuple[int, ...] = (512,)
     n_gen: tuple[int, ...] = (128,)
@@ -128,9 +130,9 @@ class Grid:
 
     def settings(self) -> list[Setting]:
         return [
-            Setting(n_batch, n_ubatch, type_k, type_v, n_threads)
-            for n_batch, n_ubatch, (type_k, type_v), n_threads in product(
-                self.n_batch, self.n_ubatch, self.pairs, self.n_threads
+            Setting(n_batch, n_ubatch, type_k, type_v, n_threads, n_threads_batch)
+            for n_batch, n_ubatch, (type_k, type_v), n_threads, n_threads_batch in product(
+                self.n_batch, self.n_ubatch, self.pairs, self.n_threads, self.n_threads_batch
             )
         ]
 

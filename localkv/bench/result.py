@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from localkv import __version__
 from localkv.bench.grid import BenchTest, Setting
 from localkv.bench.source import Source
+from localkv.system.threads import Threads
 
 Value = str | int | float | bool
 
@@ -36,7 +37,7 @@ class Result:
     """A test, its settings, and its measurements.
 
     Attributes:
-        n_threads: CPU threads in use.
+        threads: of the CPU, for one token and for several.
         test_time: when it began, UTC, RFC 3339.
         samples_ns: nanoseconds of each repetition.
         n_ctx: tokens that the cache holds.
@@ -50,7 +51,7 @@ class Result:
     machine: Machine
     setting: Setting
     test: BenchTest
-    n_threads: int
+    threads: Threads
     test_time: str
     samples_ns: tuple[int, ...]
     n_ctx: int
@@ -97,7 +98,7 @@ class Result:
             "model_n_params": source.n_params,
             "n_batch": setting.n_batch,
             "n_ubatch": setting.n_ubatch,
-            "n_threads": self.n_threads,
+            "n_threads": self.threads.one,
             "cpu_mask": "0x0",
             "cpu_strict": False,
             "poll": 0,
@@ -131,6 +132,7 @@ class Result:
     def own_values(self) -> dict[str, Value]:
         """The columns that llama-bench has not: bytes, bytes per second, and a share of 1."""
         return {
+            "n_threads_batch": self.threads.several,
             "n_ctx": self.n_ctx,
             "kv_bytes": self.kv_bytes,
             "peak_bytes": self.peak_bytes,

@@ -26,7 +26,7 @@ from localkv.kernels.method import in_words
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.system.processor import processor_name
-from localkv.system.threads import n_threads, use_threads
+from localkv.system.threads import chosen_threads, use_threads
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 WARM_UP_GEN = 2
@@ -66,11 +66,11 @@ def run(subject: Subject, grid: Grid, options: Options) -> Iterator[Result]:
         LocalKVError: a cache does not fit the memory.
     """
     machine = _machine(subject, options.device)
-    threads, measured = n_threads(), dict[int, float]()
+    before, measured = chosen_threads(), dict[int, float]()
     try:
         for setting in grid.settings():
-            chosen = setting.n_threads or threads
-            use_threads(chosen)
+            chosen = setting.n_threads or before.one
+            use_threads(chosen, setting.n_threads_batch)
             if chosen not in measured:
                 options.on_progress("bandwidth of the memory")
                 measured[chosen] = bandwidth(subject.model.backend)
@@ -78,7 +78,7 @@ def run(subject: Subject, grid: Grid, options: Options) -> Iterator[Result]:
                 bench = partial(_Bench, subject, setting, depth, options=options)
                 yield from _at_depth(bench, grid.tests(depth), machine, measured[chosen])
     finally:
-        use_threads(threads)
+        use_threads(before.one, before.several)
 
 
 def _at_depth(
@@ -127,7 +127,7 @@ class _Bench:
             machine=machine,
             setting=setting,
             test=test,
-            n_threads=n_threads(),
+            threads=self.engine.slot.threads,
             test_time=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
             samples_ns=tuple(samples),
             n_ctx=self.engine.n_ctx,

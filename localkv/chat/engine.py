@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from localkv.arch.spec import CacheGroup
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
+from localkv.system.threads import Threads
 
 LOAD_STAGES = ("header", "runtime", "weights", "kernels")
 """Stages of loading: the file's header, torch, the weights, compiling and a first run."""
@@ -61,6 +62,7 @@ class EngineFacts:
 
     `layers`, `kv_heads`, `key_dims`, `value_dims`, `windows`, `are_latent`: of each group of its
     layers (`CacheGroup`). `n_batch`: most prompt tokens evaluated at a time.
+    `n_threads_batch`: where several tokens are evaluated at once; None for the same as others.
     `has_think_switch`, `takes_tools`: its chat template reads `enable_thinking`, and tools.
     """
 
@@ -84,11 +86,16 @@ class EngineFacts:
     takes_tools: bool = False
     windows: tuple[int, ...] = ()
     n_batch: int = 512
+    n_threads_batch: int | None = None
     type_k_swa: str | None = None
     type_v_swa: str | None = None
     swa_full: bool = False
     are_latent: tuple[bool, ...] = ()
     type_k_rope: str = "f16"
+
+    @property
+    def threads(self) -> Threads:
+        return Threads(self.n_threads, self.n_threads_batch or self.n_threads)
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:

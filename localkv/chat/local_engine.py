@@ -173,9 +173,7 @@ def _finished(completion: Completion) -> Finished:
 
 
 def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
-    from localkv.system.threads import n_threads
-
-    config, cache = llm.config, llm.cache
+    config, cache, threads = llm.config, llm.cache, llm.engine.slot.threads
     return EngineFacts(
         name=config.name,
         architecture=config.architecture,
@@ -197,6 +195,7 @@ def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
         kv_rotation=cache.kv_rotation,
         weight_bytes=llm.gguf.n_bytes,
         backend=llm.backend.name,
-        n_threads=n_threads(),
+        n_threads=threads.one,
+        n_threads_batch=threads.several,
         load_seconds=load_seconds,
     )

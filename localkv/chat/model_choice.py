@@ -28,7 +28,7 @@ from localkv.loader.vocabulary import read_vocabulary
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
 from localkv.system.machine_memory import machine_memory, process_bytes
-from localkv.system.processor import usable_cores
+from localkv.system.threads import default_threads
 
 __all__ = ["LocalModel", "Models"]
 
@@ -168,5 +168,6 @@ def _memory(
     group_layouts(cache, config.groups)
     check_scales(cache, config)
     tensors = tuple(header.tensors.values())
-    n_threads = arguments.get("n_threads") or usable_cores()
+    n_threads = arguments.get("n_threads") or default_threads()
+    n_threads = max(n_threads, arguments.get("n_threads_batch") or 0)
     return ModelMemory(tensors, config, backend, arguments.get("n_batch") or 512, n_threads), cache

@@ -173,6 +173,15 @@ def grid_options() -> list[click.Parameter]:
             metavar="N,...",
             help="CPU threads. [default: one per core]",
         ),
+        _list_option(
+            "-tb",
+            "--threads-batch",
+            panel="Run",
+            type=_numbers(1, MAX_THREADS),
+            metavar="N,...",
+            help="CPU threads where several tokens are evaluated at once, as in prompts. "
+            "[default: as -t]",
+        ),
     ]
 
 
@@ -197,6 +206,7 @@ def grid(values: Mapping[str, Any]) -> Grid:
         n_ubatch=joined("ubatch_size"),
         pairs=pairs,
         n_threads=joined("threads") or (None,),
+        n_threads_batch=joined("threads_batch") or (None,),
         n_depth=joined("n_depth"),
         n_prompt=joined("n_prompt"),
         n_gen=joined("n_gen"),

@@ -19,7 +19,7 @@ from localkv.cli.plot_style import (
     title,
     token_ticks,
 )
-from localkv.errors import UsageError, counted
+from localkv.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ def _facts(result: Result) -> tuple[str, ...]:
     return (
         f"{setting.type_k}/{setting.type_v}",
         result.source.kind,
-        counted(result.n_threads, "thread"),
+        result.threads.in_words(),
         f"-b {setting.n_batch}",
         f"-ub {setting.n_ubatch}",
         f"tg{result.test.n_gen}",
@@ -167,10 +167,10 @@ def _where(results: Sequence[Result]) -> str:
     machine = results[0].machine
     where = machine.gpu if machine.backend == "cuda" else machine.cpu
     kinds = dict.fromkeys(result.source.kind for result in results)
-    threads = dict.fromkeys(result.n_threads for result in results)
+    threads = dict.fromkeys(result.threads for result in results)
     what = f"{', '.join(kinds)} on {where}"
     if machine.backend != "cuda" and len(threads) == 1:
-        what += f", {counted(next(iter(threads)), 'thread')}"
+        what += f", {next(iter(threads)).in_words()}"
     return f"Generation with {what}, by types of K/V"
 
 

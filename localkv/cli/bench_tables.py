@@ -83,7 +83,7 @@ class MarkdownTable(Table):
         how = (
             "a copy"
             if machine.backend == "cuda"
-            else f"a read by {counted(result.n_threads, 'thread')}"
+            else f"a read by {counted(result.threads.one, 'thread')}"
         )
         self._note(self._bandwidths, f"{result.bandwidth / 1e9:.1f} GB/s ({how})")
         self._note(self._kernels, machine.gpu if machine.backend == "cuda" else machine.cpu, 0)
@@ -111,7 +111,7 @@ def _columns(grid: Grid) -> list[Column]:
         Column("size", 10, lambda r: _size(r.source.n_bytes)),
         Column("params", 9, lambda r: _count(r.source.n_params)),
         Column("backend", -7, lambda r: r.machine.backend.upper()),
-        Column("threads", 7, lambda r: str(r.n_threads)),
+        Column("threads", 7, lambda r: str(r.threads)),
     ]
     if grid.n_batch != default.n_batch:
         columns.append(Column("n_batch", 7, lambda r: str(r.setting.n_batch)))

@@ -23,6 +23,7 @@ from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.errors import UsageError, counted, printable
 from localkv.system.processor import usable_cores
+from localkv.system.threads import default_threads
 
 _CHAT_OPTIONS: list[click.Parameter] = [
     option(
@@ -63,9 +64,9 @@ _CHAT_OPTIONS: list[click.Parameter] = [
 ]
 
 
-def default_threads() -> int:
-    """One fewer than this process may use: the screen needs one."""
-    return max(1, usable_cores() - 1)
+def chat_threads() -> int:
+    """One for each physical core, as everywhere, but one CPU is left for the screen."""
+    return max(1, min(default_threads(), usable_cores() - 1))
 
 
 def _run(
@@ -112,7 +113,7 @@ def _run(
 
     arguments = loading_arguments(values)
     if arguments["n_threads"] is None:
-        arguments["n_threads"] = default_threads()
+        arguments["n_threads"] = chat_threads()
     arguments["exact"] = values["exact"]
     with closing(Store(sessions or default_path())) as store:
         session = ChatSession(
@@ -183,7 +184,7 @@ chat = Command(
     essentials="-sys --think --continue -m -hf -c -ctk -ctv --preset -t -n --temp -s",
     params=[
         *_CHAT_OPTIONS,
-        *loading_options(default_threads="one fewer than cores"),
+        *loading_options(default_threads="one per core, but a CPU is left free"),
         *length_options(),
         *sampling_options(),
     ],

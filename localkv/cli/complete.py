@@ -267,6 +267,8 @@ def _summary(llm: LLM) -> list[str]:
     device = llm.backend.name + (f", {llm.backend.hardware}" if llm.backend.hardware else "")
     model = f"{llm.config.name}: {llm.config.architecture}"
     kernels = (f"{operation}: {words}" for operation, words in llm.kernels.items())
+    if not llm.backend.hardware:
+        device += f", {llm.engine.slot.threads.in_words()}"
     return [f"{model}, {rotated}on {device}", *kernels]
 
 

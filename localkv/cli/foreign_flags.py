@@ -56,7 +56,7 @@ def _refused(
 _ONE_DEVICE = "the whole model and its cache run on one device (--device)"
 _NO_CACHE_COPY = "attention always reads the packed cache as it is"
 _READ = "--mlock and --no-mmap say how the file is read"
-_THREADS = "-t sets the threads of prefill and decode; the system schedules them"
+_THREADS = "-t and -tb set the threads; they sleep by themselves when there is nothing to do"
 _LOGS = "-q leaves out the line about memory; nothing else is logged unless -v or --stats is given"
 _TEMPLATE = "--chat renders the model's own template; --chat-template-file FILE takes another"
 _CONVERSATION = "localkv chat is a conversation; localkv complete --chat answers one prompt"
@@ -106,7 +106,7 @@ FOREIGN_FLAGS = (
     _refused("-hft --hf-token", "set HF_TOKEN, which other users can't see in the process list", 1),
     _refused("--list-devices", "localkv doctor shows what there is; --device cuda or cpu chooses"),
     # threads
-    _skipped("-tb --threads-batch --prio --prio-batch --poll --poll-batch --numa", _THREADS, 1),
+    _skipped("--prio --prio-batch --poll --poll-batch --numa", _THREADS, 1),
     _skipped(
         "-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch", _THREADS, 1
     ),

@@ -41,8 +41,9 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
 
     with LoadingLine(one_line(path.name), write=_to_terminal) as line:
         llm = LLM(path, **arguments, on_progress=line)
-    if values["threads"] is not None and llm.backend.hardware:
-        llm.warnings.append("-t has no effect on a GPU: it sets threads of the CPU")
+    for name, flag in (("threads", "-t"), ("threads_batch", "-tb")):
+        if values[name] is not None and llm.backend.hardware:
+            llm.warnings.append(f"{flag} has no effect on a GPU: it sets threads of the CPU")
     return llm
 
 

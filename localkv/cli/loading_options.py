@@ -200,9 +200,13 @@ def loading_options(
     ]
 
 
+def given_threads(n: int | None) -> int | None:
+    """A number of threads, unless it stands for the default."""
+    return n if n and n > 0 else None
+
+
 def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `LLM` that the values of `loading_options` stand for."""
-    threads = values["threads"]
     return {
         "n_ctx": values["n_ctx"],
         "cache_type_k": values["cache_type_k"],
@@ -211,7 +215,8 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "kv_rotation": values["kv_rotation"],
         "kv_scales": values["kv_scales"],
         "n_batch": min(values["batch_size"], values["ubatch_size"]),
-        "n_threads": threads if threads and threads > 0 else None,
+        "n_threads": given_threads(values["threads"]),
+        "n_threads_batch": given_threads(values["threads_batch"]),
         "device": values["device"],
         "override_pre": values["override_pre"],
         "fit": values["fit"],

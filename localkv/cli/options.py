@@ -212,6 +212,15 @@ def compute_options(default_threads: str) -> list[click.Parameter]:
             help=f"CPU threads. [default: {default_threads}]",
         ),
         option(
+            "-tb",
+            "--threads-batch",
+            panel="Model",
+            type=Whole(-1, MAX_THREADS),
+            metavar="N",
+            help="CPU threads where several tokens are evaluated at once, as in prompts. "
+            "[default: as -t]",
+        ),
+        option(
             "-dev",
             "--device",
             panel="Model",

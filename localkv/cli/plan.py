@@ -14,7 +14,7 @@ import click
 from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.command import Command
 from localkv.cli.completion import model_values
-from localkv.cli.loading_options import window_options, window_settings
+from localkv.cli.loading_options import given_threads, window_options, window_settings
 from localkv.cli.messages import warn
 from localkv.cli.model_file import model_header
 from localkv.cli.option_types import TEXT, Whole
@@ -31,7 +31,7 @@ from localkv.cli.parameters import Argument
 from localkv.cli.preset_choice import preset_or_given, say_preset
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
-from localkv.system.processor import usable_cores
+from localkv.system.threads import default_threads
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
@@ -120,13 +120,13 @@ def _run(
         raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")
     model = _header_model(values, file) if synthetic is None else _synthetic_model(synthetic)
     backend, why, budget = _where(values["device"], memory)
-    threads = values["threads"]
+    threads = given_threads(values["threads"]) or default_threads()
     model_memory = ModelMemory(
         model.tensors,
         model.config,
         backend,
         min(values["batch_size"], values["ubatch_size"]),
-        threads if threads and threads > 0 else usable_cores(),
+        max(threads, given_threads(values["threads_batch"]) or 0),
     )
     n_ctx = values["n_ctx"] or model.config.n_ctx_train
     cache = CacheConfig(n_ctx=n_ctx, n_sequences=sequences, **window_settings(values))

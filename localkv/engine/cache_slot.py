@@ -19,7 +19,7 @@ from localkv.engine.decode_loop import DecodeLoop
 from localkv.errors import ModelClosedError
 from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.model import Transformer
-from localkv.system.threads import n_threads
+from localkv.system.threads import chosen_threads
 from localkv.system.turns import Turns
 
 T = TypeVar("T")
@@ -69,6 +69,7 @@ class CacheSlot:
     Attributes:
         ids: the tokens whose rows the cache holds.
         generated: whether each was evaluated as a generated one.
+        threads: for one token and for several.
         loop: decodes from fixed buffers, where the backend records.
     """
 
@@ -92,7 +93,7 @@ class CacheSlot:
         self.generated: list[bool] = []
         self._text: Text | None = None
         self._unfinished = False
-        self._n_threads = n_threads()
+        self.threads = chosen_threads()
         self._turns: Turns | None = model.backend.turns  # None once it is closed
 
     @property
@@ -123,13 +124,16 @@ class CacheSlot:
     def _worked(self, work: Callable[[], T]) -> T:
         if self._turns is None:
             raise ModelClosedError
-        self.model.backend.arrays.use_threads(self._n_threads)  # sums are split by it
+        self._use_threads(1)
         if self._unfinished:
             self._start_over()
         self._unfinished = True
         result = work()
         self._unfinished = False
         return result
+
+    def _use_threads(self, n_tokens: int) -> None:
+        self.model.backend.arrays.use_threads(self.threads.of(n_tokens))
 
     def _start_over(self) -> None:
         """Forget all rows: work that broke off may have left anything."""
@@ -180,6 +184,7 @@ class CacheSlot:
             LocalKVError: they do not fit the context.
         """
         self.check_source()
+        self._use_threads(len(ids))
         batch = self.cache.batch([(self.sequence, ids)], logits=rows)
         with self.scratch_of(len(ids)), self.model.backend.arrays.inference():
             out = self.model.hidden(batch, self.cache)
@@ -203,6 +208,7 @@ class CacheSlot:
         generated: bool,
     ) -> Array:
         """Run `model` on `ids` after the tokens that are held; these do not include them yet."""
+        self._use_threads(len(ids))
         batch = self.cache.batch([(self.sequence, ids)], logits=logits, generated=generated)
         with self.scratch_of(len(ids)), model.backend.arrays.inference():
             return model.forward(batch, self.cache)

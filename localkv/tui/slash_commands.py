@@ -206,7 +206,7 @@ async def _model(screen: ChatScreen, argument: str) -> None:
         ("file", screen.session.model),
         ("context", f"{facts.n_ctx:,} tokens, trained for {facts.n_ctx_train:,}"),
         ("cache", f"K {facts.type_k}, V {facts.type_v}"),
-        ("runs on", f"{facts.backend}, {counted(facts.n_threads, 'thread')}"),
+        ("runs on", f"{facts.backend}, {facts.threads.in_words()}"),
         *(("warning", line) for line in facts.warnings),
     ]
     await screen.transcript.note(_rows(rows))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
 from localkv import LLM, LocalKVError
-from localkv.system.threads import n_threads, use_threads
+from localkv.system.threads import chosen_threads, n_threads, use_threads
 from localkv.system.turns import LOOK_SECONDS, CancelledWaitError, Turns
 from support.attack.attack_script import run_script
 from support.attack.interleavings import Alone, take_turns
@@ -155,6 +158,27 @@ def test_a_model_brings_its_number_of_threads_along(tiny_model: Path) -> None:
     finally:
         use_threads(before)
     assert seen == {"one": 1, "two": 2, "one again": 1, "elsewhere": 2}
+
+
+def test_prompts_have_their_own_number_of_threads(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = chosen_threads()
+    llm, seen = LLM(tiny_model, n_ctx=64, n_threads=1, n_threads_batch=3), set[tuple[int, int]]()
+    model = llm.engine.model
+
+    def look(what: Callable[..., Any], batch: Any, cache: Any) -> Any:
+        seen.add((len(batch.token_ids), n_threads()))
+        return what(batch, cache)
+
+    for name in ("hidden", "forward"):
+        monkeypatch.setattr(model, name, partial(look, getattr(model, name)))
+    try:
+        llm.complete("The fox ran", max_tokens=3, temperature=0, ignore_eos=True)
+        llm.embed("The fox ran")
+    finally:
+        use_threads(before.one, before.several)
+    assert {(n > 1, threads) for n, threads in seen} == {(True, 3), (False, 1)}
 
 
 def test_two_threads_may_read_one_stream(tiny_model: Path) -> None:

@@ -30,13 +30,13 @@ from localkv.cli import bench_plot
 from localkv.cli.bench_plot import fit, series
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.engine import Engine
-from localkv.errors import UsageError, counted
+from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.kernels import select
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.gguf_file import open_gguf
 from localkv.system.machine_memory import Budget
-from localkv.system.threads import n_threads
+from localkv.system.threads import Threads, n_threads
 from support.program import localkv_process, on_terminal
 
 # as its own source lists them, in this order
@@ -50,7 +50,8 @@ LLAMA_BENCH_KEYS = [
     *("avg_ns", "stddev_ns", "avg_ts", "stddev_ts"),
 ]
 OWN_KEYS = [
-    *("n_ctx", "kv_bytes", "peak_bytes", "bytes_per_token", "bandwidth", "roofline"),
+    *("n_threads_batch", "n_ctx", "kv_bytes", "peak_bytes", "bytes_per_token", "bandwidth"),
+    "roofline",
     *("attention_kernel", "linear_kernel"),
 ]
 SMALL = ("-p", 8, "-n", 4, "-r", 2)
@@ -236,9 +237,9 @@ def test_a_generation_starts_behind_the_prompt(monkeypatch, tiny_model) -> None:
 def test_threads_are_as_they_were_afterwards(tiny_model) -> None:
     before = n_threads()
     subject = load(file_source(tiny_model), "cpu")
-    grid = Grid(n_threads=(1, 2), n_prompt=(4,), n_gen=(0,))
+    grid = Grid(n_threads=(1, 2), n_threads_batch=(None, 3), n_prompt=(4,), n_gen=(0,))
     results = list(run(subject, grid, Options(repetitions=1)))
-    assert [result.n_threads for result in results] == [1, 2]
+    assert [str(result.threads) for result in results] == ["1", "1/3", "2", "2/3"]
     assert n_threads() == before
 
 
@@ -437,9 +438,9 @@ def test_lines_of_the_picture_are_what_varies(tiny_model) -> None:
     assert all(line.depths == (2.5, 9.5) for line in lines)
     first = next(r for r in results if r.test.name == "tg2 @ d8")
     assert lines[0].mean_ms[1] == pytest.approx(first.samples_ns[0] / 1e6 / 2)
-    results += [replace(result, n_threads=9) for result in results]
+    results += [replace(result, threads=Threads(9, 9)) for result in results]
     labels = [line.label for line in series(results)]
-    threads = [counted(n, "thread") for n in (results[0].n_threads, 9)]
+    threads = [results[0].threads.in_words(), "9 threads"]
     assert labels == [f"{pair}, {n}" for n in threads for pair in ("f16/f16", "q8_0/q4_0")]
 
 

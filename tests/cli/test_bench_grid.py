@@ -95,6 +95,7 @@ def test_the_grid_is_every_setting_with_every_test() -> None:
         n_ubatch=(64, 128),
         pairs=(("f16", "f16"), ("q8_0", "q4_0")),
         n_threads=(1, 2),
+        n_threads_batch=(3,),
         n_depth=(0, 512),
         n_prompt=(512, 0),
         n_gen=(128,),
@@ -104,9 +105,9 @@ def test_the_grid_is_every_setting_with_every_test() -> None:
     assert len(settings) == len(set(settings)) == 8
     # what is named first varies last, as in llama-bench: batches, types, then threads
     assert settings[:3] == [
-        Setting(256, 64, "f16", "f16", 1),
-        Setting(256, 64, "f16", "f16", 2),
-        Setting(256, 64, "q8_0", "q4_0", 1),
+        Setting(256, 64, "f16", "f16", 1, 3),
+        Setting(256, 64, "f16", "f16", 2, 3),
+        Setting(256, 64, "q8_0", "q4_0", 1, 3),
     ]
     assert grid.tests(512) == [
         BenchTest(512, 0, 512),

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import localkv.cli.chat  # noqa: F401
 from localkv.chat.store import Store
-from localkv.cli.chat import default_threads
 from support.paths import MODELS
 from support.program import clean_env
 from support.waiting import wait_for
@@ -38,14 +38,15 @@ def test_it_takes_the_options_of_complete(program) -> None:
     shown = program("chat", "--help-all").out
     for name in ("--cache-type-k", "-ctv", "--temp", "--samplers", "--threads", "--kv-rotation"):
         assert name in shown
-    assert "one fewer than cores" in shown
+    assert "a CPU is left free" in " ".join(shown.split())
 
 
-def test_one_thread_is_left_for_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for n_cores, n_threads in ((1, 1), (2, 1), (8, 7)):
-        cores = set(range(n_cores))
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: cores, raising=False)
-        assert default_threads() == n_threads
+def test_one_cpu_is_left_for_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat_module = sys.modules["localkv.cli.chat"]  # the package has the command by that name
+    for n_cpus, n_cores, n_threads in ((1, 1, 1), (2, 2, 1), (8, 8, 7), (8, 4, 4)):
+        monkeypatch.setattr(chat_module, "usable_cores", lambda n=n_cpus: n)
+        monkeypatch.setattr(chat_module, "default_threads", lambda n=n_cores: n)
+        assert chat_module.chat_threads() == n_threads
 
 
 class Terminal:

@@ -16,7 +16,7 @@ from localkv.cache.batch import SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.unrecorded import Arrived, Unrecorded
 from localkv.simd.lanes import LANES
-from localkv.system.threads import use_threads
+from localkv.system.threads import use_threads_now
 
 Floats = NDArray[np.float32]
 
@@ -91,4 +91,4 @@ class NumpyArrays:
         return np.errstate(all="ignore")
 
     def use_threads(self, n: int) -> None:
-        use_threads(n)
+        use_threads_now(n)

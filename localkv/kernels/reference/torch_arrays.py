@@ -16,7 +16,7 @@ from localkv.cache.arrays import Readback, Recorder
 from localkv.cache.batch import SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.unrecorded import Arrived, Unrecorded
-from localkv.system.threads import use_threads
+from localkv.system.threads import use_threads_now
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,6 @@ class TorchArrays:
         return torch.inference_mode()
 
     def use_threads(self, n: int) -> None:
-        use_threads(n)
+        use_threads_now(n)
         if n != torch.get_num_threads():
             torch.set_num_threads(n)

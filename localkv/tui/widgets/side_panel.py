@@ -25,14 +25,13 @@ class SidePanel(VerticalScroll, can_focus=False):
 
     def show_model(self, facts: EngineFacts) -> None:
         """Say which model it is."""
-        threads = f"{facts.n_threads} thread{'s' if facts.n_threads > 1 else ''}"
         self.query_one("#model", Static).update(
             Content.assemble(
                 (facts.name, "bold"),
                 "\n",
                 (
                     f"{facts.architecture} · {size(facts.weight_bytes)} · "
-                    f"{facts.backend}, {threads}",
+                    f"{facts.backend}, {facts.threads.in_words()}",
                     "$muted",
                 ),
             )
