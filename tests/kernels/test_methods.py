@@ -12,8 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.formats import KV_FORMATS, WEIGHT_FORMATS
-from localkv.formats.base import QuantFormat
+from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear.matrices import has_kernel
@@ -26,6 +25,7 @@ from localkv.simd.cpu_features import HAS_BYTE_DOTS, HAS_BYTE_SHUFFLE, HAS_VNNI,
 from support.cpu_products import eight_bits, error
 from support.layers import model_of, rms
 from support.program import Program
+from support.quick import quick_types
 from support.random_model import variant
 from support.random_packed import random_packed
 from support.torch_edge import with_tensors
@@ -51,7 +51,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "n_in", "halves"),
     [
-        *((name, 512, False) for name in WEIGHT_NAMES),
+        *(
+            pytest.param(*name.values, 512, False, marks=name.marks)
+            for name in quick_types(WEIGHT_NAMES)
+        ),
         ("f16", 512, True),
         ("f32", 504, False),  # no whole number of vectors
     ],
@@ -128,16 +131,16 @@ def random_file(path: Path, kind: GGMLType, monkeypatch: pytest.MonkeyPatch) -> 
     return variant("llama", n_embd=256, n_ff=256).write(path, kind)
 
 
-@pytest.mark.parametrize("fmt", WEIGHT_FORMATS.values(), ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("name", quick_types(WEIGHT_NAMES))
 def test_a_model_warns_of_what_is_slow(
-    fmt: QuantFormat, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = random_file(tmp_path / "m.gguf", GGMLType(fmt.ggml_type), monkeypatch)
+    path = random_file(tmp_path / "m.gguf", GGMLType(FORMATS[name].ggml_type), monkeypatch)
     llm = LLM(path, n_ctx=64)
     weight = llm.engine.model.weights.output.weight
     slow = [line for line in llm.warnings if "no CPU kernel for products" in line]
     assert bool(slow) == (not has_kernel(weight))
-    assert llm.kernels["products"].startswith(f"{fmt.name}: ")
+    assert llm.kernels["products"].startswith(f"{name}: ")
     assert not [w for w in LLM(path, n_ctx=64, device="reference").warnings if "kernel" in w]
     if slow:
         result = program("bench", "-m", path, "-p", 4, "-n", 0, "-r", 1, "--no-warmup")

@@ -45,10 +45,13 @@ class Record:
         """Word `index` (4 bytes) of all rows: <16 x i32>."""
         return self._load(plane, part, index * 4 * LANES, i32, LANES)
 
+    def shorts(self, plane: str, index: int) -> Any:
+        """Bytes 2 index and 2 index + 1 of all rows: <16 x i16>."""
+        return self._load(plane, 0, index * 2 * LANES, i16, LANES)
+
     def halves(self, plane: str, index: int = 0) -> Any:
         """fp16 number `index` of all rows: <16 x float>."""
-        bits = self._load(plane, 0, index * 2 * LANES, i16, LANES)
-        return half_bits_to_float(self.builder, bits)
+        return half_bits_to_float(self.builder, self.shorts(plane, index))
 
     def small(self, plane: str, index: int) -> Any:
         """Byte `index` of all rows: <16 x i8>."""
@@ -108,6 +111,8 @@ class PanelFormat:
         zero: the code that means 0; it is 0 where there are minima. If it is 128, codes fill a
             byte; else they are at most 127.
         halves: every 16 columns have a scale, and a minimum, of their own.
+        columns: the columns of the codes of a block where it is not as above: vector j holds
+            columns[4 j] to columns[4 j + 3]. Halves stay together.
     """
 
     layout: PanelLayout
@@ -116,6 +121,7 @@ class PanelFormat:
     minimum: Callable[[Record, int, int], Any] | None = None
     zero: int = 0
     halves: bool = False
+    columns: tuple[int, ...] | None = None
 
     def scales(self, record: Record, block: int) -> list[Any]:
         """Of each part of a block that has its own."""

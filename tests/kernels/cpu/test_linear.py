@@ -26,7 +26,7 @@ from localkv.system.threads import n_threads, use_threads
 from support.cpu_ops import TensorProducts, moe_mlp_cpu
 from support.cpu_products import EXACT, check, eight_bits, error, plain_panels, product_error
 from support.other_cpus import ALDERLAKE, HASWELL, NEHALEM, SKYLAKE, runs_here
-from support.quick import quick
+from support.quick import LIKE_OTHERS, quick, quick_types
 from support.random_packed import random_packed
 
 WEIGHT_NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
@@ -44,7 +44,13 @@ def test_activations_that_are_halved(n_tokens: int) -> None:
     ("n_out", "name"),
     quick(
         product((1, 16, 39), WEIGHT_NAMES),
-        {*product((39,), WEIGHT_NAMES), (1, "q4_0"), (1, "q6_K"), (16, "q4_0"), (16, "f16")},
+        {
+            *product((39,), set(WEIGHT_NAMES) - LIKE_OTHERS),
+            (1, "q4_0"),
+            (1, "q6_K"),
+            (16, "q4_0"),
+            (16, "f16"),
+        },
     ),
 )
 def test_products(name: str, n_out: int) -> None:
@@ -60,12 +66,22 @@ def test_products(name: str, n_out: int) -> None:
             assert torch.equal(got, once[:n_tokens])
 
 
-@pytest.mark.parametrize("name", WEIGHT_NAMES)
+@pytest.mark.parametrize("name", quick_types(WEIGHT_NAMES))
 def test_long_rows(name: str) -> None:
     n_in = 11008
     weight = random_packed(name, 33, n_in)
     check(TensorProducts(), torch.randn(5, n_in), weight)
     check(TensorProducts(), torch.randn(1, n_in), weight)
+
+
+@pytest.mark.parametrize("name", quick_types(name for name in LAYOUTS if name.startswith("iq")))
+def test_every_point_of_a_grid(name: str) -> None:
+    """Products with ones among zeros, which are the values themselves."""
+    weight = random_packed(name, 1024, 256)  # 32 places or more a row, and 2048 points at most
+    products = TensorProducts()
+    got = products.matmul(torch.eye(256), products.prepare(weight)).T
+    want = decoded(weight, torch.float32)
+    assert ((got - want).abs() <= want.abs() * 1e-6).all()
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q6_K", "f16"])
@@ -114,7 +130,7 @@ def test_threads_do_not_matter(threads: int, n_tokens: int, name: str) -> None:
 
 @pytest.mark.parametrize("n_out", [5, 16, 37])
 @pytest.mark.parametrize("n_blocks", [1, 2, 5])
-@pytest.mark.parametrize("name", LAID_OUT)
+@pytest.mark.parametrize("name", quick_types(LAID_OUT))
 def test_panels_have_the_bytes_of_the_file(name: str, n_out: int, n_blocks: int) -> None:
     layout = LAYOUTS[name]
     weight = random_packed(name, n_out, n_blocks * layout.format.block_size)
@@ -124,7 +140,7 @@ def test_panels_have_the_bytes_of_the_file(name: str, n_out: int, n_blocks: int)
     assert np.array_equal(prepared.panels.reshape(want.shape), want)
 
 
-@pytest.mark.parametrize("name", LAID_OUT)
+@pytest.mark.parametrize("name", quick_types(LAID_OUT))
 def test_panels_take_the_bytes_of_the_file(name: str) -> None:
     weight = random_packed(name, 64, 512)
     prepared = TensorProducts().prepare(weight)
@@ -191,7 +207,11 @@ def test_other_cpus(kind: str) -> None:
     if not runs_here(cpu):
         pytest.skip("the CPU lacks some instructions")
     tests = "53 or test_long_rows and (q5_1 or q8_0 or q6_K)"
-    tests += " or 39-" if kind == "AVX2" else " or 39-q4_0 or 39-iq4_nl or 39-q2_K or 39-f16"
+    tests += (
+        " or 39- or every_point"
+        if kind == "AVX2"
+        else " or 39-q4_0 or 39-iq4_nl or 39-q2_K or 39-f16"
+    )
     files = [__file__, str(Path(__file__).with_name("test_in_place.py"))]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", tests, *files],

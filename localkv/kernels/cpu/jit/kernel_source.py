@@ -75,6 +75,7 @@ _BUILT_ON = (
     "formats/__init__.py",
     "formats/base.py",
     "formats/bits.py",
+    "formats/grids.py",
     "arch/*_spec.py",
     "arch/spec.py",
     "cache/layout.py",

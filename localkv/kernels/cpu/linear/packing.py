@@ -8,6 +8,8 @@ of T tokens, block after block of 32 columns:
              (int32) or VALUE_SUMS (float32)
     float32  T floats for each column, then T sums of them, twice
 
+Columns come in the order in which the format's codes have them (`PanelFormat.columns`).
+
 For rows that are multiplied as they lie in the file (`linear/in_place.py`) the only token's 8 bits
 are in planes instead: the codes of all blocks, then all scales, and the other three alike.
 """
@@ -106,7 +108,10 @@ class _Slots:
 def _pack_integers(
     b: Builder, fmt: PanelFormat, x: list[Any], code_words: _Slots, facts: _Slots
 ) -> None:
-    """Two vectors of 16 columns of a token -> 8 words of codes, and what is known of them."""
+    """Two vectors of 16 columns of a token -> 8 words of codes, and what is known of them.
+
+    Words hold columns in the format's order.
+    """
     tops = [total_of(b, call(b, "llvm.fabs.v16f32", F32X16, [v]), "fmax", f32) for v in x]
     top = b.select(b.fcmp_ordered(">", tops[0], tops[1]), tops[0], tops[1])
     # that maximum passes over NaN, and an integer can't be one
@@ -117,15 +122,16 @@ def _pack_integers(
     is_zero = b.fcmp_ordered("==", top, ir.Constant(f32, 0.0))
     inverse = b.fdiv(ir.Constant(f32, 127.0), top)
     inverse = splat(b, b.select(is_zero, ir.Constant(f32, 0.0), inverse))
-    totals = []
-    for half, values in enumerate(x):
+    totals, halves = [], []
+    for values in x:
         rounded = call(b, "llvm.rint.v16f32", F32X16, [b.fmul(values, inverse)])
         codes = b.fptosi(rounded, I32X16)
         totals.append(total_of(b, codes, "add", i32))
-        words = b.bitcast(b.trunc(codes, lanes_of(i8)), lanes_of(i32, 4))
-        for j in range(4):
-            word = b.extract_element(words, ir.Constant(i32, j))
-            code_words.store(b, word, 4 * half + j)
+        halves.append(b.trunc(codes, lanes_of(i8)))
+    order = ir.Constant(lanes_of(i32, BLOCK), list(fmt.columns or range(BLOCK)))
+    words = b.bitcast(b.shuffle_vector(*halves, order), lanes_of(i32, BLOCK // 4))
+    for j in range(BLOCK // 4):
+        code_words.store(b, b.extract_element(words, ir.Constant(i32, j)), j)
     if not fmt.halves:
         totals = [b.add(*totals), ir.Constant(i32, 0)]
     facts.store(b, scale, SCALE)
@@ -139,8 +145,9 @@ def _pack_integers(
 
 
 def _pack_floats(b: Builder, fmt: PanelFormat, x: list[Any], values: _Slots) -> None:
-    for i in range(BLOCK):
-        values.store(b, b.extract_element(x[i // LANES], ir.Constant(i32, i % LANES)), i)
+    for i, column in enumerate(fmt.columns or range(BLOCK)):
+        half, lane = divmod(column, LANES)
+        values.store(b, b.extract_element(x[half], ir.Constant(i32, lane)), i)
     for half, part in enumerate(x if fmt.halves else [b.fadd(*x)]):
         values.store(b, total_of(b, part, "fadd", f32), BLOCK + half)
 

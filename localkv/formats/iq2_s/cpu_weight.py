@@ -1,0 +1,27 @@
+"""iq2_s: points of eight with signs, and scales of 16 values each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localkv.formats.cpu.grid_codes import GridCodes, grid_codes, scale_of_nibble
+from localkv.formats.cpu.panel_codes import PanelFormat, Record
+from localkv.formats.grids import IQ2_S
+from localkv.formats.iq2_s.cpu import LAYOUT
+from localkv.simd.large_tables import fields, widened
+
+KIND = GridCodes(IQ2_S, zero=43, halves=True)
+
+
+def codes(record: Record, block: int) -> list[Any]:
+    b = record.builder
+    upper = fields(b, widened(b, record.small("qh", block)), (0, 2, 4, 6), 2)
+    places, signs = record.words("qs", block), record.words("signs", block)
+    return grid_codes(b, KIND, [places], [upper], signs)
+
+
+def scale(record: Record, block: int, half: int) -> Any:
+    return scale_of_nibble(record, block, half, 1 / 8)
+
+
+PANELS = PanelFormat(LAYOUT, codes, scale, zero=KIND.zero, halves=True, columns=KIND.columns)

@@ -1,0 +1,28 @@
+"""iq2_xxs: points of eight with signs; a scale is in the word of the signs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localkv.formats.cpu.grid_codes import GridCodes, even_signs, grid_codes, odd_scale
+from localkv.formats.cpu.panel_codes import PanelFormat, Record
+from localkv.formats.grids import IQ2_XXS
+from localkv.formats.iq2_xxs.cpu import LAYOUT
+from localkv.simd.vector import constant, i32
+
+KIND = GridCodes(IQ2_XXS, zero=43)
+
+
+def codes(record: Record, block: int) -> list[Any]:
+    b = record.builder
+    signs = even_signs(b, record.words("qs", 2 * block + 1), (0, 7, 14, 21))
+    return grid_codes(b, KIND, [record.words("qs", 2 * block)], [], signs)
+
+
+def scale(record: Record, block: int, half: int) -> Any:
+    b = record.builder
+    bits = b.lshr(record.words("qs", 2 * block + 1), constant(i32, 28))
+    return odd_scale(b, record.halves("d"), bits, 1 / 8)
+
+
+PANELS = PanelFormat(LAYOUT, codes, scale, zero=KIND.zero, columns=KIND.columns)

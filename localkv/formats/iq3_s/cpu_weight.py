@@ -1,0 +1,28 @@
+"""iq3_s: points of four with signs, and scales of 32 values each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localkv.formats.cpu.grid_codes import GridCodes, grid_codes, scale_of_nibble
+from localkv.formats.cpu.panel_codes import PanelFormat, Record
+from localkv.formats.grids import IQ3_S
+from localkv.formats.iq3_s.cpu import LAYOUT
+from localkv.simd.large_tables import fields, widened
+
+KIND = GridCodes(IQ3_S, zero=15)
+
+
+def codes(record: Record, block: int) -> list[Any]:
+    b = record.builder
+    high = widened(b, record.small("qh", block))
+    places = [record.words("qs", 2 * block + i) for i in range(2)]
+    upper = [fields(b, high, range(start, start + 4), 1) for start in (0, 4)]
+    return grid_codes(b, KIND, places, upper, record.words("signs", block))
+
+
+def scale(record: Record, block: int, half: int) -> Any:
+    return scale_of_nibble(record, block // 2, block % 2, 1.0)
+
+
+PANELS = PanelFormat(LAYOUT, codes, scale, zero=KIND.zero, columns=KIND.columns)
