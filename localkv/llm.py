@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, overload
@@ -25,7 +25,7 @@ from localkv.engine.embedding import (
 from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
-from localkv.errors import ModelClosedError, UsageError, printable
+from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.method import in_words, missing_kernels
@@ -42,6 +42,7 @@ from localkv.option_names import check_options, keywords
 from localkv.system.bus_errors import end_cleanly_from_threads
 from localkv.system.loading_line import OnProgress, reporting
 from localkv.system.machine_memory import Budget, machine_memory
+from localkv.system.placement import place_caller, place_process
 from localkv.system.threads import default_threads, use_threads
 
 Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
@@ -92,6 +93,10 @@ class LLM(TextModel):
             each physical core. It has no effect on a GPU.
         n_threads_batch: CPU threads where several tokens are evaluated at once, as in prompts;
             None is `n_threads`.
+        cpus: CPUs that this process may use from now on, by the system's numbers: the calling
+            thread, those that it starts later, and kernels (on Linux). None leaves it to the
+            system, as `taskset` or a container has it.
+        cpu_strict: each thread of the kernels has one of them for itself.
         n_batch: most prompt tokens evaluated at a time.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
@@ -146,6 +151,8 @@ class LLM(TextModel):
         device: str = "auto",
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
+        cpus: Collection[int] | None = None,
+        cpu_strict: bool = False,
         n_batch: int = 512,
         exact: bool = True,
         override_pre: str | None = None,
@@ -172,6 +179,7 @@ class LLM(TextModel):
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
+        place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
         self.config: ModelSpec = model_spec(self.gguf)
@@ -204,7 +212,10 @@ class LLM(TextModel):
                     f"{backend.head_dim_multiple}, as the {backend.name} backend needs",
                     hint="use device reference, which is slow",
                 )
-        n_threads = n_threads or default_threads()
+        n_threads = n_threads or default_threads(frozenset(cpus or ()))
+        most_threads = max(n_threads, n_threads_batch or 0)
+        if cpus is not None and len(set(cpus)) < most_threads:
+            self.warnings.append(f"{most_threads} threads share {counted(len(set(cpus)), 'CPU')}")
         use_threads(n_threads, n_threads_batch)
         for risk in kv_risks(self.gguf, self.config):
             if any(risk.concerns(*types) for types in pairs_of(cache, self.config.groups)):
@@ -215,7 +226,7 @@ class LLM(TextModel):
             self.config,
             backend.name,
             n_batch,
-            max(n_threads, n_threads_batch or 0),
+            most_threads,
             is_file=use_mmap,
         )
         if fit == "on":
@@ -242,6 +253,7 @@ class LLM(TextModel):
             if backend.compiles:
                 report("kernels", 0, 0)
                 self.engine.warm_up()
+        place_caller()
         self.gguf.check_unchanged()
         if unused:
             self.warnings.append(f"tensors that are not used: {_a_few(unused)}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from localkv import __version__
 from localkv.bench.grid import BenchTest, Setting
 from localkv.bench.source import Source
+from localkv.system.placement import placement
 from localkv.system.threads import Threads
 
 Value = str | int | float | bool
@@ -82,7 +83,7 @@ class Result:
         """llama-bench's columns, in its order.
 
         Columns of features that localkv lacks hold the equivalent value: all layers on one device,
-        no thread pinned or polling, nothing fitted.
+        no thread polling, nothing fitted.
         """
         on_gpu = self.machine.backend == "cuda"
         source, setting, test = self.source, self.setting, self.test
@@ -99,8 +100,8 @@ class Result:
             "n_batch": setting.n_batch,
             "n_ubatch": setting.n_ubatch,
             "n_threads": self.threads.one,
-            "cpu_mask": "0x0",
-            "cpu_strict": False,
+            "cpu_mask": placement().mask,
+            "cpu_strict": placement().strict,
             "poll": 0,
             "type_k": setting.type_k,
             "type_v": setting.type_v,

@@ -26,12 +26,15 @@ from localkv.cli.messages import note, say, warn
 from localkv.cli.model_file import model_file
 from localkv.cli.option_types import FILE, Whole
 from localkv.cli.options import flag, model_options, option
+from localkv.cli.placement_options import NAMES as _PLACEMENT
+from localkv.cli.placement_options import placement_arguments
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.text_output import TextOutput
 from localkv.config import CacheConfig
 from localkv.errors import UsageError, counted
 from localkv.system.limits import before_model
+from localkv.system.placement import place_caller, place_process
 
 if TYPE_CHECKING:
     from localkv.bench.grid import Grid
@@ -50,7 +53,7 @@ _CACHE = (
     "kv_rotation",
     "kv_scales",
 )
-_SHARED = (*_CACHE, "device", "fit")
+_SHARED = (*_CACHE, *_PLACEMENT, "device", "fit")
 """Options as other commands have them."""
 
 _MODEL_OPTIONS: list[click.Parameter] = [
@@ -151,6 +154,9 @@ def _run(
     scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
     if said := [f"{flag} {values[name]}" for name, flag in _SWA_TYPES.items() if values[name]]:
         say(f"all with {' '.join(said)}")
+    placement = placement_arguments(values)
+    place_process(placement["cpus"], strict=placement["cpu_strict"])
+    place_caller()
     before_model()
     from localkv.bench.run import Options
 

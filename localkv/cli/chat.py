@@ -112,7 +112,7 @@ def _run(
     from localkv.tui.app import ChatApp
 
     arguments = loading_arguments(values)
-    if arguments["n_threads"] is None:
+    if arguments["n_threads"] is None and arguments["cpus"] is None:
         arguments["n_threads"] = chat_threads()
     arguments["exact"] = values["exact"]
     with closing(Store(sessions or default_path())) as store:

@@ -108,9 +108,10 @@ FOREIGN_FLAGS = (
     # threads
     _skipped("--prio --prio-batch --poll --poll-batch --numa", _THREADS, 1),
     _skipped(
-        "-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch", _THREADS, 1
+        "-Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch",
+        "-C, -Cr and --cpu-strict hold for prompts, too",
+        1,
     ),
-    _skipped("--cpu-strict --cpu-strict-batch", _THREADS, 1),
     # the prompt and the conversation
     _skipped("--jinja", f"templates are always Jinja; {_TEMPLATE}"),
     _refused("--no-jinja", f"templates are always Jinja; {_TEMPLATE}"),

@@ -18,6 +18,7 @@ from localkv.cli.options import (
     preset_option,
 )
 from localkv.cli.parameters import Option
+from localkv.cli.placement_options import placement_arguments, placement_options
 from localkv.cli.preset_choice import preset_or_given
 from localkv.config import FIT, KV_ROTATIONS, CacheConfig
 from localkv.formats import KV_FORMATS
@@ -169,6 +170,7 @@ def loading_options(
             "), in a file that localkv perplexity --calibrate-kv wrote.",
         ),
         *compute_options(default_threads),
+        *placement_options(),
         option(
             "-fit",
             "--fit",
@@ -217,6 +219,7 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "n_batch": min(values["batch_size"], values["ubatch_size"]),
         "n_threads": given_threads(values["threads"]),
         "n_threads_batch": given_threads(values["threads_batch"]),
+        **placement_arguments(values),
         "device": values["device"],
         "override_pre": values["override_pre"],
         "fit": values["fit"],

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
+
+from localkv.system.cpu_list import cpus_of_list
+from localkv.system.cpu_quota import cpu_quota
 
 CPUINFO = Path("/proc/cpuinfo")
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 """The CPUs, as the system counts them, that share a core with one."""
+PERFORMANCE = Path("/sys/devices/cpu_core/cpus")
+"""Those that are fast, where Intel's processor has slow ones, too."""
 
 
 def processor_name() -> str:
@@ -22,20 +29,40 @@ def processor_name() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that the system lets this process run on."""
+    """CPUs that the system lets this process run on, by its affinity and its container's share."""
     try:
-        return len(os.sched_getaffinity(0))
+        n = len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
-        return os.cpu_count() or 1
+        n = os.cpu_count() or 1
+    return _within_quota(n)
 
 
-def physical_cores() -> int:
+def physical_cores(cpus: Collection[int] = ()) -> int:
     """Cores that this process may run on, those with several hardware threads once each.
 
-    Where the system does not say which threads share a core, each counts as one.
+    Where there are fast and slow cores, the fast ones count, if it may use any: who shares work
+    with a slow one waits for it. Where the system does not say which threads share a core, each
+    counts as one.
+
+    Args:
+        cpus: only those, if any.
     """
     try:
-        cpus = os.sched_getaffinity(0)
-        return len({Path(SIBLINGS.format(cpu)).read_text(encoding="ascii") for cpu in cpus})
+        usable = frozenset(cpus or os.sched_getaffinity(0))
+        fast = usable & _performance_cpus() or usable
+        cores = {Path(SIBLINGS.format(cpu)).read_text(encoding="ascii") for cpu in fast}
+        return _within_quota(len(cores))
     except (AttributeError, OSError):
-        return usable_cores()
+        return min(usable_cores(), len(cpus)) if cpus else usable_cores()
+
+
+def _performance_cpus() -> frozenset[int]:
+    try:
+        return cpus_of_list(PERFORMANCE.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def _within_quota(n: int) -> int:
+    quota = cpu_quota()
+    return n if quota is None else max(1, min(n, math.ceil(quota)))

@@ -12,7 +12,7 @@ from localkv.system.processor import physical_cores, usable_cores
 
 
 @functools.cache
-def default_threads() -> int:
+def default_threads(cpus: frozenset[int] = frozenset()) -> int:
     """`OMP_NUM_THREADS`, as far as there are cores, or else the physical cores.
 
     A second thread on a core shares its vector units, which kernels keep busy.
@@ -20,7 +20,7 @@ def default_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isascii() and asked.isdigit() and int(asked) > 0:
         return min(int(asked), usable_cores())
-    return physical_cores()
+    return physical_cores(cpus)
 
 
 class _Chosen(threading.local):

@@ -43,6 +43,24 @@ def test_one_for_each_core(
     assert threads.default_threads() == n
 
 
+def test_fast_cores_count_where_there_are_slow_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _cores(tmp_path, monkeypatch, {0: "0-1\n", 1: "0-1\n", 2: "2\n", 3: "3\n", 4: "4\n"})
+    monkeypatch.setattr(processor, "PERFORMANCE", tmp_path / "cpus")
+    (tmp_path / "cpus").write_text("0-2\n")
+    assert processor.physical_cores() == 2
+    assert processor.physical_cores({3, 4}) == 2  # slow ones only
+    assert processor.physical_cores({2, 3, 4}) == 1
+
+
+def test_the_share_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cores(tmp_path, monkeypatch, {0: "0\n", 1: "1\n", 2: "2\n"})
+    for quota, n in ((None, 3), (5.0, 3), (2.0, 2), (1.5, 2), (0.3, 1)):
+        monkeypatch.setattr(processor, "cpu_quota", lambda quota=quota: quota)
+        assert (processor.physical_cores(), processor.usable_cores()) == (n, n)
+
+
 def test_cores_of_an_unknown_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _cores(tmp_path, monkeypatch, {0: "0\n", 1: "1\n", 2: "2\n"})
     monkeypatch.setattr(processor, "SIBLINGS", f"{tmp_path}/none/{{}}")

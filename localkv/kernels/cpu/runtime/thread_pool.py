@@ -29,6 +29,7 @@ from localkv.kernels.cpu.jit.helper_state import (
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.simd.futex import HAS_FUTEX
+from localkv.system.placement import place_helper
 from localkv.system.turns import is_on_stack
 
 HELPERS = KernelSource("jit/helpers")
@@ -56,6 +57,11 @@ _WORKER = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 def run_alone(worker: int, job: int) -> None:
     """Run a worker on this thread only."""
     _WORKER(worker)(job, 0)
+
+
+def _help(index: int, help_out: Callable[[int], None], state: int) -> None:
+    place_helper(index)
+    help_out(state)
 
 
 class ThreadPool:
@@ -142,9 +148,8 @@ class ThreadPool:
             self._learn_patience()
             atexit.register(self._stop)
         while len(self.threads) < n_helpers:
-            thread = threading.Thread(
-                target=_callable("help_out", 1), args=(self.state,), daemon=True
-            )
+            args = (len(self.threads) + 1, _callable("help_out", 1), self.state)
+            thread = threading.Thread(target=_help, args=args, daemon=True)
             self.threads.append(thread)
             thread.start()
 
