@@ -6,7 +6,7 @@ operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from localkv.kernels.layer_weights import LayerWeights, MlpAndMoeWeights, MoeWei
 
 
 class ExpertLayer:
-    """Fused operations, in place of those of `composed`."""
+    """Both kinds of blocks with experts, in place of those of `composed`."""
 
     def __init__(
         self,
@@ -31,74 +31,65 @@ class ExpertLayer:
         self.chains = chains
         self.composed = composed
 
-    def moe_residual(
+    def __call__(
         self, x: Floats, layer_input: Floats, layer: LayerWeights, spec: LayerSpec
     ) -> Floats:
-        weights, moe, post_norm = layer.ffn, spec.ffn, layer.post_ffn_norm
-        assert isinstance(weights, MoeWeights)
-        assert isinstance(moe, MoeSpec)
-        if not experts_run(weights):
-            return np.asarray(self.composed[MoeSpec](x, layer_input, layer, spec))
-        n_tokens, n_embd = x.shape
+        assert spec.ffn is not None
+        if not self.has(layer):
+            return np.asarray(self.composed[type(spec.ffn)](x, layer_input, layer, spec))
         given = {"x": layer_input if spec.parallel else x, "residual": x}
-        if moe.router_reads_input:
+        if self.reads_input(spec):
             given["routed"] = layer_input
-
-        def make(chain: Chain) -> None:
-            steps = ExpertSteps(self.chains, chain, n_tokens, n_embd)
-            h = self.chains.add_norm(chain, n_tokens, layer.ffn_norm)
-            routed = "routed" if moe.router_reads_input else h
-            if adds_at_once(post_norm, spec):
-                steps.add_experts(h, routed, moe, weights, "out", "residual")
-                return
-            y = chain.take(4 * n_tokens * n_embd)
-            steps.add_experts(h, routed, moe, weights, y)
-            scale = spec.residual_scale
-            self.chains.add_normed(
-                chain, y, n_tokens, n_embd, post_norm, "residual", "out", scale=scale
-            )
-
-        return self._run("moe", layer, spec, make, given)
-
-    def both_residual(
-        self, x: Floats, layer_input: Floats, layer: LayerWeights, spec: LayerSpec
-    ) -> Floats:
-        weights, ffn = layer.ffn, spec.ffn
-        assert isinstance(weights, MlpAndMoeWeights)
-        assert isinstance(ffn, MlpAndMoeSpec)
-        moe = weights.moe
-        if not (experts_run(moe) and mlp_runs(weights.mlp)):
-            return np.asarray(self.composed[MlpAndMoeSpec](x, layer_input, layer, spec))
-        n_tokens, n_embd = x.shape
-
-        def make(chain: Chain) -> None:
-            chains, n_bytes = self.chains, 4 * n_tokens * n_embd
-            steps = ExpertSteps(chains, chain, n_tokens, n_embd)
-            h = chains.add_norm(chain, n_tokens, layer.ffn_norm)
-            dense = steps.add_mlp(h, ffn.mlp, weights.mlp)
-            dense = chains.add_norm(chain, n_tokens, weights.post_mlp_norm, dense)
-            routed = chains.add_norm(chain, n_tokens, moe.router_norm)
-            h = chains.add_norm(chain, n_tokens, weights.moe_norm)
-            y, both = chain.take(n_bytes), chain.take(n_bytes)
-            steps.add_experts(h, routed, ffn.moe, moe, y)
-            chains.add_normed(chain, y, n_tokens, n_embd, weights.post_moe_norm, dense, both)
-            post_norm, scale = layer.post_ffn_norm, spec.residual_scale
-            chains.add_normed(
-                chain, both, n_tokens, n_embd, post_norm, "residual", "out", scale=scale
-            )
-
-        return self._run("moe", layer, spec, make, {"x": x, "residual": x})
-
-    def _run(
-        self,
-        name: str,
-        layer: LayerWeights,
-        spec: LayerSpec,
-        make: Callable[[Chain], None],
-        given: dict[str, Floats],
-    ) -> Floats:
-        x = given["residual"]
-        chain = self.chains.get(name, (layer, spec), x.shape[0], make)
+        n_tokens = x.shape[0]
+        chain = self.chains.get(
+            "moe", (layer, spec), n_tokens, lambda chain: self.add(chain, n_tokens, layer, spec)
+        )
         out = np.empty(x.shape, np.float32)
         chain.run(**{key: np.ascontiguousarray(rows) for key, rows in given.items()}, out=out)
         return out
+
+    def has(self, layer: LayerWeights) -> bool:
+        """Whether a chain can run the block."""
+        moe, ffn = layer.moe, layer.ffn
+        dense = not isinstance(ffn, MlpAndMoeWeights) or mlp_runs(ffn.mlp)
+        return moe is not None and experts_run(moe) and dense
+
+    def reads_input(self, spec: LayerSpec) -> bool:
+        """Whether the router reads the layer's input, which is "routed" to a chain."""
+        return isinstance(spec.ffn, MoeSpec) and spec.ffn.router_reads_input
+
+    def add(self, chain: Chain, n_tokens: int, layer: LayerWeights, spec: LayerSpec) -> None:
+        """From "x" and "residual", and "routed", to "out", by these names of the chain."""
+        assert layer.moe is not None
+        n_embd = layer.moe.ffn_down_exps.shape[-2]
+        steps = ExpertSteps(self.chains, chain, n_tokens, n_embd)
+        if isinstance(spec.ffn, MlpAndMoeSpec):
+            self._add_both(steps, layer, spec, spec.ffn)
+            return
+        weights, moe, post_norm = layer.ffn, spec.ffn, layer.post_ffn_norm
+        assert isinstance(weights, MoeWeights)
+        assert isinstance(moe, MoeSpec)
+        h = self.chains.add_norm(chain, n_tokens, layer.ffn_norm)
+        routed = "routed" if moe.router_reads_input else h
+        if adds_at_once(post_norm, spec):
+            steps.add_experts(h, routed, moe, weights, "out", "residual")
+            return
+        y = chain.take(4 * n_tokens * n_embd)
+        steps.add_experts(h, routed, moe, weights, y)
+        steps.add_normed(y, post_norm, "residual", "out", spec.residual_scale)
+
+    def _add_both(
+        self, steps: ExpertSteps, layer: LayerWeights, spec: LayerSpec, ffn: MlpAndMoeSpec
+    ) -> None:
+        """A dense block and experts side by side."""
+        weights, chains, chain, n = layer.ffn, self.chains, steps.chain, steps.n_tokens
+        assert isinstance(weights, MlpAndMoeWeights)
+        n_bytes = 4 * n * steps.n_embd
+        dense = steps.add_mlp(chains.add_norm(chain, n, layer.ffn_norm), ffn.mlp, weights.mlp)
+        dense = chains.add_norm(chain, n, weights.post_mlp_norm, dense)
+        routed = chains.add_norm(chain, n, weights.moe.router_norm)
+        h = chains.add_norm(chain, n, weights.moe_norm)
+        y, both = chain.take(n_bytes), chain.take(n_bytes)
+        steps.add_experts(h, routed, ffn.moe, weights.moe, y)
+        steps.add_normed(y, weights.post_moe_norm, dense, both)
+        steps.add_normed(both, layer.post_ffn_norm, "residual", "out", spec.residual_scale)

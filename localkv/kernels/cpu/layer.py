@@ -75,8 +75,8 @@ class CpuLayer:
         """Kept nowhere, as a bound method would keep the layer and all that its chains hold."""
         return {
             MlpSpec: self.mlp_residual,
-            MoeSpec: self.experts.moe_residual,
-            MlpAndMoeSpec: self.experts.both_residual,
+            MoeSpec: self.experts,
+            MlpAndMoeSpec: self.experts,
         }
 
     def out_residual(

@@ -366,6 +366,8 @@ class _LayerSteps:
     def _add_ffn(self, x: Floats, source: Floats) -> Floats:
         operations, spec, weights = self.operations, self.layer.spec, self.layer.weights
         assert spec.ffn is not None
+        if weights.moe is not None and operations.experts.has(weights):
+            return self._add_experts(x, source)
         if not isinstance(spec.ffn, MlpSpec) or not operations.has_mlp(weights, spec):
             block = operations.ffns()[type(spec.ffn)]
             return self._called(lambda x, source: block(x, source, weights, spec), x, source)
@@ -377,6 +379,14 @@ class _LayerSteps:
         )
         chain.bind(x=read, residual=before, out=out)
         operations.add_mlp(chain, 1, weights, spec)
+        return out
+
+    def _add_experts(self, x: Floats, source: Floats) -> Floats:
+        experts, spec = self.operations.experts, self.layer.spec
+        chain, out = self.program.steps(), self._free(x, source)
+        routed = {"routed": source} if experts.reads_input(spec) else {}
+        chain.bind(x=source if spec.parallel else x, residual=x, out=out, **routed)
+        experts.add(chain, 1, self.layer.weights, spec)
         return out
 
     def _add_embedded(self, x: Floats) -> Floats:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from localkv.arch.ffn_spec import MlpAndMoeSpec, MoeSpec
 from localkv.arch.spec import LayerSpec
+from localkv.config import CacheConfig
+from localkv.engine.engine import Engine
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu import expert_layer
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -21,6 +23,7 @@ from localkv.kernels.cpu.moe.routing import add_routing
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch
 from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights
 from localkv.kernels.moe import route
+from localkv.loader.synthetic import synthetic_model
 from localkv.system.threads import n_threads, use_threads
 from support.quick import quick
 from support.random_experts import TYPES, as_given, random_layer, random_moe, with_each
@@ -245,7 +248,17 @@ def test_only_the_experts_of_a_token_are_read(n_tokens: int) -> None:
     assert np.array_equal(run(backend, spec, layer, x), want)
 
 
+def test_a_token_runs_through_all_layers_at_once() -> None:
+    """Nothing is called between steps; the bits are compared in `test_same_bits.py`."""
+    backend = cpu_backend()
+    engine = Engine(synthetic_model("moe-tiny", "q4_0", backend), CacheConfig(n_ctx=64))
+    engine.evaluate([1, 2, 3])
+    engine.evaluate([4], generated=True)
+    (kept,) = backend.run_layers.kept.values()  # type: ignore[attr-defined]
+    assert len(kept.program.stages) == 1
+
+
 def test_both_blocks_are_fused() -> None:
     backend = cpu_backend()
     assert {MoeSpec, MlpAndMoeSpec} <= set(backend.ffns)
-    assert backend.ffns[MlpAndMoeSpec].__qualname__.startswith("ExpertLayer")
+    assert isinstance(backend.ffns[MlpAndMoeSpec], expert_layer.ExpertLayer)

@@ -30,6 +30,7 @@ from localkv.system.threads import n_threads, use_threads
 from support.cache_types import NAMES, PAIRS, scales_of
 from support.counting_sampler import CountingSampler
 from support.dense_variants import DENSE, dense_variant
+from support.expert_models import EXPERT_MODELS
 from support.forward import new_cache, with_params
 from support.quick import quick
 from support.random_model import VARIANTS, variant
@@ -168,6 +169,14 @@ def test_architectures_without_experts(name: str, tmp_path: Path) -> None:
     model, _ = load_model(open_gguf(path), cpu_backend())
     types = ("f16", "f16") if model.config.groups[0].key_dim % 32 else ("q8_0", "q5_1")
     check(model, random.Random(name), SegmentSpec(*types))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERT_MODELS)
+def test_architectures_with_experts(name: str, tmp_path: Path) -> None:
+    path = EXPERT_MODELS[name].write(tmp_path / "m.gguf")
+    model, _ = load_model(open_gguf(path), cpu_backend())
+    check(model, random.Random(name), SegmentSpec("q8_0", "q5_1"), n=100)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from localkv.kernels.cpu.moe.stack_products import (
     add_stack_products,
 )
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Where
-from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights
+from localkv.kernels.layer_weights import Linear, MlpWeights, MoeWeights, Norm
 from localkv.simd.lanes import LANES
 from localkv.system.threads import n_threads
 
@@ -103,6 +103,13 @@ class ExpertSteps:
         out = taken(self.chain, 4 * n * self.n_embd)
         add_products(self.chain, hidden, n, [with_bias(mlp.ffn_down, out.where)])
         return out.where
+
+    def add_normed(
+        self, y: Where, norm: Norm | None, before: Where, out: Where, scale: float = 1.0
+    ) -> None:
+        """out = before + scale * norm(y); `y` is overwritten."""
+        n, n_embd = self.n_tokens, self.n_embd
+        self.chains.add_normed(self.chain, y, n, n_embd, norm, before, out, scale=scale)
 
     def add_routing(self, routed: Where, moe: MoeSpec, weights: MoeWeights) -> Routing:
         """Router and choice, for the rows that the router reads."""
