@@ -84,31 +84,34 @@ def _integer_block(
     b: Builder, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Value, sums: _Sums
 ) -> None:
     """sums += a block of panels x activations in 8 bits, at `act`."""
-    codes = [flipped(b, x) if fmt.is_signed else x for x in fmt.codes(record, block)]
-    scales, minima = fmt.scales(record, block), fmt.minima(record, block)
     at = PackedBlock(tokens)
-    for first in range(0, tokens, 4):  # few tokens at a time, so that all stays in registers
-        group = range(first, min(tokens, first + 4))
-        totals = {}
-        for half, scale in enumerate(scales):
+    groups = [range(t, min(tokens, t + 4)) for t in range(0, tokens, 4)]  # as registers have room
+    n = BLOCK_VECTORS // (1 + fmt.halves)
+    for half in range(1 + fmt.halves):
+        part = Record(b, fmt.layout, _opaque(b, record.address)) if half else record
+        # what LLVM finds unused it leaves out
+        codes = fmt.codes(part, block)[half * n : half * n + n]
+        codes = [flipped(b, x) if fmt.is_signed else x for x in codes]
+        scale = fmt.scale(part, block, half)
+        for group in groups:
+            totals = {}
             for t in group:
                 if fmt.surplus:
                     start = at.fact(SECOND_START if half else START, t)
                     totals[t] = splat(b, load_at(b, act, start, i32))
                 else:
                     totals[t] = constant(i32, 0)
-            n = BLOCK_VECTORS // len(scales)
-            for j in range(half * n, half * n + n):
+            for j, code in enumerate(codes, half * n):
                 for t in group:
                     x = splat(b, load_at(b, act, at.codes(j, t), i32))
-                    totals[t] = _dot(b, fmt, totals[t], codes[j], x)
+                    totals[t] = _dot(b, fmt, totals[t], code, x)
             for t in group:
                 d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
                 sums.add_product(t, b.sitofp(totals[t], F32X16), b.fmul(scale, d))
-        for half, minimum in enumerate(minima):
-            for t in group:
-                x = splat(b, load_at(b, act, at.fact(VALUE_SUMS[half], t), f32))
-                sums.add_product(t, minimum, x)
+    for half, minimum in enumerate(fmt.minima(record, block)):
+        for t in range(tokens):
+            x = splat(b, load_at(b, act, at.fact(VALUE_SUMS[half], t), f32))
+            sums.add_product(t, minimum, x)
 
 
 def _float_block(
