@@ -36,15 +36,13 @@ from localkv.kernels.cpu.linear.matrices import (
 )
 from localkv.kernels.cpu.linear.panel_arena import PanelArena
 from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
+from localkv.kernels.cpu.linear.shares import shares
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import head_products as heads_by_head
 from localkv.kernels.linear import matmul as matmul_by_tile
 from localkv.kernels.linear import round_activations
 from localkv.system.threads import n_threads
-
-CHUNKS_PER_THREAD = 8
-"""How finely work is divided where there is little, so that threads end together."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,6 @@ def with_bias(layer: Linear, out: Where) -> Product:
 
 def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product]) -> None:
     """Products with matrices of one format, in one step after that of the activations, if any."""
-    threads = n_threads()
     first = products[0].weight
     n_in = first.shape[-1]
     weights, matrices = list[KernelTensor](), list[MatrixJob]()
@@ -86,7 +83,14 @@ def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product
         matrices.append(MatrixJob(*weight.items, n_out, out, addend or 0, stride))
         weights.append(weight)
     operands = weights[0].add_operands(chain, Memory(x, 4 * n_tokens * n_in), n_tokens)
-    n_items = sum(weight.items.n_items for weight in weights)
+    items = [weight.items for weight in weights]
+    threads, chunk = shares(
+        sum(each.n_items for each in items),
+        sum(each.n_items * each.item_bytes for each in items),
+        n_tokens,
+        operands.most_items,
+        n_threads(),
+    )
     job = MultiplyJob(
         next_chunk=0,
         n_tokens=n_tokens,
@@ -94,7 +98,7 @@ def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product
         n_records=operands.n_records,
         token_bytes=operands.token_bytes,
         activations=operands.activations,
-        chunk=max(1, min(operands.most_items, n_items // (threads * CHUNKS_PER_THREAD))),
+        chunk=chunk,
         panel_bytes=operands.panel_bytes,
         group=operands.group,
         panels=operands.panels,

@@ -32,7 +32,7 @@ from localkv.kernels.cpu.linear.matrices import (
     RowTensor,
     check_matrix,
 )
-from localkv.kernels.cpu.linear.products import CHUNKS_PER_THREAD
+from localkv.kernels.cpu.linear.shares import CHUNKS_PER_THREAD
 from localkv.kernels.cpu.moe.job import (
     PACK_BYTES,
     CopyJob,
