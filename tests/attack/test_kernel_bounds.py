@@ -42,6 +42,7 @@ FAST = {
     "linear": 20,
     "activations": 40,
     "recurrent": 20,
+    "experts": 15,
     "token": 2,
 }
 LONG = {
@@ -51,6 +52,7 @@ LONG = {
     "linear": 3000,
     "activations": 10000,
     "recurrent": 2000,
+    "experts": 1000,
     "token": 300,
 }
 """Cases by kind."""

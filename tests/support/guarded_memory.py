@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.kernels.cpu import recurrent_layer, row_operations, token_program
+from localkv.kernels.cpu import expert_layer, recurrent_layer, row_operations, token_program
 from localkv.kernels.cpu.attention import kernels, token_steps
 from localkv.kernels.cpu.attention import packed_attention as attention
 from localkv.kernels.cpu.attention import tables as attention_tables
@@ -199,6 +199,7 @@ def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
         rotate,
         row_operations,
         recurrent_layer,
+        expert_layer,
         token_program,
         token_steps,
     ):

@@ -50,6 +50,7 @@ from localkv.kernels.reference.torch_codec import decoded
 from localkv.kernels.rope import RopeTable
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import use_threads
+from support.attack.expert_cases import expert_case
 from support.attack.recurrent_cases import recurrent_case
 from support.attack.token_cases import token_case
 from support.cpu_ops import (
@@ -463,6 +464,7 @@ KINDS: dict[str, Callable[[random.Random, GuardedMemory, Callable[[str], None]],
     "linear": linear_case,
     "activations": activation_case,
     "recurrent": recurrent_case,
+    "experts": expert_case,
     "token": token_case,
     **{f"wrong {kind}": partial(wrong_case, kind) for kind in WRONG},
 }
