@@ -44,6 +44,7 @@ FAST = {
     "recurrent": 20,
     "experts": 15,
     "token": 2,
+    "latent": 3,
 }
 LONG = {
     "attention": 3000,
@@ -54,6 +55,7 @@ LONG = {
     "recurrent": 2000,
     "experts": 1000,
     "token": 300,
+    "latent": 300,
 }
 """Cases by kind."""
 PARTS = 10

@@ -22,12 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localkv.kernels.cpu import expert_layer, recurrent_layer, row_operations, token_program
-from localkv.kernels.cpu.attention import kernels, token_steps
+from localkv.kernels.cpu import (
+    expert_layer,
+    latent_layer,
+    recurrent_layer,
+    row_operations,
+    token_places,
+)
+from localkv.kernels.cpu.attention import kernels, latent_attention, token_steps
 from localkv.kernels.cpu.attention import packed_attention as attention
 from localkv.kernels.cpu.attention import tables as attention_tables
 from localkv.kernels.cpu.attention.job import Job
-from localkv.kernels.cpu.linear import panel_arena
+from localkv.kernels.cpu.linear import head_products, panel_arena
 from localkv.kernels.cpu.linear import products as linear
 from localkv.kernels.cpu.runtime import chain
 from localkv.kernels.cpu.store import rotate, store_kv
@@ -200,7 +206,10 @@ def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
         row_operations,
         recurrent_layer,
         expert_layer,
-        token_program,
+        latent_layer,
+        latent_attention,
+        head_products,
+        token_places,
         token_steps,
     ):
         yield patch.object(module, "np", GuardedNumpy())

@@ -28,8 +28,27 @@ from localkv.kernels.store_kv import store_rotated
 from localkv.simd.lanes import LANES
 from localkv.system.threads import n_threads
 
-_StoredRows = tuple[tuple[SegmentBatch, ...], list[int], dict[str, int | NDArray[Any]]]
-"""Of a batch, and the pages that its segments have."""
+
+class StoredRows:
+    """`stored_rows`, which are looked at once for all layers whose caches are alike."""
+
+    def __init__(self) -> None:
+        self._last: (
+            tuple[tuple[SegmentBatch, ...], list[int], dict[str, int | NDArray[Any]]] | None
+        ) = None
+
+    def of(
+        self, cache: LayerCache, segments: tuple[SegmentBatch, ...], n_tokens: int
+    ) -> dict[str, int | NDArray[Any]]:
+        """What a chain is given of a batch's rows."""
+        n_pages, last = [len(segment.k[0]) for segment in cache.segments], self._last
+        if last is None or last[1] != n_pages or not _are_same(last[0], segments):
+            last = self._last = segments, n_pages, stored_rows(cache, segments, n_tokens)
+        return last[2]
+
+
+def _are_same(a: tuple[SegmentBatch, ...], b: tuple[SegmentBatch, ...]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def _projections(weights: AttentionWeights) -> tuple[Any, ...]:
@@ -74,7 +93,7 @@ class AttentionLayer:
         self.chains = chains
         self.composed = composed
         self.attention = attention
-        self.stored: _StoredRows | None = None
+        self.stored = StoredRows()
 
     def __call__(
         self,
@@ -132,15 +151,6 @@ class AttentionLayer:
         self.chains.get("gate", (attn,), n_tokens, make).run(gate=gate, out=out)
         return gate
 
-    def _stored_rows(
-        self, cache: LayerCache, segments: tuple[SegmentBatch, ...], n_tokens: int
-    ) -> dict[str, int | NDArray[Any]]:
-        """`stored_rows`, which are looked at once for all layers whose caches are alike."""
-        n_pages = [len(segment.k[0]) for segment in cache.segments]
-        if self.stored is None or self.stored[0] is not segments or self.stored[1] != n_pages:
-            self.stored = segments, n_pages, stored_rows(cache, segments, n_tokens)
-        return self.stored[2]
-
     def _store(
         self,
         x: Floats,
@@ -178,7 +188,7 @@ class AttentionLayer:
         if inputs.rope is not None:
             values |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}
         if fused_store:
-            values |= self._stored_rows(cache, segments, n_tokens)
+            values |= self.stored.of(cache, segments, n_tokens)
         chain.run(**values)
         if stores and not fused_store:
             store_rotated(store_kv_cpu, rotate_cpu, k, v, cache, segments)

@@ -59,13 +59,12 @@ def cpu_backend() -> Backend:
         head_dim_multiple=LANES,
         compiles=True,
     )
-    layer = CpuLayer(composed, scratch, attention, products)
-    programs = TokenPrograms(layer, attention)
+    layer = CpuLayer(composed, scratch, attention, products, latents)
+    programs = TokenPrograms(layer, attention, latents)
 
     def forget() -> None:
         """Drop what an operation that broke off may have left half done."""
         scratch.forget()
-        products.forget()
         attention.forget()
         latents.forget()
         layer.forget()

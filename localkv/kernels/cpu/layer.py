@@ -13,6 +13,7 @@ from localkv.arch.ffn_spec import Ffn, MlpAndMoeSpec, MlpSpec, MoeSpec
 from localkv.arch.mixer_spec import (
     AttentionSpec,
     DeltaNetSpec,
+    LatentAttentionSpec,
     Mamba2Spec,
     Mixer,
     ShortConvSpec,
@@ -23,10 +24,12 @@ from localkv.kernels.backend import Backend, FeedForward, Mix, capped_logits
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.attention_layer import AttentionLayer
 from localkv.kernels.cpu.expert_layer import ExpertLayer
+from localkv.kernels.cpu.latent_layer import LatentLayer
 from localkv.kernels.cpu.layer_chains import LayerChains, adds_at_once, runs
 from localkv.kernels.cpu.linear.products import CpuProducts, add_products, with_bias
 from localkv.kernels.cpu.recurrent_layer import RecurrentLayer
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
+from localkv.kernels.latent_attention import SegmentLatents
 from localkv.kernels.layer_weights import LayerWeights, Linear, MlpWeights, Norm
 from localkv.simd.lanes import LANES
 
@@ -55,6 +58,7 @@ class CpuLayer:
         scratch: shared with the products; one thread uses it at a time.
         attention: over packed K and V.
         products: of matrices that are in no chain.
+        latents: attention over packed latents.
     """
 
     def __init__(
@@ -63,10 +67,12 @@ class CpuLayer:
         scratch: Scratch,
         attention: SegmentAttention,
         products: CpuProducts,
+        latents: SegmentLatents,
     ) -> None:
         self.composed = composed
         self.chains = LayerChains(scratch)
         self.attention = AttentionLayer(self.chains, composed.mixers[AttentionSpec], attention)
+        self.latents = LatentLayer(self.chains, composed.mixers[LatentAttentionSpec], latents)
         self.recurrent = RecurrentLayer(self.chains, composed.mixers, products)
         self.experts = ExpertLayer(self.chains, composed.ffns)
 
@@ -214,6 +220,7 @@ class CpuLayer:
         return {
             **self.composed.mixers,
             AttentionSpec: self.attention,
+            LatentAttentionSpec: self.latents,
             DeltaNetSpec: self.recurrent,
             ShortConvSpec: self.recurrent,
             Mamba2Spec: self.recurrent,

@@ -255,7 +255,7 @@ def test_a_token_runs_through_all_layers_at_once() -> None:
     engine.evaluate([1, 2, 3])
     engine.evaluate([4], generated=True)
     (kept,) = backend.run_layers.kept.values()  # type: ignore[attr-defined]
-    assert len(kept.program.stages) == 1
+    assert len(kept.program.places.stages) == 1
 
 
 def test_both_blocks_are_fused() -> None:

@@ -247,7 +247,7 @@ def test_a_token_runs_through_all_layers_at_once(rotation: int) -> None:
     backend, segment = cpu_backend(), SegmentSpec("q8_0", "q4_0", 0, rotation, rotation)
     at_once = decoded(backend, specs, segment)
     (kept,) = backend.run_layers.kept.values()  # type: ignore[attr-defined]
-    assert len(kept.program.stages) == 1
+    assert len(kept.program.places.stages) == 1
     assert at_once == decoded(replace(backend, run_layers=run_one_by_one), specs, segment)
     use_threads(n_threads() + 1)
     try:

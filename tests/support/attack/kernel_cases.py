@@ -52,7 +52,7 @@ from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import use_threads
 from support.attack.expert_cases import expert_case
 from support.attack.recurrent_cases import recurrent_case
-from support.attack.token_cases import token_case
+from support.attack.token_cases import latent_case, token_case
 from support.cpu_ops import (
     TensorProducts,
     activate_cpu,
@@ -466,6 +466,7 @@ KINDS: dict[str, Callable[[random.Random, GuardedMemory, Callable[[str], None]],
     "recurrent": recurrent_case,
     "experts": expert_case,
     "token": token_case,
+    "latent": latent_case,
     **{f"wrong {kind}": partial(wrong_case, kind) for kind in WRONG},
 }
 

@@ -16,6 +16,7 @@ from localkv.model import Transformer
 from support.cache_types import PAIRS
 from support.forward import new_cache
 from support.guarded_memory import GuardedMemory
+from support.latent_layers import any_options, check_latents
 
 
 def token_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
@@ -38,3 +39,10 @@ def token_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], N
         results.append(np.concatenate(out))
     assert np.isfinite(results[0]).all()
     assert results[0].tobytes() == results[1].tobytes()
+
+
+def latent_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
+    """Latent attention, as chains and as composed."""
+    options = any_options(rng)
+    say(str(options))
+    check_latents(options, cpu_backend())

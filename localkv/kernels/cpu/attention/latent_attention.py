@@ -35,12 +35,21 @@ from localkv.kernels.cpu.attention.packed_attention import (
     float_bits,
     plane_table,
 )
+from localkv.kernels.cpu.attention.plan import Launch
 from localkv.kernels.cpu.attention.tables import Table
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.thread_pool import run_worker
 from localkv.simd.lanes import LANES
 from localkv.system.threads import n_threads
+
+Q, Q_ROTATED, OUT, LSE, LATENT_PLANES, ROPE_PLANES, SCRATCH, PARTIAL, DONE = (
+    LatentJob._fields.index(name)
+    for name in (
+        *("q", "q_rotated", "out", "lse", "latent_planes", "rope_planes"),
+        *("scratch", "partial", "done"),
+    )
+)
 
 
 def latents_source(n_heads: int) -> KernelSource:
@@ -50,7 +59,8 @@ def latents_source(n_heads: int) -> KernelSource:
 
 
 @functools.cache
-def _worker(n_heads: int) -> int:
+def latents_worker(n_heads: int) -> int:
+    """The address of the worker for queries of so many heads."""
     return specialized(latents_source(n_heads))["worker"]
 
 
@@ -143,74 +153,98 @@ class LatentAttention:
     ) -> tuple[Floats, Floats]:
         """See `SegmentLatents` for shapes."""
         q, q_rotated = np.ascontiguousarray(q), np.ascontiguousarray(q_rotated)
-        n_tokens, n_heads, latent_dim = q.shape
         rope_dim = q_rotated.shape[-1]
-        tables = self.segment_tables(segment, latent_dim, rope_dim)
-        plan = self.plan(seg_batch, batch, params, n_heads, segment.k[0].shape[0])
         if (
             q.dtype != np.float32
             or q_rotated.dtype != np.float32
             or q_rotated.shape[:2] != q.shape[:2]
-            or n_tokens != len(plan.visible)
-            or segment.k[0].shape[1] != 1
-            or params.window
-            or params.chunk
         ):
-            raise BoundsError(f"{q.dtype} queries {list(q.shape)}, of {len(plan.visible)} tokens")
+            raise BoundsError(f"{q.dtype} queries {list(q.shape)}, {list(q_rotated.shape)}")
+        plan, tables, launches = self.prepared(q.shape, rope_dim, segment, seg_batch, batch, params)
         out, lse = np.empty_like(q), np.empty(q.shape[:2], np.float32)
         if not plan.complete:
             out.fill(0.0)
             lse.fill(-np.inf)
-        for launch in plan.launches:
-            self._run(launch, plan, q, q_rotated, out, lse, segment, tables, params)
+        for launch in launches:
+            memory = self.scratch.take(launch.scratch_floats + launch.partial_floats)
+            done = array("q", bytes(8 * launch.done_items))
+            job = launch.job[:]
+            job[Q], job[Q_ROTATED] = address(q), address(q_rotated)
+            job[OUT], job[LSE] = address(out), address(lse)
+            job[LATENT_PLANES] = tables.latent_planes.address
+            job[ROPE_PLANES] = tables.rope_planes.address
+            job[SCRATCH], job[PARTIAL] = memory, memory + launch.scratch_floats * 4
+            job[DONE] = done.buffer_info()[0]
+            run_worker(latents_worker(q.shape[1]), job.buffer_info()[0], launch.threads)
         return out, lse
 
-    def _run(
+    def prepared(
         self,
-        launch: LatentLaunch,
-        plan: LatentPlan,
-        q: Floats,
-        q_rotated: Floats,
-        out: Floats,
-        lse: Floats,
+        shape: tuple[int, ...],
+        rope_dim: int,
         segment: Segment,
-        tables: LatentTables,
+        seg_batch: SegmentBatch,
+        batch: Batch,
         params: AttentionParams,
-    ) -> None:
-        n_heads, latent_dim, rope_dim = *q.shape[1:], q_rotated.shape[-1]
-        tile_rows = rows_of_tile(n_heads, TILE_ROWS)
-        n_rows = padded_rows(n_heads, tile_rows)
-        threads = min(n_threads(), len(launch.pieces))
-        scratch = latent_scratch(n_rows, tile_rows, latent_dim, rope_dim).end
-        kept = launch.n_parts * part_floats(n_rows, latent_dim)
-        memory = self.scratch.take(threads * scratch + kept)
-        done = array("q", bytes(8 * len(launch.blocks)))
-        job = LatentJob(
-            next_piece=0,
-            n_pieces=len(launch.pieces),
-            n_heads=n_heads,
-            latent_dim=latent_dim,
-            rope_dim=rope_dim,
-            softmax_scale=float_bits(params.softmax_scale),
-            softcap=float_bits(params.softcap),
-            latent_block=tables.latent_block,
-            rope_block=tables.rope_block,
-            latent_kernel=decode_k_kernel(segment.format_k.name),
-            rope_kernel=decode_v_kernel(segment.format_v.name),
-            q=address(q),
-            q_rotated=address(q_rotated),
-            out=address(out),
-            lse=address(lse),
-            visible=plan.visible.address,
-            pieces=launch.pieces.address,
-            blocks=launch.blocks.address,
-            latent_planes=tables.latent_planes.address,
-            rope_planes=tables.rope_planes.address,
-            scratch=memory,
-            scratch_floats=scratch,
-            n_rows=n_rows,
-            partial=memory + threads * scratch * 4,
-            done=done.buffer_info()[0],
-        )
-        items = array("q", job)
-        run_worker(_worker(n_heads), items.buffer_info()[0], threads)
+    ) -> tuple[LatentPlan, LatentTables, tuple[Launch, ...]]:
+        """The calls for queries of this shape, [tokens, n_heads, latent_dim], in one layer."""
+        n_tokens, n_heads, latent_dim = shape
+        tables = self.segment_tables(segment, latent_dim, rope_dim)
+        plan = self.plan(seg_batch, batch, params, n_heads, segment.k[0].shape[0])
+        if (
+            n_tokens != len(plan.visible)
+            or segment.k[0].shape[1] != 1
+            or params.window
+            or params.chunk
+        ):
+            raise BoundsError(f"queries {list(shape)}, of {len(plan.visible)} tokens")
+        key = segment.format_k.name, segment.format_v.name, latent_dim, rope_dim, params
+        calls = plan.calls.get(key)
+        if calls is None:
+            calls = plan.calls[key] = tuple(
+                prepare(one, plan, shape, rope_dim, segment, tables, params)
+                for one in plan.launches
+            )
+        return plan, tables, calls
+
+
+def prepare(
+    launch: LatentLaunch,
+    plan: LatentPlan,
+    shape: tuple[int, ...],
+    rope_dim: int,
+    segment: Segment,
+    tables: LatentTables,
+    params: AttentionParams,
+) -> Launch:
+    """A call for one layer and those that are like it."""
+    _, n_heads, latent_dim = shape
+    tile_rows = rows_of_tile(n_heads, TILE_ROWS)
+    n_rows = padded_rows(n_heads, tile_rows)
+    threads = min(n_threads(), len(launch.pieces))
+    scratch = latent_scratch(n_rows, tile_rows, latent_dim, rope_dim).end
+    job = LatentJob(*[0] * len(LatentJob._fields))._replace(
+        n_pieces=len(launch.pieces),
+        n_heads=n_heads,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        softmax_scale=float_bits(params.softmax_scale),
+        softcap=float_bits(params.softcap),
+        latent_block=tables.latent_block,
+        rope_block=tables.rope_block,
+        latent_kernel=decode_k_kernel(segment.format_k.name),
+        rope_kernel=decode_v_kernel(segment.format_v.name),
+        visible=plan.visible.address,
+        pieces=launch.pieces.address,
+        blocks=launch.blocks.address,
+        scratch_floats=scratch,
+        n_rows=n_rows,
+    )
+    return Launch(
+        "attention/latents",
+        array("q", job),
+        threads,
+        scratch_floats=threads * scratch,
+        partial_floats=launch.n_parts * part_floats(n_rows, latent_dim),
+        done_items=len(launch.blocks),
+    )

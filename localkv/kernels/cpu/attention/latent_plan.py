@@ -25,7 +25,7 @@ from localkv.kernels.cpu.attention.latent_sizes import (
     latent_part_pages,
     most_latent_parts,
 )
-from localkv.kernels.cpu.attention.plan import visible_rows
+from localkv.kernels.cpu.attention.plan import Launch, visible_rows
 from localkv.kernels.cpu.attention.tables import Int64s, Table, table_of
 
 
@@ -49,6 +49,7 @@ class LatentPlan:
         visible: int64 [tokens, 2], the first row of the segment that each token sees, and the end.
         launches: several where results of parts would take too much memory at once.
         complete: every token is part of a piece.
+        calls: what was prepared of launches, by all that layers may differ in.
     """
 
     batch: SegmentBatch
@@ -58,6 +59,7 @@ class LatentPlan:
     visible: Table
     launches: tuple[LatentLaunch, ...]
     complete: bool
+    calls: dict[tuple[object, ...], tuple[Launch, ...]] = field(default_factory=dict)
 
 
 @dataclass

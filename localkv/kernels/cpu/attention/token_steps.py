@@ -6,6 +6,7 @@ the token's plan says, which is the same for all layers that see as far back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,22 +14,35 @@ from numpy.typing import NDArray
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch
-from localkv.cache.layer_cache import LayerCache, Segment
+from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.attention.job import Job
 from localkv.kernels.cpu.attention.kernels import worker_of
+from localkv.kernels.cpu.attention.latent_attention import LatentAttention, latents_worker
+from localkv.kernels.cpu.attention.latent_job import LatentJob
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.plan import Launch
+from localkv.kernels.cpu.attention.tables import Table
 from localkv.kernels.cpu.runtime.chain import Chain
 
 TEMPLATE = "attention/rows"
 """The worker for generated tokens."""
-_OWN = [
-    Job._fields.index(name)
-    for name in ("q", "out", "lse", "k_planes", "v_planes", "scratch", "partial", "done")
-]
+_MOVING = "scratch", "partial", "done"
+"""Items of a job whose memory may move."""
+
+
+def _places(job: type[Job] | type[LatentJob], *names: str) -> list[int]:
+    """Where items of a job are."""
+    return [job._fields.index(name) for name in (*names, *_MOVING)]
+
+
+_ROWS = _places(Job, "q", "out", "lse", "k_planes", "v_planes")
+_LATENTS = _places(LatentJob, "q", "q_rotated", "out", "lse", "latent_planes", "rope_planes")
 """Items of a job in which layers differ."""
+
+Prepare = Callable[[Batch], Launch | None]
+"""The one call of a token in such layers; None if there are several, or others."""
 
 
 @dataclass
@@ -36,25 +50,32 @@ class _Alike:
     """Layers whose jobs differ in addresses only.
 
     Attributes:
-        shape: of queries.
-        segment, pool: of the first layer, and where its part of a batch is.
+        prepare: for the first layer.
+        worker: of all.
+        places: items in which they differ.
         jobs: int64 [layers at most, items of a job].
-        own: the same of the items in `_OWN`, of which the last three depend on memory that may
-            move.
+        own: the same of the items in `places`.
         steps: chains and numbers of their steps.
         threads: that these run on.
         done: int64 [layers, items], cleared for each token.
     """
 
-    shape: tuple[int, ...]
-    params: AttentionParams
-    segment: Segment
-    pool: int
+    prepare: Prepare
+    worker: int
+    places: list[int]
     jobs: NDArray[np.int64]
     own: NDArray[np.int64]
     steps: list[tuple[Chain, int]] = field(default_factory=list)
     threads: int = 0
     done: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+
+    def add(self, chain: Chain, arrays: Sequence[Floats], tables: Sequence[Table]) -> None:
+        """A layer with these arrays and tables, in the order of its items."""
+        index = len(self.steps)
+        addresses = [*map(address, arrays), *(table.address for table in tables)]
+        self.own[index, : len(addresses)] = addresses
+        chain.kept += [*arrays, *(table.items for table in tables)]
+        self.steps.append((chain, chain.add_kept(self.worker, self.jobs[index], 1)))
 
     def fill(self, launch: Launch, scratch: int) -> None:
         """Write the jobs of a token."""
@@ -67,7 +88,7 @@ class _Alike:
         self.own[:n, -3] = scratch
         self.own[:n, -2] = scratch + 4 * launch.scratch_floats
         self.jobs[:n] = np.frombuffer(launch.job, np.int64)
-        self.jobs[:n, _OWN] = self.own[:n]
+        self.jobs[:n, self.places] = self.own[:n]
         if self.threads != launch.threads:
             self.threads = launch.threads
             for chain, step in self.steps:
@@ -78,14 +99,23 @@ class AttentionSteps:
     """Those of a token in some layers.
 
     Args:
-        attention: plans the work, and has the memory for it.
+        attention, latents: plan the work; the first has the memory for it.
         n_layers: at most.
     """
 
-    def __init__(self, attention: PackedAttention, n_layers: int) -> None:
-        self.attention = attention
+    def __init__(self, attention: PackedAttention, latents: LatentAttention, n_layers: int) -> None:
+        self.attention, self.latents = attention, latents
         self.n_layers = n_layers
         self._groups = dict[tuple[object, ...], _Alike]()
+
+    def _group(
+        self, key: tuple[object, ...], prepare: Prepare, worker: int, places: list[int], n: int
+    ) -> _Alike:
+        """Layers of one key, whose jobs have `n` items."""
+        if key not in self._groups:
+            jobs, own = (np.zeros((self.n_layers, k), np.int64) for k in (n, len(places)))
+            self._groups[key] = _Alike(prepare, worker, places, jobs, own)
+        return self._groups[key]
 
     def add(
         self,
@@ -97,38 +127,73 @@ class AttentionSteps:
         params: AttentionParams,
     ) -> None:
         """A layer's attention: q, out [1, n_heads, head_dim] and lse [1, n_heads] stay in place."""
-        (segment,) = cache.segments
-        if q.dtype != np.float32 or out.shape != q.shape or lse.shape != q.shape[:2]:
-            raise BoundsError(f"queries {list(q.shape)}, sums {list(out.shape)}")
-        n_kv_heads = segment.k[0].shape[1]
-        types = segment.format_k.name, segment.format_v.name
-        key = q.shape, n_kv_heads, len(segment.k[0]), params, cache.pool, types
-        if key not in self._groups:
-            n_items = len(Job._fields)
-            jobs, own = (np.zeros((self.n_layers, n), np.int64) for n in (n_items, len(_OWN)))
-            self._groups[key] = _Alike(q.shape, params, segment, cache.pool, jobs, own)
-        group = self._groups[key]
-        index = len(group.steps)
-        tables = self.attention.segment_tables(segment, q.shape[-1])
-        planes = tables.k_planes, tables.v_planes
-        group.own[index, :5] = [address(x) for x in (q, out, lse)] + [t.address for t in planes]
-        chain.kept += [q, out, lse, *(table.items for table in planes)]
-        step = chain.add_kept(worker_of(TEMPLATE), group.jobs[index], 1)
-        group.steps.append((chain, step))
+        (segment,), attention, shape = cache.segments, self.attention, q.shape
+        if q.dtype != np.float32 or out.shape != shape or lse.shape != shape[:2]:
+            raise BoundsError(f"queries {list(shape)}, sums {list(out.shape)}")
+
+        def prepare(batch: Batch) -> Launch | None:
+            rows = batch.segments[cache.pool]
+            plan, _, launches = attention.prepared(shape, segment, rows, batch, params)
+            only = plan.complete and len(launches) == 1 and launches[0].template == TEMPLATE
+            return launches[0] if only else None
+
+        key = shape, params, *_kind(cache)
+        n, worker = len(Job._fields), worker_of(TEMPLATE)
+        tables = attention.segment_tables(segment, shape[-1])
+        group = self._group(key, prepare, worker, _ROWS, n)
+        group.add(chain, (q, out, lse), (tables.k_planes, tables.v_planes))
+
+    def add_latents(
+        self,
+        chain: Chain,
+        q: Floats,
+        rotated: Floats,
+        out: Floats,
+        lse: Floats,
+        cache: LayerCache,
+        params: AttentionParams,
+    ) -> None:
+        """A layer's attention over latents: q, out [1, n_heads, latent_dim], rotated parts of
+        queries [1, n_heads, rope_dim] and lse [1, n_heads] stay in place."""
+        (segment,), latents, shape, rope_dim = cache.segments, self.latents, q.shape, rotated.shape
+        if (
+            q.dtype != np.float32
+            or rotated.dtype != np.float32
+            or out.shape != shape
+            or lse.shape != shape[:2]
+            or rope_dim[:2] != shape[:2]
+        ):
+            raise BoundsError(f"queries {list(shape)}, sums {list(out.shape)}")
+
+        def prepare(batch: Batch) -> Launch | None:
+            rows = batch.segments[cache.pool]
+            plan, _, launches = latents.prepared(shape, rope_dim[-1], segment, rows, batch, params)
+            return launches[0] if plan.complete and len(launches) == 1 else None
+
+        key = shape, rope_dim, params, *_kind(cache)
+        n, worker = len(LatentJob._fields), latents_worker(shape[1])
+        tables = latents.segment_tables(segment, shape[-1], rope_dim[-1])
+        group = self._group(key, prepare, worker, _LATENTS, n)
+        planes = tables.latent_planes, tables.rope_planes
+        group.add(chain, (q, rotated, out, lse), planes)
 
     def prepare(self, batch: Batch) -> bool:
         """Write the jobs of a token; False if it takes other calls than one of each layer's."""
         found = list[tuple[_Alike, Launch]]()
         for group in self._groups.values():
-            rows = batch.segments[group.pool]
-            plan, _, launches = self.attention.prepared(
-                group.shape, group.segment, rows, batch, group.params
-            )
-            if not plan.complete or len(launches) != 1 or launches[0].template != TEMPLATE:
+            launch = group.prepare(batch)
+            if launch is None:
                 return False
-            found.append((group, launches[0]))
+            found.append((group, launch))
         most = max((one.scratch_floats + one.partial_floats for _, one in found), default=0)
         scratch = self.attention.scratch.take(most)
         for group, launch in found:
             group.fill(launch, scratch)
         return True
+
+
+def _kind(cache: LayerCache) -> tuple[object, ...]:
+    """What layers whose jobs are alike share in their caches."""
+    (segment,) = cache.segments
+    types = segment.format_k.name, segment.format_v.name
+    return cache.pool, segment.k[0].shape[:2], types

@@ -18,12 +18,14 @@ from localkv.kernels.cpu.attention.kernels import (
 )
 from localkv.kernels.cpu.attention.latent_attention import latents_source
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.latent_layer import LATENT_STEPS
 from localkv.kernels.cpu.layer_chains import (
     RESIDUALS,
     ROW_STEPS,
     activate_source,
     has_common_kernel,
 )
+from localkv.kernels.cpu.linear.head_products import head_source
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.matrices import product_source
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
@@ -56,6 +58,7 @@ def needed_kernels(
     for group in config.groups:
         heads = {getattr(config.layers[i].mixer, "n_heads", 0) for i in group.layers}
         if group.is_latent:
+            sources += [LATENT_STEPS, *map(head_source, names)]
             sources += [latents_source(n_heads) for n_heads in sorted(heads)]
             for segment in cache_segments(cache, group):
                 sources += _cache_sources(segment)

@@ -16,6 +16,7 @@ from localkv.kernels.cpu.linear.read_activation_job import (
     read_norm_job,
     read_rope_job,
 )
+from localkv.kernels.cpu.linear.turn_row import turn_row
 from localkv.simd.arithmetic import (
     add,
     div,
@@ -120,8 +121,6 @@ def rope(address: Address, thread: Count) -> None:
     """A norm of each head of tokens, and RoPE (`RopeJob`)."""
     job = read_rope_job(address)
     n_pairs = job.n_pairs
-    apart = 1 if job.neighbours else n_pairs
-    step = 2 if job.neighbours else 1
     while True:
         token = take_next(address)
         if token >= job.n_tokens:
@@ -131,10 +130,6 @@ def rope(address: Address, thread: Count) -> None:
             x = job.x + 4 * (token * job.n_heads + head) * job.head_dim
             if job.weight and not job.norm_last:
                 norm_head(job, head, x)
-            for i in range(n_pairs):
-                a, b = get_f32(x, step * i), get_f32(x, step * i + apart)
-                c, s = get_f32(cos, i), get_f32(sin, i)
-                put_f32(x, step * i, a * c - b * s)
-                put_f32(x, step * i + apart, a * s + b * c)
+            turn_row(x, n_pairs, job.neighbours, cos, sin)
             if job.weight and job.norm_last:
                 norm_head(job, head, x)

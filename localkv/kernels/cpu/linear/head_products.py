@@ -1,71 +1,125 @@
-"""Products of each head's matrix with that head's row, in one chain for all heads."""
+"""Products of each head's matrix with that head's rows, as one step of a chain."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import Floats
-from localkv.kernels.cpu.runtime.chain import Chain, Scratch
+from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.linear.blocks import LAYOUTS
+from localkv.kernels.cpu.linear.head_job import TOKENS_AT_ONCE, HeadJob
+from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES
+from localkv.kernels.cpu.linear.matrices import (
+    InPlaceTensor,
+    KernelTensor,
+    PanelTensor,
+    RowTensor,
+)
+from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
+from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
+from localkv.system.threads import n_threads
 
-MANY_STACKS = 1024
-"""The most whose chains are remembered."""
+PIECES_PER_THREAD = 4
+"""Of a head's matrix there are as many parts as this takes, so that threads end together."""
 
-AddProduct = Callable[[Chain, Floats, int, PackedTensor, Floats], None]
-"""(chain, x [tokens, n_in], tokens, matrix, out [tokens, n_out]): a step of the chain."""
+
+def head_source(name: str) -> KernelSource:
+    """The kernel for matrices of a format; without one, of their decoded rows."""
+    if name in LAYOUTS:
+        return KernelSource("linear/head_product", {"FORMAT": name})
+    rows = name if name in ROW_FORMAT_NAMES else "f32"
+    return KernelSource("linear/row_head_product", {"FORMAT": rows})
+
+
+@functools.cache
+def _worker(name: str) -> int:
+    return specialized(head_source(name))["multiply_heads"]
 
 
 @dataclass(frozen=True)
-class HeadChain:
-    """The products of a stack with the rows of some tokens, which lie head by head.
+class HeadRows:
+    """Rows of heads: float32, where each head has `n` values of each token.
 
     Attributes:
-        stack: for which this is; it may go before we do.
-        rows, out: float32 [heads, tokens, n_in] and [heads, tokens, n_out].
+        where: they are.
+        head, token: values from head to head, and from token to token.
     """
 
-    stack: weakref.ref[PackedTensor]
-    chain: Chain
-    rows: Floats
-    out: Floats
+    where: Where
+    head: int
+    token: int
+
+    def memory(self, n_heads: int, n_tokens: int, n: int) -> Memory:
+        """All of them, and what lies between."""
+        return Memory(self.where, 4 * ((n_heads - 1) * self.head + (n_tokens - 1) * self.token + n))
 
 
-class HeadProducts:
-    """Chains are kept for one token, whose products take no longer than making a chain."""
+def add_head_products(
+    chain: Chain, x: HeadRows, n_tokens: int, stack: PackedTensor, out: HeadRows
+) -> None:
+    """Products of a stack [heads, n_out, n_in], for which there is a kernel, with x."""
+    n_heads, n_out, n_in = stack.shape
+    first = stack[0]
+    assert isinstance(stack, KernelTensor)
+    assert isinstance(first, KernelTensor)
+    first.check_items()
+    data = stack.panels if isinstance(stack, PanelTensor) else stack.rows
+    if len(data) != n_heads or not data.flags.c_contiguous:
+        raise BoundsError(f"{len(data)} matrices of {n_heads} heads")
+    threads, items = n_threads(), first.items
+    more = dict[str, Item]()
+    if isinstance(stack, (PanelTensor, InPlaceTensor)):
+        facts = stack.facts
+        made = facts.panel_bytes if isinstance(stack, InPlaceTensor) else 0
+        packed = min(n_tokens, TOKENS_AT_ONCE) * facts.n_blocks * ACTIVATION_BLOCK_BYTES
+        each = -(-(made + packed) // 64) * 64
+        more = {
+            "n_records": facts.n_records,
+            "n_blocks": facts.n_blocks,
+            "panel_bytes": made,
+            "scratch": Memory(chain.take(threads * each), threads * each),
+            "scratch_bytes": each,
+        }
+    else:
+        assert isinstance(stack, RowTensor)
+    pieces = max(1, -(-threads * PIECES_PER_THREAD // n_heads)) if threads > 1 else 1
+    job = HeadJob(
+        next_piece=0,
+        n_parts=min(pieces, items.n_items),
+        n_heads=n_heads,
+        n_tokens=n_tokens,
+        n_in=n_in,
+        n_out=n_out,
+        x=x.memory(n_heads, n_tokens, n_in),
+        x_head=4 * x.head,
+        x_token=4 * x.token,
+        out=out.memory(n_heads, n_tokens, n_out),
+        out_head=4 * out.head,
+        out_token=4 * out.token,
+        data=Memory(data, data.nbytes),
+        matrix_bytes=data.nbytes // n_heads,
+        item_bytes=items.item_bytes,
+        n_items=items.n_items,
+        **more,
+    )
+    chain.add(_worker(stack.format.name), job, threads)
 
-    def __init__(self, scratch: Scratch, add: AddProduct) -> None:
-        self._scratch, self._add = scratch, add
-        self._chains = dict[int, HeadChain]()
 
-    def forget(self) -> None:
-        """Drop all that is kept from call to call."""
-        self._chains.clear()
-
-    def __call__(self, x: Floats, stack: PackedTensor) -> Floats:
-        """x float32 [tokens, heads, n_in], a stack with a kernel -> [tokens, heads, n_out]."""
-        if len(x) != 1:
-            made = self._made(stack, len(x))
-        else:
-            kept = self._chains.get(id(stack))
-            if kept is None or kept.stack() is not stack:
-                if len(self._chains) >= MANY_STACKS:
-                    self._chains.clear()
-                kept = self._chains[id(stack)] = self._made(stack, 1)
-            made = kept
-        made.rows[:] = x.transpose(1, 0, 2)
-        made.chain.run()
-        out = made.out.transpose(1, 0, 2)
-        return out.copy() if len(x) == 1 else out
-
-    def _made(self, stack: PackedTensor, n_tokens: int) -> HeadChain:
-        n_heads, n_out, n_in = stack.shape
-        rows = np.empty((n_heads, n_tokens, n_in), np.float32)
-        out = np.empty((n_heads, n_tokens, n_out), np.float32)
-        chain = Chain(self._scratch)
-        for head in range(n_heads):
-            self._add(chain, rows[head], n_tokens, stack[head], out[head])
-        return HeadChain(weakref.ref(stack), chain, rows, out)
+def head_products(scratch: Scratch, x: Floats, stack: PackedTensor) -> Floats:
+    """x float32 [tokens, heads, n_in], a stack with a kernel -> [tokens, heads, n_out]."""
+    n_heads, n_out, n_in = stack.shape
+    if x.shape[1:] != (n_heads, n_in):
+        raise BoundsError(f"rows {list(x.shape)} for matrices {list(stack.shape)}")
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.empty((len(x), n_heads, n_out), np.float32)
+    chain = Chain(scratch)
+    places = HeadRows(x, n_in, n_heads * n_in), HeadRows(out, n_out, n_heads * n_out)
+    add_head_products(chain, places[0], len(x), stack, places[1])
+    chain.run()
+    return out

@@ -21,7 +21,7 @@ from localkv.kernels.bounds import check_array
 from localkv.kernels.cpu.arrays import Floats, address, whole_vectors
 from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
-from localkv.kernels.cpu.linear.head_products import HeadProducts
+from localkv.kernels.cpu.linear.head_products import head_products
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, FillJob, MatrixJob, MultiplyJob
 from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
@@ -122,10 +122,6 @@ class CpuProducts:
     def __init__(self, scratch: Scratch | None = None) -> None:
         self._arena = PanelArena()
         self._scratch = scratch or Scratch()
-        self._heads = HeadProducts(
-            self._scratch,
-            lambda chain, x, n, matrix, out: add_products(chain, x, n, [Product(matrix, out)]),
-        )
 
     def prepare(self, weight: PackedTensor) -> PackedTensor:
         """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in], as `matmul` wants it.
@@ -190,16 +186,11 @@ class CpuProducts:
         return out
 
     def head_products(self, x: Floats, stack: PackedTensor) -> Floats:
-        """As `kernels.linear.head_products`; with a kernel, all heads in one chain."""
+        """As `kernels.linear.head_products`; with a kernel, all heads at once."""
         if not has_kernel(stack):
             y: Floats = heads_by_head(x, stack, self.matmul)
             return y
-        out: Floats = self._heads(round_activations(x, stack), stack)
-        return out
-
-    def forget(self) -> None:
-        """Drop chains that have an address of scratch memory."""
-        self._heads.forget()
+        return head_products(self._scratch, round_activations(x, stack), stack)
 
     def _times_rows(self, x: Floats, rows: Floats) -> Floats:
         """x float32 [tokens, n_in] @ rows float32 [n_out, n_in].T; any n_in."""

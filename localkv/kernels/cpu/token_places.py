@@ -1,0 +1,115 @@
+"""Where the layers of one generated token work: chains, and memory that stays between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.cache.layer_cache import LayerCache
+from localkv.kernels.backend import TokenBatch, TokenInputs
+from localkv.kernels.bounds import BoundsError, check_slots
+from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.runtime.chain import Chain, Scratch, Where
+
+Call = Callable[[TokenBatch], None]
+"""What is done between chains, in these places."""
+Int64s = NDArray[np.int64]
+
+
+class TokenPlaces:
+    """The places of a program.
+
+    Args:
+        scratch: of chains.
+        given: a token's; of its inputs only sizes matter.
+
+    Attributes:
+        stages: chains, and what is called between them, in order.
+        rows: three of [1, n_embd], of which one has a layer's input, one its output.
+        embedded: as `TokenBatch` has it.
+        states: of recurrent layers, float32 [slots, n].
+    """
+
+    def __init__(self, scratch: Scratch, given: TokenBatch, n_embd: int) -> None:
+        self.scratch, self.given = scratch, given
+        self.stages = list[Chain | Call]()
+        self.chain: Chain | None = None
+        self.rows = [np.zeros((1, n_embd), np.float32) for _ in range(3)]
+        self.embedded = None if given.embedded is None else np.empty_like(given.embedded)
+        self.start_table = np.array([0, 1], np.int32)
+        self.slot, self.token = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        self.states: NDArray[np.float32] | None = None
+        self._buffers = dict[tuple[str, tuple[int, ...]], Floats]()
+        self._pools = dict[int, tuple[Int64s, int]]()
+        self._inputs = [_copied(one) for one in given.inputs]
+
+    def steps(self) -> Chain:
+        """The chain to which steps are added."""
+        if self.chain is None:
+            self.chain = Chain(self.scratch)
+            self.stages.append(self.chain)
+        return self.chain
+
+    def call(self, work: Call) -> None:
+        """Do this behind the steps that were added, and before those that follow."""
+        self.chain = None
+        self.stages.append(work)
+
+    def buffer(self, name: str, *shape: int) -> Floats:
+        """Memory for what layers need one after the other."""
+        if (name, shape) not in self._buffers:
+            self._buffers[name, shape] = np.zeros(shape, np.float32)
+        return self._buffers[name, shape]
+
+    def free_row(self, *taken: Floats) -> Floats:
+        """One of the rows that is none of these."""
+        return next(row for row in self.rows if all(row is not x for x in taken))
+
+    def inputs(self, positions: int) -> dict[str, Where]:
+        """Places of what a kind of layers is given of a token, by the names of chains."""
+        return dict(self._inputs[positions])
+
+    def stored(self, cache: LayerCache) -> dict[str, int | Where]:
+        """Where the token's row goes, by the names of chains."""
+        if cache.pool not in self._pools:
+            n_pages = len(cache.segments[0].k[0])
+            self._pools[cache.pool] = np.zeros(1, np.int64), n_pages
+        return {"rows0": 1, "tokens0": self.token, "slots0": self._pools[cache.pool][0]}
+
+    def fill(self, x: Floats, given: TokenBatch) -> None:
+        """Write what differs from token to token.
+
+        Raises:
+            BoundsError: the token is not of the caches that this was made for.
+        """
+        batch = given.batch
+        for places, one in zip(self._inputs, given.inputs, strict=True):
+            for name, values in _arrays(one).items():
+                places[name][:] = values
+        for pool, (slot, n_pages) in self._pools.items():
+            rows = batch.segments[pool]
+            check_slots(rows, 1, n_pages)
+            slot[:] = rows.slots
+        if self.states is not None:
+            self.slot[:] = batch.slots
+            if not 0 <= int(self.slot[0]) < len(self.states):
+                raise BoundsError(f"{len(self.states)} states of sequences, and slot {self.slot}")
+        if self.embedded is not None:
+            self.embedded[:] = given.embedded
+        self.rows[0][:] = x
+
+
+def _arrays(inputs: TokenInputs) -> dict[str, Floats]:
+    """Those of a token, by the names of chains."""
+    found = dict[str, Floats]()
+    if inputs.rope is not None:
+        found |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}
+    if inputs.q_scale is not None:
+        found["q_scale"] = inputs.q_scale
+    return found
+
+
+def _copied(inputs: TokenInputs) -> dict[str, Floats]:
+    return {name: np.array(x, np.float32) for name, x in _arrays(inputs).items()}

@@ -1,0 +1,26 @@
+"""Latent attention as chains, against the same put together from primitives, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from localkv.cache.layout import SegmentSpec
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.cpu.latent_layer import is_fused
+from support.latent_layers import LatentModel, Options, check_latents
+
+ROTATED = SegmentSpec("q8_0", "q4_0", 0, 32, 32)
+OPTIONS = {
+    "low rank": Options(),
+    "q at once": Options("q8_0", low_rank=False, rope=False),
+    "scaled": Options("f32", scaled=True, segment=ROTATED),
+    "biases": Options("bf16", biased=True, rope=None),
+    "scales of rows": Options(segment=SegmentSpec("fp8_e4m3_token", "f16")),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_chains_give_the_bits_of_what_is_composed(name: str) -> None:
+    backend = cpu_backend()
+    check_latents(OPTIONS[name], backend)
+    assert is_fused(LatentModel(OPTIONS[name], backend).weights)
