@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,8 @@ from localkv.kernels.backend import (
     TokenInputs,
     run_one_by_one,
 )
+from localkv.kernels.cpu.attention import packed_attention
+from localkv.kernels.cpu.attention.plan import Plan
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.layer_weights import (
     AttentionWeights,
@@ -254,3 +257,22 @@ def test_a_token_runs_through_all_layers_at_once(rotation: int) -> None:
         assert at_once == decoded(backend, specs, segment)
     finally:
         use_threads(n_threads() - 1)
+
+
+def test_plans_are_kept_until_a_token_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all layers, though attention forgets them while it plans for others."""
+    monkeypatch.setattr(packed_attention, "MANY_PLANS", 1)
+    made, make_plan = list[weakref.ref[Plan]](), packed_attention.make_plan
+
+    def noted(*args: Any) -> Plan:
+        plan = make_plan(*args)
+        made.append(weakref.ref(plan))
+        return plan
+
+    monkeypatch.setattr(packed_attention, "make_plan", noted)
+    windows = [replace(ATTENTION.params, window=n) for n in (0, 2, 3)]
+    specs = [with_attention(params=params) for params in windows]
+    backend = cpu_backend()
+    decoded(backend, specs, SegmentSpec("f16", "f16"))
+    assert len(made) == 9
+    assert all(plan() is not None for plan in made[-3:])

@@ -41,8 +41,9 @@ _ROWS = _places(Job, "q", "out", "lse", "k_planes", "v_planes")
 _LATENTS = _places(LatentJob, "q", "q_rotated", "out", "lse", "latent_planes", "rope_planes")
 """Items of a job in which layers differ."""
 
-Prepare = Callable[[Batch], Launch | None]
-"""The one call of a token in such layers; None if there are several, or others."""
+Prepare = Callable[[Batch], tuple[Launch | None, object]]
+"""The one call of a token in such layers, None if there are several, or others; and what has to be
+kept until it has run: its plan, whose tables it reads."""
 
 
 @dataclass
@@ -107,6 +108,7 @@ class AttentionSteps:
         self.attention, self.latents = attention, latents
         self.n_layers = n_layers
         self._groups = dict[tuple[object, ...], _Alike]()
+        self._plans = list[object]()
 
     def _group(
         self, key: tuple[object, ...], prepare: Prepare, worker: int, places: list[int], n: int
@@ -131,11 +133,11 @@ class AttentionSteps:
         if q.dtype != np.float32 or out.shape != shape or lse.shape != shape[:2]:
             raise BoundsError(f"queries {list(shape)}, sums {list(out.shape)}")
 
-        def prepare(batch: Batch) -> Launch | None:
+        def prepare(batch: Batch) -> tuple[Launch | None, object]:
             rows = batch.segments[cache.pool]
             plan, _, launches = attention.prepared(shape, segment, rows, batch, params)
             only = plan.complete and len(launches) == 1 and launches[0].template == TEMPLATE
-            return launches[0] if only else None
+            return launches[0] if only else None, plan
 
         key = shape, params, *_kind(cache)
         n, worker = len(Job._fields), worker_of(TEMPLATE)
@@ -165,10 +167,10 @@ class AttentionSteps:
         ):
             raise BoundsError(f"queries {list(shape)}, sums {list(out.shape)}")
 
-        def prepare(batch: Batch) -> Launch | None:
+        def prepare(batch: Batch) -> tuple[Launch | None, object]:
             rows = batch.segments[cache.pool]
             plan, _, launches = latents.prepared(shape, rope_dim[-1], segment, rows, batch, params)
-            return launches[0] if plan.complete and len(launches) == 1 else None
+            return launches[0] if plan.complete and len(launches) == 1 else None, plan
 
         key = shape, rope_dim, params, *_kind(cache)
         n, worker = len(LatentJob._fields), latents_worker(shape[1])
@@ -180,10 +182,12 @@ class AttentionSteps:
     def prepare(self, batch: Batch) -> bool:
         """Write the jobs of a token; False if it takes other calls than one of each layer's."""
         found = list[tuple[_Alike, Launch]]()
+        self._plans = list[object]()
         for group in self._groups.values():
-            launch = group.prepare(batch)
+            launch, plan = group.prepare(batch)
             if launch is None:
                 return False
+            self._plans.append(plan)
             found.append((group, launch))
         most = max((one.scratch_floats + one.partial_floats for _, one in found), default=0)
         scratch = self.attention.scratch.take(most)
