@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from localkv.arch.ffn_spec import MoeSpec
 from localkv.arch.mixer_spec import (
     AttentionSpec,
     DeltaNetSpec,
@@ -23,6 +24,8 @@ from localkv.arch.mixer_spec import (
 from localkv.arch.spec import LayerSpec, ModelSpec
 from localkv.kernels.footprint import ALLOCATOR, FLOAT, Footprint, HeadSizes, Matrix
 
+PACKED = 1.0625
+"""Values that a packed one takes at most: float32, and two sums for 32."""
 VOCABULARY_BYTES = 64
 """Per token of the vocabulary: logits, and the sampler's ids, keys and probabilities."""
 INDEX_BYTES = 64
@@ -108,6 +111,19 @@ def q_width(layer: LayerSpec) -> int:
     return sizes.n_heads * sizes.head_dim * (2 if gated else 1)
 
 
+def _expert_width(n_embd: int, layer: LayerSpec, moe: MoeSpec) -> int:
+    """Values per token where experts are steps of a chain, whose memory is one piece.
+
+    For each expert of a token there are its input and its output, gate and up, and what of these is
+    packed for products, which takes as many bytes as float32 at most, and sums.
+    """
+    n_dense = moe.n_ff_shared + (layer.mlp.n_ff if layer.mlp is not None else 0)
+    by_pair = (1 + PACKED) * n_embd + (2 + PACKED) * moe.n_ff
+    # x, its norms, the router's logits, what dense blocks give, and the sum
+    by_token = 8 * n_embd + 2 * moe.n_experts + (2 + PACKED) * n_dense
+    return int((moe.n_experts_used * by_pair + by_token) / ALLOCATOR) + 2 * q_width(layer)
+
+
 def activation_width(n_embd: int, layer: LayerSpec) -> int:
     """Values per token that activations of a layer hold at their peak."""
     if layer.beside is not None:  # the first one's output is kept
@@ -129,6 +145,7 @@ def activation_width(n_embd: int, layer: LayerSpec) -> int:
     feed_forward = 2 * x + 2 * q + 4 * layer.n_ff + 2 * x
     if layer.moe is not None:
         feed_forward += 3 * x  # the experts' sum, the rows of one expert, its weighted output
+        feed_forward = max(feed_forward, _expert_width(n_embd, layer, layer.moe))
     if layer.parallel or layer.post_attn_norm is not None or layer.post_ffn_norm is not None:
         feed_forward += 2 * x  # the layer's input, what a block adds before its norm
     return rope + max(store, turn, attend, feed_forward)
