@@ -356,7 +356,7 @@ def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
     assert result.err_lines == [
         "memory: weights 1.00 MiB (1.00 MiB mapped), K f16 512.00 KiB, V bf16 512.00 KiB, "
         "scratch 3.00 MiB (context 64)",
-        "fake: llama, K rotated by 64, on cpu",
+        "fake: llama, K rotated by 64, on cpu, 2 threads, 3 for prompts",
         "attention: fake",
         "products: q4_0: panels; f32: rows",
         "start:        0.25 s",

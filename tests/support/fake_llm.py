@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from localkv.cache.layout import SegmentSpec
 from localkv.engine.text_stream import Completion, Timings, Usage
 from localkv.memory.plan import MemoryPlan
+from localkv.system.threads import Threads
 
 
 class FakeStream(Iterator[str]):
@@ -66,7 +67,8 @@ class FakeLLM:
         )
         segment = SegmentSpec(self.cache.type_k, self.cache.type_v, 0, 64, 0)
         cache = SimpleNamespace(layouts=[SimpleNamespace(segments=[segment])])
-        self.engine = SimpleNamespace(cache=cache)
+        threads = Threads(arguments["n_threads"] or 2, arguments["n_threads_batch"] or 3)
+        self.engine = SimpleNamespace(cache=cache, slot=SimpleNamespace(threads=threads))
         self.memory = MemoryPlan(1 << 20, 1 << 10, 1 << 19, 1 << 19, 3 << 20)
 
     def chat_template_from(self, source: str) -> str:
