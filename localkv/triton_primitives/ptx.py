@@ -140,6 +140,68 @@ def signed_bytes_ptx():
 
 
 @triton.constexpr_function
+def digits_ptx():
+    """$10: four bytes -> $0 and $1, $2 and $3, ...: five digits in base 3 of each / 256, less 1.
+
+    Three times a byte, as 16 bits, is a digit above 8 bits of rest. There it is fp16's
+    1024 + 256 n: times 1/256, less 5.
+    """
+    digits = "".join(
+        f"""
+        mul.lo.u32 {x}, {x}, 3;
+        lop3.b32 h, {x}, 0x03000300, 0x64006400, 0xEA;
+        fma.rn.f16x2 ${2 * i + j}, h, s, p;
+        and.b32 {x}, {x}, 0x00FF00FF;"""
+        for i in range(5)
+        for j, x in enumerate("ab")
+    )
+    return f"""{{
+        .reg .b32 a, b, h, s, p;
+        prmt.b32 a, $10, 0, {BYTES_0_1};
+        prmt.b32 b, $10, 0, {BYTES_2_3};
+        mov.b32 s, 0x1C001C00;
+        mov.b32 p, 0xC500C500;{digits}
+    }}"""
+
+
+@triton.constexpr_function
+def signed_points_ptx(first, n):
+    """`n` bytes, 4 or 8, and a word of signs, `n` times the same -> pairs of fp16.
+
+    A word of four bytes becomes two pairs. Bits `first` + i and `first` + i + 16 of the word are
+    the signs of pair i; with 0x78 `lop3` is `a ^ (b & c)`.
+    """
+    n_words = n // 4
+    signs = f"${3 * n_words}"
+    pairs = "".join(
+        f"""
+        prmt.b32 a, ${2 * n_words + i // 2}, m, {(BYTES_0_1, BYTES_2_3)[i % 2]};
+        sub.f16x2 a, a, o;
+        shl.b32 s, {signs}, {15 - first - i};
+        lop3.b32 ${i}, a, s, 0x80008000, 0x78;"""
+        for i in range(2 * n_words)
+    )
+    return f"""{{
+        .reg .b32 a, s, m, o;
+        mov.b32 m, 0x64646464;
+        mov.b32 o, {pair(0x6400)};{pairs}
+    }}"""
+
+
+@triton.constexpr_function
+def shifted_points_ptx():
+    """$2: four bytes; $3 (and $4 to $6, the same): twice 1024 + n in fp16 -> $0, $1, less n."""
+    return f"""{{
+        .reg .b32 a, b, m;
+        mov.b32 m, 0x64646464;
+        prmt.b32 a, $2, m, {BYTES_0_1};
+        prmt.b32 b, $2, m, {BYTES_2_3};
+        sub.f16x2 $0, a, $3;
+        sub.f16x2 $1, b, $3;
+    }}"""
+
+
+@triton.constexpr_function
 def bit_field_ptx(shift, n_bits, above_shift, above_bits, offset):
     """$2, $3: four bytes each -> $0, $1: as `bit_fields.unpack_bit_field` says."""
     low = ((1 << n_bits) - 1) * 0x01010101

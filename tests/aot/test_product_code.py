@@ -6,10 +6,13 @@ worse fails. They say nothing about speed, which has to be measured.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from localkv.arch.ffn_spec import Activation
 from localkv.formats import WEIGHT_FORMATS
+from localkv.kernels.gpu.products.tile_sizes import tile_sizes
 from support.aot.aot_report import (
     ARCHS,
     BUDGET_FACTOR,
@@ -21,7 +24,7 @@ from support.aot.aot_report import (
 from support.aot.product_builds import Build, experts_down_build, gate_up_build, linear_build
 from support.quick import quick
 
-NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values() if fmt.has_part("gpu_weight")]
+NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 ONE, FEW, MANY = 1, 8, 128
 """Numbers of tokens: without tensor cores; as few as they take; a prompt."""
 
@@ -41,7 +44,17 @@ INSTRUCTIONS = {
     "q5_K": (6.2, 5.2, 7.9),
     "q6_K": (5.2, 5.4, 5.1),
     "iq4_xs": (6.4, 6.2, 8.8),
+    "iq3_s": (7.1, 7.0, 7.9),
+    "iq3_xxs": (7.3, 6.9, 7.9),
+    "iq2_s": (6.7, 5.9, 7.1),
+    "iq2_xs": (6.8, 6.2, 7.4),
+    "iq2_xxs": (6.6, 5.9, 7.1),
+    "iq1_m": (5.4, 5.0, 6.1),
+    "iq1_s": (4.9, 4.4, 5.5),
+    "tq2_0": (4.3, 3.5, 4.1),
+    "tq1_0": (5.6, 3.8, 4.4),
     "mxfp4": (6.1, 6.3, 9.2),
+    "nvfp4": (6.4, 5.7, 6.2),
 }
 """Thread instructions of the main loop for each weight, for ONE, FEW and MANY tokens."""
 
@@ -59,8 +72,13 @@ def check(build: Build, n_tokens: int, *, products: int = 1) -> None:
     assert report.registers <= REGISTERS[n_tokens]
     assert report.shared_bytes <= SHARED_KIB[build.arch] * 1024
     assert build.run_bytes
-    assert set(build.run_bytes) == {16}, "codes are loaded 16 bytes at a time"
-    assert report.loads["128"] >= 0.95 * build.code_bytes * products
+    if build.looks_up:
+        assert not set(build.run_bytes) - {16, 8, 4, 2}, "words, whole entries, and beside them"
+        assert report.loads["U8"] <= 2 * products, "nothing is loaded byte by byte but scales"
+        assert build.holds_entries
+    else:
+        assert set(build.run_bytes) == {16}, "codes are loaded 16 bytes at a time"
+        assert report.loads["128"] >= 0.95 * build.code_bytes * products
 
 
 ORDINARY = ("q4_K", "q6_K", "q8_0")
@@ -95,6 +113,18 @@ def test_each_type(arch: int, name: str, n_tokens: int) -> None:
         assert units == {own}
     else:
         assert units in ({"HMMA"}, {own}), "3.9 has Hopper's own for few tokens, too"
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+def test_threads_hold_whole_entries(*, exact: bool, alone: bool) -> None:
+    """A tile has at least as many units of 64 as threads, also of small matrices."""
+    for n_tokens, unit, n_out in product((1, 2, 8, 64, 128), (64, 128, 256), (1, 40, 4096)):
+        for n_in in (256, 512, 768, 4096):
+            sizes = tile_sizes(
+                n_tokens, n_out, n_in, unit, 100, exact=exact, alone=alone, looks_up=True
+            )
+            assert sizes.rows * sizes.values // 64 >= 32 * sizes.n_warps
 
 
 @pytest.mark.parametrize("n_tokens", [16, 32, 64])

@@ -66,6 +66,39 @@ def test_signed_bytes() -> None:
     np.testing.assert_array_equal(halves(out), BYTES.view(np.int8))
 
 
+@pytest.mark.parametrize("first", [0, 4, 12])
+def test_points_with_signs(first: int) -> None:
+    """Every byte below 64 in every place, with every pattern of eight signs."""
+    rng = np.random.default_rng(first)
+    for signs in range(256):
+        bits = [(signs >> i) & 1 for i in range(8)]
+        own = sum(bit << (first + i // 2 + 16 * (i % 2)) for i, bit in enumerate(bits))
+        others = int(rng.integers(1 << 32)) & ~(0x000F000F << first)
+        word = np.full_like(WORDS, (others | own) & 0xFFFFFFFF)
+        small = BYTES % 64
+        packed = small.view(np.uint32)[:, 0]
+        out = run(ptx.signed_points_ptx(first, 8), [packed, packed, *[word] * 8], 4)
+        factors = np.where(bits, -1, 1)
+        np.testing.assert_array_equal(halves(out), np.tile(small, 2) * factors)
+        out = run(ptx.signed_points_ptx(first, 4), [packed, *[word] * 4], 2)
+        np.testing.assert_array_equal(halves(out), small * factors[:4])
+
+
+@pytest.mark.parametrize("n", [7, 9])
+def test_points_that_are_shifted(n: int) -> None:
+    offset = np.full_like(WORDS, 0x64006400 + n * 0x10001)
+    out = run(ptx.shifted_points_ptx(), [WORDS, *[offset] * 4], 2)
+    np.testing.assert_array_equal(halves(out), BYTES.astype(int) - n)
+
+
+def test_ternary_digits() -> None:
+    out = run(ptx.digits_ptx(), [WORDS], 10)
+    rest = BYTES.astype(int)
+    for digit in range(5):
+        np.testing.assert_array_equal(halves(out[2 * digit : 2 * digit + 2]), rest * 3 // 256 - 1)
+        rest = rest * 3 % 256
+
+
 def test_e4m3() -> None:
     want = torch.from_numpy(BYTES).view(torch.float8_e4m3fn).float().numpy()
     want = np.where(np.isnan(want), np.where(BYTES >= 128, -480, 480), want)

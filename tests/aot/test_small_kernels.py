@@ -22,7 +22,7 @@ from support.aot.aot_report import compile_kernel, on_every_gpu, report
 from support.aot.product_builds import plane_types
 
 N = 4096
-NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values() if fmt.has_part("gpu_weight")]
+NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 TYPES = {
     **dict.fromkeys(("eps", "factor", "weights_scale"), "fp32"),
     "ids_ptr": "*i64",

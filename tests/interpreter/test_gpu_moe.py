@@ -134,8 +134,20 @@ def test_tiles_of_what_was_in_memory(expert: int | None) -> None:
 @pytest.mark.parametrize(
     ("n_tokens", "types"),
     quick(
-        product((1, 4, 19), (("q4_K", "q6_K"), ("q8_0", "q8_0"), ("f32", "f32"), ("f16", "f16"))),
-        {(1, ("q4_K", "q6_K")), (4, ("f32", "f32")), (4, ("q8_0", "q8_0")), (19, ("f16", "f16"))},
+        product(
+            (1, 4, 19),
+            (
+                *(("q4_K", "q6_K"), ("q8_0", "q8_0"), ("f32", "f32"), ("f16", "f16")),
+                *(("iq2_s", "iq3_xxs"), ("tq1_0", "nvfp4")),
+            ),
+        ),
+        {
+            (1, ("q4_K", "q6_K")),
+            (1, ("iq2_s", "iq3_xxs")),
+            (4, ("f32", "f32")),
+            (4, ("q8_0", "q8_0")),
+            (19, ("f16", "f16")),
+        },
     ),
     ids=str,
 )

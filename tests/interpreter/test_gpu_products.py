@@ -36,7 +36,7 @@ from support.layers import layer_norm, rms
 from support.quick import quick
 from support.random_packed import random_packed
 
-NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values() if fmt.has_part("gpu_weight")]
+NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
 FP16 = 1.2e-3
 """Both operands are rounded to 11 bits, and a scale, too."""
 

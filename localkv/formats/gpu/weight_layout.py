@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -40,6 +41,7 @@ class WeightLayout:
         bound: planes -> at least the largest magnitude of `codes * scales` and `minima`, or None
             where values are fp16 anyway.
         is_exact: products must not round its values to fp16.
+        table: makes what `read` finds after the planes, the same for all matrices; or None.
     """
 
     unit: int
@@ -47,6 +49,13 @@ class WeightLayout:
     planes: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
     bound: Callable[[tuple[Tensor, ...]], Tensor] | None
     is_exact: bool = False
+    table: Callable[[], Tensor] | None = None
+
+
+@cache
+def tables_on(device: torch.device, layout: WeightLayout) -> tuple[Tensor, ...]:
+    """What follows the planes, in the device's memory."""
+    return () if layout.table is None else (layout.table().to(device),)
 
 
 def weight_layout(fmt: QuantFormat) -> WeightLayout:

@@ -14,8 +14,8 @@ from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.gpu.products.tile import part_columns, scaled_codes
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
 
-WIDTH = 1024
-"""Values that a program decodes."""
+WIDTH = 2048
+"""Values that a program decodes: for each thread of its warp a unit of the types with a table."""
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def embed(token_ids: Tensor, token_embd: PackedTensor) -> Tensor:
         embed_kernel,
         (n_tokens, triton.cdiv(n, WIDTH)),
         token_ids,
-        table.planes,
+        table.operands,
         out,
         n,
         READ=table.layout.read,

@@ -12,7 +12,7 @@ import torch
 
 from localkv.arch.ffn_spec import Activation
 from localkv.formats import FORMATS
-from localkv.formats.gpu.weight_layout import WeightLayout, weight_layout
+from localkv.formats.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.moe.kernels import experts_down_kernel, experts_gate_up_kernel
 from localkv.kernels.gpu.products.epilogues import GATED, PLAIN
@@ -41,6 +41,8 @@ class Build:
         arch: compute capability that it is compiled for.
         code_bytes: that a thread loads of code planes in a step.
         run_bytes: of the contiguous codes, by tensor of a tile, that a thread loads together.
+        looks_up: the first of the types has a table.
+        holds_entries: threads hold the 4 or 8 bytes of an entry in order, as their PTX takes them.
     """
 
     arch: int
@@ -48,6 +50,8 @@ class Build:
     sizes: TileSizes
     code_bytes: float
     run_bytes: tuple[int, ...]
+    looks_up: bool
+    holds_entries: bool
 
     @property
     def instructions_per_weight(self) -> float:
@@ -58,7 +62,8 @@ class Build:
 
 def plane_types(name: str) -> tuple[str, ...]:
     """Triton's types of the pointers to a format's planes."""
-    return tuple(TYPES[plane.dtype] for plane in _planes(name))
+    tables = tables_on(torch.device("cpu"), weight_layout(FORMATS[name]))
+    return tuple(TYPES[plane.dtype] for plane in (*_planes(name), *tables))
 
 
 @cache
@@ -87,6 +92,18 @@ def _run_bytes(ttgir: str) -> tuple[int, ...]:
     return tuple(int(layouts[at].split(",")[-1]) * int(bits) // 8 for bits, at in loads)
 
 
+def _holds_entries(ttgir: str) -> bool:
+    """Whether all inline assembly on the bytes of entries has them in the order of a layout."""
+    layouts = dict(re.findall(r"(#\w+) = #ttg\.(\w+<\{.*)", ttgir))
+    used = re.findall(r"packed_element = \d+ : i32.*? : tensor<\d+x\d+x([48])xi8, (#\w+)>", ttgir)
+    in_order = {4: "[0, 0, 1], [0, 0, 2]", 8: "[0, 0, 1], [0, 0, 2], [0, 0, 4]"}
+    return all(
+        re.match(rf"blocked.*sizePerThread = \[1, \d+, {n}\].*order = \[2,", layouts[at])
+        or layouts[at].startswith(f"linear<{{register = [{in_order[int(n)]}")
+        for n, at in used
+    )
+
+
 def _built(kernel: Any, arch: int, types: dict[str, Any], constants: dict[str, Any],
            sizes: TileSizes, names: Sequence[str]) -> Build:  # fmt: skip
     compiled = compile_kernel(
@@ -104,6 +121,8 @@ def _built(kernel: Any, arch: int, types: dict[str, Any], constants: dict[str, A
         sizes,
         _code_bytes(names[0], sizes),
         _run_bytes(compiled.asm["ttgir"]),
+        weight_layout(FORMATS[names[0]]).table is not None,
+        _holds_entries(compiled.asm["ttgir"]),
     )
 
 
@@ -114,7 +133,14 @@ def _sizes(
     exact = any(layout.is_exact for layout in layouts)
     unit = max(layout.unit for layout in layouts)
     return layouts, tile_sizes(
-        n_tokens, n_out, n_in, unit, N_PROCESSORS, exact=exact, alone=len(names) == 1
+        n_tokens,
+        n_out,
+        n_in,
+        unit,
+        N_PROCESSORS,
+        exact=exact,
+        alone=len(names) == 1,
+        looks_up=any(layout.table is not None for layout in layouts),
     )
 
 

@@ -52,6 +52,7 @@ def _sizes(n_pairs: int, weights: list[PlaneTensor]) -> TileSizes:
         gpu_of(weights[0].planes[0].device).n_processors,
         exact=any(weight.layout.is_exact for weight in weights),
         alone=len(weights) == 1,
+        looks_up=any(weight.layout.table is not None for weight in weights),
     )
 
 
@@ -133,10 +134,10 @@ def expert_products(
         n_ff,
         stack_rows,
         stacks.up_start,
-        None if gate is None else gate.planes,
+        None if gate is None else gate.operands,
         None if gate is None else gate.scale,
         stacks.gate_bias,
-        up.planes,
+        up.operands,
         up.scale,
         stacks.up_bias,
         N_USED=n_used,
@@ -164,7 +165,7 @@ def expert_products(
         n_experts,
         n_ff,
         n_embd,
-        down.planes,
+        down.operands,
         down.scale,
         layer.down_scale,
         layer.down_bias,
@@ -202,7 +203,7 @@ def stack_products(x: Tensor, experts: Tensor, stack: PackedTensor) -> Tensor:
         n_stack,
         n_in,
         n_out,
-        weight.planes,
+        weight.operands,
         weight.scale,
         None,
         None,

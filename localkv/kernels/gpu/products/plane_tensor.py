@@ -12,7 +12,7 @@ from torch import Tensor
 
 from localkv.errors import ModelFileError
 from localkv.formats.base import split_blocks
-from localkv.formats.gpu.weight_layout import WeightLayout, weight_layout
+from localkv.formats.gpu.weight_layout import WeightLayout, tables_on, weight_layout
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.reference.torch_codec import tensor_of
 
@@ -46,6 +46,11 @@ class PlaneTensor(PackedTensor):
     @property
     def reads_rows(self) -> bool:
         return False
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        """What kernels read: the planes, and the type's table if it has one."""
+        return (*self.planes, *tables_on(self.planes[0].device, self.layout))
 
     @property
     def n_bytes(self) -> int:

@@ -84,6 +84,7 @@ def sizes_for(n_tokens: int, n_out: int, weights: Sequence[PlaneTensor]) -> Tile
         gpu_of(weights[0].planes[0].device).n_processors,
         exact=any(weight.layout.is_exact for weight in weights),
         alone=len(weights) == 1,
+        looks_up=any(weight.layout.table is not None for weight in weights),
     )
 
 
@@ -131,7 +132,7 @@ def linears(
     for i, name in enumerate("abc"):
         present = i < len(layers)
         matrices |= {
-            f"{name}_planes": weights[i].planes if present else None,
+            f"{name}_planes": weights[i].operands if present else None,
             f"{name}_scale": weights[i].scale if present else None,
             f"{name}_bias_ptr": layers[i].bias if present else None,
             f"{name}_rows": n_out[i] if present else None,
@@ -195,10 +196,10 @@ def gate_up(
         n_in,
         n_out,
         2 * n_tokens * n_out,
-        weights[0].planes,
+        weights[0].operands,
         weights[0].scale,
         gate.bias,
-        weights[1].planes,
+        weights[1].operands,
         weights[1].scale,
         up.bias,
         GATE=weights[0].layout.read,

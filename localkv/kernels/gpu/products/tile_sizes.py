@@ -58,13 +58,22 @@ def single_token_sizes(n_out: int, n_in: int, unit: int, n_processors: int) -> T
     rows = 16 if unit > 8 else 8
     while rows > 4 and triton.cdiv(n_out, rows) < 2 * n_processors:
         rows //= 2
+    values = max(values, 32 // rows * unit)  # a unit for each thread of a warp
     n_warps = max(1, min(4, rows * values // unit // 32))
     n_splits = _splits(triton.cdiv(n_out, rows), n_in, values, n_processors)
     return TileSizes(1, rows, values, n_warps, 1, n_splits)
 
 
 def tile_sizes(
-    n_tokens: int, n_out: int, n_in: int, unit: int, n_processors: int, *, exact: bool, alone: bool
+    n_tokens: int,
+    n_out: int,
+    n_in: int,
+    unit: int,
+    n_processors: int,
+    *,
+    exact: bool,
+    alone: bool,
+    looks_up: bool = False,
 ) -> TileSizes:
     """For any number of tokens.
 
@@ -72,20 +81,25 @@ def tile_sizes(
         unit: the largest of the weights' (`WeightLayout.unit`).
         exact: activations are fp32.
         alone: a kernel multiplies with one matrix. With several it needs more registers.
+        looks_up: a type has a table. Its entries are under way in registers, and a thread has to
+            hold whole ones: there are at least as many units of 64 in a tile as threads.
     """
     if n_tokens == 1:
         return single_token_sizes(n_out, n_in, unit, n_processors)
     if exact:
-        sizes = TileSizes(16, 32, max(unit, 64), 4, 1)
+        sizes = TileSizes(16, 32, max(unit, 256 if looks_up else 64), 4, 1)
     elif n_tokens <= 32:
         tokens = max(8, triton.next_power_of_2(n_tokens))
         sizes = TileSizes(tokens, 64, max(2 * unit, 128), 4, 2 if unit > 64 else 3)
+    elif unit > 128:
+        sizes = TileSizes(32, 64, 2 * unit, 4, 2)
     elif not alone and unit > 64:
         sizes = TileSizes(32, 128, 128, 4, 2)
     elif not alone:
         sizes = TileSizes(64, 128, max(2 * unit, 64), 8, 2)
     elif n_tokens <= 64 or unit > 32:
-        sizes = TileSizes(64, 128, 128 if unit > 32 else 64, 4, 2 if unit > 32 else 3)
+        n_warps = 8 if looks_up else 4
+        sizes = TileSizes(64, 128, 128 if unit > 32 else 64, n_warps, 2 if unit > 32 else 3)
     else:
         sizes = TileSizes(128, 128, 64, 8, 3)
     tiles = triton.cdiv(n_tokens, sizes.tokens) * triton.cdiv(n_out, sizes.rows)
