@@ -58,8 +58,7 @@ class HeadSizes:
 class Footprint(Protocol):
     """A module that counts the bytes of one backend."""
 
-    @property
-    def IS_OF_HOST(self) -> bool:  # noqa: N802 (a module's constant)
+    def is_of_host(self) -> bool:
         """They are the machine's, not a GPU's."""
 
     def copied_bytes(self, fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:

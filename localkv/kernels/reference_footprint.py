@@ -14,7 +14,9 @@ from localkv.kernels.footprint import (
     decoded_bytes,
 )
 
-IS_OF_HOST = True
+
+def is_of_host() -> bool:
+    return True
 
 
 def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:

@@ -31,7 +31,6 @@ def mixer_weights(read: TensorReader, spec: Mixer, n_embd: int, at: str) -> Mixe
             return latent_weights(read, spec, n_embd, at)
         case DeltaNetSpec() | ShortConvSpec() | Mamba2Spec():
             return recurrent_weights(read, spec, n_embd, at)
-    raise NotImplementedError(spec)
 
 
 def _attention(read: TensorReader, spec: AttentionSpec, n_embd: int, at: str) -> AttentionWeights:

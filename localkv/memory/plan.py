@@ -153,7 +153,7 @@ class ModelMemory:
         allocated += split_bytes(self.tensors, self.config, self.backend)
         if self.is_file:
             return mapped, allocated
-        by_row = _by_row_bytes(self.tensors) if FOOTPRINTS[self.backend].IS_OF_HOST else 0
+        by_row = _by_row_bytes(self.tensors) if FOOTPRINTS[self.backend].is_of_host() else 0
         return 0, mapped + allocated + by_row + _looked_up_bytes(self.tensors, self.backend)
 
     @cached_property

@@ -47,6 +47,6 @@ def split_bytes(tensors: Iterable[TensorInfo], config: ModelSpec, backend: str) 
             (tensor.format, (spec.n_heads, spec.value_dim, spec.latent_dim)),
         ):
             total += footprint.copied_bytes(fmt, shape, is_looked_up=False)
-            if footprint.IS_OF_HOST:
+            if footprint.is_of_host():
                 total += math.prod(shape[:-1]) * fmt.row_bytes(shape[-1])
     return total

@@ -29,11 +29,14 @@ from localkv.kernels.footprint import (
     decoded_bytes,
 )
 
-IS_OF_HOST = True
 PACKED_BYTES = 4.25
 """Per value of a product's left side when it is packed: float32 and two sums per 32 values."""
 MOST_DECODE_ROWS = 8
 """Rows of attention that decode kernels hold in registers at once, where there are most."""
+
+
+def is_of_host() -> bool:
+    return True
 
 
 def _in_panels(fmt: QuantFormat) -> bool:

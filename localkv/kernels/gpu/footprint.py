@@ -9,7 +9,9 @@ from localkv.formats.base import QuantFormat
 from localkv.kernels.footprint import FLOAT, HeadSizes, Matrix
 from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_SPLITS
 
-IS_OF_HOST = False
+
+def is_of_host() -> bool:
+    return False
 
 
 def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) -> int:
