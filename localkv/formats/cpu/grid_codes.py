@@ -14,15 +14,15 @@ first-level cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from localkv.formats.cpu.panel_codes import Record, bit_field
-from localkv.formats.cpu.panel_layout import BLOCK
+from localkv.formats.cpu.panel_codes import PanelFormat, Record, bit_field
+from localkv.formats.cpu.panel_layout import BLOCK, PanelLayout
 from localkv.formats.grids import Grid
 from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE
 from localkv.simd.kinds import Builder, Value
@@ -129,6 +129,24 @@ def grid_codes(
     """
     emit = _from_registers if HAS_BYTE_SHUFFLE else _from_memory
     return emit(b, kind, places, upper, flags)
+
+
+def grid_panels(
+    layout: PanelLayout,
+    codes: Callable[[Record, int], list[Any]],
+    scale: Callable[[Record, int, int], Any],
+    kind: GridCodes,
+) -> PanelFormat:
+    """A type's panels."""
+    return PanelFormat(
+        layout,
+        codes,
+        scale,
+        zero=kind.zero,
+        halves=kind.halves,
+        columns=kind.columns,
+        is_costly=True,
+    )
 
 
 def _from_registers(

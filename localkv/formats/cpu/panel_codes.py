@@ -113,6 +113,8 @@ class PanelFormat:
         halves: every 16 columns have a scale, and a minimum, of their own.
         columns: the columns of the codes of a block where it is not as above: vector j holds
             columns[4 j] to columns[4 j + 3]. Halves stay together.
+        is_costly: reading codes takes as long as multiplying them with some tokens, so that for
+            many tokens they are read only once (`linear/unpacked.py`).
     """
 
     layout: PanelLayout
@@ -122,6 +124,7 @@ class PanelFormat:
     zero: int = 0
     halves: bool = False
     columns: tuple[int, ...] | None = None
+    is_costly: bool = False
 
     def scales(self, record: Record, block: int) -> list[Any]:
         """Of each part of a block that has its own."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.grid_codes import GridCodes, grid_codes, odd_scale
-from localkv.formats.cpu.panel_codes import PanelFormat, Record
+from localkv.formats.cpu.grid_codes import GridCodes, grid_codes, grid_panels, odd_scale
+from localkv.formats.cpu.panel_codes import Record
 from localkv.formats.grids import IQ1
 from localkv.formats.iq1_m.cpu import LAYOUT
 from localkv.simd.large_tables import fields, widened
@@ -47,4 +47,4 @@ def scale(record: Record, block: int, half: int) -> Any:
     return odd_scale(b, _super_scale(record), b.and_(bits, constant(i32, 7)), 1 / 8)
 
 
-PANELS = PanelFormat(LAYOUT, codes, scale, zero=KIND.zero, halves=True, columns=KIND.columns)
+PANELS = grid_panels(LAYOUT, codes, scale, KIND)

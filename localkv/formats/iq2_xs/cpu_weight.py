@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.grid_codes import GridCodes, even_signs, grid_codes, scale_of_nibble
-from localkv.formats.cpu.panel_codes import PanelFormat, Record
+from localkv.formats.cpu.grid_codes import (
+    GridCodes,
+    even_signs,
+    grid_codes,
+    grid_panels,
+    scale_of_nibble,
+)
+from localkv.formats.cpu.panel_codes import Record
 from localkv.formats.grids import IQ2_XS
 from localkv.formats.iq2_xs.cpu import LAYOUT
 from localkv.simd.large_tables import split_bytes
@@ -25,4 +31,4 @@ def scale(record: Record, block: int, half: int) -> Any:
     return scale_of_nibble(record, block, half, 1 / 8)
 
 
-PANELS = PanelFormat(LAYOUT, codes, scale, zero=KIND.zero, halves=True, columns=KIND.columns)
+PANELS = grid_panels(LAYOUT, codes, scale, KIND)

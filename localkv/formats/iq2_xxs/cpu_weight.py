@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.grid_codes import GridCodes, even_signs, grid_codes, odd_scale
-from localkv.formats.cpu.panel_codes import PanelFormat, Record
+from localkv.formats.cpu.grid_codes import GridCodes, even_signs, grid_codes, grid_panels, odd_scale
+from localkv.formats.cpu.panel_codes import Record
 from localkv.formats.grids import IQ2_XXS
 from localkv.formats.iq2_xxs.cpu import LAYOUT
 from localkv.simd.vector import constant, i32
@@ -25,4 +25,4 @@ def scale(record: Record, block: int, half: int) -> Any:
     return odd_scale(b, record.halves("d"), bits, 1 / 8)
 
 
-PANELS = PanelFormat(LAYOUT, codes, scale, zero=KIND.zero, columns=KIND.columns)
+PANELS = grid_panels(LAYOUT, codes, scale, KIND)

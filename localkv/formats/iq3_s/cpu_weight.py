@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats.cpu.grid_codes import GridCodes, grid_codes, scale_of_nibble
-from localkv.formats.cpu.panel_codes import PanelFormat, Record
+from localkv.formats.cpu.grid_codes import GridCodes, grid_codes, grid_panels, scale_of_nibble
+from localkv.formats.cpu.panel_codes import Record
 from localkv.formats.grids import IQ3_S
 from localkv.formats.iq3_s.cpu import LAYOUT
 from localkv.simd.large_tables import fields, widened
@@ -25,4 +25,4 @@ def scale(record: Record, block: int, half: int) -> Any:
     return scale_of_nibble(record, block // 2, block % 2, 1.0)
 
 
-PANELS = PanelFormat(LAYOUT, codes, scale, zero=KIND.zero, columns=KIND.columns)
+PANELS = grid_panels(LAYOUT, codes, scale, KIND)

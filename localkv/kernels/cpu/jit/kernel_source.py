@@ -67,6 +67,7 @@ _BUILT_ON = (
     "kernels/cpu/linear/tiles.py",
     "kernels/cpu/linear/turn_row.py",
     "kernels/cpu/linear/units.py",
+    "kernels/cpu/linear/unpacked.py",
     "kernels/cpu/moe/job.py",
     "kernels/cpu/moe/read_job.py",
     "kernels/cpu/recurrent/job.py",

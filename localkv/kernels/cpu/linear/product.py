@@ -29,11 +29,23 @@ from localkv.kernels.cpu.linear.read_job import (
     tile_start,
 )
 from localkv.kernels.cpu.linear.tiles import multiply_tile
+from localkv.kernels.cpu.linear.unpacked import (
+    GROUP_TOKENS,
+    SUM_BYTES,
+    clear_sums,
+    multiply_record,
+    put_unpacked_sums,
+    record_memory,
+    sums_memory,
+    unpack_record,
+    unpacks,
+)
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, put_f32, take_next
 
 KIND = parameter("FORMAT", "q4_0")
 IN_PLACE = KIND in IN_PLACE_FORMATS
+UNPACKS = unpacks(KIND)
 
 
 @cfunc("void(int64, int64)")
@@ -60,8 +72,56 @@ def pack(address: Address, thread: Count) -> None:
 
 
 @njit
+def multiply_records(
+    job: Any, panel: Address, first: Count, n_tokens: Count, sums: Address
+) -> None:
+    """Sums of a panel times some tokens; the last ones of the batch end with smaller tiles."""
+    record_bytes = job.panel_bytes // job.n_records
+    token_bytes = job.token_bytes // job.n_records
+    unpacked = record_memory(KIND)
+    for record in range(job.n_records):
+        unpack_record(KIND, panel + record * record_bytes, unpacked)
+        start = 0
+        while start < n_tokens:
+            size = tile_size(start, n_tokens)
+            x = job.activations + (first + start) * job.token_bytes + record * size * token_bytes
+            to = sums + SUM_BYTES * start
+            if size == MAX_TILE:
+                multiply_record(KIND, MAX_TILE, unpacked, x, to)
+            elif size == 4:
+                multiply_record(KIND, 4, unpacked, x, to)
+            elif size == 2:
+                multiply_record(KIND, 2, unpacked, x, to)
+            else:
+                multiply_record(KIND, 1, unpacked, x, to)
+            start += size
+
+
+@njit
+def multiply_unpacked(job: Any, matrix: Any, panels: Address, first: Count, last: Count) -> None:
+    """As `multiply_panels`, for many tokens and formats whose codes take long to read."""
+    stride, more_stride = 4 * matrix.n_out, matrix.addend_stride
+    sums = sums_memory()
+    for start in range(0, job.n_tokens, GROUP_TOKENS):
+        n_tokens = min(job.n_tokens - start, GROUP_TOKENS)
+        for i in range(first, last):
+            clear_sums(sums, n_tokens)
+            panel = panels + (i - first) * job.panel_bytes
+            multiply_records(job, panel, start, n_tokens, sums)
+            to = matrix.out + start * stride + 4 * LANES * i
+            plus = 0
+            if matrix.addend != 0:
+                plus = matrix.addend + start * more_stride + 4 * LANES * i
+            n = min(LANES, matrix.n_out - i * LANES)
+            put_unpacked_sums(sums, n_tokens, to, stride, n, plus, more_stride)
+
+
+@njit
 def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: Count) -> None:
     """Multiply panels `first` to `last` of a matrix, which start at `panels`, with all tokens."""
+    if UNPACKS and job.n_tokens >= MAX_TILE:
+        multiply_unpacked(job, matrix, panels, first, last)
+        return
     n_tokens, n_records, stride = job.n_tokens, job.n_records, 4 * matrix.n_out
     more, more_stride = matrix.addend, 0
     if more != 0:
@@ -78,7 +138,10 @@ def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: 
                 plus = more + start * more_stride + 4 * LANES * i
             n = min(LANES, matrix.n_out - i * LANES)
             if size == MAX_TILE:
-                multiply_tile(KIND, MAX_TILE, panel, n_records, x, to, stride, n, plus, more_stride)
+                if not UNPACKS:
+                    multiply_tile(
+                        KIND, MAX_TILE, panel, n_records, x, to, stride, n, plus, more_stride
+                    )
             elif size == 4:
                 multiply_tile(KIND, 4, panel, n_records, x, to, stride, n, plus, more_stride)
             elif size == 2:

@@ -43,7 +43,7 @@ PREFETCH_TOKENS = 4
 """The most tokens of a tile for which memory, not arithmetic, is the limit."""
 
 
-def _opaque(builder: Builder, address: Value) -> Value:
+def opaque(builder: Builder, address: Value) -> Value:
     """The same address, made opaque to LLVM.
 
     Otherwise LLVM keeps words that hold bits of several blocks in registers until these run out.
@@ -52,7 +52,7 @@ def _opaque(builder: Builder, address: Value) -> Value:
     return builder.asm(kind, "", "=r,0", [address], side_effect=True)
 
 
-class _Sums:
+class Sums:
     """Vectors in stack slots, which LLVM turns into registers."""
 
     def __init__(self, builder: Builder, n: int, item: ir.Type = F32X16) -> None:
@@ -80,42 +80,68 @@ def _dot(b: Builder, fmt: PanelFormat, total: Value, codes: Value, x: Value) -> 
     return dot_of_bytes(b, total, codes, x, most=255 if fmt.zero == 128 else MOST_SIGNED)
 
 
+def multiplied_codes(b: Builder, fmt: PanelFormat, record: Record, block: int) -> list[Any]:
+    """The codes of a block, signed where they are multiplied as such."""
+    return [flipped(b, x) if fmt.is_signed else x for x in fmt.codes(record, block)]
+
+
 def _integer_block(
-    b: Builder, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Value, sums: _Sums
+    b: Builder, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Value, sums: Sums
 ) -> None:
     """sums += a block of panels x activations in 8 bits, at `act`."""
-    at = PackedBlock(tokens)
-    groups = [range(t, min(tokens, t + 4)) for t in range(0, tokens, 4)]  # as registers have room
     n = BLOCK_VECTORS // (1 + fmt.halves)
+    codes = multiplied_codes(b, fmt, record, block)
     for half in range(1 + fmt.halves):
-        part = Record(b, fmt.layout, _opaque(b, record.address)) if half else record
-        # what LLVM finds unused it leaves out
-        codes = fmt.codes(part, block)[half * n : half * n + n]
-        codes = [flipped(b, x) if fmt.is_signed else x for x in codes]
+        part = record
+        if half and not fmt.is_costly:  # half of the codes at a time, as registers have room
+            part = Record(b, fmt.layout, opaque(b, record.address))
+            # what LLVM finds unused it leaves out
+            codes = multiplied_codes(b, fmt, part, block)
         scale = fmt.scale(part, block, half)
-        for group in groups:
-            totals = {}
+        add_half(b, fmt, half, codes[half * n : half * n + n], scale, tokens, act, sums)
+    add_minima(b, fmt.minima(record, block), tokens, act, sums)
+
+
+def add_half(
+    b: Builder,
+    fmt: PanelFormat,
+    half: int,
+    codes: list[Any],
+    scale: Value,
+    tokens: int,
+    act: Value,
+    sums: Sums,
+) -> None:
+    """The same for what has one scale: half a block, or all of it."""
+    at = PackedBlock(tokens)
+    for group in [range(t, min(tokens, t + 4)) for t in range(0, tokens, 4)]:
+        totals = {}
+        for t in group:
+            if fmt.surplus:
+                start = at.fact(SECOND_START if half else START, t)
+                totals[t] = splat(b, load_at(b, act, start, i32))
+            else:
+                totals[t] = constant(i32, 0)
+        for j, code in enumerate(codes, half * len(codes)):
             for t in group:
-                if fmt.surplus:
-                    start = at.fact(SECOND_START if half else START, t)
-                    totals[t] = splat(b, load_at(b, act, start, i32))
-                else:
-                    totals[t] = constant(i32, 0)
-            for j, code in enumerate(codes, half * n):
-                for t in group:
-                    x = splat(b, load_at(b, act, at.codes(j, t), i32))
-                    totals[t] = _dot(b, fmt, totals[t], code, x)
-            for t in group:
-                d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
-                sums.add_product(t, b.sitofp(totals[t], F32X16), b.fmul(scale, d))
-    for half, minimum in enumerate(fmt.minima(record, block)):
+                x = splat(b, load_at(b, act, at.codes(j, t), i32))
+                totals[t] = _dot(b, fmt, totals[t], code, x)
+        for t in group:
+            d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
+            sums.add_product(t, b.sitofp(totals[t], F32X16), b.fmul(scale, d))
+
+
+def add_minima(b: Builder, minima: list[Any], tokens: int, act: Value, sums: Sums) -> None:
+    """The same for the minima of a block."""
+    at = PackedBlock(tokens)
+    for half, minimum in enumerate(minima):
         for t in range(tokens):
             x = splat(b, load_at(b, act, at.fact(VALUE_SUMS[half], t), f32))
             sums.add_product(t, minimum, x)
 
 
 def _float_block(
-    b: Builder, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Value, sums: _Sums
+    b: Builder, fmt: PanelFormat, record: Record, block: int, tokens: int, act: Value, sums: Sums
 ) -> None:
     """The same with activations in float32."""
     at = PackedBlock(tokens)
@@ -134,6 +160,31 @@ def _float_block(
         for t in range(tokens):
             x = load_at(b, act, at.column(BLOCK + half, t), f32)
             sums.add_product(t, minimum, splat(b, x))
+
+
+def put_sums(
+    b: Builder,
+    sums: Sums,
+    tokens: int,
+    out: Value,
+    out_stride: Value,
+    n_rows: Value,
+    addend: Value,
+    addend_stride: Value,
+) -> None:
+    """The sums of a tile, and what is added to them, go to `out` (see `multiply_tile`)."""
+    lanes = ir.Constant(I32X16, list(range(LANES)))
+    mask = b.icmp_signed("<", lanes, splat(b, b.trunc(n_rows, i32)))
+    align = ir.Constant(i32, 4)
+    with b.if_then(b.icmp_signed("!=", addend, index_of(0))):
+        start = as_address(b, addend)
+        for t in range(tokens):
+            pointer = pointer_at(b, start, b.mul(addend_stride, index_of(t)), F32X16)
+            arguments = [pointer, align, mask, constant(f32, 0.0)]
+            sums.add(t, call(b, "llvm.masked.load.v16f32.p0", F32X16, arguments))
+    for t in range(tokens):
+        pointer = pointer_at(b, out, b.mul(out_stride, index_of(t)), F32X16)
+        call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), [sums[t], pointer, align, mask])
 
 
 @intrinsic(prefer_literal=True)
@@ -165,9 +216,9 @@ def multiply_tile(
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         panel, n_records, activations, out, out_stride, n_rows, addend, addend_stride = args[2:]
         panel, activations, out = (as_address(b, x) for x in (panel, activations, out))
-        sums = _Sums(b, n)
+        sums = Sums(b, n)
         sums.clear()
-        part = _Sums(b, n)
+        part = Sums(b, n)
         record_bytes = fmt.layout.record_bytes
         block_bytes = ACTIVATION_BLOCK_BYTES * n
         multiply = _integer_block if HAS_BYTE_DOTS else _float_block
@@ -186,24 +237,13 @@ def multiply_tile(
                     ):
                         where = b.gep(at, [index_of(PREFETCH_BYTES + 64 * line)])
                         emit_prefetch(b, where, level=2)
-                record = Record(b, fmt.layout, _opaque(b, at))
+                record = Record(b, fmt.layout, opaque(b, at))
                 block_act = b.gep(act, [index_of(block * block_bytes)])
                 multiply(b, fmt, record, block, n, block_act, sums if HAS_BYTE_DOTS else part)
             if not HAS_BYTE_DOTS:
                 for t in range(n):
                     sums.add(t, part[t])
-        lanes = ir.Constant(I32X16, list(range(LANES)))
-        mask = b.icmp_signed("<", lanes, splat(b, b.trunc(n_rows, i32)))
-        align = ir.Constant(i32, 4)
-        with b.if_then(b.icmp_signed("!=", addend, index_of(0))):
-            addend = as_address(b, addend)
-            for t in range(n):
-                pointer = pointer_at(b, addend, b.mul(addend_stride, index_of(t)), F32X16)
-                arguments = [pointer, align, mask, constant(f32, 0.0)]
-                sums.add(t, call(b, "llvm.masked.load.v16f32.p0", F32X16, arguments))
-        for t in range(n):
-            pointer = pointer_at(b, out, b.mul(out_stride, index_of(t)), F32X16)
-            call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), [sums[t], pointer, align, mask])
+        put_sums(b, sums, n, out, out_stride, n_rows, addend, addend_stride)
         return context.get_dummy_value()
 
     address = types.intp
