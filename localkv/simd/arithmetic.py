@@ -9,6 +9,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.kinds import Args, Builder, Intrinsic, Signature, Target, Typing, Value
 from localkv.simd.lanes import LANES
 from localkv.simd.vector import (
@@ -58,6 +59,19 @@ nearest = lanewise(lambda b, x: call(b, "llvm.rint.v16f32", _F.llvm, [x]), [_F],
 to_f32 = lanewise(lambda b, x: b.sitofp(x, lanes_of(f32)), [_I], _F)
 to_i32 = lanewise(lambda b, x: b.fptosi(x, lanes_of(i32)), [_F], _I)
 
+
+def nearest_integers(builder: Builder, x: Value) -> Value:
+    """The code of `nearest_i32`."""
+    if not HAS_AVX512:
+        return builder.fptosi(call(builder, "llvm.rint.v16f32", _F.llvm, [x]), lanes_of(i32))
+    every_lane, as_set = ir.Constant(i16, -1), ir.Constant(i32, 4)
+    args = [x, constant(i32, 0), every_lane, as_set]
+    return call(builder, "llvm.x86.avx512.mask.cvtps2dq.512", _I.llvm, args)
+
+
+nearest_i32 = lanewise(nearest_integers, [_F], _I)
+"""Rounded to an integer, ties to even; of what has none, any."""
+
 float_bits = lanewise(lambda b, x: b.zext(b.bitcast(x, i32), i64), [types.float32], types.int64)
 """The bits of one float, as an integer from 0 on."""
 bits_float = lanewise(lambda b, x: b.bitcast(b.trunc(x, i32), f32), [types.int64], types.float32)
@@ -106,7 +120,8 @@ def _exp(builder: Builder, x: Value) -> Value:
 exp = lanewise(_exp, [_F], _F)
 
 
-def _fold(builder: Builder, x: Value, combine: Callable[[Any, Any, Any], Any]) -> Value:
+def folded(builder: Builder, x: Value, combine: Callable[[Any, Any, Any], Any]) -> Value:
+    """Half of a vector's lanes combined with the other half, until one is left."""
     n = LANES
     while n > 1:
         n //= 2
@@ -120,12 +135,19 @@ def _fold(builder: Builder, x: Value, combine: Callable[[Any, Any, Any], Any]) -
 
 def folded_sum(builder: Builder, x: Value) -> Value:
     """The sum of a vector's lanes, half of them added to the other half until one is left."""
-    return _fold(builder, x, lambda b, low, high: b.fadd(low, high))
+    return folded(builder, x, lambda b, low, high: b.fadd(low, high))
 
 
 sum_lanes = lanewise(folded_sum, [_F], types.float32)
-sum_lanes_i32 = lanewise(lambda b, x: _fold(b, x, lambda b, x, y: b.add(x, y)), [_I], types.int32)
-max_lanes = lanewise(lambda b, x: _fold(b, x, _maximum), [_F], types.float32)
+sum_lanes_i32 = lanewise(lambda b, x: folded(b, x, lambda b, x, y: b.add(x, y)), [_I], types.int32)
+max_lanes = lanewise(lambda b, x: folded(b, x, _maximum), [_F], types.float32)
+
+
+def larger_magnitude(builder: Builder, x: Value, y: Value) -> Value:
+    """The larger of |x| and y, which is not negative; NaN of NaN, as its bits are the largest."""
+    absolute = call(builder, f"llvm.fabs.v{x.type.count}f32", x.type, [x])
+    bits = [builder.bitcast(v, lanes_of(i32, x.type.count)) for v in (absolute, y)]
+    return builder.select(builder.icmp_signed(">", *bits), absolute, y)
 
 
 @intrinsic

@@ -1,23 +1,33 @@
-"""Four bytes a lane: codes of 4 channels of 16 tokens, and their products with digits.
+"""Four bytes a lane: codes of 4 channels of 16 tokens, or of 4 tokens of 16 channels, and their
+products with digits.
 
-A *digit block* is 32 floats as integers of 24 bits times a scale. It takes the floats' 32 words: 8
-are the highest signed digits of base 256, four a word; then come 8 of the next and 8 of the lowest
-digits; two integers that the latter's sums start with; the scale, a float; and five unused words.
+What codes are multiplied with are floats as integers n of 16 bits times a scale:
+n = 256 high + low with signed digits, from -128 to 127. The sum of products with codes (unsigned
+bytes, from 0 to 255) then is
 
-    word    0 .. 7          8 .. 15       16 .. 23      24, 25    26       27 .. 31
-            high digits,    middle        low           starts    scale    unused
+    sum code n = 256 sum code high + sum code low
+
+whose two sums `vpdpbusd` makes, exactly. Codes may be `offset` larger than what they stand for, so
+offset * sum n has to be taken off: the sum of the lower products starts with minus that. All is
+kept modulo 2^32, so it is exact as long as |sum (code - offset) n| < 2^31: with codes of at most
+128 and |n| < 2^15 for 511 terms. One conversion rounds it to a float, by 2^-24 at most.
+
+A *digit block* is 32 floats on the side of K. It takes the floats' 32 words: 8 are the higher
+digits, four a word; then come 8 of the lower ones; what the sums start with, an integer; the scale,
+a float; and unused words.
+
+    word    0 .. 7          8 .. 15       16       17       18 .. 31
+            high digits,    low digits    start    scale    unused
             4 channels a
             word
 
-An integer n of 24 bits is 65536 high + 256 middle + low with signed digits, from -128 to 127. The
-dot product of 32 codes (unsigned bytes, from 0 to 255) with 32 such integers then is
+A *digit row* is 256 floats on the side of V, the weights of a page's tokens. It takes their 256
+words.
 
-    sum code n = 256 (256 sum code high + sum code middle) + sum code low
-
-whose three sums `vpdpbusd` makes, exactly: each is at most 32 * 255 * 128 < 2^20 in magnitude. What
-is in brackets stays below 2^28 + 2^20, within 32 bits also with what it starts with. Only then do
-it and the last sum become floats, which one fused operation joins (`add_digits`): two roundings, of
-at most 2^-24 each.
+    word    0 .. 63         64 .. 127     128      129      130 .. 255
+            high digits,    low digits    start    scale    unused
+            4 tokens a
+            word
 """
 
 from __future__ import annotations
@@ -51,10 +61,9 @@ from localkv.simd.vector_tuple import literal_length
 
 QUAD = 4
 BYTES = QUAD * LANES
-DIGITS = 3
-DIGIT_WORDS = 8
-STARTS = DIGITS * DIGIT_WORDS
-SCALE = STARTS + 2
+DIGITS = 2
+BLOCK_DIGITS, ROW_DIGITS = 8, 64
+"""Words of a digit of a block and of a row; the start and the scale follow those of both."""
 
 
 def _bytes_of(value: int) -> ir.Constant:
@@ -175,11 +184,12 @@ def _offset(builder: Builder, index: Value, n: int) -> Value:
 
 @intrinsic(prefer_literal=True)
 def start_digits(
-    typing: Typing, base: Kind, index: Kind, stride: Kind, n: Kind, n_groups: Kind
+    typing: Typing, base: Kind, index: Kind, stride: Kind, words: Kind, n: Kind, n_groups: Kind
 ) -> Intrinsic:
-    """The sums of `dot_digits` for `n` digit blocks, at word index + i * stride, and groups."""
+    """The sums of `dot_digits` for `n` blocks or rows of digits of so many words, at word
+    index + i * stride, and groups."""
     check_base(base)
-    rows, groups = literal_length(n), literal_length(n_groups)
+    rows, groups, n_words = (literal_length(x) for x in (n, n_groups, words))
 
     def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         array, index, stride = args[:3]
@@ -187,37 +197,39 @@ def start_digits(
         kind = ir.ArrayType(lanes_of(i32), n_sums)
         out = ir.Constant(kind, [constant(i32, 0)] * n_sums)
         for i in range(rows):
-            for digit in range(1, DIGITS):
-                at = _offset(builder, index, STARTS + digit - 1)
-                where = pointer(context, builder, signature.args[0], array, at, i32)
-                start = splat(builder, builder.load(where, align=1))
-                for g in range(groups):
-                    out = builder.insert_value(out, start, (digit * rows + i) * groups + g)
+            at = _offset(builder, index, DIGITS * n_words)
+            where = pointer(context, builder, signature.args[0], array, at, i32)
+            start = splat(builder, builder.load(where, align=1))
+            for g in range(groups):
+                out = builder.insert_value(out, start, (rows + i) * groups + g)
             index = builder.add(index, stride)
         return out
 
     result = UniTuple(I32x16, DIGITS * rows * groups)
-    return result(base, types.intp, types.intp, n, n_groups), generate
+    return result(base, types.intp, types.intp, words, n, n_groups), generate
 
 
-@intrinsic
+@intrinsic(prefer_literal=True)
 def dot_digits(
-    typing: Typing, sums: Kind, quads: Kind, base: Kind, index: Kind, stride: Kind
+    typing: Typing, sums: Kind, quads: Kind, base: Kind, index: Kind, stride: Kind, words: Kind
 ) -> Intrinsic:
-    """Add the products of one word's channels, `index` words into digit blocks.
+    """Add the products of one word's channels or tokens, `index` words into the first's digits.
 
     sums[(digit * n + i) * groups + g] += quads[g] . the word at index + i * stride, and so on for
-    the lower digits; `quads` are unsigned bytes of each group.
+    the lower digits, `words` further; `quads` are unsigned bytes of each group.
     """
     check_base(base)
+    n_words = literal_length(words)
     groups = quads.count
     n = sums.count // (DIGITS * groups)
 
     def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        out, codes, array, index, stride = args
+        out, codes, array, index, stride, _ = args
+        # no instruction: words loaded long before they are used would push sums out of registers
+        builder.fence("acquire", "singlethread")
         for i in range(n):
             for digit in range(DIGITS):
-                at = _offset(builder, index, digit * DIGIT_WORDS)
+                at = _offset(builder, index, digit * n_words)
                 where = pointer(context, builder, signature.args[2], array, at, i32)
                 word = splat(builder, builder.load(where, align=1))
                 for g in range(groups):
@@ -228,38 +240,42 @@ def dot_digits(
             index = builder.add(index, stride)
         return out
 
-    return sums(sums, quads, base, types.intp, types.intp), generate
+    return sums(sums, quads, base, types.intp, types.intp, words), generate
 
 
-@intrinsic
+@intrinsic(prefer_literal=True)
 def add_digits(
-    typing: Typing, total: Kind, sums: Kind, scales: Kind, base: Kind, index: Kind, stride: Kind
+    typing: Typing,
+    total: Kind,
+    sums: Kind,
+    scales: Kind,
+    base: Kind,
+    index: Kind,
+    stride: Kind,
+    words: Kind,
 ) -> Intrinsic:
-    """total[g * n + i] += the sums of digits * scales[g] * the scale of a digit block."""
+    """total[g * n + i] += the sums of digits * scales[g] * the scale of a block or row."""
     check_base(base)
-    groups = scales.count
+    groups, n_words = scales.count, literal_length(words)
     n = sums.count // (DIGITS * groups)
 
     def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        out, values, factors, array, index, stride = args
+        out, values, factors, array, index, stride, _ = args
         for i in range(n):
-            where = pointer(
-                context, builder, signature.args[3], array, _offset(builder, index, SCALE), f32
-            )
+            at = _offset(builder, index, DIGITS * n_words + 1)
+            where = pointer(context, builder, signature.args[3], array, at, f32)
             scale = splat(builder, builder.load(where, align=1))
             for g in range(groups):
-                high, middle, low = (
+                high, low = (
                     builder.extract_value(values, (digit * n + i) * groups + g)
                     for digit in range(DIGITS)
                 )
-                high = builder.add(builder.shl(high, constant(i32, 8)), middle)
-                high, low = (builder.sitofp(x, lanes_of(f32)) for x in (high, low))
-                x = multiply_add(builder, high, constant(f32, 256.0), low)
-                x = builder.fmul(x, scale)
+                x = builder.add(builder.shl(high, constant(i32, 8)), low)
+                x = builder.fmul(builder.sitofp(x, lanes_of(f32)), scale)
                 old = builder.extract_value(out, g * n + i)
                 x = multiply_add(builder, x, builder.extract_value(factors, g), old)
                 out = builder.insert_value(out, x, g * n + i)
             index = builder.add(index, stride)
         return out
 
-    return total(total, sums, scales, base, types.intp, types.intp), generate
+    return total(total, sums, scales, base, types.intp, types.intp, words), generate

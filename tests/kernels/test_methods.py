@@ -94,9 +94,11 @@ def test_what_is_said_of_the_cache(name: str, tiny_model: Path, decoded: list[st
     fmt = KV_FORMATS[name]
     said = cpu_backend().methods
     assert (said.store(fmt).words == "encoded in NumPy") == bool(fmt.row_planes)
-    assert said.tiles(fmt, "V").words == "float32"
-    has_codes = fmt.block_size > 1
-    assert ("8-bit" in said.tiles(fmt, "K").words) == (has_codes and HAS_VNNI and HAS_BYTE_SHUFFLE)
+    integers = fmt.block_size > 1 and HAS_VNNI and HAS_BYTE_SHUFFLE
+    for side, factors in (("K", "16-bit queries"), ("V", "16-bit weights")):
+        words = said.tiles(fmt, side).words
+        assert (factors in words) == integers
+        assert (words == "float32") != integers
 
 
 def test_a_mixed_model_is_described_by_type() -> None:

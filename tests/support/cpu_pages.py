@@ -26,12 +26,12 @@ def _items(order: ItemOrder, flat: Tensor) -> Tensor:
 
 def _plane(order: ItemOrder, stored: Tensor) -> Tensor:
     """uint8 [pages, heads, tokens, n_blocks, bytes], in the order of one side -> in the pool's."""
-    if order.item_bits == 0:
-        return stored.clone()
     groups = stored.flatten(3).unflatten(2, (-1, GROUP)).flatten(3)
     tokens = _items(order, groups).transpose(-3, -2).flatten(2, 3)  # [pages, heads, tokens, items]
-    columns = order.columns(stored.shape[-1])
-    items = tokens.unflatten(3, (-1, columns, order.rows)).transpose(-3, -2).flatten(3)
+    items = tokens
+    if order.rows > 1:
+        columns = order.columns(stored.shape[-1])
+        items = tokens.unflatten(3, (-1, columns, order.rows)).transpose(-3, -2).flatten(3)
     if order.item_bits < 8:
         shifts = torch.arange(0, 8, order.item_bits, dtype=torch.uint8)
         items = (items.unflatten(-1, (-1, len(shifts))) << shifts).sum(-1, dtype=torch.uint8)

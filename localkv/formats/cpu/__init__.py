@@ -14,15 +14,18 @@ one token for V). A page's bytes are ordered so that a unit's bytes are consecut
     BLOCK                values per block: 16 or 32
     SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1
     PLANES               the order of each plane in a page, a `PlaneOrder`
-    OFFSET               integer types only: how much too large the codes of `quads` are
+    OFFSET               integer types only: how much too large the codes of `quads` are, or with
+                         minima, what is taken off codes so that they are about 0, and added to the
+                         minima OFFSET-fold scaled: rounded factors do least harm to small codes
 
 and `cpu_cache.py`
 
     decode(planes, u)    the codes of unit u as a tuple of BLOCK / 16 F32x16; `planes` are the
                          addresses of four planes, in the format's order; unused ones are 0
-    quads(planes, u)     integer types only: the codes of units u to u + 3 of K, as unsigned bytes
-                         that are OFFSET too large; values i, then values i + 16, as one I32x16
-                         each, with tokens in lanes and units in bytes (see `simd/quads.py`)
+    quads(planes, u)     integer types only: the codes of units u to u + 3, of K 4 channels of 16
+                         tokens, of V 4 tokens of 16 channels, as unsigned bytes that are OFFSET too
+                         large; values i, then values i + 16, as one I32x16 each, with units in
+                         bytes (see `simd/quads.py`)
     encode(x, planes, u) BLOCK floats at x + BLOCK u -> block u of a row; `planes` are the addresses
                          of a row's fields in the format's order, as the pool has them; types with
                          fields of rows have none

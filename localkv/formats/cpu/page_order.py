@@ -2,15 +2,17 @@
 
 The pool gives each plane uint8 [n_pages, n_kv_heads, PAGE_TOKENS, n_blocks, plane bytes], a row's
 plane with 1 for n_blocks. The CPU uses each *region* of it (page and KV head) in an order of its
-own. That order is either
+own:
 
-    rows    as in the pool, row by row: lanes are channels, or
-    lanes   [groups of 16 tokens][items of a row][16 tokens]: lanes are tokens.
+    [groups of 16 tokens][items of a row][16 tokens]
 
-Scales and minima lie in lanes on both sides, codes and their high bits only on K's. An item is a
-value of 2 or 4 bytes, or a byte, a nibble or a bit of packed codes. Tokens of a group that are
-bits or nibbles are packed as 16 values of ggml are: token i of bits is bit i of 16, tokens i and
-i + 8 of nibbles are the low and the high half of byte i.
+Of K, and of scales and minima on both sides, an item is a value of 2 or 4 bytes, or a byte, a
+nibble or a bit of packed codes: lanes are tokens. Of V's codes and their high bits an item is what
+a unit takes of them, so lanes are channels, and four tokens that are multiplied at once lie
+together.
+
+Tokens of a group that are bits or nibbles are packed as 16 values of ggml are: token i of bits is
+bit i of 16, tokens i and i + 8 of nibbles are the low and the high half of byte i.
 
 Where codes and their high bits lie in different places of a block, the items of one of them are
 stored in the order of the other: as a matrix of `rows` rows, column by column. An example is the
@@ -30,16 +32,16 @@ class ItemOrder(NamedTuple):
     """Where the items of a plane lie on one side.
 
     Attributes:
-        item_bits: bits of an item, which is moved as one (1, 4, 8, 16 or 32), or 0 for whole rows.
+        item_bits: bits of an item, which is moved as one (1, 4, 8, 16, or a multiple of 32).
         rows: the items of a block are a matrix of this many rows, stored by columns.
     """
 
-    item_bits: int = 0
+    item_bits: int
     rows: int = 1
 
     def columns(self, plane_bytes: int) -> int:
         """The columns of that matrix, in a plane with `plane_bytes` per block."""
-        return 8 * plane_bytes // max(1, self.item_bits) // self.rows
+        return 8 * plane_bytes // self.item_bits // self.rows
 
 
 class PlaneOrder(NamedTuple):
@@ -53,6 +55,7 @@ SCALES = PlaneOrder(ItemOrder(16), ItemOrder(16))
 """Halves that kernels apply: a block's scale or minimum, a row's scale."""
 
 
-def codes(item_bits: int, rows: int = 1) -> PlaneOrder:
-    """The values that kernels decode: codes, or a part of their bits."""
-    return PlaneOrder(ItemOrder(item_bits, rows), ItemOrder())
+def codes(item_bits: int, rows: int = 1, unit_items: int = 1) -> PlaneOrder:
+    """The values that kernels decode, codes or a part of their bits: `unit_items` items of K's are
+    those of a token in a unit."""
+    return PlaneOrder(ItemOrder(item_bits, rows), ItemOrder(16 * unit_items * item_bits))

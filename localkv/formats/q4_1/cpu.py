@@ -10,6 +10,6 @@ SCALED = True
 AFFINE = True
 PLANES = (SCALES, SCALES, codes(8))
 
-OFFSET = 0
+OFFSET = 8
 
 LAYOUT = planes("q4_1", QS, D, M)

@@ -8,7 +8,7 @@ from localkv.formats.cpu.panel_layout import FIFTH_BITS, QS, D, planes
 BLOCK = 32
 SCALED = True
 AFFINE = False
-PLANES = (SCALES, codes(1, rows=2), codes(8))
+PLANES = (SCALES, codes(1, rows=2, unit_items=2), codes(8))
 
 OFFSET = 16
 

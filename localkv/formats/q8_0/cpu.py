@@ -8,7 +8,7 @@ from localkv.formats.cpu.panel_layout import FLIP_SIGNS, D, PanelPlane, planes
 BLOCK = 32
 SCALED = True
 AFFINE = False
-PLANES = (SCALES, codes(8, rows=2))
+PLANES = (SCALES, codes(8, rows=2, unit_items=2))
 
 OFFSET = 128
 

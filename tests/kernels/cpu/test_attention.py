@@ -27,7 +27,8 @@ from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.reference.torch_codec import encode
 from localkv.system.threads import n_threads, use_threads
 from support.attention_checks import check as check_attention
-from support.attention_checks import check_rows_without_keys, check_windows
+from support.attention_checks import check_rows_without_keys
+from support.attention_checks import check_windows as check_all_windows
 from support.cache_types import NAMES, NEW_PAIRS
 from support.cpu_ops import cpu_attention, store_kv_cpu
 from support.cpu_pages import pool_planes
@@ -36,7 +37,15 @@ from support.torch_edge import torch_cache
 
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
 
-check = partial(check_attention, cpu_attention(), store=store_kv_cpu)
+
+def rounding(type_k: str, type_v: str) -> float:
+    """Factors of 16 bits, relative to all: what is derived for them is in `test_digits.py`."""
+    integers = any(attention_kernels.cache_decoder(name).digits for name in (type_k, type_v))
+    return 2**-11 if integers else 0.0
+
+
+check = partial(check_attention, cpu_attention(), store=store_kv_cpu, rounding=rounding)
+check_windows = partial(check_all_windows, cpu_attention(), store=store_kv_cpu, rounding=rounding)
 
 
 HEAD_DIMS, GROUPS = (32, 48, 64, 80, 96, 128, 256), (1, 2, 3, 5, 8, 16)
@@ -108,19 +117,19 @@ def test_lengths_around_groups_tiles_and_pages(length: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 256, 300, 5000])
 def test_window(window: int) -> None:
-    check_windows(cpu_attention(), window=window, softcap=0.0, store=store_kv_cpu)
+    check_windows(window=window, softcap=0.0)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 64, 100, 256, 300, 5000])
 def test_chunk(chunk: int) -> None:
     """A token sees from the last multiple of it on, as in Llama 4."""
-    check_windows(cpu_attention(), chunk=chunk, store=store_kv_cpu)
+    check_windows(chunk=chunk)
 
 
 @pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
 def test_softcap(softcap: float) -> None:
-    check_windows(cpu_attention(), window=0, softcap=softcap, store=store_kv_cpu)
-    check_windows(cpu_attention(), window=100, softcap=softcap, store=store_kv_cpu)
+    check_windows(window=0, softcap=softcap)
+    check_windows(window=100, softcap=softcap)
 
 
 def test_rows_without_keys() -> None:
@@ -245,8 +254,8 @@ AVX512 = "+avx512f,+avx512bw,+avx512vl,+avx512dq"
         (f"{AVX512},+avx512vnni,+avx512vbmi", True),
     ],
 )
-def test_what_k_is_multiplied_as_is_told(features: str, digits: bool) -> None:
-    """By K's type and by what the CPU has."""
+def test_what_codes_are_multiplied_as_is_told(features: str, digits: bool) -> None:
+    """By the type and by what the CPU has."""
     program = """
 from localkv.kernels.cpu.methods import tiles_method
 from localkv.formats import KV_FORMATS
@@ -260,7 +269,7 @@ for name in ("f16", "fp8_e4m3_token", "q8_0", "q4_1", "iq4_nl"):
     integers = "8-bit codes " if digits else "float32"
     assert run.stdout.splitlines() == [
         *(f"{name} float32 float32" for name in ("f16", "fp8_e4m3_token")),
-        *(f"{name} {integers} float32" for name in ("q8_0", "q4_1", "iq4_nl")),
+        *(f"{name} {integers} {integers}" for name in ("q8_0", "q4_1", "iq4_nl")),
     ], run.stderr
 
 
@@ -330,7 +339,7 @@ if __name__ == "__main__":
     check(head_dim=80, n_kv_heads=1, group=2, lengths=[(90, 20)], type_k="f16", type_v="f16")
     for name in NAMES:
         test_every_type(name, 2)
-    check_windows(cpu_attention(), window=70, softcap=5.0, store=store_kv_cpu)
+    check_windows(window=70, softcap=5.0)
     codes = [
         (compiled, getattr(module, compiled)._library.get_asm_str())
         for module in list(sys.modules.values())

@@ -25,8 +25,8 @@ class CacheDecoder:
     Attributes:
         block: values per block.
         affine: there are minima.
-        digits: `score` takes queries as digits.
-        offset: how much larger than values the codes are that it then reads.
+        digits: `score` takes queries, and `weigh` weights, as digits.
+        offset: how much larger than values the codes are that they then read.
     """
 
     block: int
@@ -57,7 +57,9 @@ def score_source(type_k: str, rows: int) -> KernelSource:
 
 
 def weigh_source(type_v: str, rows: int) -> KernelSource:
-    return KernelSource("attention/weigh", {**_type_parameters(type_v), "ROWS": rows})
+    digits = cache_decoder(type_v).digits
+    parameters = {**_type_parameters(type_v), "ROWS": rows, "DIGITS": digits}
+    return KernelSource("attention/weigh", parameters)
 
 
 def decode_k_source(type_k: str) -> KernelSource:

@@ -3,21 +3,20 @@
 A row is one new token and one query head of the KV head at hand.
 
 Codes of K that are integers are multiplied with q as integers (`simd/quads.py`). A block of 32
-values of q gets a scale, and integers of three signed digits of base 256:
+values of q gets a scale, and integers of two signed digits of base 256:
 
     scale = largest / LARGEST_INTEGER        largest: of the block's magnitudes
-    n     = round(value * (1 / scale))       |n| <= 0x7F7F70; up to 0x7F7F7F three digits do
+    n     = round(value * (1 / scale))       |n| <= 0x7F70; up to 0x7F7F two digits do
 
-The reciprocal and the product are rounded to floats, by 2^-24 of at most 2^23 each, and the integer
-by a half. So n is off by less than 1.5, which is ERROR_BOUND = 1.5 / 0x7F7F70 < 2^-22.4 of the
-block's largest magnitude; a float near the largest is itself only known to 2^-24.
+The reciprocal and the product are rounded to floats, by 2^-24 of at most 2^15 each, and the integer
+by a half. So n is off by less than 0.504, which is ERROR_BOUND = 0.504 / 0x7F70 < 2^-15.9 of the
+block's largest magnitude. The codes themselves are off by up to a half of 127, of the finest type.
 
-The digits come from the bytes of n + 0x808080: adding 128 to each digit makes all of them unsigned,
-with no carries left between them, so byte i is digit i + 128, and flipping its top bit makes the
-signed digit.
+The digits come from the bytes of n + 128: adding that leaves no carry between them, so byte 1 is
+the higher digit, and byte 0 with its top bit flipped is the lower one.
 
 Codes are `offset` larger than what they stand for (8 for q4_0), so offset * sum n has to be taken
-off: the sums of products start with minus that, in the two parts that they are kept in.
+off: the sums of products start with minus that.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ from localkv.simd.arithmetic import (
     max_lanes,
     maximum,
     mul,
-    nearest,
+    nearest_i32,
     sum_lanes,
     sum_lanes_i32,
-    to_i32,
     zero_f32,
     zero_i32,
 )
-from localkv.simd.integer import add_i32, and_i32, shift_right, xor_i32
+from localkv.simd.integer import add_i32, shift_right, xor_i32
 from localkv.simd.kinds import Address, Count, Float
 from localkv.simd.lanes import LANES
 from localkv.simd.memory import (
@@ -53,15 +51,16 @@ from localkv.simd.memory import (
     store_f32,
     store_low_bytes,
 )
-from localkv.simd.quads import DIGITS, SCALE, STARTS
+from localkv.simd.quads import BLOCK_DIGITS, DIGITS
 
-LARGEST_INTEGER = np.float32(0x7F7F70)
-"""A little less than the largest integer whose three digits of base 256 are signed bytes, so that
+LARGEST_INTEGER = np.float32(0x7F70)
+"""A little less than the largest integer whose two digits of base 256 are signed bytes, so that
 no rounding exceeds that."""
-ERROR_BOUND = 1.5 / 0x7F7F70
+ERROR_BOUND = 0.504 / 0x7F70
 """By how much of its block's largest magnitude a value is off at most, once it is an integer."""
 SMALLEST = np.float32(2.0**-100)
-EVERY_128 = np.int32(0x808080)
+START, SCALE = DIGITS * BLOCK_DIGITS, DIGITS * BLOCK_DIGITS + 1
+"""Words of a digit block."""
 
 
 @njit
@@ -113,18 +112,14 @@ def split_queries(q: Address, n_blocks: int, offset: Count) -> None:
         not_finite = sum_lanes(add(mul(low, zero_f32()), mul(high, zero_f32())))  # 0 or NaN
         scale = max(largest, SMALLEST) / LARGEST_INTEGER
         factor = f32x16(ONE / scale)
-        high_sums, low_sums = zero_i32(), zero_i32()
+        sums = zero_i32()
         for half in range(2):
-            x = high if half else low
-            # every byte is 128 more than the signed digit
-            x = add_i32(to_i32(nearest(mul(x, factor))), i32x16(EVERY_128))
-            for digit in range(DIGITS):
-                byte = shift_right(x, i32x16(np.int32(16 - 8 * digit)))
-                store_low_bytes(block, digit * 32 + half * 16, xor_i32(byte, i32x16(np.int32(128))))
-            high_sums = add_i32(high_sums, shift_right(x, i32x16(np.int32(8))))
-            low_sums = add_i32(low_sums, and_i32(x, i32x16(np.int32(255))))
-        put_i32(block, STARTS, offset * (32 * 0x8080 - sum_lanes_i32(high_sums)))
-        put_i32(block, STARTS + 1, offset * (32 * 0x80 - sum_lanes_i32(low_sums)))
+            n = nearest_i32(mul(high if half else low, factor))
+            sums = add_i32(sums, n)
+            n = add_i32(n, i32x16(np.int32(128)))
+            store_low_bytes(block, half * 16, shift_right(n, i32x16(np.int32(8))))
+            store_low_bytes(block, 32 + half * 16, xor_i32(n, i32x16(np.int32(128))))
+        put_i32(block, START, -offset * sum_lanes_i32(sums))
         put_f32(block, SCALE, scale + not_finite)
 
 

@@ -40,6 +40,7 @@ from localkv.kernels.cpu.attention.softmax import (
     row_sum,
     soften,
 )
+from localkv.kernels.cpu.attention.weigh_digits import CHUNK
 from localkv.simd.arithmetic import add, f32x16, mul, sum_lanes, zero_f32
 from localkv.simd.kinds import Address, Count
 from localkv.simd.lanes import LANES
@@ -135,7 +136,7 @@ def attend_chunk(
                 out = partial + row * head_dim * 4
                 clear_row(out, head_dim, references + row * 4, totals + row * 64)
         n_tokens = min(PAGE_TOKENS, sequence.length - page * PAGE_TOKENS)
-        n_padded = (n_tokens + LANES - 1) // LANES * LANES
+        n_padded = (n_tokens + CHUNK - 1) // CHUNK * CHUNK
         place = get_i64(sequence.table, page) * job.n_kv_heads + head
         # what is read after this page: the next one's K, or that of the piece to take next
         after = place

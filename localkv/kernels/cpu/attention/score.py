@@ -4,8 +4,8 @@ Compiled for each type of K (the decoder) and number of rows in a tile (see `spe
 page's K is ordered in groups of 16 tokens, so that a vector's lanes are tokens.
 
 Where the CPU has 8-bit dot products, types of integers are read as codes: a block of a row of q
-then is 24-bit integers times a scale (`attention/queries.py`), so what codes are multiplied with
-has as many bits as a float, and a block's products are summed exactly.
+then is 16-bit integers times a scale (`attention/queries.py`), and a block's products are summed
+exactly.
 
 One block of channels of one group of tokens, of a type with blocks of 32 (q4_0):
 
@@ -18,18 +18,19 @@ One block of channels of one group of tokens, of a type with blocks of 32 (q4_0)
 As floats, a unit is HALVES = 2 vectors, and each is multiplied with one float of each row: 16 steps
 of one unit, 2 sums for each row. As digits, a step takes UNITS = 4 units at once, whose 64 bytes
 become two vectors (channels 0 to 3 and 16 to 19 of a token are the 4 bytes of its lane); each is
-multiplied with one word of each of the 3 digits of q: STEPS = 4, and 3 sums for each row.
+multiplied with one word of each of the 2 digits of q: STEPS = 4, and 2 sums for each row.
 
 The constants below fit that to 32 registers. q4_0 as digits, by rows of a tile:
 
     ROWS    PASSES    N    SUMS    GROUPS             sums at once    TOTALS    PART
-    1       1         1    3       4 (4 * 3 <= 24)    12              4         1
-    2       1         2    6       4 (4 * 6 <= 24)    24              8         1
-    4       1         4    12      2 (2 * 12 <= 24)   24              8         2
-    5       1         5    15      1                  15              5         4
-    8       2         4    12      2                  24              8         2
+    1       1         1    2       4 (4 * 2 <= 24)    8               4         1
+    3       1         3    6       4 (4 * 6 <= 24)    24              12        1
+    4       1         4    8       2 (2 * 8 <= 24)    16              8         2
+    6       1         6    12      2 (2 * 12 <= 24)   24              12        2
+    7       1         7    14      1                  14              7         4
+    8       2         4    8       2                  16              8         2
 
-With 8 rows in one pass their 24 sums would leave room for a single group, and every word loaded of
+With 8 rows in one pass their 16 sums would leave room for a single group, and every word loaded of
 q would be used once; half of the rows at a time, two groups share it.
 """
 
@@ -37,14 +38,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.simd.arithmetic import f32x16
 from localkv.simd.kinds import Address, Addresses, Count, Vectors
 from localkv.simd.memory import load_f16, prefetch
-from localkv.simd.quads import QUAD, add_digits, dot_digits, start_digits
+from localkv.simd.quads import BLOCK_DIGITS, QUAD, add_digits, dot_digits, start_digits
+from localkv.simd.quads import DIGITS as N_DIGITS
 from localkv.simd.vector_tuple import (
     MOST_SUMS,
     add_each,
@@ -63,13 +67,14 @@ DIGITS = parameter("DIGITS", False)
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
-PASSES = 2 if DIGITS and ROWS in (6, 8) else 1
+OFFSET = np.float32(facts.OFFSET if DIGITS else 0)
+PASSES = 2 if DIGITS and ROWS == 8 else 1
 """Parts of a tile that are taken one after the other, so that two groups of tokens have room."""
 N = ROWS // PASSES
 """Rows whose sums are in registers at once."""
 HALVES = BLOCK // 16
 """Vectors that a unit is decoded to."""
-SUMS = N * (3 if DIGITS else HALVES)
+SUMS = N * (N_DIGITS if DIGITS else HALVES)
 """Vectors of sums that a group of tokens has."""
 ROOM = 24 if DIGITS else MOST_SUMS
 """Vectors of sums that stay in registers."""
@@ -128,10 +133,21 @@ def load_scales(plane: Address, units: tuple[int, ...]) -> Vectors:
 
 
 @njit
+def load_minima(planes: Addresses, units: tuple[int, ...]) -> Vectors:
+    """Minima of each group; where codes are read OFFSET less, of the scales OFFSET more."""
+    minima = load_scales(planes[1], units)
+    if DIGITS:
+        offset = f32x16(OFFSET)
+        offsets = (offset, offset, offset, offset)[:GROUPS]
+        return fma_each(minima, load_scales(planes[0], units), offsets)
+    return minima
+
+
+@njit
 def start_sums(q: Address, at: int, head_dim: int) -> Any:
     """What the products of a block of channels are added to: of floats, a tuple of each half."""
     if DIGITS:
-        return start_digits(q, at, head_dim, N, GROUPS)
+        return start_digits(q, at, head_dim, BLOCK_DIGITS, N, GROUPS)
     if HALVES == 1:
         return (zeros_f32(TOTALS),)
     return zeros_f32(TOTALS), zeros_f32(TOTALS)
@@ -158,7 +174,7 @@ def add_block(
 ) -> Vectors:
     """The sums of a block of channels, scaled, on top of the logits."""
     if DIGITS:
-        return add_digits(total, sums, load_scales(plane, units), q, at, head_dim)
+        return add_digits(total, sums, load_scales(plane, units), q, at, head_dim, BLOCK_DIGITS)
     block = sums[0] if HALVES == 1 else add_each(sums[0], sums[1])
     if SCALED:
         return fma_each(total, block, load_scales(plane, units))
@@ -208,15 +224,16 @@ def score(
                     for i in range(part, part + PART):
                         halves = load_groups(planes, units, i * UNITS)
                         if DIGITS:
-                            sums = dot_digits(sums, halves[0], q, at + i, head_dim)
-                            sums = dot_digits(sums, halves[1], q, at + i + STEPS, head_dim)
+                            sums = dot_digits(sums, halves[0], q, at + i, head_dim, BLOCK_DIGITS)
+                            first = at + i + STEPS
+                            sums = dot_digits(sums, halves[1], q, first, head_dim, BLOCK_DIGITS)
                         else:
                             sums = add_products(sums, halves, q, at + i, head_dim)
                 total = add_block(total, sums, plane0, units, q, at, head_dim)
                 if AFFINE:
-                    first = tile * N * n_blocks + block
-                    minima = load_scales(plane1, units)
-                    total = fma_grid(total, minima, q_sums, first, 0, n_blocks)
+                    sum_at = tile * N * n_blocks + block
+                    minima = load_minima(planes, units)
+                    total = fma_grid(total, minima, q_sums, sum_at, 0, n_blocks)
             if ROW_SCALES:
                 scales = load_scales(planes[ROW_SCALES], of_groups(group * 16, 16))
                 total = fma_each(zeros_f32(TOTALS), total, scales)

@@ -73,7 +73,8 @@ class RowScratch(NamedTuple):
         sums: [n_rows, head_dim / values of a block], of the blocks of q.
         logits: [n_rows, PAGE_TOKENS], then what they become as weights.
         totals: [n_rows, LANES], sums of exponentials.
-        scaled: [rows of a tile, PAGE_TOKENS], weights times V's scales.
+        scaled: [rows of a tile + 1, PAGE_TOKENS], weights times V's scales, or as digit rows and
+            then the scales.
         end: where the next thread's may start, a cache line further, against false sharing.
     """
 
@@ -91,7 +92,7 @@ def row_scratch(n_rows: int, tile_rows: int, head_dim: int) -> RowScratch:
     logits = sums + n_rows * (head_dim // LANES)
     totals = logits + n_rows * PAGE_TOKENS
     scaled = totals + n_rows * LANES
-    end = scaled + tile_rows * PAGE_TOKENS + LANES
+    end = scaled + (tile_rows + 1) * PAGE_TOKENS + LANES
     return RowScratch(0, sums, logits, totals, scaled, end)
 
 

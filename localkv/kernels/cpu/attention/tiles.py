@@ -49,7 +49,6 @@ def decode_tile(
     planes = (plane0, plane1, plane2, plane3)
     for group in range(TILE // 16):
         for block in range(n_blocks):
-            # scales and minima lie alike on both sides
             unit = ((first_group + group) * n_blocks + block) * 16
             scale, minimum = f32x16(ONE), zero_f32()
             if SCALED:
@@ -65,13 +64,11 @@ def decode_tile(
             for i in range(16):
                 token = group * 16 + i
                 if OF_V:
-                    values = decode(planes, (first_group * 16 + token) * n_blocks + block)
                     if HAS_SCALE:
                         scale = broadcast_f32(scratch, i)
                     if AFFINE:
                         minimum = broadcast_f32(scratch, 16 + i)
-                else:
-                    values = decode(planes, unit + i)
+                values = decode(planes, unit + i)
                 if HAS_SCALE:
                     values = mul_add_all(values, scale, minimum)
                 if OF_V:

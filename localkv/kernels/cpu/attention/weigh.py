@@ -3,18 +3,26 @@
 Compiled for each type of V (the decoder) and number of rows in a tile (see `specialize`). A
 vector's lanes are channels; scales lie in groups of 16 tokens, and are multiplied into the weights
 first, so that the loop over tokens has none.
+
+Where the CPU has 8-bit dot products, types of integers are read as codes, four tokens at a time:
+weights times scales become 16-bit integers (`attention/weigh_digits.py`), and a page's products are
+summed exactly.
 """
 
 from __future__ import annotations
 
-from numba import cfunc
+import numpy as np
+from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention.weigh_digits import ONE, split_weights
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
-from localkv.simd.kinds import Address, Count
+from localkv.simd.digit_rows import zeros_i32
+from localkv.simd.kinds import Address, Addresses, Count
 from localkv.simd.memory import load_f16, load_f32, prefetch, store_f32
+from localkv.simd.quads import QUAD, ROW_DIGITS, add_digits, dot_digits, start_digits
 from localkv.simd.vector_tuple import (
     MOST_SUMS,
     add_each,
@@ -25,16 +33,140 @@ from localkv.simd.vector_tuple import (
 )
 
 FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
-facts, decode = FORMAT.part("cpu"), FORMAT.part("cpu_cache").decode
+facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
 ROWS = parameter("ROWS", 4)
-"""Rows of weights (query heads of a KV head, new tokens) whose sums are in registers at once."""
+"""Rows of weights (query heads of a KV head, new tokens) of a tile."""
+DIGITS = parameter("DIGITS", False)
+"""Whether weights become digit rows."""
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
+OFFSET = facts.OFFSET if DIGITS else 0
+OFFSET_AS_FLOAT = np.float32(OFFSET)
 VECTORS = BLOCK // 16
-SUMS = VECTORS * ROWS
+PASSES = 2 if DIGITS and ROWS == 8 else 1
+"""Parts of a tile that are taken one after the other: 32 sums of digits would be too many."""
+N = ROWS // PASSES
+"""Rows whose sums are in registers at once."""
+SUMS = VECTORS * N
 PAIRS = SUMS <= MOST_SUMS // 2
 """Whether every second token has sums of its own. Sums of one have to wait for each other."""
+ROW_BYTES = PAGE_TOKENS * 4
+
+
+@njit
+def fetch_next(ahead: Address, ahead_lines: Count) -> Address:
+    """Ask for the next cache lines; where those after them are."""
+    for line in range(ahead_lines):
+        prefetch(ahead, line * 64)
+    return ahead + ahead_lines * 64
+
+
+@njit
+def scale_weights(p: Address, scaled: Address, group: int, plane: Address, place: int) -> None:
+    """scaled [ROWS, PAGE_TOKENS] = p times scales, of one group of tokens."""
+    scale = load_f16(plane, place)
+    for row in range(ROWS):
+        i = row * PAGE_TOKENS + group * 16
+        store_f32(scaled, i, mul(load_f32(p, i), scale))
+
+
+@njit
+def add_minima(
+    out: Address,
+    at: int,
+    head_dim: int,
+    p: Address,
+    planes: Addresses,
+    block: int,
+    n_tokens: Count,
+) -> None:
+    """out += the weighted sum of a block's minima, the same for all of its channels; where codes
+    are read OFFSET less, of the scales OFFSET more."""
+    n_blocks = head_dim // BLOCK
+    for row in range(ROWS):
+        total = zero_f32()
+        for group in range((n_tokens + 15) // 16):
+            place = (group * n_blocks + block) * 16
+            minimum = load_f16(planes[1], place)
+            if DIGITS:
+                minimum = fma(load_f16(planes[0], place), f32x16(OFFSET_AS_FLOAT), minimum)
+            # rows that were never written may hold NaN
+            minimum = select(lanes_below(n_tokens - group * 16), minimum, zero_f32())
+            total = fma(load_f32(p, row * PAGE_TOKENS + group * 16), minimum, total)
+        shift = f32x16(sum_lanes(total))
+        for i in range(VECTORS):
+            channel = at + row * head_dim + i * 16
+            store_f32(out, channel, add(load_f32(out, channel), shift))
+
+
+@njit
+def weigh_block(
+    out: Address,
+    at: int,
+    head_dim: int,
+    weights: Address,
+    planes: Addresses,
+    block: int,
+    n_tokens: Count,
+    ahead: Address,
+    ahead_lines: Count,
+) -> Address:
+    """out += weights times the codes of a block of channels, as floats; what to fetch next."""
+    n_blocks = head_dim // BLOCK
+    sums = load_grid(out, at, 16, head_dim, VECTORS, ROWS)
+    sums_next = zeros_f32(SUMS)
+    for group in range((n_tokens + 15) // 16):
+        ahead = fetch_next(ahead, ahead_lines)
+        unit = (group * n_blocks + block) * 16
+        i, end = 0, min(16, n_tokens - group * 16)
+        if PAIRS:
+            while i + 1 < end:
+                token = group * 16 + i
+                values = codec.decode(planes, unit + i)
+                sums = fma_grid(sums, values, weights, token, 0, PAGE_TOKENS)
+                values = codec.decode(planes, unit + i + 1)
+                sums_next = fma_grid(sums_next, values, weights, token + 1, 0, PAGE_TOKENS)
+                i += 2
+        while i < end:
+            values = codec.decode(planes, unit + i)
+            sums = fma_grid(sums, values, weights, group * 16 + i, 0, PAGE_TOKENS)
+            i += 1
+    store_grid(out, at, 16, head_dim, VECTORS, add_each(sums, sums_next))
+    return ahead
+
+
+@njit
+def weigh_codes(
+    out: Address,
+    at: int,
+    head_dim: int,
+    digits: Address,
+    planes: Addresses,
+    block: int,
+    n_tokens: Count,
+    ahead: Address,
+    ahead_lines: Count,
+) -> Address:
+    """out += digit rows times the codes of a block of channels; what to fetch next."""
+    n_blocks = head_dim // BLOCK
+    for part in range(PASSES):
+        row = part * N
+        sums = start_digits(digits, row * PAGE_TOKENS, PAGE_TOKENS, ROW_DIGITS, N, VECTORS)
+        for group in range((n_tokens + 15) // 16):
+            if part == 0:
+                ahead = fetch_next(ahead, ahead_lines)
+            unit = (group * n_blocks + block) * 16
+            for i in range(16 // QUAD):
+                codes = codec.quads(planes, unit + i * QUAD)
+                word = row * PAGE_TOKENS + group * (16 // QUAD) + i
+                sums = dot_digits(sums, codes, digits, word, PAGE_TOKENS, ROW_DIGITS)
+        first = at + row * head_dim
+        total = load_grid(out, first, 16, head_dim, VECTORS, N)
+        ones = (f32x16(ONE), f32x16(ONE))
+        total = add_digits(total, sums, ones, digits, row * PAGE_TOKENS, PAGE_TOKENS, ROW_DIGITS)
+        store_grid(out, first, 16, head_dim, VECTORS, total)
+    return ahead
 
 
 @cfunc("void(" + ", ".join(["int64"] * 12) + ")")
@@ -58,8 +190,9 @@ def weigh(
 
     Args:
         out: float32 [n_tiles * ROWS, n_blocks * BLOCK].
-        p: float32 [n_tiles * ROWS, PAGE_TOKENS]; overwritten where rows have scales.
-        scaled_p: float32 [ROWS, PAGE_TOKENS], scratch.
+        p: float32 [n_tiles * ROWS, PAGE_TOKENS], with zeros up to a multiple of 64 tokens;
+            overwritten where rows have scales.
+        scaled_p: float32 [ROWS + 1, PAGE_TOKENS], scratch.
         plane0..3: the region of one page and KV head in each plane of V.
         ahead: the next bytes to read; `ahead_lines` cache lines of them are fetched per block and
             group of 16 tokens.
@@ -67,56 +200,38 @@ def weigh(
     planes = (plane0, plane1, plane2, plane3)
     head_dim = n_blocks * BLOCK
     n_groups = (n_tokens + 15) // 16
-    for block in range(n_blocks):
-        for tile in range(n_tiles):
-            tile_p = p + tile * ROWS * PAGE_TOKENS * 4
-            weights = tile_p
+    scales = scaled_p + ROWS * ROW_BYTES
+    for tile in range(n_tiles):
+        tile_p = p + tile * ROWS * ROW_BYTES
+        lines = ahead_lines if tile == 0 else 0
+        if ROW_SCALES:
+            for group in range(n_groups):
+                scale_weights(tile_p, tile_p, group, planes[ROW_SCALES], group * 16)
+        for block in range(n_blocks):
             at = tile * ROWS * head_dim + block * BLOCK
-            if ROW_SCALES and block == 0:
-                for group in range(n_groups):
-                    row_scale = load_f16(planes[ROW_SCALES], group * 16)
-                    for row in range(ROWS):
-                        i = row * PAGE_TOKENS + group * 16
-                        store_f32(tile_p, i, mul(load_f32(tile_p, i), row_scale))
+            if AFFINE:
+                add_minima(out, at, head_dim, tile_p, planes, block, n_tokens)
+            if DIGITS:
+                split_weights(
+                    scaled_p,
+                    tile_p,
+                    scales,
+                    plane0,
+                    block,
+                    n_blocks,
+                    OFFSET,
+                    n_tokens,
+                    zeros_f32(ROWS),
+                    zeros_i32(ROWS),
+                )
+                ahead = weigh_codes(
+                    out, at, head_dim, scaled_p, planes, block, n_tokens, ahead, lines
+                )
+                continue
+            weights = tile_p
             if SCALED:
                 weights = scaled_p
                 for group in range(n_groups):
-                    scale = load_f16(plane0, (group * n_blocks + block) * 16)
-                    for row in range(ROWS):
-                        i = row * PAGE_TOKENS + group * 16
-                        store_f32(scaled_p, i, mul(load_f32(tile_p, i), scale))
-            if AFFINE:
-                for row in range(ROWS):
-                    total = zero_f32()
-                    for group in range(n_groups):
-                        minimum = load_f16(plane1, (group * n_blocks + block) * 16)
-                        # rows that were never written may hold NaN
-                        written = lanes_below(n_tokens - group * 16)
-                        minimum = select(written, minimum, zero_f32())
-                        total = fma(
-                            load_f32(tile_p, row * PAGE_TOKENS + group * 16), minimum, total
-                        )
-                    shift = f32x16(sum_lanes(total))
-                    for i in range(VECTORS):
-                        channel = at + row * head_dim + i * 16
-                        store_f32(out, channel, add(load_f32(out, channel), shift))
-            sums = load_grid(out, at, 16, head_dim, VECTORS, ROWS)
-            sums_next = zeros_f32(SUMS)
-            for group in range(n_groups):
-                if tile == 0:
-                    for line in range(ahead_lines):
-                        prefetch(ahead, line * 64)
-                    ahead += ahead_lines * 64
-                token, end = group * 16, min(n_tokens, group * 16 + 16)
-                if PAIRS:
-                    while token + 1 < end:
-                        values = decode(planes, token * n_blocks + block)
-                        sums = fma_grid(sums, values, weights, token, 0, PAGE_TOKENS)
-                        values = decode(planes, (token + 1) * n_blocks + block)
-                        sums_next = fma_grid(sums_next, values, weights, token + 1, 0, PAGE_TOKENS)
-                        token += 2
-                while token < end:
-                    values = decode(planes, token * n_blocks + block)
-                    sums = fma_grid(sums, values, weights, token, 0, PAGE_TOKENS)
-                    token += 1
-            store_grid(out, at, 16, head_dim, VECTORS, add_each(sums, sums_next))
+                    place = (group * n_blocks + block) * 16
+                    scale_weights(tile_p, scaled_p, group, plane0, place)
+            ahead = weigh_block(out, at, head_dim, weights, planes, block, n_tokens, ahead, lines)

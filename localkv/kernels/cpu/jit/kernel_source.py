@@ -49,6 +49,7 @@ _BUILT_ON = (
     "kernels/cpu/attention/read_job.py",
     "kernels/cpu/attention/sizes.py",
     "kernels/cpu/attention/softmax.py",
+    "kernels/cpu/attention/weigh_digits.py",
     "kernels/cpu/jit/compiler.py",
     "kernels/cpu/jit/helper_state.py",
     "kernels/cpu/jit/machine_code.py",

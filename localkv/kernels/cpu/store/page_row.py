@@ -31,7 +31,9 @@ def put_item(
     elif item_bits == 16:
         put_u16(region, at, get_u16(row, item))
     else:
-        put_i32(region, at, get_i32(row, item))
+        words = item_bits // 32
+        for i in range(words):
+            put_i32(region, at * words + i, get_i32(row, item * words + i))
 
 
 @njit
@@ -40,17 +42,8 @@ def put_row(region: Address, row: Address, offset: int, plane: Any) -> None:
 
     A block's items are stored by columns.
     """
-    row_bytes, item_bits, rows, columns = (
-        plane.row_bytes,
-        plane.item_bits,
-        plane.rows,
-        plane.columns,
-    )
-    if item_bits == 0:
-        for i in range(row_bytes):
-            put_u8(region, offset * row_bytes + i, get_u8(row, i))
-        return
-    n_items = row_bytes * 8 // item_bits
+    item_bits, rows, columns = plane.item_bits, plane.rows, plane.columns
+    n_items = plane.row_bytes * 8 // item_bits
     first, lane = offset // GROUP * n_items, offset % GROUP
     if rows == 1:
         for item in range(n_items):
