@@ -340,7 +340,19 @@ def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], 
 
 def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
     """Norms, gating, RoPE and the Hadamard transform, of any sizes."""
-    kind = one_of(rng, "norm", "layer_norm", "swiglu", "geglu", "rope", "rotate", "sinks", "scaled")
+    kind = one_of(
+        rng,
+        "norm",
+        "layer_norm",
+        "swiglu",
+        "geglu",
+        "rope",
+        "rotate",
+        "sinks",
+        "scaled",
+        "residual",
+        "split",
+    )
     n_tokens = rng.choice((1, 2, 3, 7, 33))
     n = rng.choice((1, 2, 5, 15, 16, 17, 31, 48, 100, 257, 1023, 1024, 1025))
     workers = specialized(KernelSource("linear/activations"))
@@ -393,6 +405,35 @@ def activation_case(rng: random.Random, memory: GuardedMemory, say: Callable[[st
         add_sinks(chain, *(y.numpy() for y in (x, lse, sinks)), (n_tokens, n_heads, size))
         chain.run()
         close(x, want)
+    elif kind == "residual":
+        normed = rng.random() < 0.5
+        say(f"residual {n_tokens} x {n}, norm {normed}, threads {n_threads}")
+        x, before = (memory.tensor(torch.randn(n_tokens, n), "x") for _ in range(2))
+        weight, scale = memory.tensor(torch.randn(n), "w"), memory.tensor(torch.randn(1), "scale")
+        out = torch_of(memory.empty((n_tokens, n), "out"))
+        added = norm(x.double(), rms(weight.double())) if normed else x.double()
+        want = before + scale * added
+        job = [0, n_tokens, n, Memory(x, x.nbytes), Memory(weight, 4 * n) if normed else 0]
+        job += [Memory(eps, 4), Memory(scale, 4), Memory(before, out.nbytes)]
+        job.append(Memory(out, out.nbytes))
+        chain.add(specialized(KernelSource("linear/residuals"))["residual"], job, n_threads)
+        chain.run()
+        close(out, want)
+    elif kind == "split":
+        n_heads, size = rng.choice((1, 3, 8)), 16 * rng.choice((1, 4, 5))
+        say(f"split {n_tokens} x {n_heads} x {size}, threads {n_threads}")
+        both = memory.tensor(torch.randn(n_tokens, n_heads, 2, size), "both")
+        q, gate = (torch_of(memory.empty((n_tokens, n_heads, size), "out")) for _ in range(2))
+        job = [0, n_tokens, n_heads, size, Memory(both, both.nbytes)]
+        job += [Memory(q, q.nbytes), Memory(gate, gate.nbytes)]
+        residuals = specialized(KernelSource("linear/residuals"))
+        chain.add(residuals["split"], job, n_threads)
+        want = torch.sigmoid(both[:, :, 1].double()) * both[:, :, 0]
+        job = [0, n_tokens, n_heads * size, Memory(gate, gate.nbytes), Memory(q, q.nbytes), 0]
+        chain.add(residuals["sigmoid_gate"], job, n_threads)
+        chain.run()
+        assert torch.equal(q, both[:, :, 0])
+        close(gate, want)
     elif kind == "scaled":
         say(f"scaled {n_tokens} x {n}, threads {n_threads}")
         x = memory.tensor(torch.randn(n_tokens, n), "x")
