@@ -1,7 +1,8 @@
 """Products with packed matrices on the CPU.
 
 `CpuProducts.prepare` lays a matrix out anew when it is loaded (`formats/cpu/panel_layout.py`), and
-its products read that layout as it is: no weight is ever decoded into memory. Where CPUs multiply
+its products read that layout as it is: no weight is ever decoded into memory, but for codes that
+take long to read, a few at a time, in a core's cache (`linear/unpacked.py`). Where CPUs multiply
 bytes Q8_0 stays in the file (`linear/in_place.py`). F32, F16 and BF16 rows are read as in the file
 (`linear/rows.py`). Formats without a kernel are decoded tile by tile, as in `linear.py`, to rows of
 F32. Whatever the format, a token's result does not depend on how many tokens come with it.
