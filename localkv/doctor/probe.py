@@ -64,15 +64,23 @@ def cpu_facts() -> dict[str, Any]:
     """Vector instructions that kernels are compiled for, and Numba's version."""
     import numba
 
-    from localkv.simd.cpu_features import FEATURES, HAS_AVX512, HAS_VNNI, IS_X86, vector_width
+    from localkv.simd.cpu_features import (
+        FEATURES,
+        HAS_AVX512,
+        HAS_VNNI,
+        IS_X86,
+        byte_dots,
+        vector_width,
+    )
 
     return {
         "numba": numba.__version__,
         "x86": IS_X86,
         "vectors": vector_width(),
+        "byte_dots": byte_dots(),
         "avx2": "avx2" in FEATURES,
         "avx512": HAS_AVX512,
-        "avx512_vnni": HAS_VNNI,
+        "vnni": HAS_VNNI,
         "avx512_bf16": "avx512bf16" in FEATURES,
     }
 

@@ -9,7 +9,7 @@ from localkv.system.processor import processor_name, usable_cores
 _INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512": "AVX-512",
-    "avx512_vnni": "VNNI",
+    "vnni": "VNNI",
     "avx512_bf16": "bf16",
 }
 
@@ -30,7 +30,8 @@ def check_processor(probes: Probes) -> Finding:
     has = [name for key, name in _INSTRUCTIONS.items() if facts[key]]
     lacks = [name for key, name in _INSTRUCTIONS.items() if not facts[key]]
     if not facts["x86"]:
-        return Finding("CPU", "ok", f"{what}, {facts['vectors']}", None, facts)
+        vectors = facts["byte_dots"] or facts["vectors"]
+        return Finding("CPU", "ok", f"{what}, {vectors}", None, facts)
     summary = f"{what}, {', '.join(has) or facts['vectors']}"
     if lacks:
         summary += f"; no {', no '.join(lacks)}"

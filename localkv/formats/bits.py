@@ -23,7 +23,8 @@ IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69,
 MXFP4_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the sixteen values of mxfp4, whose bit 3 is the sign (ggml's `kvalues_mxfp4`)."""
 _CODEBOOK = np.array(IQ4_CODEBOOK, np.int8)
-_HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+with np.errstate(invalid="ignore"):  # some CPUs say so of NaNs
+    _HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """All fp16 numbers by their bits: looking one up takes a third of the time of converting it."""
 
 EIGHTH = np.float32(0.125)

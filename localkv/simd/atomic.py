@@ -11,10 +11,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from localkv.simd.cpu_features import IS_X86
+from localkv.simd.cpu_features import IS_ARM64, IS_X86
 from localkv.simd.futex import FUTEX
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
-from localkv.simd.vector import check_base, i64, pointer
+from localkv.simd.vector import call, check_base, i32, i64, pointer
 
 _WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
 
@@ -71,9 +71,9 @@ def pause(typing: Typing) -> Intrinsic:
 
     def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
         if IS_X86:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            name = "llvm.x86.sse2.pause"
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
+            call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        elif IS_ARM64:  # ARM's own hint does nothing on most cores; this takes some ten cycles
+            call(builder, "llvm.aarch64.isb", ir.VoidType(), [ir.Constant(i32, 15)])
         return context.get_dummy_value()
 
     return types.void(), generate

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
+from localkv.simd.cpu_features import CPU_FEATURES, CPU_NAME
 from localkv.simd.kinds import Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.lanes import LANES
+
+
+def choose_cpu() -> None:
+    """Let Numba compile for the CPU that intrinsics are made for, before it compiles anything."""
+    numba.config.CPU_NAME, numba.config.CPU_FEATURES = CPU_NAME, CPU_FEATURES
+
+
+choose_cpu()
 
 f32 = ir.FloatType()
 f16 = ir.HalfType()

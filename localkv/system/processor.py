@@ -8,6 +8,7 @@ import platform
 from collections.abc import Collection
 from pathlib import Path
 
+from localkv.system.arm_cores import arm_cores
 from localkv.system.cpu_list import cpus_of_list
 from localkv.system.cpu_quota import cpu_quota
 
@@ -25,7 +26,8 @@ def processor_name() -> str:
     except OSError:
         lines = []
     names = [line.partition(":")[2] for line in lines if line.startswith("model name")]
-    return " ".join((names or [platform.processor() or platform.machine()])[0].split())
+    found = [*names, arm_cores(lines), platform.processor(), platform.machine()]
+    return " ".join(next(name for name in found if name).split())
 
 
 def usable_cores() -> int:

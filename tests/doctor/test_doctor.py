@@ -24,9 +24,10 @@ CPU = {
     "numba": "0.62",
     "x86": True,
     "vectors": "AVX2",
+    "byte_dots": "AVX2",
     "avx2": True,
     "avx512": False,
-    "avx512_vnni": False,
+    "vnni": False,
     "avx512_bf16": False,
 }
 H200 = {"name": "NVIDIA H200", "capability": "9.0", "bytes": 139 << 30}
@@ -225,13 +226,15 @@ def test_instructions_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     assert check().summary == "Some CPU, 1 core, AVX2; no AVX-512, no VNNI, no bf16"
     assert check().status == "ok"
-    everything = check(avx512=True, avx512_vnni=True, avx512_bf16=True)
+    everything = check(avx512=True, vnni=True, avx512_bf16=True)
     assert everything.summary == "Some CPU, 1 core, AVX2, AVX-512, VNNI, bf16"
     old = check(avx2=False, vectors="128-bit vectors")
     assert old.status == "warning"
     assert "128-bit vectors; no AVX2" in old.summary
-    arm = check(avx2=False, x86=False, vectors="128-bit vectors")
-    assert (arm.status, arm.summary) == ("ok", "Some CPU, 1 core, 128-bit vectors")
+    arm = check(avx2=False, x86=False, vectors="NEON", byte_dots="NEON i8mm")
+    assert (arm.status, arm.summary) == ("ok", "Some CPU, 1 core, NEON i8mm")
+    arm = check(avx2=False, x86=False, vectors="NEON", byte_dots="")
+    assert (arm.status, arm.summary) == ("ok", "Some CPU, 1 core, NEON")
 
 
 def test_numba_is_necessary() -> None:

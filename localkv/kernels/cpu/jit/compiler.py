@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import _dynfunc
 from numba.core import cgutils
@@ -34,6 +33,7 @@ from localkv.kernels.cpu.jit.machine_code import (
     target,
 )
 from localkv.kernels.cpu.jit.parameters import Value, give
+from localkv.simd.vector import choose_cpu
 
 _REFUSE = ctypes.cast(ctypes.pythonapi.PyErr_NoMemory, ctypes.c_void_p).value
 """Called in place of a function that has no machine code of its own: it raises."""
@@ -104,7 +104,7 @@ class _Library(JITCodeLibrary):
 def _context() -> Any:
     """What Numba compiles with, for the CPU that `simd/cpu_features.py` has found."""
     _, name, features = target()
-    numba.config.CPU_NAME, numba.config.CPU_FEATURES = name, features
+    choose_cpu()
     context = cpu_target.target_context
     found = context.codegen().magic_tuple()[1:]
     if found != (name, features):
