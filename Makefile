@@ -5,6 +5,7 @@
 # make test-fast  the tests that take less than five minutes together, on 2 cores; the first run
 #                 takes longer, since it compiles kernels and leaves them for the next
 # make attack     long searches for damaged and hostile input that does harm; `make test` has a part
+# make test-arm64 the tests of the CPU's kernels on 64-bit ARM, in an emulator; as root, slow
 # make lint       formatting, lint, types, import floors
 # make figures    make the documentation's figures again (12 minutes on 2 cores)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
@@ -34,7 +35,7 @@ FIRST_START := Ready. The first start takes some seconds longer than others: ker
 	this processor, and kept.
 QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run chat test test-fast attack test-triton lint figures clean
+.PHONY: run chat test test-fast attack test-arm64 test-triton lint figures clean
 
 run: $(READY)
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
@@ -59,6 +60,9 @@ test-fast: .venv/.dev
 
 attack: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m attack tests/attack
+
+test-arm64: .venv/.dev
+	.ci/test-arm64
 
 test-triton:
 	$(PYTHON) -m venv .venv-triton
@@ -104,4 +108,4 @@ figures: .venv/.dev
 	@touch $@ .venv/.run
 
 clean:
-	rm -rf .venv .venv-triton .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-triton .arm64 .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

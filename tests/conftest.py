@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # an assertion that fails in a helper shows its values, too
 pytest.register_assert_rewrite("support")
 
+# in an emulator (`make test-arm64`)
+if "LOCALKV_COMPILER" in os.environ:
+    from support import cross_compiled  # noqa: F401
+
 # the same examples on every run and machine, however busy it is
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("reproducible")
