@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -25,6 +28,7 @@ from localkv.kernels.layer_weights import LayerWeights, Linear, MoeWeights
 from localkv.kernels.moe import route
 from localkv.loader.synthetic import synthetic_model
 from localkv.system.threads import n_threads, use_threads
+from support.other_cpus import HASWELL, NEHALEM, runs_here
 from support.quick import quick
 from support.random_experts import TYPES, as_given, random_layer, random_moe, with_each
 from support.random_packed import random_packed
@@ -90,6 +94,23 @@ def check_random_layer(seed: int) -> None:
         check(got, composed(backend, spec, layer, x), x)
     for i in {0, n_tokens // 2, n_tokens - 1}:
         assert np.array_equal(run(backend, spec, layer, x[i : i + 1])[0], got[i])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cpu", [NEHALEM, HASWELL], ids=["128 bits", "AVX2"])
+def test_other_cpus(cpu: dict[str, str]) -> None:
+    """In a process that believes to be on one: words of float32 are put together, or of bytes."""
+    if not runs_here(cpu):
+        pytest.skip("the CPU lacks some instructions")
+    tests = "64-8-300 or 128-8-3 or test_all_tokens"
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", tests, __file__],
+        env={**os.environ, **cpu},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "passed" in result.stdout
 
 
 def plain_layer(

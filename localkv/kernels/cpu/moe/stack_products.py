@@ -32,7 +32,7 @@ from localkv.kernels.cpu.linear.matrices import (
     RowTensor,
     check_matrix,
 )
-from localkv.kernels.cpu.linear.shares import CHUNKS_PER_THREAD
+from localkv.kernels.cpu.linear.shares import shares
 from localkv.kernels.cpu.moe.job import (
     PACK_BYTES,
     CopyJob,
@@ -252,10 +252,17 @@ def _add_products(
     products: Sequence[StackProduct],
 ) -> None:
     """Products with stacks of one format: a plan, and each group's jobs."""
-    threads, n_in = n_threads(), first.shape[-1]
+    n_in = first.shape[-1]
     operands = first.operands_with(chain, packed.grouped, routing.n_tokens)
     parts = [_matrix_job(product, first.format.name, n_in, routing) for product in products]
-    n_items = routing.n_used * sum(items.n_items for _, _, items in parts)
+    # of the experts of one token; others make more work
+    threads, chunk = shares(
+        routing.n_used * sum(items.n_items for _, _, items in parts),
+        routing.n_used * sum(items.n_items * items.item_bytes for _, _, items in parts),
+        routing.n_tokens,
+        operands.most_items,
+        n_threads(),
+    )
     multiply = MultiplyJob(
         next_chunk=0,
         n_tokens=1,
@@ -263,7 +270,7 @@ def _add_products(
         n_records=operands.n_records,
         token_bytes=operands.token_bytes,
         activations=operands.activations,
-        chunk=max(1, min(operands.most_items, n_items // (threads * CHUNKS_PER_THREAD))),
+        chunk=chunk,
         panel_bytes=operands.panel_bytes,
         group=operands.group,
         panels=operands.panels,
