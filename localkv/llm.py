@@ -28,7 +28,7 @@ from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
-from localkv.kernels.method import in_words, missing_kernels
+from localkv.kernels.method import in_words
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.kv_risks import kv_risks
@@ -257,9 +257,7 @@ class LLM(TextModel):
         self.gguf.check_unchanged()
         if unused:
             self.warnings.append(f"tensors that are not used: {_a_few(unused)}")
-        found = model.uses(pairs_of(self.cache, self.config.groups))
-        self.kernels = in_words(found)
-        self.warnings += missing_kernels(found, backend.processor)
+        self.kernels = in_words(model.uses(pairs_of(self.cache, self.config.groups)))
         used = tuple(
             info
             for name, info in self.gguf.tensors.items()

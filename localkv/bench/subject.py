@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 
 from localkv.bench.source import Source
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.method import missing_kernels
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.llm import LLM
 from localkv.loader.synthetic import synthetic_model
@@ -22,12 +19,6 @@ class Subject:
     source: Source
     model: Transformer
     warnings: tuple[str, ...] = ()
-
-    def missing_kernels(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """Operations that are slow for lack of a kernel, by pairs of cache types; one line each."""
-        model = self.model
-        lines = (missing_kernels(model.uses([pair]), model.backend.processor) for pair in pairs)
-        return list(dict.fromkeys(chain.from_iterable(lines)))
 
 
 def load(source: Source, device: str = "auto", fit: str = "on") -> Subject:

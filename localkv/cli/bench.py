@@ -240,7 +240,7 @@ def _results(
         progress.show(f"loading {source.name}")
         subject = load(source, options.device, fit)
         progress.clear()
-        warnings += (*subject.warnings, *subject.missing_kernels(grid.pairs))
+        warnings += subject.warnings
         for line in dict.fromkeys(warnings):
             warn(line)
         yield from run(subject, grid, options)

@@ -13,8 +13,7 @@ iterate them. The folder `<name>/` holds
 
 which kernels find by these names and import on first use (`QuantFormat.part`). No option, kernel,
 plan or test has a list of formats that a new one has to be added to: they follow from the line and
-from the parts. Only the pairs that are recommended are chosen by hand. A weight type without
-`cpu_weight.py` is decoded tile by tile on the CPU, at a cost that is named when a model is loaded.
+from the parts. Only the pairs that are recommended are chosen by hand.
 
 A ggml *block* holds `block_size` values in `block_bytes` bytes, its fields one after the other.
 Kernels want each field in a *plane* of its own (structure of arrays), so a format lists its planes

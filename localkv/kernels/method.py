@@ -1,4 +1,4 @@
-"""How a backend carries out its operations, in words, and the cost without a kernel.
+"""How a backend carries out its operations, in words.
 
 A backend answers for tensors as it has prepared them and for types of the cache (`Methods`), so
 that statements about a model follow from the code that runs.
@@ -22,28 +22,10 @@ from localkv.kernels.layer_weights import (
 
 
 @dataclass(frozen=True)
-class Slowdown:
-    """How many times as long an operation takes, "2" or "2 to 4": on one token, and on a prompt."""
-
-    token: str
-    prompt: str
-
-    def __str__(self) -> str:
-        return f"about {self.token} times slower (prompts: {self.prompt} times)"
-
-
-@dataclass(frozen=True)
 class Method:
-    """How an operation is carried out.
-
-    Attributes:
-        words: "packed panels, 8-bit activations".
-        slowdown: the cost of having no kernel for it; None if there is one, and where
-            a library takes as long.
-    """
+    """How an operation is carried out, in words: "packed panels, 8-bit activations"."""
 
     words: str
-    slowdown: Slowdown | None = None
 
 
 @dataclass(frozen=True)
@@ -110,21 +92,3 @@ def in_words(found: Sequence[Use]) -> dict[str, str]:
         )
         for operation, methods in operations.items()
     }
-
-
-def missing_kernels(found: Sequence[Use], processor: str) -> list[str]:
-    """One line for each operation that is slow for lack of a kernel on a "CPU" or "GPU"."""
-    missing = dict[tuple[str, Method], list[str]]()
-    for operation, of, method in found:
-        if method.slowdown is not None:
-            missing.setdefault((operation, method), []).append(of)
-    return [
-        f"no {processor} kernel for {operation}{f' of {_listed(types)}' if any(types) else ''}: "
-        f"{method.words}, {method.slowdown}"
-        for (operation, method), types in missing.items()
-    ]
-
-
-def _listed(types: list[str]) -> str:
-    *most, last = types
-    return f"{', '.join(most)} and {last}" if most else last

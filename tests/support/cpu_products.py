@@ -16,7 +16,7 @@ from support.cpu_ops import TensorProducts
 
 EXACT = 1e-6
 TORCH = 2e-6
-"""What is decoded tile by tile is added up in torch's order."""
+"""Rows of floats, whose sums are of float32 throughout."""
 
 
 def eight_bits(x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The operations of a layer on the CPU, each one chain of compiled workers.
 
-What has no kernel (formats that are decoded by tile) is left to the composed operations.
+What no chain can run (rows that are no whole vectors) is left to the composed operations.
 """
 
 from __future__ import annotations

@@ -5,20 +5,12 @@ from __future__ import annotations
 from localkv.formats.base import QuantFormat
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.attention.kernels import cache_decoder
-from localkv.kernels.cpu.linear.matrices import (
-    InPlaceTensor,
-    PanelTensor,
-    RowTensor,
-    has_kernel,
-)
+from localkv.kernels.cpu.linear.matrices import InPlaceTensor, PanelTensor, RowTensor
 from localkv.kernels.cpu.moe.expert_steps import experts_run
 from localkv.kernels.cpu.store.store_kv import store_source
 from localkv.kernels.layer_weights import MoeWeights
-from localkv.kernels.method import Method, Methods, Slowdown
+from localkv.kernels.method import Method, Methods
 from localkv.simd.cpu_features import byte_dots, vector_width
-
-DECODED = Slowdown("70 to 110", "5 to 6")
-"""Products with weights that NumPy decodes, next to Q4_K (`benchmarks/missing_kernels.py`)."""
 
 ACTIVATIONS = f"8-bit activations ({byte_dots()})" if byte_dots() else "float32 activations"
 
@@ -32,10 +24,8 @@ def product_method(weight: PackedTensor) -> Method:
             return Method(f"packed as in the file, {ACTIVATIONS}")
         case RowTensor(halves_activations=True):
             return Method("rows as in the file, activations rounded to fp16")
-        case RowTensor():
-            return Method("rows as in the file, float32 activations")
-    assert not has_kernel(weight)
-    return Method("decoded tile by tile in NumPy", DECODED)
+    assert isinstance(weight, RowTensor)
+    return Method("rows as in the file, float32 activations")
 
 
 def tiles_method(fmt: QuantFormat, side: str) -> Method:

@@ -66,6 +66,16 @@ def test_products(name: str, n_out: int) -> None:
             assert torch.equal(got, once[:n_tokens])
 
 
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32"])
+def test_rows_that_are_no_whole_vectors(name: str) -> None:
+    for n_in in (1, 15, 17, 504):
+        products, weight = TensorProducts(), random_packed(name, 39, n_in)
+        x = torch.randn(9, n_in)
+        once = check(products, x, weight)
+        for n_tokens in (1, 4):
+            assert torch.equal(check(products, x[:n_tokens], weight), once[:n_tokens])
+
+
 @pytest.mark.parametrize("name", quick_types(WEIGHT_NAMES))
 def test_long_rows(name: str) -> None:
     n_in = 11008
@@ -165,7 +175,7 @@ def test_experts(name: str, n_ff: int) -> None:
         pytest.skip("not a whole number of blocks")
     moe = MoeSpec(5, 2, n_ff=n_ff)
     products = TensorProducts()
-    router = Linear(random_packed("f32", 5, 256, seed=1))
+    router = Linear(products.prepare(random_packed("f32", 5, 256, seed=1)))
     stacks = [
         random_packed(name, 5, *shape, seed=seed)
         for seed, shape in enumerate([(n_ff, 256), (n_ff, 256), (256, n_ff)])

@@ -9,4 +9,3 @@ from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
 LAYOUTS: dict[str, PanelLayout] = {
     name: FORMATS[name].part("cpu").LAYOUT for name in PANEL_FORMAT_NAMES
 }
-"""A weight type that is missing, and has no rows of floats, is decoded tile by tile."""

@@ -21,7 +21,6 @@ from localkv.kernels.cpu.linear.matrices import (
     PanelTensor,
     RowTensor,
 )
-from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Scratch, Where
 from localkv.system.threads import n_threads
 
@@ -30,11 +29,9 @@ PIECES_PER_THREAD = 4
 
 
 def head_source(name: str) -> KernelSource:
-    """The kernel for matrices of a format; without one, of their decoded rows."""
-    if name in LAYOUTS:
-        return KernelSource("linear/head_product", {"FORMAT": name})
-    rows = name if name in ROW_FORMAT_NAMES else "f32"
-    return KernelSource("linear/row_head_product", {"FORMAT": rows})
+    """The kernel for matrices of a format."""
+    template = "linear/head_product" if name in LAYOUTS else "linear/row_head_product"
+    return KernelSource(template, {"FORMAT": name})
 
 
 @functools.cache

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.formats import FORMATS
 from localkv.formats.cpu.panel_layout import BLOCK, LANES, PanelLayout
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import BoundsError, check_array
-from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.arrays import address
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
@@ -26,7 +25,7 @@ from localkv.kernels.cpu.linear.job import (
     PackJob,
 )
 from localkv.kernels.cpu.linear.panel_arena import Bytes
-from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES, ROW_FORMAT_NAMES
+from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place
 from localkv.system.threads import n_threads
 
@@ -48,12 +47,9 @@ class Kernel:
 
 
 def product_source(name: str) -> KernelSource:
-    """The kernel of products with matrices of a format; without one, of its decoded rows."""
-    if name in LAYOUTS:
-        return KernelSource("linear/product", {"FORMAT": name})
-    return KernelSource(
-        "linear/row_product", {"FORMAT": name if name in ROW_FORMAT_NAMES else "f32"}
-    )
+    """The kernel of products with matrices of a format."""
+    template = "linear/product" if name in LAYOUTS else "linear/row_product"
+    return KernelSource(template, {"FORMAT": name})
 
 
 @functools.cache
@@ -298,8 +294,6 @@ class RowTensor(KernelTensor):
 
     def check_items(self) -> None:
         self._check_rows()
-        if self.shape[-1] % LANES:
-            raise BoundsError(f"{self.shape[-1]} columns are no multiple of {LANES}")
 
     def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
         return Operands(self.kernel.multiply, activations, CHUNK_ROWS)
@@ -313,11 +307,5 @@ def check_matrix(weight: KernelTensor, name: str, n_in: int) -> None:
 
 
 def has_kernel(weight: PackedTensor) -> bool:
-    """Whether products with it can be part of a chain."""
-    return isinstance(weight, KernelTensor)
-
-
-def float_rows(values: Floats) -> RowTensor:
-    """A matrix of float32 [n_out, n_in], n_in a multiple of 16, for the kernel of such rows."""
-    rows = np.ascontiguousarray(values).view(np.uint8)
-    return RowTensor(FORMATS["f32"], rows, tuple(values.shape), kernel=product_kernel("f32"))
+    """Whether products with it can be part of a chain: other workers take whole vectors."""
+    return isinstance(weight, KernelTensor) and weight.shape[-1] % LANES == 0

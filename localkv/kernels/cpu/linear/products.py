@@ -4,8 +4,8 @@
 its products read that layout as it is: no weight is ever decoded into memory, but for codes that
 take long to read, a few at a time, in a core's cache (`linear/unpacked.py`). Where CPUs multiply
 bytes Q8_0 stays in the file (`linear/in_place.py`). F32, F16 and BF16 rows are read as in the file
-(`linear/rows.py`). Formats without a kernel are decoded tile by tile, as in `linear.py`, to rows of
-F32. Whatever the format, a token's result does not depend on how many tokens come with it.
+(`linear/rows.py`). Whatever the format, a token's result does not depend on how many tokens come
+with it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.formats.cpu.panel_layout import LANES
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import check_array
-from localkv.kernels.cpu.arrays import Floats, address, whole_vectors
+from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.head_products import head_products
@@ -30,8 +29,6 @@ from localkv.kernels.cpu.linear.matrices import (
     PanelTensor,
     RowTensor,
     check_matrix,
-    float_rows,
-    has_kernel,
     panel_facts,
     product_kernel,
 )
@@ -40,8 +37,6 @@ from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.shares import shares
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.layer_weights import Linear
-from localkv.kernels.linear import head_products as heads_by_head
-from localkv.kernels.linear import matmul as matmul_by_tile
 from localkv.kernels.linear import round_activations
 from localkv.system.threads import n_threads
 
@@ -125,27 +120,21 @@ class CpuProducts:
         self._scratch = scratch or Scratch()
 
     def prepare(self, weight: PackedTensor) -> PackedTensor:
-        """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in], as `matmul` wants it.
-
-        The result is `weight` itself where there is no kernel for its format.
-        """
+        """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in], as `matmul` wants it."""
         name = weight.format.name
-        whole = weight.shape[-1] % LANES == 0 and weight.rows.flags.c_contiguous
-        if name in ROW_FORMAT_NAMES and whole:
-            return RowTensor(
-                weight.format,
-                weight.rows,
-                weight.shape,
-                weight.halves_activations,
-                kernel=product_kernel(name),
-            )
-        layout = LAYOUTS.get(name)
-        if layout is None:
-            return weight
         *stack, n_out, n_in = weight.shape
         rows = np.ascontiguousarray(weight.rows)
         row_bytes = weight.format.row_bytes(n_in)
         check_array(f"rows of {name}", rows, "uint8", *stack, n_out, row_bytes)
+        if name in ROW_FORMAT_NAMES:
+            return RowTensor(
+                weight.format,
+                rows,
+                weight.shape,
+                weight.halves_activations,
+                kernel=product_kernel(name),
+            )
+        layout = LAYOUTS[name]
         facts = panel_facts(layout, n_out, n_in)
         if name in IN_PLACE_FORMATS:
             return InPlaceTensor(weight.format, rows, weight.shape, facts=facts)
@@ -176,9 +165,6 @@ class CpuProducts:
     def linear(self, x: Floats, layer: Linear) -> Floats:
         """x [tokens, n_in] -> [tokens, n_out]."""
         weight = layer.weight
-        if not has_kernel(weight):
-            y: Floats = matmul_by_tile(x, weight, PackedTensor.decode, self._times_rows)
-            return y if layer.bias is None else y + layer.bias
         x = np.ascontiguousarray(round_activations(x, weight))
         out = np.empty((x.shape[0], weight.shape[0]), np.float32)
         chain = Chain(self._scratch)
@@ -187,12 +173,5 @@ class CpuProducts:
         return out
 
     def head_products(self, x: Floats, stack: PackedTensor) -> Floats:
-        """As `kernels.linear.head_products`; with a kernel, all heads at once."""
-        if not has_kernel(stack):
-            y: Floats = heads_by_head(x, stack, self.matmul)
-            return y
+        """As `kernels.linear.head_products`, all heads at once."""
         return head_products(self._scratch, round_activations(x, stack), stack)
-
-    def _times_rows(self, x: Floats, rows: Floats) -> Floats:
-        """x float32 [tokens, n_in] @ rows float32 [n_out, n_in].T; any n_in."""
-        return self.linear(whole_vectors(x), Linear(float_rows(whole_vectors(rows))))

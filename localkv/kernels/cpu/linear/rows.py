@@ -25,6 +25,17 @@ def _loader(name: str) -> Callable[[Any, Any], Any]:
     return cast(Callable[[Any, Any], Any], FORMATS[name].part("cpu_weight").load_values)
 
 
+def _completed(b: Builder, row: Value, first: Value, n: Value, value_bytes: int) -> Value:
+    """The address of a copy of the row's last `n` values, from `first` on, and zeros behind."""
+    kind = ir.ArrayType(i8, LANES * value_bytes)
+    copy = cgutils.alloca_once(b, kind)
+    b.store(ir.Constant(kind, None), copy)
+    copy = b.bitcast(copy, i8.as_pointer())
+    size = ir.Constant(i64, value_bytes)
+    cgutils.raw_memcpy(b, copy, b.gep(row, [b.mul(first, size)]), n, size)
+    return copy
+
+
 @intrinsic(prefer_literal=True)
 def multiply_rows(
     typing: Typing,
@@ -44,7 +55,7 @@ def multiply_rows(
 
     So is `addend`, of what is added, unless it is 0; from token to token `addend_stride` bytes.
 
-    `kind`, `n_rows` and `n_tokens` are known when compiling; `n_in` is a multiple of 16.
+    `kind`, `n_rows` and `n_tokens` are known when compiling.
     """
     name = kind.literal_value
     height, width = n_rows.literal_value, n_tokens.literal_value
@@ -61,16 +72,29 @@ def multiply_rows(
         slots = [cgutils.alloca_once(b, lanes_of(f32)) for _ in range(height * width)]
         for slot in slots:
             b.store(constant(f32, 0.0), slot)
-        steps = b.sdiv(n_in, ir.Constant(i64, LANES))
-        with cgutils.for_range(b, steps) as loop:
-            offset = b.mul(loop.index, ir.Constant(i64, LANES * value_bytes))
-            weights = [load(b, b.gep(at, [offset])) for at in row_at]
-            offset = b.mul(loop.index, ir.Constant(i64, LANES * 4))
+
+        def add_products(row_at: list[Any], x_at: list[Any]) -> None:
+            weights = [load(b, at) for at in row_at]
             for t, at in enumerate(x_at):
-                values = load_f32(b, b.gep(at, [offset]))
+                values = load_f32(b, at)
                 for r, weight in enumerate(weights):
                     slot = slots[t * height + r]
                     b.store(multiply_add(b, weight, values, b.load(slot)), slot)
+
+        lanes = ir.Constant(i64, LANES)
+        steps, left = b.sdiv(n_in, lanes), b.srem(n_in, lanes)
+        with cgutils.for_range(b, steps) as loop:
+            offset = b.mul(loop.index, ir.Constant(i64, LANES * value_bytes))
+            x_offset = b.mul(loop.index, ir.Constant(i64, LANES * 4))
+            add_products(
+                [b.gep(at, [offset]) for at in row_at], [b.gep(at, [x_offset]) for at in x_at]
+            )
+        with b.if_then(b.icmp_signed("!=", left, ir.Constant(i64, 0)), likely=False):
+            last = b.sub(n_in, left)
+            add_products(
+                [_completed(b, at, last, left, value_bytes) for at in row_at],
+                [_completed(b, at, last, left, 4) for at in x_at],
+            )
         for t in range(width):
             for r in range(height):
                 lanes = b.load(slots[t * height + r])
