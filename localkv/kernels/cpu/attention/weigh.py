@@ -16,12 +16,12 @@ from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
-from localkv.kernels.cpu.attention.weigh_digits import ONE, split_weights
+from localkv.kernels.cpu.attention.weigh_digits import ONE, fetch_next, split_weights
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
 from localkv.simd.digit_rows import zeros_i32
 from localkv.simd.kinds import Address, Addresses, Count
-from localkv.simd.memory import load_f16, load_f32, prefetch, store_f32
+from localkv.simd.memory import load_f16, load_f32, store_f32
 from localkv.simd.quads import QUAD, ROW_DIGITS, add_digits, dot_digits, start_digits
 from localkv.simd.vector_tuple import (
     MOST_SUMS,
@@ -52,14 +52,6 @@ SUMS = VECTORS * N
 PAIRS = SUMS <= MOST_SUMS // 2
 """Whether every second token has sums of its own. Sums of one have to wait for each other."""
 ROW_BYTES = PAGE_TOKENS * 4
-
-
-@njit
-def fetch_next(ahead: Address, ahead_lines: Count) -> Address:
-    """Ask for the next cache lines; where those after them are."""
-    for line in range(ahead_lines):
-        prefetch(ahead, line * 64)
-    return ahead + ahead_lines * 64
 
 
 @njit
@@ -212,7 +204,8 @@ def weigh(
             if AFFINE:
                 add_minima(out, at, head_dim, tile_p, planes, block, n_tokens)
             if DIGITS:
-                split_weights(
+                early = lines // 2
+                ahead = split_weights(
                     scaled_p,
                     tile_p,
                     scales,
@@ -223,9 +216,11 @@ def weigh(
                     n_tokens,
                     zeros_f32(ROWS),
                     zeros_i32(ROWS),
+                    ahead,
+                    early,
                 )
                 ahead = weigh_codes(
-                    out, at, head_dim, scaled_p, planes, block, n_tokens, ahead, lines
+                    out, at, head_dim, scaled_p, planes, block, n_tokens, ahead, lines - early
                 )
                 continue
             weights = tile_p

@@ -24,7 +24,7 @@ from localkv.simd.arithmetic import lanes_below, select, zero_f32
 from localkv.simd.digit_rows import larger_products, put_largest, put_sums, split_rows
 from localkv.simd.kinds import Address, Count, Vectors
 from localkv.simd.lanes import LANES
-from localkv.simd.memory import get_f32, get_i32, load_f16, put_f32, put_i32, store_f32
+from localkv.simd.memory import get_f32, get_i32, load_f16, prefetch, put_f32, put_i32, store_f32
 from localkv.simd.quads import DIGITS, ROW_DIGITS
 from localkv.simd.vector_tuple import load_tuple
 
@@ -36,6 +36,14 @@ START, SCALE, FACTOR = (DIGITS * ROW_DIGITS + i for i in range(3))
 """Words of a digit row; the last one's is for those who make the others."""
 CHUNK = 4 * LANES
 """Tokens that become digits at once."""
+
+
+@njit
+def fetch_next(ahead: Address, lines: Count) -> Address:
+    """Ask for the next cache lines; where those after them are."""
+    for line in range(lines):
+        prefetch(ahead, line * 64)
+    return ahead + lines * 64
 
 
 @njit(error_model="numpy")
@@ -50,7 +58,9 @@ def split_weights(
     n_tokens: Count,
     zeros: Vectors,
     no_sums: Vectors,
-) -> None:
+    ahead: Address,
+    ahead_lines: Count,
+) -> Address:
     """Make digit rows of as many rows of weights as there are `zeros` and `no_sums`, times the
     scales of a block in a plane of V.
 
@@ -64,6 +74,7 @@ def split_weights(
         scale = select(lanes_below(n_tokens - t), scale, zero_f32())
         store_f32(scales, t, scale)
         largest = larger_products(largest, p, t, PAGE_TOKENS, scale)
+        ahead = fetch_next(ahead, ahead_lines)
     put_largest(digits, SCALE, PAGE_TOKENS, largest)
     for row in range(len(zeros)):
         at = row * PAGE_TOKENS
@@ -78,3 +89,4 @@ def split_weights(
     for row in range(len(zeros)):
         at = row * PAGE_TOKENS + START
         put_i32(digits, at, -offset * get_i32(digits, at))
+    return ahead
