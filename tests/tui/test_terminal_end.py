@@ -45,7 +45,8 @@ ChatApp(session, EngineOptions("tiny.gguf"), lambda _: FakeEngine([]), FakeModel
 
 
 def exit_code(code: str, *argv: str, ready: bytes) -> int:
-    """Of a program whose terminal is closed as soon as it has shown that it is ready."""
+    """Of a program whose terminal is closed as soon as it has shown that it is ready: a whole line,
+    since a terminal shows its end after the rest, and the program's call would fail."""
     ours, theirs = os.openpty()
     env = clean_env(TERM="xterm-256color", COLUMNS="80", LINES="24", PYTHONPATH=f"{ROOT}:{TESTS}")
     command = [sys.executable, "-c", code, *argv]
@@ -65,7 +66,7 @@ def exit_code(code: str, *argv: str, ready: bytes) -> int:
 
 @pytest.mark.parametrize("end", ["lambda: None", "lambda: 1 / 0"])
 def test_the_process_ends_even_if_nothing_comes_of_it(end: str) -> None:
-    assert exit_code(WATCH.format(end=end), ready=b"ready") == 129
+    assert exit_code(WATCH.format(end=end), ready=b"ready\r\n") == 129
 
 
 @pytest.mark.slow
