@@ -7,7 +7,7 @@ which the library's Python package does not have: a thread for each physical cor
 n_ubatch 512, flash attention "auto", the file mapped. `--threads` sets both.
 
 PYTHON is an interpreter that has llama-cpp-python; without `--peer` only localkv runs. All tables
-of docs/benchmarks.md (`speed_tables.py` lists what each takes), in about an hour on two cores, or
+of docs/benchmarks.md (`speed_tables.py` lists what each takes), in half an hour on two cores, or
 some of them by name; then the page is made anew from the file of all figures:
 
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --tables --json docs/cpu-speed.json
@@ -244,7 +244,7 @@ def jobs(options: argparse.Namespace) -> Iterator[tuple[str, argparse.Namespace]
     for name in options.tables or TABLES:
         if name not in TABLES:
             raise SystemExit(f"no table {name!r}; there are {', '.join(map(repr, TABLES))}")
-        facts = {key: value for key, value in vars(TABLES[name]).items() if key != "title"}
+        facts = dict(vars(TABLES[name]))
         facts["repeat"] = facts.pop("repeats")
         yield name, argparse.Namespace(**{**vars(options), **facts})
 

@@ -40,6 +40,12 @@ def test_tables_of_models_are_current() -> None:
         assert text == tables.with_tables(text), "run python docs/make_models_tables.py"
 
 
+def test_tables_of_speed_are_current() -> None:
+    tables = script("make_speed_tables")
+    text = tables.PAGE.read_text()
+    assert text == tables.with_tables(text), "run python docs/make_speed_tables.py"
+
+
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for folder in ("", "benchmarks", "docs", "examples", "models")
