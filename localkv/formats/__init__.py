@@ -11,6 +11,8 @@ from __future__ import annotations
 from localkv.formats.base import Plane, QuantFormat
 
 E4M3_LARGEST, E5M2_LARGEST = 448.0, 57344.0
+CHANNEL_TOKENS = 32
+"""Tokens that share a channel's scale in types with such scales, KIVI's G."""
 
 
 def _format(
@@ -64,6 +66,20 @@ def _fp8(
     )
 
 
+def _by_channel(name: str, **planes: int) -> QuantFormat:
+    """For caches: each channel has a scale of its own for `CHANNEL_TOKENS` tokens."""
+    fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
+    return QuantFormat(
+        name,
+        None,
+        CHANNEL_TOKENS,
+        fields,
+        is_weight=False,
+        is_cache=True,
+        group_tokens=CHANNEL_TOKENS,
+    )
+
+
 _SCALE = (Plane("d", 2),)
 
 _ALL = (
@@ -83,6 +99,10 @@ _ALL = (
     _fp8("fp8_e5m2", E5M2_LARGEST),
     _fp8("fp8_e5m2_head", E5M2_LARGEST, by_head_of="fp8_e5m2"),
     _fp8("fp8_e5m2_token", E5M2_LARGEST, row=_SCALE),
+    _by_channel("q8_0c", d=2, qs=32),
+    _by_channel("q4_1c", d=2, m=2, qs=16),
+    _by_channel("q3_1c", d=2, m=2, qh=4, qs=8),
+    _by_channel("q2_1c", d=2, m=2, qs=8),
     _super_block("q2_K", 10, "iq4_nl", is_offered=True, scales=16, qs=64, d=2, dmin=2),
     _super_block("q3_K", 11, "iq4_nl", is_offered=True, hmask=32, qs=64, scales=12, d=2),
     _super_block("q4_K", 12, "q5_0", is_offered=True, d=2, dmin=2, scales=12, qs=128),
@@ -104,6 +124,7 @@ _ALL = (
 
 FORMATS = {fmt.name: fmt for fmt in _ALL}
 WEIGHT_FORMATS = {fmt.ggml_type: fmt for fmt in _ALL if fmt.is_weight and fmt.ggml_type is not None}
-KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache}
+# types by channel need the newest tokens elsewhere, which no cache has yet
+KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache and fmt.group_tokens == 1}
 
 __all__ = ["FORMATS", "KV_FORMATS", "WEIGHT_FORMATS", "Plane", "QuantFormat"]

@@ -50,13 +50,17 @@ class Codec(Protocol):
     def decode(planes: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """Decode planes (uint8 [..., n_blocks, plane bytes]) to float32 [..., n_blocks * size].
 
-        Planes of the row are uint8 [..., 1, plane bytes].
+        Planes of the row are uint8 [..., 1, plane bytes]. Types whose scales serve a group of
+        tokens have whole groups: uint8 [..., tokens, n_blocks, plane bytes].
         """
         ...
 
     @staticmethod
     def encode(x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], ...]:
-        """Encode float32 [..., n] to planes, with ggml's reference rounding. Cache types only."""
+        """Encode float32 [..., n] to planes, with ggml's reference rounding. Cache types only.
+
+        Types whose scales serve a group of tokens take whole groups: float32 [..., tokens, n].
+        """
         ...
 
 
@@ -89,6 +93,9 @@ class QuantFormat:
             Codecs and kernels know nothing of it: `store_rotated` and `attention` apply it.
         largest: the largest finite value, of types that have a use for it, else 0.
         shared_codec: the name of the format whose file encodes and decodes, if not its own.
+        group_tokens: consecutive tokens of a cache that are encoded together, a divisor of a page.
+            Of more than one a scale serves one channel of all of them
+            (`formats/channel_groups.py`).
     """
 
     name: str
@@ -104,6 +111,7 @@ class QuantFormat:
     scales_by_head: bool = False
     largest: float = 0.0
     shared_codec: str = ""
+    group_tokens: int = 1
 
     @property
     def all_planes(self) -> tuple[Plane, ...]:
@@ -125,9 +133,10 @@ class QuantFormat:
 
         Such a type gains by a rotation, which spreads outliers; a float type hardly does. Nor does
         one whose rows of floats share a scale: that only moves the range of the exponents, and a
-        value keeps its precision until it is 2 ** 14 (e4m3) times smaller than the largest.
+        value keeps its precision until it is 2 ** 14 (e4m3) times smaller than the largest. Where a
+        channel has scales of its own, one that is an outlier costs no other anything.
         """
-        return self.block_size > 1
+        return self.block_size > 1 and self.group_tokens == 1
 
     def row_bytes(self, n_values: int) -> int:
         """Bytes of a row of `n_values`; a row must be a whole number of blocks."""
