@@ -56,7 +56,7 @@ def _in_blocks(codes: Codes) -> Bytes:
 
 @ieee
 def _inverse(d: Floats) -> Floats:
-    inverse: Floats = 1 / d
+    inverse: Floats = np.reciprocal(d)
     inverse[~np.isfinite(inverse)] = 0
     return inverse
 
