@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from localkv.arch.spec import ModelSpec, RopeSpec
 from localkv.errors import LocalKVError, ModelFileError, UsageError
+from localkv.loader.channel_factors import Factors, channel_factors
 from localkv.loader.gguf_file import GGUFFile, open_gguf
+from localkv.loader.listed_tensors import check_tensors
 from localkv.loader.model_spec import model_spec
-
-Factors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -127,35 +127,14 @@ def tensor_factors(outliers: Outliers, gguf_file: GGUFFile) -> dict[str, Factors
         UsageError: there are fewer channels.
     """
     config = model_spec(gguf_file)
-    found: dict[str, Factors] = {}
-
-    def rows(name: str, factors: Factors) -> None:
-        """Scale the rows of a matrix, and its bias."""
-        found[f"{name}.weight"] = factors.reshape(-1, 1)
-        if f"{name}.bias" in gguf_file.tensors:
-            found[f"{name}.bias"] = factors.reshape(-1)
-
-    for layer in range(config.n_layers):
-        at = f"blk.{layer}"
-        k = k_factors(outliers, config, layer)
-        v = v_factors(outliers, config, layer)
-        spec = config.layers[layer].attention
-        group = spec.n_heads // spec.n_kv_heads
-        if spec.k_norm:
-            found[f"{at}.attn_q_norm.weight"] = 1 / k[0]
-            found[f"{at}.attn_k_norm.weight"] = k[0]
-            k = np.ones_like(k)
-        q = np.repeat(1 / k, group, axis=0)  # [n_heads, head_dim]
-        if f"{at}.attn_qkv.weight" in gguf_file.tensors:
-            rows(f"{at}.attn_qkv", np.concatenate((q, k, v)))
-        else:
-            for name, factors in (("attn_q", q), ("attn_k", k), ("attn_v", v)):
-                rows(f"{at}.{name}", factors)
-        found[f"{at}.attn_output.weight"] = np.repeat(1 / v, group, axis=0).reshape(1, -1)
-    missing = [name for name in found if name not in gguf_file.tensors]
-    if missing:
-        raise ModelFileError(f"{gguf_file.path.name}: missing tensor {missing[0]!r}")
-    return {name: factors for name, factors in found.items() if (factors != 1).any()}
+    check_tensors(gguf_file, config)
+    layers = range(config.n_layers)
+    return channel_factors(
+        config,
+        gguf_file.tensors,
+        {layer: k_factors(outliers, config, layer) for layer in layers},
+        {layer: v_factors(outliers, config, layer) for layer in layers},
+    )
 
 
 def write_twin(source: Path, target: Path, outliers: Outliers) -> None:

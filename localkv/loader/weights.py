@@ -15,6 +15,7 @@ from localkv.loader.ffn_weights import ffn_weights
 from localkv.loader.gguf_file import GGUFFile, open_gguf
 from localkv.loader.mixer_weights import mixer_weights
 from localkv.loader.model_spec import model_spec
+from localkv.loader.smoothing import SmoothedTensors, Smoothing
 from localkv.loader.stream_weights import (
     altup_projections,
     altup_weights,
@@ -22,7 +23,7 @@ from localkv.loader.stream_weights import (
     per_layer_input_weights,
     per_layer_table,
 )
-from localkv.loader.tensor_reader import FileTensors, TensorReader
+from localkv.loader.tensor_reader import FileTensors, TensorReader, TensorSource
 from localkv.model import ModelWeights, Transformer
 
 
@@ -31,6 +32,7 @@ def load_model(
     backend: Backend,
     *,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
+    smoothing: Smoothing | None = None,
 ) -> tuple[Transformer, list[str]]:
     """The model in a GGUF file, on a backend.
 
@@ -38,6 +40,7 @@ def load_model(
         path: the file.
         backend: prepares the weights as it wants them.
         on_layer: called with the layers that are loaded, of how many.
+        smoothing: of K and V, folded into the weights.
 
     Returns:
         the model, and the names of tensors that it does not know.
@@ -49,7 +52,10 @@ def load_model(
     gguf = path if isinstance(path, GGUFFile) else open_gguf(path)
     config = model_spec(gguf)
     check_layers(backend, config)
-    read = TensorReader(FileTensors(gguf), backend, halve_activations=config.has_experts)
+    source: TensorSource = FileTensors(gguf)
+    if smoothing is not None:
+        source = SmoothedTensors(source, smoothing.tensor_factors(config, gguf.tensors))
+    read = TensorReader(source, backend, halve_activations=config.has_experts)
     weights = model_weights(read, config, on_layer)
     unused = [name for name in gguf.tensors if name not in read.taken and not config.ignores(name)]
     return Transformer(config, weights, backend), unused

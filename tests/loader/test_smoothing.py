@@ -1,0 +1,211 @@
+"""Smoothing: smaller channels in the cache, the same logits."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GGMLType
+
+from localkv.config import CacheConfig
+from localkv.engine.engine import Engine
+from localkv.errors import ModelFileError
+from localkv.formats import FORMATS
+from localkv.formats.base import split_blocks
+from localkv.formats.packed_tensor import PackedTensor
+from localkv.formats.scaled import can_scale_rows, scaled
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.reference.backend import reference_backend
+from localkv.loader.channel_factors import attention_layers, pairs_of_channels, share_heads
+from localkv.loader.gguf_file import open_gguf
+from localkv.loader.model_spec import model_spec
+from localkv.loader.random_blocks import random_blocks, set_scales
+from localkv.loader.smoothing import Smoothing, smoothing_of
+from localkv.loader.weights import load_model
+from support.dense_variants import dense_variant
+from support.hybrid_models import HybridModel, hybrid
+from support.paths import MODELS
+from support.random_gemma import RandomGemma
+from support.random_model import RandomModel, variant
+
+sys.path.insert(0, str(MODELS))
+
+from outliers import Outliers, write_twin
+
+IDS = [(7 * i + i * i) % 96 for i in range(24)]
+NAMES = [
+    "llama",
+    "llama-mqa",
+    "llama-partial-rope",
+    "llama-biases",
+    "llama-fused-qkv",
+    "qwen3",
+    "gemma3",
+]
+OTHERS: dict[str, Callable[[], RandomModel | RandomGemma | HybridModel]] = {
+    **{
+        name: functools.partial(dense_variant, name)
+        for name in ("olmo2", "hunyuan_vl", "command-r-plus", "gptneox", "plamo", "starcoder2")
+    },
+    "gemma3n": functools.partial(RandomGemma, "gemma3n"),
+    "gemma4": functools.partial(RandomGemma, v_from_k=True),
+    "qwen35": functools.partial(hybrid, "qwen35"),
+    "falcon-h1": functools.partial(hybrid, "falcon-h1"),
+}
+"""Norms of rows and of each head, after RoPE and before it, K of another layer, gates."""
+
+
+def engine(path: Path, smoothing: Smoothing | None) -> Engine:
+    model, unused = load_model(path, reference_backend(torch.float32), smoothing=smoothing)
+    assert not unused
+    return Engine(model, CacheConfig("f32", "f32", n_ctx=64, kv_rotation="off", swa_full=True))
+
+
+def absmax(engine: Engine, side: str) -> dict[int, np.ndarray]:
+    """The largest magnitudes that an f32 cache holds: [n_kv_heads, channels] of each layer."""
+    found = {}
+    for i, layer in enumerate(engine.cache.layers):
+        if not layer.segments:
+            continue
+        (plane,) = getattr(layer.segments[0], side)
+        found[i] = plane.view(torch.float32)[0, :, : len(IDS), :, 0].abs().amax(1).numpy()
+    return found
+
+
+def smoothed(path: Path, alpha: float) -> tuple[torch.Tensor, Engine, torch.Tensor, Engine]:
+    """Logits and engine of a model, and of the same one smoothed by its own magnitudes."""
+    plain = engine(path, None)
+    expected = plain.logits(IDS)
+    gguf = open_gguf(path)
+    smoothing = smoothing_of(
+        model_spec(gguf), gguf.tensors, absmax(plain, "k"), absmax(plain, "v"), alpha
+    )
+    other = engine(path, smoothing)
+    return expected, plain, other.logits(IDS), other
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_keep_their_bits_and_channels_grow_alike(name: str, tmp_path: Path) -> None:
+    source, path = variant(name).write(tmp_path / "plain.gguf"), tmp_path / "model.gguf"
+    write_twin(source, path, Outliers(k_pairs=3, k_strength=16, v_channels=5, v_strength=8))
+    expected, plain, logits, other = smoothed(path, 1.0)
+    assert torch.equal(expected, logits)
+    config = model_spec(open_gguf(path))
+    for layer, spec in attention_layers(config).items():
+        before, after = (absmax(one, "k")[layer] for one in (plain, other))
+        assert (before != after).any()
+        if share_heads(config, layer):
+            before, after = before.max(0), after.max(0)
+        pairs = pairs_of_channels(spec)
+        before, after = (np.maximum(x, x[..., pairs]) for x in (before, after))
+        # exponents are whole numbers: of the spread at most a factor of two stays
+        assert after.max() / after.min() < min(2.01, before.max() / before.min())
+        before, after = (absmax(one, "v")[layer] for one in (plain, other))
+        if spec.v_norm is None:
+            assert after.max() / after.min() < min(2.01, before.max() / before.min())
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_magnitudes(name: str, tmp_path: Path) -> None:
+    model = OTHERS[name]()
+    kind = () if isinstance(model, HybridModel) else (GGMLType.F32,)
+    path = model.write(tmp_path / "model.gguf", *kind)
+    gguf = open_gguf(path)
+    config, rng = model_spec(gguf), np.random.default_rng(1)
+    groups = config.groups
+    sizes = {i: (group.n_kv_heads, group.key_dim) for group in groups for i in group.layers}
+    large = {i: np.exp2(rng.uniform(-4, 4, size)) for i, size in sizes.items()}
+    found = smoothing_of(config, gguf.tensors, large, large, 1.0)
+    assert found.k.keys() == sizes.keys()
+    plain, other = engine(path, None), engine(path, found)
+    halves = isinstance(model, HybridModel)  # fp16's smallest numbers lose bits
+    tolerance = 1e-5 if halves else 0
+    expected, logits = plain.logits(IDS), other.logits(IDS)
+    torch.testing.assert_close(expected, logits, rtol=0, atol=tolerance)
+    for layer, cached in absmax(plain, "k").items():
+        assert (cached != absmax(other, "k")[layer]).any()
+
+
+@pytest.mark.parametrize("kind", [GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_1])
+def test_packed_weights_are_scaled_as_they_are(kind: GGMLType, tmp_path: Path) -> None:
+    model = variant("llama-biases")
+    for part in ("attn_k", "attn_v"):  # RoPE's pairs are neighbours
+        model.tensors[f"blk.0.{part}.weight"][6:8] *= 32
+        model.tensors[f"blk.0.{part}.bias"][6:8] *= 32
+    path = model.write(tmp_path / "model.gguf", kind)
+    expected, plain, logits, other = smoothed(path, 0.5)
+    if kind == GGMLType.F16:
+        torch.testing.assert_close(expected, logits, rtol=0, atol=1e-5)
+    else:
+        assert torch.equal(expected, logits)
+    assert not np.array_equal(absmax(plain, "k")[0], absmax(other, "k")[0])
+    moved = not np.array_equal(absmax(plain, "v")[0], absmax(other, "v")[0])
+    assert moved == (kind in (GGMLType.F16, GGMLType.BF16))  # columns share scales in the others
+
+
+def test_compiled_kernels_agree(tmp_path: Path) -> None:
+    path = variant("llama").write(tmp_path / "model.gguf", GGMLType.Q4_0)
+    plain = engine(path, None)
+    plain.logits(IDS)
+    gguf = open_gguf(path)
+    found = smoothing_of(model_spec(gguf), gguf.tensors, absmax(plain, "k"), absmax(plain, "v"))
+    one, other = (
+        Engine(
+            load_model(path, cpu_backend(), smoothing=smoothing)[0],
+            CacheConfig("f32", "f32", n_ctx=64, kv_rotation="off"),
+        ).logits(IDS)
+        for smoothing in (None, found)
+    )
+    # sums over a head's channels are of the same numbers
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def test_strength(tmp_path: Path) -> None:
+    gguf = open_gguf(variant("llama").write(tmp_path / "model.gguf"))
+    config = model_spec(gguf)
+    spec = attention_layers(config)[0]
+    large = {0: np.ones((spec.n_kv_heads, spec.key_dim), np.float32)}
+    large[0][1, 3] = 256
+    large[0][0, :] = 0  # a head that is never used
+    partner = pairs_of_channels(spec)[3]
+    for alpha, exponent in ((0.0, 0), (0.5, 4), (1.0, 8)):
+        k = np.array(smoothing_of(config, gguf.tensors, large, {}, alpha).k[0])
+        assert k[1, 3] == k[1, partner] == exponent
+        assert not k[0].any()
+    with pytest.raises(ValueError, match="alpha"):
+        smoothing_of(config, gguf.tensors, large, {}, 1.5)
+
+
+@pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f.is_weight])
+def test_rows_times_powers_of_two(name: str) -> None:
+    fmt = FORMATS[name]
+    rng = np.random.default_rng(5)
+    rows = random_blocks(fmt, (6, 256 // fmt.block_size), rng).reshape(6, -1)
+    set_scales(fmt, split_blocks(fmt, rows), 0.75, 0.5, rng)
+    if fmt.block_size == 1:
+        rows = np.concatenate(fmt.codec.encode(rng.standard_normal((6, 256), np.float32)), -1)
+    tensor = PackedTensor(fmt, rows.reshape(6, -1), (6, 256))
+    factors = np.exp2(rng.integers(-3, 4, (6, 1))).astype(np.float32)
+    if not can_scale_rows(fmt):
+        assert name in ("iq1_m", "mxfp4", "nvfp4")
+        with pytest.raises(ValueError, match="can't be scaled"):
+            scaled(tensor, factors)
+        return
+    before = tensor.rows.copy()
+    product = scaled(tensor, factors)
+    assert np.array_equal(tensor.rows, before)
+    np.testing.assert_allclose(product.decode(), tensor.decode() * factors, rtol=1e-6, atol=2**-24)
+
+
+def test_a_scale_beyond_its_range_is_an_error(tmp_path: Path) -> None:
+    path = variant("llama").write(tmp_path / "model.gguf", GGMLType.Q8_0)
+    config = model_spec(open_gguf(path))
+    spec = attention_layers(config)[0]
+    much = tuple((-30,) * spec.key_dim for _ in range(spec.n_kv_heads))
+    with pytest.raises(ModelFileError, match=r"blk\.0\.attn_k\.weight.*range of fp16"):
+        load_model(path, reference_backend(), smoothing=Smoothing(1.0, {0: much}, {}))
