@@ -94,7 +94,8 @@ def channel_factors(
         k_rows: Factors = k.get(stored, np.ones((spec.n_kv_heads, spec.key_dim), np.float32))
         v_rows = v.get(stored, np.ones((spec.n_kv_heads, spec.value_dim), np.float32))
         q_rows: Factors = np.repeat(1 / k_rows, group, axis=0).astype(np.float32)
-        found[f"{at}attn_output.weight"] = np.repeat(1 / v_rows, group, axis=0).reshape(1, -1)
+        columns = np.repeat(1 / v_rows, group, axis=0).reshape(1, -1)
+        found[f"{at}attn_output.weight"] = columns.astype(np.float32)
         if spec.q_norm is not None:
             found |= _of_norm(spec.q_norm, q_rows, names, at)
             q_rows = np.ones_like(q_rows)
