@@ -19,6 +19,9 @@ FIT = ("on", "off")
 KV_ROTATIONS = ("auto", "on", "off")
 """Values of `CacheConfig.kv_rotation`."""
 
+MIXED = "mixed"
+"""In the place of a type where layers have different ones."""
+
 
 @dataclass(frozen=True)
 class KVScales:
@@ -62,6 +65,9 @@ class CacheConfig:
         swa_full: layers with a window keep all rows, not only those that later tokens see.
         type_k_rope: of the rotated parts of keys beside latents (`LatentAttentionSpec`), whose type
             is `type_k` and which are V as well.
+        layer_types: types of K and of V in each layer of the model, None for one without rows; of
+            latents and of rotated parts of keys where a layer keeps these. Empty where all layers
+            have those above; else those above mean nothing.
 
     Raises:
         UsageError: `kv_rotation` is none of these, or a number of checkpoints makes no sense.
@@ -79,6 +85,7 @@ class CacheConfig:
     type_k_rope: str = "f16"
     ctx_checkpoints: int = 8
     checkpoint_min_step: int = 1024
+    layer_types: tuple[tuple[str, str] | None, ...] = ()
 
     def types_of(self, *, windowed: bool) -> tuple[str, str]:
         """Types of K and of V in layers with a window, or in those without."""
@@ -89,8 +96,21 @@ class CacheConfig:
     @property
     def types(self) -> tuple[str, ...]:
         """All types that are asked for, K's first; each once."""
+        if self.layer_types:
+            return tuple(dict.fromkeys(name for side in (0, 1) for name in self._of_layers(side)))
         found = (*self.types_of(windowed=False), *self.types_of(windowed=True))
         return tuple(dict.fromkeys(found))
+
+    @property
+    def shown_types(self) -> tuple[str, str]:
+        """The types of K and of V for people: "mixed" where layers have different ones."""
+        if not self.layer_types:
+            return self.type_k, self.type_v
+        k, v = (list(dict.fromkeys(self._of_layers(side))) for side in (0, 1))
+        return k[0] if len(k) == 1 else MIXED, v[0] if len(v) == 1 else MIXED
+
+    def _of_layers(self, side: int) -> list[str]:
+        return [pair[side] for pair in self.layer_types if pair is not None]
 
     def __post_init__(self) -> None:
         if self.ctx_checkpoints < 0 or self.checkpoint_min_step < 1:

@@ -79,13 +79,16 @@ class Transformer:
         config = replace(self.config, layers=self.config.layers[:n])
         return Transformer(config, weights, self.backend)
 
-    def one_of_each_layer(self) -> Transformer:
+    def one_of_each_layer(self, cache: KVCache | None = None) -> Transformer:
         """The first layers, until each kind was among them and one more is the last.
 
-        Layers are of a kind if their specifications are equal, and the types and shapes of weights.
+        Layers are of a kind if their specifications are equal, the types and shapes of weights, and
+        the types of their rows in the cache, if there is one.
         """
-        pairs = zip(self.config.layers, self.weights.layers, strict=True)
-        kinds = [(spec, _kind(layer)) for spec, layer in pairs]
+        kinds = [
+            (layer.spec, _kind(layer.weights), cache.layers[layer.rows].types if cache else ())
+            for layer in self._stack
+        ]
         n = 1 + max(map(kinds.index, kinds))
         return self.first_layers(min(n + 1, len(kinds)))
 

@@ -44,7 +44,7 @@ class KVCache:
 
     Attributes:
         bounds: (first, end) position of each segment.
-        pools: pages of each segment of each group.
+        pools: pages of each segment; groups whose pages come and go together share them.
         layers: in the model's order; those without rows of their own have no segments.
         states: of the recurrent layers; false if there are none.
     """
@@ -68,17 +68,21 @@ class KVCache:
         self.arrays = arrays
         self._has_windows = any(layout.reach for layout in layouts)
         self.pools = list[PagePool]()
+        first_pools = dict[object, int]()
         for layout in layouts:
+            if layout.paging in first_pools:
+                continue
+            first_pools[layout.paging] = len(self.pools)
             most = layout.most_pages(n_ctx, n_batch)
             for bounds in self.bounds:
                 self.pools.append(PagePool(len(self.pools), layout, bounds, most, n_sequences))
         self._sequences = list[weakref.ref[Sequence]]()
         layers = dict[int, LayerCache]()
-        for i, layout in enumerate(self.layouts):
+        for layout in self.layouts:
             if segment_bounds(layout.segments, n_ctx) != self.bounds:
                 raise ValueError("segments of all groups must be of the same positions")
             for layer in layout.group.layers:
-                layers[layer] = self._layer(layout, layer, i * len(self.bounds), kv_scales)
+                layers[layer] = self._layer(layout, layer, first_pools[layout.paging], kv_scales)
         self.states = RecurrentStates(
             states,
             arrays=arrays,

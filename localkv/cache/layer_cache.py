@@ -51,6 +51,11 @@ class LayerCache:
     pool: int = 0
     state: StateRows | None = None
 
+    @property
+    def types(self) -> tuple[tuple[str, str], ...]:
+        """The types of K and of V in each segment."""
+        return tuple((part.format_k.name, part.format_v.name) for part in self.segments)
+
     def rows_of(self, batch: Batch) -> tuple[SegmentBatch, ...]:
         """Where a batch's tokens are in this layer's segments."""
         return batch.segments[self.pool : self.pool + len(self.segments)]

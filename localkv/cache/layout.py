@@ -11,7 +11,7 @@ long the context: the others are given back once no later token sees them (`cach
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localkv.arch.mixer_spec import first_visible
 from localkv.arch.spec import CacheGroup
@@ -75,6 +75,13 @@ class GroupLayout:
         return 0 if self.keeps_all else self.group.reach
 
     @property
+    def paging(self) -> tuple[object, ...]:
+        """Equal for layouts whose sequences take and give back the same pages at the same time, so
+        that one page table serves them all."""
+        firsts = tuple(spec.first_position for spec in self.segments)
+        return self.group.window, self.group.chunk, self.keeps_all, firsts
+
+    @property
     def row_bytes(self) -> int:
         """Bytes that one token takes in the last segment: K and V of all layers and heads."""
         group, spec = self.group, self.segments[-1]
@@ -133,8 +140,22 @@ def group_layouts(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[Gro
     """
     return tuple(
         GroupLayout(group, cache_segments(cache, group), keeps_all=cache.swa_full)
-        for group in groups
+        for group in typed_groups(cache, groups)
     )
+
+
+def typed_groups(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[CacheGroup, ...]:
+    """The groups of layers that are stored alike: those of the model, or, where layers have types
+    of their own, the layers of each that have the same pair."""
+    if not cache.layer_types:
+        return tuple(groups)
+    found = list[CacheGroup]()
+    for group in groups:
+        by_pair = dict[object, list[int]]()
+        for layer in group.layers:
+            by_pair.setdefault(cache.layer_types[layer], []).append(layer)
+        found += (replace(group, layers=tuple(layers)) for layers in by_pair.values())
+    return tuple(found)
 
 
 def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, ...]:
@@ -173,7 +194,11 @@ def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, 
 
 
 def types_in(cache: CacheConfig, group: CacheGroup) -> tuple[str, str]:
-    """The types of K and of V in a group of layers; of latents and of rotated parts of keys."""
+    """The types of K and of V in one of `typed_groups`; of latents and of rotated parts of keys."""
+    if cache.layer_types:
+        pair = cache.layer_types[group.layers[0]]
+        assert pair is not None  # `check_cache`
+        return pair
     if group.is_latent:
         return cache.type_k, cache.type_k_rope
     return cache.types_of(windowed=group.reach > 0)
@@ -181,7 +206,7 @@ def types_in(cache: CacheConfig, group: CacheGroup) -> tuple[str, str]:
 
 def pairs_of(cache: CacheConfig, groups: Iterable[CacheGroup]) -> list[tuple[str, str]]:
     """The types of K and of V that groups of layers have, each pair once."""
-    return list(dict.fromkeys(types_in(cache, group) for group in groups))
+    return list(dict.fromkeys(types_in(cache, group) for group in typed_groups(cache, groups)))
 
 
 def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
@@ -191,13 +216,33 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
     Raises:
         UsageError: names the types that work.
     """
-    for group in groups:
+    check_layer_types(cache, groups)
+    for group in typed_groups(cache, groups):
         type_k, type_v = types_in(cache, group)
         k, v = ("latent", "rotated key") if group.is_latent else ("K", "V")
         _check_cache_type(k, type_k, group.key_dim)
         _check_cache_type(v, type_v, group.value_dim)
     check_windows(cache, groups)
     check_latents(cache, groups)
+
+
+def check_layer_types(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
+    """Refuse types by layer that are for other layers than the model's.
+
+    Raises:
+        UsageError: names a layer.
+    """
+    if not cache.layer_types:
+        return
+    given = {layer for layer, pair in enumerate(cache.layer_types) if pair is not None}
+    wanted = {layer for group in groups for layer in group.layers}
+    if given != wanted:
+        layer = min(given ^ wanted)
+        has = "keeps K and V" if layer in wanted else "keeps no K and V of its own"
+        raise UsageError(
+            f"the types by layer are of another model: layer {layer} of this one {has}",
+            hint="measure the model itself: localkv calibrate -m MODEL",
+        )
 
 
 def check_windows(cache: CacheConfig, groups: Iterable[CacheGroup]) -> None:

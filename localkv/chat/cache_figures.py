@@ -54,7 +54,10 @@ def cache_figures(
     type_v: str | None = None,
     n_ctx: int | None = None,
 ) -> CacheFigures:
-    """The figures of a model's cache, or of one with other types or another context."""
+    """The figures of a model's cache, or of one with other types or another context.
+
+    Both types are given, or none.
+    """
     cache = CacheConfig(
         type_k or facts.type_k,
         type_v or facts.type_v,
@@ -64,6 +67,7 @@ def cache_figures(
         type_v_swa=facts.type_v_swa,
         swa_full=facts.swa_full,
         type_k_rope=facts.type_k_rope,
+        layer_types=() if type_k else facts.layer_types,
     )
     as_f16 = CacheConfig("f16", "f16", swa_full=facts.swa_full)
     bytes_k, bytes_v, f16_k, f16_v = (
@@ -79,7 +83,7 @@ def cache_figures(
         if (n_rows := layout.n_rows(cache.n_ctx, facts.n_batch)) < cache.n_ctx
     )
     f16 = f16_k + f16_v
-    return CacheFigures(cache.type_k, cache.type_v, cache.n_ctx, bytes_k, bytes_v, f16, windows)
+    return CacheFigures(*cache.shown_types, cache.n_ctx, bytes_k, bytes_v, f16, windows)
 
 
 def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:
@@ -102,9 +106,10 @@ def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:
     now = cache_figures(facts)
     offers = [
         cache_figures(facts, type_k=k, type_v=v, n_ctx=n_ctx)
-        for k, v in ((facts.type_k, facts.type_v), *PAIRS[1:])
+        for k, v in PAIRS[1:]
         if _fits(facts, k, v)
     ]
+    offers.insert(0, cache_figures(facts, n_ctx=n_ctx))
     within = [offer for offer in offers if offer.n_bytes <= now.n_bytes]
     return within[0] if within else min(offers, key=lambda offer: offer.n_bytes)
 

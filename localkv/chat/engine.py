@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 from localkv.arch.spec import CacheGroup
@@ -62,6 +63,7 @@ class EngineFacts:
 
     `layers`, `kv_heads`, `key_dims`, `value_dims`, `windows`, `are_latent`: of each group of its
     layers (`CacheGroup`). `n_batch`: most prompt tokens evaluated at a time.
+    `pairs`: of each group, "q8_0/q4_0", where layers have types of their own.
     `n_threads_batch`: where several tokens are evaluated at once; None for the same as others.
     `has_think_switch`, `takes_tools`: its chat template reads `enable_thinking`, and tools.
     """
@@ -92,6 +94,7 @@ class EngineFacts:
     swa_full: bool = False
     are_latent: tuple[bool, ...] = ()
     type_k_rope: str = "f16"
+    pairs: tuple[str, ...] = ()
 
     @property
     def threads(self) -> Threads:
@@ -99,13 +102,22 @@ class EngineFacts:
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
-        """The groups of layers; which layers of the model they are isn't known here."""
+        """The groups of layers, numbered as if they were one behind the other in the model."""
         windows = self.windows or (0,) * len(self.layers)
         latent = self.are_latent or (False,) * len(self.layers)
         sizes = zip(self.kv_heads, self.key_dims, self.value_dims, windows, strict=True)
+        ends = accumulate(self.layers)
         return tuple(
-            CacheGroup(*size, tuple(range(n)), is_latent=is_latent)
-            for n, size, is_latent in zip(self.layers, sizes, latent, strict=True)
+            CacheGroup(*size, tuple(range(end - n, end)), is_latent=is_latent)
+            for n, end, size, is_latent in zip(self.layers, ends, sizes, latent, strict=True)
+        )
+
+    @property
+    def layer_types(self) -> tuple[tuple[str, str], ...]:
+        """As `CacheConfig` has them, of these layers; empty if all have the same."""
+        pairs = (tuple(pair.split("/")) for pair in self.pairs)
+        return tuple(
+            (k, v) for n, (k, v) in zip(self.layers, pairs, strict=False) for _ in range(n)
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING
 
+from localkv.cache.layout import typed_groups, types_in
 from localkv.chat.engine import (
     ChatRequest,
     EngineFacts,
@@ -174,23 +175,26 @@ def _finished(completion: Completion) -> Finished:
 
 def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
     config, cache, threads = llm.config, llm.cache, llm.engine.slot.threads
+    groups = typed_groups(cache, config.groups)
+    type_k, type_v = cache.shown_types
     return EngineFacts(
         name=config.name,
         architecture=config.architecture,
-        layers=tuple(len(group.layers) for group in config.groups),
-        kv_heads=tuple(group.n_kv_heads for group in config.groups),
-        key_dims=tuple(group.key_dim for group in config.groups),
-        value_dims=tuple(group.value_dim for group in config.groups),
+        layers=tuple(len(group.layers) for group in groups),
+        kv_heads=tuple(group.n_kv_heads for group in groups),
+        key_dims=tuple(group.key_dim for group in groups),
+        value_dims=tuple(group.value_dim for group in groups),
         n_ctx_train=config.n_ctx_train,
         n_ctx=cache.n_ctx,
-        type_k=cache.type_k,
-        type_v=cache.type_v,
-        windows=tuple(group.reach for group in config.groups),
+        type_k=type_k,
+        type_v=type_v,
+        pairs=tuple("/".join(types_in(cache, group)) for group in groups if cache.layer_types),
+        windows=tuple(group.reach for group in groups),
         n_batch=llm.engine.n_batch,
         type_k_swa=cache.type_k_swa,
         type_v_swa=cache.type_v_swa,
         swa_full=cache.swa_full,
-        are_latent=tuple(group.is_latent for group in config.groups),
+        are_latent=tuple(group.is_latent for group in groups),
         type_k_rope=cache.type_k_rope,
         kv_rotation=cache.kv_rotation,
         weight_bytes=llm.gguf.n_bytes,

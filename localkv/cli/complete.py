@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localkv.cache.layer_types import in_words
 from localkv.cli.chat_options import chat_arguments, chat_options, uses_chat_options
 from localkv.cli.command import Command
 from localkv.cli.complete_prompt import STDIN, prompt_text
@@ -39,6 +40,7 @@ from localkv.cli.waited import Waited
 from localkv.errors import UsageError, byte_size, counted
 
 if TYPE_CHECKING:
+    from localkv.config import CacheConfig
     from localkv.engine.text_stream import Completion, TextStream
     from localkv.llm import LLM
 
@@ -269,7 +271,8 @@ def _summary(llm: LLM) -> list[str]:
     kernels = (f"{operation}: {words}" for operation, words in llm.kernels.items())
     if not llm.backend.hardware:
         device += f", {llm.engine.slot.threads.in_words()}"
-    return [f"{model}, {rotated}on {device}", *kernels]
+    types = [f"K/V by layer: {in_words(llm.cache.layer_types)}"] if llm.cache.layer_types else []
+    return [f"{model}, {rotated}on {device}", *types, *kernels]
 
 
 def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
@@ -290,8 +293,7 @@ def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
             "architecture": llm.config.architecture,
         },
         "cache": {
-            "type_k": llm.cache.type_k,
-            "type_v": llm.cache.type_v,
+            **_types_json(llm.cache),
             "n_ctx": llm.cache.n_ctx,
             "bytes": llm.memory.cache_k + llm.memory.cache_v,
             "groups": groups_json(llm.memory),
@@ -300,6 +302,13 @@ def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
         "backend": llm.backend.name,
         "warnings": all_warnings(llm),
     }
+
+
+def _types_json(cache: CacheConfig) -> dict[str, Any]:
+    """The types of K and of V, and of each layer where these differ."""
+    type_k, type_v = cache.shown_types
+    layers = [pair and "/".join(pair) for pair in cache.layer_types]
+    return {"type_k": type_k, "type_v": type_v, **({"layer_types": layers} if layers else {})}
 
 
 def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:

@@ -24,7 +24,8 @@ def memory_line(llm: LLM) -> str:
         weights = f"{byte_size(plan.weights)} ({byte_size(plan.weights_mapped)} mapped)"
     if plan.weights_by_row:
         weights += f" besides {byte_size(plan.weights_by_row)} read by row"
-    rows = f"K {cache.type_k} {byte_size(plan.cache_k)}, V {cache.type_v} "
+    type_k, type_v = cache.shown_types
+    rows = f"K {type_k} {byte_size(plan.cache_k)}, V {type_v} "
     if keeps_latents(llm.config.groups):
         rows = f"latents (K and V) {cache.type_k} {byte_size(plan.cache_k)}, "
         rows += f"rotated keys {cache.type_k_rope} "
@@ -40,16 +41,21 @@ def cache_types(llm: LLM) -> str:
     cache = llm.cache
     if keeps_latents(llm.config.groups):
         return f"latents {cache.type_k}, rotated keys {cache.type_k_rope}"
-    return f"K {cache.type_k}, V {cache.type_v}"
+    type_k, type_v = cache.shown_types
+    return f"K {type_k}, V {type_v}"
 
 
 def _windows(plan: MemoryPlan, n_ctx: int) -> str:
     """Which layers keep less than the context, and how many tokens."""
-    fewer = [group for group in plan.groups if group.n_rows < n_ctx]
+    fewer = dict[tuple[int, int], int]()
+    for group in plan.groups:
+        if group.n_rows < n_ctx:
+            kind = group.window, group.n_rows
+            fewer[kind] = fewer.get(kind, 0) + group.layers
     return "".join(
-        f", of which {counted(group.layers, 'layer')} with a window of {group.window} "
-        f"{'keep' if group.layers > 1 else 'keeps'} {group.n_rows}"
-        for group in fewer
+        f", of which {counted(layers, 'layer')} with a window of {window} "
+        f"{'keep' if layers > 1 else 'keeps'} {n_rows}"
+        for (window, n_rows), layers in fewer.items()
     )
 
 

@@ -156,8 +156,8 @@ class DecodeLoop:
 
     def _new_bucket(self, segment: int, width: int) -> Bucket:
         parts = []
-        bounds = self.cache.bounds * len(self.cache.layouts)
-        for i, (first, end) in enumerate(bounds):
+        for i, pool in enumerate(self.cache.pools):
+            first, end = pool.first, pool.end
             i %= len(self.cache.bounds)
             n_new = int(i == segment)
             n_rows = width * PAGE_TOKENS if n_new else end - first if i < segment else 0

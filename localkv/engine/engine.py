@@ -144,7 +144,7 @@ class Engine:
 
     def _rehearse(self, sizes: list[int]) -> None:
         """Make the launches of `warm_up` on a GPU, once for each kind of layer."""
-        model = self.model.one_of_each_layer()
+        model = self.model.one_of_each_layer(self.cache)
         for n_tokens in sizes:
             self._try(model, n_tokens)
         self.slot.truncate(0)

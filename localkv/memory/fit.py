@@ -74,7 +74,7 @@ def _asked(plan: MemoryPlan, cache: CacheConfig) -> str:
     sequences = f"{cache.n_sequences} times " if cache.n_sequences > 1 else ""
     besides = "weights and scratch" if plan.weights_allocated else "scratch"  # not mapped ones
     return (
-        f"K and V of {sequences}{cache.n_ctx} tokens in {cache.type_k}/{cache.type_v} take "
+        f"K and V of {sequences}{cache.n_ctx} tokens in {'/'.join(cache.shown_types)} take "
         f"{byte_size(plan.cache_k + plan.cache_v)}, with {besides} "
         f"{byte_size(plan.resident)}"
     )
@@ -87,11 +87,11 @@ def _nearest(memory: ModelMemory, cache: CacheConfig, budget: Budget, context: s
         fitting.append(context.format(n_ctx))
     fewer = smaller_pairs(memory, cache)
     for pair in fewer:
-        other = replace(cache, type_k=pair[0], type_v=pair[1], kv_scales=None)
+        other = _uniform(cache, pair)
         if memory.plan(other).resident <= budget.n_bytes:
             return " or ".join([*fitting, type_flags(pair)]) + " would fit"
     if not fitting and fewer:
-        other = replace(cache, type_k=fewer[-1][0], type_v=fewer[-1][1], kv_scales=None)
+        other = _uniform(cache, fewer[-1])
         if n_ctx := memory.longest_context(other, budget.n_bytes, only_resident=True):
             return f"{type_flags(fewer[-1])} {context.format(n_ctx)} would fit"
     if fitting:
@@ -102,9 +102,15 @@ def _nearest(memory: ModelMemory, cache: CacheConfig, budget: Budget, context: s
 def smaller_pairs(memory: ModelMemory, cache: CacheConfig) -> Sequence[Pair]:
     """The usual pairs that take fewer bytes than a cache's own, the largest first."""
 
-    def n_bytes(pair: Pair) -> int:
-        plan = memory.plan(replace(cache, type_k=pair[0], type_v=pair[1], kv_scales=None))
+    def n_bytes(cache: CacheConfig) -> int:
+        plan = memory.plan(cache)
         return plan.cache_k + plan.cache_v
 
-    own = n_bytes((cache.type_k, cache.type_v))
-    return [pair for pair in usual_pairs(memory.config) if n_bytes(pair) < own]
+    own = n_bytes(cache)
+    pairs = usual_pairs(memory.config)
+    return [pair for pair in pairs if n_bytes(_uniform(cache, pair)) < own]
+
+
+def _uniform(cache: CacheConfig, pair: Pair) -> CacheConfig:
+    """The same with one pair for all layers."""
+    return replace(cache, type_k=pair[0], type_v=pair[1], kv_scales=None, layer_types=())

@@ -337,7 +337,12 @@ def kv_values_per_token(config: ModelSpec) -> int:
 
 def mean_bits(pair: tuple[str, str], config: ModelSpec) -> float:
     """Bits per value of K and V in all layers, scales included."""
-    row = sum(one.row_bytes for one in group_layouts(CacheConfig(*pair), config.groups))
+    return mean_bits_of(CacheConfig(*pair), config)
+
+
+def mean_bits_of(cache: CacheConfig, config: ModelSpec) -> float:
+    """The same of a cache, whose layers may have types of their own."""
+    row = sum(one.row_bytes for one in group_layouts(cache, config.groups))
     return 8 * row / kv_values_per_token(config)
 
 

@@ -9,6 +9,7 @@ from textual import on, work
 
 from localkv.chat.cache_figures import CacheFigures, larger_cache
 from localkv.chat.engine import EngineOptions
+from localkv.config import MIXED
 from localkv.errors import LocalKVError
 from localkv.tui.answering import Answering
 from localkv.tui.full_context_screen import FullContextScreen
@@ -74,12 +75,9 @@ class FullContext(Answering):
         self.app.push_screen(screen, decide)
 
     def _with_cache(self, cache: CacheFigures) -> EngineOptions:
-        arguments = {
-            **self.options.arguments,
-            "n_ctx": cache.n_ctx,
-            "cache_type_k": cache.type_k,
-            "cache_type_v": cache.type_v,
-        }
+        arguments = {**self.options.arguments, "n_ctx": cache.n_ctx}
+        if MIXED not in (cache.type_k, cache.type_v):  # else layers keep types of their own
+            arguments |= {"cache_type_k": cache.type_k, "cache_type_v": cache.type_v}
         return replace(self.options, arguments=arguments)
 
     async def _take_larger_cache(self, larger: CacheFigures) -> None:

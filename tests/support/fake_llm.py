@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from localkv.cache.layout import SegmentSpec
+from localkv.config import CacheConfig
 from localkv.engine.text_stream import Completion, Timings, Usage
 from localkv.memory.plan import MemoryPlan
 from localkv.system.threads import Threads
@@ -62,9 +63,7 @@ class FakeLLM:
             hardware="",
         )
         self.kernels = {"attention": "fake", "products": "q4_0: panels; f32: rows"}
-        self.cache = SimpleNamespace(
-            type_k=arguments["cache_type_k"], type_v=arguments["cache_type_v"], n_ctx=64
-        )
+        self.cache = CacheConfig(arguments["cache_type_k"], arguments["cache_type_v"], n_ctx=64)
         segment = SegmentSpec(self.cache.type_k, self.cache.type_v, 0, 64, 0)
         cache = SimpleNamespace(layouts=[SimpleNamespace(segments=[segment])])
         threads = Threads(arguments["n_threads"] or 2, arguments["n_threads_batch"] or 3)

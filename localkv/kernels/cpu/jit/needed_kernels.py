@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from localkv.arch.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import SegmentSpec, cache_segments
+from localkv.cache.layout import SegmentSpec, cache_segments, typed_groups
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.attention.kernels import (
@@ -55,7 +55,7 @@ def needed_kernels(
     sources.append(ACTIVATIONS)
     sources += _block_sources(config)
     generated = list[KernelSource]()
-    for group in config.groups:
+    for group in typed_groups(cache, config.groups):
         heads = {getattr(config.layers[i].mixer, "n_heads", 0) for i in group.layers}
         if group.is_latent:
             sources += [LATENT_STEPS, *map(head_source, names)]
