@@ -149,12 +149,10 @@ def seconds_of(run: Run, calls: list[Callable[[], object]]) -> float:
     import torch
 
     run.seconds_left()
+    started = time.perf_counter()
     for call in calls:
         call()
     if run.device == "cpu":
-        started = time.perf_counter()
-        for call in calls:
-            call()
         return (time.perf_counter() - started) / len(calls)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 
 PROGRAM = ROOT / "benchmarks" / "gpu.py"
 MISSING = (
@@ -18,7 +18,12 @@ MISSING = (
 )  # fmt: skip
 """What images for GPUs don't have: all but torch, Triton, NumPy and pytest."""
 BARE = f"""
-import runpy, sys
+import os, runpy, sys
+sys.path.append({str(TESTS)!r})
+from support.interpreted import replace_language_once
+os.environ["TRITON_INTERPRET"] = "1"
+replace_language_once()
+del os.environ["TRITON_INTERPRET"]  # the program says so itself
 sys.modules.update(dict.fromkeys({MISSING!r}))
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.interpreted import replace_language_once
+
 if TYPE_CHECKING:
     from localkv.kernels.gpu.products.tile_sizes import TileSizes
 
@@ -38,11 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _language_replaced_once() -> None:
+    replace_language_once()
+
+
 @pytest.fixture
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of few programs: the interpreter takes as long for one, however large its tile."""
     from localkv.kernels.gpu.moe import experts as moe
-    from localkv.kernels.gpu.products import products
+    from localkv.kernels.gpu.products import activations, products
     from localkv.kernels.gpu.products.tile_sizes import tile_sizes
 
     def large(*args: Any, **settings: Any) -> TileSizes:
@@ -50,3 +57,4 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(moe, "tile_sizes", large)
     monkeypatch.setattr(products, "tile_sizes", large)
+    monkeypatch.setattr(activations, "ROWS", 16)

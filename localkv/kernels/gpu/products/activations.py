@@ -17,6 +17,9 @@ from torch import Tensor
 from localkv.kernels.gpu.launch import launch
 from localkv.triton_primitives.saturate import F16_MAX, saturate
 
+ROWS = 1
+"""Of a program, when rows are packed: there are few enough, and each is long."""
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -66,9 +69,9 @@ def pack_rows(x: Tensor, *, halves: bool = False) -> Activations:
     restore = None if halves else x.new_empty(n_rows, dtype=torch.float32)
     launch(
         pack_rows_kernel,
-        (n_rows,),
+        (triton.cdiv(n_rows, ROWS),),
         x, values, restore, n_rows, n,
-        ROWS=1, N=triton.next_power_of_2(n), HALVES=halves, num_warps=row_warps(n),
+        ROWS=ROWS, N=triton.next_power_of_2(n), HALVES=halves, num_warps=row_warps(n),
     )  # fmt: skip
     return Activations(values, restore)
 
