@@ -20,9 +20,9 @@ EDGES = (
     (1, 1),
     (2, 3),
     (3, 2),
-    (5, 300),
-    (300, 0),
-    (300, 300),
+    (5, 160),
+    (160, 0),
+    (160, 160),
     (104, 1),
     (80, 24),
 )
@@ -34,9 +34,9 @@ async def resize(me: User, width: int, height: int) -> None:
 
 
 def sizes(seed: int, n: int) -> list[tuple[int, int]]:
-    """Edges, and sizes from all magnitudes."""
+    """Edges, and sizes from all magnitudes, up to what shows all that there is at once."""
     rng = random.Random(seed)
-    drawn = [(int(300 ** rng.random()), int(300 ** rng.random())) for _ in range(n)]
+    drawn = [(int(160 ** rng.random()), int(160 ** rng.random())) for _ in range(n)]
     return [*EDGES, *drawn]
 
 
@@ -58,7 +58,7 @@ async def test_no_size_ends_an_idle_chat() -> None:
                 await me.press("f2")
             elif step == "typed":
                 await me.write("/s")
-            for size in sizes(len(step), 12):
+            for size in sizes(len(step), 5):
                 await resize(me, *size)
         await resize(me, 120, 40)
         me.prompt.fill("")
@@ -69,7 +69,7 @@ async def test_no_size_ends_an_idle_chat() -> None:
 @pytest.mark.slow
 async def test_no_size_ends_an_answer() -> None:
     pieces, pauses = [], []
-    drawn = sizes(1, 20)
+    drawn = sizes(1, 14)
     for at, word in enumerate(words(ANSWER)):
         pieces.append(word)
         if at % 2 == 0 and len(pauses) < len(drawn):
@@ -91,14 +91,14 @@ async def test_no_size_ends_a_dialog() -> None:
     async with user(FakeEngine(words("It goes on"), context_full=True)) as me:
         await me.send("Go")
         await me.until(lambda: isinstance(me.app.screen, ChoiceScreen))
-        for size in sizes(2, 10):
+        for size in sizes(2, 4):
             await resize(me, *size)
         await resize(me, 120, 40)
         await me.press("escape", "f1")
-        for size in sizes(3, 10):
+        for size in sizes(3, 4):
             await resize(me, *size)
         await me.press("escape", "ctrl+o")
-        for size in sizes(4, 10):
+        for size in sizes(4, 4):
             await resize(me, *size)
         await resize(me, 120, 40)
         await me.press("escape")
