@@ -41,6 +41,11 @@ def _format(
     )
 
 
+def _low_bits(name: str, **planes: int) -> QuantFormat:
+    """Two or three bits in blocks of 32, for caches."""
+    return _format(name, None, 32, planes, is_weight=False, is_cache=True)
+
+
 def _super_block(
     name: str, ggml_type: int, narrow: str, *, is_offered: bool = False, **planes: int
 ) -> QuantFormat:
@@ -93,6 +98,8 @@ _ALL = (
     _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}, is_cache=True),
     _format("q4_0", 2, 32, {"d": 2, "qs": 16}, is_cache=True),
     _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}, is_cache=True),
+    _low_bits("q3_1", d=2, m=2, qh=4, qs=8),
+    _low_bits("q2_1", d=2, m=2, qs=8),
     _fp8("fp8_e4m3", E4M3_LARGEST),
     _fp8("fp8_e4m3_head", E4M3_LARGEST, by_head_of="fp8_e4m3"),
     _fp8("fp8_e4m3_token", E4M3_LARGEST, row=_SCALE),

@@ -73,6 +73,25 @@ def pack_bits(codes: Codes, n_bits: int, run: int) -> Bytes:
     return result
 
 
+def _middle_swapped(runs: Codes) -> Codes:
+    """Four runs of 8 with the second and the third in each other's place: [..., 32]."""
+    return runs.reshape(*runs.shape[:-1], 2, 2, 8).swapaxes(-3, -2).reshape(runs.shape)
+
+
+def two_bit_codes(packed: Bytes) -> Codes:
+    """Codes of two bits: uint8 [..., 8] -> [..., 32].
+
+    Byte i has four codes, from the lowest bit on: i, i + 16, i + 8, i + 24. So a nibble is what
+    kernels take at once: two values that are 16 apart, as in a byte of two nibbles.
+    """
+    return _middle_swapped(bit_fields(packed, n_bits=2, run=8))
+
+
+def pack_two_bits(codes: Codes) -> Bytes:
+    """The inverse of `two_bit_codes`, for codes below 4: uint8 [..., 32] -> [..., 8]."""
+    return pack_bits(_middle_swapped(codes), n_bits=2, run=8)
+
+
 def less(codes: Codes, offset: int) -> NDArray[np.int8]:
     """`codes - offset` of small unsigned codes, in place: uint8 -> int8, same shape."""
     codes -= offset

@@ -87,6 +87,68 @@ def five_bits_ptx(offset):
 
 
 @triton.constexpr_function
+def two_bits_ptx(offset):
+    """$8: four bytes -> $0 and $1, $2 and $3, ...: their four codes less `offset`.
+
+    A code n is used where it is, as 1024 + 4 n, 1024 + 16 n or 1024 + 64 n: times 1/4, 1/16 or
+    1/64, less 256, 64 or 16 and `offset`.
+    """
+    codes = "".join(
+        f"""
+        mov.b32 s, {pair(0x3C00 - 0x800 * i)};
+        mov.b32 p, {pair(bits)};
+        lop3.b32 c, a, {pair(3 << 2 * i)}, m, 0xEA;
+        fma.rn.f16x2 ${2 * i}, c, s, p;
+        lop3.b32 c, b, {pair(3 << 2 * i)}, m, 0xEA;
+        fma.rn.f16x2 ${2 * i + 1}, c, s, p;"""
+        for i, bits in enumerate(minus_1024_and(offset))
+    )
+    return f"""{{
+        .reg .b32 a, b, c, m, s, p;
+        prmt.b32 a, $8, 0, {BYTES_0_1};
+        prmt.b32 b, $8, 0, {BYTES_2_3};
+        mov.b32 m, 0x64006400;{codes}
+    }}"""
+
+
+@triton.constexpr_function
+def minus_1024_and(offset):
+    """The bits of fp16 -(1024 / 4 ** i + offset), for i from 0 to 3 and offsets below 16."""
+    return [0xE400 - 0x800 * i + offset * 4**i for i in range(4)]
+
+
+@triton.constexpr_function
+def three_bits_ptx(offset):
+    """$8: as `two_bits_ptx`; $9 (and $10 to $12, the same): third bits as `unpack_three_bits` says.
+
+    A factor spreads four bits over as many bytes, above their codes. Those are used where they are,
+    save for the fourth ones, which are moved to the place of the third.
+    """
+    codes = "".join(
+        f"""
+        prmt.b32 e, t, 0, 0x444{byte};
+        mul.lo.u32 e, e, 0x{0x00810204 << 2 * place:08X};
+        and.b32 e, e, 0x{0x04040404 << 2 * place:08X};
+        lop3.b32 c, {word}, 0x{0x03030303 << 2 * place:08X}, e, 0xEA;
+        mov.b32 s, {pair(0x3C00 - 0x800 * place)};
+        mov.b32 p, {pair(minus_1024_and(offset)[place])};
+        prmt.b32 e, c, m, {BYTES_0_1};
+        fma.rn.f16x2 ${2 * i}, e, s, p;
+        prmt.b32 e, c, m, {BYTES_2_3};
+        fma.rn.f16x2 ${2 * i + 1}, e, s, p;"""
+        for i, (place, word, byte) in enumerate(
+            ((0, "$8", 0), (1, "$8", 2), (2, "$8", 1), (2, "f", 3))
+        )
+    )
+    return f"""{{
+        .reg .b32 c, e, f, t, m, s, p;
+        mov.b32 m, 0x64646464;
+        shr.u32 f, $8, 2;
+        and.b32 t, $9, 0x0F0F0F0F;{codes}
+    }}"""
+
+
+@triton.constexpr_function
 def codebook_ptx(values):
     """$4: four bytes -> the entries of `values` for their low nibbles ($0, $1) and high ones.
 

@@ -36,6 +36,8 @@ DECODE_BUDGET = {
     "q4_1": 34,
     "q4_0": 32,
     "iq4_nl": 47.5,
+    "q3_1": 40.5,
+    "q2_1": 32,
     "fp8_e4m3": 40,
     "fp8_e4m3_token": 45,
     "fp8_e5m2": 24,
@@ -52,6 +54,8 @@ PREFILL_BUDGET = {
     "q4_1": 107,
     "q4_0": 102,
     "iq4_nl": 116,
+    "q3_1": 113,
+    "q2_1": 102,
     "fp8_e4m3": 105,
     "fp8_e4m3_token": 114,
     "fp8_e5m2": 89,
@@ -72,7 +76,7 @@ def wide_bytes(names: tuple[str, str], dims: tuple[int, int], tiles: TileConfig)
     for name, head_dim in zip(names, dims, strict=True):
         (codes,) = (p for p in KV_FORMATS[name].planes if p.name in ("qs", "values"))
         share = head_dim // KV_FORMATS[name].block_size * codes.n_bytes * tiles.keys / threads
-        n_loads = 1 if codes.n_bytes == 16 else 2  # halves of a row, unless nibbles are
+        n_loads = 1 if codes.n_bytes in (8, 16) else 2  # halves of a row, of types of a byte
         total += share if share / n_loads >= 16 else 0
     return total
 

@@ -37,6 +37,22 @@ def test_five_bits(offset: int) -> None:
         np.testing.assert_array_equal(halves(out[2:]), (BYTES >> 4) + top[4:])
 
 
+@pytest.mark.parametrize("offset", [0, 2, 7])
+def test_two_and_three_bits(offset: int) -> None:
+    out = run(ptx.two_bits_ptx(offset), [WORDS], 8)
+    for i in range(4):
+        want = (BYTES >> 2 * i & 3).astype(int) - offset
+        np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
+    for turn in range(16):
+        thirds = [(turn + 5 * i) % 16 for i in range(4)]  # of the first code of each byte, ...
+        word = thirds[0] | thirds[1] << 16 | thirds[2] << 8 | thirds[3] << 24 | 0xA0F05030
+        out = run(ptx.three_bits_ptx(offset), [WORDS, np.full_like(WORDS, word)], 8)
+        for i, third in enumerate(thirds):
+            top = np.array([(third >> lane) & 1 for lane in range(4)]) * 4 - offset
+            want = (BYTES >> 2 * i & 3) + top
+            np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
+
+
 @pytest.mark.parametrize(
     ("shift", "n_bits", "above_shift", "above_bits", "offset"),
     [(0, 4, 0, 1, 16), (4, 4, 7, 1, 0), (4, 4, 6, 2, 32), (0, 4, 0, 2, 32), (2, 2, 5, 1, 4),

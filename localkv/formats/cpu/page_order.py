@@ -59,3 +59,7 @@ def codes(item_bits: int, rows: int = 1, unit_items: int = 1) -> PlaneOrder:
     """The values that kernels decode, codes or a part of their bits: `unit_items` items of K's are
     those of a token in a unit."""
     return PlaneOrder(ItemOrder(item_bits, rows), ItemOrder(16 * unit_items * item_bits))
+
+
+TWO_BITS = codes(4, rows=8)
+"""Codes of two bits, as `bits.two_bit_codes` reads them: a nibble is values i and i + 16."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from localkv.formats.cpu.page_order import SCALES, codes
+from localkv.formats.cpu.page_order import SCALES, TWO_BITS, codes
 
 BLOCK = 32
 SCALED = True
 AFFINE = False
-PLANES = (SCALES, codes(4, rows=8), codes(8))
+PLANES = (SCALES, TWO_BITS, codes(8))
 
 OFFSET = 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from localkv.formats.gpu.low_bit_rows import lanes, load_two_bit_words, pack_two_bits
 from localkv.formats.gpu.planes import (
     as_f16,
-    as_i32,
     load_rows,
     load_scales,
     nibble_columns,
@@ -33,26 +33,13 @@ columns = nibble_columns
 
 
 @triton.jit
-def load_high_bits(plane, first_row, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
-                   WIDTH: tl.constexpr):  # fmt: skip
-    """int32 [ROWS, WIDTH / 2]: the bits above four bytes of `qs`, once for each of them."""
-    blocks: tl.constexpr = WIDTH // 32
-    words = load_rows(as_i32(plane), first_row, ROWS, 0, 2 * blocks, HEAD_DIM // 16)
-    words = tl.reshape(words, (ROWS, blocks, 1, 2))
-    # the high nibbles of a word belong to bytes that are 8 further than those of its low ones
-    words = words >> (tl.arange(0, 2) * 4)[None, None, :, None]
-    words = tl.broadcast_to(words[:, :, :, :, None], (ROWS, blocks, 2, 2, 4))
-    return tl.reshape(words, (ROWS, WIDTH // 2))
-
-
-@triton.jit
 def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     rows: tl.constexpr = valid.shape[0]
     qs = load_rows(planes[2], first_row, rows, 0, WIDTH // 2, HEAD_DIM // 2)
-    above = load_high_bits(planes[1], first_row, rows, HEAD_DIM, WIDTH)
-    lane = (tl.arange(0, WIDTH // 2) % 4)[None, :]
+    above = load_two_bit_words(planes[1], first_row, rows, HEAD_DIM, WIDTH)
+    lane = lanes(WIDTH)
     low = unpack_bit_field_of_words(qs, above, lane, 0, 4, 0, 2, 32, PTX)
     high = unpack_bit_field_of_words(qs, above, lane, 4, 4, 2, 2, 32, PTX)
     d = repeat(load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, 32), 16)
@@ -74,9 +61,6 @@ def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constex
     squares = sum_in_order(low + high)
     # of a NaN neither is true, and d is one
     d = tl.where(squares > 0, limited(tl.div_rn(products, squares), F16_LIMIT), d)
-    low, high = two_halves(codes >> 4)
-    low, high = two_halves(low | (high << 2))
-    qh = tl.reshape(low | (high << 4), (x.shape[0], WIDTH // 4)).to(tl.uint8)
     store_rows(as_f16(planes[0]), rows, valid, d.to(tl.float16), HEAD_DIM // 32)
-    store_rows(planes[1], rows, valid, qh, HEAD_DIM // 4)
+    store_rows(planes[1], rows, valid, pack_two_bits(codes >> 4), HEAD_DIM // 4)
     store_rows(planes[2], rows, valid, pack_nibbles(codes), HEAD_DIM // 2)

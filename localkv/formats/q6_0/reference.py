@@ -1,7 +1,6 @@
 """q6_0: 6-bit codes and a scale, `x = d (q - 32)` (ik_llama.cpp's `block_q6_0`).
 
-Bits 0 to 3 of the codes are in `qs`. Byte i of `qh` has bits 4 and 5 of four codes, from the lowest
-bit on: i, i + 16, i + 8, i + 24.
+Bits 0 to 3 of the codes are in `qs`, bits 4 and 5 in `qh` (`bits.two_bit_codes`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import numpy as np
 
 from localkv.formats.bits import (
     Bytes,
-    Codes,
     Floats,
     bit_fields,
     half,
@@ -20,7 +18,9 @@ from localkv.formats.bits import (
     ieee,
     less,
     pack_bits,
+    pack_two_bits,
     scaled,
+    two_bit_codes,
 )
 from localkv.formats.rounding import (
     F16_LIMIT,
@@ -35,16 +35,11 @@ LIMIT = 32 * F16_LIMIT
 """The largest value that a scale reaches."""
 
 
-def _middle_swapped(runs: Codes) -> Codes:
-    """Four runs of 8 with the second and the third in each other's place: [..., 32]."""
-    return runs.reshape(*runs.shape[:-1], 2, 2, 8).swapaxes(-3, -2).reshape(runs.shape)
-
-
 def decode(planes: Sequence[Bytes]) -> Floats:
     """d (fp16), qh (8 bytes), qs (16 bytes) -> float32 [..., n_blocks * 32]."""
     d, qh, qs = planes
-    high = _middle_swapped(bit_fields(qh, n_bits=2, run=8))
-    return scaled(less(bit_fields(qs, n_bits=4, run=16) | (high << 4), 32), half(d))
+    codes = bit_fields(qs, n_bits=4, run=16) | (two_bit_codes(qh) << 4)
+    return scaled(less(codes, 32), half(d))
 
 
 @ieee
@@ -65,5 +60,4 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
         for terms in (weights * x * q, weights * q * q)
     )
     d = np.clip(np.where(squares > 0, products / squares, d), -F16_LIMIT, F16_LIMIT)
-    qh = pack_bits(_middle_swapped(codes >> 4), n_bits=2, run=8)
-    return half_bytes(d), qh, pack_bits(codes & 15, n_bits=4, run=16)
+    return half_bytes(d), pack_two_bits(codes >> 4), pack_bits(codes & 15, n_bits=4, run=16)

@@ -1,0 +1,36 @@
+"""q2_1: two bits; planes d, m, qs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from localkv.formats.cpu.low_bits import put_two_bits, two_bit_quads, two_bits
+from localkv.formats.cpu.rounding import affine_code, affine_scale, inverse, put_half
+from localkv.simd.arithmetic import to_f32
+from localkv.simd.memory import get_f32
+
+
+@njit
+def decode(planes: Any, u: int) -> Any:
+    low, high = two_bits(planes[2], u)
+    return to_f32(low), to_f32(high)
+
+
+@njit
+def quads(planes: Any, u: int) -> Any:
+    return two_bit_quads(planes[2], u)
+
+
+@njit
+def encode(x: Any, planes: Any, u: int) -> None:
+    last = np.float32(3)
+    d, m = affine_scale(x, 32 * u, last)
+    factor = inverse(d)
+    put_half(planes[0], u, d)
+    put_half(planes[1], u, m)
+    for i in range(32):
+        code = affine_code(get_f32(x, 32 * u + i), m, factor, last)
+        put_two_bits(planes[2], u, i, code)

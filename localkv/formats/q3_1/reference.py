@@ -1,0 +1,35 @@
+"""q3_1: 3-bit codes, a scale and a minimum, `x = d q + m`: `q5_1` with fewer bits.
+
+Bits 0 and 1 of the codes are in `qs` (`bits.two_bit_codes`), bit 2 of code i is bit i of `qh`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localkv.formats.bits import (
+    Bytes,
+    Floats,
+    bit_fields,
+    half,
+    half_bytes,
+    pack_bits,
+    pack_two_bits,
+    scaled,
+    two_bit_codes,
+)
+from localkv.formats.rounding import affine_codes, blocks
+
+
+def decode(planes: Sequence[Bytes]) -> Floats:
+    """d, m (fp16), qh (32 bits), qs (8 bytes) -> float32 [..., n_blocks * 32]."""
+    d, m, qh, qs = planes
+    codes = two_bit_codes(qs) | (bit_fields(qh, n_bits=1, run=1) << 2)
+    return scaled(codes, half(d), minimum=-half(m))
+
+
+def encode(x: Floats) -> tuple[Bytes, ...]:
+    """float32 [..., n] -> d, m, qh, qs."""
+    d, m, codes = affine_codes(blocks(x, 32), n_bits=3)
+    qh = pack_bits(codes >> 2, n_bits=1, run=1)
+    return half_bytes(d), half_bytes(m), qh, pack_two_bits(codes & 3)
