@@ -18,7 +18,12 @@ from localkv.formats import FORMATS
 from localkv.simd.arithmetic import folded_sum
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.lanes import LANES
+from localkv.simd.memory import emit_prefetch
 from localkv.simd.vector import constant, f32, i8, i64, lanes_of, multiply_add
+
+PREFETCH_BYTES = 6144
+"""How far ahead one row with one token asks for memory, across the end of the row: prefetching by
+the processor ends with a page of 4 KiB, which is a row of 2048 values."""
 
 
 def _loader(name: str) -> Callable[[Any, Any], Any]:
@@ -86,6 +91,8 @@ def multiply_rows(
         with cgutils.for_range(b, steps) as loop:
             offset = b.mul(loop.index, ir.Constant(i64, LANES * value_bytes))
             x_offset = b.mul(loop.index, ir.Constant(i64, LANES * 4))
+            if height == width == 1:
+                emit_prefetch(b, b.gep(rows, [b.add(offset, ir.Constant(i64, PREFETCH_BYTES))]))
             add_products(
                 [b.gep(at, [offset]) for at in row_at], [b.gep(at, [x_offset]) for at in x_at]
             )
