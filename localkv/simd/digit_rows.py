@@ -81,6 +81,8 @@ put_largest = _folding(larger_magnitude, f32)
 of NaN."""
 put_sums = _folding(lambda builder, x, y: builder.add(x, y), i32)
 """The same of the sum of the lanes of integers."""
+put_float_sums = _folding(lambda builder, x, y: builder.fadd(x, y), f32)
+"""The same of floats."""
 
 
 @intrinsic(prefer_literal=True)
@@ -161,4 +163,80 @@ def split_rows(
         return out
 
     given = (base, types.intp, types.intp, vectors, digits, types.intp, types.intp)
+    return sums(sums, *given), generate
+
+
+def _store_short_digits(
+    context: Target,
+    builder: Builder,
+    kind: Kind,
+    base: Value,
+    index: Value,
+    n: list[Any],
+    words: int,
+) -> None:
+    """The digits of 32 integers, two vectors of them to which 128 was added, at word `index`."""
+    second = builder.shl(n[1], constant(i32, 16))
+    both = builder.or_(builder.and_(n[0], constant(i32, 0xFFFF)), second)
+    data, half = builder.bitcast(both, lanes_of(i8, BYTES)), BYTES // 2
+    for digit in range(DIGITS):
+        # item i < 16 is in the lower two bytes of word i, 16 + i in the upper two
+        places = [i % LANES * 4 + i // LANES * 2 + 1 - digit for i in range(half)]
+        out = builder.shuffle_vector(data, data, ir.Constant(lanes_of(i32, half), places))
+        if digit:
+            out = builder.xor(out, ir.Constant(lanes_of(i8, half), [128] * half))
+        at = builder.add(index, ir.Constant(index.type, digit * words))
+        where = pointer(context, builder, kind, base, at, i32)
+        where = builder.bitcast(where, lanes_of(i8, half).as_pointer())
+        builder.store(out, where, align=1)
+
+
+@intrinsic(prefer_literal=True)
+def split_products(
+    typing: Typing,
+    sums: Kind,
+    base: Kind,
+    index: Kind,
+    stride: Kind,
+    vectors: Kind,
+    digits: Kind,
+    word: Kind,
+    digit_stride: Kind,
+    words: Kind,
+    factor: Kind,
+) -> Intrinsic:
+    """Store the digits of n = round(x v factor), of 32 floats x of each row and two vectors v; add
+    those integers to sums[i].
+
+    Args:
+        index, stride: where the floats are; row i's begin at index + i * stride.
+        word, digit_stride: the same of digits, in words; the lower ones are `words` further.
+        factor: where the first row's factor is, a float among the digits; the others' are as far
+            from it as digits are.
+    """
+    check_base(base)
+    check_base(digits)
+    distance = literal_length(words)
+
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
+        out, array, index, stride, vectors, goal, word, digit_stride, _, place = args
+        for i in range(sums.count):
+            where = pointer(context, builder, digits, goal, place, f32)
+            times = splat(builder, builder.load(where, align=1))
+            n, total = [], builder.extract_value(out, i)
+            for j in range(2):
+                at = builder.add(index, ir.Constant(index.type, LANES * j))
+                x = _row(context, builder, base, array, at)
+                x = builder.fmul(builder.fmul(x, builder.extract_value(vectors, j)), times)
+                x = nearest_integers(builder, x)
+                total = builder.add(total, x)
+                n.append(builder.add(x, constant(i32, 128)))
+            _store_short_digits(context, builder, digits, goal, word, n, distance)
+            out = builder.insert_value(out, total, i)
+            index = builder.add(index, stride)
+            word, place = (builder.add(x, digit_stride) for x in (word, place))
+        return out
+
+    integer = types.intp
+    given = (base, integer, integer, vectors, digits, integer, integer, words, integer)
     return sums(sums, *given), generate

@@ -140,6 +140,31 @@ def broadcast_f32(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     return F32x16(base, types.intp), generate
 
 
+@intrinsic
+def broadcast_f16(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
+    """One half in all lanes, as a float."""
+    check_base(base)
+
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i16)
+        return half_bits_to_float(builder, splat(builder, builder.load(where, align=1)))
+
+    return F32x16(base, types.intp), generate
+
+
+@intrinsic
+def get_f16(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
+    """One half, as a float."""
+    check_base(base)
+
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i16)
+        x = half_bits_to_float(builder, splat(builder, builder.load(where, align=1)))
+        return builder.extract_element(x, ir.Constant(i32, 0))
+
+    return types.float32(base, types.intp), generate
+
+
 def _storer(item: ir.Type, kind: Any) -> Any:
     @intrinsic
     def store(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:

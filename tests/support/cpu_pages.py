@@ -26,6 +26,8 @@ def _items(order: ItemOrder, flat: Tensor) -> Tensor:
 
 def _plane(order: ItemOrder, stored: Tensor) -> Tensor:
     """uint8 [pages, heads, tokens, n_blocks, bytes], in the order of one side -> in the pool's."""
+    if order.item_bits == 0:
+        return stored.clone()
     groups = stored.flatten(3).unflatten(2, (-1, GROUP)).flatten(3)
     tokens = _items(order, groups).transpose(-3, -2).flatten(2, 3)  # [pages, heads, tokens, items]
     items = tokens

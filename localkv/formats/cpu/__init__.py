@@ -30,6 +30,11 @@ and `cpu_cache.py`
                          of a row's fields in the format's order, as the pool has them; types with
                          fields of rows have none
 
+Types with scales by channel (`formats/channel_groups.py`) have `LAST` in `cpu.py`, the largest
+code, and instead of `encode` in `cpu_cache.py`
+
+    pack(codes, planes, u) 32 codes at codes + 32 u, a byte each -> block u of a row
+
 Scale and minimum are applied by the kernel: once per block and token, not per value.
 `reference.py` beside them is the reference.
 

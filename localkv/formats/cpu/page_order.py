@@ -32,7 +32,8 @@ class ItemOrder(NamedTuple):
     """Where the items of a plane lie on one side.
 
     Attributes:
-        item_bits: bits of an item, which is moved as one (1, 4, 8, 16, or a multiple of 32).
+        item_bits: bits of an item, which is moved as one (1, 4, 8, 16, or a multiple of 32), or 0
+            where a region has the bytes of the pool in the pool's order.
         rows: the items of a block are a matrix of this many rows, stored by columns.
     """
 
@@ -41,7 +42,7 @@ class ItemOrder(NamedTuple):
 
     def columns(self, plane_bytes: int) -> int:
         """The columns of that matrix, in a plane with `plane_bytes` per block."""
-        return 8 * plane_bytes // self.item_bits // self.rows
+        return 8 * plane_bytes // self.item_bits // self.rows if self.item_bits else 0
 
 
 class PlaneOrder(NamedTuple):
@@ -53,6 +54,10 @@ class PlaneOrder(NamedTuple):
 
 SCALES = PlaneOrder(ItemOrder(16), ItemOrder(16))
 """Halves that kernels apply: a block's scale or minimum, a row's scale."""
+
+BY_CHANNEL = PlaneOrder(ItemOrder(0), ItemOrder(0))
+"""Halves of every channel, for a group of tokens (`formats/channel_groups.py`): lanes are channels
+on both sides."""
 
 
 def codes(item_bits: int, rows: int = 1, unit_items: int = 1) -> PlaneOrder:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localkv.formats import KV_FORMATS
+from localkv.formats import FORMATS
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.parameters import Value
 from localkv.kernels.cpu.jit.specialize import specialized
@@ -25,49 +25,57 @@ class CacheDecoder:
     Attributes:
         block: values per block.
         affine: there are minima.
+        by_channel: scales and minima are those of channels for some tokens, and kernels of such
+            types multiply queries and make digits by themselves.
         digits: `score` takes queries, and `weigh` weights, as digits.
         offset: how much larger than values the codes are that they then read.
     """
 
     block: int
     affine: bool
+    by_channel: bool
     digits: bool
     offset: int
 
 
 @functools.cache
 def cache_decoder(name: str) -> CacheDecoder:
-    module = KV_FORMATS[name].part("cpu")
+    module, by_channel = FORMATS[name].part("cpu"), FORMATS[name].group_tokens > 1
     offset = getattr(module, "OFFSET", None)
     digits = HAS_VNNI and HAS_BYTE_SHUFFLE and offset is not None
-    return CacheDecoder(module.BLOCK, module.AFFINE, digits, offset or 0)
+    return CacheDecoder(module.BLOCK, module.AFFINE, by_channel, digits, offset or 0)
 
 
 def _type_parameters(name: str) -> dict[str, Value]:
     """What makes a template that of one type: its decoder, and the plane of its rows' scales."""
-    fmt = KV_FORMATS[name]
+    fmt = FORMATS[name]
+    if fmt.group_tokens > 1:
+        return {"FORMAT": fmt.codec_name}
     row_scales = len(fmt.planes) if fmt.row_planes else 0
     return {"FORMAT": fmt.codec_name, "ROW_SCALES": row_scales}
 
 
+def _source(template: str, name: str, **parameters: Value) -> KernelSource:
+    """A template, or the one for types with scales by channel, for a type."""
+    if cache_decoder(name).by_channel:
+        template += "_channels"
+    return KernelSource(template, {**_type_parameters(name), **parameters})
+
+
 def score_source(type_k: str, rows: int) -> KernelSource:
-    digits = cache_decoder(type_k).digits
-    parameters = {**_type_parameters(type_k), "ROWS": rows, "DIGITS": digits}
-    return KernelSource("attention/score", parameters)
+    return _source("attention/score", type_k, ROWS=rows, DIGITS=cache_decoder(type_k).digits)
 
 
 def weigh_source(type_v: str, rows: int) -> KernelSource:
-    digits = cache_decoder(type_v).digits
-    parameters = {**_type_parameters(type_v), "ROWS": rows, "DIGITS": digits}
-    return KernelSource("attention/weigh", parameters)
+    return _source("attention/weigh", type_v, ROWS=rows, DIGITS=cache_decoder(type_v).digits)
 
 
 def decode_k_source(type_k: str) -> KernelSource:
-    return KernelSource("attention/tiles", {**_type_parameters(type_k), "OF_V": False})
+    return _source("attention/tiles", type_k, OF_V=False)
 
 
 def decode_v_source(type_v: str) -> KernelSource:
-    return KernelSource("attention/tiles", {**_type_parameters(type_v), "OF_V": True})
+    return _source("attention/tiles", type_v, OF_V=True)
 
 
 @functools.cache

@@ -34,6 +34,7 @@ from localkv.kernels.cpu.attention.kernels import (
 )
 from localkv.kernels.cpu.attention.plan import Launch, Plan, make_plan
 from localkv.kernels.cpu.attention.sizes import (
+    MOST_CHANNELS,
     block_scratch,
     part_result,
     row_scratch,
@@ -108,7 +109,10 @@ def make_tables(segment: Segment, head_dim: int) -> SegmentTables:
     n_pages, n_kv_heads = segment.k[0].shape[:2]
     blocks = []
     for fmt in (segment.format_k, segment.format_v):
-        blocks.append(cache_decoder(fmt.name).block)
+        decoder = cache_decoder(fmt.name)
+        blocks.append(decoder.block)
+        if decoder.by_channel and head_dim > MOST_CHANNELS:
+            raise ValueError(f"{fmt.name} has at most {MOST_CHANNELS} channels, not {head_dim}")
         if head_dim % blocks[-1]:
             raise ValueError(
                 f"head_dim {head_dim} is no multiple of {blocks[-1]}, as {fmt.name} needs here"
@@ -169,8 +173,8 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
         n_rows=n_rows,
         n_tiles=n_rows // tile,
         n_parts=decode.n_parts,
-        k_affine=int(decoder.affine),
-        k_digits=int(decoder.digits),
+        k_affine=int(decoder.affine and not decoder.by_channel),
+        k_digits=int(decoder.digits and not decoder.by_channel),
         k_offset=decoder.offset,
         v_ahead=-(-code_bytes(segment.format_v, segment.v) // (64 * steps_k)),
         k_ahead=-(-code_bytes(segment.format_k, segment.k) // (64 * steps_v)),

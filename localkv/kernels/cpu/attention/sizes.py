@@ -25,6 +25,10 @@ MOST_TILE_ROWS = 12
 """Rows whose products prefill kernels hold in registers at once, where there are most."""
 LANES = 16
 """Floats of a vector and of a cache line."""
+MOST_CHANNELS = 512
+"""Channels of a head, at most, in types with scales by channel."""
+CHANNEL_ROW = MOST_CHANNELS + 2 * LANES
+"""Words of a row of factors of such types (`attention/channel_digits.py`)."""
 
 
 class BlockScratch(NamedTuple):
@@ -70,11 +74,12 @@ class RowScratch(NamedTuple):
 
     Attributes:
         q: [n_rows, head_dim], as floats or as digit blocks.
-        sums: [n_rows, head_dim / values of a block], of the blocks of q.
+        sums: [n_rows, head_dim / values of a block], of the blocks of q; or of types with scales by
+            channel [rows of a tile, CHANNEL_ROW].
         logits: [n_rows, PAGE_TOKENS], then what they become as weights.
         totals: [n_rows, LANES], sums of exponentials.
         scaled: [rows of a tile + 1, PAGE_TOKENS], weights times V's scales, or as digit rows and
-            then the scales.
+            then the scales; or [rows of a tile, CHANNEL_ROW].
         end: where the next thread's may start, a cache line further, against false sharing.
     """
 
@@ -89,10 +94,10 @@ class RowScratch(NamedTuple):
 def row_scratch(n_rows: int, tile_rows: int, head_dim: int) -> RowScratch:
     """For `n_rows` rows in tiles of `tile_rows`. Compiled kernels call this, too."""
     sums = n_rows * head_dim
-    logits = sums + n_rows * (head_dim // LANES)
+    logits = sums + max(n_rows * (head_dim // LANES), tile_rows * CHANNEL_ROW)
     totals = logits + n_rows * PAGE_TOKENS
     scaled = totals + n_rows * LANES
-    end = scaled + (tile_rows + 1) * PAGE_TOKENS + LANES
+    end = scaled + max((tile_rows + 1) * PAGE_TOKENS, tile_rows * CHANNEL_ROW) + LANES
     return RowScratch(0, sums, logits, totals, scaled, end)
 
 

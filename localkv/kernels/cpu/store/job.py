@@ -40,6 +40,35 @@ class StoreJob(NamedTuple):
     n_planes: Item
 
 
+class GroupJob(NamedTuple):
+    """Groups of rows of K or V to be packed from rows of f16; `n_planes` of `PlaneJob` follow.
+
+    Attributes:
+        next_head: the KV head to take next.
+        n_kv_heads, head_dim: sizes.
+        rotation: values that are rotated together, or 0.
+        scales: float32 [n_kv_heads], by which rows of a head are divided, or 0.
+        n_groups: how many groups there are.
+        groups: int64 [n_groups, 2], the slot of a group's first row, and that of its first row of
+            f16; where the first is negative, there is nothing to do.
+        tail: the plane of f16 rows.
+        scratch, scratch_bytes: memory of the threads, and how much each has: a group's rows as
+            float32, their codes, and packed fields of one row or of the group's scales.
+    """
+
+    next_head: Item
+    n_kv_heads: Item
+    head_dim: Item
+    rotation: Item
+    scales: Item
+    n_groups: Item
+    groups: Item
+    tail: Item
+    scratch: Item
+    scratch_bytes: Item
+    n_planes: Item
+
+
 class ScatterJob(NamedTuple):
     """Packed rows of K and V to be moved; `n_planes` of `PlaneJob` follow.
 
@@ -63,7 +92,7 @@ class PlaneJob(NamedTuple):
             the way.
         plane: its address.
         row_bytes: bytes of a row in it.
-        item_bits, rows, columns: its order.
+        item_bits, rows, columns: its order; 0 bits for the pool's.
     """
 
     packed: Item
@@ -84,6 +113,6 @@ class RotateJob(NamedTuple):
     out: Item
 
 
-STORE_ITEMS, SCATTER_ITEMS, PLANE_ITEMS, ROTATE_ITEMS = (
-    len(kind._fields) for kind in (StoreJob, ScatterJob, PlaneJob, RotateJob)
+STORE_ITEMS, GROUP_ITEMS, SCATTER_ITEMS, PLANE_ITEMS, ROTATE_ITEMS = (
+    len(kind._fields) for kind in (StoreJob, GroupJob, ScatterJob, PlaneJob, RotateJob)
 )

@@ -7,10 +7,12 @@ from typing import Any
 from numba import njit
 
 from localkv.kernels.cpu.store.job import (
+    GROUP_ITEMS,
     PLANE_ITEMS,
     ROTATE_ITEMS,
     SCATTER_ITEMS,
     STORE_ITEMS,
+    GroupJob,
     PlaneJob,
     RotateJob,
     ScatterJob,
@@ -23,6 +25,11 @@ from localkv.simd.memory import get_i64s
 @njit
 def read_store_job(address: Address) -> Any:
     return StoreJob(*get_i64s(address, STORE_ITEMS))
+
+
+@njit
+def read_group_job(address: Address) -> Any:
+    return GroupJob(*get_i64s(address, GROUP_ITEMS))
 
 
 @njit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,25 +20,13 @@ from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
 from localkv.kernels.cpu.store.job import PlaneJob, ScatterJob, StoreJob
+from localkv.kernels.cpu.store.plane_jobs import orders, plane_jobs
 from localkv.system.threads import n_threads
 
 MANY_BYTES = 1 << 16
 """From this number on, a second thread is worth its start."""
 MANY_ROWS = 16
 """The same for rows that are encoded, too."""
-
-
-Side = Literal["k", "v"]
-
-
-@functools.cache
-def _orders(fmt: QuantFormat, side: Side) -> tuple[tuple[int, int, int], ...]:
-    """Of each plane: the bits of an item, rows and columns (`formats/cpu/page_order.py`)."""
-    orders = [getattr(order, side) for order in fmt.part("cpu").PLANES]
-    return tuple(
-        (*order, order.columns(plane.n_bytes))
-        for order, plane in zip(orders, fmt.all_planes, strict=True)
-    )
 
 
 def store_source(fmt: QuantFormat) -> KernelSource | None:
@@ -107,12 +95,7 @@ def add_store(
                 scratch_bytes=bytes_per_thread,
                 n_planes=len(planes),
             )
-            assert side == "k" or side == "v"
-            entries = [
-                PlaneJob(0, Memory(plane, plane.nbytes), plane.shape[3] * plane.shape[4], *order)
-                for plane, order in zip(planes, _orders(fmt, side), strict=True)
-            ]
-            items = (*job, *itertools.chain(*entries))
+            items = (*job, *itertools.chain(*plane_jobs(fmt, side, planes)))
             chain.add(_store_worker(fmt), items, min(threads, n_kv_heads))
 
 
@@ -162,9 +145,8 @@ def scatter_encoded(
             (rows_k, segment.format_k, segment.k, "k"),
             (rows_v, segment.format_v, segment.v, "v"),
         ):
-            assert side == "k" or side == "v"
             encoded = fmt.codec.encode(rows)
-            for values, plane, order in zip(encoded, planes, _orders(fmt, side), strict=True):
+            for values, plane, order in zip(encoded, planes, orders(fmt, side), strict=True):
                 kept.append(np.ascontiguousarray(values))
                 row_bytes = plane.shape[3] * plane.shape[4]
                 entries.append(PlaneJob(address(kept[-1]), address(plane), row_bytes, *order))

@@ -1,0 +1,199 @@
+"""Decode attention, the side of V, for types with scales by channel (`formats/channel_groups.py`).
+
+Of a group of 32 tokens the weighted sum of a channel is
+
+    sum of p[t] (d code[t] + m)  =  d sum of p[t] code[t]  +  m sum of p[t]
+
+so its weights are summed with the codes first. Codes lie as in types by token, lanes are channels
+(`attention/weigh.py`), as they are of scales and minima.
+
+Where the CPU has 8-bit dot products, the weights of a page's tokens become 16-bit integers with one
+scale (`attention/channel_digits.py`), so that a group's products are summed exactly. Tokens that a
+row doesn't see have weights of 0, and so do groups that aren't complete: their scales are not read.
+"""
+
+from __future__ import annotations
+
+from numba import cfunc, njit
+
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats import FORMATS
+from localkv.kernels.cpu.attention.channel_digits import (
+    AT_SCALE,
+    CHANNEL_DIGITS,
+    FACTOR,
+    ONE,
+    SCALE,
+    START,
+    SUMS,
+    put_factors,
+    put_starts,
+)
+from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW
+from localkv.kernels.cpu.attention.weigh_digits import fetch_next
+from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.simd.arithmetic import f32x16
+from localkv.simd.digit_rows import (
+    larger_products,
+    put_float_sums,
+    put_largest,
+    put_sums,
+    split_products,
+    zeros_i32,
+)
+from localkv.simd.kinds import Address, Addresses, Count, Vectors
+from localkv.simd.lanes import LANES
+from localkv.simd.memory import load_f16
+from localkv.simd.quads import DIGITS as N_DIGITS
+from localkv.simd.quads import QUAD, add_digits, dot_digits, start_digits
+from localkv.simd.vector_tuple import (
+    add_each,
+    fma_each,
+    fma_grid,
+    load_grid,
+    load_tuple,
+    store_grid,
+    zeros_f32,
+)
+
+FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
+facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
+TOKENS = FORMAT.group_tokens
+ROWS = parameter("ROWS", 4)
+"""Rows of weights (query heads of a KV head, new tokens) of a tile."""
+DIGITS = parameter("DIGITS", False)
+"""Whether weights become digits."""
+BLOCK, AFFINE, OFFSET = facts.BLOCK, facts.AFFINE, facts.OFFSET
+VECTORS = BLOCK // LANES
+PASSES = 2 if DIGITS and ROWS == 8 else 1
+"""Parts of a tile that are taken one after the other: 32 sums of digits would be too many."""
+N = ROWS // PASSES
+"""Rows whose sums are in registers at once."""
+FLOAT_SUMS = N * VECTORS
+DIGIT_SUMS = N_DIGITS * FLOAT_SUMS
+
+
+@njit
+def split_page(out: Address, p: Address, n_groups: Count) -> None:
+    """A tile's weights [ROWS, PAGE_TOKENS] of some groups of tokens, as digits if they are such,
+    and their sums in each group."""
+    one, largest = f32x16(ONE), zeros_f32(ROWS)
+    if DIGITS:
+        for t in range(0, n_groups * TOKENS, LANES):
+            largest = larger_products(largest, p, t, PAGE_TOKENS, one)
+        put_largest(out, SCALE, CHANNEL_ROW, largest)
+        put_factors(out, ROWS)
+    for group in range(n_groups):
+        t = group * TOKENS
+        if DIGITS:
+            sums, ones = zeros_i32(ROWS), (one, one)
+            sums = split_products(
+                sums, p, t, PAGE_TOKENS, ones, out, t // QUAD, CHANNEL_ROW, CHANNEL_DIGITS, FACTOR
+            )
+            if OFFSET:
+                put_sums(out, START + group, CHANNEL_ROW, sums)
+                put_starts(out, ROWS, group, OFFSET)
+        if AFFINE:
+            both = load_tuple(p, t, PAGE_TOKENS, ROWS)
+            both = add_each(both, load_tuple(p, t + LANES, PAGE_TOKENS, ROWS))
+            put_float_sums(out, SUMS + group, CHANNEL_ROW, both)
+
+
+@njit
+def load_scales(plane: Address, first: int) -> Vectors:
+    """Scales or minima of a block of channels."""
+    return load_f16(plane, first), load_f16(plane, first + LANES)
+
+
+@njit
+def add_codes(
+    total: Vectors,
+    digits: Address,
+    planes: Addresses,
+    unit: int,
+    step: int,
+    scales: Vectors,
+    group: int,
+) -> Vectors:
+    """Products of a group's digits with the codes of a block of channels, times the scales; the
+    units of tokens 16 to 31 are `step` further."""
+    if OFFSET:
+        sums = start_digits(digits, group, CHANNEL_ROW, CHANNEL_DIGITS, N, VECTORS)
+    else:
+        sums = zeros_i32(DIGIT_SUMS)
+    for half in range(2):
+        for i in range(0, LANES, QUAD):
+            codes = codec.quads(planes, unit + half * step + i)
+            word = (group * TOKENS + half * LANES + i) // QUAD
+            sums = dot_digits(sums, codes, digits, word, CHANNEL_ROW, CHANNEL_DIGITS)
+    return add_digits(total, sums, scales, digits, AT_SCALE, CHANNEL_ROW, CHANNEL_DIGITS)
+
+
+@njit
+def add_values(
+    total: Vectors,
+    p: Address,
+    planes: Addresses,
+    unit: int,
+    step: int,
+    scales: Vectors,
+    group: int,
+) -> Vectors:
+    """The same of weights that are floats."""
+    sums = zeros_f32(FLOAT_SUMS)
+    for half in range(2):
+        for i in range(LANES):
+            values = codec.decode(planes, unit + half * step + i)
+            token = group * TOKENS + half * LANES + i
+            sums = fma_grid(sums, values, p, token, 0, PAGE_TOKENS)
+    return fma_each(total, sums, scales)
+
+
+@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
+def weigh(
+    out: Address,
+    p: Address,
+    scratch: Address,
+    plane0: Address,
+    plane1: Address,
+    plane2: Address,
+    plane3: Address,
+    n_blocks: Count,
+    n_tokens: Count,
+    n_tiles: Count,
+    ahead: Address,
+    ahead_lines: Count,
+) -> None:
+    """out[r] += sum over the tokens t of complete groups, of the first `n_tokens`, of p[r, t] V[t].
+
+    All but counts are addresses. Arguments are those of `attention/weigh.py`, but
+
+    Args:
+        scratch: float32 [ROWS, CHANNEL_ROW].
+    """
+    planes = (plane0, plane1, plane2, plane3)
+    head_dim, n_groups, step = n_blocks * BLOCK, n_tokens // TOKENS, n_blocks * LANES
+    for tile in range(n_tiles):
+        tile_p = p + 4 * tile * ROWS * PAGE_TOKENS
+        lines = ahead_lines * 2 if tile == 0 else 0
+        split_page(scratch, tile_p, n_groups)
+        for block in range(n_blocks):
+            for group in range(n_groups):
+                ahead = fetch_next(ahead, lines)
+                unit = group * 2 * step + block * LANES
+                first = group * head_dim + block * BLOCK
+                scales = load_scales(plane0, first)
+                for part in range(PASSES):
+                    row = part * N
+                    at = (tile * ROWS + row) * head_dim + block * BLOCK
+                    total = load_grid(out, at, LANES, head_dim, VECTORS, N)
+                    rows = scratch + 4 * row * CHANNEL_ROW
+                    if DIGITS:
+                        total = add_codes(total, rows, planes, unit, step, scales, group)
+                    else:
+                        weights = tile_p + 4 * row * PAGE_TOKENS
+                        total = add_values(total, weights, planes, unit, step, scales, group)
+                    if AFFINE:
+                        minima = load_scales(plane1, first)
+                        total = fma_grid(total, minima, rows, SUMS + group, 0, CHANNEL_ROW)
+                    store_grid(out, at, LANES, head_dim, VECTORS, total)

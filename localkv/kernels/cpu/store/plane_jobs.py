@@ -1,0 +1,35 @@
+"""What workers are told of the planes of a type, and of the order of their bytes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.formats.base import QuantFormat
+from localkv.kernels.cpu.runtime.chain import Memory
+from localkv.kernels.cpu.store.job import PlaneJob
+
+
+@functools.cache
+def orders(fmt: QuantFormat, side: str) -> tuple[tuple[int, int, int], ...]:
+    """Of each plane on the side "k" or "v": the bits of an item, rows and columns
+    (`formats/cpu/page_order.py`)."""
+    found = [getattr(order, side) for order in fmt.part("cpu").PLANES]
+    return tuple(
+        (*order, order.columns(plane.n_bytes))
+        for order, plane in zip(found, fmt.all_planes, strict=True)
+    )
+
+
+def plane_jobs(
+    fmt: QuantFormat, side: str, planes: Sequence[NDArray[np.uint8] | Any]
+) -> list[PlaneJob]:
+    """Of rows that are encoded on the way."""
+    return [
+        PlaneJob(0, Memory(plane, plane.nbytes), plane.shape[3] * plane.shape[4], *order)
+        for plane, order in zip(planes, orders(fmt, side), strict=True)
+    ]

@@ -1,0 +1,128 @@
+"""The worker that packs groups of 32 tokens from rows of f16, compiled for each type and side.
+
+Types with scales by channel are encoded for a group at once, others row by row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import cfunc, njit
+
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats import FORMATS
+from localkv.formats.channel_groups import TOKENS
+from localkv.formats.cpu.channel_groups import encode_channels
+from localkv.kernels.cpu.jit.parameters import parameter
+from localkv.kernels.cpu.store.job import GROUP_ITEMS
+from localkv.kernels.cpu.store.page_row import put_row
+from localkv.kernels.cpu.store.read_job import read_group_job, read_plane
+from localkv.kernels.cpu.store.rotation import rotate_block
+from localkv.simd.arithmetic import div
+from localkv.simd.kinds import Address, Addresses, Count
+from localkv.simd.lanes import LANES
+from localkv.simd.memory import (
+    broadcast_f32,
+    get_f32,
+    get_i32,
+    get_i64,
+    load_f16,
+    load_f32,
+    put_f32,
+    put_i32,
+    store_f32,
+    take_next,
+)
+
+FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
+facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
+BY_CHANNEL = FORMAT.group_tokens > 1
+OF_V = parameter("OF_V", False)
+"""The side, whose rows of f16 lie in an order of their own."""
+BLOCK, AFFINE = facts.BLOCK, facts.AFFINE
+LAST = np.float32(facts.LAST if BY_CHANNEL else 0)
+SCALE_ROWS = TOKENS if BY_CHANNEL else 1
+"""Rows of a plane of scales that are packed at once."""
+
+
+@njit
+def load_rows(tail: Address, first: int, x: Address, head_dim: int, scratch: Address) -> None:
+    """x float32 [TOKENS, head_dim] = the rows from token `first` on, of a region of f16."""
+    for token in range(first, first + TOKENS, LANES):
+        group, out = token // LANES * head_dim * LANES, x + 4 * (token - first) * head_dim
+        for c in range(0, head_dim, LANES):
+            for i in range(LANES):
+                values = load_f16(tail, group + (c + i) * LANES)
+                if OF_V:
+                    store_f32(out, i * head_dim + c, values)
+                    continue
+                # lanes are tokens
+                store_f32(scratch, 0, values)
+                for lane in range(LANES):
+                    put_f32(out, lane * head_dim + c + i, get_f32(scratch, lane))
+
+
+@njit
+def encode_token(x: Address, codes: Address, fields: Addresses, head_dim: int) -> None:
+    """One row's fields; those of channels' scales are made before."""
+    for block in range(head_dim // BLOCK):
+        if BY_CHANNEL:
+            codec.pack(codes, fields, block)
+        else:
+            codec.encode(x, fields, block)
+
+
+@njit
+def copy_bytes(source: Address, goal: Address, n_bytes: int) -> None:
+    for i in range(0, n_bytes, 4):
+        put_i32(goal, i // 4, get_i32(source, i // 4))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def worker(address: Address, thread: Count) -> None:
+    """Turn and encode groups of rows, and put them where they belong (`GroupJob`)."""
+    job = read_group_job(address)
+    head_dim, rotation = job.head_dim, job.rotation
+    x = job.scratch + thread * job.scratch_bytes
+    codes = x + 4 * TOKENS * head_dim
+    packed = codes + TOKENS * head_dim
+    planes = address + 8 * GROUP_ITEMS
+    # the fields of a row or, of scales by channel, of a group, one after the other
+    first = packed + read_plane(planes, 0).row_bytes * SCALE_ROWS
+    second, third = first, first
+    if job.n_planes > 1:
+        second = first + read_plane(planes, 1).row_bytes * (SCALE_ROWS if AFFINE else 1)
+    if job.n_planes > 2:
+        third = second + read_plane(planes, 2).row_bytes
+    fields = (packed, first, second, third)
+    while True:
+        head = take_next(address)
+        if head >= job.n_kv_heads:
+            break
+        for i in range(job.n_groups):
+            slot, source = get_i64(job.groups, 2 * i), get_i64(job.groups, 2 * i + 1)
+            if slot < 0:
+                continue
+            place = source // PAGE_TOKENS * job.n_kv_heads + head
+            tail = job.tail + place * PAGE_TOKENS * head_dim * 2
+            load_rows(tail, source % PAGE_TOKENS, x, head_dim, packed)
+            if rotation != 0:
+                for at in range(0, 4 * TOKENS * head_dim, 4 * rotation):
+                    rotate_block(x + at, x + at, rotation)
+            if job.scales != 0:
+                scale = broadcast_f32(job.scales, head)
+                for at in range(0, TOKENS * head_dim, LANES):
+                    store_f32(x, at, div(load_f32(x, at), scale))
+            if BY_CHANNEL:
+                encode_channels(x, fields, codes, head_dim, LAST, AFFINE)
+            place = slot // PAGE_TOKENS * job.n_kv_heads + head
+            for token in range(TOKENS):
+                encode_token(x + 4 * token * head_dim, codes + token * head_dim, fields, head_dim)
+                for index in range(job.n_planes):
+                    plane = read_plane(planes, index)
+                    region = plane.plane + place * PAGE_TOKENS * plane.row_bytes
+                    offset = slot % PAGE_TOKENS
+                    if plane.item_bits:
+                        put_row(region, fields[index], offset + token, plane)
+                    elif token == 0:
+                        goal = region + offset * plane.row_bytes
+                        copy_bytes(fields[index], goal, TOKENS * plane.row_bytes)

@@ -1,0 +1,104 @@
+"""The CPU's kernels for types with scales by channel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+
+from localkv.arch.mixer_spec import AttentionParams
+from localkv.formats import FORMATS
+from localkv.kernels.cpu.attention.kernels import cache_decoder
+from localkv.kernels.cpu.store import group_store
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.torch_codec import encode
+from localkv.system.threads import n_threads, use_threads
+from support.cpu_ops import cpu_attention, store_kv_cpu
+from support.cpu_pages import pool_planes
+from support.grouped_rows import GroupedRows, grouped_rows, plain_attention
+from support.quick import quick
+from support.torch_edge import with_tensors
+
+NAMES = [fmt.name for fmt in FORMATS.values() if fmt.group_tokens > 1 and fmt.has_part("cpu")]
+make = partial(grouped_rows, store=store_kv_cpu, pack=with_tensors(group_store.store_groups_cpu))
+
+
+@pytest.mark.parametrize(
+    ("name", "rotation"), quick(product(NAMES, (0, 32)), [("q8_0c", 0), ("q4_1c", 32)])
+)
+def test_pages_hold_the_bytes_of_the_reference(name: str, rotation: int) -> None:
+    """In another order, whatever the order of groups; also of types by token beside them."""
+    rows = make([288, 32, 512], type_k=name, type_v="q4_1", rotations=(rotation, rotation), size=2)
+    check_bytes(rows)
+    check_bytes(make([64, 256], type_k="q8_0", type_v=name, rotations=(rotation, rotation)))
+
+
+def check_bytes(rows: GroupedRows) -> None:
+    packed = rows.packed
+    for side, fmt, planes, xs, rotation in (
+        ("k", packed.format_k, packed.k, rows.k, packed.rotation_k),
+        ("v", packed.format_v, packed.v, rows.v, packed.rotation_v),
+    ):
+        restored = pool_planes(fmt, side, planes)
+        for i, x in enumerate(xs):
+            turned = hadamard_transform(x, rotation).transpose(0, 1).contiguous()
+            pages = rows.seg_batch.page_table[i]
+            for plane, want in zip(restored, encode(fmt, turned), strict=True):
+                got = plane[pages].transpose(0, 1).flatten(1, 2)[:, : len(x)]
+                assert torch.equal(got, want), (fmt.name, side)
+
+
+def error(rows: GroupedRows, params: AttentionParams, *, generated: bool) -> tuple[float, float]:
+    """Of all results together, relative; and the largest of log-sum-exp."""
+    batch = replace(rows.batch, generated=(generated,) * len(rows.seg_batch.lengths))
+    out, lse = cpu_attention()(rows.q, rows.packed, rows.seg_batch, batch, params)
+    want, want_lse = plain_attention(rows, params)
+    seen = want_lse.isfinite()
+    assert (lse[~seen] == -torch.inf).all()
+    assert (out[~seen] == 0).all()
+    return float((out - want).norm() / want.norm()), float((lse - want_lse)[seen].abs().max())
+
+
+CASES = [
+    *((name, "q4_0", 64, 8, 0) for name in NAMES),
+    *(("f16", name, 96, 4, 0) for name in NAMES),
+    *((name, name, 32, group, 50) for name in ("q8_0c", "q4_1c") for group in (1, 2, 7)),
+    ("q4_1c", "q4_1", 128, 4, 0),
+    ("q8_0c", "fp8_e4m3", 256, 3, 0),
+    ("q8_0c", "q8_0c", 512, 5, 300),
+]
+
+
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize(
+    ("type_k", "type_v", "head_dim", "group", "window"),
+    quick(CASES, [("q4_1c", "q4_1", 128, 4, 0)]),
+)
+def test_attention(
+    type_k: str, type_v: str, head_dim: int, group: int, window: int, generated: bool
+) -> None:
+    """Any types beside each other, ragged sequences in permuted pages, windows."""
+    rows = make(
+        [288, 32, 544], type_k=type_k, type_v=type_v, head_dim=head_dim, group=group, n_new=2
+    )
+    params = AttentionParams(head_dim**-0.5, window)
+    of_out, of_lse = error(rows, params, generated=generated)
+    digits = generated and any(cache_decoder(name).digits for name in (type_k, type_v))
+    assert of_out < (2**-10 if digits else 3e-6)
+    assert of_lse < (2**-9 if digits else 2e-5)
+
+
+def test_threads_and_company_change_no_bit() -> None:
+    rows = make([800, 64], type_k="q4_1c", type_v="q8_0c", group=4)
+    params, before, outs = AttentionParams(0.1), n_threads(), []
+    for threads in (1, 2):
+        use_threads(threads)
+        try:
+            args = rows.packed, rows.seg_batch, rows.batch, params
+            outs.append(torch.cat(cpu_attention()(rows.q, *args)[:1]))
+        finally:
+            use_threads(before)
+    assert torch.equal(*outs)
