@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.formats import FORMATS, QuantFormat
-from localkv.formats.bits import bit_fields
+from localkv.formats.bits import bit_fields, two_bit_codes
 
 GROUPED = [fmt for fmt in FORMATS.values() if fmt.group_tokens > 1]
 BITS = {"q8_0c": 8, "q4_1c": 4, "q3_1c": 3, "q2_1c": 2}
@@ -63,7 +63,7 @@ def channels(fmt: QuantFormat, planes: tuple[np.ndarray, ...]) -> tuple[np.ndarr
     elif fmt.name == "q4_1c":
         integers = bit_fields(codes, 4, 16).astype(int)
     else:
-        integers = bit_fields(codes, 2, 8).astype(int)
+        integers = two_bit_codes(codes).astype(int)
         if fmt.name == "q3_1c":
             integers += bit_fields(planes[2], 1, 1).astype(int) << 2
     d = halves[0]

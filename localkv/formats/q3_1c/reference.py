@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.formats.bits import Bytes, Floats, bit_fields, pack_bits
+from localkv.formats.bits import (
+    Bytes,
+    Floats,
+    bit_fields,
+    pack_bits,
+    pack_two_bits,
+    two_bit_codes,
+)
 from localkv.formats.channel_groups import affine_groups, scaled_codes
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
     """d, m (fp16 of each channel), qh (32 bits), qs (8 bytes) -> float32 [..., tokens, n]."""
     d, m, qh, qs = planes
-    codes = bit_fields(qs, n_bits=2, run=8) | (bit_fields(qh, n_bits=1, run=1) << 2)
+    codes = two_bit_codes(qs) | (bit_fields(qh, n_bits=1, run=1) << 2)
     return scaled_codes(codes, d, m)
 
 
@@ -22,4 +29,4 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., tokens, n] -> d, m, qh, qs (see `channel_groups.affine_groups`)."""
     d, m, codes = affine_groups(x, n_bits=3)
     qh = pack_bits(codes >> 2, n_bits=1, run=1)
-    return d, m, qh, pack_bits(codes & 3, n_bits=2, run=8)
+    return d, m, qh, pack_two_bits(codes & 3)
