@@ -55,6 +55,19 @@ def sum_in_order(x: Floats) -> Floats:
 
 
 @ieee
+def fitted_scale(products: Floats, squares: Floats, d: Floats) -> Floats:
+    """The scale of the least squared error of codes that have been chosen, within fp16's range.
+
+    Args:
+        products, squares: of each value x and its code c, x c and c c, both times its weight:
+            float32 [..., n_blocks, 32].
+        d: the scale where all codes are 0, float32 [..., n_blocks, 1].
+    """
+    above, below = (sum_in_order(t[..., :16] + t[..., 16:]) for t in (products, squares))
+    return np.clip(np.where(below > 0, above / below, d), -F16_LIMIT, F16_LIMIT)
+
+
+@ieee
 def symmetric_codes(x: Floats, n_bits: int) -> tuple[Floats, Bytes]:
     """`x = d (code - half)`, where half is 2 ** (n_bits - 1) and the largest magnitude has code 0.
 

@@ -10,11 +10,12 @@ from localkv.triton_primitives.unpack import plus_1024
 
 
 @triton.jit
-def unpack_two_bits(q, OFFSET: tl.constexpr, PTX: tl.constexpr):
-    """uint8 [...] -> its four codes less OFFSET, from the lowest bit on: fp16 [...] each."""
+def unpack_two_bits(q, STEP: tl.constexpr, OFFSET: tl.constexpr, PTX: tl.constexpr):
+    """uint8 [...] -> STEP (1 or 2) times its four codes, from the lowest bit on, less OFFSET: fp16
+    [...] each."""
     if PTX:
         return tl.inline_asm_elementwise(
-            two_bits_ptx(OFFSET),
+            two_bits_ptx(STEP, OFFSET),
             "=r,=r,=r,=r,=r,=r,=r,=r,r",
             [q],
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
@@ -23,7 +24,8 @@ def unpack_two_bits(q, OFFSET: tl.constexpr, PTX: tl.constexpr):
         )
     else:
         less: tl.constexpr = 1024.0 + OFFSET
-        a, b, c, d = q & 3, (q >> 2) & 3, (q >> 4) & 3, q >> 6
+        a, b = (q & 3) * STEP, ((q >> 2) & 3) * STEP
+        c, d = ((q >> 4) & 3) * STEP, (q >> 6) * STEP
         return plus_1024(a) - less, plus_1024(b) - less, plus_1024(c) - less, plus_1024(d) - less
 
 

@@ -6,6 +6,8 @@ number 0 to 3 of the first and 4 to 7 of the second; `lop3` with 0xEA is `(a & b
 
 from __future__ import annotations
 
+import math
+
 import triton
 
 BYTES_0_1 = "0x4140"
@@ -87,34 +89,37 @@ def five_bits_ptx(offset):
 
 
 @triton.constexpr_function
-def two_bits_ptx(offset):
-    """$8: four bytes -> $0 and $1, $2 and $3, ...: their four codes less `offset`.
-
-    A code n is used where it is, as 1024 + 4 n, 1024 + 16 n or 1024 + 64 n: times 1/4, 1/16 or
-    1/64, less 256, 64 or 16 and `offset`.
-    """
-    codes = "".join(
-        f"""
-        mov.b32 s, {pair(0x3C00 - 0x800 * i)};
-        mov.b32 p, {pair(bits)};
-        lop3.b32 c, a, {pair(3 << 2 * i)}, m, 0xEA;
-        fma.rn.f16x2 ${2 * i}, c, s, p;
-        lop3.b32 c, b, {pair(3 << 2 * i)}, m, 0xEA;
-        fma.rn.f16x2 ${2 * i + 1}, c, s, p;"""
-        for i, bits in enumerate(minus_1024_and(offset))
-    )
-    return f"""{{
-        .reg .b32 a, b, c, m, s, p;
-        prmt.b32 a, $8, 0, {BYTES_0_1};
-        prmt.b32 b, $8, 0, {BYTES_2_3};
-        mov.b32 m, 0x64006400;{codes}
-    }}"""
+def half_bits(x):
+    """The bits of a number that is one of fp16's normal ones."""
+    mantissa, exponent = math.frexp(abs(x))
+    return (x < 0) * 0x8000 + ((exponent + 14) << 10) + int((2 * mantissa - 1) * 1024)
 
 
 @triton.constexpr_function
-def minus_1024_and(offset):
-    """The bits of fp16 -(1024 / 4 ** i + offset), for i from 0 to 3 and offsets below 16."""
-    return [0xE400 - 0x800 * i + offset * 4**i for i in range(4)]
+def two_bits_ptx(step, offset):
+    """$8: four bytes -> $0 and $1, $2 and $3, ...: `step` times their four codes, less `offset`.
+
+    A code n is used where it is, as 1024 + 4 n, 1024 + 16 n or 1024 + 64 n: times 1/4, 1/16 or
+    1/64, less 256, 64 or 16. Steps of 2 are to become odd numbers: there the first code is moved.
+    """
+    codes = "".join(
+        f"""
+        mov.b32 s, {pair(half_bits(step / 2**place))};
+        mov.b32 p, {pair(half_bits(-(1024 * step / 2**place) - offset))};
+        lop3.b32 c, a{first}, {pair(3 << place)}, m, 0xEA;
+        fma.rn.f16x2 ${2 * i}, c, s, p;
+        lop3.b32 c, b{first}, {pair(3 << place)}, m, 0xEA;
+        fma.rn.f16x2 ${2 * i + 1}, c, s, p;"""
+        for i, (place, first) in enumerate(((step - 1, "f"), (2, ""), (4, ""), (6, "")))
+    )
+    return f"""{{
+        .reg .b32 a, b, af, bf, c, m, s, p;
+        prmt.b32 a, $8, 0, {BYTES_0_1};
+        prmt.b32 b, $8, 0, {BYTES_2_3};
+        shl.b32 af, a, {step - 1};
+        shl.b32 bf, b, {step - 1};
+        mov.b32 m, 0x64006400;{codes}
+    }}"""
 
 
 @triton.constexpr_function
@@ -130,8 +135,8 @@ def three_bits_ptx(offset):
         mul.lo.u32 e, e, 0x{0x00810204 << 2 * place:08X};
         and.b32 e, e, 0x{0x04040404 << 2 * place:08X};
         lop3.b32 c, {word}, 0x{0x03030303 << 2 * place:08X}, e, 0xEA;
-        mov.b32 s, {pair(0x3C00 - 0x800 * place)};
-        mov.b32 p, {pair(minus_1024_and(offset)[place])};
+        mov.b32 s, {pair(half_bits(4.0**-place))};
+        mov.b32 p, {pair(half_bits(-(1024 * 4.0**-place) - offset))};
         prmt.b32 e, c, m, {BYTES_0_1};
         fma.rn.f16x2 ${2 * i}, e, s, p;
         prmt.b32 e, c, m, {BYTES_2_3};

@@ -37,12 +37,16 @@ def test_five_bits(offset: int) -> None:
         np.testing.assert_array_equal(halves(out[2:]), (BYTES >> 4) + top[4:])
 
 
-@pytest.mark.parametrize("offset", [0, 2, 7])
-def test_two_and_three_bits(offset: int) -> None:
-    out = run(ptx.two_bits_ptx(offset), [WORDS], 8)
+@pytest.mark.parametrize(("step", "offset"), [(1, 0), (1, 2), (2, 3)])
+def test_two_bits(step: int, offset: int) -> None:
+    out = run(ptx.two_bits_ptx(step, offset), [WORDS], 8)
     for i in range(4):
-        want = (BYTES >> 2 * i & 3).astype(int) - offset
+        want = (BYTES >> 2 * i & 3).astype(int) * step - offset
         np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_three_bits(offset: int) -> None:
     for turn in range(16):
         thirds = [(turn + 5 * i) % 16 for i in range(4)]  # of the first code of each byte, ...
         word = thirds[0] | thirds[1] << 16 | thirds[2] << 8 | thirds[3] << 24 | 0xA0F05030

@@ -59,12 +59,14 @@ def load_two_bits(
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    STEP: tl.constexpr,
     OFFSET: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """Four codes less OFFSET of each byte, from the lowest bit on: fp16 [ROWS, WIDTH / 4] each."""
+    """STEP (1 or 2) times the four codes of each byte, from the lowest bit on, less OFFSET: fp16
+    [ROWS, WIDTH / 4] each."""
     qs = load_rows(qs_plane, first_row, ROWS, 0, WIDTH // 4, HEAD_DIM // 4)
-    return unpack_two_bits(qs, OFFSET, PTX)
+    return unpack_two_bits(qs, STEP, OFFSET, PTX)
 
 
 @triton.jit

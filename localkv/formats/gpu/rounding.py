@@ -29,6 +29,12 @@ def limited(x, LIMIT: tl.constexpr):
 
 
 @triton.jit
+def limited_numbers(x, LIMIT: tl.constexpr):
+    """`x` within +-LIMIT; a NaN stays one."""
+    return tl.where(x == x, limited(x, LIMIT), x)
+
+
+@triton.jit
 def scale_and_inverse(extreme, has_nan, STEPS: tl.constexpr):
     """`extreme / STEPS` within fp16's range, and the factor that turns values into codes."""
     d = limited(tl.div_rn(extreme, STEPS), F16_LIMIT)
@@ -86,6 +92,19 @@ def sum_in_order(x):
     for column in range(x.shape[2]):
         total += tl.sum(tl.where(i == column, x, 0.0), 2)
     return total
+
+
+@triton.jit
+def fitted_scale(products, squares, d):
+    """The scale of the least squared error of codes that have been chosen; d where all are 0.
+
+    `products` and `squares` are fp32 [rows, blocks, 32]; a NaN stays one.
+    """
+    low, high = two_halves(products)
+    above = sum_in_order(low + high)
+    low, high = two_halves(squares)
+    below = sum_in_order(low + high)
+    return tl.where(below > 0, limited_numbers(tl.div_rn(above, below), F16_LIMIT), d)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.cpu.low_bits import put_two_bits, two_bit_quads, two_bits
+from localkv.formats.cpu.low_bits import put_two_codes, two_bit_quads, two_bits
 from localkv.formats.cpu.rounding import affine_code, affine_scale, inverse, put_half
 from localkv.simd.arithmetic import to_f32
 from localkv.simd.memory import get_f32
@@ -31,6 +31,7 @@ def encode(x: Any, planes: Any, u: int) -> None:
     factor = inverse(d)
     put_half(planes[0], u, d)
     put_half(planes[1], u, m)
-    for i in range(32):
-        code = affine_code(get_f32(x, 32 * u + i), m, factor, last)
-        put_two_bits(planes[2], u, i, code)
+    for i in range(16):
+        low = affine_code(get_f32(x, 32 * u + i), m, factor, last)
+        high = affine_code(get_f32(x, 32 * u + 16 + i), m, factor, last)
+        put_two_codes(planes[2], u, i, low, high)

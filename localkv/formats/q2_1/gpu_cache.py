@@ -24,7 +24,7 @@ def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     rows: tl.constexpr = valid.shape[0]
-    a, b, c, e = load_two_bits(planes[2], first_row, rows, HEAD_DIM, WIDTH, 0, PTX)
+    a, b, c, e = load_two_bits(planes[2], first_row, rows, HEAD_DIM, WIDTH, 1, 0, PTX)
     d = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, 2 * 3)
     m = load_scales(planes[1], first_row, valid, HEAD_DIM, WIDTH, 2)
     d, m = repeat(d, 8), repeat(m, 8)

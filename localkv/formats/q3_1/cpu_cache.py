@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from localkv.formats.cpu.low_bits import (
-    put_two_bits,
+    put_two_codes,
     three_bit_quads,
     three_bits,
 )
@@ -36,8 +36,9 @@ def encode(x: Any, planes: Any, u: int) -> None:
     put_half(planes[0], u, d)
     put_half(planes[1], u, m)
     third = 0
-    for i in range(32):
-        code = affine_code(get_f32(x, 32 * u + i), m, factor, last)
-        third |= (code >> 2) << i
-        put_two_bits(planes[3], u, i, code & 3)
+    for i in range(16):
+        low = affine_code(get_f32(x, 32 * u + i), m, factor, last)
+        high = affine_code(get_f32(x, 32 * u + 16 + i), m, factor, last)
+        third |= (low >> 2) << i | (high >> 2) << (i + 16)
+        put_two_codes(planes[3], u, i, low & 3, high & 3)
     put_i32(planes[2], u, third)

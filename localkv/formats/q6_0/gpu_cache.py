@@ -16,14 +16,13 @@ from localkv.formats.gpu.planes import (
 )
 from localkv.formats.gpu.rounding import (
     F16_LIMIT,
+    fitted_scale,
     in_blocks,
     largest_magnitude,
-    limited,
+    limited_numbers,
     pack_nibbles,
     scale_and_inverse,
-    sum_in_order,
     truncated,
-    two_halves,
 )
 from localkv.triton_primitives.bit_fields import unpack_bit_field_of_words
 from localkv.triton_primitives.fence import fence
@@ -48,19 +47,13 @@ def read_tile(
 
 @triton.jit
 def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
-    x = in_blocks(x)
-    x = tl.where(x == x, limited(x, 32 * F16_LIMIT), x)
+    x = limited_numbers(in_blocks(x), 32 * F16_LIMIT)
     extreme, has_nan = largest_magnitude(x)
     d, inverse = scale_and_inverse(extreme, has_nan, -32.0)
     y = x * inverse[:, :, None]
     codes = truncated(y + 32.5, 0, 63)
     q = codes.to(tl.float32) - 32.0
-    low, high = two_halves(y * y * x * q)
-    products = sum_in_order(low + high)
-    low, high = two_halves(y * y * q * q)
-    squares = sum_in_order(low + high)
-    # of a NaN neither is true, and d is one
-    d = tl.where(squares > 0, limited(tl.div_rn(products, squares), F16_LIMIT), d)
+    d = fitted_scale(y * y * x * q, y * y * q * q, d)
     store_rows(as_f16(planes[0]), rows, valid, d.to(tl.float16), HEAD_DIM // 32)
     store_rows(planes[1], rows, valid, pack_two_bits(codes >> 4), HEAD_DIM // 4)
     store_rows(planes[2], rows, valid, pack_nibbles(codes), HEAD_DIM // 2)

@@ -25,9 +25,9 @@ from localkv.formats.bits import (
 from localkv.formats.rounding import (
     F16_LIMIT,
     blocks,
+    fitted_scale,
     largest_magnitude,
     scale_and_inverse,
-    sum_in_order,
     truncated,
 )
 
@@ -55,9 +55,5 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     codes = truncated(y + 32.5, 0, 63).view(np.uint8)
     q = codes.astype(np.float32) - 32
     weights = y * y
-    products, squares = (
-        sum_in_order(terms[..., :16] + terms[..., 16:])
-        for terms in (weights * x * q, weights * q * q)
-    )
-    d = np.clip(np.where(squares > 0, products / squares, d), -F16_LIMIT, F16_LIMIT)
+    d = fitted_scale(weights * x * q, weights * q * q, d)
     return half_bytes(d), pack_two_bits(codes >> 4), pack_bits(codes & 15, n_bits=4, run=16)
