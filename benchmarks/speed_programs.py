@@ -87,10 +87,11 @@ class LocalKV(Session):
             raise SystemExit("only rows of models without windows and states can be repeated")
         cache.reserve(sequence, length)
         for layer in cache.layers:
-            pages = sequence.held(layer.pool)
-            for plane in (x for segment in layer.segments for x in (*segment.k, *segment.v)):
-                for i, page in enumerate(pages[whole:]):
-                    plane[page] = plane[pages[i % whole]]
+            for rows, segment in zip(cache.parts[layer.part :], layer.segments, strict=False):
+                pages = sequence.held(rows.pool)
+                for plane in (*segment.k, *segment.v):
+                    for i, page in enumerate(pages[whole:]):
+                        plane[page] = plane[pages[i % whole]]
         slot.ids += [0] * (length - sequence.length)
         sequence.length = length
 

@@ -22,6 +22,9 @@ KV_ROTATIONS = ("auto", "on", "off")
 MIXED = "mixed"
 """In the place of a type where layers have different ones."""
 
+MOST_EXACT = 1 << 20
+"""The most tokens of `CacheConfig.kv_tail` and of `kv_sink`."""
+
 
 @dataclass(frozen=True)
 class KVScales:
@@ -61,6 +64,8 @@ class CacheConfig:
         ctx_checkpoints: copies of the states of recurrent layers that a sequence has at most, in
             the host's memory; 0 for none.
         checkpoint_min_step: tokens that they are apart while a text goes on.
+        kv_tail: newest tokens that are read as f16 (`cache/tail.py`); None for what the types need.
+        kv_sink: first tokens that are stored as f16; None for what the types gain from.
         type_k_swa, type_v_swa: types of the layers with a window; None for those of all others.
         swa_full: layers with a window keep all rows, not only those that later tokens see.
         type_k_rope: of the rotated parts of keys beside latents (`LatentAttentionSpec`), whose type
@@ -70,7 +75,8 @@ class CacheConfig:
             have those above; else those above mean nothing.
 
     Raises:
-        UsageError: `kv_rotation` is none of these, or a number of checkpoints makes no sense.
+        UsageError: `kv_rotation` is none of these, or a number of tokens or checkpoints makes no
+            sense.
     """
 
     type_k: str = "f16"
@@ -86,6 +92,8 @@ class CacheConfig:
     ctx_checkpoints: int = 8
     checkpoint_min_step: int = 1024
     layer_types: tuple[tuple[str, str] | None, ...] = ()
+    kv_tail: int | None = None
+    kv_sink: int | None = None
 
     def types_of(self, *, windowed: bool) -> tuple[str, str]:
         """Types of K and of V in layers with a window, or in those without."""
@@ -118,6 +126,9 @@ class CacheConfig:
                 f"{self.ctx_checkpoints} checkpoints, {self.checkpoint_min_step} tokens apart",
                 hint="ctx_checkpoints is at least 0, checkpoint_min_step at least 1",
             )
+        for name, number in (("kv_tail", self.kv_tail), ("kv_sink", self.kv_sink)):
+            if number is not None and not 0 <= number <= MOST_EXACT:
+                raise UsageError(f"{name} is {number}", hint=f"use 0 to {MOST_EXACT} tokens")
         if self.kv_rotation not in KV_ROTATIONS:
             raise UsageError(
                 f"unknown kv_rotation {self.kv_rotation!r}", hint=f"use {', '.join(KV_ROTATIONS)}"

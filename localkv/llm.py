@@ -84,6 +84,10 @@ class LLM(TextModel):
         ctx_checkpoints: copies of the states of recurrent layers that are kept at most, in the
             host's memory, to go on from where a prompt begins like the last one.
         checkpoint_min_step: tokens between two of them within a text.
+        kv_tail: each token reads so many of the newest tokens as f16, and only those before them
+            packed; None takes 64 for types that pack several tokens together, else 0.
+        kv_sink: the first tokens that are kept as f16; None takes 4 for types of less than 4 bits
+            per value, else 0.
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates where
             that helps.
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or its content; types that
@@ -146,6 +150,8 @@ class LLM(TextModel):
         cache_type_k_rope: str = "f16",
         ctx_checkpoints: int = CacheConfig.ctx_checkpoints,
         checkpoint_min_step: int = CacheConfig.checkpoint_min_step,
+        kv_tail: int | None = None,
+        kv_sink: int | None = None,
         kv_rotation: str = "auto",
         kv_scales: str | os.PathLike[str] | KVScales | None = None,
         device: str = "auto",
@@ -194,6 +200,8 @@ class LLM(TextModel):
             type_k_rope=cache_type_k_rope,
             ctx_checkpoints=ctx_checkpoints,
             checkpoint_min_step=checkpoint_min_step,
+            kv_tail=kv_tail,
+            kv_sink=kv_sink,
         )
         check_cache(cache, self.config.groups)
         require_scales(cache.types, kv_scales is not None)

@@ -97,6 +97,14 @@ class Arrays(Protocol):
         """
         ...
 
+    def place_group(self, batch: SegmentBatch, tail: SegmentBatch, position: Array) -> None:
+        """Make the one group of a segment that which the token at `position` (int64 [1]) completes,
+        or none, and its length so many rows as there are then in groups.
+
+        Nothing asks the host, so that it can be recorded.
+        """
+        ...
+
     def recorder(self) -> Recorder:
         """What repeats steps with one launch, where launches can be recorded."""
         ...

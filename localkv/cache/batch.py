@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localkv.cache.arrays import Array
+from localkv.cache.tail import Tail
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,14 @@ class SegmentBatch:
         first_position: position of row 0 of the segment.
         tokens: int64 [n], the batch's tokens whose rows belong to this segment.
         slots: int64 [n], the row of each of them: page * PAGE_TOKENS + offset.
+        tail: where tails begin, if a token reads rows of this segment only up to there, or, in the
+            segment of the tails themselves (`is_tail`), only from there on.
+        exact_from: of each sequence, the position before which no tail begins (see `Sequence`).
+        exact_table: the same, int64 [n_sequences], where the pages are.
+        groups: int64 [n, 2], the groups of rows that this batch completes and that are packed once
+            all of its rows are stored: the slot of a group's first row in this segment, and that in
+            the segment of the tails, from where the rows are read. A negative slot is no group
+            (`Arrays.place_row`). None where rows are packed one by one.
     """
 
     page_table: Array
@@ -28,6 +37,11 @@ class SegmentBatch:
     first_position: int
     tokens: Array
     slots: Array
+    tail: Tail | None = None
+    is_tail: bool = False
+    exact_from: tuple[int, ...] = ()
+    exact_table: Array | None = None
+    groups: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The paged KV cache: where packed rows of K and V live, and which rows belong to which sequence.
 
 A *group* is the layers whose rows are alike; a *page* holds `PAGE_TOKENS` rows of every layer of a
-group; a *segment* is a range of token positions that is stored in one pair of types; a *sequence*
-owns page ids and a length. The cache moves bytes about
-and knows nothing of what the formats mean beyond their planes.
+group; a *segment* is a range of token positions that is stored in one pair of types (and the newest
+ones, once more, a *tail*); a *sequence* owns page ids and a length. The cache moves bytes about and
+knows nothing of what the formats mean beyond their planes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment, row_fields
-from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, GroupLayout, segment_bounds
+from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, GroupLayout
 from localkv.cache.pages import PagePool, Sequence
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.scales import head_scales
+from localkv.cache.segment_rows import SegmentRows, segment_rows
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
 from localkv.formats import KV_FORMATS
@@ -43,8 +44,8 @@ class KVCache:
         checkpoints: of their states.
 
     Attributes:
-        bounds: (first, end) position of each segment.
-        pools: pages of each segment; groups whose pages come and go together share them.
+        pools: pages of the segments; groups whose pages come and go together share them.
+        parts: the segments of groups, in the order of `Batch.segments`; such groups share them.
         layers: in the model's order; those without rows of their own have no segments.
         states: of the recurrent layers; false if there are none.
     """
@@ -62,27 +63,25 @@ class KVCache:
         checkpoints: CheckpointConfig | None = None,
     ) -> None:
         self.layouts = tuple(layouts)
-        self.bounds = segment_bounds(layouts[0].segments, n_ctx)
         self.n_ctx = n_ctx
         self.n_batch = n_ctx if n_batch is None else n_batch
         self.arrays = arrays
-        self._has_windows = any(layout.reach for layout in layouts)
         self.pools = list[PagePool]()
-        first_pools = dict[object, int]()
-        for layout in layouts:
-            if layout.paging in first_pools:
-                continue
-            first_pools[layout.paging] = len(self.pools)
-            most = layout.most_pages(n_ctx, n_batch)
-            for bounds in self.bounds:
-                self.pools.append(PagePool(len(self.pools), layout, bounds, most, n_sequences))
+        self.parts = list[SegmentRows]()
         self._sequences = list[weakref.ref[Sequence]]()
         layers = dict[int, LayerCache]()
+        first_parts = dict[object, int]()
         for layout in self.layouts:
-            if segment_bounds(layout.segments, n_ctx) != self.bounds:
-                raise ValueError("segments of all groups must be of the same positions")
+            if layout.paging not in first_parts:
+                first_parts[layout.paging] = len(self.parts)
+                self.parts += segment_rows(layout, n_ctx, len(self.pools))
+                for pool in layout.pools(n_ctx, n_batch):
+                    self.pools.append(PagePool(len(self.pools), layout, pool, n_sequences))
             for layer in layout.group.layers:
-                layers[layer] = self._layer(layout, layer, first_pools[layout.paging], kv_scales)
+                layers[layer] = self._layer(layout, layer, first_parts[layout.paging], kv_scales)
+        self._gives_back = any(layout.reach for layout in layouts) or any(
+            pool.tail for pool in self.pools
+        )
         self.states = RecurrentStates(
             states,
             arrays=arrays,
@@ -94,7 +93,7 @@ class KVCache:
         self.layers = [layers.get(i, LayerCache(())) for i in range(1 + max(layers))]
 
     def _layer(
-        self, layout: GroupLayout, layer: int, first_pool: int, kv_scales: KVScales | None
+        self, layout: GroupLayout, layer: int, first_part: int, kv_scales: KVScales | None
     ) -> LayerCache:
         group = layout.group
 
@@ -111,30 +110,36 @@ class KVCache:
 
         absmax_k = kv_scales.absmax_k if kv_scales else ()
         absmax_v = kv_scales.absmax_v if kv_scales else ()
-        pools = self.pools[first_pool : first_pool + len(self.bounds)]
-        segments = (
-            Segment(
-                KV_FORMATS[spec.type_k],
-                KV_FORMATS[spec.type_v],
-                spec.rotation_k,
-                spec.rotation_v,
-                planes(spec.type_k, pool.n_pages, group.key_dim),
-                planes(spec.type_v, pool.n_pages, group.value_dim),
-                scales(spec.type_k, absmax_k),
-                scales(spec.type_v, absmax_v),
+        parts = self.parts[first_part : first_part + len(layout.segments)]
+        made = dict[int, tuple[tuple[Array, ...], tuple[Array, ...]]]()
+        segments = list[Segment]()
+        for spec, rows in zip(layout.segments, parts, strict=True):
+            if rows.pool not in made:
+                n_pages = self.pools[rows.pool].n_pages
+                k = planes(spec.type_k, n_pages, group.key_dim)
+                made[rows.pool] = k, planes(spec.type_v, n_pages, group.value_dim)
+            segments.append(
+                Segment(
+                    KV_FORMATS[spec.type_k],
+                    KV_FORMATS[spec.type_v],
+                    spec.rotation_k,
+                    spec.rotation_v,
+                    *made[rows.pool],
+                    scales(spec.type_k, absmax_k),
+                    scales(spec.type_v, absmax_v),
+                )
             )
-            for spec, pool in zip(layout.segments, pools, strict=True)
-        )
-        return LayerCache(tuple(segments), first_pool)
+        return LayerCache(tuple(segments), first_part)
 
     def n_bytes(self, side: Literal["k", "v"]) -> int:
         """Bytes allocated for K or for V."""
-        return sum(
-            plane.nbytes
+        planes = {
+            id(plane): plane.nbytes
             for layer in self.layers
             for segment in layer.segments
             for plane in getattr(segment, side)
-        )
+        }
+        return sum(planes.values())
 
     def new_sequence(self) -> Sequence:
         """An empty sequence; it takes pages as tokens come."""
@@ -219,10 +224,19 @@ class KVCache:
         position = sequence.length if position is None else position
         if length > self.n_ctx:
             raise LocalKVError(f"{length} tokens do not fit the context of {self.n_ctx}")
-        if self._has_windows and (n_new := length - position) > max(self.n_batch, DECODED_AT_ONCE):
+        if self._gives_back and (n_new := length - position) > max(self.n_batch, DECODED_AT_ONCE):
             raise LocalKVError(f"{n_new} tokens do not fit a batch of {self.n_batch}")
         for pool in self.pools:
-            pool.reserve(sequence, length, position)
+            if unused := pool.reserve(sequence, length, position):
+                self._clear(pool, unused)
+
+    def _clear(self, pool: PagePool, pages: Seq[int]) -> None:
+        """Make the rows of pages numbers: kernels multiply those that nobody sees with 0."""
+        for layer in self.layers:
+            for rows, segment in zip(self.parts[layer.part :], layer.segments, strict=False):
+                if rows.pool == pool.index:
+                    for plane in (*segment.k, *segment.v):
+                        plane[list(pages)] = 0
 
     def batch(
         self,
@@ -258,7 +272,7 @@ class KVCache:
             positions=self.arrays.int64(positions),
             starts=tuple(starts),
             start_table=self.arrays.int32(starts),
-            segments=tuple(self._segment_batch(i, parts, starts) for i in range(len(self.pools))),
+            segments=tuple(self._segment_batch(rows, parts, starts) for rows in self.parts),
             logit_rows=self.arrays.int64(rows),
             generated=(generated,) * len(parts)
             if isinstance(generated, bool)
@@ -267,25 +281,34 @@ class KVCache:
         )
 
     def _segment_batch(
-        self, index: int, parts: Seq[tuple[Sequence, Seq[int]]], starts: list[int]
+        self, rows: SegmentRows, parts: Seq[tuple[Sequence, Seq[int]]], starts: list[int]
     ) -> SegmentBatch:
-        first, end = self.bounds[index % len(self.bounds)]
         lengths, tokens, slots = [], [], []
+        groups, exact_from = list[tuple[int, int]](), list[int]()
         for (sequence, ids), start in zip(parts, starts, strict=False):
-            pages = sequence.pages[index]
-            length = max(0, min(sequence.length + len(ids), end) - first)
-            lengths.append(length)
-            for row in range(max(0, sequence.length - first), length):
-                tokens.append(start + first + row - sequence.length)
-                slots.append(pages[row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS)
-        tables = [sequence.pages[index] for sequence, _ in parts]
+            end = sequence.length + len(ids)
+            lengths.append(rows.n_seen(sequence, end))
+            exact_from.append(rows.exact_from(sequence))
+            groups += rows.new_groups(sequence, end)
+            for position, slot in rows.new_slots(sequence, end):
+                tokens.append(start + position - sequence.length)
+                slots.append(slot)
+        tables = [sequence.pages[rows.pool] for sequence, _ in parts]
         width = max(1, *(len(table) for table in tables)) if tables else 1
         padded = [table + [0] * (width - len(table)) for table in tables]
+        tail = rows.spec.tail
         return SegmentBatch(
             page_table=self.arrays.int64(padded),
             lengths=tuple(lengths),
             length_table=self.arrays.int32(lengths),
-            first_position=first,
+            first_position=rows.first,
             tokens=self.arrays.int64(tokens),
             slots=self.arrays.int64(slots),
+            tail=tail,
+            is_tail=rows.spec.is_tail,
+            exact_from=tuple(exact_from) if tail else (),
+            exact_table=self.arrays.int64(exact_from) if tail else None,
+            groups=None
+            if rows.spec.stores_at_once
+            else self.arrays.int64(groups).reshape(len(groups), 2),
         )

@@ -43,12 +43,12 @@ class LayerCache:
     """One layer's segments, in order of position.
 
     Attributes:
-        pool: index of the first one's pool, and of its part in `Batch.segments`.
+        part: index of the first one's part in `Batch.segments`.
         state: of all sequences, in a recurrent layer.
     """
 
     segments: tuple[Segment, ...]
-    pool: int = 0
+    part: int = 0
     state: StateRows | None = None
 
     @property
@@ -58,7 +58,7 @@ class LayerCache:
 
     def rows_of(self, batch: Batch) -> tuple[SegmentBatch, ...]:
         """Where a batch's tokens are in this layer's segments."""
-        return batch.segments[self.pool : self.pool + len(self.segments)]
+        return batch.segments[self.part : self.part + len(self.segments)]
 
 
 def row_fields(fmt: QuantFormat, head_dim: int) -> list[tuple[int, int]]:

@@ -2,7 +2,8 @@
 
 A *group* is the layers whose rows are alike, and see as far back (`CacheGroup`); a *page* holds
 `PAGE_TOKENS` rows of every layer of a group; a *segment* is a range of token positions that is
-stored in one pair of types. `KVCache` allocates by this, and the memory plan counts by it.
+stored in one pair of types. The newest positions may be in a second segment, too, the *tail*
+(`cache/tail.py`). `KVCache` allocates by this, and the memory plan counts by it.
 
 Of a group with a window a sequence keeps only so many pages (`GroupLayout.most_pages`), however
 long the context: the others are given back once no later token sees them (`cache/pages.py`).
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from localkv.arch.mixer_spec import first_visible
 from localkv.arch.spec import CacheGroup
+from localkv.cache.tail import TAIL_TYPE, Tail, check_tail, exact_rows
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
@@ -47,7 +50,11 @@ def pages_across(n_tokens: int) -> int:
 class SegmentSpec:
     """Token positions from `first_position` (to the next segment's) are stored in these types.
 
-    `rotation_k` and `rotation_v` are the channels that are rotated together, or 0 for none.
+    Attributes:
+        first_position: of row 0.
+        rotation_k, rotation_v: channels that are rotated together, or 0 for none.
+        tail: a token reads these rows only up to its tail; of the tail itself, from there on.
+        is_tail: these rows are the newest ones of the segment before, once more.
     """
 
     type_k: str
@@ -55,6 +62,31 @@ class SegmentSpec:
     first_position: int = 0
     rotation_k: int = 0
     rotation_v: int = 0
+    tail: Tail | None = None
+    is_tail: bool = False
+
+    @property
+    def stores_at_once(self) -> bool:
+        """Whether a row is packed when it comes, and not with those that follow."""
+        return self.is_tail or self.tail is None or self.tail.group == 1
+
+
+@dataclass(frozen=True)
+class PoolLayout:
+    """The pages of a segment, or of the tail and the sink together.
+
+    Attributes:
+        segment: the index of the segment whose types they have.
+        first, end: positions whose rows they hold.
+        most: pages that one sequence has at most.
+        kept: pages at the beginning that are never given back: those of the sink.
+    """
+
+    segment: int
+    first: int
+    end: int
+    most: int
+    kept: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,17 +106,22 @@ class GroupLayout:
         """Rows that a token may need, its own included; 0 for all."""
         return 0 if self.keeps_all else self.group.reach
 
+    @cached_property
+    def packed(self) -> SegmentSpec:
+        """The last segment that is no tail."""
+        return self.segments[-2 if self.segments[-1].is_tail else -1]
+
     @property
     def paging(self) -> tuple[object, ...]:
         """Equal for layouts whose sequences take and give back the same pages at the same time, so
         that one page table serves them all."""
-        firsts = tuple(spec.first_position for spec in self.segments)
-        return self.group.window, self.group.chunk, self.keeps_all, firsts
+        rows = tuple((spec.first_position, spec.tail, spec.is_tail) for spec in self.segments)
+        return self.group.window, self.group.chunk, self.keeps_all, rows
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one token takes in the last segment: K and V of all layers and heads."""
-        group, spec = self.group, self.segments[-1]
+        """Bytes that one token takes once it is packed: K and V of all layers and heads."""
+        group, spec = self.group, self.packed
         k = KV_FORMATS[spec.type_k].row_bytes(group.key_dim)
         v = KV_FORMATS[spec.type_v].row_bytes(group.value_dim)
         return len(group.layers) * group.n_kv_heads * (k + v)
@@ -122,6 +159,39 @@ class GroupLayout:
             decoding = pages_across(before + DECODED_AT_ONCE)
             most = max(most, decoding + pages_across(before + PAGE_TOKENS))
         return min(pages_for(n_ctx), most)
+
+    def bounds(self, n_ctx: int) -> list[tuple[int, int]]:
+        """(first, end) position of the rows of each segment within a context of `n_ctx` tokens."""
+        plain = [spec for spec in self.segments if not spec.is_tail]
+        bounds = segment_bounds(plain, n_ctx)
+        if len(plain) < len(self.segments):
+            bounds.append((self.segments[-1].first_position, max(bounds[-1])))
+        return bounds
+
+    def pools(self, n_ctx: int, n_batch: int | None = None) -> tuple[PoolLayout, ...]:
+        """The pages of the segments. Those of a sink come with the tail's, if there is a tail."""
+        pools, bounds, most = (
+            list[PoolLayout](),
+            self.bounds(n_ctx),
+            self.most_pages(n_ctx, n_batch),
+        )
+        for i, (spec, (first, end)) in enumerate(zip(self.segments, bounds, strict=True)):
+            if self.pool_of(i) != len(pools):
+                continue
+            kept, pages = 0, most
+            if spec.is_tail:
+                assert spec.tail is not None
+                kept = pages_for(min(spec.tail.start, n_ctx))
+                new = end - first if n_batch is None else max(n_batch, DECODED_AT_ONCE)
+                pages = kept + pages_across(spec.tail.reach - 1 + new)
+            pools.append(PoolLayout(i, first, end, min(pages, pages_for(end - first)), kept))
+        return tuple(pools)
+
+    def pool_of(self, segment: int) -> int:
+        """Which of the pools has a segment's pages."""
+        if not self.segments[-1].is_tail or len(self.segments) == 2:
+            return segment
+        return (1, 0, 1)[segment]
 
 
 def uniform_layouts(
@@ -183,14 +253,23 @@ def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, 
 
     k, v = group.key_dim, group.value_dim
     type_k, type_v = types_in(cache, group)
-    return (
-        SegmentSpec(
-            type_k,
-            type_v,
-            rotation_k=k & -k if rotated(type_k, k) else 0,
-            rotation_v=V_ROTATION if rotated(type_v, v) else 0,
-        ),
+    exact = exact_rows(cache, group, (type_k, type_v))
+    packed = SegmentSpec(
+        type_k,
+        type_v,
+        exact.sink,
+        rotation_k=k & -k if rotated(type_k, k) else 0,
+        rotation_v=V_ROTATION if rotated(type_v, v) else 0,
+        tail=exact.tail,
     )
+    sink = (SegmentSpec(TAIL_TYPE, TAIL_TYPE),) if exact.sink else ()
+    return (*sink, packed, *(tail_segments(exact.tail) if exact.tail else ()))
+
+
+def tail_segments(tail: Tail) -> tuple[SegmentSpec]:
+    """The segment of a tail."""
+    first = tail.start - tail.skipped
+    return (SegmentSpec(TAIL_TYPE, TAIL_TYPE, first, tail=tail, is_tail=True),)
 
 
 def types_in(cache: CacheConfig, group: CacheGroup) -> tuple[str, str]:
@@ -224,6 +303,7 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
         _check_cache_type(v, type_v, group.value_dim)
     check_windows(cache, groups)
     check_latents(cache, groups)
+    check_tail(cache, [(group, types_in(cache, group)) for group in groups])
 
 
 def check_layer_types(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
@@ -324,11 +404,11 @@ def group_bytes(
 ) -> tuple[int, int]:
     """Bytes that `KVCache` allocates for K and for V of one group."""
     k = v = 0
-    group, specs = layout.group, layout.segments
+    group = layout.group
     heads = len(group.layers) * group.n_kv_heads
-    most = layout.most_pages(n_ctx, n_batch)
-    for spec, (first, end) in zip(specs, segment_bounds(specs, n_ctx), strict=True):
-        rows = min(most, pages_for(end - first)) * PAGE_TOKENS * n_sequences * heads
+    for pool in layout.pools(n_ctx, n_batch):
+        spec = layout.segments[pool.segment]
+        rows = pool.most * PAGE_TOKENS * n_sequences * heads
         k += rows * KV_FORMATS[spec.type_k].row_bytes(group.key_dim)
         v += rows * KV_FORMATS[spec.type_v].row_bytes(group.value_dim)
     return k, v

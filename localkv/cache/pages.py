@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from localkv.cache.layout import PAGE_TOKENS, GroupLayout, pages_for
+from localkv.cache.layout import PAGE_TOKENS, GroupLayout, PoolLayout, pages_for
 from localkv.errors import LocalKVError
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Sequence:
             given back.
         gone: of each pool, the places in `pages` of those that were.
         checkpoint: a length that it may be cut back to, or 0.
+        exact_from: of each pool, the position before which the rows of a tail are lost: the
+            sequence was cut back further than they reach. 0 if none are.
         slot: its place among the states of recurrent layers.
         n_stepped: tokens that its states have seen; they may be ahead of `length`.
         kept: checkpoints of its states, in order of their lengths.
@@ -40,6 +42,7 @@ class Sequence:
     kept: list[Checkpoint] = field(default_factory=list)
     pages: list[list[int]] = field(init=False)
     gone: list[set[int]] = field(init=False)
+    exact_from: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.clear()
@@ -50,6 +53,7 @@ class Sequence:
         self.kept = []
         self.pages = [[] for _ in range(self.n_pools)]
         self.gone = [set() for _ in range(self.n_pools)]
+        self.exact_from = [0] * self.n_pools
 
     def held(self, pool: int) -> list[int]:
         """The ids of the pages of a pool that it has."""
@@ -63,25 +67,21 @@ class PagePool:
     Args:
         index: its number among the pools of the cache.
         layout: the group's.
-        bounds: (first, end) position of the segment.
-        most: pages that one sequence needs at most.
+        pool: which positions it has rows of, and how many pages a sequence needs at most.
         n_sequences: sequences that hold so many at the same time.
     """
 
     def __init__(
-        self,
-        index: int,
-        layout: GroupLayout,
-        bounds: tuple[int, int],
-        most: int,
-        n_sequences: int = 1,
+        self, index: int, layout: GroupLayout, pool: PoolLayout, n_sequences: int = 1
     ) -> None:
         self.index = index
         self.layout = layout
-        self.first, self.end = bounds
-        self.most = min(most, pages_for(self.end - self.first))
+        self.first, self.end = pool.first, pool.end
+        self.most, self.kept = pool.most, pool.kept
         self.n_pages = self.most * n_sequences
         self.free = list(reversed(range(self.n_pages)))
+        spec = layout.segments[pool.segment]
+        self.tail = spec.tail if spec.is_tail else None
 
     def take(self) -> int:
         if not self.free:
@@ -99,29 +99,37 @@ class PagePool:
         return pages_for(max(0, min(length, self.end) - self.first))
 
     def first_place(self, position: int) -> int:
-        """The place of the first page that the token at `position`, or a later one, needs."""
-        return max(0, self.layout.first_needed(position) - self.first) // PAGE_TOKENS
+        """The place of the first page that the token at `position`, or a later one, needs, besides
+        those of a sink."""
+        needed = self.tail or self.layout
+        return max(0, needed.first_needed(position) - self.first) // PAGE_TOKENS
 
-    def reserve(self, sequence: Sequence, length: int, position: int) -> None:
+    def reserve(self, sequence: Sequence, length: int, position: int) -> list[int]:
         """Take the pages for `length` tokens of a sequence, of which those from `position` on are
         still to be evaluated.
+
+        Returns:
+            the pages of a tail that begin with rows which no token will be stored in.
 
         Raises:
             LocalKVError: no page is free.
         """
         pages, gone = sequence.pages[self.index], sequence.gone[self.index]
-        n_places = self.n_places(length)
+        n_places, unused = self.n_places(length), list[int]()
         if n_places <= len(pages):
-            return
+            return unused
         needed = self.first_place(position)
         for place in range(len(pages), n_places):
-            if place < needed:
+            if self.kept <= place < needed:
                 gone.add(place)
                 pages.append(0)
                 continue
             if len(pages) - len(gone) >= self.most or not self.free:
                 self._give_back_one(sequence, needed)
             pages.append(self.take())
+            if self.tail is not None and self.first + place * PAGE_TOKENS < position:
+                unused.append(pages[-1])
+        return unused
 
     def _give_back_one(self, sequence: Sequence, needed: int) -> None:
         """Give back the page that is the least likely to be needed, if any can be spared.
@@ -130,7 +138,7 @@ class PagePool:
             needed: place of the first that can't.
         """
         pages, gone = sequence.pages[self.index], sequence.gone[self.index]
-        spare = [place for place in range(min(needed, len(pages))) if place not in gone]
+        spare = [place for place in range(self.kept, min(needed, len(pages))) if place not in gone]
         if not spare:
             return
         checkpoint = sequence.checkpoint
@@ -141,16 +149,37 @@ class PagePool:
         pages[place] = 0
 
     def gap(self, sequence: Sequence, length: int) -> int | None:
-        """The first position whose rows a sequence cut back to `length` would lack, or None."""
+        """The first position whose rows a sequence cut back to `length` would lack, or None.
+
+        What a tail lacks is read packed. Only tokens that are not packed yet are lacked, those of
+        an open group.
+        """
+        if self.tail is not None:
+            whole = self.tail.whole(length)
+            return whole if whole < length and self._lacks_tail(sequence, length) else None
+        return self._missing(sequence, length)
+
+    def _missing(self, sequence: Sequence, length: int, first: int = 0) -> int | None:
+        """The position of the first row that was given back, of those from `first` on."""
         gone = sequence.gone[self.index]
-        places = range(self.first_place(length), self.n_places(length)) if gone else ()
+        first = max(self.first_place(length), (first - self.first) // PAGE_TOKENS)
+        places = range(first, self.n_places(length)) if gone else ()
         missing = next((place for place in places if place in gone), None)
         return None if missing is None else self.first + missing * PAGE_TOKENS
+
+    def _lacks_tail(self, sequence: Sequence, length: int) -> bool:
+        """Whether the tail of the token at `length` lacks rows that it could have."""
+        exact_from = sequence.exact_from[self.index]
+        return length < exact_from or self._missing(sequence, length, exact_from) is not None
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """Give back the pages of tokens from position `length` on."""
         pages, gone = sequence.pages[self.index], sequence.gone[self.index]
         keep = self.n_places(length)
+        if self.tail is not None and self._lacks_tail(sequence, length):
+            sequence.exact_from[self.index] = length if length > self.tail.start else 0
+            if keep - 1 in gone:  # the tokens to come need a page there
+                keep -= 1
         self.give_back([pages[place] for place in range(keep, len(pages)) if place not in gone])
         del pages[keep:]
         if gone:

@@ -68,6 +68,8 @@ def cache_figures(
         swa_full=facts.swa_full,
         type_k_rope=facts.type_k_rope,
         layer_types=() if type_k else facts.layer_types,
+        kv_tail=facts.kv_tail,
+        kv_sink=facts.kv_sink,
     )
     as_f16 = CacheConfig("f16", "f16", swa_full=facts.swa_full)
     bytes_k, bytes_v, f16_k, f16_v = (

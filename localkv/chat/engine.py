@@ -95,6 +95,8 @@ class EngineFacts:
     are_latent: tuple[bool, ...] = ()
     type_k_rope: str = "f16"
     pairs: tuple[str, ...] = ()
+    kv_tail: int | None = None
+    kv_sink: int | None = None
 
     @property
     def threads(self) -> Threads:

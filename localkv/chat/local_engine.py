@@ -196,6 +196,8 @@ def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
         swa_full=cache.swa_full,
         are_latent=tuple(group.is_latent for group in groups),
         type_k_rope=cache.type_k_rope,
+        kv_tail=cache.kv_tail,
+        kv_sink=cache.kv_sink,
         kv_rotation=cache.kv_rotation,
         weight_bytes=llm.gguf.n_bytes,
         backend=llm.backend.name,

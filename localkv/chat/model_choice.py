@@ -156,6 +156,8 @@ def _memory(
         swa_full=arguments.get("swa_full", False),
         type_k_rope=arguments.get("cache_type_k_rope") or CacheConfig.type_k_rope,
         ctx_checkpoints=arguments.get("ctx_checkpoints", CacheConfig.ctx_checkpoints),
+        kv_tail=arguments.get("kv_tail"),
+        kv_sink=arguments.get("kv_sink"),
         n_ctx=min(config.n_ctx_train, CacheConfig.n_ctx) if n_ctx is None else n_ctx,
         kv_rotation=arguments.get("kv_rotation") or "auto",
     )

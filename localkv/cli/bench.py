@@ -45,11 +45,13 @@ if TYPE_CHECKING:
 _SWA_TYPES = {"cache_type_k_swa": "-ctk-swa", "cache_type_v_swa": "-ctv-swa"}
 """Types of layers with a window, which no column shows."""
 _CHECKPOINTS = ("ctx_checkpoints", "checkpoint_min_step")
+_EXACT = ("kv_tail", "kv_sink")
 _CACHE = (
     *_SWA_TYPES,
     "swa_full",
     "cache_type_k_rope",
     *_CHECKPOINTS,
+    *_EXACT,
     "kv_rotation",
     "kv_scales",
 )

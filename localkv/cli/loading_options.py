@@ -20,7 +20,7 @@ from localkv.cli.options import (
 from localkv.cli.parameters import Option
 from localkv.cli.placement_options import placement_arguments, placement_options
 from localkv.cli.preset_choice import preset_or_given
-from localkv.config import FIT, KV_ROTATIONS, CacheConfig
+from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, CacheConfig
 from localkv.formats import KV_FORMATS
 
 
@@ -42,8 +42,8 @@ def _cache_type_option(side: str, short: str) -> Option:
 
 
 def window_options() -> list[click.Parameter]:
-    """The options about layers that see a window only, about latents, and about states;
-    `window_arguments` reads them."""
+    """The options about rows that are kept as f16, about layers that see a window only, about
+    latents, and about states; `window_arguments` reads them."""
 
     def types(side: str, short: str, help_text: str) -> Option:
         return option(
@@ -55,7 +55,26 @@ def window_options() -> list[click.Parameter]:
             help=help_text,
         )
 
+    def exact(name: str, help_text: str) -> Option:
+        return option(
+            f"--kv-{name}",
+            panel="KV cache",
+            type=Whole(0, MOST_EXACT),
+            metavar="N",
+            help=help_text,
+        )
+
     return [
+        exact(
+            "tail",
+            "Each token reads the newest N tokens as f16, and only those before them packed. "
+            "[default: 64 for types that pack several tokens together, else 0]",
+        ),
+        exact(
+            "sink",
+            "Keep the first N tokens as f16. [default: 4 for types of less than 4 bits per value, "
+            "else 0]",
+        ),
         types("K", "-ctk-swa", "The type of K in layers with a window. [default: as -ctk]"),
         types("V", "-ctv-swa", "The type of V in layers with a window. [default: as -ctv]"),
         flag(
@@ -114,7 +133,7 @@ def window_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "cache_type_v_swa": values["cache_type_v_swa"],
         "swa_full": values["swa_full"],
         "cache_type_k_rope": values["cache_type_k_rope"],
-        **_checkpoints(values),
+        **_counts(values),
     }
 
 
@@ -125,12 +144,13 @@ def window_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         "type_v_swa": values["cache_type_v_swa"],
         "swa_full": values["swa_full"],
         "type_k_rope": values["cache_type_k_rope"],
-        **_checkpoints(values),
+        **_counts(values),
     }
 
 
-def _checkpoints(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: values[name] for name in ("ctx_checkpoints", "checkpoint_min_step")}
+def _counts(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("ctx_checkpoints", "checkpoint_min_step", "kv_tail", "kv_sink")
+    return {name: values[name] for name in names}
 
 
 def loading_options(

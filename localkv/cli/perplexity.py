@@ -145,6 +145,7 @@ def _run(
     if calibrate_file is not None:
         values |= {"cache_type_k": "f32", "cache_type_v": "f32", "preset": None}
         values |= {"cache_type_k_swa": None, "cache_type_v_swa": None, "swa_full": False}
+        values |= {"kv_tail": None, "kv_sink": None}
     text = without_final_newline(read_file(file, "the text"))
     llm = load_llm(values)
     from localkv.quality.chunks import text_chunks
@@ -232,12 +233,12 @@ def _check(
                 "--sweep names the cache types", hint="leave out -ctk, -ctv and --preset"
             )
     if calibrate_file is not None:
-        swa = ("cache_type_k_swa", "cache_type_v_swa", "swa_full")
+        swa = ("cache_type_k_swa", "cache_type_v_swa", "swa_full", "kv_tail", "kv_sink")
         if _on_command_line("cache_type_k", "cache_type_v", "preset", "kv_scales", *swa):
             raise UsageError(
                 "--calibrate-kv measures with an f32 cache",
-                hint="leave out -ctk, -ctv, -ctk-swa, -ctv-swa, --swa-full, --preset and "
-                "--kv-scales",
+                hint="leave out -ctk, -ctv, -ctk-swa, -ctv-swa, --swa-full, --kv-tail, "
+                "--kv-sink, --preset and --kv-scales",
             )
         if sweep is not None or _on_command_line(
             "kl_divergence", "base_path", "save_base", "prefill_exact"

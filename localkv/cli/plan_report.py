@@ -116,6 +116,8 @@ class Plan:
         flags += " --swa-full" if self.cache.swa_full else ""
         if self.cache.type_k_rope != CacheConfig.type_k_rope:
             flags += f" -ctk-rope {self.cache.type_k_rope}"
+        for flag, number in (("--kv-tail", self.cache.kv_tail), ("--kv-sink", self.cache.kv_sink)):
+            flags += "" if number is None else f" {flag} {number}"
         if self.memory.n_batch != DEFAULT_BATCH:
             flags += f" -ub {self.memory.n_batch}"
         if not self.model_flags:

@@ -23,6 +23,9 @@ from localkv.model import Transformer
 MANY_DRAWS = 8
 """Ways to draw whose recordings are kept."""
 
+BucketKey = tuple[tuple[bool, ...], int]
+"""Which parts of a batch new rows are stored in, and the pages of the longest."""
+
 
 @dataclass
 class Bucket:
@@ -30,14 +33,14 @@ class Bucket:
 
     Attributes:
         batch: the model's input; its tensors are written to in place.
-        segment: index of the segment in which new rows are stored, in each group.
-        pages: of each pool, the ids that its page table was filled with.
+        pages: of each part, the ids that its page table was filled with.
+        exact_from: of each part, as its table has it.
         steps: by draw (None for logits), the function that runs a step.
     """
 
     batch: Batch
-    segment: int
     pages: list[list[int]]
+    exact_from: list[int]
     steps: dict[Draw | None, Step] = field(default_factory=dict)
 
 
@@ -56,7 +59,7 @@ class DecodeLoop:
         self.records = records
         self.arrays = model.backend.arrays
         self._recorder = self.arrays.recorder()
-        self._buckets: dict[tuple[int, int], Bucket] = {}
+        self._buckets: dict[BucketKey, Bucket] = {}
         self._token = self.arrays.int64([0])
         self._position = self.arrays.int64([0])
         self._random = self.arrays.int64([0, 0])
@@ -70,16 +73,25 @@ class DecodeLoop:
 
         The sequence must be empty, and is so again afterwards.
         """
-        for first, end in self.cache.bounds:
-            n_pages = 1
-            while first < end:
-                length = min(end, first + n_pages * PAGE_TOKENS)
-                sequence.length = sequence.n_stepped = length - 1
-                self.logits(sequence, 0)
-                if length == end:
-                    break
-                n_pages *= 2
+        position = 0
+        while position < self.cache.n_ctx:
+            sequence.length = sequence.n_stepped = position
+            self.logits(sequence, 0)
+            position = self._next_key(position)
         self.cache.truncate(sequence, 0)
+
+    def _key(self, position: int) -> BucketKey:
+        growing = [rows for rows in self.cache.parts if rows.grows_at(position)]
+        n_pages = max(pages_for(position + 1 - rows.first) for rows in growing)
+        stores = tuple(rows.stores_at(position) for rows in self.cache.parts)
+        return stores, 1 << (n_pages - 1).bit_length()
+
+    def _next_key(self, position: int) -> int:
+        """The first position behind this one that has another key."""
+        _, width = self._key(position)
+        later = {rows.begin for rows in self.cache.parts if rows.begin > position}
+        growing = (rows for rows in self.cache.parts if rows.grows_at(position))
+        return min(later | {rows.first + width * PAGE_TOKENS for rows in growing})
 
     def logits(self, sequence: Sequence, token: int) -> Array:
         """Logits after `token`, which follows the sequence's tokens: float32 [1, n_vocab].
@@ -138,37 +150,43 @@ class DecodeLoop:
         if self.cache.states:
             self.cache.states.step(sequence, position, position + 1)
             self._slot[:] = sequence.slot
-        segment = max(i for i, (first, _) in enumerate(self.cache.bounds) if first <= position)
-        first, end = self.cache.bounds[segment]
-        n_pages = pages_for(position + 1 - first)
-        width = min(pages_for(end - first), 1 << (n_pages - 1).bit_length())
-        if (segment, width) not in self._buckets:
-            self._buckets[segment, width] = self._new_bucket(segment, width)
-        bucket = self._buckets[segment, width]
-        for i, (known, pages) in enumerate(zip(bucket.pages, sequence.pages, strict=True)):
-            table = bucket.batch.segments[i].page_table
-            wanted = pages[: table.shape[1]]
-            if known != wanted:
+        key = self._key(position)
+        if key not in self._buckets:
+            self._buckets[key] = self._new_bucket(position, key)
+        bucket = self._buckets[key]
+        for i, (rows, part) in enumerate(zip(self.cache.parts, bucket.batch.segments, strict=True)):
+            wanted = sequence.pages[rows.pool][: part.page_table.shape[1]]
+            if bucket.pages[i] != wanted:
                 bucket.pages[i] = []  # should an exception come now
-                self.arrays.write(table[0], wanted)
+                self.arrays.write(part.page_table[0], wanted)
                 bucket.pages[i] = wanted
+            exact_from = rows.exact_from(sequence)
+            if part.exact_table is not None and bucket.exact_from[i] != exact_from:
+                bucket.exact_from[i] = -1
+                self.arrays.write(part.exact_table, [exact_from])
+                bucket.exact_from[i] = exact_from
         return bucket
 
-    def _new_bucket(self, segment: int, width: int) -> Bucket:
+    def _new_bucket(self, position: int, key: BucketKey) -> Bucket:
         parts = []
-        for i, pool in enumerate(self.cache.pools):
-            first, end = pool.first, pool.end
-            i %= len(self.cache.bounds)
-            n_new = int(i == segment)
-            n_rows = width * PAGE_TOKENS if n_new else end - first if i < segment else 0
+        for rows, n_new in zip(self.cache.parts, key[0], strict=True):
+            n_rows = 0 if position < rows.begin else rows.end - rows.first
+            if rows.grows_at(position):
+                n_rows = min(pages_for(n_rows), key[1]) * PAGE_TOKENS
+            tail = rows.spec.tail
             parts.append(
                 SegmentBatch(
                     page_table=self.arrays.int64([[0] * max(1, pages_for(n_rows))]),
                     lengths=(n_rows,),
                     length_table=self.arrays.int32([n_rows]),
-                    first_position=first,
+                    first_position=rows.first,
                     tokens=self.arrays.int64([0] * n_new),
                     slots=self.arrays.int64([0] * n_new),
+                    tail=tail,
+                    is_tail=rows.spec.is_tail,
+                    exact_from=(0,) if tail else (),
+                    exact_table=self.arrays.int64([0]) if tail else None,
+                    groups=None if rows.spec.stores_at_once else self.arrays.int64([[-1, -1]]),
                 )
             )
         batch = Batch(
@@ -181,7 +199,7 @@ class DecodeLoop:
             generated=(True,),
             slots=self._slot,
         )
-        return Bucket(batch, segment, [[] for _ in parts])
+        return Bucket(batch, [[] for _ in parts], [0] * len(parts))
 
     def _step(self, bucket: Bucket, draw: Draw | None) -> Step:
         if draw not in bucket.steps:
@@ -196,8 +214,12 @@ class DecodeLoop:
 
     def _run(self, bucket: Bucket, draw: Draw | None) -> Array:
         with self.arrays.inference():
-            for part in bucket.batch.segments[bucket.segment :: len(self.cache.bounds)]:
-                self.arrays.place_row(part, self._position)
+            segments = bucket.batch.segments
+            for i, part in enumerate(segments):
+                if len(part.slots):
+                    self.arrays.place_row(part, self._position)
+                elif part.groups is not None:  # the tail is the segment behind it
+                    self.arrays.place_group(part, segments[i + 1], self._position)
             logits = self.model.forward(bucket.batch, self.cache, self._rows)
             if draw is None:
                 return logits

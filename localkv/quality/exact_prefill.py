@@ -32,11 +32,15 @@ class ExactPrefillCache(KVCache):
         plain = [replace(layout, segments=(SegmentSpec("f32", "f32"),)) for layout in layouts]
         self._own = KVCache(plain, **(options | {"n_ctx": min(n_batch, self.n_ctx)}))
         self._own_sequence = self._own.new_sequence()  # stays empty: each batch starts at row 0
-        n_segments = len(self.bounds) + 1
-        self.layers = [
-            LayerCache((*layer.segments, *own.segments), own.pool * n_segments, layer.state)
-            for layer, own in zip(self.layers, self._own.layers, strict=True)
-        ]
+        self._blocks = dict[tuple[int, int, int], int]()
+        n_parts = 0
+        for i, (layer, own) in enumerate(zip(self.layers, self._own.layers, strict=True)):
+            block = layer.part, len(layer.segments), own.part
+            if block not in self._blocks:
+                self._blocks[block] = n_parts
+                n_parts += len(layer.segments) + 1
+            segments = (*layer.segments, *own.segments)
+            self.layers[i] = LayerCache(segments, self._blocks[block], layer.state)
 
     def batch(
         self,
@@ -50,10 +54,10 @@ class ExactPrefillCache(KVCache):
         batch = super().batch(parts, logits=logits, generated=generated)
         own = self._own.batch([(self._own_sequence, ids)])
         segments = list[SegmentBatch]()
-        for group, rows in enumerate(own.segments):
-            for i, (first, end) in enumerate(self.bounds):
-                earlier = batch.segments[group * len(self.bounds) + i]
-                length = max(0, min(sequence.length, end) - first)
-                segments.append(replace(earlier, lengths=(length,)))
-            segments.append(replace(rows, first_position=sequence.length))
+        for first, n_segments, own_part in self._blocks:
+            for i in range(first, first + n_segments):
+                part, rows = self.parts[i], batch.segments[i]
+                length = max(0, min(sequence.length, part.end) - part.first)
+                segments.append(replace(rows, lengths=(min(length, *rows.lengths),)))
+            segments.append(replace(own.segments[own_part], first_position=sequence.length))
         return replace(batch, segments=tuple(segments))

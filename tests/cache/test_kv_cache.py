@@ -82,9 +82,8 @@ def test_stored_rows_come_back(name: str) -> None:
     for i, sequence in enumerate((first, second)):
         want = torch.cat(stored[i]).transpose(0, 1)  # [heads, tokens, head_dim]
         assert want.shape[1] == sequence.length
-        for segment, pages, (start, end) in zip(
-            layer.segments, sequence.pages, cache.bounds, strict=True
-        ):
+        for segment, pages, pool in zip(layer.segments, sequence.pages, cache.pools, strict=True):
+            start, end = pool.first, pool.end
             n = min(sequence.length, end) - start
             used += n
             table = torch.tensor(pages)
@@ -154,11 +153,11 @@ def test_no_page_is_lost_or_shared(
             cache.truncate(sequence, amount)
         elif 0 < amount <= cache.n_ctx - sequence.length:
             advance(cache, sequence, amount)
-        for i, (pool, (start, end)) in enumerate(zip(cache.pools, cache.bounds, strict=True)):
+        for i, pool in enumerate(cache.pools):
             taken = [page for s in sequences for page in s.pages[i]]
             assert sorted(taken + pool.free) == list(range(pool.n_pages))
             for s in sequences:
-                rows = max(0, min(s.length, end) - start)
+                rows = max(0, min(s.length, pool.end) - pool.first)
                 assert len(s.pages[i]) == -(-rows // PAGE_TOKENS)
 
 
@@ -170,7 +169,7 @@ def test_groups_have_pages_and_sizes_of_their_own() -> None:
     cache = KVCache(layouts, n_ctx=700, arrays=TorchArrays())
     assert (cache.n_bytes("k"), cache.n_bytes("v")) == cache_bytes(layouts, n_ctx=700)
     assert [layer.segments[0].k[0].shape[1] for layer in cache.layers] == [1, 2, 1, 2, 1]
-    assert [layer.pool for layer in cache.layers] == [2, 0, 2, 0, 2]
+    assert [layer.part for layer in cache.layers] == [2, 0, 2, 0, 2]
     cache.pools[2].free.reverse()
     sequence = cache.new_sequence()
     batch = cache.batch([(sequence, [0] * 290)])
@@ -182,13 +181,3 @@ def test_groups_have_pages_and_sizes_of_their_own() -> None:
     assert [len(pages) for pages in sequence.pages] == [2, 1, 2, 1]
     cache.truncate(sequence, 0)
     assert [len(pool.free) for pool in cache.pools] == [pool.n_pages for pool in cache.pools]
-
-
-def test_segments_of_all_groups_begin_at_the_same_positions() -> None:
-    group = CacheGroup(1, 32, 32, 0, (0,))
-    layouts = [
-        GroupLayout(group, (SegmentSpec("f16", "f16"),)),
-        GroupLayout(group, (SegmentSpec("f16", "f16"), SegmentSpec("f16", "f16", 8))),
-    ]
-    with pytest.raises(ValueError, match="same positions"):
-        KVCache(layouts, n_ctx=100, arrays=TorchArrays())

@@ -50,6 +50,8 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         "cache_type_k_rope": "f16",
         "ctx_checkpoints": 8,
         "checkpoint_min_step": 1024,
+        "kv_tail": None,
+        "kv_sink": None,
         "kv_rotation": "auto",
         "kv_scales": None,
         "n_batch": 512,

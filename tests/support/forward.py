@@ -62,10 +62,10 @@ def new_cache(
 
 def _spoil(cache: KVCache, pool: PagePool, pages: Sequence[int]) -> None:
     for layer in cache.layers:
-        at = pool.index - layer.pool
-        if 0 <= at < len(layer.segments):
-            for plane in (*layer.segments[at].k, *layer.segments[at].v):
-                plane[list(pages)] = 0xFF
+        for rows, segment in zip(cache.parts[layer.part :], layer.segments, strict=False):
+            if rows.pool == pool.index:
+                for plane in (*segment.k, *segment.v):
+                    plane[list(pages)] = 0xFF
 
 
 def _give_back(cache: KVCache, pool: PagePool, pages: Sequence[int]) -> None:

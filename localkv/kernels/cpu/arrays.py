@@ -81,6 +81,20 @@ class NumpyArrays:
         batch.length_table[:] = row + 1
         batch.slots[:] = batch.page_table[0, row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS
 
+    def place_group(
+        self, batch: SegmentBatch, tail: SegmentBatch, position: NDArray[np.int64]
+    ) -> None:
+        assert batch.tail is not None
+        assert batch.groups is not None
+        size = batch.tail.group
+        n_rows = position - batch.first_position + 1
+        batch.length_table[:] = n_rows // size * size
+        first = position - size + 1
+        for i, rows in enumerate((batch, tail)):
+            row = np.maximum(first, batch.first_position) - rows.first_position
+            slot = rows.page_table[0, row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS
+            batch.groups[:, i] = np.where(n_rows % size == 0, slot, -1)
+
     def recorder(self) -> Recorder:
         return Unrecorded()
 

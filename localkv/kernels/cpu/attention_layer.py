@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,17 @@ from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layer_chains import RESIDUALS, ROW_STEPS, LayerChains, runs
-from localkv.kernels.cpu.linear.activation_job import ActivationJob, RopeJob, SinkJob, SplitJob
+from localkv.kernels.cpu.linear.activation_job import (
+    MOST_PARTS,
+    ActivationJob,
+    MergeJob,
+    RopeJob,
+    SinkJob,
+    SplitJob,
+)
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.row_operations import activation_worker
-from localkv.kernels.cpu.runtime.chain import Chain, Memory, Where
+from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Where
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Norm
@@ -74,6 +82,31 @@ def add_sinks(
     chain.add(specialized(ROW_STEPS)["sinks"], job, min(n_threads(), n_tokens))
 
 
+def add_merge(
+    chain: Chain,
+    parts: Sequence[tuple[Where, Where]],
+    sinks: Floats | None,
+    shape: tuple[int, int, int],
+) -> None:
+    """What attention summed in two or three segments, merged in the place of the first."""
+    n_tokens, n_heads, size = shape
+    rows = n_tokens * n_heads
+    more: list[Item] = [0] * (MOST_PARTS - len(parts))
+    job = MergeJob(
+        0,
+        n_tokens,
+        n_heads,
+        size,
+        len(parts),
+        0 if sinks is None else Memory(sinks, 4 * n_heads),
+        *[Memory(out, 4 * rows * size) for out, _ in parts],
+        *more,
+        *[Memory(lse, 4 * rows) for _, lse in parts],
+        *more,
+    )
+    chain.add(specialized(ROW_STEPS)["merged"], job, min(n_threads(), n_tokens))
+
+
 def add_gate(chain: Chain, gate: Where, out: Where, n_tokens: int, attn: AttentionSpec) -> None:
     """sigmoid(gate) * out, in the place of `gate`."""
     n_bytes = 4 * n_tokens * attn.width
@@ -94,6 +127,7 @@ class AttentionLayer:
         self.composed = composed
         self.attention = attention
         self.stored = StoredRows()
+        self.without_sinks = object()
 
     def __call__(
         self,
@@ -128,18 +162,32 @@ class AttentionLayer:
         return runs(*_projections(layer.attention)) and not (attn.gated and attn.key_dim % LANES)
 
     def _merged(self, parts: list[tuple[Floats, Floats]], sinks: Floats | None) -> Floats:
-        """As `merge_segments`; what one segment shares with sinks is in its place."""
-        if sinks is None or len(parts) != 1 or parts[0][0].shape[-1] % LANES:
+        """As `merge_segments`, in the place of the first."""
+        out, lse = parts[0]
+        n_tokens, n_heads, size = shape = out.shape
+        if size % LANES or len(parts) > MOST_PARTS:
             merged: Floats = merge_segments(parts, sinks)
             return merged
-        ((out, lse),) = parts
-        n_tokens, n_heads, size = out.shape
+        if len(parts) == 1:
+            if sinks is not None:
 
-        def make(chain: Chain) -> None:
-            add_sinks(chain, "out", "lse", sinks, (n_tokens, n_heads, size))
+                def share(chain: Chain) -> None:
+                    add_sinks(chain, "out", "lse", sinks, shape)
 
-        self.chains.get("sinks", (sinks,), n_tokens, make, size).run(out=out, lse=lse)
-        return out
+                self.chains.get("sinks", (sinks,), n_tokens, share, size).run(out=out, lse=lse)
+            return out
+
+        def merge(chain: Chain) -> None:
+            named = [(f"out{i}", f"lse{i}") for i in range(len(parts))]
+            add_merge(chain, named, sinks, shape)
+
+        made_for = (self.without_sinks if sinks is None else sinks,)
+        chain = self.chains.get("merge", made_for, n_tokens, merge, n_heads, size, len(parts))
+        values = dict[str, Floats]()
+        for i, (out, lse) in enumerate(parts):
+            values |= {f"out{i}": out, f"lse{i}": lse}
+        chain.run(**values)
+        return parts[0][0]
 
     def _gated(self, gate: Floats, out: Floats, attn: AttentionSpec) -> Floats:
         """sigmoid(gate) * out, in the place of `gate`."""

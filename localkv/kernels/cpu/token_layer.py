@@ -18,11 +18,16 @@ from localkv.kernels.cpu import latent_layer, recurrent_layer
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.attention.kernels import worker_of
 from localkv.kernels.cpu.attention.token_steps import AttentionSteps
-from localkv.kernels.cpu.attention_layer import add_gate, add_sinks, is_stored_at_once
+from localkv.kernels.cpu.attention_layer import (
+    add_gate,
+    add_merge,
+    add_sinks,
+    is_stored_at_once,
+)
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layer import CpuLayer, down_of
 from localkv.kernels.cpu.layer_chains import RESIDUALS, ROW_STEPS, adds_at_once
-from localkv.kernels.cpu.linear.activation_job import ActivationJob, ResidualJob
+from localkv.kernels.cpu.linear.activation_job import MOST_PARTS, ActivationJob, ResidualJob
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Where
 from localkv.kernels.cpu.store.job import RotateJob
 from localkv.kernels.cpu.token_places import TokenPlaces
@@ -105,31 +110,26 @@ class LayerSteps:
         self.places.call(call)
         return out
 
-    def _is_one_segment(self) -> bool:
-        """Whether rows are stored, and attention has them, in one segment and unscaled."""
-        return len(self.cache.segments) == 1 and is_stored_at_once(self.cache)
-
     def _has_attention(self, attn: AttentionSpec, weights: LayerWeights) -> bool:
         """Whether a chain can run all of its steps."""
         return (
             self.operations.attention.is_fused(weights, attn)
-            and self._is_one_segment()
+            and is_stored_at_once(self.cache)
+            and len(self.cache.segments) <= MOST_PARTS
             and self.inputs.q_scale is None
             and attn.key_dim == attn.value_dim
             and attn.key_dim % LANES == 0
         )
 
     def _has_latents(self, weights: LayerWeights) -> bool:
-        return latent_layer.is_fused(weights) and self._is_one_segment()
+        return latent_layer.is_fused(weights) and is_stored_at_once(self.cache)
 
     def _add_attention(
         self, part: int, x: Floats, attn: AttentionSpec, weights: LayerWeights
     ) -> Floats:
         places, chain, cache = self.places, self.places.steps(), self.cache
-        (segment,) = cache.segments
         shape = 1, attn.n_heads, attn.key_dim
-        q, out = places.buffer("q", *shape), places.buffer(f"out{part}", *shape)
-        lse = places.buffer("lse", 1, attn.n_heads)
+        q = places.buffer("q", *shape)
         named: dict[str, int | Where] = {
             "x": x,
             "q": q,
@@ -144,16 +144,29 @@ class LayerSteps:
         chain.bind(**named)
         stored = None if attn.kv_from is not None else cache
         self.operations.attention.add_projections(chain, 1, weights, attn, self.inputs, stored)
-        turned = self._rotated(chain, q, segment.rotation_k, "turned q")
-        self.attention.add(chain, turned, out, lse, cache, attn.params)
-        out = self._rotated(chain, out, segment.rotation_v, f"turned{part}")
-        sinks = weights.attention.sinks
-        if sinks is not None:
+        sums = [self._add_sums(part, i, chain, q, attn) for i in range(len(cache.segments))]
+        (out, lse), sinks = sums[0], weights.attention.sinks
+        if len(sums) > 1:
+            add_merge(chain, sums, sinks, shape)
+        elif sinks is not None:
             add_sinks(chain, out, lse, sinks, shape)
         if gate is None:
             return out.reshape(1, attn.width)
         add_gate(chain, gate, out, 1, attn)
         return gate
+
+    def _add_sums(
+        self, part: int, index: int, chain: Chain, q: Floats, attn: AttentionSpec
+    ) -> tuple[Floats, Floats]:
+        """Attention over one segment, and its log-sum-exp."""
+        places, cache = self.places, self.cache
+        segment = cache.segments[index]
+        # what is not seen is not written, so segments have places of their own
+        out = places.buffer(f"out{part} of {cache.part + index}", *q.shape)
+        lse = places.buffer(f"lse of {cache.part + index}", 1, attn.n_heads)
+        turned = self._rotated(chain, q, segment.rotation_k, "turned q")
+        self.attention.add(chain, turned, out, lse, cache, index, attn.params)
+        return self._rotated(chain, out, segment.rotation_v, f"turned{part} of {index}"), lse
 
     def _add_latents(
         self, part: int, x: Floats, attn: LatentAttentionSpec, weights: LayerWeights

@@ -72,11 +72,16 @@ class TokenPlaces:
         return dict(self._inputs[positions])
 
     def stored(self, cache: LayerCache) -> dict[str, int | Where]:
-        """Where the token's row goes, by the names of chains."""
-        if cache.pool not in self._pools:
-            n_pages = len(cache.segments[0].k[0])
-            self._pools[cache.pool] = np.zeros(1, np.int64), n_pages
-        return {"rows0": 1, "tokens0": self.token, "slots0": self._pools[cache.pool][0]}
+        """Where the token's row goes in the segments that it is stored in, by the names of
+        chains."""
+        found = dict[str, int | Where]()
+        for i, rows in enumerate(cache.rows_of(self.given.batch)):
+            part, n_rows = cache.part + i, len(rows.slots)
+            if n_rows and part not in self._pools:
+                self._pools[part] = np.zeros(1, np.int64), len(cache.segments[i].k[0])
+            slot = self._pools[part][0] if n_rows else self.token
+            found |= {f"rows{i}": n_rows, f"tokens{i}": self.token, f"slots{i}": slot}
+        return found
 
     def fill(self, x: Floats, given: TokenBatch) -> None:
         """Write what differs from token to token.

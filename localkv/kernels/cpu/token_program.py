@@ -105,9 +105,11 @@ class TokenPrograms:
             or len(x) != 1
             or len(batch.logit_rows) != 1
             or any(layer.spec.laurel is not None for layer in layers)
+            or any(rows.groups is not None and len(rows.groups) for rows in batch.segments)
         ):
             return None
-        facts = n_threads(), *map(_facts, given.inputs)
+        stored = tuple(len(rows.slots) for rows in batch.segments)
+        facts = n_threads(), stored, *map(_facts, given.inputs)
         kept = self.kept.get(id(layers))
         if (
             kept is None

@@ -36,12 +36,21 @@ def ungroup(x: Tensor, tokens: int) -> Tensor:
 
 
 def visible(
-    positions: Tensor, params: AttentionParams, first_key: int, n_keys: int, group: int
+    positions: Tensor,
+    params: AttentionParams,
+    first_key: int,
+    n_keys: int,
+    group: int,
+    seg_batch: SegmentBatch,
+    sequence: int,
 ) -> Tensor:
-    """Mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ...: causal, and no
-    further back than a window or chunk."""
+    """Mask [group * tokens, n_keys] for keys at `first_key`, `first_key` + 1, ...: causal, no
+    further back than a window or chunk, and of those that are in a tail or behind it."""
     keys = torch.arange(first_key, first_key + n_keys, device=positions.device)
     mask: Tensor = (keys <= positions[:, None]) & (keys >= params.first_visible(positions)[:, None])
+    if seg_batch.tail is not None:
+        begin = seg_batch.tail.begin(positions).clamp(min=seg_batch.exact_from[sequence])
+        mask &= (keys >= begin[:, None]) == seg_batch.is_tail
     return mask.repeat(group, 1)
 
 
@@ -57,6 +66,9 @@ def attention_reference(
         rows = slice(batch.starts[i], batch.starts[i + 1])
         positions = batch.positions[rows]
         first = int(params.first_visible(positions).min()) - seg_batch.first_position
+        if seg_batch.tail is not None and seg_batch.is_tail:
+            begin = max(int(seg_batch.tail.begin(positions).min()), seg_batch.exact_from[i])
+            first = max(first, begin - seg_batch.first_position)
         if first >= length or not length:
             continue
         # pages before may have been given back
@@ -69,7 +81,7 @@ def attention_reference(
         if params.softcap:
             logits = params.softcap * torch.tanh(logits / params.softcap)
         first_key = seg_batch.first_position + skipped * PAGE_TOKENS
-        mask = visible(positions, params, first_key, n_keys, group)
+        mask = visible(positions, params, first_key, n_keys, group, seg_batch, i)
         logits = logits.masked_fill(~mask, -torch.inf)
         tokens = rows.stop - rows.start
         weights = logits.softmax(-1).masked_fill(~mask, 0.0)  # NaN where nothing is visible

@@ -35,7 +35,8 @@ def latents_reference(
         logits = logits * params.softmax_scale
         if params.softcap:
             logits = params.softcap * torch.tanh(logits / params.softcap)
-        mask = visible(batch.positions[tokens], params, seg_batch.first_position, length, 1)
+        keys = seg_batch.first_position, length
+        mask = visible(batch.positions[tokens], params, *keys, 1, seg_batch, i)
         mask = mask[:, None].expand(-1, n_heads, -1)
         logits = logits.masked_fill(~mask, -torch.inf)
         weights = logits.softmax(-1).masked_fill(~mask, 0.0)  # NaN where nothing is visible

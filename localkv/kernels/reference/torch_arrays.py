@@ -66,6 +66,19 @@ class TorchArrays:
         page = batch.page_table[0].gather(0, row // PAGE_TOKENS)
         batch.slots.copy_(page * PAGE_TOKENS + row % PAGE_TOKENS)
 
+    def place_group(self, batch: SegmentBatch, tail: SegmentBatch, position: Tensor) -> None:
+        assert batch.tail is not None
+        assert batch.groups is not None
+        size = batch.tail.group
+        n_rows = position - batch.first_position + 1
+        batch.length_table.copy_(n_rows // size * size)
+        first = position - size + 1
+        for i, rows in enumerate((batch, tail)):
+            row = first.clamp(min=batch.first_position) - rows.first_position
+            slot = rows.page_table[0].gather(0, row // PAGE_TOKENS) * PAGE_TOKENS
+            slot += row % PAGE_TOKENS
+            batch.groups[:, i] = torch.where(n_rows % size == 0, slot, -1)
+
     def recorder(self) -> Recorder:
         device = torch.device(self.device)
         if device.type != "cuda":

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import SegmentSpec
+from localkv.cache.layout import SegmentSpec, tail_segments
+from localkv.cache.tail import Tail
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.formats import FORMATS
@@ -190,6 +191,16 @@ def test_groups_windows_and_segments(group: int, window: int, tmp_path: Path) ->
     segments = (SegmentSpec("f16", "f16"), SegmentSpec("q4_0", "q8_0", first_position=40))
     check(model, rng, *segments)
     check(model, rng, SegmentSpec("q8_0", "q4_1"), n=256 * 5 - 6)
+
+
+@pytest.mark.parametrize("window", [0, pytest.param(9, marks=pytest.mark.slow)])
+def test_tails(window: int, tmp_path: Path) -> None:
+    """The first rows and the newest ones as f16, of which pages are given back."""
+    path = variant("llama", n_heads=6, head_dim=64, n_kv_heads=2).write(tmp_path / "m.gguf")
+    model = with_params(load_model(open_gguf(path), cpu_backend())[0], window=window)
+    tail = Tail(4, 50)
+    packed = SegmentSpec("q4_0", "q8_0", 4, 64, 64, tail)
+    check(model, random.Random(1), SegmentSpec("f16", "f16"), packed, *tail_segments(tail))
 
 
 def seen(engine: Engine, prompt: list[int], n: int) -> list[bytes]:

@@ -79,10 +79,18 @@ class Plan:
 
 def visible_rows(seg_batch: SegmentBatch, batch: Batch, params: AttentionParams) -> Int64s:
     """int64 [tokens, 2], the first row of the segment that each token sees, and the end."""
-    end = batch.positions + 1 - seg_batch.first_position
-    first = params.first_visible(batch.positions) - seg_batch.first_position
-    lengths = np.repeat(seg_batch.lengths, np.diff(batch.starts))
-    return np.stack((first, end), axis=1).clip(0, lengths[:, None])
+    end, first = batch.positions + 1, params.first_visible(batch.positions)
+    n_new = np.diff(batch.starts)
+    if seg_batch.tail is not None:
+        begin = seg_batch.tail.begin(batch.positions)
+        begin = np.maximum(begin, np.repeat(seg_batch.exact_from, n_new))
+        if seg_batch.is_tail:
+            first = np.maximum(first, begin)
+        else:
+            end = np.minimum(end, begin)
+    lengths = np.repeat(seg_batch.lengths, n_new)
+    rows = np.stack((first, end), axis=1) - seg_batch.first_position
+    return rows.clip(0, lengths[:, None])
 
 
 def row_blocks(first: int, n_new: int, group: int, pages: int) -> list[Block]:

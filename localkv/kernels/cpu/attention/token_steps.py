@@ -6,6 +6,7 @@ the token's plan says, which is the same for all layers that see as far back.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,8 +43,10 @@ _LATENTS = _places(LatentJob, "q", "q_rotated", "out", "lse", "latent_planes", "
 """Items of a job in which layers differ."""
 
 Prepare = Callable[[Batch], tuple[Launch | None, object]]
-"""The one call of a token in such layers, None if there are several, or others; and what has to be
-kept until it has run: its plan, whose tables it reads."""
+"""The one call of a token in such layers, `NOTHING` if it sees no row there, None if there are
+several, or others; and what has to be kept until it has run: its plan, whose tables it reads."""
+
+NOTHING = Launch("", array("q"), 1, 0)
 
 
 @dataclass
@@ -56,6 +59,7 @@ class _Alike:
         places: items in which they differ.
         jobs: int64 [layers at most, items of a job].
         own: the same of the items in `places`.
+        sums: where layers' sums and their log-sum-exp go, each place once.
         steps: chains and numbers of their steps.
         threads: that these run on.
         done: int64 [layers, items], cleared for each token.
@@ -66,6 +70,7 @@ class _Alike:
     places: list[int]
     jobs: NDArray[np.int64]
     own: NDArray[np.int64]
+    sums: list[tuple[Floats, Floats]] = field(default_factory=list)
     steps: list[tuple[Chain, int]] = field(default_factory=list)
     threads: int = 0
     done: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
@@ -77,6 +82,17 @@ class _Alike:
         self.own[index, : len(addresses)] = addresses
         chain.kept += [*arrays, *(table.items for table in tables)]
         self.steps.append((chain, chain.add_kept(self.worker, self.jobs[index], 1)))
+
+    def add_sums(self, out: Floats, lse: Floats) -> None:
+        if all(lse is not other for _, other in self.sums):
+            self.sums.append((out, lse))
+
+    def clear(self) -> None:
+        """Write jobs without work, and what attention yields where nothing is seen."""
+        self.jobs[: len(self.steps)] = 0
+        for out, lse in self.sums:
+            out.fill(0.0)
+            lse.fill(-np.inf)
 
     def fill(self, launch: Launch, scratch: int) -> None:
         """Write the jobs of a token."""
@@ -126,23 +142,28 @@ class AttentionSteps:
         out: Floats,
         lse: Floats,
         cache: LayerCache,
+        index: int,
         params: AttentionParams,
     ) -> None:
-        """A layer's attention: q, out [1, n_heads, head_dim] and lse [1, n_heads] stay in place."""
-        (segment,), attention, shape = cache.segments, self.attention, q.shape
+        """A layer's attention over one of its segments: q, out [1, n_heads, head_dim] and lse
+        [1, n_heads] stay in place; all layers alike may share these."""
+        segment, attention, shape = cache.segments[index], self.attention, q.shape
         if q.dtype != np.float32 or out.shape != shape or lse.shape != shape[:2]:
             raise BoundsError(f"queries {list(shape)}, sums {list(out.shape)}")
 
         def prepare(batch: Batch) -> tuple[Launch | None, object]:
-            rows = batch.segments[cache.pool]
+            rows = batch.segments[cache.part + index]
             plan, _, launches = attention.prepared(shape, segment, rows, batch, params)
+            if not launches:
+                return NOTHING, plan
             only = plan.complete and len(launches) == 1 and launches[0].template == TEMPLATE
             return launches[0] if only else None, plan
 
-        key = shape, params, *_kind(cache)
+        key = shape, params, *_kind(cache, index)
         n, worker = len(Job._fields), worker_of(TEMPLATE)
         tables = attention.segment_tables(segment, shape[-1])
         group = self._group(key, prepare, worker, _ROWS, n)
+        group.add_sums(out, lse)
         group.add(chain, (q, out, lse), (tables.k_planes, tables.v_planes))
 
     def add_latents(
@@ -168,11 +189,11 @@ class AttentionSteps:
             raise BoundsError(f"queries {list(shape)}, sums {list(out.shape)}")
 
         def prepare(batch: Batch) -> tuple[Launch | None, object]:
-            rows = batch.segments[cache.pool]
+            rows = batch.segments[cache.part]
             plan, _, launches = latents.prepared(shape, rope_dim[-1], segment, rows, batch, params)
             return launches[0] if plan.complete and len(launches) == 1 else None, plan
 
-        key = shape, rope_dim, params, *_kind(cache)
+        key = shape, rope_dim, params, *_kind(cache, 0)
         n, worker = len(LatentJob._fields), latents_worker(shape[1])
         tables = latents.segment_tables(segment, shape[-1], rope_dim[-1])
         group = self._group(key, prepare, worker, _LATENTS, n)
@@ -192,12 +213,15 @@ class AttentionSteps:
         most = max((one.scratch_floats + one.partial_floats for _, one in found), default=0)
         scratch = self.attention.scratch.take(most)
         for group, launch in found:
-            group.fill(launch, scratch)
+            if launch is NOTHING:
+                group.clear()
+            else:
+                group.fill(launch, scratch)
         return True
 
 
-def _kind(cache: LayerCache) -> tuple[object, ...]:
-    """What layers whose jobs are alike share in their caches."""
-    (segment,) = cache.segments
+def _kind(cache: LayerCache, index: int) -> tuple[object, ...]:
+    """What layers whose jobs are alike share in a segment of their caches."""
+    segment = cache.segments[index]
     types = segment.format_k.name, segment.format_v.name
-    return cache.pool, segment.k[0].shape[:2], types
+    return cache.part + index, segment.k[0].shape[:2], types

@@ -64,7 +64,10 @@ def needed_kernels(
                 sources += _cache_sources(segment)
             continue
         rows = [rows_per_tile(n_heads // group.n_kv_heads) for n_heads in sorted(heads)]
-        for segment in cache_segments(cache, group):
+        segments = cache_segments(cache, group)
+        if len(segments) > 1:
+            sources.append(ROW_STEPS)
+        for segment in segments:
             sources += _cache_sources(segment)
             for n in rows:
                 generated.append(score_source(segment.type_k, n))

@@ -123,6 +123,36 @@ class SinkJob(NamedTuple):
     sinks: Item
 
 
+class MergeJob(NamedTuple):
+    """Sums of attention over up to three segments to be merged, in the place of the first.
+
+    Attributes:
+        next_row: the token to take next.
+        n_rows, n_heads, head_dim: sizes; `head_dim` is a multiple of 16.
+        n_parts: of segments.
+        sinks: [n_heads], the logit of each head's sink, or 0 for none.
+        x0, x1, x2: [n_rows, n_heads, head_dim] of each segment.
+        lse0, lse1, lse2: [n_rows, n_heads], log-sum-exp of a head's logits in each segment.
+    """
+
+    next_row: Item
+    n_rows: Item
+    n_heads: Item
+    head_dim: Item
+    n_parts: Item
+    sinks: Item
+    x0: Item
+    x1: Item
+    x2: Item
+    lse0: Item
+    lse1: Item
+    lse2: Item
+
+
+MOST_PARTS = 3
+"""Segments of a merge."""
+
+
 class RopeJob(NamedTuple):
     """Heads to be normed and turned, in place.
 
@@ -155,7 +185,9 @@ class RopeJob(NamedTuple):
     norm_last: Item = 0
 
 
-NORM_ITEMS, GATE_ITEMS, ACTIVATION_ITEMS, RESIDUAL_ITEMS, SPLIT_ITEMS, SINK_ITEMS, ROPE_ITEMS = (
-    len(kind._fields)
-    for kind in (NormJob, GateJob, ActivationJob, ResidualJob, SplitJob, SinkJob, RopeJob)
+NORM_ITEMS, GATE_ITEMS, ACTIVATION_ITEMS, RESIDUAL_ITEMS = (
+    len(kind._fields) for kind in (NormJob, GateJob, ActivationJob, ResidualJob)
+)
+SPLIT_ITEMS, SINK_ITEMS, MERGE_ITEMS, ROPE_ITEMS = (
+    len(kind._fields) for kind in (SplitJob, SinkJob, MergeJob, RopeJob)
 )

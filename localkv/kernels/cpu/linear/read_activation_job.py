@@ -9,6 +9,7 @@ from numba import njit
 from localkv.kernels.cpu.linear.activation_job import (
     ACTIVATION_ITEMS,
     GATE_ITEMS,
+    MERGE_ITEMS,
     NORM_ITEMS,
     RESIDUAL_ITEMS,
     ROPE_ITEMS,
@@ -16,6 +17,7 @@ from localkv.kernels.cpu.linear.activation_job import (
     SPLIT_ITEMS,
     ActivationJob,
     GateJob,
+    MergeJob,
     NormJob,
     ResidualJob,
     RopeJob,
@@ -59,3 +61,8 @@ def read_split_job(address: Address) -> Any:
 @njit
 def read_sink_job(address: Address) -> Any:
     return SinkJob(*get_i64s(address, SINK_ITEMS))
+
+
+@njit
+def read_merge_job(address: Address) -> Any:
+    return MergeJob(*get_i64s(address, MERGE_ITEMS))

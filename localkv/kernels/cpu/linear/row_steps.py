@@ -1,4 +1,5 @@
-"""The CPU's work on rows that few models have: sinks of attention, factors.
+"""The CPU's work on rows that not all models and caches have: sinks of attention, segments to be
+merged, factors.
 
 A row's result does not depend on other rows.
 """
@@ -10,7 +11,11 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit
 
-from localkv.kernels.cpu.linear.read_activation_job import read_activation_job, read_sink_job
+from localkv.kernels.cpu.linear.read_activation_job import (
+    read_activation_job,
+    read_merge_job,
+    read_sink_job,
+)
 from localkv.simd.arithmetic import add, div, exp, f32x16, maximum, mul, sub
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_f32, load_f32, put_f32, store_f32, take_next
@@ -38,6 +43,41 @@ def sinks(address: Address, thread: Count) -> None:
             x = job.x + 4 * index * job.head_dim
             for i in range(0, job.head_dim, 16):
                 store_f32(x, i, mul(load_f32(x, i), factor))
+
+
+@cfunc("void(int64, int64)", error_model="numpy")
+def merged(address: Address, thread: Count) -> None:
+    """Attention's sums over several segments, weighted by exp(log-sum-exp) (`MergeJob`)."""
+    job = read_merge_job(address)
+    while True:
+        row = take_next(address)
+        if row >= job.n_rows:
+            break
+        for head in range(job.n_heads):
+            index = row * job.n_heads + head
+            first, second = f32x16(get_f32(job.lse0, index)), f32x16(get_f32(job.lse1, index))
+            most, third, sink = maximum(first, second), first, first
+            if job.n_parts > 2:
+                third = f32x16(get_f32(job.lse2, index))
+                most = maximum(most, third)
+            if job.sinks != 0:
+                sink = f32x16(get_f32(job.sinks, head))
+                most = maximum(most, sink)
+            first, second = exp(sub(first, most)), exp(sub(second, most))
+            total = add(first, second)
+            if job.n_parts > 2:
+                third = exp(sub(third, most))
+                total = add(total, third)
+            if job.sinks != 0:
+                total = add(total, exp(sub(sink, most)))
+            first, second, third = div(first, total), div(second, total), div(third, total)
+            at = 4 * index * job.head_dim
+            for i in range(0, job.head_dim, 16):
+                x = mul(load_f32(job.x0 + at, i), first)
+                x = add(x, mul(load_f32(job.x1 + at, i), second))
+                if job.n_parts > 2:
+                    x = add(x, mul(load_f32(job.x2 + at, i), third))
+                store_f32(job.x0 + at, i, x)
 
 
 @cfunc("void(int64, int64)", error_model="numpy")

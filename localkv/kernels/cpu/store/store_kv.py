@@ -70,6 +70,8 @@ def add_store(
     """
     threads = n_threads() if n_tokens >= MANY_ROWS else 1
     for i, segment in enumerate(cache.segments):
+        if chain.bound.get(f"rows{i}") == 0:
+            continue
         check_segment(segment, *_widths(segment))
         for side, x, fmt, planes, rotation in (
             ("k", k, segment.format_k, segment.k, segment.rotation_k),

@@ -13,6 +13,7 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS
+from localkv.errors import UsageError
 from localkv.formats.base import QuantFormat
 from localkv.kernels.gpu.attention.config import (
     LEAST_KEYS,
@@ -153,6 +154,8 @@ def segment_attention(
         token sees nothing, 0 and -inf.
     """
     check_attention(q, segment, seg_batch, batch, sinks)
+    if seg_batch.tail is not None:
+        raise UsageError("a tail is not read on a GPU", hint="use --kv-tail 0")
     tokens, n_heads, head_dim = q.shape
     n_kv_heads, value_dim = segment.k[0].shape[1], segment.value_dim
     group = n_heads // n_kv_heads
