@@ -25,6 +25,9 @@ TORCH_INDEX ?=
 TRITON ?= 3.6.0
 
 BIN := .venv/bin
+# tests of one file stay in one process, which has its models and kernels; who is done takes over
+# some of the other's
+SHARED := -n 2 --dist worksteal
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 READY := .venv/.$(if $(NVIDIA),gpu,run)
@@ -51,15 +54,15 @@ chat: $(READY)
 	@$(BIN)/localkv chat -m $(MODEL)
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest -n 2 tests/interpreter
+	$(BIN)/python -m pytest $(SHARED)
+	$(BIN)/python -m pytest $(SHARED) tests/interpreter
 
 test-fast: .venv/.dev
-	$(BIN)/python -m pytest -n 2 -m "not slow"
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests/interpreter
+	$(BIN)/python -m pytest $(SHARED) -m "not slow"
+	$(BIN)/python -m pytest $(SHARED) -m "not slow" tests/interpreter
 
 attack: .venv/.dev
-	$(BIN)/python -m pytest -n 2 -m attack tests/attack
+	$(BIN)/python -m pytest $(SHARED) -m attack tests/attack
 
 test-arm64: .venv/.dev
 	.ci/test-arm64
@@ -69,8 +72,8 @@ test-triton:
 	grep -vE '^(numpy|triton)==' constraints.txt > .venv-triton/constraints.txt
 	.venv-triton/bin/python -m pip install --quiet --constraint .venv-triton/constraints.txt \
 		--editable '.[dev]' 'triton==$(TRITON)' 'numpy<2.4'
-	.venv-triton/bin/python -m pytest -n 2 tests/aot
-	.venv-triton/bin/python -m pytest -n 2 tests/interpreter
+	.venv-triton/bin/python -m pytest $(SHARED) tests/aot
+	.venv-triton/bin/python -m pytest $(SHARED) tests/interpreter
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .

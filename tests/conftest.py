@@ -149,7 +149,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `attack` unless `-m` names it."""
+    """Leave out what is marked `attack` unless `-m` names it, and begin with what takes long."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if not _leaves_out_attacks(config):
         return
     left_out = [item for item in items if item.get_closest_marker("attack")]

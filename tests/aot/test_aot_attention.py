@@ -16,9 +16,9 @@ from support.aot.aot_report import (
     MOST_SPILLS,
     SHARED_KIB,
     Report,
-    on_every_gpu,
     on_gpus,
     report,
+    types_on_gpus,
 )
 from support.aot.attention_builds import build
 
@@ -100,23 +100,13 @@ def checked(
     return got, got.n_loop * tiles.warps / tiles.keys
 
 
-@pytest.mark.parametrize("name", NAMES)
-@on_every_gpu
+@types_on_gpus(NAMES, (86, 90, 120), ("f16", "q5_1", "fp8_e4m3"))
 def test_decode(arch: int, name: str) -> None:
     _, per_key = checked(decode_kernel, arch, (name, name), 128)
     assert per_key <= budget(DECODE_BUDGET, name)
 
 
-@pytest.mark.parametrize(
-    ("arch", "name"),
-    [(90, name) for name in NAMES]
-    + [
-        pytest.param(arch, name, marks=pytest.mark.slow)
-        for arch in ARCHS
-        for name in (NAMES if arch == 86 else ("f16", "q5_1", "q8_0"))
-        if arch != 90
-    ],
-)
+@types_on_gpus(NAMES, (86, 90), ("f16", "q5_1", "q8_0"))
 def test_prefill(arch: int, name: str) -> None:
     got, per_key = checked(prefill_kernel, arch, (name, name), 128)
     if arch != 100:
@@ -127,7 +117,7 @@ def test_prefill(arch: int, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("key_dim", "value_dim"), OTHER_DIMS)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [86, 90, 100, 120])
 def test_other_head_sizes(arch: int, key_dim: int, value_dim: int) -> None:
     """With types that change from one to the next, so that many pairs turn up."""
     names = NAMES if key_dim < 512 else [name for name in NAMES if name != "f32"]

@@ -13,8 +13,8 @@ from support.aot.aot_report import (
     SHARED_KIB,
     Report,
     compile_kernel,
-    on_every_gpu,
     report,
+    types_on_gpus,
 )
 from support.aot.attention_builds import NUMBERS, plane_types
 
@@ -60,8 +60,7 @@ def check(got: Report, arch: int) -> None:
     assert got.matrix_ops
 
 
-@on_every_gpu
-@pytest.mark.parametrize("name", ["f16", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES)])
+@types_on_gpus(NAMES, (86, 90, 120), ("f16", "q5_1", "fp8_e4m3"), fast=["f16"])
 def test_wide_latents(arch: int, name: str) -> None:
     """Latents of 512 and 64 rotated channels."""
     got = built(arch, name, "f16")

@@ -11,7 +11,7 @@ from localkv.formats import KV_FORMATS
 from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.rope_store import ROWS
 from localkv.kernels.gpu.store_kv import query_kernel, store_kernel
-from support.aot.aot_report import ARCHS, compile_kernel, on_every_gpu, report
+from support.aot.aot_report import ARCHS, compile_kernel, on_every_gpu, report, types_on_gpus
 from support.aot.attention_builds import plane_types
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
@@ -65,8 +65,7 @@ def of_cache(name: str, head_dim: int, value_dim: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-@on_every_gpu
+@types_on_gpus(NAMES, (86, 90), ("f16", "q5_1", "fp8_e4m3_token"))
 def test_store(arch: int, name: str) -> None:
     """For one token or eight, with norms of heads or without."""
     at = ARCHS.index(arch) + NAMES.index(name)

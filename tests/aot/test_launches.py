@@ -349,6 +349,7 @@ def interrupted(futures: object) -> NoReturn:
         (120, "llama-1b", "q8_0", ("f16", "f16")),
     ],
 )
+@pytest.mark.long
 def test_all_that_a_model_launches_is_compiled(
     arch: int, shape: str, weights: str, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

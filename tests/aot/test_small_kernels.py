@@ -18,8 +18,9 @@ from localkv.kernels.gpu.norm import norm_kernel
 from localkv.kernels.gpu.products.activations import pack_rows_kernel, row_warps
 from localkv.kernels.gpu.recurrent.scan import columns_of, scan_kernel
 from localkv.kernels.gpu.rotate import ROWS, rotate_kernel
-from support.aot.aot_report import compile_kernel, on_every_gpu, report
+from support.aot.aot_report import compile_kernel, on_every_gpu, report, types_on_gpus
 from support.aot.product_builds import plane_types
+from support.quick import LIKE_OTHERS
 
 N = 4096
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
@@ -64,8 +65,10 @@ def test_rows(arch: int) -> None:
         check(pack_rows_kernel, arch, constants, row_warps(4 * N))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@on_every_gpu
+SHORT = [name for name in NAMES if name not in LIKE_OTHERS]
+
+
+@types_on_gpus(NAMES, (86, 90), ("f16", "q4_K", "iq3_s"), fast=SHORT)
 def test_embedding(arch: int, name: str) -> None:
     layout = weight_layout(FORMATS[name])
     constants = {"READ": layout.read, "UNIT": layout.unit, "VALUES": WIDTH, "WIDE": False}

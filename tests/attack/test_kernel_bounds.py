@@ -86,6 +86,7 @@ def check(seed: int, amounts: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_kernels_stay_within_bounds() -> None:
     check(0, FAST)
 

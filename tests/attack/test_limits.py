@@ -221,6 +221,7 @@ def test_a_full_disk_under_a_model(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_cold_starts_at_once(tiny_model: Path, tmp_path: Path) -> None:
     """Processes that all find no kernels compile, keep and take them without harm."""
     cache = {"XDG_CACHE_HOME": str(tmp_path)}

@@ -47,6 +47,7 @@ def run(*options: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_dry_run(tmp_path: Path) -> None:
     peer = tmp_path / "llama-bench"
     peer.write_text(POINTS)

@@ -97,6 +97,7 @@ TOKENS = {"gpt-oss": 78, "exaone4-swa": 30}
 
 
 @pytest.mark.parametrize("arch", quick(ARCHS, ["command-r"]))
+@pytest.mark.long
 def test_llama_cpp_logits(arch: str, conformance: Path, summary: Summary) -> None:
     """Of every architecture, beyond a window of 64: a prompt, and a few tokens behind it."""
     files = [

@@ -97,6 +97,7 @@ def test_products_of_bytes(cpu: dict[str, str], name: str, instruction: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_all_kernels() -> None:
     names = ["q8_0", "iq4_nl"]
     sources = [*templates(), *map(product, names), *of_caches()]

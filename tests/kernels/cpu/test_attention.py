@@ -326,6 +326,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(caplog: pytest.LogCaptur
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_without_avx512(tmp_path: Path) -> None:
     """The kernels as code for a CPU with AVX2: right, and no register is too wide."""
     paths = os.pathsep.join(sys.path)

@@ -63,7 +63,7 @@ def check(got: np.ndarray, want: np.ndarray, x: np.ndarray) -> None:
     assert np.linalg.norm(got - want) <= 2e-4 * np.linalg.norm(want - x)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_random_layers(seed: int) -> None:
     """Every part of the specification, types of weights and numbers of tokens."""
@@ -71,6 +71,7 @@ def test_random_layers(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_many_random_layers(seed: int) -> None:
@@ -98,6 +99,7 @@ def check_random_layer(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cpu", [NEHALEM, HASWELL], ids=["128 bits", "AVX2"])
+@pytest.mark.long
 def test_other_cpus(cpu: dict[str, str]) -> None:
     """In a process that believes to be on one: words of float32 are put together, or of bytes."""
     if not runs_here(cpu):

@@ -211,6 +211,7 @@ CPUS = {"128 bits": NEHALEM, "AVX2": HASWELL, "AVX-VNNI": ALDERLAKE, "AVX-512": 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CPUS)
+@pytest.mark.long
 def test_other_cpus(kind: str) -> None:
     """In a process that believes to be on one: float32, and each way to multiply bytes."""
     cpu = CPUS[kind]

@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,28 @@ def on_gpus(*archs: int) -> pytest.MarkDecorator:
 
 
 on_every_gpu = on_gpus(*ARCHS)
+
+
+def types_on_gpus(
+    names: Sequence[str],
+    gpus: Collection[int],
+    some: Collection[str],
+    fast: Collection[str] | None = None,
+) -> pytest.MarkDecorator:
+    """All types on `gpus`, and some on each: what is like another need not be compiled for it.
+
+    80 and 89 have 86's instructions, and 89 those that convert fp8 besides; what multiplies no
+    matrices is made of the same on all. When time is short, `fast` types (by default all) on one.
+    """
+    quick = names if fast is None else fast
+    cases = [
+        pytest.param(arch, name, marks=() if arch == 90 and name in quick else pytest.mark.slow)
+        for arch in ARCHS
+        for name in names
+        if arch in gpus or name in some
+    ]
+    return pytest.mark.parametrize(("arch", "name"), cases)
+
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 BYTES = {"128": 16, "64": 8, "32": 4, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
