@@ -223,9 +223,9 @@ get_i32, put_i32 = _scalar(i32, types.int32)
 get_i64, put_i64 = _scalar(i64, types.int64)
 
 
-def emit_prefetch(builder: Builder, where: Value, level: int = 1) -> None:
-    """Ask for the cache line of an i8*, which need not be mapped, in the caches from `level` on."""
-    read, locality, data = (ir.Constant(i32, x) for x in (0, 4 - level, 1))
+def emit_prefetch(builder: Builder, where: Value) -> None:
+    """Ask for the cache line of an i8*, which need not be mapped, in the nearest cache."""
+    read, locality, data = (ir.Constant(i32, x) for x in (0, 3, 1))
     call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, locality, data])
 
 

@@ -21,7 +21,7 @@ from localkv.simd.lanes import LANES
 from localkv.simd.memory import emit_prefetch
 from localkv.simd.vector import constant, f32, i8, i64, lanes_of, multiply_add
 
-PREFETCH_BYTES = 6144
+PREFETCH_BYTES = 8192
 """How far ahead one row with one token asks for memory, across the end of the row: prefetching by
 the processor ends with a page of 4 KiB, which is a row of 2048 values."""
 

@@ -36,8 +36,9 @@ from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target
 from localkv.simd.memory import emit_prefetch
 from localkv.simd.vector import call, constant, f32, i32, multiply_add, splat
 
-PREFETCH_BYTES = 6144
-"""How far ahead a product with few tokens asks for panels, which is memory's delay."""
+PREFETCH_BYTES = 8192
+"""How far ahead a product with few tokens asks for panels, which is memory's delay; into the
+nearest cache, since the second one's own prefetching does without being asked."""
 
 PREFETCH_TOKENS = 4
 """The most tokens of a tile for which memory, not arithmetic, is the limit."""
@@ -236,7 +237,7 @@ def multiply_tile(
                         (block + 1) * n_lines // fmt.record_blocks,
                     ):
                         where = b.gep(at, [index_of(PREFETCH_BYTES + 64 * line)])
-                        emit_prefetch(b, where, level=2)
+                        emit_prefetch(b, where)
                 record = Record(b, fmt.layout, opaque(b, at))
                 block_act = b.gep(act, [index_of(block * block_bytes)])
                 multiply(b, fmt, record, block, n, block_act, sums if HAS_BYTE_DOTS else part)
