@@ -26,7 +26,13 @@ from localkv.kernels.laurel import with_laurel
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Method, Use, uses
 from localkv.kernels.per_layer_input import layer_inputs, looked_up
-from localkv.kernels.rope import position_scale, rope_frequencies, rope_table
+from localkv.kernels.rope import (
+    RopeTable,
+    TokenRotations,
+    position_scale,
+    rope_frequencies,
+    rope_table,
+)
 from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
 from localkv.kernels.streams import OneStream, Streams
 from localkv.sampling.params import SamplingParams
@@ -72,6 +78,7 @@ class Transformer:
             for i, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True))
         )
         self._freqs = dict[tuple[RopeSpec, str], Array]()
+        self._rotations = dict[tuple[RopeSpec, str], TokenRotations]()
 
     def first_layers(self, n: int) -> Transformer:
         """The model with its first `n` layers only; its caches may have more."""
@@ -197,11 +204,18 @@ class Transformer:
         """For layers whose positions do this (`_position_kinds`), in a context of `n_ctx`."""
         positions, arrays = batch.positions, self.backend.arrays
         return TokenInputs(
-            None
-            if rope is None
-            else rope_table(self._frequencies(rope, n_ctx), positions, rope, arrays),
+            None if rope is None else self._rope_table(rope, positions, n_ctx),
             None if temperature is None else position_scale(positions, temperature, arrays),
         )
+
+    def _rope_table(self, rope: RopeSpec, positions: Array, n_ctx: int) -> RopeTable:
+        freqs, arrays = self._frequencies(rope, n_ctx), self.backend.arrays
+        if len(positions) > 1 or not isinstance(positions, np.ndarray):
+            return rope_table(freqs, positions, rope, arrays)
+        key = rope, rope.divisors_in(n_ctx)
+        if key not in self._rotations:
+            self._rotations[key] = TokenRotations(freqs, rope, arrays)
+        return self._rotations[key].table(int(positions[0]))
 
     def _frequencies(self, rope: RopeSpec, n_ctx: int) -> Array:
         """float32 [pairs], made when they are first needed."""

@@ -70,6 +70,29 @@ def rope_table(freqs: Array, positions: Array, rope: RopeSpec, arrays: Arrays) -
     return RopeTable(arrays.floating(cos), arrays.floating(sin), rope.interleaved)
 
 
+NEARBY = 16
+"""Positions whose rotations are made together."""
+
+
+class TokenRotations:
+    """`rope_table` for one token at a time, in NumPy: mostly the next one's was made before."""
+
+    def __init__(self, freqs: Array, rope: RopeSpec, arrays: Arrays) -> None:
+        self.freqs, self.rope, self.arrays = freqs, rope, arrays
+        self._first = -1
+        self._table = RopeTable(freqs, freqs, rope.interleaved)
+
+    def table(self, position: int) -> RopeTable:
+        """Cosines and sines of a position, with the bits that it has among others."""
+        first = position - position % NEARBY
+        if self._first != first:
+            positions = np.arange(first, first + NEARBY)
+            self._table = rope_table(self.freqs, positions, self.rope, self.arrays)
+            self._first = first
+        row = slice(position - first, position - first + 1)
+        return RopeTable(self._table.cos[row], self._table.sin[row], self.rope.interleaved)
+
+
 def position_scale(positions: Array, temperature: Temperature, arrays: Arrays) -> Array:
     """Factors on q that grow with its position: [tokens], in the backend's type."""
     xp = namespace(positions)

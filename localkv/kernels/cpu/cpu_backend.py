@@ -20,7 +20,7 @@ from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
 from localkv.kernels.cpu.layer import CpuLayer
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.methods import methods
-from localkv.kernels.cpu.row_operations import activate_cpu, apply_rope_cpu, norm_cpu
+from localkv.kernels.cpu.row_operations import activate_cpu, apply_rope_cpu, embed_cpu, norm_cpu
 from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
@@ -72,6 +72,7 @@ def cpu_backend() -> Backend:
 
     return replace(
         composed,
+        embed=embed_cpu,
         run_layers=programs,
         turns=Turns(forget),
         compiling_ahead=lambda types, model, cache, on_kernel: compiling_ahead(

@@ -248,6 +248,10 @@ class PackedAttention:
             self.plans[key] = plan
         return plan
 
+    def give_away(self, plan: Plan, params: AttentionParams) -> None:
+        """Forget a plan, which becomes that of another batch."""
+        self.plans.pop((id(plan.batch), params.window, params.chunk), None)
+
     def segment_tables(self, segment: Segment, head_dim: int) -> SegmentTables:
         """The tables of a segment, which are made when it is first read."""
         tables = self.tables.get(id(segment))

@@ -6,7 +6,6 @@ the token's plan says, which is the same for all layers that see as far back.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,13 +21,12 @@ from localkv.kernels.cpu.attention.job import Job
 from localkv.kernels.cpu.attention.kernels import worker_of
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention, latents_worker
 from localkv.kernels.cpu.attention.latent_job import LatentJob
+from localkv.kernels.cpu.attention.next_token import NOTHING, TEMPLATE, TokenAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.plan import Launch
 from localkv.kernels.cpu.attention.tables import Table
 from localkv.kernels.cpu.runtime.chain import Chain
 
-TEMPLATE = "attention/rows"
-"""The worker for generated tokens."""
 _MOVING = "scratch", "partial", "done"
 """Items of a job whose memory may move."""
 
@@ -46,8 +44,6 @@ Prepare = Callable[[Batch], tuple[Launch | None, object]]
 """The one call of a token in such layers, `NOTHING` if it sees no row there, None if there are
 several, or others; and what has to be kept until it has run: its plan, whose tables it reads."""
 
-NOTHING = Launch("", array("q"), 1, 0)
-
 
 @dataclass
 class _Alike:
@@ -63,6 +59,7 @@ class _Alike:
         steps: chains and numbers of their steps.
         threads: that these run on.
         done: int64 [layers, items], cleared for each token.
+        filled: what the jobs were written from.
     """
 
     prepare: Prepare
@@ -74,6 +71,7 @@ class _Alike:
     steps: list[tuple[Chain, int]] = field(default_factory=list)
     threads: int = 0
     done: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    filled: tuple[Launch, int] | None = None
 
     def add(self, chain: Chain, arrays: Sequence[Floats], tables: Sequence[Table]) -> None:
         """A layer with these arrays and tables, in the order of its items."""
@@ -90,6 +88,7 @@ class _Alike:
     def clear(self) -> None:
         """Write jobs without work, and what attention yields where nothing is seen."""
         self.jobs[: len(self.steps)] = 0
+        self.filled = None
         for out, lse in self.sums:
             out.fill(0.0)
             lse.fill(-np.inf)
@@ -102,6 +101,9 @@ class _Alike:
             first = int(self.done.ctypes.data)
             self.own[:n, -1] = first + 8 * launch.done_items * np.arange(n)
         self.done.fill(0)
+        if self.filled is not None and self.filled[0] is launch and self.filled[1] == scratch:
+            return
+        self.filled = launch, scratch
         self.own[:n, -3] = scratch
         self.own[:n, -2] = scratch + 4 * launch.scratch_floats
         self.jobs[:n] = np.frombuffer(launch.job, np.int64)
@@ -151,14 +153,7 @@ class AttentionSteps:
         if q.dtype != np.float32 or out.shape != shape or lse.shape != shape[:2]:
             raise BoundsError(f"queries {list(shape)}, sums {list(out.shape)}")
 
-        def prepare(batch: Batch) -> tuple[Launch | None, object]:
-            rows = batch.segments[cache.part + index]
-            plan, _, launches = attention.prepared(shape, segment, rows, batch, params)
-            if not launches:
-                return NOTHING, plan
-            only = plan.complete and len(launches) == 1 and launches[0].template == TEMPLATE
-            return launches[0] if only else None, plan
-
+        prepare = TokenAttention(attention, shape, segment, cache.part + index, params)
         key = shape, params, *_kind(cache, index)
         n, worker = len(Job._fields), worker_of(TEMPLATE)
         tables = attention.segment_tables(segment, shape[-1])

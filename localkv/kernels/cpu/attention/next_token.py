@@ -1,0 +1,108 @@
+"""The plan of a generated token, moved on to the next one.
+
+From token to token a sequence's context grows by a row, and mostly its pages stay the same. Then so
+do the parts into which it is cut and the jobs of its workers; only the rows that the token sees
+differ. To make a plan anew takes longer than to write these: each token reads all weights, so
+that nothing of Python is left in the caches.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from localkv.arch.mixer_spec import AttentionParams
+from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.layer_cache import Segment
+from localkv.cache.layout import PAGE_TOKENS, pages_for
+from localkv.kernels.cpu.attention.job import Sequence
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.attention.plan import Launch, Plan, visible_rows
+
+TEMPLATE = "attention/rows"
+"""The worker for generated tokens."""
+NOTHING = Launch("", array("q"), 1, 0)
+"""In place of a call, for a token that sees no row."""
+_LENGTH = Sequence._fields.index("length")
+
+
+class TokenAttention:
+    """The call for one generated token of one sequence, in layers that see as far back.
+
+    Args:
+        attention: plans the work.
+        shape: of the queries, [1, n_heads, head_dim].
+        segment, part: one of the layers', and its number among those of a batch.
+    """
+
+    def __init__(
+        self,
+        attention: PackedAttention,
+        shape: tuple[int, ...],
+        segment: Segment,
+        part: int,
+        params: AttentionParams,
+    ) -> None:
+        self.attention, self.shape, self.params = attention, shape, params
+        self.segment, self.part = segment, part
+        self.plan: Plan | None = None
+        self.launch: Launch | None = None
+        self._is_own = False
+        self._pages = b""
+
+    def __call__(self, batch: Batch) -> tuple[Launch | None, Plan | None]:
+        """The one call of the token, `NOTHING` if it sees no row, None if there are several, or
+        others; and its plan, which has to be kept until the call has ended, and may be the next
+        token's afterwards.
+
+        Raises:
+            BoundsError: the batch is not of such a cache.
+        """
+        rows = batch.segments[self.part]
+        if not self._moved_on(rows, batch):
+            self._make(rows, batch)
+        return self.launch, self.plan
+
+    def _make(self, rows: SegmentBatch, batch: Batch) -> None:
+        params, self.launch, self._is_own = self.params, None, False
+        plan, _, launches = self.attention.prepared(self.shape, self.segment, rows, batch, params)
+        self.plan = plan
+        if not launches:
+            self.launch = NOTHING
+        elif plan.complete and len(launches) == 1 and launches[0].template == TEMPLATE:
+            self.attention.give_away(plan, params)
+            self.launch, self._is_own = launches[0], True
+            self._pages = rows.page_table.tobytes()
+
+    def _visible(self, rows: SegmentBatch, batch: Batch, length: int) -> tuple[int, int]:
+        """As `visible_rows`, of the only token."""
+        if rows.tail is not None:
+            first, end = visible_rows(rows, batch, self.params)[0].tolist()
+            return first, end
+        position = int(batch.positions[0])
+        first = max(0, int(self.params.first_visible(position)) - rows.first_position)
+        return first, min(length, position + 1 - rows.first_position)
+
+    def _moved_on(self, rows: SegmentBatch, batch: Batch) -> bool:
+        """Make the plan this token's, if it sees the pages that the one before saw."""
+        plan = self.plan
+        if (
+            plan is None
+            or not self._is_own
+            or batch.generated != plan.generated
+            or batch.starts != (0, 1)
+            or rows.first_position != plan.batch.first_position
+            or rows.page_table.tobytes() != self._pages
+        ):
+            return False
+        (length,) = rows.lengths
+        first, end = self._visible(rows, batch, length)
+        before, end_before = plan.visible.items[0].tolist()
+        if (
+            first >= end
+            or first // PAGE_TOKENS != before // PAGE_TOKENS
+            or pages_for(end) != pages_for(end_before)
+        ):
+            return False
+        plan.visible.items[0] = first, end
+        plan.decodes[0].sequences.items[0, _LENGTH] = length
+        return True

@@ -1,0 +1,91 @@
+"""The plan of a generated token, moved on from token to token, against one that is made anew."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.rope_spec import RopeSpec
+from localkv.cache.batch import Batch
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
+from localkv.cache.uniform_cache import uniform_cache
+from localkv.kernels.cpu.arrays import NumpyArrays
+from localkv.kernels.cpu.attention.job import Job, Sequence
+from localkv.kernels.cpu.attention.next_token import TokenAttention
+from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.attention.plan import Launch, Plan
+from localkv.kernels.rope import TokenRotations, rope_frequencies, rope_table
+
+SHAPE = 1, 4, 32
+TABLE = Sequence._fields.index("table")
+ADDRESSES = [Job._fields.index(name) for name in ("visible", "pieces", "sequences")]
+
+
+def token(cache: KVCache, length: int) -> Batch:
+    """A generated token behind `length` others, in the first pages that are free."""
+    sequence = cache.new_sequence()
+    cache.reserve(sequence, length)
+    sequence.length = length
+    batch = cache.batch([(sequence, [0])], generated=True)
+    cache.drop(sequence)
+    return batch
+
+
+def said(launch: Launch | None, plan: Plan | None) -> object:
+    """All that workers read of a plan, but for addresses."""
+    assert launch is not None
+    assert plan is not None
+    (decode,) = plan.decodes
+    sequences, pages = decode.sequences.items.copy(), plan.batch.page_table
+    assert sequences[0, TABLE] == pages.ctypes.data
+    sequences[:, TABLE] = 0
+    job = np.array(launch.job)
+    tables = plan.visible, decode.chunks, decode.sequences
+    assert job[ADDRESSES].tolist() == [table.address for table in tables]
+    job[ADDRESSES] = 0
+    facts = launch.threads, launch.scratch_floats, launch.partial_floats, launch.done_items
+    visible, chunks = plan.visible.items.tolist(), decode.chunks.items.tolist()
+    return job.tolist(), facts, visible, chunks, sequences.tolist(), pages.tolist()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [AttentionParams(1.0), AttentionParams(1.0, window=300), AttentionParams(1.0, chunk=200)],
+    ids=["all", "window", "chunk"],
+)
+def test_a_plan_is_moved_on(params: AttentionParams) -> None:
+    """Also where a page is begun or left, and where the next token is none that follows."""
+    segments = [SegmentSpec("f16", "f16")]
+    sizes = {"n_kv_heads": 2, "head_dim": SHAPE[-1], "n_ctx": 4 * PAGE_TOKENS}
+    cache = uniform_cache(NumpyArrays(), n_layers=1, segments=segments, **sizes)
+    segment, other = cache.layers[0].segments[0], cache.new_sequence()
+    attention, kept = TokenAttention(PackedAttention(), SHAPE, segment, 0, params), list[object]()
+    steps = (range(start, start + 40) for start in (190, 250, 500, 540))
+    for length in (*itertools.chain(*steps), 7, 8, 600, 599, 1023, 601, -601, -602):
+        if length == -601:  # other pages
+            cache.reserve(other, 1)
+        batch = token(cache, abs(length))
+        launch, plan = attention(batch)
+        rows = batch.segments[0]
+        fresh, _, (wanted,) = PackedAttention().prepared(SHAPE, segment, rows, batch, params)
+        assert said(launch, plan) == said(wanted, fresh)
+        if not kept or kept[-1] is not plan:
+            kept.append(plan)
+    assert len(kept) < 15  # of 168
+
+
+def test_rotations_of_one_token() -> None:
+    """They have the bits of those of many."""
+    rope, arrays = RopeSpec(20, interleaved=False), NumpyArrays()
+    freqs = rope_frequencies(rope)
+    many = rope_table(freqs, np.arange(100_000, 100_100), rope, arrays)
+    tokens = TokenRotations(freqs, rope, arrays)
+    for i in (0, 1, 2, 50, 99, 3):
+        one = tokens.table(100_000 + i)
+        alone = rope_table(freqs, np.array([100_000 + i]), rope, arrays)
+        for x, y, z in ((one.cos, many.cos, alone.cos), (one.sin, many.sin, alone.sin)):
+            assert x.tobytes() == y[i : i + 1].tobytes() == z.tobytes()
