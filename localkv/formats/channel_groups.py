@@ -11,9 +11,11 @@ Codes are those of KIVI (Liu et al., 2024; `quantize` in the section on its algo
 
 m and d are rounded to fp16 first, m before d, and codes are made with what is stored, halves
 rounded up. A group whose d is 0 in fp16 has codes of 0. Symmetric codes are those of q8_0, made
-with the stored d. What isn't finite is treated as in `formats/rounding.py`: a scale beyond fp16
-saturates, infinities decode to the largest value of either sign, and a channel with a NaN has a NaN
-scale, so that an error shows.
+with the stored d.
+
+Values beyond `LARGEST`, infinities too, are taken for it: then neither a scale times a code nor its
+sum with the minimum exceeds fp16, in which GPUs decode. A channel with a NaN has a NaN scale, so
+that an error shows.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from __future__ import annotations
 import numpy as np
 
 from localkv.formats.bits import Bytes, Codes, Floats, half, ieee
-from localkv.formats.rounding import F16_LIMIT, truncated
+from localkv.formats.rounding import truncated
 
 TOKENS = 32
+LARGEST = 32000.0
 BELOW_HALF = 0.5 - 2**-25
 
 
@@ -69,10 +72,10 @@ def affine_groups(x: Floats, n_bits: int) -> tuple[Bytes, Bytes, Bytes]:
         The planes of d and m, and codes uint8 [..., tokens, n_blocks, 32].
     """
     last = (1 << n_bits) - 1
-    x = _groups(np.asarray(x, np.float32))
-    low, high = x.min(-2, keepdims=True), x.max(-2, keepdims=True)
-    m, m_plane = _stored(np.clip(low, -F16_LIMIT, F16_LIMIT))
-    d, d_plane = _stored(np.clip((np.maximum(high, m) - m) / np.float32(last), 0, F16_LIMIT))
+    x = _groups(np.clip(np.asarray(x, np.float32), -LARGEST, LARGEST))
+    m, m_plane = _stored(x.min(-2, keepdims=True))
+    high = np.maximum(x.max(-2, keepdims=True), m)
+    d, d_plane = _stored((high - m) / np.float32(last))
     codes = truncated((x - m) * _inverse(d) + np.float32(0.5), 0, last)
     return d_plane, m_plane, _in_blocks(codes)
 
@@ -84,8 +87,8 @@ def symmetric_groups(x: Floats, last: int) -> tuple[Bytes, Bytes]:
     Returns:
         The plane of d, and codes (of int8) uint8 [..., tokens, n_blocks, 32].
     """
-    x = _groups(np.asarray(x, np.float32))
-    d, d_plane = _stored(np.clip(np.abs(x).max(-2, keepdims=True) / np.float32(last), 0, F16_LIMIT))
+    x = _groups(np.clip(np.asarray(x, np.float32), -LARGEST, LARGEST))
+    d, d_plane = _stored(np.abs(x).max(-2, keepdims=True) / np.float32(last))
     y = x * _inverse(d)
     # C's roundf: the added value is less than a half, lest the float below 0.5 be rounded up to 1
     y += np.copysign(np.float32(BELOW_HALF), y)

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from localkv.formats import KV_FORMATS
+from localkv.formats import FORMATS, KV_FORMATS
 from localkv.kernels.gpu.attention.packed_attention import padded
+from localkv.kernels.gpu.group_store import group_kernel
 from localkv.kernels.gpu.rope_store import ROWS
 from localkv.kernels.gpu.store_kv import query_kernel, store_kernel
 from support.aot.aot_report import ARCHS, compile_kernel, on_every_gpu, report, types_on_gpus
 from support.aot.attention_builds import plane_types
+from support.quick import quick
 
 NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
 FLOATS = ("q_ptr", "k_ptr", "v_ptr", "q_out_ptr", "q_norm_ptr", "k_norm_ptr", "v_norm_ptr")
@@ -50,7 +52,7 @@ def check(kernel: Any, arch: int, name: str, rows: int, **constants: Any) -> Non
 
 def of_cache(name: str, head_dim: int, value_dim: int) -> dict[str, Any]:
     """Compile-time arguments of rows of a type."""
-    fmt = KV_FORMATS[name]
+    fmt = FORMATS[name]
     codec = fmt.part("gpu_cache")
     absent = () if fmt.codec_name != name else ("k_scale_ptr", "v_scale_ptr")
     return {
@@ -84,6 +86,33 @@ def test_store(arch: int, name: str) -> None:
         ROTATION_K=128,
         ROTATION_V=64,
     )
+
+
+@pytest.mark.parametrize("arch", quick(ARCHS, [90]))
+def test_groups(arch: int) -> None:
+    """Types with scales by channel, one after the other, beside one that packs each token alone."""
+    names = [name for name, fmt in FORMATS.items() if fmt.group_tokens > 1]
+    name = names[ARCHS.index(arch) % len(names)]
+    constants = of_cache(name, 128, 96)
+    constants["WRITE_V"] = FORMATS["q4_1"].part("gpu_cache").write_rows
+    types: dict[str, str | tuple[str, ...]] = {
+        "groups_ptr": "*i64",
+        **dict.fromkeys(("k_tail_ptr", "v_tail_ptr"), "*u8"),
+        "k_planes": plane_types(FORMATS[name]),
+        "v_planes": plane_types(FORMATS["q4_1"]),
+    }
+    compiled = compile_kernel(
+        group_kernel,
+        arch,
+        types,
+        {**constants, "ROTATION_K": 0, "ROTATION_V": 32, "k_scale_ptr": None, "v_scale_ptr": None},
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    got = report(compiled)
+    assert got.stack_bytes <= 16
+    assert got.stores
+    assert not re.search(r"\bfma\.rn\.f32\b", compiled.asm["ptx"])
 
 
 @pytest.mark.parametrize(

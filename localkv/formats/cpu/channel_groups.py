@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.channel_groups import BELOW_HALF, TOKENS
+from localkv.formats.channel_groups import BELOW_HALF, LARGEST, TOKENS
 from localkv.formats.cpu.rounding import (
-    LIMIT,
     ZERO,
     affine_code,
     inverse,
@@ -20,6 +19,7 @@ from localkv.formats.cpu.rounding import (
 )
 from localkv.simd.memory import get_f16, get_f32, put_u8
 
+LIMIT = np.float32(LARGEST)
 ALMOST_HALF = np.float32(BELOW_HALF)
 
 
@@ -32,10 +32,11 @@ def stored(halves: Any, index: int, x: Any) -> Any:
 
 @njit
 def range_of_channel(x: Any, channel: int, head_dim: int) -> Any:
-    """The least and the largest of a channel's values in rows of `head_dim` floats, or NaN."""
-    low = high = get_f32(x, channel)
+    """The least and the largest of a channel's values in rows of `head_dim` floats, within LARGEST,
+    or NaN."""
+    low = high = within(get_f32(x, channel), LIMIT)
     for token in range(TOKENS):
-        value = get_f32(x, token * head_dim + channel)
+        value = within(get_f32(x, token * head_dim + channel), LIMIT)
         if value != value:
             return value, value
         low, high = min(low, value), max(high, value)
@@ -46,7 +47,7 @@ def range_of_channel(x: Any, channel: int, head_dim: int) -> Any:
 def affine_channel(x: Any, channel: int, head_dim: int, planes: Any, last: Any) -> Any:
     """Store d and m of a channel, in planes 0 and 1; the minimum and the factor of its codes."""
     low, high = range_of_channel(x, channel, head_dim)
-    least = stored(planes[1], channel, within(low, LIMIT))
+    least = stored(planes[1], channel, low)
     # a NaN stays one: it is neither more nor less
     spread = (least if high < least else high) - least
     return least, inverse(stored(planes[0], channel, scale(spread, last)))

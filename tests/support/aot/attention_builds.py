@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from localkv.formats import KV_FORMATS, QuantFormat
+from localkv.formats import FORMATS, QuantFormat
 from localkv.kernels.gpu.attention.config import TileConfig
 from localkv.kernels.gpu.attention.decode import decode_kernel
 from localkv.kernels.gpu.attention.packed_attention import attention_constants, tiles_of
@@ -41,7 +41,7 @@ def build(
 ) -> tuple[Any, TileConfig]:
     """The compiled kernel, and its tiles; V has heads as K unless `value_dim` says otherwise."""
     value_dim = value_dim or head_dim
-    format_k, format_v = KV_FORMATS[type_k], KV_FORMATS[type_v]
+    format_k, format_v = FORMATS[type_k], FORMATS[type_v]
     tiles = tiles or tiles_of(
         arch,
         max(head_dim, value_dim),

@@ -1,0 +1,122 @@
+"""Packing groups of rows that are complete, from rows of f16 in the tail, into pages on a GPU.
+
+Where K's or V's type packs several tokens together, both sides of a segment are packed so. As in
+`store_kv.py`, arithmetic is fp32 without fused multiply-adds, so bytes are those of the reference.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localkv.cache.layer_cache import Segment
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats.channel_groups import TOKENS as GROUP_TOKENS
+from localkv.kernels.bounds import BoundsError, check_array, check_segment
+from localkv.kernels.gpu.attention.packed_attention import padded
+from localkv.kernels.gpu.hadamard import hadamard
+from localkv.kernels.gpu.launch import launch
+
+PAGE = tl.constexpr(PAGE_TOKENS)
+TOKENS = tl.constexpr(GROUP_TOKENS)
+
+
+@triton.jit
+def pack_group(
+    tail_ptr, planes, scale_ptr, slot, source, head,
+    WRITE: tl.constexpr, N_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    ROTATION: tl.constexpr,
+):  # fmt: skip
+    """One group and KV head of K or of V."""
+    i, j = tl.arange(0, TOKENS), tl.arange(0, WIDTH)
+    rows = (source // PAGE * N_KV_HEADS + head) * PAGE + source % PAGE + i
+    at = tail_ptr.to(tl.pointer_type(tl.float16)) + rows[:, None] * HEAD_DIM + j[None, :]
+    exists = tl.broadcast_to((j < HEAD_DIM)[None, :], (TOKENS, WIDTH))
+    x = hadamard(tl.load(at, mask=exists, other=0.0).to(tl.float32), ROTATION)
+    if scale_ptr is not None:
+        x = tl.div_rn(x, tl.load(scale_ptr + head))
+    rows = (slot // PAGE * N_KV_HEADS + head) * PAGE + slot % PAGE + i
+    WRITE(planes, rows, i >= 0, x, HEAD_DIM, WIDTH)
+
+
+@triton.jit
+def group_kernel(
+    groups_ptr,
+    k_tail_ptr,
+    v_tail_ptr,
+    k_planes,
+    v_planes,
+    k_scale_ptr,
+    v_scale_ptr,
+    WRITE_K: tl.constexpr,
+    WRITE_V: tl.constexpr,
+    N_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    ROTATION_K: tl.constexpr,
+    ROTATION_V: tl.constexpr,
+):
+    """Grid (groups, 2 N_KV_HEADS): heads of k, then of v.
+
+    Args:
+        groups_ptr: int64 [groups, 2], the slot of a group's first row, and that of its first row in
+            the tail; where the first is negative, there is no group.
+        k_tail_ptr, v_tail_ptr: planes of f16.
+    """
+    slot = tl.load(groups_ptr + 2 * tl.program_id(0))
+    source = tl.load(groups_ptr + 2 * tl.program_id(0) + 1)
+    head = tl.program_id(1)
+    if slot < 0:
+        return
+    if head < N_KV_HEADS:
+        pack_group(
+            k_tail_ptr, k_planes, k_scale_ptr, slot, source, head,
+            WRITE_K, N_KV_HEADS, HEAD_DIM, WIDTH, ROTATION_K,
+        )  # fmt: skip
+    else:
+        pack_group(
+            v_tail_ptr, v_planes, v_scale_ptr, slot, source, head - N_KV_HEADS,
+            WRITE_V, N_KV_HEADS, VALUE_DIM, VALUE_WIDTH, ROTATION_V,
+        )  # fmt: skip
+
+
+def pack_groups_gpu(packed: Segment, tail: Segment, groups: Tensor) -> None:
+    """Pack groups of rows of the tail, rotated and scaled by head as the segment wants them.
+
+    Args:
+        groups: int64 [n, 2], see `group_kernel`.
+    """
+    key_dim, value_dim = tail.k[0].shape[3], tail.value_dim
+    n_kv_heads = packed.k[0].shape[1]
+    for segment in (packed, tail):
+        check_segment(segment, key_dim, value_dim)
+    if (tail.format_k.name, tail.format_v.name) != ("f16", "f16") or tail.rotation_k:
+        raise BoundsError(f"groups are packed from {tail.format_k.name}/{tail.format_v.name}")
+    check_array("groups", groups, "int64", len(groups), 2)
+    if not len(groups):
+        return
+    launch(
+        group_kernel,
+        (len(groups), 2 * n_kv_heads),
+        groups_ptr=groups,
+        k_tail_ptr=tail.k[0],
+        v_tail_ptr=tail.v[0],
+        k_planes=packed.k,
+        v_planes=packed.v,
+        k_scale_ptr=packed.scale_k,
+        v_scale_ptr=packed.scale_v,
+        WRITE_K=packed.format_k.part("gpu_cache").write_rows,
+        WRITE_V=packed.format_v.part("gpu_cache").write_rows,
+        N_KV_HEADS=n_kv_heads,
+        HEAD_DIM=key_dim,
+        WIDTH=padded(key_dim),
+        VALUE_DIM=value_dim,
+        VALUE_WIDTH=padded(value_dim),
+        ROTATION_K=packed.rotation_k,
+        ROTATION_V=packed.rotation_v,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )

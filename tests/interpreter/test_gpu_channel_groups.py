@@ -1,0 +1,75 @@
+"""Types with scales by channel on a GPU, in the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+
+from localkv.arch.mixer_spec import AttentionParams
+from localkv.formats import FORMATS
+from localkv.kernels.gpu.attention.packed_attention import segment_attention
+from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.group_store import pack_groups_gpu
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.torch_codec import encode
+from support.gpu_store import store_kv_gpu
+from support.grouped_rows import grouped_rows, plain_attention
+from support.quick import quick
+
+NAMES = [fmt.name for fmt in FORMATS.values() if fmt.group_tokens > 1]
+GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
+make = partial(grouped_rows, store=store_kv_gpu, pack=pack_groups_gpu)
+
+
+@pytest.mark.parametrize(
+    ("name", "rotation"), quick(product(NAMES, (0, 32)), [("q4_1c", 32), ("q8_0c", 0)])
+)
+def test_pages_hold_the_bytes_of_the_reference(name: str, rotation: int) -> None:
+    rotations = rotation, rotation
+    rows = make([64, 32], type_k=name, type_v="q4_1", rotations=rotations, head_dim=96)
+    packed = rows.packed
+    for fmt, planes, xs in (
+        (packed.format_k, packed.k, rows.k),
+        (packed.format_v, packed.v, rows.v),
+    ):
+        for i, x in enumerate(xs):
+            turned = hadamard_transform(x, rotation).transpose(0, 1).contiguous()
+            for plane, want in zip(planes, encode(fmt, turned), strict=True):
+                got = plane[rows.seg_batch.page_table[i]].transpose(0, 1).flatten(1, 2)
+                assert torch.equal(got[:, : len(x)], want), fmt.name
+
+
+CASES = [
+    *((name, "q4_0", 64, 4, 0, 1) for name in NAMES),
+    *(("f16", name, 128, 2, 0, 1) for name in NAMES),
+    *((name, name, 96, 2, 50, 40) for name in NAMES),
+    ("q4_1c", "q8_0c", 512, 1, 0, 1),
+    ("q8_0c", "f32", 256, 1, 0, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("type_k", "type_v", "head_dim", "group", "window", "n_new"),
+    quick(CASES, [("q4_1c", "q4_0", 64, 4, 0, 1), ("q3_1c", "q3_1c", 96, 2, 50, 40)]),
+)
+def test_attention(
+    type_k: str, type_v: str, head_dim: int, group: int, window: int, n_new: int
+) -> None:
+    """Few and many new tokens; pages behind the last group are full of NaN."""
+    rows = make(
+        [288, 32], type_k=type_k, type_v=type_v, head_dim=head_dim, group=group, n_new=n_new,
+        n_kv_heads=1,
+    )  # fmt: skip
+    params = AttentionParams(head_dim**-0.5, window)
+    want, want_lse = plain_attention(rows, params)
+    for generated in (False, True):
+        batch = replace(rows.batch, generated=(generated,) * 2)
+        out, lse = segment_attention(GPU, rows.q, rows.packed, rows.seg_batch, batch, params)
+        seen = want_lse.isfinite()
+        assert float((out - want).norm() / want.norm()) < 2e-3
+        assert float((lse - want_lse)[seen].abs().max()) < 2e-2
+        assert (lse[~seen] == -torch.inf).all()
