@@ -13,6 +13,8 @@ import numpy as np
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import check_cache, group_layouts, pairs_of, unused_type
+from localkv.cache.profile import KVProfile
+from localkv.cache.profiled import profiled
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.embedding import (
@@ -30,6 +32,7 @@ from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.method import in_words
 from localkv.kernels.select import select_backend, unused_gpu
+from localkv.loader.found_profile import model_profile
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.kv_risks import kv_risks
 from localkv.loader.listed_tensors import check_tensors
@@ -92,6 +95,10 @@ class LLM(TextModel):
             that helps.
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or its content; types that
             are scaled by head need it.
+        kv_profile: a file that `localkv calibrate` made for this model, its content, or "auto",
+            which looks for it beside the model and in the user's data folder. Each layer has the
+            types that it lists, unless types are named here.
+        kv_bits: bits per value, on average, that these may take; None is 5.
         device: "auto", "cuda", "cpu" or "reference".
         n_threads: CPU threads; None takes `OMP_NUM_THREADS`, as far as there are cores, or one for
             each physical core. It has no effect on a GPU.
@@ -121,6 +128,7 @@ class LLM(TextModel):
     Attributes:
         config: the model's sizes.
         cache: the cache's types and context length.
+        kv_types: the types by layer that are taken from a profile, and what they cost; or None.
         memory: bytes of weights, cache and scratch.
         warnings: one line each for the user: unused tensors, a GPU that is not
             used, a context longer than the model was trained for, a cache type that this model is
@@ -142,8 +150,8 @@ class LLM(TextModel):
         path: str | os.PathLike[str],
         *,
         n_ctx: int | None = None,
-        cache_type_k: str = "f16",
-        cache_type_v: str = "f16",
+        cache_type_k: str | None = None,
+        cache_type_v: str | None = None,
         cache_type_k_swa: str | None = None,
         cache_type_v_swa: str | None = None,
         swa_full: bool = False,
@@ -154,6 +162,8 @@ class LLM(TextModel):
         kv_sink: int | None = None,
         kv_rotation: str = "auto",
         kv_scales: str | os.PathLike[str] | KVScales | None = None,
+        kv_profile: str | os.PathLike[str] | KVProfile | None = None,
+        kv_bits: float | None = None,
         device: str = "auto",
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
@@ -191,8 +201,8 @@ class LLM(TextModel):
         self.config: ModelSpec = model_spec(self.gguf)
         check_tensors(self.gguf, self.config)
         cache = CacheConfig(
-            cache_type_k,
-            cache_type_v,
+            cache_type_k or CacheConfig.type_k,
+            cache_type_v or CacheConfig.type_v,
             kv_rotation=kv_rotation,
             type_k_swa=cache_type_k_swa,
             type_v_swa=cache_type_v_swa,
@@ -203,7 +213,14 @@ class LLM(TextModel):
             kv_tail=kv_tail,
             kv_sink=kv_sink,
         )
+        if kv_profile is not None and not isinstance(kv_profile, KVProfile):
+            kv_profile = model_profile(self.gguf, kv_profile)
+        named = (cache_type_k, cache_type_v, cache_type_k_swa, cache_type_v_swa)
+        chosen = profiled(cache, kv_profile, kv_bits, names_types=any(named))
+        cache, self.kv_types = chosen.cache, chosen.types
+        self.warnings += chosen.warnings
         check_cache(cache, self.config.groups)
+        kv_scales = chosen.scales if kv_scales is None else kv_scales
         require_scales(cache.types, kv_scales is not None)
         if kv_scales is not None and not isinstance(kv_scales, KVScales):
             kv_scales = read_kv_scales(kv_scales)

@@ -6,7 +6,7 @@ Knows nothing of files, tokens' texts or sampling. Differences between architect
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -121,6 +121,40 @@ class Transformer:
         weights = self.weights
         x = self._layers(batch, cache, rows)
         return self.backend.logits(x, weights.output_norm, weights.output, self.config)
+
+    @property
+    def can_start_later(self) -> bool:
+        """Whether nothing but its input and its own rows goes into a layer (`run_from`)."""
+        plain = self.weights.altup is None and self.weights.per_layer is None
+        return plain and all(layer.rows == i for i, layer in enumerate(self._stack))
+
+    def run_from(
+        self,
+        first: int,
+        x: Array | None,
+        batch: Batch,
+        cache: KVCache,
+        before_layer: Callable[[int, Array], None] = lambda index, x: None,
+    ) -> Array:
+        """As `forward`, from a layer on, where `can_start_later`.
+
+        Args:
+            first: the layer.
+            x: [tokens, n_embd], its input; None for the embedding, before the layer 0.
+            before_layer: called with the index and the input of each layer.
+
+        Returns:
+            float32 [rows, n_vocab].
+        """
+        config, backend, weights = self.config, self.backend, self.weights
+        inputs = [self._token_inputs(batch, *kind, cache.n_ctx) for kind in self._position_kinds]
+        if x is None:
+            x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
+        given, streams = TokenBatch(inputs, cache.layers, batch, None), OneStream(x, backend)
+        for index in range(first, config.n_layers):
+            before_layer(index, streams.x)
+            self._run_layer(index, self._stack[index], streams, given)
+        return backend.logits(streams.x, weights.output_norm, weights.output, config)
 
     def hidden(self, batch: Batch, cache: KVCache) -> Array:
         """As `forward`, up to the last norm.

@@ -15,6 +15,8 @@ from typing import Any
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import SegmentSpec, group_layouts
+from localkv.cache.profile_file import KIND as PROFILE
+from localkv.cache.profile_file import read_profile
 from localkv.config import CacheConfig, KVScales
 from localkv.errors import UsageError, printable
 from localkv.formats import KV_FORMATS
@@ -142,7 +144,7 @@ def write_kv_scales(path: str | os.PathLike[str], scales: KVScales) -> None:
 
 
 def read_kv_scales(path: str | os.PathLike[str]) -> KVScales:
-    """Read a file of scales.
+    """Read a file of scales, or those of a KV profile.
 
     Raises:
         UsageError: it can't be read, or is not such a file, or holds an impossible value.
@@ -154,6 +156,11 @@ def read_kv_scales(path: str | os.PathLike[str]) -> KVScales:
         raise UsageError(f"{what}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{what}: not a JSON file") from error
+    if isinstance(data, dict) and data.get("kind") == PROFILE:
+        scales = read_profile(path).scales()
+        if scales is None:
+            raise UsageError(f"{what}: the heads of its layers differ, so it has no scales")
+        return scales
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise UsageError(
             f"{what}: not a file of KV scales",

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from localkv.cache.layout import check_cache, group_layouts
+from localkv.cache.profiled import profiled
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.chat.engine import EngineOptions
 from localkv.config import CacheConfig
 from localkv.errors import ModelFileError, UsageError, printable
 from localkv.loader.chat_template import chat_template_from_metadata
+from localkv.loader.found_profile import model_profile
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import find_cached
 from localkv.loader.hub.reference import HubReference, parse_reference
@@ -145,7 +147,8 @@ def _memory(
 ) -> tuple[ModelMemory, CacheConfig]:
     """What a model and a cache take, if the model can have such a cache."""
     config = model_spec(header)
-    type_k, type_v = (arguments.get(f"cache_type_{side}") or "f16" for side in "kv")
+    named = [arguments.get(f"cache_type_{side}") for side in ("k", "v", "k_swa", "v_swa")]
+    type_k, type_v = (name or "f16" for name in named[:2])
     scales = arguments.get("kv_scales")
     n_ctx = arguments.get("n_ctx")
     cache = CacheConfig(
@@ -161,10 +164,15 @@ def _memory(
         n_ctx=min(config.n_ctx_train, CacheConfig.n_ctx) if n_ctx is None else n_ctx,
         kv_rotation=arguments.get("kv_rotation") or "auto",
     )
+    profile = arguments.get("kv_profile")
+    if profile is not None:
+        profile = model_profile(open_gguf(header.path), profile)
+    chosen = profiled(cache, profile, arguments.get("kv_bits"), names_types=any(named))
+    cache = chosen.cache
     check_cache(cache, config.groups)
+    scales = chosen.scales if scales is None else read_kv_scales(scales)
     require_scales(cache.types, scales is not None)
-    if scales is not None:
-        cache = replace(cache, kv_scales=read_kv_scales(scales))
+    cache = replace(cache, kv_scales=scales)
     if cache.n_ctx == 0:
         cache = replace(cache, n_ctx=config.n_ctx_train)
     group_layouts(cache, config.groups)

@@ -27,6 +27,10 @@ COMMANDS = {
     "perplexity": ("localkv.cli.perplexity", "Measure how well a cache type predicts a text."),
     "bench": ("localkv.cli.bench", "Measure how fast a model runs."),
     "plan": ("localkv.cli.plan", "Say what fits in memory."),
+    "calibrate": (
+        "localkv.cli.calibrate",
+        "Measure which layers need which cache types.",
+    ),
     "show": ("localkv.cli.show", "Show what is in a model file."),
     "tokenize": ("localkv.cli.tokenize", "Turn text into token ids."),
     "detokenize": ("localkv.cli.tokenize", "Turn token ids into text."),

@@ -19,6 +19,7 @@ from localkv.cli.messages import note
 from localkv.cli.model_file import model_file, named_or_shipped
 from localkv.cli.options import escape_option, flag, option
 from localkv.cli.preset_choice import say_preset
+from localkv.cli.profile_options import profile_arguments
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.errors import UsageError, counted, printable
@@ -93,8 +94,8 @@ def _run(
     template = None
     if chat_template_file is not None:
         template = read_file(chat_template_file, "the chat template")
-    say_preset(values)
-    require_scales(asked_types(values), values["kv_scales"] is not None)
+    if values["kv_profile"] is None:
+        require_scales(asked_types(values), values["kv_scales"] is not None)
     if values["kv_scales"] is not None:
         read_kv_scales(values["kv_scales"])
     if unnamed := named_or_shipped(values):
@@ -111,7 +112,10 @@ def _run(
     from localkv.chat.store import Store, default_path
     from localkv.tui.app import ChatApp
 
-    arguments = loading_arguments(values)
+    profile = profile_arguments(values, Path(model))
+    if "kv_bits" not in profile:
+        say_preset(values)
+    arguments = loading_arguments(values) | profile
     if arguments["n_threads"] is None and arguments["cpus"] is None:
         arguments["n_threads"] = chat_threads()
     arguments["exact"] = values["exact"]

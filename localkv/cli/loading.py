@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.loading_options import asked_types, loading_arguments
-from localkv.cli.messages import one_line
+from localkv.cli.messages import one_line, say
 from localkv.cli.model_file import model_file
 from localkv.cli.preset_choice import say_preset
+from localkv.cli.profile_options import profile_arguments
 from localkv.cli.terminal import OwnText
 from localkv.system.limits import before_model
 from localkv.system.loading_line import LoadingLine
@@ -25,15 +26,17 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     So are scales of the cache that are missing or can't be read. Unless `quiet`, the flags of a
     preset are printed.
     """
-    if not quiet:
-        say_preset(values)
-    require_scales(asked_types(values), values["kv_scales"] is not None)
+    if values["kv_profile"] is None:
+        require_scales(asked_types(values), values["kv_scales"] is not None)
     path = model_file(values)
+    profile = profile_arguments(values, path)
+    if not quiet and "kv_bits" not in profile:
+        say_preset(values)
     if not path.is_file():
         from localkv.loader.gguf_file import open_gguf
 
         open_gguf(path)  # reports a bad file before anything heavy is imported
-    arguments = loading_arguments(values)
+    arguments = loading_arguments(values) | profile
     if arguments["kv_scales"] is not None:
         arguments["kv_scales"] = read_kv_scales(arguments["kv_scales"])
     before_model()
@@ -41,10 +44,22 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
 
     with LoadingLine(one_line(path.name), write=_to_terminal) as line:
         llm = LLM(path, **arguments, on_progress=line)
+    if "kv_bits" in profile and not quiet:
+        say(profile_line(llm))
     for name, flag in (("threads", "-t"), ("threads_batch", "-tb")):
         if values[name] is not None and llm.backend.hardware:
             llm.warnings.append(f"{flag} has no effect on a GPU: it sets threads of the CPU")
     return llm
+
+
+def profile_line(llm: LLM) -> str:
+    """What a profile has chosen, in one line."""
+    types = llm.kv_types
+    assert types is not None
+    return (
+        f"KV profile: {types.bits:.4g} bits per value by layer, KLD {types.verified:.1e} where it "
+        "was measured"
+    )
 
 
 def _to_terminal(text: str) -> None:

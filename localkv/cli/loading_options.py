@@ -20,6 +20,7 @@ from localkv.cli.options import (
 from localkv.cli.parameters import Option
 from localkv.cli.placement_options import placement_arguments, placement_options
 from localkv.cli.preset_choice import preset_or_given
+from localkv.cli.profile_options import bits_option, profile_option
 from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, CacheConfig
 from localkv.formats import KV_FORMATS
 
@@ -189,6 +190,8 @@ def loading_options(
             f"{', '.join(name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head)}"
             "), in a file that localkv perplexity --calibrate-kv wrote.",
         ),
+        profile_option(),
+        bits_option(),
         *compute_options(default_threads),
         *placement_options(),
         option(

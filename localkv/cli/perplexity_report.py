@@ -69,7 +69,7 @@ def _percent(estimate: Estimate) -> str:
 
 def sweep_lines(results: Sequence[CacheResult], config: ModelSpec, n_batch: int) -> list[str]:
     """One row per cache, in the order they were named."""
-    from localkv.memory.plan import context_bytes, mean_bits
+    from localkv.memory.plan import context_bytes, mean_bits_of
 
     header = ("K/V", "bits", "KV MiB", "PPL", "+/-", "KLD mean", "+/-", "KLD 99 %", "RMS Δp")
     rows = [(*header, "same top")]
@@ -78,8 +78,8 @@ def sweep_lines(results: Sequence[CacheResult], config: ModelSpec, n_batch: int)
         assert d is not None
         rows.append(
             (
-                f"{cache.type_k}/{cache.type_v}",
-                f"{mean_bits((cache.type_k, cache.type_v), config):g}",
+                "/".join(cache.shown_types),
+                f"{mean_bits_of(cache, config):g}",
                 f"{context_bytes(cache, config, n_batch) / MIB:.3f}",
                 f"{result.ppl.value:.4f}",
                 f"{result.ppl.error:.4f}",
@@ -103,18 +103,18 @@ def to_json(
     prefill_exact: bool,
 ) -> dict[str, Any]:
     """The object of `--json`. Divergences are in nats; Δp and shares are fractions, not percent."""
-    from localkv.memory.plan import context_bytes, mean_bits
+    from localkv.memory.plan import context_bytes, mean_bits_of
 
     found = []
     for result in results:
         cache = result.cache
         found.append(
             {
-                "type_k": cache.type_k,
-                "type_v": cache.type_v,
+                "type_k": cache.shown_types[0],
+                "type_v": cache.shown_types[1],
                 **_swa_json(cache, llm.config),
                 "kv_rotation": cache.kv_rotation,
-                "bits_per_value": mean_bits((cache.type_k, cache.type_v), llm.config),
+                "bits_per_value": mean_bits_of(cache, llm.config),
                 "bytes": context_bytes(cache, llm.config, llm.engine.n_batch),
                 "ppl": asdict(result.ppl),
                 "divergence": _divergence_json(result.divergence),

@@ -1,0 +1,179 @@
+"""What was measured of a model's K and V: how large they are, and what packing each of them costs.
+
+`localkv calibrate` measures it once; `cache/profile_file.py` keeps it in a file beside the model or
+in the user's data folder. No torch.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.config import KVScales
+from localkv.errors import UsageError
+
+LayerTypes = tuple[tuple[str, str] | None, ...]
+"""As `CacheConfig.layer_types` has them."""
+
+DEFAULT_BITS = 5.0
+"""Bits per value where a profile is used and nobody says how many."""
+
+OUTLIER = 6.0
+"""A channel is an outlier if its magnitude is so many times the median of its head's channels."""
+
+_SLACK = 1e-6
+"""Of bits, which are sums of fractions."""
+
+
+@dataclass(frozen=True)
+class SideFacts:
+    """K or V of one layer.
+
+    Attributes:
+        n_heads, n_channels: KV heads, and channels of each.
+        packed_ranges: base64 of float16 [n_heads, n_channels, 2], little endian: the least and the
+            largest value of each channel, away from 0 to the next float16.
+        kld: mean divergence, in nats, from an f16 cache if this side of this layer alone is of a
+            type, by type.
+    """
+
+    n_heads: int
+    n_channels: int
+    packed_ranges: str
+    kld: Mapping[str, float]
+
+    @property
+    def ranges(self) -> NDArray[np.float32]:
+        """[n_heads, n_channels, 2]: the least and the largest value."""
+        raw = np.frombuffer(base64.b64decode(self.packed_ranges, validate=True), "<f2")
+        return raw.reshape(self.n_heads, self.n_channels, 2).astype(np.float32)
+
+    @property
+    def channel_absmax(self) -> NDArray[np.float32]:
+        """[n_heads, n_channels]"""
+        absmax: NDArray[np.float32] = np.abs(self.ranges).max(-1)
+        return absmax
+
+    @property
+    def absmax(self) -> tuple[float, ...]:
+        """The largest magnitude of each head."""
+        return tuple(self.channel_absmax.max(-1).tolist())
+
+    @property
+    def outliers(self) -> tuple[tuple[int, int], ...]:
+        """(head, channel) of those that are much larger than the others of their head."""
+        absmax = self.channel_absmax
+        found = np.argwhere(absmax > OUTLIER * np.median(absmax, axis=-1, keepdims=True))
+        return tuple((int(head), int(channel)) for head, channel in found)
+
+
+def packed_ranges(lo: NDArray[np.float32], hi: NDArray[np.float32]) -> str:
+    """As `SideFacts` has them, of [n_heads, n_channels] each."""
+    values = np.stack([lo, hi], -1).astype(np.float32)
+    halves = values.clip(-65504, 65504).astype("<f2")
+    away = np.nextafter(halves, np.copysign(np.float16(np.inf), halves)).astype("<f2")
+    smaller = np.abs(halves.astype(np.float32)) < np.abs(values)
+    halves = np.where(smaller & np.isfinite(away), away, halves).astype("<f2")
+    return base64.b64encode(halves.tobytes()).decode()
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """Of one layer that stores rows; latents and rotated parts of keys where it keeps these."""
+
+    k: SideFacts
+    v: SideFacts
+
+
+@dataclass(frozen=True)
+class TypeList:
+    """The types of all layers, and what they cost together.
+
+    Attributes:
+        layers: types of K and of V, None for a layer without rows.
+        bits: per value, on average.
+        bytes_per_token: of K and V.
+        predicted: the sum of the divergences that the types cost alone.
+        verified: the divergence with all of them at once.
+    """
+
+    layers: LayerTypes
+    bits: float
+    bytes_per_token: int
+    predicted: float
+    verified: float
+
+
+@dataclass(frozen=True)
+class KVProfile:
+    """The measurements of one model.
+
+    Attributes:
+        model: its hash (`loader/model_hash.py`).
+        architecture, name: the model's, for people.
+        text: what was run through it, for people.
+        n_tokens, n_scored: of that, and those whose predictions were compared.
+        kv_rotation: the cache's, while divergences were measured (`CacheConfig.kv_rotation`).
+        token_seconds: for a generated token without history, on the machine that measured.
+        bandwidth: of that machine's memory, in bytes per second.
+        layers: in the model's order; None for one without rows.
+        lists: types by layer for growing budgets.
+        uniform: of pairs that all layers have: whether predictions hold, and to compare with.
+    """
+
+    model: str
+    architecture: str
+    name: str
+    text: str
+    n_tokens: int
+    n_scored: int
+    kv_rotation: str
+    token_seconds: float
+    bandwidth: float
+    layers: tuple[LayerFacts | None, ...]
+    lists: tuple[TypeList, ...]
+    uniform: tuple[TypeList, ...]
+
+    def within(self, bits: float) -> TypeList:
+        """The types by layer with the most bits up to a budget.
+
+        Raises:
+            UsageError: all take more.
+        """
+        fitting = [one for one in self.lists if one.bits <= bits + _SLACK]
+        if not fitting:
+            least = min(one.bits for one in self.lists)
+            raise UsageError(
+                f"the KV profile has no types of at most {bits:g} bits per value",
+                hint=f"its smallest take {least:g} (--kv-bits)",
+            )
+        return max(fitting, key=lambda one: (one.bits, -one.verified))
+
+    def below(self, kld: float) -> TypeList | None:
+        """The types by layer with the fewest bits whose verified divergence is at most `kld`."""
+        fitting = (one for one in self.lists if one.verified <= kld)
+        return min(fitting, key=lambda one: (one.bits, one.verified), default=None)
+
+    def scales(self) -> KVScales | None:
+        """For types that are scaled by head; None if layers differ in their heads."""
+        layers = [layer for layer in self.layers if layer is not None]
+        sizes = {(s.n_heads, s.n_channels) for layer in layers for s in (layer.k, layer.v)}
+        if len(sizes) > 1 or len(layers) < len(self.layers):
+            return None
+        ((n_heads, n_channels),) = sizes
+        return KVScales(
+            architecture=self.architecture,
+            name=self.name,
+            n_layers=len(layers),
+            n_kv_heads=n_heads,
+            head_dim=n_channels,
+            rotation_k=0,
+            rotation_v=0,
+            n_tokens=self.n_tokens,
+            absmax_k=tuple(layer.k.absmax for layer in layers),
+            absmax_v=tuple(layer.v.absmax for layer in layers),
+        )

@@ -1,0 +1,68 @@
+"""A cache as a KV profile has it: types by layer, and scales. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from localkv.cache.profile import DEFAULT_BITS, KVProfile, TypeList
+from localkv.cache.scales import wants_scales
+from localkv.config import CacheConfig, KVScales
+from localkv.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ProfiledCache:
+    """What becomes of a cache.
+
+    Attributes:
+        cache: with types by layer, if the profile's are taken.
+        types: these; None if others are named.
+        scales: the profile's, if a type wants them.
+        warnings: for the user.
+    """
+
+    cache: CacheConfig
+    types: TypeList | None = None
+    scales: KVScales | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def profiled(
+    cache: CacheConfig, profile: KVProfile | None, bits: float | None, *, names_types: bool
+) -> ProfiledCache:
+    """A cache with what a profile has for it.
+
+    Args:
+        bits: per value, that the types by layer may take; None is `DEFAULT_BITS`.
+        names_types: the cache's types were chosen, so the profile gives scales only.
+
+    Raises:
+        UsageError: no types take so few bits, or `bits` says nothing.
+    """
+    if profile is None or names_types:
+        if bits is not None:
+            raise UsageError(
+                "kv_bits chooses among the types of a KV profile"
+                + (", but types are named" if names_types else ", and there is none"),
+                hint="leave it out"
+                if names_types
+                else "name one: kv_profile, or --kv-profile auto",
+            )
+        if profile is None:
+            return ProfiledCache(cache)
+        if wants_scales(cache.types):
+            return ProfiledCache(cache, scales=profile.scales())
+        return ProfiledCache(
+            cache,
+            warnings=("the KV profile is not used: types are named, and none uses its scales",),
+        )
+    types = profile.within(DEFAULT_BITS if bits is None else bits)
+    warnings = list[str]()
+    if cache.kv_rotation != profile.kv_rotation:
+        warnings.append(
+            f"the KV profile was measured with kv_rotation {profile.kv_rotation}, not "
+            f"{cache.kv_rotation}: expect another quality than it says"
+        )
+    cache = replace(cache, layer_types=types.layers)
+    scales = profile.scales() if wants_scales(cache.types) else None
+    return ProfiledCache(cache, types, scales, tuple(warnings))

@@ -1,0 +1,312 @@
+"""`localkv calibrate`: measures a model's KV profile, and writes it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localkv.cli.cache_pairs import require_cache_type
+from localkv.cli.command import Command
+from localkv.cli.loading import all_warnings, load_llm
+from localkv.cli.loading_options import loading_options
+from localkv.cli.messages import note, say, warn
+from localkv.cli.model_file import named_or_shipped
+from localkv.cli.option_types import Whole
+from localkv.cli.options import json_option, option
+from localkv.cli.progress_line import ProgressLine
+from localkv.cli.prompt import read_file, without_final_newline
+from localkv.cli.table import table
+from localkv.cli.text_output import TextOutput, check_writable
+from localkv.errors import UsageError, counted, printable
+
+if TYPE_CHECKING:
+    from localkv.cache.profile import KVProfile
+    from localkv.llm import LLM
+    from localkv.quality.kv_profile import Plan
+
+BUILT_IN = "the built-in text"
+CHUNK, DEFAULT_TOKENS = 1024, 2048
+LEAST_CHUNK = 64
+
+_USED = (
+    *("model", "hf_repo", "hf_file", "offline", "batch_size", "ubatch_size", "threads"),
+    *("threads_batch", "device", "kv_rotation", "fit", "mlock", "use_mmap", "override_pre"),
+)
+"""Options as other commands have them."""
+
+
+def _run(
+    *,
+    file: str | None,
+    output: str | None,
+    tokens: int,
+    types: str | None,
+    bits: str | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    unnamed = named_or_shipped(values)
+    if output is not None:
+        check_writable(Path(output))
+    names = _types(types)
+    budgets = _budgets(bits)
+    text = None if file is None else without_final_newline(read_file(file, "the text"))
+    if unnamed:
+        note(unnamed)
+    llm = load_llm({**_not_offered(), **values})
+    for line in all_warnings(llm):
+        warn(line)
+    from localkv.cache.profile_file import write_profile
+    from localkv.loader.found_profile import in_data_folder
+    from localkv.loader.model_hash import model_hash
+    from localkv.quality.calibration_text import calibration_text
+    from localkv.quality.kv_profile import BUDGETS, Plan, measure, sensible_types
+
+    chunks = _chunks(llm, text if text is not None else calibration_text(), tokens)
+    plan = Plan(
+        tuple(names or sensible_types()),
+        tuple(budgets or BUDGETS),
+        n_ctx=max(map(len, chunks)),
+        kv_rotation=values["kv_rotation"],
+    )
+    digest = model_hash(llm.gguf)
+    path = Path(output) if output is not None else in_data_folder(digest)
+    seconds, bandwidth = _speed(llm)
+    with _Progress() as progress:
+        profile = measure(
+            llm.engine.model,
+            chunks,
+            plan,
+            digest=digest,
+            text=BUILT_IN if file is None else Path(file).name,
+            token_seconds=seconds,
+            bandwidth=bandwidth,
+            on_step=progress.step,
+        )
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_profile(path, profile)
+    with TextOutput(None) as out:
+        if as_json:
+            facts = {"path": str(path), "seconds": progress.seconds, **_json(profile)}
+            out.write(json.dumps(facts, ensure_ascii=False))
+        else:
+            out.write("\n".join([*_lines(profile, plan), "", _saved(path, output, progress)]))
+
+
+class _Progress(ProgressLine):
+    """How far it is, and how long it will take: a line on a terminal, else one at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = time.perf_counter()
+        self._told = False
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    def step(self, done: int, of: int, what: str) -> None:
+        left = self.seconds / max(1, done) * (of - done)
+        if done >= _BEFORE_ESTIMATE and not self._told:
+            self._told = True
+            if left > _LONG:
+                self.clear()
+                say(
+                    f"{of} measurements take about {left / 60:.0f} minutes; fewer tokens "
+                    "(--tokens) or types (--types) take less"
+                )
+        if what:
+            estimate = f", about {left:.0f} s left" if done >= _BEFORE_ESTIMATE else ""
+            self.show(f"{done} of {of}: {what}{estimate}")
+
+
+_BEFORE_ESTIMATE, _LONG = 5, 120
+"""Steps before time is estimated, and seconds that are worth a line."""
+
+
+def _types(text: str | None) -> list[str]:
+    """The types that `--types` names, f16 in front of them; none if it is not given."""
+    names = [item.strip().lower() for item in (text or "").split(",") if item.strip()]
+    for name in names:
+        require_cache_type(name, "--types: ")
+    if text is not None and not set(names) - {"f16"}:
+        raise UsageError("--types names no type to compare with f16", hint="as in q8_0,q5_1,q4_0")
+    return list(dict.fromkeys(["f16", *names])) if names else []
+
+
+def _budgets(text: str | None) -> list[float]:
+    try:
+        found = [float(item) for item in (text or "").split(",") if item.strip()]
+    except ValueError:
+        found = [-1.0]
+    if any(not 0 < bits <= 32 for bits in found):
+        raise UsageError(f"--bits {text}: not a list of bits per value", hint="as in 4.5,5,6")
+    return found
+
+
+def _chunks(llm: LLM, text: str, n_tokens: int) -> list[list[int]]:
+    """The first tokens of a text, in chunks of one length."""
+    from localkv.quality.chunks import text_chunks
+
+    tokenizer, ids = llm.tokenizer, llm.tokenize(text)
+    if len(ids) < LEAST_CHUNK:
+        raise UsageError(
+            f"the text has {counted(len(ids), 'token')}, too few to measure with",
+            hint=f"use one of at least {LEAST_CHUNK}, better {DEFAULT_TOKENS} (-f)",
+        )
+    n_ctx = min(CHUNK, len(ids), n_tokens, llm.config.n_ctx_train)
+    bos_id = tokenizer.bos_id if tokenizer.add_bos else None
+    return text_chunks(ids, n_ctx, bos_id=bos_id, limit=max(1, n_tokens // n_ctx))
+
+
+def _speed(llm: LLM) -> tuple[float, float]:
+    """Seconds of a generated token without history, and bytes per second of memory."""
+    from localkv.bench.machine import bandwidth
+
+    engine = llm.engine
+    engine.reset()
+    engine.evaluate([0])
+    best = float("inf")
+    for _ in range(_SPEED_TOKENS):
+        started = time.perf_counter()
+        llm.backend.arrays.to_numpy(engine.evaluate([0], generated=True))
+        best = min(best, time.perf_counter() - started)
+    engine.reset()
+    return best, bandwidth(llm.backend, _SPEED_BYTES)
+
+
+_SPEED_TOKENS, _SPEED_BYTES = 8, 128 << 20
+
+
+def _lines(profile: KVProfile, plan: Plan) -> list[str]:
+    """What was found, for people."""
+    from localkv.cache.layer_types import in_words
+
+    rows = [("bits", "KLD predicted", "verified", "K/V by layer")]
+    rows += [
+        (f"{one.bits:.3f}", f"{one.predicted:.2e}", f"{one.verified:.2e}", in_words(one.layers))
+        for one in profile.lists
+    ]
+    outliers = [
+        f"layer {i} {side} {len(facts.outliers)}"
+        for i, layer in enumerate(profile.layers)
+        if layer is not None
+        for side, facts in (("K", layer.k), ("V", layer.v))
+        if facts.outliers
+    ]
+    ratios = [one.verified / one.predicted for one in profile.uniform if one.predicted > 0]
+    lines = [
+        f"{counted(profile.n_tokens, 'token')} of {printable(profile.text)}, "
+        f"{profile.n_scored} predictions compared with those of an f16 cache",
+        f"outlier channels: {', '.join(outliers) if outliers else 'none'}",
+    ]
+    if ratios:
+        lines.append(
+            "one type for all layers costs "
+            f"{min(ratios):.2g} to {max(ratios):.2g} times what it costs in each alone"
+        )
+    return [*lines, "", *table(rows)]
+
+
+def _saved(path: Path, output: str | None, progress: _Progress) -> str:
+    use = "auto" if output is None else printable(path)
+    return (
+        f"{printable(path)}: measured in {progress.seconds:.0f} s; use it with --kv-profile {use}"
+    )
+
+
+def _json(profile: KVProfile) -> dict[str, Any]:
+    def lists(found: Sequence[Any]) -> list[dict[str, Any]]:
+        return [
+            {
+                "bits": one.bits,
+                "bytes_per_token": one.bytes_per_token,
+                "predicted": one.predicted,
+                "verified": one.verified,
+                "layers": [pair and "/".join(pair) for pair in one.layers],
+            }
+            for one in found
+        ]
+
+    return {
+        "model": profile.model,
+        "name": profile.name,
+        "n_tokens": profile.n_tokens,
+        "n_scored": profile.n_scored,
+        "lists": lists(profile.lists),
+        "uniform": lists(profile.uniform),
+    }
+
+
+def _not_offered() -> dict[str, Any]:
+    """Values of the options that are not offered, since the cache is calibrate's own."""
+    params = [param for param in loading_options() if param.name not in _USED]
+    for param in params:
+        param.envvar = None
+    return click.Command("calibrate", params=params).make_context("calibrate", []).params
+
+
+calibrate = Command(
+    "calibrate",
+    examples=[
+        ("Measure a model with the built-in text", "localkv calibrate -m model.gguf"),
+        (
+            "With a text like those it is for, to a file beside it",
+            "localkv calibrate -m model.gguf -f text.txt -o model.kv.json",
+        ),
+        ("Use what was measured", "localkv complete -m model.gguf --kv-profile auto -f long.txt"),
+    ],
+    essentials="-m -hf -f -o --tokens --types --bits -t -dev --json",
+    params=[
+        option(
+            "-f",
+            "--file",
+            panel="Text",
+            metavar="FILE",
+            help="The text, UTF-8; - is stdin. [default: one that comes with localkv]",
+        ),
+        option(
+            "--tokens",
+            panel="Text",
+            type=Whole(LEAST_CHUNK),
+            default=DEFAULT_TOKENS,
+            show_default=True,
+            metavar="N",
+            help=f"Tokens of the text to measure with, in chunks of {CHUNK}.",
+        ),
+        option(
+            "--types",
+            panel="Measure",
+            metavar="TYPES",
+            help="Cache types to measure, with commas between them. [default: all with blocks]",
+        ),
+        option(
+            "--bits",
+            panel="Measure",
+            metavar="LIST",
+            help="Budgets of bits per value for which types are found, with commas between them. "
+            "[default: 3 to 8.5]",
+        ),
+        *(param for param in loading_options() if param.name in _USED),
+        option(
+            "-o",
+            "--output",
+            panel="Output",
+            metavar="FILE",
+            help="The profile. [default: in the platform's data folder, where --kv-profile auto "
+            "finds it]",
+        ),
+        json_option(),
+    ],
+    callback=_run,
+    help="Measure which layers of a model need which types of K and V.\n\n"
+    "Each layer's K and V get each type alone, and predictions are compared with those of an f16 "
+    "cache. From that come the types by layer that cost least within budgets of bits, which are "
+    "then measured together. The profile is a small file of JSON.",
+)

@@ -1,0 +1,104 @@
+"""The options that use a KV profile: types by layer, and scales. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from localkv.cli.completion import file_values
+from localkv.cli.option_types import FILE
+from localkv.cli.options import option
+from localkv.errors import ModelFileError, UsageError
+from localkv.formats import KV_FORMATS
+from localkv.presets import PRESETS
+
+_TYPES = {"cache_type_k": "type_k", "cache_type_v": "type_v"}
+_WINDOWS = ("cache_type_k_swa", "cache_type_v_swa")
+
+
+def profile_option() -> click.Parameter:
+    """`--kv-profile`."""
+    return option(
+        "--kv-profile",
+        panel="KV cache",
+        metavar="FILE",
+        type=FILE,
+        shell_complete=file_values,
+        help="The types of K and V for each layer, from a file that localkv calibrate wrote for "
+        "this model; auto looks for it beside the model (MODEL.kv.json) and in the data folder. "
+        "-ctk and -ctv win over its types, --preset says how many bits it may take.",
+    )
+
+
+def bits_option() -> click.Parameter:
+    """`--kv-bits`."""
+    return option(
+        "--kv-bits",
+        panel="KV cache",
+        type=click.FloatRange(0, min_open=True),
+        metavar="N",
+        help="Bits per value, on average, that the types of --kv-profile may take. [default: 5]",
+    )
+
+
+def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """The arguments of `LLM` that take a profile's place for types; none if there is no profile.
+
+    A preset takes the types of a profile with at most its bits, if a profile is found.
+
+    Raises:
+        UsageError: two options say the same thing.
+    """
+    name, bits, preset = values["kv_profile"], values["kv_bits"], values["preset"]
+    given = _given_types(values)
+    if bits is not None and (given or preset is not None):
+        other = "--preset" if preset is not None else "-ctk and -ctv"
+        raise UsageError(
+            f"--kv-bits and {other} both choose the types", hint="leave out one of them"
+        )
+    if given:
+        return {} if name is None else {"kv_profile": name}
+    if preset is not None:
+        bits = preset_bits(preset)
+        if name is None:
+            name = _found(model) if bits < _F16 else None
+    if name is None and bits is None:
+        return {}
+    if name is None and preset is not None:
+        return {}
+    types = dict.fromkeys(_TYPES)
+    return {**types, "kv_profile": str(name or "auto"), "kv_bits": bits}
+
+
+_F16 = 16.0
+
+
+def preset_bits(name: str) -> float:
+    """Bits per value of a preset's pair, on average."""
+    preset = PRESETS[name]
+    formats = [KV_FORMATS[one] for one in (preset.type_k, preset.type_v)]
+    return sum(8 * fmt.block_bytes / fmt.block_size for fmt in formats) / 2
+
+
+def _found(model: Path) -> Path | None:
+    """The profile of a model, if it has one; what is wrong with a model is said when it loads."""
+    from localkv.loader.found_profile import profile_path
+
+    try:
+        return profile_path(model)
+    except ModelFileError:
+        return None
+
+
+def _given_types(values: Mapping[str, Any]) -> bool:
+    """Whether types are named, by other options than a preset."""
+    if any(values[name] is not None for name in _WINDOWS):
+        return True
+    if (preset := values["preset"]) is not None:
+        return any(values[name] != getattr(PRESETS[preset], of) for name, of in _TYPES.items())
+    ctx = click.get_current_context()
+    return any(ctx.get_parameter_source(name) != ParameterSource.DEFAULT for name in _TYPES)

@@ -1,0 +1,77 @@
+"""The least and the largest value of every channel of K and V of a model, over a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.cache.arrays import Array
+from localkv.config import CacheConfig
+from localkv.engine.engine import Engine
+from localkv.errors import LocalKVError
+from localkv.formats import KV_FORMATS
+from localkv.model import Transformer
+
+Floats = NDArray[np.float32]
+TYPE = "f32"
+"""The cache through which the text is run: it keeps rows unpacked, and all of them."""
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """[n_kv_heads, channels]: the least and the largest value, or 0 if that lies beyond."""
+
+    lo: Floats
+    hi: Floats
+
+    def joined(self, other: Ranges) -> Ranges:
+        return Ranges(np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi))
+
+
+def channel_ranges(
+    model: Transformer, chunks: Iterable[Sequence[int]], *, n_ctx: int, n_batch: int = 512
+) -> list[tuple[Ranges, Ranges] | None]:
+    """Those of K and of V in each layer, K after RoPE, neither rotated; None without rows.
+
+    Args:
+        chunks: token ids, at most `n_ctx`; each is a sequence of its own.
+
+    Raises:
+        LocalKVError: a value is infinite or not a number.
+    """
+    cache = CacheConfig(TYPE, TYPE, n_ctx=n_ctx, kv_rotation="off", swa_full=True, type_k_rope=TYPE)
+    engine = Engine(model, cache, n_batch=n_batch)
+    layers = [layer.segments[0] if layer.segments else None for layer in engine.cache.layers]
+    for storing in filter(None, layers):
+        for plane in (*storing.k, *storing.v):
+            plane[:] = 0  # rows that are never stored count as 0
+    found: list[tuple[Ranges, Ranges] | None] = [None] * model.config.n_layers
+    for chunk in chunks:
+        for _ in engine.logit_batches(chunk, first=len(chunk) - 1):
+            pass
+        for i, segment in enumerate(layers):
+            if segment is not None:
+                k, v = _ranges(model, segment.k[0], "k"), _ranges(model, segment.v[0], "v")
+                before = found[i]
+                found[i] = (before[0].joined(k), before[1].joined(v)) if before else (k, v)
+    return found
+
+
+def _ranges(model: Transformer, plane: Array, side: str) -> Ranges:
+    arrays = model.backend.arrays
+    values = arrays.to_numpy(plane).view(np.float32)
+    n_pages, n_heads, n_tokens, n_channels, _ = values.shape
+    if model.backend.name == "cpu":
+        order = getattr(KV_FORMATS[TYPE].part("cpu").PLANES[0], side)
+        n = order.item_bits // 32  # channels of an item, which 16 tokens have one after the other
+        items = values.reshape(n_pages, n_heads, n_tokens // 16, n_channels // n, 16, n)
+        lo, hi = items.min((0, 2, 4)), items.max((0, 2, 4))  # [n_heads, items, n]
+    else:
+        lo, hi = values.min((0, 2, 4)), values.max((0, 2, 4))
+    if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
+        raise LocalKVError("K or V of the model is not finite, so nothing can be measured")
+    shape = n_heads, n_channels
+    return Ranges(np.minimum(lo.reshape(shape), 0), np.maximum(hi.reshape(shape), 0))

@@ -1,0 +1,241 @@
+"""Measuring a KV profile: ranges of channels, costs of types by layer, types for budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from localkv.cache.layout import group_layouts
+from localkv.cache.profile import (
+    KVProfile,
+    LayerFacts,
+    LayerTypes,
+    SideFacts,
+    TypeList,
+    packed_ranges,
+)
+from localkv.config import CacheConfig
+from localkv.errors import UsageError
+from localkv.formats import KV_FORMATS
+from localkv.memory.plan import kv_values_per_token, mean_bits_of
+from localkv.model import Transformer
+from localkv.quality.channels import Ranges, channel_ranges
+from localkv.quality.knapsack import Choice, Picked, frontier, within
+from localkv.quality.layer_costs import BASE, ChunkCosts, base_types
+
+BUDGETS = (3.0, 3.5, 4.0, 4.5, 4.75, 5.0, 5.25, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5)
+"""Bits per value for which types are found."""
+
+Key = tuple[int, int, str]
+"""A layer, a side and the type that it has alone."""
+OnStep = Callable[[int, int, str], None]
+"""(steps done, all steps, what is next)."""
+
+
+def sensible_types() -> list[str]:
+    """Types worth measuring: f16 and those with fewer bits that need no measured scales. An 8-bit
+    float costs more than `q8_0` at nearly the same bits."""
+    return [
+        name
+        for name, fmt in KV_FORMATS.items()
+        if name == BASE
+        or (fmt.shares_scale and not fmt.scales_by_head and fmt.has_part("cpu_cache"))
+    ]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured.
+
+    Attributes:
+        types: cache types, f16 among them.
+        budgets: bits per value.
+        n_ctx: tokens of a chunk.
+        kv_rotation: as in `CacheConfig`.
+    """
+
+    types: tuple[str, ...]
+    budgets: tuple[float, ...] = BUDGETS
+    n_ctx: int = 1024
+    kv_rotation: str = "auto"
+
+    def keys(self, model: Transformer) -> list[Key]:
+        """Each layer, side and type but f16 that the layer's rows can be of."""
+        return [
+            (layer, side, name)
+            for group in model.config.groups
+            for layer in group.layers
+            for side, dim in enumerate((group.key_dim, group.value_dim))
+            for name in self.types
+            if name != BASE and dim % KV_FORMATS[name].block_size == 0
+        ]
+
+
+def measure(
+    model: Transformer,
+    chunks: Sequence[Sequence[int]],
+    plan: Plan,
+    *,
+    digest: str,
+    text: str,
+    token_seconds: float = 0.0,
+    bandwidth: float = 0.0,
+    on_step: OnStep = lambda done, of, what: None,
+) -> KVProfile:
+    """The profile of a model.
+
+    Args:
+        chunks: token ids, each a sequence of its own.
+        digest, text, token_seconds, bandwidth: as in `KVProfile`.
+
+    Raises:
+        UsageError: the model has no K and V.
+        LocalKVError: values or logits are not finite.
+    """
+    if not model.config.groups:
+        raise UsageError("this model keeps no K and V, so there is nothing to measure")
+    keys = plan.keys(model)
+    cache = CacheConfig(n_ctx=plan.n_ctx, kv_rotation=plan.kv_rotation)
+    n_uniform = len(_uniform(model, plan))
+    steps = _Steps(len(chunks) * (len(keys) + n_uniform + len(plan.budgets)), on_step)
+    ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
+    alone = dict.fromkeys(keys, 0.0)
+    n_scored = 0
+    base = base_types(model)
+    uniform = dict.fromkeys(_uniform(model, plan), 0.0)
+    held = list[ChunkCosts]()
+    for ids in chunks:
+        chunk = ChunkCosts(model, ids, cache)
+        n_scored += len(chunk.targets)
+        held.append(chunk)
+        for layer, side, name in keys:
+            steps.next(f"layer {layer}, {'KV'[side]} {name}")
+            alone[layer, side, name] += chunk.divergence(_with(base, layer, side, name))
+        for types in uniform:
+            steps.next("all layers alike")
+            uniform[types] += chunk.divergence(types)
+        chunk.forget_inputs()
+    costs = {key: total / n_scored for key, total in alone.items()}
+    lists = []
+    for types, cost in best_types(model, plan, costs):
+        total = 0.0
+        for chunk in held:
+            steps.next("the best types together")
+            total += chunk.divergence(types)
+        lists.append(_type_list(model, types, cost, total / n_scored))
+    steps.end()
+    return KVProfile(
+        model=digest,
+        architecture=model.config.architecture,
+        name=model.config.name,
+        text=text,
+        n_tokens=sum(map(len, chunks)),
+        n_scored=n_scored,
+        kv_rotation=plan.kv_rotation,
+        token_seconds=token_seconds,
+        bandwidth=bandwidth,
+        layers=tuple(_layer_facts(layer, found, costs) for layer, found in enumerate(ranges)),
+        lists=tuple(lists),
+        uniform=tuple(
+            _type_list(model, types, predicted(costs, types), total / n_scored)
+            for types, total in uniform.items()
+        ),
+    )
+
+
+class _Steps:
+    def __init__(self, total: int, on_step: OnStep) -> None:
+        self.done, self.total, self.on_step = 0, total, on_step
+
+    def next(self, what: str) -> None:
+        self.on_step(self.done, self.total, what)
+        self.done += 1
+
+    def end(self) -> None:
+        self.on_step(self.total, self.total, "")
+
+
+def predicted(costs: dict[Key, float], types: LayerTypes) -> float:
+    """The sum of what the types cost alone."""
+    return sum(
+        costs[layer, side, name]
+        for layer, pair in enumerate(types)
+        if pair is not None
+        for side, name in enumerate(pair)
+        if name != BASE
+    )
+
+
+def best_types(
+    model: Transformer, plan: Plan, costs: dict[Key, float]
+) -> list[tuple[LayerTypes, float]]:
+    """The types of all layers with the least sum of costs for each budget, and the sum.
+
+    Budgets that no types hold are left out, and so is one whose types are those of the one before.
+    """
+    items, owners = list[list[Choice]](), list[tuple[int, int, list[str]]]()
+    for group in model.config.groups:
+        for layer in group.layers:
+            for side, dim in enumerate((group.key_dim, group.value_dim)):
+                names = [n for n in plan.types if n == BASE or (layer, side, n) in costs]
+                owners.append((layer, side, names))
+                items.append(
+                    [
+                        Choice(
+                            KV_FORMATS[name].row_bytes(dim) * group.n_kv_heads,
+                            0.0 if name == BASE else costs[layer, side, name],
+                        )
+                        for name in names
+                    ]
+                )
+    picks = frontier(items)
+    n_values = kv_values_per_token(model.config)
+    found = dict[Picked, None]()
+    for bits in sorted(plan.budgets):
+        best = within(picks, bits * n_values / 8)
+        if best is not None:
+            found[best] = None
+    lists = []
+    for pick in found:
+        types = base_types(model)
+        for (layer, side, names), choice in zip(owners, pick.choices, strict=True):
+            types = _with(types, layer, side, names[choice])
+        lists.append((types, pick.cost))
+    return lists
+
+
+def _with(types: LayerTypes, layer: int, side: int, name: str) -> LayerTypes:
+    pair = types[layer]
+    assert pair is not None
+    changed = (name, pair[1]) if side == 0 else (pair[0], name)
+    return (*types[:layer], changed, *types[layer + 1 :])
+
+
+def _uniform(model: Transformer, plan: Plan) -> list[LayerTypes]:
+    """The same type for K and V of all layers, where all can have it."""
+    dims = {dim for group in model.config.groups for dim in (group.key_dim, group.value_dim)}
+    names = [
+        name
+        for name in plan.types
+        if name != BASE and all(dim % KV_FORMATS[name].block_size == 0 for dim in dims)
+    ]
+    return [tuple(pair and (name, name) for pair in base_types(model)) for name in names]
+
+
+def _type_list(model: Transformer, types: LayerTypes, cost: float, verified: float) -> TypeList:
+    cache = CacheConfig(layer_types=types)
+    n_bytes = sum(layout.row_bytes for layout in group_layouts(cache, model.config.groups))
+    return TypeList(types, mean_bits_of(cache, model.config), n_bytes, cost, verified)
+
+
+def _layer_facts(
+    layer: int, found: tuple[Ranges, Ranges] | None, costs: dict[Key, float]
+) -> LayerFacts | None:
+    if found is None:
+        return None
+    sides = []
+    for side, ranges in enumerate(found):
+        kld = {name: cost for (at, of, name), cost in costs.items() if (at, of) == (layer, side)}
+        n_heads, n_channels = ranges.lo.shape
+        sides.append(SideFacts(n_heads, n_channels, packed_ranges(ranges.lo, ranges.hi), kld))
+    return LayerFacts(*sides)

@@ -1,0 +1,152 @@
+"""A profile's file: there and back, damage in every part, other models' and older files."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localkv.cache.profile import KVProfile, LayerFacts, SideFacts, TypeList, packed_ranges
+from localkv.cache.profile_file import read_profile, write_profile
+from localkv.cache.profiled import profiled
+from localkv.cache.scales import read_kv_scales
+from localkv.config import CacheConfig
+from localkv.errors import UsageError
+
+SIDE = SideFacts(
+    2, 32, packed_ranges(np.full((2, 32), -1, np.float32), np.full((2, 32), 2, np.float32)), {}
+)
+FACTS = LayerFacts(SIDE, SideFacts(2, 32, SIDE.packed_ranges, {"q4_0": 0.5, "q8_0": 1e-4}))
+SMALL = TypeList((("q4_0", "q4_0"), None), 4.5, 144, 0.25, 0.5)
+LARGE = TypeList((("q8_0", "q4_0"), None), 6.5, 208, 0.125, 0.0625)
+PROFILE = KVProfile(
+    "ab" * 16, "llama", "tïny", "text", 64, 31, "auto", 0.01, 1e10, (FACTS, None), (SMALL, LARGE),
+    (SMALL,),
+)  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write_profile(tmp_path / "p.json", PROFILE)
+    return tmp_path / "p.json"
+
+
+def test_there_and_back(file: Path) -> None:
+    assert read_profile(file) == PROFILE
+
+
+def damaged(file: Path, change: Any) -> str:
+    data = json.loads(file.read_text())
+    change(data)
+    other = file.with_name("other.json")
+    other.write_text(json.dumps(data))
+    with pytest.raises(UsageError) as error:
+        read_profile(other)
+    assert "\n" not in str(error.value)
+    assert "localkv calibrate" in (error.value.hint or "")
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.update(extra=1), "unknown key 'extra'"),
+        (lambda d: d.update(smoothing={}), "can't use its section 'smoothing'"),
+        (lambda d: d["layers"][0]["k"].update(more=1), "unknown key 'more' in k of layer 0"),
+        (lambda d: d.pop("text"), "it lacks 'text'"),
+        (lambda d: d.update(version=9), "version 9 is not supported"),
+        (lambda d: d.update(kind="x"), "not a KV profile"),
+        (lambda d: d["layers"][0]["v"]["kld"].update(q9=1), "'q9', which is no cache type"),
+        (lambda d: d["layers"][0]["v"]["kld"].update(q4_0=-1), "kld of v of layer 0 is -1"),
+        (lambda d: d["layers"][0]["v"]["kld"].update(q4_0="1"), "is not a number"),
+        (lambda d: d["layers"][0]["v"].update(packed_ranges="AAAA"), "not those of 64 channels"),
+        (lambda d: d["layers"][0]["v"].update(packed_ranges="no!"), "not those of 64 channels"),
+        (lambda d: d["layers"][0]["v"].update(n_heads=0), "0 heads of 32 channels"),
+        (lambda d: d["lists"][0].update(layers=["q4_0/q4_0"]), "not a list of 2"),
+        (lambda d: d["lists"][0].update(layers=[None, None]), "are of other layers"),
+        (lambda d: d["lists"][0].update(layers=["q4_0", None]), "'', which is no cache type"),
+        (lambda d: d.update(lists=[]), "lists is empty"),
+        (lambda d: d.update(n_tokens=True), "n_tokens is not a count"),
+        (lambda d: d.update(kv_rotation="x"), "kv_rotation is 'x'"),
+    ],
+)
+def test_damage_is_one_line(file: Path, change: Any, said: str) -> None:
+    assert said in damaged(file, change)
+
+
+def _check_line(error: UsageError) -> None:
+    assert "\n" not in str(error)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_no_value_in_another_place_is_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Any value of the file replaced by any other: it is read, or refused in one line."""
+    path = tmp_path_factory.getbasetemp() / "replaced.json"
+    write_profile(path, PROFILE)
+    root = json.loads(path.read_text())
+    node, steps = root, data.draw(st.integers(1, 5))
+    for step in range(steps):
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        if not keys:
+            break
+        key = data.draw(st.sampled_from(keys))
+        if step == steps - 1 or not isinstance(node[key], dict | list):
+            value = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+            node[key] = data.draw(value | st.just(copy.deepcopy(root["layers"])))
+            break
+        node = node[key]
+    path.write_text(json.dumps(root))
+    try:
+        read_profile(path)
+    except UsageError as error:
+        _check_line(error)
+
+
+def test_files_that_are_no_profiles(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    for text, said in (("{", "not a JSON"), ("[1]", "not a KV profile"), ("NaN", "not a JSON")):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=said):
+            read_profile(path)
+    with pytest.raises(UsageError, match="No such file"):
+        read_profile(tmp_path / "none.json")
+
+
+def test_types_within_bits() -> None:
+    cache = CacheConfig()
+    assert profiled(cache, PROFILE, None, names_types=False).cache.layer_types == SMALL.layers
+    assert profiled(cache, PROFILE, 6.5, names_types=False).types == LARGE
+    with pytest.raises(UsageError, match=r"no types of at most 4 bits") as error:
+        profiled(cache, PROFILE, 4.0, names_types=False)
+    assert error.value.hint == "its smallest take 4.5 (--kv-bits)"
+    with pytest.raises(UsageError, match="and there is none"):
+        profiled(cache, None, 4.0, names_types=False)
+    named = profiled(CacheConfig("q8_0", "q8_0"), PROFILE, None, names_types=True)
+    assert (named.types, len(named.warnings)) == (None, 1)
+    rotated = profiled(CacheConfig(kv_rotation="off"), PROFILE, None, names_types=False)
+    assert "measured with kv_rotation auto" in rotated.warnings[0]
+
+
+def test_scales_of_a_profile(tmp_path: Path) -> None:
+    """Where all layers are alike; `--kv-scales` takes such a file, too."""
+    assert PROFILE.scales() is None
+    alike = KVProfile(**{**PROFILE.__dict__, "layers": (FACTS,), "lists": (
+        TypeList((("q4_0", "q4_0"),), 4.5, 144, 0.25, 0.5),), "uniform": ()})  # fmt: skip
+    write_profile(tmp_path / "p.json", alike)
+    scales = read_kv_scales(tmp_path / "p.json")
+    assert scales == alike.scales()
+    assert scales.absmax_k == ((2.0, 2.0),)
+    wants = CacheConfig("fp8_e4m3_head", "f16")
+    assert profiled(wants, alike, None, names_types=True).scales == scales
+    write_profile(tmp_path / "q.json", PROFILE)
+    with pytest.raises(UsageError, match="heads of its layers differ"):
+        read_kv_scales(tmp_path / "q.json")

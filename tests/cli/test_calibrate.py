@@ -1,0 +1,89 @@
+"""`localkv calibrate`, and commands that use what it wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from localkv import LLM
+from localkv.cache.profile_file import read_profile
+from localkv.errors import UsageError
+from support.tiny_model import write_tiny_model
+
+MEASURE = ("--tokens", "64", "--types", "q8_0,q4_0", "--bits", "4.5,5.5,6.5", "-t", "2")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("calibrate") / "tiny.gguf")
+
+
+@pytest.fixture(autouse=True)
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+@pytest.mark.slow
+def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
+    """In the data folder without -o, beside the model, or by name; not with another model."""
+    done = program("calibrate", "-m", measured, *MEASURE)
+    assert done.code == 0, done.err
+    assert "--kv-profile auto" in done.out
+    (kept,) = (tmp_path / "data/localkv/profiles").iterdir()
+    profile = read_profile(kept)
+    ask = ("-p", "Once", "-n", "3", "--temp", "0", "--json")
+    used = program("complete", "-m", measured, *ask, "--kv-profile", "auto")
+    assert used.code == 0, used.err
+    types = profile.within(5.0)
+    assert used.err_lines[0].startswith(f"KV profile: {types.bits:.4g} bits per value by layer")
+    pairs = ["/".join(pair) for pair in types.layers if pair]
+    assert json.loads(used.out)["cache"]["layer_types"] == pairs
+    assert json.loads(used.out)["cache"]["bytes"] == 256 * types.bytes_per_token
+    # a preset takes at most its bits, and types on the command line win
+    preset = program("complete", "-m", measured, *ask, "--preset", "speed")
+    assert json.loads(preset.out)["cache"]["layer_types"] == [
+        "/".join(pair) for pair in profile.within(6.5).layers if pair
+    ]
+    named = program("complete", "-m", measured, *ask, "--kv-profile", "auto", "-ctk", "q8_0")
+    assert "layer_types" not in json.loads(named.out)["cache"]
+    assert any("not used: types are named" in line for line in named.err_lines)
+    twice = program("complete", "-m", measured, *ask, "--kv-bits", "5", "-ctk", "q8_0")
+    assert (twice.code, twice.err_lines[0]) == (
+        2,
+        "error: --kv-bits and -ctk and -ctv both choose the types",
+    )
+    beside = tmp_path / "copy.gguf"
+    shutil.copy(measured, beside)
+    shutil.move(kept, beside.with_suffix(".kv.json"))
+    llm = LLM(beside, kv_profile="auto", kv_bits=6.5, device="cpu", progress=False)
+    assert llm.cache.layer_types == profile.within(6.5).layers
+    assert llm.kv_types == profile.within(6.5)
+    with pytest.raises(UsageError, match=r"there is no KV profile of tiny\.gguf"):
+        LLM(measured, kv_profile="auto", device="cpu", progress=False)
+    other = write_tiny_model(tmp_path / "other.gguf", n_experts=4)
+    with pytest.raises(UsageError, match=r"is of another model, tiny \(llama\)"):
+        LLM(other, kv_profile=beside.with_suffix(".kv.json"), device="cpu", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--types", "q8"), "error: --types: unknown cache type 'q8'"),
+        (("--types", "f16"), "error: --types names no type to compare with f16"),
+        (("--bits", "5,x"), "error: --bits 5,x: not a list of bits per value"),
+        (("-f", "short.txt"), "error: the text has 3 tokens, too few to measure with"),
+        (("-f", "none.txt"), "error: the text none.txt"),
+        (("-o", "nowhere/p.json"), "error: nowhere is not a folder"),
+    ],
+)
+def test_what_cannot_be_measured(
+    program, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("the fox")
+    result = program("calibrate", "-m", measured, *flags)
+    assert result.code == 2
+    assert result.err_lines[0].startswith(said[:40])

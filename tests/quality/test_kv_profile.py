@@ -1,0 +1,124 @@
+"""Measuring a profile: ranges, costs of layers alone, types within budgets; and using it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localkv.cache.profile import packed_ranges
+from localkv.config import CacheConfig
+from localkv.engine.engine import Engine
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.reference.backend import reference_backend
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+from localkv.quality.calibration import calibrate
+from localkv.quality.calibration_text import calibration_text
+from localkv.quality.channels import channel_ranges
+from localkv.quality.kv_profile import Plan, measure, sensible_types
+from localkv.quality.layer_costs import ChunkCosts, base_types
+from localkv.quality.scores import score
+from support.random_model import RandomModel
+
+IDS = np.random.default_rng(3).integers(96, size=200).tolist()
+TYPES = ("f16", "q8_0", "q4_0")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return RandomModel(n_layers=3).write(tmp_path_factory.mktemp("profile") / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Transformer:
+    return load_model(path, cpu_backend())[0]
+
+
+def test_a_layer_alone_costs_what_the_whole_run_says(model: Transformer) -> None:
+    """Layers below the changed one are not run again, and the result has the same bits."""
+    chunk = ChunkCosts(model, IDS, CacheConfig(n_ctx=256))
+    base = base_types(model)
+    for layer in range(3):
+        types = (*base[:layer], ("q4_0", "f16"), *base[layer + 1 :])
+        engine = Engine(model, CacheConfig(n_ctx=256, layer_types=types), n_batch=256)
+        first = len(IDS) // 2
+        wanted = engine.logits(IDS[:-1])[first:]
+        plain = Engine(model, CacheConfig(n_ctx=256), n_batch=256).logits(IDS[:-1])[first:]
+        kld = score(wanted, np.array(IDS[first + 1 :]), plain).kld.sum()
+        assert kld > 0
+        assert chunk.divergence(types) == kld
+    partly = chunk.divergence(types)
+    chunk.forget_inputs()
+    assert chunk.divergence(types) == partly
+    assert chunk.divergence(base) == 0
+
+
+def test_ranges_are_those_of_rows(path: Path, model: Transformer) -> None:
+    """The CPU, whose pages have an order of their own, against the reference; and absmax of heads
+    as it was measured before there were profiles."""
+    other = load_model(path, reference_backend())[0]
+    pairs = zip(
+        channel_ranges(model, [IDS, IDS[:50]], n_ctx=256),
+        channel_ranges(other, [IDS, IDS[:50]], n_ctx=256),
+        strict=True,
+    )
+    *_, scales = calibrate(model, [IDS, IDS[:50]], n_ctx=256)
+    for layer, (ours, theirs) in enumerate(pairs):
+        assert ours is not None
+        assert theirs is not None
+        for a, b, absmax in zip(ours, theirs, (scales.absmax_k, scales.absmax_v), strict=True):
+            np.testing.assert_allclose(a.lo, b.lo, rtol=2e-2, atol=2e-2)
+            np.testing.assert_allclose(a.hi, b.hi, rtol=2e-2, atol=2e-2)
+            assert np.maximum(a.hi, -a.lo).max(1).tolist() == list(absmax[layer])
+
+
+def test_a_profile(model: Transformer) -> None:
+    steps = list[tuple[int, int]]()
+    plan = Plan(TYPES, budgets=(2.0, 4.5, 5.5, 8.5, 16.0), n_ctx=200)
+    profile = measure(
+        model,
+        [IDS, IDS[::-1]],
+        plan,
+        digest="0" * 32,
+        text="random",
+        on_step=lambda done, of, what: steps.append((done, of)),
+    )
+    assert steps[0][0] == 0
+    assert steps[-1][0] == steps[-1][1] == steps[0][1]
+    assert [one.bits <= b + 1e-9 for one, b in zip(profile.lists, (4.5, 5.5, 8.5, 16), strict=True)]
+    assert profile.lists[0].layers == (("q4_0", "q4_0"),) * 3
+    assert profile.lists[-1].layers == base_types(model)
+    assert profile.lists[-1].verified == profile.lists[-1].predicted == 0
+    predicted = [one.predicted for one in profile.lists]
+    assert predicted == sorted(predicted, reverse=True)
+    joint = {one.layers[0]: one.verified for one in profile.uniform}
+    assert joint["q8_0", "q8_0"] < joint["q4_0", "q4_0"]
+    assert profile.lists[0].verified == joint["q4_0", "q4_0"]
+    first = profile.layers[0]
+    assert first is not None
+    assert set(first.k.kld) == {"q8_0", "q4_0"}
+    assert first.k.kld["q4_0"] > first.k.kld["q8_0"] > 0
+    assert profile.within(5.6).bits <= 5.6
+    assert profile.below(1.0) == profile.lists[0]
+    assert profile.below(-1.0) is None
+
+
+def test_ranges_are_rounded_away_from_0() -> None:
+    rng = np.random.default_rng(0)
+    lo, hi = -rng.random((2, 8)).astype(np.float32), rng.random((2, 8)).astype(np.float32)
+    from localkv.cache.profile import SideFacts
+
+    side = SideFacts(2, 8, packed_ranges(lo, 9 * hi), {})
+    assert (side.ranges[..., 0] <= lo).all()
+    assert (side.ranges[..., 1] >= 9 * hi).all()
+    np.testing.assert_allclose(side.ranges[..., 1], 9 * hi, rtol=2e-3)
+    hi[1, 3] = 100
+    assert SideFacts(2, 8, packed_ranges(lo, hi), {}).outliers == ((1, 3),)
+
+
+def test_there_is_a_text_and_types_to_measure() -> None:
+    assert 1000 < len(calibration_text().split()) < 3000
+    assert {"f16", "q8_0", "q4_0"} < set(sensible_types())
+    assert not {"f32", "fp8_e4m3_head"} & set(sensible_types())
