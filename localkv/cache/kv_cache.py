@@ -24,7 +24,7 @@ from localkv.cache.scales import head_scales
 from localkv.cache.segment_rows import SegmentRows, segment_rows
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
-from localkv.formats import KV_FORMATS
+from localkv.formats import FORMATS
 
 
 class KVCache:
@@ -99,11 +99,11 @@ class KVCache:
 
         def planes(name: str, n_pages: int, head_dim: int) -> tuple[Array, ...]:
             rows = (n_pages, group.n_kv_heads, PAGE_TOKENS)
-            fields = row_fields(KV_FORMATS[name], head_dim)
+            fields = row_fields(FORMATS[name], head_dim)
             return tuple(self.arrays.bytes((*rows, *field)) for field in fields)
 
         def scales(name: str, absmax: Seq[Seq[float]]) -> Array | None:
-            if not KV_FORMATS[name].scales_by_head:
+            if not FORMATS[name].scales_by_head:
                 return None
             values = head_scales(absmax[layer], name) if absmax else [1.0] * group.n_kv_heads
             return self.arrays.floats(values)
@@ -120,8 +120,8 @@ class KVCache:
                 made[rows.pool] = k, planes(spec.type_v, n_pages, group.value_dim)
             segments.append(
                 Segment(
-                    KV_FORMATS[spec.type_k],
-                    KV_FORMATS[spec.type_v],
+                    FORMATS[spec.type_k],
+                    FORMATS[spec.type_v],
                     spec.rotation_k,
                     spec.rotation_v,
                     *made[rows.pool],

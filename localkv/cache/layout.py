@@ -20,7 +20,7 @@ from localkv.arch.spec import CacheGroup
 from localkv.cache.tail import TAIL_TYPE, Tail, check_tail, exact_rows
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import KV_FORMATS
+from localkv.formats import FORMATS, KV_FORMATS
 
 PAGE_TOKENS = 256
 """Tokens of a page; attention tiles divide it."""
@@ -122,8 +122,8 @@ class GroupLayout:
     def row_bytes(self) -> int:
         """Bytes that one token takes once it is packed: K and V of all layers and heads."""
         group, spec = self.group, self.packed
-        k = KV_FORMATS[spec.type_k].row_bytes(group.key_dim)
-        v = KV_FORMATS[spec.type_v].row_bytes(group.value_dim)
+        k = FORMATS[spec.type_k].row_bytes(group.key_dim)
+        v = FORMATS[spec.type_v].row_bytes(group.value_dim)
         return len(group.layers) * group.n_kv_heads * (k + v)
 
     def first_visible(self, position: int) -> int:
@@ -248,7 +248,7 @@ def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, 
 
     def rotated(type_name: str, dim: int) -> bool:
         if cache.kv_rotation == "auto":
-            return dim % V_ROTATION == 0 and KV_FORMATS[type_name].shares_scale
+            return dim % V_ROTATION == 0 and FORMATS[type_name].shares_scale
         return cache.kv_rotation == "on"
 
     k, v = group.key_dim, group.value_dim
@@ -384,7 +384,7 @@ def _check_cache_type(side: str, name: str, head_dim: int) -> None:
         raise UsageError(f"unknown {side} cache type {name!r}", hint=f"types: {', '.join(fits)}")
     if name not in fits:
         raise UsageError(
-            f"{side} cache type {name} with block size {KV_FORMATS[name].block_size} does not "
+            f"{side} cache type {name} with block size {FORMATS[name].block_size} does not "
             f"divide head_dim {head_dim}",
             hint=f"use {', '.join(fits)}",
         )
@@ -409,8 +409,8 @@ def group_bytes(
     for pool in layout.pools(n_ctx, n_batch):
         spec = layout.segments[pool.segment]
         rows = pool.most * PAGE_TOKENS * n_sequences * heads
-        k += rows * KV_FORMATS[spec.type_k].row_bytes(group.key_dim)
-        v += rows * KV_FORMATS[spec.type_v].row_bytes(group.value_dim)
+        k += rows * FORMATS[spec.type_k].row_bytes(group.key_dim)
+        v += rows * FORMATS[spec.type_v].row_bytes(group.value_dim)
     return k, v
 
 

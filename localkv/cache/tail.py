@@ -18,7 +18,7 @@ from typing import Any
 from localkv.arch.spec import CacheGroup
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import KV_FORMATS
+from localkv.formats import FORMATS
 
 TAIL_TYPE = "f16"
 """The type of rows of the tail and of the sink."""
@@ -89,7 +89,7 @@ def exact_rows(cache: CacheConfig, group: CacheGroup, types: tuple[str, str]) ->
 
     Of layers whose types are no smaller than f16 nothing is.
     """
-    formats = [KV_FORMATS[name] for name in types]
+    formats = [FORMATS[name] for name in types]
     dims = group.key_dim, group.value_dim
     bits = [fmt.bits_per_value(dim) for fmt, dim in zip(formats, dims, strict=True)]
     if min(bits) >= 16 or group.is_latent:
@@ -115,7 +115,7 @@ def check_tail(cache: CacheConfig, pairs: Iterable[tuple[CacheGroup, tuple[str, 
     """
     pairs = list(pairs)
     for group, types in pairs:
-        grouped = [name for name in types if KV_FORMATS[name].group_tokens > 1]
+        grouped = [name for name in types if FORMATS[name].group_tokens > 1]
         if group.is_latent and grouped:
             raise UsageError(
                 f"cache type {grouped[0]} packs several tokens together, which latents can't",

@@ -15,7 +15,7 @@ from localkv.kernels.backend import TokenInputs
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Norm
 from localkv.kernels.namespace import namespace
 from localkv.kernels.primitives import Primitives
-from localkv.kernels.store_kv import store_rotated
+from localkv.kernels.store_kv import pack_groups, store_rotated
 
 
 def grouped_attention(
@@ -40,6 +40,7 @@ def grouped_attention(
     if attn.kv_from is None:
         k, v = _key_and_value(p, h, weights, attn, inputs)
         store_rotated(p.store_kv, p.rotate, k, v, cache, cache.rows_of(batch))
+        pack_groups(p.pack_groups, cache, cache.rows_of(batch))
     out = attention(p.attention, q, cache, batch, attn.params, weights.sinks, rotate=p.rotate)
     out = out.reshape(len(out), -1)
     return out if gate is None else out * sigmoid(gate)

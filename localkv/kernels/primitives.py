@@ -14,7 +14,7 @@ from localkv.kernels.backend import as_in_file
 from localkv.kernels.layer_weights import Linear, MoeWeights, Norm
 from localkv.kernels.linear import Decode
 from localkv.kernels.rope import RopeTable
-from localkv.kernels.store_kv import StoreKV
+from localkv.kernels.store_kv import PackGroups, StoreKV
 
 if TYPE_CHECKING:
     from localkv.kernels.latent_attention import SegmentLatents
@@ -29,7 +29,7 @@ class Primitives:
         norm: of rows, along the last axis.
         linear: (x [tokens, n_in], matrix and bias) -> [tokens, n_out].
         apply_rope: (rows [tokens, heads, channels], rotations) -> rotated rows.
-        store_kv, attention, rotate: see their types.
+        store_kv, pack_groups, attention, rotate: see their types.
         activate: as `activation.activate`.
         moe_mlp: (x, weights, spec, what the router reads if not x) -> the experts' output
             [tokens, n_embd].
@@ -44,6 +44,7 @@ class Primitives:
     linear: Callable[[Array, Linear], Array]
     apply_rope: Callable[[Array, RopeTable], Array]
     store_kv: StoreKV
+    pack_groups: PackGroups
     attention: SegmentAttention
     rotate: Rotate
     activate: Callable[[Array, Array | None, MlpSpec], Array]

@@ -6,11 +6,22 @@ from collections.abc import Callable
 
 from localkv.cache.arrays import Array
 from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.kernels.attention import Rotate
 
 StoreKV = Callable[[Array, Array, LayerCache, tuple[SegmentBatch, ...]], None]
 """(k, v, cache, its batches) with k, v [tokens, n_kv_heads, head_dim] as they are to be packed."""
+
+PackGroups = Callable[[Segment, Segment, Array], None]
+"""(segment, that of the tails, groups int64 [n, 2]): pack groups of rows of the tails, rotated and
+scaled by head as the segment wants them; see `SegmentBatch.groups`."""
+
+
+def pack_groups(pack: PackGroups, cache: LayerCache, batches: tuple[SegmentBatch, ...]) -> None:
+    """Pack the groups that a batch has completed, once its rows are stored."""
+    for segment, batch in zip(cache.segments, batches, strict=True):
+        if batch.groups is not None and len(batch.groups):
+            pack(segment, cache.segments[-1], batch.groups)
 
 
 def store_rotated(

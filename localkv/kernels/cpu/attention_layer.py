@@ -29,10 +29,11 @@ from localkv.kernels.cpu.linear.activation_job import (
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.row_operations import activation_worker
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Where
+from localkv.kernels.cpu.store.group_store import packs_groups, store_groups_cpu
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Norm
-from localkv.kernels.store_kv import store_rotated
+from localkv.kernels.store_kv import pack_groups, store_rotated
 from localkv.simd.lanes import LANES
 from localkv.system.threads import n_threads
 
@@ -67,7 +68,8 @@ def _projections(weights: AttentionWeights) -> tuple[Any, ...]:
 
 def is_stored_at_once(cache: LayerCache) -> bool:
     """Whether a chain can store rows in it."""
-    scaled = any(s.scale_k is not None or s.scale_v is not None for s in cache.segments)
+    at_once = [segment for segment in cache.segments if not packs_groups(segment)]
+    scaled = any(s.scale_k is not None or s.scale_v is not None for s in at_once)
     return has_encoders(cache) and not scaled
 
 
@@ -240,6 +242,7 @@ class AttentionLayer:
         chain.run(**values)
         if stores and not fused_store:
             store_rotated(store_kv_cpu, rotate_cpu, k, v, cache, segments)
+            pack_groups(store_groups_cpu, cache, segments)
         if inputs.q_scale is not None:
             q *= inputs.q_scale[:, None, None]
         return q

@@ -22,6 +22,7 @@ from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.methods import methods
 from localkv.kernels.cpu.row_operations import activate_cpu, apply_rope_cpu, embed_cpu, norm_cpu
 from localkv.kernels.cpu.runtime.chain import Scratch
+from localkv.kernels.cpu.store.group_store import store_groups_cpu
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.cpu.token_program import TokenPrograms
@@ -43,6 +44,7 @@ def cpu_backend() -> Backend:
             attention=attention,
             rotate=rotate_cpu,
             store_kv=store_kv_cpu,
+            pack_groups=store_groups_cpu,
             linear=products.linear,
             moe_mlp=partial(
                 moe_mlp, matmul=products.matmul, linear=products.linear, activate=activate_cpu

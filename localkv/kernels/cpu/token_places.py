@@ -12,6 +12,7 @@ from localkv.kernels.backend import TokenBatch, TokenInputs
 from localkv.kernels.bounds import BoundsError, check_slots
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch, Where
+from localkv.kernels.cpu.store.group_store import check_groups
 
 Call = Callable[[TokenBatch], None]
 """What is done between chains, in these places."""
@@ -43,6 +44,7 @@ class TokenPlaces:
         self.states: NDArray[np.float32] | None = None
         self._buffers = dict[tuple[str, tuple[int, ...]], Floats]()
         self._pools = dict[int, tuple[Int64s, int]]()
+        self._groups = dict[int, tuple[Int64s, tuple[int, int]]]()
         self._inputs = [_copied(one) for one in given.inputs]
 
     def steps(self) -> Chain:
@@ -77,6 +79,12 @@ class TokenPlaces:
         found = dict[str, int | Where]()
         for i, rows in enumerate(cache.rows_of(self.given.batch)):
             part, n_rows = cache.part + i, len(rows.slots)
+            if rows.groups is not None:
+                if part not in self._groups:
+                    pages = len(cache.segments[i].k[0]), len(cache.segments[-1].k[0])
+                    self._groups[part] = np.full((1, 2), -1, np.int64), pages
+                found |= {f"n_groups{i}": 1, f"groups{i}": self._groups[part][0]}
+                continue
             if n_rows and part not in self._pools:
                 self._pools[part] = np.zeros(1, np.int64), len(cache.segments[i].k[0])
             slot = self._pools[part][0] if n_rows else self.token
@@ -97,6 +105,11 @@ class TokenPlaces:
             rows = batch.segments[pool]
             check_slots(rows, 1, n_pages)
             slot[:] = rows.slots
+        for part, (group, n_pages_of) in self._groups.items():
+            groups = batch.segments[part].groups
+            assert groups is not None
+            check_groups(groups, *n_pages_of)
+            group[:] = groups if len(groups) else -1
         if self.states is not None:
             self.slot[:] = batch.slots
             if not 0 <= int(self.slot[0]) < len(self.states):

@@ -105,7 +105,6 @@ class TokenPrograms:
             or len(x) != 1
             or len(batch.logit_rows) != 1
             or any(layer.spec.laurel is not None for layer in layers)
-            or any(rows.groups is not None and len(rows.groups) for rows in batch.segments)
         ):
             return None
         stored = tuple(len(rows.slots) for rows in batch.segments)

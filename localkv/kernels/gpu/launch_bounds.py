@@ -33,6 +33,8 @@ def check_attention(
     check_array("starts", batch.start_table, "int32", n_sequences + 1)
     if n_heads % n_kv_heads:
         raise BoundsError(f"{n_heads} heads of {n_kv_heads} KV heads")
+    if rows.tail is not None:
+        check_array("tails", rows.exact_table, "int64", n_sequences)
     if sinks is not None:
         check_array("sinks", sinks, "float32", n_heads)
 

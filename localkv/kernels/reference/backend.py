@@ -15,7 +15,7 @@ from localkv.kernels.reference.latent_attention import latents_reference
 from localkv.kernels.reference.linear import head_products, linear, moe_mlp
 from localkv.kernels.reference.norm import norm
 from localkv.kernels.reference.rope import apply_rope
-from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.store_kv import pack_groups, store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.reference.torch_codec import decoded
 
@@ -37,6 +37,7 @@ def reference_backend(dtype: torch.dtype = torch.float32) -> Backend:
         linear=linear,
         apply_rope=apply_rope,
         store_kv=store_kv,
+        pack_groups=pack_groups,
         attention=attention_reference,
         rotate=hadamard_transform,
         activate=activate,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from localkv.cache.batch import SegmentBatch
-from localkv.cache.layer_cache import LayerCache
+from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
-from localkv.kernels.reference.torch_codec import encode
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.torch_codec import decode, encode
 
 
 def _store_rows(
@@ -24,3 +26,22 @@ def store_kv(k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatc
     for segment, batch in zip(cache.segments, batches, strict=True):
         _store_rows(segment.format_k, segment.k, k, batch)
         _store_rows(segment.format_v, segment.v, v, batch)
+
+
+def pack_groups(segment: Segment, tail: Segment, groups: Tensor) -> None:
+    """See `PackGroups`."""
+    size = max(segment.format_k.group_tokens, segment.format_v.group_tokens)
+    groups = groups[(groups >= 0).all(1)]
+    goal, source = (slots[:, None] + torch.arange(size, device=slots.device) for slots in groups.T)
+    for fmt, planes, rows, rotation, scale in (
+        (segment.format_k, segment.k, tail.k, segment.rotation_k, segment.scale_k),
+        (segment.format_v, segment.v, tail.v, segment.rotation_v, segment.scale_v),
+    ):
+        # [groups, tokens, heads, 1, channels] -> [groups, heads, tokens, channels]
+        halves = rows[0][source // PAGE_TOKENS, :, source % PAGE_TOKENS].transpose(1, 2)
+        x = hadamard_transform(decode(tail.format_k, [halves.cpu()]), rotation)
+        if scale is not None:
+            x = x / scale.cpu()[:, None, None]
+        for plane, values in zip(planes, encode(fmt, x), strict=True):
+            packed = values.to(plane.device).transpose(1, 2)
+            plane[goal // PAGE_TOKENS, :, goal % PAGE_TOKENS] = packed

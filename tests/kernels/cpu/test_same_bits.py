@@ -193,13 +193,16 @@ def test_groups_windows_and_segments(group: int, window: int, tmp_path: Path) ->
     check(model, rng, SegmentSpec("q8_0", "q4_1"), n=256 * 5 - 6)
 
 
-@pytest.mark.parametrize("window", [0, pytest.param(9, marks=pytest.mark.slow)])
-def test_tails(window: int, tmp_path: Path) -> None:
-    """The first rows and the newest ones as f16, of which pages are given back."""
+@pytest.mark.parametrize(
+    ("window", "type_k", "type_v"),
+    [(0, "q4_1c", "q4_1"), pytest.param(9, "q4_0", "q8_0", marks=pytest.mark.slow)],
+)
+def test_tails(window: int, type_k: str, type_v: str, tmp_path: Path) -> None:
+    """The first rows and the newest ones as f16; others packed one by one and in groups."""
     path = variant("llama", n_heads=6, head_dim=64, n_kv_heads=2).write(tmp_path / "m.gguf")
     model = with_params(load_model(open_gguf(path), cpu_backend())[0], window=window)
-    tail = Tail(4, 50)
-    packed = SegmentSpec("q4_0", "q8_0", 4, 64, 64, tail)
+    tail = Tail(4, 50, FORMATS[type_k].group_tokens)
+    packed = SegmentSpec(type_k, type_v, 4, 0, 64, tail)
     check(model, random.Random(1), SegmentSpec("f16", "f16"), packed, *tail_segments(tail))
 
 

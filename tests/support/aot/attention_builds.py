@@ -37,6 +37,7 @@ def build(
     n_new: int = 1,
     softcap: bool = False,
     window: int = 0,
+    tail: int = 0,
     tiles: TileConfig | None = None,
 ) -> tuple[Any, TileConfig]:
     """The compiled kernel, and its tiles; V has heads as K unless `value_dim` says otherwise."""
@@ -61,6 +62,8 @@ def build(
         softcap=softcap,
         window=window,
         ptx=True,
+        tail=tail,
+        tail_tokens=32 if tail else 1,
     )
     types = {
         **NUMBERS,
@@ -74,6 +77,8 @@ def build(
         "out_ptr": "*fp32",
         "lse_ptr": "*fp32",
     }
+    if tail:
+        types |= {"exact_ptr": "*i64", "tail_start": "i32", "tail_newest": "i32"}
     if kernel is prefill_kernel:
         constants |= {"SINKS": False, "sinks_ptr": None}
     compiled = compile_kernel(

@@ -8,7 +8,7 @@ from localkv.arch.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, Sho
 from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import SegmentSpec, cache_segments, typed_groups
 from localkv.config import CacheConfig
-from localkv.formats import KV_FORMATS
+from localkv.formats import FORMATS
 from localkv.kernels.cpu.attention.kernels import (
     decode_k_source,
     decode_v_source,
@@ -33,6 +33,7 @@ from localkv.kernels.cpu.moe.expert_steps import expert_sources
 from localkv.kernels.cpu.recurrent.kernels import recurrent_sources
 from localkv.kernels.cpu.row_operations import ACTIVATIONS
 from localkv.kernels.cpu.runtime.thread_pool import HELPERS
+from localkv.kernels.cpu.store.group_store import group_source
 from localkv.kernels.cpu.store.store_kv import store_source
 
 
@@ -104,8 +105,12 @@ def _each_once(sources: Iterable[KernelSource | None]) -> list[KernelSource]:
 
 def _cache_sources(segment: SegmentSpec) -> Iterator[KernelSource | None]:
     """What stores the rows of a segment, and reads them for a prompt."""
-    stores = [store_source(KV_FORMATS[name]) for name in (segment.type_k, segment.type_v)]
-    yield from [KernelSource("store/scatter")] if any(s is None for s in stores) else stores
+    fmt_k, fmt_v = FORMATS[segment.type_k], FORMATS[segment.type_v]
+    if segment.stores_at_once:
+        stores = [store_source(fmt_k), store_source(fmt_v)]
+        yield from [KernelSource("store/scatter")] if any(s is None for s in stores) else stores
+    else:
+        yield from (group_source(fmt_k, "k"), group_source(fmt_v, "v"))
     if segment.rotation_k or segment.rotation_v:
         yield KernelSource("store/rotate_rows")
     yield decode_k_source(segment.type_k)

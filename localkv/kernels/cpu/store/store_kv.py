@@ -19,6 +19,7 @@ from localkv.kernels.cpu.attention.kernels import run
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Scratch, Where
+from localkv.kernels.cpu.store.group_store import add_groups, new_groups, packs_groups
 from localkv.kernels.cpu.store.job import PlaneJob, ScatterJob, StoreJob
 from localkv.kernels.cpu.store.plane_jobs import orders, plane_jobs
 from localkv.system.threads import n_threads
@@ -48,6 +49,7 @@ def has_encoders(cache: LayerCache) -> bool:
     return all(
         store_source(fmt) is not None
         for segment in cache.segments
+        if not packs_groups(segment)
         for fmt in (segment.format_k, segment.format_v)
     )
 
@@ -64,13 +66,14 @@ def _widths(segment: Segment) -> tuple[int, int]:
 def add_store(
     chain: Chain, k: Where, v: Where, n_tokens: int, cache: LayerCache, *, rotate: bool = True
 ) -> None:
-    """Store k, v (float32 [tokens, n_kv_heads, head_dim]) in every segment of a cache.
+    """Store k, v (float32 [tokens, n_kv_heads, head_dim]) in every segment of a cache, and then
+    pack the groups that they complete.
 
     When the chain runs, it is given `stored_rows`.
     """
     threads = n_threads() if n_tokens >= MANY_ROWS else 1
     for i, segment in enumerate(cache.segments):
-        if chain.bound.get(f"rows{i}") == 0:
+        if packs_groups(segment) or chain.bound.get(f"rows{i}") == 0:
             continue
         check_segment(segment, *_widths(segment))
         for side, x, fmt, planes, rotation in (
@@ -99,6 +102,9 @@ def add_store(
             )
             items = (*job, *itertools.chain(*plane_jobs(fmt, side, planes)))
             chain.add(_store_worker(fmt), items, min(threads, n_kv_heads))
+    for i, segment in enumerate(cache.segments):
+        if packs_groups(segment) and chain.bound.get(f"n_groups{i}") != 0:
+            add_groups(chain, segment, cache.segments[-1], f"groups{i}", n_tokens)
 
 
 def stored_rows(
@@ -107,6 +113,9 @@ def stored_rows(
     """What `Chain.run` has to know of a batch's rows."""
     values = dict[str, int | NDArray[Any]]()
     for i, (segment, batch) in enumerate(zip(cache.segments, batches, strict=True)):
+        if packs_groups(segment):
+            values |= new_groups(segment, cache.segments[-1], batch.groups, f"groups{i}")
+            continue
         check_slots(batch, n_tokens, len(segment.k[0]))
         values[f"rows{i}"] = len(batch.slots)
         values[f"tokens{i}"] = batch.tokens

@@ -17,6 +17,7 @@ from localkv.kernels.gpu.attention.online_softmax import (
     rounded_to,
     scaled_logits,
     sees,
+    tail_begin,
 )
 from localkv.kernels.gpu.attention.rows import (
     load_queries,
@@ -28,7 +29,9 @@ from localkv.kernels.gpu.attention.rows import (
 )
 
 
-@triton.jit(do_not_specialize=["first_position", "table_width", "window"])
+@triton.jit(
+    do_not_specialize=["first_position", "table_width", "window", "tail_start", "tail_newest"]
+)
 def decode_kernel(
     q_ptr,
     k_planes,
@@ -44,6 +47,9 @@ def decode_kernel(
     scale,
     softcap,
     window,
+    exact_ptr,
+    tail_start,
+    tail_newest,
     READ_K: tl.constexpr,
     COLUMNS_K: tl.constexpr,
     PRODUCT_K: tl.constexpr,
@@ -61,6 +67,8 @@ def decode_kernel(
     STAGES: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    TAIL: tl.constexpr,
+    TAIL_TOKENS: tl.constexpr,
     PTX: tl.constexpr,
 ):
     """Grid (KV heads, splits, sequences).
@@ -77,6 +85,9 @@ def decode_kernel(
         first_position: position of the segment's row 0.
         window: keys that a token sees, itself included, if WINDOW is 1; if it is 2, a token sees
             from the last multiple of it on.
+        exact_ptr: int64 [sequences], positions before which no tail begins.
+        tail_start, tail_newest: as `Tail` has them, if TAIL is 1, where keys are seen up to the
+            tail, or 2, where only those of the tail are; in multiples of TAIL_TOKENS.
         WIDTH, VALUE_WIDTH: powers of two that HEAD_DIM, the channels of K, and VALUE_DIM fit in.
         QUERIES: GROUP * new tokens of a sequence at most, as a power of two.
         KEYS: rows of a tile; divides a page.
@@ -98,7 +109,17 @@ def decode_kernel(
     if WINDOW:
         earliest = tl.min(tl.where(is_query, position, length), 0)
         first_tile = first_seen(earliest, first_position, window, WINDOW) // KEYS
-    tiles = tl.cdiv(length, KEYS) - first_tile
+    least = 0
+    if TAIL:
+        tail = tail_begin(
+            position, first_position, exact_ptr, sequence, tail_start, tail_newest, TAIL_TOKENS
+        )
+        if TAIL == 1:
+            length = tl.minimum(length, tl.max(tl.where(is_query, tail, 0), 0))
+        else:
+            least = tl.min(tl.where(is_query, tail, length), 0)
+            first_tile = tl.maximum(first_tile, least // KEYS)
+    tiles = tl.maximum(tl.cdiv(length, KEYS) - first_tile, 0)
     share = tl.cdiv(tiles, n_splits)
     begin = (first_tile + split * share) * KEYS
     end = tl.minimum(begin + share * KEYS, length)
@@ -116,6 +137,8 @@ def decode_kernel(
         first_row = row_of_tile(pages, at, head, N_KV_HEADS, KEYS)
         key = at + tl.arange(0, KEYS)
         valid = key < length
+        if TAIL == 2:  # rows before may never have been stored
+            valid = valid & (key >= least)
         low, high = READ_K(k_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
         products = dot(low, q_low, None, PRODUCT_K)
         products = dot(high, q_high, products, PRODUCT_K)
@@ -123,6 +146,10 @@ def decode_kernel(
         seen = valid[:, None] & sees(
             key[:, None], position[None, :], first_position, window, WINDOW
         )
+        if TAIL == 1:
+            seen = seen & (key[:, None] < tail[None, :])
+        if TAIL == 2:
+            seen = seen & (key[:, None] >= tail[None, :])
         logits = tl.where(seen, logits, -float("inf"))
         larger = tl.maximum(largest, tl.max(logits, 0))
         weights = tl.exp2(logits - larger[None, :])

@@ -77,3 +77,21 @@ def first_seen(position, first_position, window, WINDOW: tl.constexpr):
     else:
         first = position - window + 1
     return tl.maximum(first, 0)
+
+
+@triton.jit
+def tail_begin(
+    position,
+    first_position,
+    exact_ptr,
+    sequence,
+    tail_start,
+    tail_newest,
+    TAIL_TOKENS: tl.constexpr,
+):
+    """The first key that the tokens of a sequence at `position` read in their tails, counted like
+    these from `first_position` (`cache/tail.py`)."""
+    packed = position + first_position - tail_start + 1 - tail_newest
+    begin = tail_start + tl.maximum(packed, 0) // TAIL_TOKENS * TAIL_TOKENS
+    exact = tl.load(exact_ptr + sequence).to(tl.int32)
+    return tl.maximum(begin, exact) - first_position

@@ -13,7 +13,6 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.errors import UsageError
 from localkv.formats.base import QuantFormat
 from localkv.kernels.gpu.attention.config import (
     LEAST_KEYS,
@@ -73,13 +72,21 @@ def attention_constants(
     softcap: bool,
     window: int,
     ptx: bool,
+    tail: int = 0,
+    tail_tokens: int = 1,
 ) -> dict[str, Any]:
     """The compile-time arguments that `decode_kernel` and `prefill_kernel` share.
 
     Args:
         window: 1 with a window, 2 with chunks, else 0.
+        tail: 1 where keys are seen up to the tail, 2 where only those of the tail are, else 0.
+        tail_tokens: tokens that are packed together.
     """
+    without = {} if tail else dict.fromkeys(("exact_ptr", "tail_start", "tail_newest"))
     return {
+        **without,
+        "TAIL": tail,
+        "TAIL_TOKENS": tail_tokens,
         **_side(format_k, "K"),
         **_side(format_v, "V"),
         "N_KV_HEADS": n_kv_heads,
@@ -154,8 +161,7 @@ def segment_attention(
         token sees nothing, 0 and -inf.
     """
     check_attention(q, segment, seg_batch, batch, sinks)
-    if seg_batch.tail is not None:
-        raise UsageError("a tail is not read on a GPU", hint="use --kv-tail 0")
+    tail = seg_batch.tail
     tokens, n_heads, head_dim = q.shape
     n_kv_heads, value_dim = segment.k[0].shape[1], segment.value_dim
     group = n_heads // n_kv_heads
@@ -185,7 +191,12 @@ def segment_attention(
         softcap=params.softcap != 0,
         window=2 if params.chunk else 1 if params.window else 0,
         ptx=gpu.ptx,
+        tail=0 if tail is None else 2 if seg_batch.is_tail else 1,
+        tail_tokens=1 if tail is None else tail.group,
     )
+    if tail is not None:
+        constants["exact_ptr"] = seg_batch.exact_table
+        constants |= {"tail_start": tail.start, "tail_newest": tail.newest}
     table = seg_batch.page_table
     tables = (table, seg_batch.length_table, batch.start_table, batch.positions)
     numbers = (seg_batch.first_position, table.shape[1])
@@ -214,6 +225,8 @@ def segment_attention(
     capacity = table.shape[1] * segment.k[0].shape[2]
     if reach := params.window or params.chunk:
         capacity = min(capacity, reach + PAGE_TOKENS)
+    if tail is not None and seg_batch.is_tail:
+        capacity = min(capacity, tail.reach + PAGE_TOKENS)
     splits = n_splits(gpu, sequences, n_kv_heads, capacity, tiles.keys)
     parts = torch.empty(tokens, n_heads, splits, value_dim, dtype=torch.float32, device=q.device)
     part_lse = torch.empty(tokens, n_heads, splits, dtype=torch.float32, device=q.device)

@@ -17,6 +17,7 @@ from localkv.kernels.gpu.attention.online_softmax import (
     rounded_to,
     scaled_logits,
     sees,
+    tail_begin,
 )
 from localkv.kernels.gpu.attention.rows import (
     load_queries,
@@ -28,7 +29,9 @@ from localkv.kernels.gpu.attention.rows import (
 )
 
 
-@triton.jit(do_not_specialize=["first_position", "table_width", "window"])
+@triton.jit(
+    do_not_specialize=["first_position", "table_width", "window", "tail_start", "tail_newest"]
+)
 def prefill_kernel(
     q_ptr,
     k_planes,
@@ -45,6 +48,9 @@ def prefill_kernel(
     scale,
     softcap,
     window,
+    exact_ptr,
+    tail_start,
+    tail_newest,
     READ_K: tl.constexpr,
     COLUMNS_K: tl.constexpr,
     PRODUCT_K: tl.constexpr,
@@ -62,6 +68,8 @@ def prefill_kernel(
     STAGES: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    TAIL: tl.constexpr,
+    TAIL_TOKENS: tl.constexpr,
     SINKS: tl.constexpr,
     PTX: tl.constexpr,
 ):
@@ -89,6 +97,16 @@ def prefill_kernel(
     if WINDOW:
         earliest = tl.min(tl.where(is_query, position, length), 0)
         begin = first_seen(earliest, first_position, window, WINDOW) // KEYS * KEYS
+    least = 0
+    if TAIL:
+        tail = tail_begin(
+            position, first_position, exact_ptr, sequence, tail_start, tail_newest, TAIL_TOKENS
+        )
+        if TAIL == 1:
+            end = tl.minimum(end, tl.max(tl.where(is_query, tail, 0), 0))
+        else:
+            least = tl.min(tl.where(is_query, tail, length), 0)
+            begin = tl.maximum(begin, least // KEYS * KEYS)
 
     k_low, k_high = COLUMNS_K(WIDTH)
     q_low = load_queries(q_ptr, row, is_query, k_low, HEAD_DIM, PRODUCT_K, COLUMNS=False)
@@ -103,6 +121,8 @@ def prefill_kernel(
         first_row = row_of_tile(pages, at, head, N_KV_HEADS, KEYS)
         key = at + tl.arange(0, KEYS)
         valid = key < end
+        if TAIL == 2:  # rows before may never have been stored
+            valid = valid & (key >= least)
         low, high = READ_K(k_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
         products = dot(q_low, tl.trans(low), None, PRODUCT_K)
         products = dot(q_high, tl.trans(high), products, PRODUCT_K)
@@ -110,6 +130,10 @@ def prefill_kernel(
         seen = valid[None, :] & sees(
             key[None, :], position[:, None], first_position, window, WINDOW
         )
+        if TAIL == 1:
+            seen = seen & (key[None, :] < tail[:, None])
+        if TAIL == 2:
+            seen = seen & (key[None, :] >= tail[:, None])
         logits = tl.where(seen, logits, -float("inf"))
         larger = tl.maximum(largest, tl.max(logits, 1))
         weights = tl.exp2(logits - larger[:, None])
