@@ -36,13 +36,13 @@ from support.random_model import RandomModel
 from support.random_packed import random_packed
 
 FAST = {
-    "attention": 20,
+    "attention": 12,
     "store": 30,
-    "products": 40,
+    "products": 30,
     "linear": 20,
     "activations": 40,
     "recurrent": 20,
-    "experts": 15,
+    "experts": 10,
     "token": 2,
     "latent": 3,
 }

@@ -219,7 +219,7 @@ def test_other_cpus(kind: str) -> None:
         pytest.skip("the CPU lacks some instructions")
     tests = "53 or test_long_rows and (q5_1 or q8_0 or q6_K)"
     tests += (
-        " or 39- or every_point and (iq1_m or iq2_xs or iq3_s)"
+        " or 39- and not (iq1_s or iq2_xxs or iq2_s) or every_point and (iq1_m or iq2_xs or iq3_s)"
         if kind == "AVX2"
         else " or 39-q4_0 or 39-iq4_nl or 39-q2_K or 39-f16"
     )
