@@ -44,6 +44,25 @@ POPULAR = (
 )
 
 
+KNOWN = {
+    "attention and dense blocks": (
+        "llama", "mistral3", "qwen2", "qwen3", "phi3", "olmo2", "granite", "command-r", "glm4",
+        "exaone4", "smollm3", "seed_oss",
+    ),
+    "windows, shared K and V, inputs by layer": ("gemma2", "gemma3", "gemma3n", "gemma4"),
+    "routed experts": (
+        "gpt-oss", "qwen3moe", "llama4", "glm4moe", "minimax-m2", "ernie4_5-moe", "hunyuan-moe",
+        "olmoe", "granitemoe",
+    ),
+    "latent attention": ("deepseek2", "mistral4", "minicpm3"),
+    "recurrent layers": (
+        "qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h",
+        "falcon-h1",
+    ),
+}  # fmt: skip
+"""Architectures that most people mean, by what their layers have."""
+
+
 def architectures() -> Iterator[str]:
     """Each that is supported, and models of it."""
     yield "| `general.architecture` | Models |"
@@ -74,15 +93,20 @@ def cache_sizes() -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} |"
 
 
-def in_a_line() -> Iterator[str]:
-    """The same, for a page where a table would be long."""
-    each = (f"`{name}` ({EXAMPLES[name]})" for name in sorted(ARCHS))
-    yield f"{len(ARCHS)} architectures: {', '.join(each)}."
+def known_models() -> Iterator[str]:
+    """Some of them, for a page where a table of all would be long."""
+    page = "[docs/models.md](docs/models.md)"
+    yield f"Of the {len(ARCHS)} architectures in {page} these are best known:"
+    yield ""
+    yield "| Layers with | Models |"
+    yield "|---|---|"
+    for layers, names in KNOWN.items():
+        yield f"| {layers} | {'; '.join(EXAMPLES[name] for name in names)} |"
 
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "architectures": architectures,
-    "architectures in a line": in_a_line,
+    "known models": known_models,
     "cache sizes": cache_sizes,
 }
 PAGES = (ROOT / "README.md", ROOT / "docs" / "models.md")
