@@ -51,6 +51,20 @@ class KVScales:
 
 
 @dataclass(frozen=True)
+class KVCodebook:
+    """What codes of a layer's K or V select from, in types of as many codes.
+
+    Attributes:
+        layer, side: of which layer; "k" or "v".
+        numbers: 2^b integers, ascending (`formats/codebooks.py`).
+    """
+
+    layer: int
+    side: str
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class CacheConfig:
     """The types and sizes of a KV cache.
 
@@ -61,6 +75,7 @@ class CacheConfig:
         kv_rotation: whether K and V are stored rotated (`kernels/hadamard.py`): "on", "off", or
             "auto", which rotates types that gain from it.
         kv_scales: for types that are scaled by head.
+        kv_codebooks: for types with codebooks; without one that of normal numbers serves.
         ctx_checkpoints: copies of the states of recurrent layers that a sequence has at most, in
             the host's memory; 0 for none.
         checkpoint_min_step: tokens that they are apart while a text goes on.
@@ -85,6 +100,7 @@ class CacheConfig:
     n_sequences: int = 1
     kv_rotation: str = "auto"
     kv_scales: KVScales | None = None
+    kv_codebooks: tuple[KVCodebook, ...] = ()
     type_k_swa: str | None = None
     type_v_swa: str | None = None
     swa_full: bool = False

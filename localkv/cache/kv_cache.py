@@ -22,9 +22,10 @@ from localkv.cache.pages import PagePool, Sequence
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.scales import head_scales
 from localkv.cache.segment_rows import SegmentRows, segment_rows
-from localkv.config import KVScales
+from localkv.config import KVCodebook, KVScales
 from localkv.errors import LocalKVError
 from localkv.formats import FORMATS
+from localkv.formats.codebooks import NORMAL, table_of
 
 
 class KVCache:
@@ -40,6 +41,7 @@ class KVCache:
         arrays: where the pages live.
         kv_scales: for types that are scaled by head; without it their scales are 1. Their bytes
             are not counted.
+        kv_codebooks: for types with codebooks; their bytes are not counted either.
         states: the model's recurrent layers.
         checkpoints: of their states.
 
@@ -59,6 +61,7 @@ class KVCache:
         n_batch: int | None = None,
         n_sequences: int = 1,
         kv_scales: KVScales | None = None,
+        kv_codebooks: Seq[KVCodebook] = (),
         states: Seq[LayerState] = (),
         checkpoints: CheckpointConfig | None = None,
     ) -> None:
@@ -66,6 +69,7 @@ class KVCache:
         self.n_ctx = n_ctx
         self.n_batch = n_ctx if n_batch is None else n_batch
         self.arrays = arrays
+        self._codebooks = {(b.layer, b.side, len(b.numbers)): b.numbers for b in kv_codebooks}
         self.pools = list[PagePool]()
         self.parts = list[SegmentRows]()
         self._sequences = list[weakref.ref[Sequence]]()
@@ -108,6 +112,13 @@ class KVCache:
             values = head_scales(absmax[layer], name) if absmax else [1.0] * group.n_kv_heads
             return self.arrays.floats(values)
 
+        def codebook(name: str, side: Literal["k", "v"]) -> Array | None:
+            n = FORMATS[name].n_centroids
+            if not n:
+                return None
+            chosen = self._codebooks.get((layer, side, n), NORMAL[n])
+            return self.arrays.floats(table_of(chosen).tolist())
+
         absmax_k = kv_scales.absmax_k if kv_scales else ()
         absmax_v = kv_scales.absmax_v if kv_scales else ()
         parts = self.parts[first_part : first_part + len(layout.segments)]
@@ -127,6 +138,8 @@ class KVCache:
                     *made[rows.pool],
                     scales(spec.type_k, absmax_k),
                     scales(spec.type_v, absmax_v),
+                    codebook(spec.type_k, "k"),
+                    codebook(spec.type_v, "v"),
                 )
             )
         return LayerCache(tuple(segments), first_part)

@@ -85,6 +85,14 @@ def _by_channel(name: str, **planes: int) -> QuantFormat:
     )
 
 
+def _codebook(name: str, n_centroids: int, **planes: int) -> QuantFormat:
+    """For caches: codes of a layer's codebook, and outliers apart."""
+    fields = tuple(Plane(field, n_bytes) for field, n_bytes in {"d": 2, "o": 2, **planes}.items())
+    return QuantFormat(
+        name, None, 32, fields, is_weight=False, is_cache=True, n_centroids=n_centroids
+    )
+
+
 _SCALE = (Plane("d", 2),)
 
 _ALL = (
@@ -112,6 +120,9 @@ _ALL = (
     _by_channel("q4_1c", d=2, m=2, qs=16),
     _by_channel("q3_1c", d=2, m=2, qh=4, qs=8),
     _by_channel("q2_1c", d=2, m=2, qs=8),
+    _codebook("nuq4", 16, qs=16),
+    _codebook("nuq3", 8, qh=4, qs=8),
+    _codebook("nuq2", 4, qs=8),
     _super_block("q2_K", 10, "iq4_nl", is_offered=True, scales=16, qs=64, d=2, dmin=2),
     _super_block("q3_K", 11, "iq4_nl", is_offered=True, hmask=32, qs=64, scales=12, d=2),
     _super_block("q4_K", 12, "q5_0", is_offered=True, d=2, dmin=2, scales=12, qs=128),

@@ -96,6 +96,8 @@ class QuantFormat:
         group_tokens: consecutive tokens of a cache that are encoded together, a divisor of a page.
             Of more than one a scale serves one channel of all of them
             (`formats/channel_groups.py`).
+        n_centroids: numbers of the codebook that codes select from, of which each layer has one for
+            K and one for V (`formats/codebooks.py`); 0 for types without one.
     """
 
     name: str
@@ -112,6 +114,7 @@ class QuantFormat:
     largest: float = 0.0
     shared_codec: str = ""
     group_tokens: int = 1
+    n_centroids: int = 0
 
     @property
     def all_planes(self) -> tuple[Plane, ...]:

@@ -95,6 +95,7 @@ load_e4m3 = _loader(i8, _from_e4m3, F32x16)
 load_e5m2 = _loader(i8, _from_e5m2, F32x16)
 load_i8_as_f32 = _loader(i8, lambda b, x: b.sitofp(b.sext(x, lanes_of(i32)), lanes_of(f32)), F32x16)
 load_u8 = _loader(i8, lambda b, x: b.zext(x, lanes_of(i32)), I32x16)
+load_u16 = _loader(i16, lambda b, x: b.zext(x, lanes_of(i32)), I32x16)
 load_i32 = _loader(i32, lambda builder, x: x, I32x16)
 """Also 64 bytes of any kind, such as operands of `integer.dot_u8_i8`."""
 

@@ -14,10 +14,17 @@ from localkv.kernels.reference.torch_codec import decode
 
 
 def read_pages(
-    fmt: QuantFormat, planes: tuple[Tensor, ...], pages: Tensor, n_rows: int, dtype: torch.dtype
+    fmt: QuantFormat,
+    planes: tuple[Tensor, ...],
+    pages: Tensor,
+    n_rows: int,
+    dtype: torch.dtype,
+    codebook: Tensor | None = None,
 ) -> Tensor:
     """The first `n_rows` rows of `pages`, decoded: [n_kv_heads, n_rows, head_dim]."""
-    rows = decode(fmt, [plane[pages].cpu() for plane in planes])  # [pages, heads, rows, head_dim]
+    rows = decode(
+        fmt, [plane[pages].cpu() for plane in planes], codebook
+    )  # [pages, heads, rows, head_dim]
     return rows.transpose(0, 1).flatten(1, 2)[:, :n_rows].to(planes[0].device, dtype)
 
 
@@ -75,8 +82,8 @@ def attention_reference(
         skipped = max(0, first) // PAGE_TOKENS
         n_keys = length - skipped * PAGE_TOKENS
         pages = seg_batch.page_table[i, skipped : -(-length // PAGE_TOKENS)]
-        k = read_pages(segment.format_k, segment.k, pages, n_keys, q.dtype)
-        v = read_pages(segment.format_v, segment.v, pages, n_keys, q.dtype)
+        k = read_pages(segment.format_k, segment.k, pages, n_keys, q.dtype, segment.codebook_k)
+        v = read_pages(segment.format_v, segment.v, pages, n_keys, q.dtype, segment.codebook_v)
         logits = group_queries(q[rows], n_kv_heads) @ k.mT * params.softmax_scale
         if params.softcap:
             logits = params.softcap * torch.tanh(logits / params.softcap)

@@ -29,8 +29,12 @@ def latents_reference(
         if not length:
             continue
         pages = seg_batch.page_table[i, : -(-length // PAGE_TOKENS)]
-        latents = read_pages(segment.format_k, segment.k, pages, length, q.dtype)[0]
-        rotated = read_pages(segment.format_v, segment.v, pages, length, q.dtype)[0]
+        latents = read_pages(
+            segment.format_k, segment.k, pages, length, q.dtype, segment.codebook_k
+        )[0]
+        rotated = read_pages(
+            segment.format_v, segment.v, pages, length, q.dtype, segment.codebook_v
+        )[0]
         logits = q[tokens] @ latents.mT + q_rotated[tokens] @ rotated.mT  # [tokens, heads, rows]
         logits = logits * params.softmax_scale
         if params.softcap:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localkv.formats.base import QuantFormat
+from localkv.formats.codebooks import codec_of
 from localkv.formats.packed_tensor import PackedTensor
 
 
@@ -18,14 +19,20 @@ def tensor_of(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def encode(fmt: QuantFormat, x: Tensor) -> tuple[Tensor, ...]:
-    """[..., n] of any float type -> planes, uint8 [..., n_blocks, plane bytes] each."""
-    return tuple(map(tensor_of, fmt.codec.encode(x.float().numpy())))
+def encode(fmt: QuantFormat, x: Tensor, codebook: Tensor | None = None) -> tuple[Tensor, ...]:
+    """[..., n] of any float type -> planes, uint8 [..., n_blocks, plane bytes] each.
+
+    Args:
+        codebook: float32 [16], of types with one.
+    """
+    with_codebook = codec_of(fmt, None if codebook is None else codebook.tolist())
+    return tuple(map(tensor_of, with_codebook.encode(x.float().numpy())))
 
 
-def decode(fmt: QuantFormat, planes: Iterable[Tensor]) -> Tensor:
-    """Planes -> float32 [..., n]."""
-    return tensor_of(fmt.codec.decode([plane.numpy() for plane in planes]))
+def decode(fmt: QuantFormat, planes: Iterable[Tensor], codebook: Tensor | None = None) -> Tensor:
+    """Planes -> float32 [..., n]; the inverse of `encode`."""
+    with_codebook = codec_of(fmt, None if codebook is None else codebook.tolist())
+    return tensor_of(with_codebook.decode([plane.numpy() for plane in planes]))
 
 
 def decoded(weight: PackedTensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -90,8 +90,8 @@ def make_tables(segment: Segment, latent_dim: int, rope_dim: int) -> LatentTable
             raise ValueError(f"{dim} channels are no whole blocks of {fmt.name}")
     return LatentTables(
         weakref.ref(segment),
-        plane_table(segment.format_k, segment.k),
-        plane_table(segment.format_v, segment.v),
+        plane_table(segment.format_k, segment.k, segment.codebook_k),
+        plane_table(segment.format_v, segment.v, segment.codebook_v),
         *blocks,
     )
 

@@ -71,11 +71,15 @@ class ScratchMemory(threading.local):
         return self.address
 
 
-def plane_table(fmt: QuantFormat, planes: tuple[Bytes, ...]) -> Table:
-    """int64 [5, 2]: address and bytes of a region of up to four planes; the codes' plane again."""
+def plane_table(
+    fmt: QuantFormat, planes: tuple[Bytes, ...], codebook: Floats | None = None
+) -> Table:
+    """int64 [6, 2]: address and bytes of a region of up to four planes; the codes' plane again; the
+    address of the codebook, if there is one."""
     rows = [(address(plane), plane.strides[1]) for plane in planes]
     codes = rows[len(fmt.planes) - 1]
-    return table_of([*rows, *[(0, 0)] * (4 - len(rows)), codes], 2)
+    numbers = 0 if codebook is None else address(codebook)
+    return table_of([*rows, *[(0, 0)] * (4 - len(rows)), codes, (numbers, 0)], 2)
 
 
 def code_bytes(fmt: QuantFormat, planes: tuple[Bytes, ...]) -> int:
@@ -122,8 +126,8 @@ def make_tables(segment: Segment, head_dim: int) -> SegmentTables:
         n_pages,
         n_kv_heads,
         head_dim,
-        plane_table(segment.format_k, segment.k),
-        plane_table(segment.format_v, segment.v),
+        plane_table(segment.format_k, segment.k, segment.codebook_k),
+        plane_table(segment.format_v, segment.v, segment.codebook_v),
         *blocks,
     )
 

@@ -17,6 +17,9 @@ from localkv.kernels.cpu.attention.job import (
 from localkv.simd.kinds import Address, Addresses
 from localkv.simd.memory import get_i64, get_i64s
 
+CODEBOOK = 5
+"""Where a table of planes has the codebook, the same for all pages."""
+
 
 @njit
 def read_job(address: Address) -> Job:
@@ -58,10 +61,11 @@ def region(planes: Address, plane: int, place: int) -> Address:
 
 @njit
 def regions(planes: Address, place: int) -> Addresses:
-    """`region` in each of four planes."""
+    """`region` in each of four planes, and the codebook."""
     return (
         region(planes, 0, place),
         region(planes, 1, place),
         region(planes, 2, place),
         region(planes, 3, place),
+        region(planes, CODEBOOK, place),
     )

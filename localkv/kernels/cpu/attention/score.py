@@ -43,6 +43,7 @@ from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention.outliers import add_outliers_to_logits
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import f32x16
 from localkv.simd.kinds import Address, Addresses, Count, Vectors
@@ -66,6 +67,8 @@ DIGITS = parameter("DIGITS", False)
 """Whether q is digit blocks."""
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
+OUTLIERS = getattr(facts, "OUTLIERS", 0)
+"""The plane of outliers, or 0 for none."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
 OFFSET = np.float32(facts.OFFSET if DIGITS else 0)
 PASSES = 2 if DIGITS and ROWS == 8 else 1
@@ -181,7 +184,7 @@ def add_block(
     return add_each(total, block)
 
 
-@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 13) + ")")
 def score(
     logits: Address,
     q: Address,
@@ -190,6 +193,7 @@ def score(
     plane1: Address,
     plane2: Address,
     plane3: Address,
+    codebook: Address,
     n_blocks: Count,
     n_tokens: Count,
     n_tiles: Count,
@@ -205,9 +209,10 @@ def score(
         q: float32 [n_tiles * ROWS, n_blocks * BLOCK], scaled, or as many digit blocks of 32 words.
         q_sums: float32 [n_tiles * ROWS, n_blocks], the sum of each block of q; AFFINE types only.
         plane0..3: the region of one page and KV head in each plane of K.
+        codebook: float32 [16], of types with one.
         ahead: the next bytes to read; `ahead_lines` cache lines of them are fetched per block.
     """
-    planes = (plane0, plane1, plane2, plane3)
+    planes = (plane0, plane1, plane2, plane3, codebook)
     head_dim = n_blocks * BLOCK
     for group in range(0, (n_tokens + 15) // 16, GROUPS):
         for tile in range(n_tiles * PASSES):
@@ -237,4 +242,10 @@ def score(
             if ROW_SCALES:
                 scales = load_scales(planes[ROW_SCALES], of_groups(group * 16, 16))
                 total = fma_each(zeros_f32(TOTALS), total, scales)
-            store_grid(logits, tile * N * PAGE_TOKENS + group * 16, 16, PAGE_TOKENS, GROUPS, total)
+            first = tile * N * PAGE_TOKENS + group * 16
+            store_grid(logits, first, 16, PAGE_TOKENS, GROUPS, total)
+            if OUTLIERS:
+                rows = q + tile * N * head_dim * 4
+                for g in range(GROUPS):
+                    at = logits + (first + g * 16) * 4
+                    add_outliers_to_logits(at, rows, N, planes[OUTLIERS], group + g, n_blocks)

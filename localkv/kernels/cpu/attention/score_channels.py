@@ -175,7 +175,7 @@ def add_shifts(sums: Any, q: Address, at: int) -> Vectors:
     return add_each(total, add_each(sums[0], sums[1]))
 
 
-@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 13) + ")")
 def score(
     logits: Address,
     q: Address,
@@ -184,6 +184,7 @@ def score(
     plane1: Address,
     plane2: Address,
     plane3: Address,
+    codebook: Address,
     n_blocks: Count,
     n_tokens: Count,
     n_tiles: Count,

@@ -10,6 +10,7 @@ import numpy as np
 from numba import cfunc
 
 from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention.outliers import add_outliers_to_tile
 from localkv.kernels.cpu.attention.sizes import TILE
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import f32x16, zero_f32
@@ -21,6 +22,8 @@ FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
 facts, decode = FORMAT.part("cpu"), FORMAT.part("cpu_cache").decode
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
+OUTLIERS = getattr(facts, "OUTLIERS", 0)
+"""The plane of outliers, or 0 for none."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
 HAS_SCALE = SCALED or ROW_SCALES > 0
 OF_V = parameter("OF_V", False)
@@ -28,7 +31,7 @@ OF_V = parameter("OF_V", False)
 ONE = np.float32(1)
 
 
-@cfunc("void(" + ", ".join(["int64"] * 8) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 9) + ")")
 def decode_tile(
     out: Address,
     scratch: Address,
@@ -36,6 +39,7 @@ def decode_tile(
     plane1: Address,
     plane2: Address,
     plane3: Address,
+    codebook: Address,
     n_blocks: Count,
     first_group: Count,
 ) -> None:
@@ -45,8 +49,9 @@ def decode_tile(
         out: of K, transposed: float32 [n_blocks * BLOCK, TILE]; of V: [TILE, n_blocks * BLOCK].
         scratch: room for 32 floats.
         plane0..3: the region of one page and KV head in each plane.
+        codebook: float32 [16], of types with one.
     """
-    planes = (plane0, plane1, plane2, plane3)
+    planes = (plane0, plane1, plane2, plane3, codebook)
     for group in range(TILE // 16):
         for block in range(n_blocks):
             unit = ((first_group + group) * n_blocks + block) * 16
@@ -75,3 +80,8 @@ def decode_tile(
                     store_tuple(out, (token * n_blocks + block) * BLOCK, 16, values)
                 else:
                     store_tuple(out, (block * BLOCK + i) * TILE + group * 16, 16 * TILE, values)
+        if OUTLIERS:
+            steps = (n_blocks * BLOCK, 1) if OF_V else (1, TILE)
+            at = out + group * 16 * steps[0] * 4
+            where = first_group + group
+            add_outliers_to_tile(at, *steps, planes[OUTLIERS], scratch, where, n_blocks)

@@ -22,7 +22,7 @@ OF_V = parameter("OF_V", False)
 """The side: K has tokens in its lanes, V channels."""
 
 
-@cfunc("void(" + ", ".join(["int64"] * 8) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 9) + ")")
 def decode_tile(
     out: Address,
     scratch: Address,
@@ -30,6 +30,7 @@ def decode_tile(
     plane1: Address,
     plane2: Address,
     plane3: Address,
+    codebook: Address,
     n_blocks: Count,
     first_group: Count,
 ) -> None:
@@ -39,6 +40,7 @@ def decode_tile(
         out: of K, transposed: float32 [n_blocks * BLOCK, TILE]; of V: [TILE, n_blocks * BLOCK].
         scratch: unused.
         plane0..3: the region of one page and KV head in each plane.
+        codebook: of types without one not used.
     """
     planes, head_dim = (plane0, plane1, plane2, plane3), n_blocks * BLOCK
     for group in range(TILE // LANES):

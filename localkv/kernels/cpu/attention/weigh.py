@@ -16,6 +16,7 @@ from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention.outliers import add_outliers_to_output
 from localkv.kernels.cpu.attention.weigh_digits import ONE, fetch_next, split_weights
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
@@ -40,6 +41,8 @@ DIGITS = parameter("DIGITS", False)
 """Whether weights become digit rows."""
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
+OUTLIERS = getattr(facts, "OUTLIERS", 0)
+"""The plane of outliers, or 0 for none."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
 OFFSET = facts.OFFSET if DIGITS else 0
 OFFSET_AS_FLOAT = np.float32(OFFSET)
@@ -161,7 +164,7 @@ def weigh_codes(
     return ahead
 
 
-@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 13) + ")")
 def weigh(
     out: Address,
     p: Address,
@@ -170,6 +173,7 @@ def weigh(
     plane1: Address,
     plane2: Address,
     plane3: Address,
+    codebook: Address,
     n_blocks: Count,
     n_tokens: Count,
     n_tiles: Count,
@@ -186,10 +190,11 @@ def weigh(
             overwritten where rows have scales.
         scaled_p: float32 [ROWS + 1, PAGE_TOKENS], scratch.
         plane0..3: the region of one page and KV head in each plane of V.
+        codebook: float32 [16], of types with one.
         ahead: the next bytes to read; `ahead_lines` cache lines of them are fetched per block and
             group of 16 tokens.
     """
-    planes = (plane0, plane1, plane2, plane3)
+    planes = (plane0, plane1, plane2, plane3, codebook)
     head_dim = n_blocks * BLOCK
     n_groups = (n_tokens + 15) // 16
     scales = scaled_p + ROWS * ROW_BYTES
@@ -230,3 +235,6 @@ def weigh(
                     place = (group * n_blocks + block) * 16
                     scale_weights(tile_p, scaled_p, group, plane0, place)
             ahead = weigh_block(out, at, head_dim, weights, planes, block, n_tokens, ahead, lines)
+        if OUTLIERS:
+            rows = out + tile * ROWS * head_dim * 4
+            add_outliers_to_output(rows, tile_p, ROWS, planes[OUTLIERS], scales, n_tokens, n_blocks)

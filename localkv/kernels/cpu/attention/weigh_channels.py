@@ -149,7 +149,7 @@ def add_values(
     return fma_each(total, sums, scales)
 
 
-@cfunc("void(" + ", ".join(["int64"] * 12) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 13) + ")")
 def weigh(
     out: Address,
     p: Address,
@@ -158,6 +158,7 @@ def weigh(
     plane1: Address,
     plane2: Address,
     plane3: Address,
+    codebook: Address,
     n_blocks: Count,
     n_tokens: Count,
     n_tiles: Count,

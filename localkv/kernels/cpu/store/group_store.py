@@ -50,9 +50,11 @@ def add_groups(
         n_rows: about how many rows there are.
     """
     check_tail(packed, tail)
-    for side, fmt, planes, rows, rotation, scales in (
-        ("k", packed.format_k, packed.k, tail.k, packed.rotation_k, packed.scale_k),
-        ("v", packed.format_v, packed.v, tail.v, packed.rotation_v, packed.scale_v),
+    of_k = packed.format_k, packed.k, tail.k, packed.rotation_k, packed.scale_k
+    of_v = packed.format_v, packed.v, tail.v, packed.rotation_v, packed.scale_v
+    for side, fmt, planes, rows, rotation, scales, codebook in (
+        ("k", *of_k, packed.codebook_k),
+        ("v", *of_v, packed.codebook_v),
     ):
         _, n_kv_heads, _, n_blocks, _ = planes[0].shape
         head_dim = n_blocks * fmt.block_size
@@ -75,6 +77,7 @@ def add_groups(
             tail=Memory(rows[0], rows[0].nbytes),
             scratch=Memory(scratch, scratch.n_bytes),
             scratch_bytes=bytes_per_thread,
+            codebook=0 if codebook is None else Memory(codebook, codebook.nbytes),
             n_planes=len(planes),
         )
         items = (*job, *itertools.chain(*plane_jobs(fmt, side, planes)))

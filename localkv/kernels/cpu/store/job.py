@@ -25,6 +25,7 @@ class StoreJob(NamedTuple):
             page * PAGE_TOKENS + offset.
         scratch, scratch_bytes: memory of the threads, and how much each has: a rotated row and a
             packed one.
+        codebook: float32 [16], of types with one; else 0.
     """
 
     next_head: Item
@@ -37,6 +38,7 @@ class StoreJob(NamedTuple):
     slots: Item
     scratch: Item
     scratch_bytes: Item
+    codebook: Item
     n_planes: Item
 
 
@@ -54,6 +56,7 @@ class GroupJob(NamedTuple):
         tail: the plane of f16 rows.
         scratch, scratch_bytes: memory of the threads, and how much each has: a group's rows as
             float32, their codes, and packed fields of one row or of the group's scales.
+        codebook: float32 [16], of types with one; else 0.
     """
 
     next_head: Item
@@ -66,6 +69,7 @@ class GroupJob(NamedTuple):
     tail: Item
     scratch: Item
     scratch_bytes: Item
+    codebook: Item
     n_planes: Item
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from localkv.cache.batch import SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.formats.base import QuantFormat
+from localkv.formats.codebooks import codec_of
 from localkv.kernels.bounds import BoundsError, check_segment, check_slots
 from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.attention.kernels import run
@@ -76,9 +77,9 @@ def add_store(
         if packs_groups(segment) or chain.bound.get(f"rows{i}") == 0:
             continue
         check_segment(segment, *_widths(segment))
-        for side, x, fmt, planes, rotation in (
-            ("k", k, segment.format_k, segment.k, segment.rotation_k),
-            ("v", v, segment.format_v, segment.v, segment.rotation_v),
+        for side, x, fmt, planes, rotation, codebook in (
+            ("k", k, segment.format_k, segment.k, segment.rotation_k, segment.codebook_k),
+            ("v", v, segment.format_v, segment.v, segment.rotation_v, segment.codebook_v),
         ):
             _, n_kv_heads, _, n_blocks, _ = planes[0].shape
             head_dim = n_blocks * fmt.block_size
@@ -98,6 +99,7 @@ def add_store(
                 slots=Memory(f"slots{i}", 0),
                 scratch=Memory(scratch, scratch.n_bytes),
                 scratch_bytes=bytes_per_thread,
+                codebook=0 if codebook is None else Memory(codebook, codebook.nbytes),
                 n_planes=len(planes),
             )
             items = (*job, *itertools.chain(*plane_jobs(fmt, side, planes)))
@@ -152,11 +154,11 @@ def scatter_encoded(
         rows_k, rows_v = (x if n_rows == len(x) else x[batch.tokens] for x in (k, v))
         kept = list[NDArray[Any]]()  # the job holds addresses only
         entries = list[PlaneJob]()
-        for rows, fmt, planes, side in (
-            (rows_k, segment.format_k, segment.k, "k"),
-            (rows_v, segment.format_v, segment.v, "v"),
+        for rows, fmt, planes, codebook, side in (
+            (rows_k, segment.format_k, segment.k, segment.codebook_k, "k"),
+            (rows_v, segment.format_v, segment.v, segment.codebook_v, "v"),
         ):
-            encoded = fmt.codec.encode(rows)
+            encoded = codec_of(fmt, codebook).encode(rows)
             for values, plane, order in zip(encoded, planes, orders(fmt, side), strict=True):
                 kept.append(np.ascontiguousarray(values))
                 row_bytes = plane.shape[3] * plane.shape[4]

@@ -33,7 +33,7 @@ def worker(address: Address, thread: Count) -> None:
         second = first + read_plane(planes, 1).row_bytes
     if job.n_planes > 2:
         third = second + read_plane(planes, 2).row_bytes
-    fields = (packed, first, second, third)
+    fields = (packed, first, second, third, job.codebook)
     while True:
         head = take_next(address)
         if head >= job.n_kv_heads:

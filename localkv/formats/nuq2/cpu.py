@@ -1,0 +1,11 @@
+"""nuq2 on the CPU, without Numba; planes d, o, qs."""
+
+from __future__ import annotations
+
+from localkv.formats.cpu.page_order import SCALES, TWO_BITS
+
+BLOCK = 32
+SCALED = True
+AFFINE = False
+OUTLIERS = 1
+PLANES = (SCALES, SCALES, TWO_BITS)

@@ -1,0 +1,24 @@
+"""nuq4: nibbles that select from a codebook; planes d, o, qs, and the codebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from localkv.formats.cpu.codebook_rows import encode_block
+from localkv.simd.float_tables import look_up_f32
+from localkv.simd.integer import high_nibble, low_nibble
+from localkv.simd.memory import load_u8
+
+
+@njit
+def decode(planes: Any, u: int) -> Any:
+    packed, codebook = load_u8(planes[2], u * 16), planes[4]
+    low = look_up_f32(codebook, low_nibble(packed))
+    return low, look_up_f32(codebook, high_nibble(packed))
+
+
+@njit
+def encode(x: Any, planes: Any, u: int) -> None:
+    encode_block(x, planes, u, 16)

@@ -1,0 +1,97 @@
+"""Outliers that some types keep apart: what is missing to one value of every two blocks of a row.
+
+Their plane has a 16-bit item for each block of a token, in groups of 16 tokens: of the first of two
+blocks what is missing, as fp16, of the second the place among the 64 values
+(`formats/codebook_rows.py`). Lanes are tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats.codebook_rows import PAIR
+from localkv.simd.arithmetic import fma, i32x16
+from localkv.simd.float_tables import gather_f32
+from localkv.simd.integer import add_i32, and_i32
+from localkv.simd.kinds import Address, Count
+from localkv.simd.memory import get_f32, get_u16, load_f16, load_f32, load_u16, put_f32, store_f32
+
+BLOCKS = 2
+
+
+@njit
+def add_outliers_to_logits(
+    logits: Address, q: Address, n_rows: Count, plane: Address, group: Count, n_blocks: Count
+) -> None:
+    """logits += q times what is missing to K, of a group of 16 tokens.
+
+    Args:
+        logits: of the group's first token: float32 [n_rows, PAGE_TOKENS].
+        q: float32 [n_rows, n_blocks * 32].
+    """
+    for block in range(0, n_blocks - 1, BLOCKS):
+        unit = (group * n_blocks + block) * 16
+        missing = load_f16(plane, unit)
+        place = and_i32(load_u16(plane, unit + 16), i32x16(np.int32(PAIR - 1)))
+        place = add_i32(place, i32x16(np.int32(block * 32)))
+        for row in range(n_rows):
+            at = row * PAGE_TOKENS
+            there = gather_f32(q + row * n_blocks * 128, place)
+            store_f32(logits, at, fma(there, missing, load_f32(logits, at)))
+
+
+@njit
+def add_outliers_to_output(
+    out: Address,
+    p: Address,
+    n_rows: Count,
+    plane: Address,
+    scratch: Address,
+    n_tokens: Count,
+    n_blocks: Count,
+) -> None:
+    """out += p times what is missing to V, of the first tokens of a page.
+
+    Args:
+        out: float32 [n_rows, n_blocks * 32].
+        p: float32 [n_rows, PAGE_TOKENS].
+        scratch: room for 16 floats.
+    """
+    for group in range((n_tokens + 15) // 16):
+        for block in range(0, n_blocks - 1, BLOCKS):
+            unit = (group * n_blocks + block) * 16
+            store_f32(scratch, 0, load_f16(plane, unit))
+            for i in range(min(16, n_tokens - group * 16)):
+                missing = get_f32(scratch, i)
+                place = block * 32 + get_u16(plane, unit + 16 + i) % PAIR
+                for row in range(n_rows):
+                    at = row * n_blocks * 32 + place
+                    weight = get_f32(p, row * PAGE_TOKENS + group * 16 + i)
+                    put_f32(out, at, get_f32(out, at) + weight * missing)
+
+
+@njit
+def add_outliers_to_tile(
+    out: Address,
+    token_step: Count,
+    channel_step: Count,
+    plane: Address,
+    scratch: Address,
+    group: Count,
+    n_blocks: Count,
+) -> None:
+    """Add what is missing to the decoded values of a group of 16 tokens.
+
+    Args:
+        out: float32, of the group's first token; a token and a channel are so many floats apart.
+        scratch: room for 16 floats.
+    """
+    for block in range(0, n_blocks - 1, BLOCKS):
+        unit = (group * n_blocks + block) * 16
+        store_f32(scratch, 0, load_f16(plane, unit))
+        for i in range(16):
+            place = block * 32 + get_u16(plane, unit + 16 + i) % PAIR
+            at = i * token_step + place * channel_step
+            put_f32(out, at, get_f32(out, at) + get_f32(scratch, i))

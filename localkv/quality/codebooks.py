@@ -1,0 +1,50 @@
+"""Codebooks of the `nuq` types: the numbers that serve some rows best.
+
+k-means in one dimension (Lloyd 1982) of all values, each over its block's scale, outliers left out.
+KVQuant weights values by their gradients; without gradients all count alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.formats.codebook_rows import scaled_inliers
+from localkv.formats.codebooks import LARGEST, Codebook, check_codebook
+
+Floats = NDArray[np.float32]
+
+ROUNDS = 50
+BINS = 1 << 14
+
+
+def learn_codebook(rows: Floats, n: int) -> Codebook:
+    """`n` numbers for rows: float32 [..., channels], as they are to be packed.
+
+    The values are counted in bins, so the time does not depend on how many there are.
+    """
+    counts, edges = np.histogram(scaled_inliers(rows), bins=BINS, range=(-LARGEST, LARGEST))
+    points = (edges[1:] + edges[:-1]) / 2
+    below = np.concatenate(([0.0], np.cumsum(counts, dtype=np.float64)))
+    moments = np.concatenate(([0.0], np.cumsum(counts * points)))
+    shares = (np.arange(n) + 0.5) / n
+    centres = np.interp(shares * below[-1], below[1:], points)
+    for _ in range(ROUNDS):
+        borders = np.searchsorted(points, (centres[1:] + centres[:-1]) / 2)
+        starts, ends = np.concatenate(([0], borders)), np.concatenate((borders, [BINS]))
+        members = below[ends] - below[starts]
+        sums = moments[ends] - moments[starts]
+        centres = np.where(members > 0, sums / np.maximum(members, 1), centres)
+    codebook = _distinct(np.rint(centres).astype(int).tolist())
+    check_codebook(codebook)
+    return codebook
+
+
+def _distinct(values: list[int]) -> Codebook:
+    """The same numbers, moved apart where two are equal."""
+    for i in range(1, len(values)):
+        values[i] = max(values[i], values[i - 1] + 1)
+    values[-1] = min(values[-1], LARGEST)
+    for i in reversed(range(len(values) - 1)):
+        values[i] = min(values[i], values[i + 1] - 1)
+    return tuple(values)
