@@ -21,7 +21,7 @@ from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.altup import AltUpStreams
-from localkv.kernels.backend import Backend, StackLayer, TokenBatch, TokenInputs
+from localkv.kernels.backend import Backend, Head, StackLayer, TokenBatch, TokenInputs
 from localkv.kernels.laurel import with_laurel
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Method, Use, uses
@@ -118,9 +118,10 @@ class Transformer:
         Returns:
             float32 [rows, n_vocab], the logits of the tokens `batch.logit_rows`.
         """
-        weights = self.weights
-        x = self._layers(batch, cache, rows)
-        return self.backend.logits(x, weights.output_norm, weights.output, self.config)
+        head = Head(self.weights.output_norm, self.weights.output, self.config)
+        x, given = self._entered(batch, cache, rows, head)
+        out = self._at_once(x, given)
+        return self.backend.logits(self._one_by_one(x, given), *head) if out is None else out
 
     @property
     def can_start_later(self) -> bool:
@@ -162,7 +163,10 @@ class Transformer:
         Returns:
             [rows, n_embd], the normed hidden states of the tokens `batch.logit_rows`.
         """
-        return self.backend.norm(self._layers(batch, cache), self.weights.output_norm)
+        x, given = self._entered(batch, cache)
+        out = self._at_once(x, given)
+        out = self._one_by_one(x, given) if out is None else out
+        return self.backend.norm(out, self.weights.output_norm)
 
     def draw(self, params: SamplingParams) -> Draw | None:
         """How the backend draws tokens where the logits are, or None if the host must.
@@ -178,16 +182,24 @@ class Transformer:
         arrays = self.backend.arrays
         return arrays.floating(arrays.from_numpy(looked_up(self.weights.per_layer, token_ids)))
 
-    def _layers(self, batch: Batch, cache: KVCache, rows: Array | None = None) -> Array:
-        """[rows, n_embd] behind all layers."""
+    def _entered(
+        self, batch: Batch, cache: KVCache, rows: Array | None = None, head: Head | None = None
+    ) -> tuple[Array, TokenBatch]:
+        """[tokens, n_embd] before the first layer, and what layers are given besides."""
         config, backend, weights = self.config, self.backend, self.weights
         inputs = [self._token_inputs(batch, *kind, cache.n_ctx) for kind in self._position_kinds]
         x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
-        given = TokenBatch(inputs, cache.layers, batch, self._layer_inputs(x, batch, rows))
-        if weights.altup is None:
-            out = backend.run_layers(x, self._stack, given)
-            if out is not None:
-                return out
+        embedded = self._layer_inputs(x, batch, rows)
+        return x, TokenBatch(inputs, cache.layers, batch, embedded, head)
+
+    def _at_once(self, x: Array, given: TokenBatch) -> Array | None:
+        """As `Backend.run_layers`."""
+        if self.weights.altup is not None:
+            return None
+        return self.backend.run_layers(x, self._stack, given)
+
+    def _one_by_one(self, x: Array, given: TokenBatch) -> Array:
+        """[rows, n_embd] behind all layers."""
         streams = self._streams(x)
         for index, layer in enumerate(self._stack):
             self._run_layer(index, layer, streams, given)

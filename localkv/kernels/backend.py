@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from localkv.arch.ffn_spec import Ffn
 from localkv.arch.mixer_spec import Mixer
@@ -88,6 +89,14 @@ class StackLayer:
     rows: int
 
 
+class Head(NamedTuple):
+    """What makes logits of what comes out of the last layer."""
+
+    norm: Norm
+    output: Linear
+    spec: ModelSpec
+
+
 @dataclass(frozen=True)
 class TokenBatch:
     """What layers are given besides x.
@@ -96,17 +105,20 @@ class TokenBatch:
         inputs: by `StackLayer.positions`.
         caches: of each layer.
         embedded: [n_layers, tokens, P], what layers read of tokens' own embeddings, or None.
+        head: what follows the layers, if logits are wanted (`run_layers`).
     """
 
     inputs: Sequence[TokenInputs]
     caches: Sequence[LayerCache]
     batch: Batch
     embedded: Array | None
+    head: Head | None = None
 
 
 RunLayers = Callable[[Array, tuple[StackLayer, ...], TokenBatch], Array | None]
 """(x [tokens, n_embd], layers, what they are given) -> x behind all layers, the same as they give
-one by one; None where the batch is not of a kind that is run so."""
+one by one, or what `logits` makes of that if there is a head; None where the batch is not of a kind
+that is run so."""
 
 
 def run_one_by_one(x: Array, layers: tuple[StackLayer, ...], given: TokenBatch) -> Array | None:

@@ -1,4 +1,4 @@
-"""All layers for one generated token, as one chain.
+"""All layers for one generated token and its logits, as one chain.
 
 Between chains Python has to fill in addresses, helpers of other threads may fall asleep, and what
 it needs has left the caches, as each token reads all weights. So everything that a token's layers
@@ -11,17 +11,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localkv.kernels.backend import StackLayer, TokenBatch, TokenInputs
+import numpy as np
+
+from localkv.kernels.backend import Head, StackLayer, TokenBatch, TokenInputs, capped_logits
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.token_steps import AttentionSteps
 from localkv.kernels.cpu.layer import CpuLayer
+from localkv.kernels.cpu.layer_chains import runs
+from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain
 from localkv.kernels.cpu.token_layer import LayerSteps
 from localkv.kernels.cpu.token_places import TokenPlaces
 from localkv.system.threads import n_threads
 
+LOGITS = "logits"
+"""The name of the last chain's output, which is the caller's."""
 MANY_PROGRAMS = 4
 """The most that are remembered."""
 
@@ -44,16 +50,28 @@ class TokenProgram:
         given: TokenBatch,
         n_embd: int,
     ) -> None:
-        self.attention = attention
+        self.operations, self.attention = operations, attention
         self.layers, self.caches = layers, given.caches
         self.places = TokenPlaces(operations.chains.scratch, given, n_embd)
         x = self.places.rows[0]
         for index, layer in enumerate(layers):
             x = LayerSteps(operations, attention, self.places, index, layer).add(x)
         self.out = x
+        self.head: Head | None = None
+        if given.head is not None and runs(given.head.output):
+            self._add_head(given.head)
+
+    def _add_head(self, head: Head) -> None:
+        """The steps of `CpuLayer.logits`."""
+        chain, chains = self.places.steps(), self.operations.chains
+        chain.bind()
+        h = chains.add_norm(chain, 1, head.norm, self.out)
+        add_products(chain, h, 1, [with_bias(head.output, LOGITS)])
+        self.head = head
 
     def run(self, x: Floats, given: TokenBatch) -> Floats | None:
-        """x [1, n_embd] behind all layers; None if the token's attention is cut otherwise.
+        """x [1, n_embd] behind all layers, or its logits; None if the token's attention is cut
+        otherwise.
 
         Raises:
             BoundsError: the token is not of the caches that this was made for.
@@ -61,12 +79,29 @@ class TokenProgram:
         if not self.attention.prepare(given.batch):
             return None
         self.places.fill(x, given)
-        for stage in self.places.stages:
+        for stage in self.places.stages[: -1 if self.head else None]:
             if isinstance(stage, Chain):
                 stage.run()
             else:
                 stage(given)
+        if self.head is not None:
+            return self._logits(self.head)
+        if given.head is not None:
+            return self.operations.logits(self.out, *given.head)
         return self.out.copy()
+
+    def _logits(self, head: Head) -> Floats:
+        """Run the last chain."""
+        last, out = self.places.stages[-1], np.empty((1, head.output.weight.shape[0]), np.float32)
+        assert isinstance(last, Chain)
+        last.run(**{LOGITS: out})
+        return np.asarray(capped_logits(out, head.spec))
+
+    def is_for(self, layers: tuple[StackLayer, ...], given: TokenBatch) -> bool:
+        """Whether it is for tokens of this model, with these caches."""
+        head, wanted = self.head or (), given.head or ()
+        same_head = all(a is b for a, b in zip(head, wanted, strict=False))
+        return self.layers is layers and self.caches is given.caches and same_head
 
 
 @dataclass(frozen=True)
@@ -90,7 +125,7 @@ class TokenPrograms:
     ) -> None:
         self.operations = operations
         self.attention, self.latents = attention, latents
-        self.kept = dict[int, _Kept]()
+        self.kept = dict[tuple[int, bool], _Kept]()
 
     def forget(self) -> None:
         """Make all programs anew."""
@@ -109,19 +144,15 @@ class TokenPrograms:
             return None
         stored = tuple(len(rows.slots) for rows in batch.segments)
         facts = n_threads(), stored, *map(_facts, given.inputs)
-        kept = self.kept.get(id(layers))
-        if (
-            kept is None
-            or kept.facts != facts
-            or kept.program.layers is not layers
-            or kept.program.caches is not given.caches
-        ):
+        key = id(layers), given.head is not None
+        kept = self.kept.get(key)
+        if kept is None or kept.facts != facts or not kept.program.is_for(layers, given):
             if len(self.kept) >= MANY_PROGRAMS:
                 self.kept.clear()
-            self.kept.pop(id(layers), None)
+            self.kept.pop(key, None)
             steps = AttentionSteps(self.attention, self.latents, len(layers))
             program = TokenProgram(self.operations, steps, layers, given, x.shape[1])
-            kept = self.kept[id(layers)] = _Kept(facts, program)
+            kept = self.kept[key] = _Kept(facts, program)
         return kept.program.run(x, given)
 
 
