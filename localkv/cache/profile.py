@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from localkv.config import KVScales
 from localkv.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LayerTypes = tuple[tuple[str, str] | None, ...]
 """As `CacheConfig.layer_types` has them."""
@@ -49,13 +51,15 @@ class SideFacts:
     @property
     def ranges(self) -> NDArray[np.float32]:
         """[n_heads, n_channels, 2]: the least and the largest value."""
+        import numpy as np
+
         raw = np.frombuffer(base64.b64decode(self.packed_ranges, validate=True), "<f2")
         return raw.reshape(self.n_heads, self.n_channels, 2).astype(np.float32)
 
     @property
     def channel_absmax(self) -> NDArray[np.float32]:
         """[n_heads, n_channels]"""
-        absmax: NDArray[np.float32] = np.abs(self.ranges).max(-1)
+        absmax: NDArray[np.float32] = abs(self.ranges).max(-1)
         return absmax
 
     @property
@@ -66,6 +70,8 @@ class SideFacts:
     @property
     def outliers(self) -> tuple[tuple[int, int], ...]:
         """(head, channel) of those that are much larger than the others of their head."""
+        import numpy as np
+
         absmax = self.channel_absmax
         found = np.argwhere(absmax > OUTLIER * np.median(absmax, axis=-1, keepdims=True))
         return tuple((int(head), int(channel)) for head, channel in found)
@@ -73,6 +79,8 @@ class SideFacts:
 
 def packed_ranges(lo: NDArray[np.float32], hi: NDArray[np.float32]) -> str:
     """As `SideFacts` has them, of [n_heads, n_channels] each."""
+    import numpy as np
+
     values = np.stack([lo, hi], -1).astype(np.float32)
     halves = values.clip(-65504, 65504).astype("<f2")
     away = np.nextafter(halves, np.copysign(np.float16(np.inf), halves)).astype("<f2")

@@ -12,11 +12,10 @@ import json
 import math
 import os
 import reprlib
+import struct
 from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any, NoReturn
-
-import numpy as np
 
 from localkv.cache.profile import KVProfile, LayerFacts, LayerTypes, SideFacts, TypeList
 from localkv.config import KV_ROTATIONS
@@ -78,6 +77,11 @@ def read_profile(path: str | os.PathLike[str]) -> KVProfile:
         version = reprlib.repr(data.get("version"))
         raise UsageError(f"{what}: version {version} is not supported, {VERSION} is", hint=HINT)
     return _Reader(what).profile(data)
+
+
+def _halves(raw: bytes) -> list[float]:
+    """Of little endian float16."""
+    return [value for (value,) in struct.iter_unpack("<e", raw)]
 
 
 def _no_number(name: str) -> NoReturn:
@@ -167,7 +171,7 @@ class _Reader:
             raw = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             raw = b""
-        if len(raw) != 4 * math.prod(sizes) or not np.isfinite(np.frombuffer(raw, "<f2")).all():
+        if len(raw) != 4 * math.prod(sizes) or not all(map(math.isfinite, _halves(raw))):
             self._fail(f"packed_ranges of {where} are not those of {math.prod(sizes)} channels")
         if not isinstance(found["kld"], dict):
             self._fail(f"kld of {where} is not an object")

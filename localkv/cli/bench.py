@@ -16,6 +16,7 @@ from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.bench_grid import grid as make_grid
 from localkv.cli.bench_grid import grid_options
 from localkv.cli.bench_plot import check_bench_plot, plot
+from localkv.cli.bench_profile import with_profile
 from localkv.cli.bench_tables import FORMATS, Table, make_table
 from localkv.cli.cache_pairs import fitting_pairs
 from localkv.cli.command import Command
@@ -54,6 +55,8 @@ _CACHE = (
     *_EXACT,
     "kv_rotation",
     "kv_scales",
+    "kv_profile",
+    "kv_bits",
 )
 _SHARED = (*_CACHE, *_PLACEMENT, "device", "fit")
 """Options as other commands have them."""
@@ -134,13 +137,13 @@ def _run(
 ) -> int:
     """Run the grid; returns the exit code."""
     grid = make_grid(values)
-    if values["pairs"] is None:
+    if values["pairs"] is None and values["kv_profile"] is None:
         types = {
             f"cache_type_{side}": ",".join(dict.fromkeys(pair[i] for pair in grid.pairs))
             for i, side in enumerate("kv")
         }
         say_preset({**values, **types})
-    elif _given("cache_type_k", "cache_type_v", "preset"):
+    elif values["pairs"] and _given("cache_type_k", "cache_type_v", "preset"):
         raise UsageError("--pairs names the cache types", hint="leave out -ctk, -ctv and --preset")
     if plot_file is not None:
         check_bench_plot(plot_file, grid)
@@ -149,11 +152,14 @@ def _run(
         names += [values[name] for name in _SWA_TYPES if values[name] is not None]
         require_scales(names, values["kv_scales"] is not None)
     cache = CacheConfig(kv_rotation=values["kv_rotation"], **window_settings(values))
-    jobs = [(source, _fitted(grid, source, values)) for source in _sources(values)]
+    sources = _sources(values)
+    cache, grid = with_profile(values, sources, cache, grid)
+    jobs = [(source, _fitted(grid, source, values)) for source in sources]
     for source, _ in jobs:
         check_windows(cache, source.config.groups)
     n_tests = sum(fitted.n_tests for _, fitted in jobs)
-    scales = None if values["kv_scales"] is None else read_kv_scales(values["kv_scales"])
+    if values["kv_scales"] is not None:
+        cache = replace(cache, kv_scales=read_kv_scales(values["kv_scales"]))
     if said := [f"{flag} {values[name]}" for name, flag in _SWA_TYPES.items() if values[name]]:
         say(f"all with {' '.join(said)}")
     placement = placement_arguments(values)
@@ -172,7 +178,7 @@ def _run(
             repetitions,
             warm_up=not no_warmup,
             device=values["device"],
-            cache=replace(cache, kv_scales=scales),
+            cache=cache,
             on_progress=lambda text: progress.show(f"test {len(results) + 1} of {n_tests}: {text}"),
         )
         try:

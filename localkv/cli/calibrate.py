@@ -126,7 +126,7 @@ class _Progress(ProgressLine):
             self.show(f"{done} of {of}: {what}{estimate}")
 
 
-_BEFORE_ESTIMATE, _LONG = 5, 120
+_BEFORE_ESTIMATE, _LONG = 20, 120
 """Steps before time is estimated, and seconds that are worth a line."""
 
 

@@ -28,7 +28,9 @@ from localkv.cli.options import (
     preset_option,
 )
 from localkv.cli.parameters import Argument
+from localkv.cli.plan_profile import max_kld_option, profile_plan
 from localkv.cli.preset_choice import preset_or_given, say_preset
+from localkv.cli.profile_options import profile_option
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.system.threads import default_threads
@@ -89,6 +91,7 @@ _PLAN_OPTIONS: list[click.Parameter] = [
         metavar="N",
         help="Sequences that are held at the same time, each with its own context.",
     ),
+    max_kld_option(),
 ]
 
 
@@ -147,10 +150,17 @@ def _run(
     )
     for line in plan.warnings:
         warn(line)
+    by_layer = profile_plan(values, model, model_memory, cache, budget, is_asked=memory is not None)
     if as_json:
-        click.echo(json.dumps(plan_json(plan), ensure_ascii=False))
+        profile = {"profile": by_layer.json()} if by_layer else {}
+        click.echo(json.dumps({**plan_json(plan), **profile}, ensure_ascii=False))
     else:
-        click.echo("\n".join(plan_lines(plan)))
+        more = (
+            by_layer.lines(plan.model_flags, "chat" if model.has_template else "complete")
+            if by_layer
+            else []
+        )
+        click.echo("\n".join([*plan_lines(plan), *more]))
     if plot_file is not None:
         from localkv.cli.plan_plot import draw
 
@@ -322,6 +332,7 @@ plan = Command(
         _types_option("V", "-ctv"),
         flag("all_pairs", "--all", panel="KV cache", help="Plan for every pair of types."),
         preset_option(),
+        profile_option(),
         *window_options(),
         *compute_options("one per core"),
         option(

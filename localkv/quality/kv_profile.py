@@ -39,7 +39,11 @@ def sensible_types() -> list[str]:
         name
         for name, fmt in KV_FORMATS.items()
         if name == BASE
-        or (fmt.shares_scale and not fmt.scales_by_head and fmt.has_part("cpu_cache"))
+        or (
+            (fmt.shares_scale or fmt.group_tokens > 1)
+            and not fmt.scales_by_head
+            and fmt.has_part("cpu_cache")
+        )
     ]
 
 

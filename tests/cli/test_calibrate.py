@@ -10,6 +10,7 @@ import pytest
 
 from localkv import LLM
 from localkv.cache.profile_file import read_profile
+from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from support.tiny_model import write_tiny_model
 
@@ -87,3 +88,36 @@ def test_what_cannot_be_measured(
     result = program("calibrate", "-m", measured, *flags)
     assert result.code == 2
     assert result.err_lines[0].startswith(said[:40])
+
+
+@pytest.mark.slow
+def test_plan_and_bench(program, measured: Path, tmp_path: Path) -> None:
+    """Types by layer from a profile: the fewest bits that are good enough, or those that fit."""
+    unknown = program("plan", measured, "--memory", "1GiB")
+    assert "there is no KV profile of this model: localkv calibrate" in unknown.err
+    assert program("plan", measured, "--max-kld", "1").code == 2
+    shape = program("plan", "--synthetic", "llama-1b:q4_K", "--memory", "1GiB", "--max-kld", "1")
+    assert shape.err_lines[0] == "error: --max-kld needs the model itself, not only its header"
+    path = tmp_path / "p.json"
+    assert program("calibrate", "-m", measured, *MEASURE, "-o", path).code == 0
+    profile = read_profile(path)
+    good = max(profile.lists, key=lambda one: one.bits)
+    asked = ("--kv-profile", path, "--max-kld", f"{good.verified:.17g}")
+    planned = program("plan", measured, *asked, "--json")
+    found = json.loads(planned.out)["profile"]
+    assert found["bits"] == profile.below(good.verified).bits  # type: ignore[union-attr]
+    row = next(one for one in found["lists"] if one["bits"] == good.bits)
+    assert row["cache_k"] + row["cache_v"] == 256 * good.bytes_per_token
+    assert row["kld_verified"] == good.verified
+    text = program("plan", measured, "--kv-profile", path, "--memory", "1GiB").out.splitlines()
+    assert text[-3].startswith("by layer: the least divergence that 256 tokens have room for")
+    assert text[-1].startswith(f"localkv chat -m {measured} -c 256 --kv-profile {path} --kv-bits")
+    none = program("plan", measured, "--kv-profile", path, "--max-kld", "1e-12").out
+    assert "none diverges by at most 1e-12" in none
+    run = ("-p", "8", "-n", "2", "-r", "1", "-t", "2", "-o", "json")
+    bench = program("bench", "-m", measured, *run, "--kv-profile", path)
+    assert bench.code == 0, bench.err
+    shown = CacheConfig(layer_types=profile.within(5.0).layers).shown_types
+    assert {(one["type_k"], one["type_v"]) for one in json.loads(bench.out)} == {shown}
+    twice = program("bench", "-m", measured, *run, "--kv-profile", path, "-ctk", "q8_0")
+    assert twice.err_lines[0] == "error: --kv-profile names the cache types"

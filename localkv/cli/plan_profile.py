@@ -1,0 +1,207 @@
+"""The part of a plan that a KV profile answers: types by layer, their bytes and what they cost."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localkv.cache.layer_types import in_words
+from localkv.cache.layout import group_layouts
+from localkv.cli.messages import note
+from localkv.cli.options import option
+from localkv.cli.table import table
+from localkv.errors import UsageError, byte_size, printable
+
+if TYPE_CHECKING:
+    from localkv.cache.profile import KVProfile, TypeList
+    from localkv.cli.plan_report import PlannedModel
+    from localkv.config import CacheConfig
+    from localkv.memory.plan import MemoryPlan, ModelMemory
+    from localkv.system.machine_memory import Budget
+
+HOW = "localkv calibrate -m MODEL measures which layers need which types"
+
+
+def max_kld_option() -> click.Parameter:
+    """`--max-kld`."""
+    return option(
+        "--max-kld",
+        panel="Plan",
+        type=click.FloatRange(0, min_open=True),
+        metavar="X",
+        help="The fewest bits, by layer, whose predictions diverge from those with f16 by at most "
+        "X nats on average, from the model's KV profile (localkv calibrate).",
+    )
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """Types by layer, and a budget.
+
+    Attributes:
+        types: the profile's.
+        plan: the memory with the requested context.
+        fits: all of it.
+        longest: tokens of the longest context that fits; 0 for none.
+        token_ms: of a token with the whole context before it, as the machine that measured has it.
+    """
+
+    types: TypeList
+    plan: MemoryPlan
+    fits: bool
+    longest: int
+    token_ms: float
+
+
+@dataclass(frozen=True)
+class ProfilePlan:
+    """What a profile has for a request.
+
+    Attributes:
+        name: of the profile, as `--kv-profile` takes it.
+        rows: from the most bits to the fewest.
+        chosen: None if none is good enough, or none fits.
+        reason: why, in one line.
+        n_ctx: tokens of context.
+    """
+
+    name: str
+    rows: list[LayerFit]
+    chosen: LayerFit | None
+    reason: str
+    n_ctx: int
+
+    def lines(self, model_flags: list[str], command: str) -> list[str]:
+        """As it is printed; `command` is that which the model is for."""
+        rows = [("bits", "per token", "K + V", "KLD predicted", "verified", "ms/token", "fits",
+                 "longest context")]  # fmt: skip
+        rows += [
+            (
+                f"{row.types.bits:.4g}",
+                byte_size(row.types.bytes_per_token),
+                byte_size(row.plan.cache_k + row.plan.cache_v),
+                f"{row.types.predicted:.2e}",
+                f"{row.types.verified:.2e}",
+                f"{row.token_ms:.3g}",
+                "yes" if row.fits else "no",
+                str(row.longest) if row.longest else "none",
+            )
+            for row in self.rows
+        ]
+        found = [
+            "",
+            f"Types by layer, from the KV profile {printable(self.name)} (ms per token with "
+            f"{self.n_ctx} tokens before it, where it was measured):",
+            *table(rows),
+            f"by layer: {self.reason}",
+        ]
+        if self.chosen is None:
+            return found
+        bits = math.ceil(1000 * self.chosen.types.bits - 1e-6) / 1000
+        flags = ["-c", str(self.n_ctx), "--kv-profile", self.name, "--kv-bits", f"{bits:g}"]
+        line = f"localkv {command} {shlex.join([*model_flags, *flags])}"
+        return [*found, f"K/V: {in_words(self.chosen.types.layers)}", line]
+
+    def json(self) -> dict[str, Any]:
+        """Its part of `--json`."""
+        return {
+            "path": self.name,
+            "reason": self.reason,
+            "bits": self.chosen and self.chosen.types.bits,
+            "lists": [
+                {
+                    "bits": row.types.bits,
+                    "bytes_per_token": row.types.bytes_per_token,
+                    "cache_k": row.plan.cache_k,
+                    "cache_v": row.plan.cache_v,
+                    "total": row.plan.total,
+                    "kld_predicted": row.types.predicted,
+                    "kld_verified": row.types.verified,
+                    "ms_per_token": row.token_ms,
+                    "fits": row.fits,
+                    "longest_context": row.longest,
+                    "layers": [pair and "/".join(pair) for pair in row.types.layers],
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def profile_plan(
+    values: Mapping[str, Any],
+    model: PlannedModel,
+    memory: ModelMemory,
+    cache: CacheConfig,
+    budget: Budget,
+    *,
+    is_asked: bool,
+) -> ProfilePlan | None:
+    """What the model's profile has; None without one, of which a note tells if `is_asked`.
+
+    Raises:
+        UsageError: `--max-kld` or `--kv-profile` needs one and there is none, or it is damaged or
+            of another model.
+    """
+    from localkv.loader.found_profile import find_profile, model_profile
+    from localkv.loader.gguf_file import open_gguf
+
+    name, most = values["kv_profile"], values["max_kld"]
+    if name is None and most is None and not is_asked:
+        return None
+    if model.is_shape or not os.path.exists(model.path):
+        if name is not None or most is not None:
+            flag = "--max-kld" if name is None else "--kv-profile"
+            raise UsageError(
+                f"{flag} needs the model itself, not only its header",
+                hint="localkv pull fetches it",
+            )
+        return None
+    gguf = open_gguf(model.path)
+    if name is None and find_profile(gguf) is None and most is None:
+        note(f"there is no KV profile of this model: {HOW}")
+        return None
+    profile = model_profile(gguf, name or "auto")
+    rows = [_fit(one, profile, memory, cache, budget) for one in profile.lists]
+    rows.sort(key=lambda row: -row.types.bits)
+    chosen, reason = _choice(rows, cache, budget, most)
+    return ProfilePlan(str(name or "auto"), rows, chosen, reason, cache.n_ctx)
+
+
+def _fit(
+    types: TypeList, profile: KVProfile, memory: ModelMemory, cache: CacheConfig, budget: Budget
+) -> LayerFit:
+    asked = replace(cache, layer_types=types.layers)
+    plan = memory.plan(asked)
+    read = sum(
+        layout.row_bytes * (cache.n_ctx - layout.first_visible(cache.n_ctx - 1))
+        for layout in group_layouts(asked, memory.config.groups)
+    )
+    seconds = profile.token_seconds + (read / profile.bandwidth if profile.bandwidth else 0.0)
+    longest = memory.longest_context(asked, budget.n_bytes)
+    return LayerFit(types, plan, plan.total <= budget.n_bytes, longest, 1000 * seconds)
+
+
+def _choice(
+    rows: list[LayerFit], cache: CacheConfig, budget: Budget, most: float | None
+) -> tuple[LayerFit | None, str]:
+    """The one to take, and why; of `rows` from the most bits to the fewest."""
+    if most is not None:
+        good = [row for row in rows if row.types.verified <= most]
+        if not good:
+            least = min(row.types.verified for row in rows)
+            return None, f"none diverges by at most {most:g}; the least is {least:.2e}"
+        fewest = good[-1]
+        room = "" if fewest.fits else f", of which {fewest.longest} tokens fit"
+        return fewest, f"the fewest bits with a KLD of at most {most:g}{room}"
+    fitting = [row for row in rows if row.fits]
+    if not fitting:
+        return None, f"{cache.n_ctx} tokens fit in none"
+    best = min(fitting, key=lambda row: row.types.verified)
+    left = byte_size(budget.n_bytes - best.plan.total)
+    return best, f"the least divergence that {cache.n_ctx} tokens have room for, with {left} left"
