@@ -26,7 +26,6 @@ from localkv.kernels.footprint import (
     HeadSizes,
     Matrix,
     copied_vector_bytes,
-    decoded_bytes,
 )
 
 PACKED_BYTES = 4.25
@@ -66,18 +65,15 @@ def copied_bytes(fmt: QuantFormat, shape: Sequence[int], *, is_looked_up: bool) 
 def product_bytes(
     matrices: Iterable[Matrix], *, n_tokens: int, widest: int, n_threads: int
 ) -> float:
-    """Packed activations, a decoded tile, and panels that threads make on the way."""
-    matrices = list(matrices)
+    """Packed activations, and panels that threads make on the way; rows are read as they are."""
     in_panels = [matrix for matrix in matrices if _in_panels(matrix.format)]
-    decoded = [m.n_out * m.n_in for m in matrices if not _in_panels(m.format)]
     packed = PACKED_BYTES * widest * n_tokens if in_panels else 0
-    tile = decoded_bytes(max(decoded, default=0), n_tokens=n_tokens, widest=widest)
     made = [
         panels_bytes(matrix.format, (LANES, matrix.n_in))
         for matrix in in_panels
         if not _is_laid_out(matrix.format)
     ]
-    return packed + tile + (n_threads * max(MADE_BYTES, *made) if made else 0)
+    return packed + (n_threads * max(MADE_BYTES, *made) if made else 0)
 
 
 def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: int) -> int:
