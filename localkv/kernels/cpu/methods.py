@@ -32,7 +32,7 @@ def tiles_method(fmt: QuantFormat, side: str) -> Method:
     """What attention multiplies of a cache type's rows; see `attention/score.py` and `weigh.py`."""
     if cache_decoder(fmt.name).digits:
         factors = "queries" if side == "K" else "weights"
-        return Method(f"8-bit codes by 16-bit {factors} (AVX512-VNNI), float32 for prompts")
+        return Method(f"8-bit codes by 16-bit {factors} ({byte_dots()}), float32 for prompts")
     return Method("float32")
 
 
