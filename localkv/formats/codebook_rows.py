@@ -82,7 +82,7 @@ def _without_outliers(x: Floats) -> tuple[Floats, np.ndarray, np.ndarray]:
     has_outlier = np.take_along_axis(magnitude, place, -1) >= 0
     kept = np.take_along_axis(whole, place, -1)
     np.put_along_axis(whole, place, np.where(has_outlier, np.float32(0), kept), -1)
-    x[..., : n_pairs * PAIR] = whole.reshape(*x.shape[:-1], -1)
+    x[..., : n_pairs * PAIR] = whole.reshape(*x.shape[:-1], n_pairs * PAIR)
     return x, place, has_outlier
 
 
@@ -94,7 +94,7 @@ def scaled_inliers(x: Floats) -> Floats:
     inner, place, has_outlier = _without_outliers(x)
     keep = np.ones(inner.shape, bool)
     n = place.shape[-2] * PAIR
-    whole = keep[..., :n].reshape(*x.shape[:-1], -1, PAIR)
+    whole = keep[..., :n].reshape(*x.shape[:-1], n // PAIR, PAIR)
     np.put_along_axis(whole, place, ~has_outlier, -1)
     keep[..., :n] = whole.reshape(*x.shape[:-1], n)
     inner = blocks(inner, 32)

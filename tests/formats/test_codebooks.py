@@ -84,6 +84,7 @@ def test_an_outlier_costs_the_others_nothing(fmt: QuantFormat) -> None:
 @by_format
 def test_a_nan_spoils_its_block_only(fmt: QuantFormat) -> None:
     x = np.random.default_rng(3).standard_normal((2, 96)).astype(np.float32)
+    alone = fmt.codec.decode(fmt.codec.encode(x[:, 64:]))
     clean = fmt.codec.decode(fmt.codec.encode(x))
     x[1, 40] = np.nan
     got = fmt.codec.decode(fmt.codec.encode(x))
@@ -91,6 +92,7 @@ def test_a_nan_spoils_its_block_only(fmt: QuantFormat) -> None:
     assert np.isnan(got[1, 32:64]).all()
     assert np.isfinite(got[1, :32]).all()
     np.testing.assert_array_equal(got[1, 64:], clean[1, 64:])
+    np.testing.assert_array_equal(alone, clean[:, 64:])
 
 
 @by_format
