@@ -11,7 +11,8 @@ import numpy as np
 
 from localkv.arch import ARCHS
 from localkv.arch.facts import Facts
-from localkv.loader.known_shapes import KNOWN_SHAPES, KnownShape
+from localkv.loader.known_shape import KnownShape
+from localkv.loader.known_shapes import KNOWN_SHAPES
 from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
 from localkv.loader.shapes import tensor_format

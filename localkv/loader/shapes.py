@@ -16,7 +16,8 @@ from localkv.errors import UsageError
 from localkv.formats import FORMATS
 from localkv.formats.base import QuantFormat
 from localkv.loader.gguf_header import TensorInfo
-from localkv.loader.known_shapes import KNOWN_SHAPES, KnownShape
+from localkv.loader.known_shape import KnownShape
+from localkv.loader.known_shapes import KNOWN_SHAPES
 from localkv.loader.listed_tensors import listed_tensors
 from localkv.loader.metadata import Metadata
 from localkv.loader.quantised_format import is_quantised, quantised_format

@@ -18,7 +18,8 @@ from localkv.formats.base import split_blocks
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
-from localkv.loader.known_shapes import KNOWN_SHAPES, KnownShape
+from localkv.loader.known_shape import KnownShape
+from localkv.loader.known_shapes import KNOWN_SHAPES
 from localkv.loader.random_blocks import random_blocks, set_scales
 from localkv.loader.shapes import SHAPES, check_shape, tensor_format
 from localkv.loader.tensor_reader import TensorReader

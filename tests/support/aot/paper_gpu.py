@@ -32,7 +32,7 @@ from localkv.kernels.backend import Backend
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.products import tile_sizes
 from localkv.kernels.gpu.triton_backend import triton_backend
-from localkv.loader.known_shapes import PRESENT
+from localkv.loader.known_shape import PRESENT
 from localkv.loader.shapes import tensor_format
 from localkv.loader.tensor_reader import TensorReader
 from localkv.loader.weights import model_weights
