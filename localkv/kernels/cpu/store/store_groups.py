@@ -36,6 +36,7 @@ from localkv.simd.memory import (
 FORMAT = FORMATS[parameter("FORMAT", "q8_0c")]
 facts, codec = FORMAT.part("cpu"), FORMAT.part("cpu_cache")
 BY_CHANNEL = FORMAT.group_tokens > 1
+HAS_ROW_FIELDS = len(FORMAT.row_planes) > 0
 OF_V = parameter("OF_V", False)
 """The side, whose rows of f16 lie in an order of their own."""
 BLOCK, AFFINE = facts.BLOCK, facts.AFFINE
@@ -64,9 +65,13 @@ def load_rows(tail: Address, first: int, x: Address, head_dim: int, scratch: Add
 @njit
 def encode_token(x: Address, codes: Address, fields: Addresses, head_dim: int) -> None:
     """One row's fields; those of channels' scales are made before."""
+    if HAS_ROW_FIELDS:
+        of_row = codec.start_row(x, fields, head_dim)
     for block in range(head_dim // BLOCK):
         if BY_CHANNEL:
             codec.pack(codes, fields, block)
+        elif HAS_ROW_FIELDS:
+            codec.encode(x, fields, block, of_row)
         else:
             codec.encode(x, fields, block)
 
