@@ -40,6 +40,10 @@ from localkv.kernels.layer_weights import Linear
 from localkv.kernels.linear import round_activations
 from localkv.system.threads import n_threads
 
+LONGER = 4
+"""Chunks for one token are so many times as large as for others: no cache has to keep them, and
+where one begins nothing was asked of memory ahead."""
+
 
 @dataclass(frozen=True)
 class Product:
@@ -84,7 +88,7 @@ def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product
         sum(each.n_items for each in items),
         sum(each.n_items * each.item_bytes for each in items),
         n_tokens,
-        operands.most_items,
+        operands.most_items * (LONGER if n_tokens == 1 else 1),
         n_threads(),
     )
     job = MultiplyJob(
