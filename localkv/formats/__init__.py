@@ -46,6 +46,12 @@ def _low_bits(name: str, **planes: int) -> QuantFormat:
     return _format(name, None, 32, planes, is_weight=False, is_cache=True)
 
 
+def _per_token(name: str, row: tuple[Plane, ...], **planes: int) -> QuantFormat:
+    """Integers with fields for a whole row, that of a token and KV head, for caches."""
+    fields = tuple(Plane(field, n_bytes) for field, n_bytes in planes.items())
+    return QuantFormat(name, None, 32, fields, is_weight=False, is_cache=True, row_planes=row)
+
+
 def _super_block(
     name: str, ggml_type: int, narrow: str, *, is_offered: bool = False, **planes: int
 ) -> QuantFormat:
@@ -94,18 +100,21 @@ def _codebook(name: str, n_centroids: int, **planes: int) -> QuantFormat:
 
 
 _SCALE = (Plane("d", 2),)
+_SCALE_AND_MINIMUM = (Plane("d", 2), Plane("m", 2))
 
 _ALL = (
     _format("f32", 0, 1, {"values": 4}, is_cache=True),
     _format("f16", 1, 1, {"values": 2}, is_cache=True, is_offered=True),
     _format("bf16", 30, 1, {"values": 2}, is_cache=True),
     _format("q8_0", 8, 32, {"d": 2, "qs": 32}, is_cache=True, stays_in_file=True, is_offered=True),
+    _per_token("q8_t", _SCALE, qs=32),
     _format("q6_0", None, 32, {"d": 2, "qh": 8, "qs": 16}, is_weight=False, is_cache=True),
     _format("q5_1", 7, 32, {"d": 2, "m": 2, "qh": 4, "qs": 16}, is_cache=True),
     _format("q5_0", 6, 32, {"d": 2, "qh": 4, "qs": 16}, is_cache=True),
     _format("q4_1", 3, 32, {"d": 2, "m": 2, "qs": 16}, is_cache=True),
     _format("q4_0", 2, 32, {"d": 2, "qs": 16}, is_cache=True),
     _format("iq4_nl", 20, 32, {"d": 2, "qs": 16}, is_cache=True),
+    _per_token("q4_t", _SCALE_AND_MINIMUM, qs=16),
     _low_bits("q3_1", d=2, m=2, qh=4, qs=8),
     _low_bits("q3_0", d=2, qh=4, qs=8),
     _low_bits("q2_1", d=2, m=2, qs=8),

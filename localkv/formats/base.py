@@ -132,7 +132,8 @@ class QuantFormat:
 
     @property
     def shares_scale(self) -> bool:
-        """Whether an outlier costs the values beside it their precision, as a block's scale does.
+        """Whether an outlier costs the values beside it their precision, as the scale of a block
+        or a row of integers does.
 
         Such a type gains by a rotation, which spreads outliers; a float type hardly does. Nor does
         one whose rows of floats share a scale: that only moves the range of the exponents, and a

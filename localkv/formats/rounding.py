@@ -19,6 +19,8 @@ from localkv.formats.bits import Bytes, Floats, ieee
 F16_LIMIT = 65519.99609375
 """The largest float32 that rounds to a finite fp16, 65504."""
 
+BELOW_HALF = 0.5 - 2**-25
+
 
 def blocks(x: Floats, block_size: int) -> Floats:
     """A view of [..., n] as [..., n_blocks, block size]."""
@@ -39,6 +41,14 @@ def truncated(x: Floats, smallest: int, largest: int) -> NDArray[np.int8]:
     np.clip(x, smallest, largest, out=x)
     x[np.isnan(x)] = 0
     return x.astype(np.int8)
+
+
+@ieee
+def rounded(y: Floats, limit: int) -> NDArray[np.int8]:
+    """To the nearest integer within +-limit, halves away from zero as C's roundf, in place."""
+    # the added value is less than a half, lest the float below 0.5 be rounded up to 1
+    y += np.copysign(np.float32(BELOW_HALF), y)
+    return truncated(y, -limit, limit)
 
 
 def largest_magnitude(x: Floats) -> Floats:

@@ -11,11 +11,12 @@ from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.cpu.store.store_kv import (
     add_store,
-    has_encoders,
     stored_rows,
 )
 from localkv.kernels.reference.hadamard import hadamard_transform
-from support.cpu_ops import rotate_cpu, scatter_encoded, store_kv_cpu
+from localkv.kernels.reference.store_kv import store_kv
+from support.cpu_ops import rotate_cpu, store_kv_cpu
+from support.cpu_pages import pool_planes
 from support.torch_edge import numpy_of, torch_cache
 
 HEAD_DIM = 64
@@ -77,9 +78,16 @@ def stored(name: str, store, rows: Tensor) -> list[Tensor]:
     return planes
 
 
+def stored_by_cpu(name: str, store, rows: Tensor) -> list[Tensor]:
+    """The same in the CPU's order of pages, brought back to the pool's."""
+    planes, fmt = stored(name, store, rows), KV_FORMATS[name]
+    n = len(planes) // 2
+    return [*pool_planes(fmt, "k", planes[:n]), *pool_planes(fmt, "v", planes[n:])]
+
+
 def same(name: str, got: list[Tensor], want: list[Tensor]) -> None:
     """Bytes are equal; of a NaN only that it is one, of a minimum of 0 not its sign."""
-    fields = [plane.name for plane in KV_FORMATS[name].planes] * 2
+    fields = [plane.name for plane in KV_FORMATS[name].all_planes] * 2
     for field, a, b in zip(fields, got, want, strict=True):
         if name in ("f16", "bf16", "f32") or field in ("d", "m"):
             dtypes = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -93,18 +101,16 @@ def same(name: str, got: list[Tensor], want: list[Tensor]) -> None:
         assert torch.equal(a, b), field
 
 
-@pytest.mark.parametrize("name", [name for name, f in KV_FORMATS.items() if not f.row_planes])
+@pytest.mark.parametrize("name", KV_FORMATS)
 def test_bytes(name: str) -> None:
     rows = odd_rows()
-    sizes = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 32, "n_ctx": 1}
-    assert has_encoders(torch_cache(**sizes, segments=[SegmentSpec(name, name)]).layers[0])
-    same(name, stored(name, store_kv_cpu, rows), stored(name, scatter_encoded, rows))
+    same(name, stored_by_cpu(name, store_kv_cpu, rows), stored(name, store_kv, rows))
 
 
 @pytest.mark.parametrize("name", ["q4_0", "iq4_nl"])
 def test_many_random_rows(name: str) -> None:
     rows = torch.randn(4096, HEAD_DIM, generator=torch.Generator().manual_seed(3))
-    same(name, stored(name, store_kv_cpu, rows), stored(name, scatter_encoded, rows))
+    same(name, stored_by_cpu(name, store_kv_cpu, rows), stored(name, store_kv, rows))
 
 
 def test_rotated_while_stored() -> None:
@@ -118,10 +124,10 @@ def test_rotated_while_stored() -> None:
         chain.run(**stored_rows(layer, batches, len(k)))
 
     def reference(k, v, layer, batches):
-        scatter_encoded(hadamard_transform(k, 64), hadamard_transform(v, 32), layer, batches)
+        store_kv(hadamard_transform(k, 64), hadamard_transform(v, 32), layer, batches)
 
     rows = torch.randn(640, HEAD_DIM)
-    same("q4_0", stored("q4_0", store, rows), stored("q4_0", reference, rows))
+    same("q4_0", stored_by_cpu("q4_0", store, rows), stored("q4_0", reference, rows))
 
 
 @pytest.mark.parametrize("block", [0, 1, 2, 8, 16, 32, 64, 128, 256])

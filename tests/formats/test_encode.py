@@ -20,7 +20,7 @@ from support.fp8_inputs import fp8_inputs
 from support.packed_rows import join_planes
 from support.paths import DATA
 
-PACKED = [fmt for fmt in KV_FORMATS.values() if fmt.shares_scale]
+PACKED = [fmt for fmt in KV_FORMATS.values() if fmt.shares_scale and not fmt.row_planes]
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 TOKEN = {f"{name}_token": dtype for name, dtype in FP8.items()}
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
@@ -63,7 +63,7 @@ def decode(fmt: QuantFormat, rows: np.ndarray) -> np.ndarray:
 
 
 def has_minimum(fmt: QuantFormat) -> bool:
-    return any(plane.name == "m" for plane in fmt.planes)
+    return any(plane.name == "m" for plane in fmt.all_planes)
 
 
 def scales(fmt: QuantFormat, rows: np.ndarray) -> np.ndarray:
@@ -315,16 +315,17 @@ def test_each_bit_halves_the_error(fmt: QuantFormat) -> None:
     in_steps = float(np.linalg.norm(error) / np.linalg.norm(x)) * n_steps
     if fmt.name == "f32":
         assert in_steps == 0
-    elif fmt.shares_scale:  # a block's largest value is some 2.1 times its norm
-        assert 1.15 < in_steps < 1.42
+    elif fmt.shares_scale:  # a block's largest value is some 2.1 times its norm, a row's 2.6
+        assert 1.15 < in_steps < (1.55 if fmt.row_planes else 1.42)
     else:
         assert 0.40 < in_steps < 0.45
 
 
 def test_cache_types() -> None:
     """Those that ggml has are compared with it in `test_formats.py`."""
-    for name, fmt in KV_FORMATS.items():
-        assert fmt.bits_per_value(64) - fmt.bits_per_value(128) == (0.125 if name in TOKEN else 0)
+    for fmt in KV_FORMATS.values():
+        of_rows = fmt.bits_per_value(64) - fmt.bits_per_value(128)
+        assert of_rows == 0.125 * len(fmt.row_planes)
         for row_values in (64, 96, 128):
             assert 8 * fmt.row_bytes(row_values) == fmt.bits_per_value(row_values) * row_values
     assert {fmt.bits_per_value(128) for fmt in KV_FORMATS.values() if fmt.largest} == {8, 8.125}
@@ -459,3 +460,55 @@ def test_fp8_rows_that_are_no_ordinary_numbers(name: str) -> None:
 def test_fp8_by_head_has_the_codes_of_fp8() -> None:
     for name in FP8:
         assert KV_FORMATS[f"{name}_head"].codec is KV_FORMATS[name].codec
+
+
+ROWS_OF_64 = st.lists(BLOCKS, min_size=2, max_size=2).map(lambda pair: pair[0] + pair[1])
+
+
+@settings(max_examples=100)
+@given(row=ROWS_OF_64)
+def test_any_row_of_8_bits(row: list[float]) -> None:
+    """q8_t: the smallest scale that fits, and the nearest codes, in float64."""
+    x = np.array([row], np.float32)
+    fmt = KV_FORMATS["q8_t"]
+    planes = fmt.codec.encode(x)
+    (d,) = planes[1].view(np.float16)[..., 0].astype(np.float64)[0]
+    exact = x.astype(np.float64).clip(-65504 * 127, 65504 * 127)
+    assert d == HALVES[np.searchsorted(HALVES, np.float32(np.abs(exact).max()) / np.float32(127))]
+    decoded = fmt.codec.decode(planes).astype(np.float64)
+    assert (np.abs(decoded - exact) <= d * (0.5 + 2**-15)).all()
+    np.testing.assert_array_equal(decoded, planes[0].view(np.int8).reshape(1, 64) * d)
+
+
+@settings(max_examples=100)
+@given(row=ROWS_OF_64)
+def test_any_row_of_4_bits(row: list[float]) -> None:
+    """q4_t: steps from the least value to the largest, in float64."""
+    x = np.array([row], np.float32)
+    fmt = KV_FORMATS["q4_t"]
+    planes = fmt.codec.encode(x)
+    d, m = (float(plane.view(np.float16)[0, 0, 0]) for plane in planes[1:])
+    exact = x.astype(np.float64).clip(-65519.99, 65504 * 16)  # fp16's range, once rounded
+    low, high = exact.min(), exact.max()
+    step = min((high - low) / 15, 65519.99)
+    assert abs(m - low) <= 2**-11 * abs(low) + 2**-25
+    assert abs(d - step) <= 2**-11 * step + 2**-25
+    decoded = fmt.codec.decode(planes).astype(np.float64)
+    # the nearest step, of a scale and a minimum that are then rounded
+    rounding = 2**-11 * (abs(low) + 15 * step) + 2**-20
+    within = exact.clip(low, low + 15 * step)
+    assert (np.abs(decoded - within) <= step / 2 * (1 + 2**-15) + rounding).all()
+
+
+@pytest.mark.parametrize("name", ["q8_t", "q4_t"])
+def test_rows_of_integers_that_are_no_ordinary_numbers(name: str) -> None:
+    """A NaN shows in its own row only, infinities saturate, and zeros stay."""
+    codec = KV_FORMATS[name].codec
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    x[0, 3], x[1, 40], x[2] = np.nan, np.inf, 0
+    decoded = codec.decode(codec.encode(x))
+    assert np.isnan(decoded[0]).all()
+    assert np.isfinite(decoded[1:]).all()
+    assert decoded[1, 40] >= 65504 * 14
+    assert (decoded[2] == 0).all()
+    np.testing.assert_array_equal(decoded[3], codec.decode(codec.encode(x[3])))

@@ -90,7 +90,7 @@ def test_the_reference_says_that_it_decodes(name: str, decoded: list[str]) -> No
 def test_what_is_said_of_the_cache(name: str, tiny_model: Path, decoded: list[str]) -> None:
     fmt = KV_FORMATS[name]
     said = cpu_backend().methods
-    assert (said.store(fmt).words == "encoded in NumPy") == bool(fmt.row_planes)
+    assert said.store(fmt).words.startswith("Numba")
     integers = fmt.block_size > 1 and HAS_VNNI and HAS_BYTE_SHUFFLE
     for side, factors in (("K", "16-bit queries"), ("V", "16-bit weights")):
         words = said.tiles(fmt, side).words

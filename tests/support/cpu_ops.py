@@ -19,7 +19,6 @@ from support.torch_edge import numpy_of, torch_of, with_tensors
 
 rotate_cpu = with_tensors(rotate.rotate_cpu)
 store_kv_cpu = with_tensors(store_kv.store_kv_cpu)
-scatter_encoded = with_tensors(store_kv.scatter_encoded)
 norm_cpu = with_tensors(row_operations.norm_cpu)
 activate_cpu = with_tensors(row_operations.activate_cpu)
 apply_rope_cpu = with_tensors(row_operations.apply_rope_cpu)

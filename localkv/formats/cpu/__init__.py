@@ -12,7 +12,8 @@ one token for V). A page's bytes are ordered so that a unit's bytes are consecut
 (`page_order.py`). `cpu.py` holds
 
     BLOCK                values per block: 16 or 32
-    SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1
+    SCALED, AFFINE       value = scale * code, + minimum; halves in planes 0 and 1, or in the planes
+                         of rows, where SCALED is False
     PLANES               the order of each plane in a page, a `PlaneOrder`
     OFFSET               integer types only: how much too large the codes of `quads` are, or with
                          minima, what is taken off codes so that they are about 0, and added to the
@@ -27,8 +28,9 @@ and `cpu_cache.py`
                          large; values i, then values i + 16, as one I32x16 each, with units in
                          bytes (see `simd/quads.py`)
     encode(x, planes, u) BLOCK floats at x + BLOCK u -> block u of a row; `planes` are the addresses
-                         of a row's fields in the format's order, as the pool has them; types with
-                         fields of rows have none
+                         of a row's fields in the format's order, as the pool has them
+    start_row(x, planes, n) types with fields of rows only: writes those of a row of n floats, and
+                         returns what `encode` then takes as a fourth argument
 
 Types with scales by channel (`formats/channel_groups.py`) have `LAST` in `cpu.py`, the largest
 code, and instead of `encode` in `cpu_cache.py`

@@ -19,6 +19,7 @@ LIMIT = np.float32(65519.99609375)
 
 INFINITE_BITS = 0xFF << 23
 INFINITY = np.float32(np.inf)
+BELOW_HALF = np.float32(0.5 - 2**-25)
 ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
 
 
@@ -90,6 +91,14 @@ def truncated(y: Any, smallest: Any, largest: Any) -> Any:
 
 
 @njit
+def rounded(y: Any, limit: Any) -> Any:
+    """To the nearest integer within +-limit, halves away from zero as C's roundf; a NaN is 0."""
+    # the added value is less than a half, lest the float below 0.5 be rounded up
+    y += BELOW_HALF if y >= ZERO else -BELOW_HALF
+    return truncated(y, -limit, limit)
+
+
+@njit
 def largest_magnitude(x: Any, start: int, limit: Any = INFINITY) -> Any:
     """Of 32 floats, clamped, the one furthest from 0, the first of several, or NaN."""
     extreme = within(get_f32(x, start), limit)
@@ -105,10 +114,10 @@ def largest_magnitude(x: Any, start: int, limit: Any = INFINITY) -> Any:
 
 
 @njit
-def least_and_largest(x: Any, start: int) -> Any:
-    """Of 32 floats, or NaN twice."""
+def least_and_largest(x: Any, start: int, n: int) -> Any:
+    """Of n floats, or NaN twice."""
     low = high = get_f32(x, start)
-    for i in range(32):
+    for i in range(n):
         value = get_f32(x, start + i)
         if value != value:
             return value, value
@@ -117,9 +126,10 @@ def least_and_largest(x: Any, start: int) -> Any:
 
 
 @njit
-def affine_scale(x: Any, start: int, last: Any) -> Any:
-    """d and m of `x = d code + m`, where the least value has code 0 and the largest the last."""
-    low, high = least_and_largest(x, start)
+def affine_scale(x: Any, start: int, last: Any, n: int = 32) -> Any:
+    """d and m of `x = d code + m`, where the least of n values has code 0 and the largest the
+    last."""
+    low, high = least_and_largest(x, start, n)
     m = within(low, LIMIT)
     # a NaN stays one: it is neither more nor less
     return scale((m if high < m else high) - m, last), m

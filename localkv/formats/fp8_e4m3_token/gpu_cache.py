@@ -9,7 +9,7 @@ from localkv.formats.gpu.planes import halves, load_halves, store_rows
 from localkv.formats.gpu.row_scale import (
     load_row_scales,
     scale_rows,
-    store_row_scales,
+    store_row_halves,
 )
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.float_bits import decode_e4m3, encode_e4m3
@@ -31,4 +31,4 @@ def read_tile(
 def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     d, scaled = scale_rows(x, 448.0)
     store_rows(planes[0], rows, valid, encode_e4m3(scaled), HEAD_DIM)
-    store_row_scales(planes[1], rows, valid, d)
+    store_row_halves(planes[1], rows, valid, d)

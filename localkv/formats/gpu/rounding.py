@@ -13,6 +13,7 @@ from localkv.formats.rounding import F16_LIMIT as LIMIT
 
 F16_LIMIT = tl.constexpr(LIMIT)
 F32_LARGEST = tl.constexpr(3.4028234663852886e38)
+BELOW_HALF = tl.constexpr(0.5 - 2**-25)
 NAN = tl.constexpr(float("nan"))
 
 
@@ -48,6 +49,13 @@ def truncated(x, LOW: tl.constexpr, HIGH: tl.constexpr):
     """Rounded towards zero and clamped: fp32 -> int32; a NaN becomes the number next to 0."""
     x = tl.where(x == x, x, 0.0)
     return tl.minimum(tl.maximum(x, LOW * 1.0), HIGH * 1.0).to(tl.int32)
+
+
+@triton.jit
+def rounded(y, LIMIT: tl.constexpr):
+    """To the nearest integer within +-LIMIT, halves away from zero as C's roundf: int32."""
+    # the added value is less than a half, lest the float below 0.5 be rounded up to 1
+    return truncated(y + tl.where(y < 0, -BELOW_HALF, BELOW_HALF), -LIMIT, LIMIT)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""One fp16 scale for a whole row of fp8 numbers, in a plane of its own: `x = d * value`."""
+"""fp16 numbers of a whole row, in planes of their own: a scale, `x = d * value`, or a minimum."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def scale_rows(x, LARGEST_CODE: tl.constexpr):
 
 
 @triton.jit
-def store_row_scales(plane, rows, valid, d):
-    """Of d [rows], those that are `valid`."""
-    tl.store(as_f16(plane) + rows, d, mask=valid)
+def store_row_halves(plane, rows, valid, x):
+    """Of x [rows], fp16, those that are `valid`."""
+    tl.store(as_f16(plane) + rows, x, mask=valid)

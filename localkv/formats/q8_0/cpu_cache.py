@@ -8,12 +8,11 @@ import numpy as np
 from numba import njit
 
 from localkv.formats.cpu.rounding import (
-    ZERO,
     inverse,
     largest_magnitude,
     put_half,
+    rounded,
     scale,
-    truncated,
 )
 from localkv.simd.arithmetic import i32x16
 from localkv.simd.integer import xor_i32
@@ -22,8 +21,6 @@ from localkv.simd.quads import load_two_quads
 
 SIGNS = np.int32(-0x7F7F7F80)
 """The highest bit of each byte."""
-
-BELOW_HALF = np.float32(0.5 - 2**-25)
 
 
 @njit
@@ -43,7 +40,4 @@ def encode(x: Any, planes: Any, u: int) -> None:
     factor = inverse(d)
     put_half(planes[0], u, d)
     for i in range(32 * u, 32 * u + 32):
-        y = get_f32(x, i) * factor
-        # C's roundf: the added value is less than a half, lest the float below 0.5 be rounded up
-        y += BELOW_HALF if y >= ZERO else -BELOW_HALF
-        put_u8(planes[1], i, truncated(y, np.float32(-127), np.float32(127)) & 255)
+        put_u8(planes[1], i, rounded(get_f32(x, i) * factor, np.float32(127)) & 255)

@@ -14,14 +14,12 @@ from localkv.formats.gpu.planes import (
     repeat,
     store_rows,
 )
-from localkv.formats.gpu.rounding import in_blocks, scale_and_inverse, truncated
+from localkv.formats.gpu.rounding import in_blocks, rounded, scale_and_inverse
 from localkv.triton_primitives.fence import fence
 from localkv.triton_primitives.unpack import unpack_signed_bytes
 
 PRODUCT = "fp16"
 columns = halves
-
-BELOW_HALF = tl.constexpr(0.5 - 2**-25)
 
 
 @triton.jit
@@ -45,9 +43,6 @@ def write_rows(planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constex
     is_nan = x != x
     largest = tl.max(tl.where(is_nan, 0.0, tl.abs(x)), 2)
     d, inverse = scale_and_inverse(largest, tl.max(is_nan.to(tl.int32), 2) > 0, 127.0)
-    y = x * inverse[:, :, None]
-    # C's roundf: the added value is less than a half, lest the float below 0.5 be rounded up to 1
-    y += tl.where(y < 0, -BELOW_HALF, BELOW_HALF)
-    codes = truncated(y, -127, 127).to(tl.uint8)
+    codes = rounded(x * inverse[:, :, None], 127).to(tl.uint8)
     store_rows(as_f16(planes[0]), rows, valid, d.to(tl.float16), HEAD_DIM // 32)
     store_rows(planes[1], rows, valid, tl.reshape(codes, (x.shape[0], WIDTH)), HEAD_DIM)

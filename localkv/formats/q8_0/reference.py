@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localkv.formats.bits import Bytes, Floats, half, half_bytes, ieee, scaled
-from localkv.formats.rounding import blocks, scale_and_inverse, truncated
-
-BELOW_HALF = 0.5 - 2**-25
+from localkv.formats.rounding import blocks, rounded, scale_and_inverse
 
 
 def decode(planes: Sequence[Bytes]) -> Floats:
@@ -23,7 +21,4 @@ def encode(x: Floats) -> tuple[Bytes, ...]:
     """float32 [..., n] -> d, qs, halves rounded away from zero (ggml's `quantize_row_q8_0_ref`)."""
     x = blocks(x, 32)
     d, inverse = scale_and_inverse(np.abs(x).max(-1, keepdims=True), 127)
-    y = x * inverse
-    # C's roundf: the added value is less than a half, lest the float below 0.5 be rounded up to 1
-    y += np.copysign(np.float32(BELOW_HALF), y)
-    return half_bytes(d), truncated(y, -127, 127).view(np.uint8)
+    return half_bytes(d), rounded(x * inverse, 127).view(np.uint8)

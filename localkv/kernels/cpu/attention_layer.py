@@ -31,7 +31,7 @@ from localkv.kernels.cpu.row_operations import activation_worker
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Where
 from localkv.kernels.cpu.store.group_store import packs_groups, store_groups_cpu
 from localkv.kernels.cpu.store.rotate import rotate_cpu
-from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, store_kv_cpu, stored_rows
+from localkv.kernels.cpu.store.store_kv import add_store, store_kv_cpu, stored_rows
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Norm
 from localkv.kernels.store_kv import pack_groups, store_rotated
 from localkv.simd.lanes import LANES
@@ -70,7 +70,7 @@ def is_stored_at_once(cache: LayerCache) -> bool:
     """Whether a chain can store rows in it."""
     at_once = [segment for segment in cache.segments if not packs_groups(segment)]
     scaled = any(s.scale_k is not None or s.scale_v is not None for s in at_once)
-    return has_encoders(cache) and not scaled
+    return not scaled
 
 
 def add_sinks(

@@ -7,7 +7,6 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.attention.kernels import cache_decoder
 from localkv.kernels.cpu.linear.matrices import InPlaceTensor, PanelTensor, RowTensor
 from localkv.kernels.cpu.moe.expert_steps import experts_run
-from localkv.kernels.cpu.store.store_kv import store_source
 from localkv.kernels.layer_weights import MoeWeights
 from localkv.kernels.method import Method, Methods
 from localkv.simd.cpu_features import byte_dots, vector_width
@@ -38,8 +37,6 @@ def tiles_method(fmt: QuantFormat, side: str) -> Method:
 
 def store_method(fmt: QuantFormat) -> Method:
     """How rows of a cache type are packed."""
-    if store_source(fmt) is None:
-        return Method("encoded in NumPy")  # a small part of a token and of a prompt
     return Method(f"Numba, {vector_width()}")
 
 

@@ -287,7 +287,7 @@ def counted(self):
     return compile(self)
 KernelSource.compile = counted
 addresses = [score_kernel("f16", 2), decode_v_kernel("f16")]
-for name in ("store/scatter", "jit/helpers"):
+for name in ("store/store_rows", "jit/helpers"):
     addresses += specialize.specialized(KernelSource(name)).values()
 assert all(addresses)
 print(len(compiled), "numba" in sys.modules)

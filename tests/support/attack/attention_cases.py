@@ -17,7 +17,7 @@ from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
-from localkv.kernels.cpu.store.store_kv import add_store, has_encoders, stored_rows
+from localkv.kernels.cpu.store.store_kv import add_store, stored_rows
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.store_kv import store_kv
@@ -194,7 +194,7 @@ def store_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], N
     k, v = (torch.randn(n_tokens, n_kv_heads, head_dim) for _ in range(2))
     rows = tuple(guarded_rows(memory, rows) for rows in batch.segments)
     ours_k, ours_v = (memory.tensor(x, "rows") for x in (k, v))
-    rotate = has_encoders(layer) and rng.random() < 0.7
+    rotate = rng.random() < 0.7
     if rotate:
         chain = Chain(Scratch())
         add_store(chain, "k", "v", n_tokens, numpy_of(ours))

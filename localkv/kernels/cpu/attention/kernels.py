@@ -47,12 +47,14 @@ def cache_decoder(name: str) -> CacheDecoder:
 
 
 def _type_parameters(name: str) -> dict[str, Value]:
-    """What makes a template that of one type: its decoder, and the plane of its rows' scales."""
+    """What makes a template that of one type: its decoder, and the planes of its rows' scales and
+    minima."""
     fmt = FORMATS[name]
     if fmt.group_tokens > 1:
         return {"FORMAT": fmt.codec_name}
     row_scales = len(fmt.planes) if fmt.row_planes else 0
-    return {"FORMAT": fmt.codec_name, "ROW_SCALES": row_scales}
+    row_minima = row_scales + 1 if len(fmt.row_planes) > 1 else 0
+    return {"FORMAT": fmt.codec_name, "ROW_SCALES": row_scales, "ROW_MINIMA": row_minima}
 
 
 def _source(template: str, name: str, **parameters: Value) -> KernelSource:

@@ -67,10 +67,12 @@ DIGITS = parameter("DIGITS", False)
 """Whether q is digit blocks."""
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
+ROW_MINIMA = parameter("ROW_MINIMA", 0)
+"""The same of minima."""
 OUTLIERS = getattr(facts, "OUTLIERS", 0)
 """The plane of outliers, or 0 for none."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
-OFFSET = np.float32(facts.OFFSET if DIGITS else 0)
+OFFSET, ONE = np.float32(facts.OFFSET if DIGITS else 0), np.float32(1)
 PASSES = 2 if DIGITS and ROWS == 8 else 1
 """Parts of a tile that are taken one after the other, so that two groups of tokens have room."""
 N = ROWS // PASSES
@@ -136,14 +138,14 @@ def load_scales(plane: Address, units: tuple[int, ...]) -> Vectors:
 
 
 @njit
-def load_minima(planes: Addresses, units: tuple[int, ...]) -> Vectors:
+def load_minima(scales: Address, minima: Address, units: tuple[int, ...]) -> Vectors:
     """Minima of each group; where codes are read OFFSET less, of the scales OFFSET more."""
-    minima = load_scales(planes[1], units)
+    found = load_scales(minima, units)
     if DIGITS:
         offset = f32x16(OFFSET)
         offsets = (offset, offset, offset, offset)[:GROUPS]
-        return fma_each(minima, load_scales(planes[0], units), offsets)
-    return minima
+        return fma_each(found, load_scales(scales, units), offsets)
+    return found
 
 
 @njit
@@ -177,7 +179,9 @@ def add_block(
 ) -> Vectors:
     """The sums of a block of channels, scaled, on top of the logits."""
     if DIGITS:
-        return add_digits(total, sums, load_scales(plane, units), q, at, head_dim, BLOCK_DIGITS)
+        one = f32x16(ONE)
+        scales = load_scales(plane, units) if SCALED else (one, one, one, one)[:GROUPS]
+        return add_digits(total, sums, scales, q, at, head_dim, BLOCK_DIGITS)
     block = sums[0] if HALVES == 1 else add_each(sums[0], sums[1])
     if SCALED:
         return fma_each(total, block, load_scales(plane, units))
@@ -235,13 +239,18 @@ def score(
                         else:
                             sums = add_products(sums, halves, q, at + i, head_dim)
                 total = add_block(total, sums, plane0, units, q, at, head_dim)
-                if AFFINE:
+                if AFFINE and SCALED:
                     sum_at = tile * N * n_blocks + block
-                    minima = load_minima(planes, units)
+                    minima = load_minima(plane0, plane1, units)
                     total = fma_grid(total, minima, q_sums, sum_at, 0, n_blocks)
             if ROW_SCALES:
-                scales = load_scales(planes[ROW_SCALES], of_groups(group * 16, 16))
+                of_rows = of_groups(group * 16, 16)
+                scales = load_scales(planes[ROW_SCALES], of_rows)
                 total = fma_each(zeros_f32(TOTALS), total, scales)
+                if ROW_MINIMA:
+                    minima = load_minima(planes[ROW_SCALES], planes[ROW_MINIMA], of_rows)
+                    for sum_at in range(tile * N * n_blocks, tile * N * n_blocks + n_blocks):
+                        total = fma_grid(total, minima, q_sums, sum_at, 0, n_blocks)
             first = tile * N * PAGE_TOKENS + group * 16
             store_grid(logits, first, 16, PAGE_TOKENS, GROUPS, total)
             if OUTLIERS:

@@ -22,6 +22,8 @@ FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
 facts, decode = FORMAT.part("cpu"), FORMAT.part("cpu_cache").decode
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
+ROW_MINIMA = parameter("ROW_MINIMA", 0)
+"""The same of minima."""
 OUTLIERS = getattr(facts, "OUTLIERS", 0)
 """The plane of outliers, or 0 for none."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
@@ -63,7 +65,10 @@ def decode_tile(
             if OF_V and HAS_SCALE:
                 store_f32(scratch, 0, scale)
             if AFFINE:
-                minimum = load_f16(plane1, unit)
+                if ROW_MINIMA:
+                    minimum = load_f16(planes[ROW_MINIMA], (first_group + group) * 16)
+                else:
+                    minimum = load_f16(plane1, unit)
                 if OF_V:
                     store_f32(scratch, 16, minimum)
             for i in range(16):

@@ -41,6 +41,8 @@ DIGITS = parameter("DIGITS", False)
 """Whether weights become digit rows."""
 ROW_SCALES = parameter("ROW_SCALES", 0)
 """The plane of the scales of whole rows, or 0 for none."""
+ROW_MINIMA = parameter("ROW_MINIMA", 0)
+"""The same of minima."""
 OUTLIERS = getattr(facts, "OUTLIERS", 0)
 """The plane of outliers, or 0 for none."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
@@ -70,28 +72,30 @@ def scale_weights(p: Address, scaled: Address, group: int, plane: Address, place
 def add_minima(
     out: Address,
     at: int,
+    n_channels: int,
     head_dim: int,
     p: Address,
-    planes: Addresses,
+    scales: Address,
+    minima: Address,
     block: int,
+    n_blocks: int,
     n_tokens: Count,
 ) -> None:
-    """out += the weighted sum of a block's minima, the same for all of its channels; where codes
-    are read OFFSET less, of the scales OFFSET more."""
-    n_blocks = head_dim // BLOCK
+    """out += the weighted sum of the minima of a block or a row, the same for all of its channels;
+    where codes are read OFFSET less, of the scales OFFSET more."""
     for row in range(ROWS):
         total = zero_f32()
         for group in range((n_tokens + 15) // 16):
             place = (group * n_blocks + block) * 16
-            minimum = load_f16(planes[1], place)
+            minimum = load_f16(minima, place)
             if DIGITS:
-                minimum = fma(load_f16(planes[0], place), f32x16(OFFSET_AS_FLOAT), minimum)
+                minimum = fma(load_f16(scales, place), f32x16(OFFSET_AS_FLOAT), minimum)
             # rows that were never written may hold NaN
             minimum = select(lanes_below(n_tokens - group * 16), minimum, zero_f32())
             total = fma(load_f32(p, row * PAGE_TOKENS + group * 16), minimum, total)
         shift = f32x16(sum_lanes(total))
-        for i in range(VECTORS):
-            channel = at + row * head_dim + i * 16
+        for i in range(0, n_channels, 16):
+            channel = at + row * head_dim + i
             store_f32(out, channel, add(load_f32(out, channel), shift))
 
 
@@ -187,7 +191,7 @@ def weigh(
     Args:
         out: float32 [n_tiles * ROWS, n_blocks * BLOCK].
         p: float32 [n_tiles * ROWS, PAGE_TOKENS], with zeros up to a multiple of 64 tokens;
-            overwritten where rows have scales.
+            overwritten where rows of floats have scales.
         scaled_p: float32 [ROWS + 1, PAGE_TOKENS], scratch.
         plane0..3: the region of one page and KV head in each plane of V.
         codebook: float32 [16], of types with one.
@@ -201,13 +205,38 @@ def weigh(
     for tile in range(n_tiles):
         tile_p = p + tile * ROWS * ROW_BYTES
         lines = ahead_lines if tile == 0 else 0
-        if ROW_SCALES:
+        if ROW_MINIMA:
+            at, d, m = tile * ROWS * head_dim, planes[ROW_SCALES], planes[ROW_MINIMA]
+            add_minima(out, at, head_dim, head_dim, tile_p, d, m, 0, 1, n_tokens)
+        if ROW_SCALES and DIGITS:  # the same weights for all blocks
+            split_weights(
+                scaled_p,
+                tile_p,
+                scales,
+                planes[ROW_SCALES],
+                0,
+                1,
+                OFFSET,
+                n_tokens,
+                zeros_f32(ROWS),
+                zeros_i32(ROWS),
+                ahead,
+                0,
+            )
+        elif ROW_SCALES:
             for group in range(n_groups):
                 scale_weights(tile_p, tile_p, group, planes[ROW_SCALES], group * 16)
         for block in range(n_blocks):
             at = tile * ROWS * head_dim + block * BLOCK
-            if AFFINE:
-                add_minima(out, at, head_dim, tile_p, planes, block, n_tokens)
+            if AFFINE and SCALED:
+                add_minima(
+                    out, at, BLOCK, head_dim, tile_p, plane0, plane1, block, n_blocks, n_tokens
+                )
+            if DIGITS and ROW_SCALES:
+                ahead = weigh_codes(
+                    out, at, head_dim, scaled_p, planes, block, n_tokens, ahead, lines
+                )
+                continue
             if DIGITS:
                 early = lines // 2
                 ahead = split_weights(

@@ -107,8 +107,7 @@ def _cache_sources(segment: SegmentSpec) -> Iterator[KernelSource | None]:
     """What stores the rows of a segment, and reads them for a prompt."""
     fmt_k, fmt_v = FORMATS[segment.type_k], FORMATS[segment.type_v]
     if segment.stores_at_once:
-        stores = [store_source(fmt_k), store_source(fmt_v)]
-        yield from [KernelSource("store/scatter")] if any(s is None for s in stores) else stores
+        yield from (store_source(fmt_k), store_source(fmt_v))
     else:
         yield from (group_source(fmt_k, "k"), group_source(fmt_v, "v"))
     if segment.rotation_k or segment.rotation_v:

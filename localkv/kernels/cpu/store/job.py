@@ -73,21 +73,6 @@ class GroupJob(NamedTuple):
     n_planes: Item
 
 
-class ScatterJob(NamedTuple):
-    """Packed rows of K and V to be moved; `n_planes` of `PlaneJob` follow.
-
-    Attributes:
-        next_head: the KV head to take next.
-        n_rows, slots: as in `StoreJob`.
-    """
-
-    next_head: int
-    n_kv_heads: int
-    n_rows: int
-    slots: int
-    n_planes: int
-
-
 class PlaneJob(NamedTuple):
     """One plane of a segment and the order of its bytes (`formats/cpu/page_order.py`).
 
@@ -117,6 +102,6 @@ class RotateJob(NamedTuple):
     out: Item
 
 
-STORE_ITEMS, GROUP_ITEMS, SCATTER_ITEMS, PLANE_ITEMS, ROTATE_ITEMS = (
-    len(kind._fields) for kind in (StoreJob, GroupJob, ScatterJob, PlaneJob, RotateJob)
+STORE_ITEMS, GROUP_ITEMS, PLANE_ITEMS, ROTATE_ITEMS = (
+    len(kind._fields) for kind in (StoreJob, GroupJob, PlaneJob, RotateJob)
 )

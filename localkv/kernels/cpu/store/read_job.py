@@ -10,12 +10,10 @@ from localkv.kernels.cpu.store.job import (
     GROUP_ITEMS,
     PLANE_ITEMS,
     ROTATE_ITEMS,
-    SCATTER_ITEMS,
     STORE_ITEMS,
     GroupJob,
     PlaneJob,
     RotateJob,
-    ScatterJob,
     StoreJob,
 )
 from localkv.simd.kinds import Address
@@ -30,11 +28,6 @@ def read_store_job(address: Address) -> Any:
 @njit
 def read_group_job(address: Address) -> Any:
     return GroupJob(*get_i64s(address, GROUP_ITEMS))
-
-
-@njit
-def read_scatter_job(address: Address) -> Any:
-    return ScatterJob(*get_i64s(address, SCATTER_ITEMS))
 
 
 @njit

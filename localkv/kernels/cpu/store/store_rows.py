@@ -15,7 +15,8 @@ from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64, take_next
 
 FORMAT = KV_FORMATS[parameter("FORMAT", "q8_0")]
-BLOCK, encode = FORMAT.part("cpu").BLOCK, FORMAT.part("cpu_cache").encode
+BLOCK, codec = FORMAT.part("cpu").BLOCK, FORMAT.part("cpu_cache")
+HAS_ROW_FIELDS = len(FORMAT.row_planes) > 0
 
 
 @cfunc("void(int64, int64)", error_model="numpy")
@@ -44,8 +45,13 @@ def worker(address: Address, thread: Count) -> None:
                 for at in range(0, 4 * head_dim, 4 * rotation):
                     rotate_block(row + at, rotated + at, rotation)
                 row = rotated
-            for block in range(head_dim // BLOCK):
-                encode(row, fields, block)
+            if HAS_ROW_FIELDS:
+                of_row = codec.start_row(row, fields, head_dim)
+                for block in range(head_dim // BLOCK):
+                    codec.encode(row, fields, block, of_row)
+            else:
+                for block in range(head_dim // BLOCK):
+                    codec.encode(row, fields, block)
             slot = get_i64(job.slots, i)
             place = slot // PAGE_TOKENS * job.n_kv_heads + head
             field = packed
