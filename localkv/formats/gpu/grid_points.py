@@ -75,8 +75,24 @@ def load_beside(plane, row, per_row, at, ok, EVEN: tl.constexpr):
 
 
 @triton.jit
-def four_words(found):
-    """int32 [rows, units, 4] -> four times [rows, units]."""
+def units_from(first, n_values, VALUES: tl.constexpr):
+    """Units of a row, the indices of those that VALUES values from `first` on are, and which of
+    these there are."""
+    n = n_values // 64
+    at = first // 64 + tl.arange(0, VALUES // 64)
+    return n, at, at < n
+
+
+@triton.jit
+def load_two_words(plane, row, n, at, ok, EVEN: tl.constexpr):
+    """Twice int32 [rows, units]: the words of units `at`, of which a row has `n`."""
+    return tl.split(load_words(plane, row, 2 * n, at, ok, 2, EVEN))
+
+
+@triton.jit
+def load_four_words(plane, row, n, at, ok, EVEN: tl.constexpr):
+    """The same, four times."""
+    found = load_words(plane, row, 4 * n, at, ok, 4, EVEN)
     even, odd = tl.split(tl.reshape(found, (found.shape[0], found.shape[1], 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)

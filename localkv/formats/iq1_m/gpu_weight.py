@@ -15,8 +15,9 @@ from localkv.formats.gpu.grid_points import (
     entry_words,
     grid_table,
     load_beside,
-    load_words,
+    load_two_words,
     shifted_eights,
+    units_from,
 )
 from localkv.formats.gpu.shifted_grid import CENTRE, offset_of
 from localkv.formats.gpu.weight_layout import WeightLayout, largest, load_items, words
@@ -42,10 +43,8 @@ def scale_of_block(scales, row, n, at, ok, EVEN: tl.constexpr):
 @triton.jit
 def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, qh, scales, table = planes
-    n = n_values // 64
-    at = first // 64 + tl.arange(0, VALUES // 64)
-    ok = at < n
-    found = tl.split(load_words(qs, row, 2 * n, at, ok, 2, EVEN))
+    n, at, ok = units_from(first, n_values, VALUES)
+    found = load_two_words(qs, row, n, at, ok, EVEN)
     above = load_beside(qh, row, n, at, ok, EVEN)
     small = load_items(scales, row, n, at, ok, EVEN).to(tl.int32)
     d = scale_of_block(scales, row, n, at, ok, EVEN) * 0.125

@@ -14,8 +14,9 @@ from localkv.formats.gpu.grid_points import (
     entry_words,
     grid_table,
     load_beside,
-    load_words,
+    load_two_words,
     shifted_eights,
+    units_from,
 )
 from localkv.formats.gpu.shifted_grid import CENTRE, offset_of
 from localkv.formats.gpu.super_blocks import halves, load_half
@@ -31,10 +32,8 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 @triton.jit
 def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, qh, d, table = planes
-    n = n_values // 64
-    at = first // 64 + tl.arange(0, VALUES // 64)
-    ok = at < n
-    found = tl.split(load_words(qs, row, 2 * n, at, ok, 2, EVEN))
+    n, at, ok = units_from(first, n_values, VALUES)
+    found = load_two_words(qs, row, n, at, ok, EVEN)
     above = load_beside(qh, row, n, at, ok, EVEN)
     d = load_half(d, row, n_values, at, ok, EVEN, 64) * 0.125
     parts = ()

@@ -14,12 +14,12 @@ from localkv.formats.gpu.grid_points import (
     bits_of,
     byte_of,
     entry_words,
-    four_words,
     grid_table,
     load_beside,
-    load_words,
+    load_four_words,
     sign_words,
     signed_eights,
+    units_from,
 )
 from localkv.formats.gpu.super_blocks import halves, load_half
 from localkv.formats.gpu.weight_layout import WeightLayout, largest, words
@@ -37,10 +37,8 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 @triton.jit
 def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, small, d, table = planes
-    n = n_values // 64
-    at = first // 64 + tl.arange(0, VALUES // 64)
-    ok = at < n
-    found = four_words(load_words(qs, row, 4 * n, at, ok, 4, EVEN))
+    n, at, ok = units_from(first, n_values, VALUES)
+    found = load_four_words(qs, row, n, at, ok, EVEN)
     above = load_beside(small, row, n, at, ok, EVEN)
     d = load_half(d, row, n_values, at, ok, EVEN, 64) * 0.125
     parts = ()

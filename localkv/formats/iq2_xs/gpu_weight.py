@@ -14,11 +14,11 @@ from localkv.formats.gpu.grid_points import (
     bits_of,
     byte_of,
     entry_words,
-    four_words,
     grid_table,
-    load_words,
+    load_four_words,
     sign_words_beside,
     signed_eights,
+    units_from,
     with_eighth_signs,
 )
 from localkv.formats.gpu.super_blocks import halves, load_half
@@ -39,10 +39,8 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 @triton.jit
 def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, scales, d, table = planes
-    n = n_values // 64
-    at = first // 64 + tl.arange(0, VALUES // 64)
-    ok = at < n
-    found = four_words(load_words(qs, row, 4 * n, at, ok, 4, EVEN))
+    n, at, ok = units_from(first, n_values, VALUES)
+    found = load_four_words(qs, row, n, at, ok, EVEN)
     nibbles = load_items(scales, row, n, at, ok, EVEN).to(tl.int32)
     d = load_half(d, row, n_values, at, ok, EVEN, 64) * 0.125
     parts = ()

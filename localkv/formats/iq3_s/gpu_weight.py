@@ -13,12 +13,13 @@ from localkv.formats.gpu.grid_points import (
     bits_of,
     byte_of,
     entry_words,
-    four_words,
     grid_table,
     load_beside,
-    load_words,
+    load_four_words,
+    load_two_words,
     sign_words,
     signed_fours,
+    units_from,
 )
 from localkv.formats.gpu.super_blocks import halves, load_half
 from localkv.formats.gpu.weight_layout import WeightLayout, largest, load_items, words
@@ -36,11 +37,9 @@ def planes(fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
 @triton.jit
 def read(planes, row, first, n_values, VALUES: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr):
     qs, signs, qh, scales, d, table = planes
-    n = n_values // 64
-    at = first // 64 + tl.arange(0, VALUES // 64)
-    ok = at < n
-    found = four_words(load_words(qs, row, 4 * n, at, ok, 4, EVEN))
-    pair = tl.split(load_words(signs, row, 2 * n, at, ok, 2, EVEN))
+    n, at, ok = units_from(first, n_values, VALUES)
+    found = load_four_words(qs, row, n, at, ok, EVEN)
+    pair = load_two_words(signs, row, n, at, ok, EVEN)
     above = load_beside(qh, row, n, at, ok, EVEN).to(tl.int32)
     nibbles = load_items(scales, row, n, at, ok, EVEN).to(tl.int32)
     d = load_half(d, row, n_values, at, ok, EVEN, 64)
