@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localkv.config import KVScales
+from localkv.config import KVCodebook, KVScales
 from localkv.errors import UsageError
+from localkv.formats.codebooks import Codebook
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,12 +42,18 @@ class SideFacts:
             largest value of each channel, away from 0 to the next float16.
         kld: mean divergence, in nats, from an f16 cache if this side of this layer alone is of a
             type, by type.
+        exponents: [n_heads][n_channels] of the smoothing that weights are loaded with
+            (`loader/smoothing.py`), which all else was measured with; empty for none.
+        codebooks: one for each number of codes (`formats/codebooks.py`), for rows as they are
+            packed.
     """
 
     n_heads: int
     n_channels: int
     packed_ranges: str
     kld: Mapping[str, float]
+    exponents: tuple[tuple[int, ...], ...] = ()
+    codebooks: tuple[Codebook, ...] = ()
 
     @property
     def ranges(self) -> NDArray[np.float32]:
@@ -128,6 +135,7 @@ class KVProfile:
         kv_rotation: the cache's, while divergences were measured (`CacheConfig.kv_rotation`).
         token_seconds: for a generated token without history, on the machine that measured.
         bandwidth: of that machine's memory, in bytes per second.
+        smoothing: strength of the smoothing, 0 for none.
         layers: in the model's order; None for one without rows.
         lists: types by layer for growing budgets.
         uniform: of pairs that all layers have: whether predictions hold, and to compare with.
@@ -142,6 +150,7 @@ class KVProfile:
     kv_rotation: str
     token_seconds: float
     bandwidth: float
+    smoothing: float
     layers: tuple[LayerFacts | None, ...]
     lists: tuple[TypeList, ...]
     uniform: tuple[TypeList, ...]
@@ -165,6 +174,17 @@ class KVProfile:
         """The types by layer with the fewest bits whose verified divergence is at most `kld`."""
         fitting = (one for one in self.lists if one.verified <= kld)
         return min(fitting, key=lambda one: (one.bits, one.verified), default=None)
+
+    @property
+    def codebooks(self) -> tuple[KVCodebook, ...]:
+        """Those of all layers."""
+        return tuple(
+            KVCodebook(i, side, numbers)
+            for i, layer in enumerate(self.layers)
+            if layer is not None
+            for side, facts in (("k", layer.k), ("v", layer.v))
+            for numbers in facts.codebooks
+        )
 
     def scales(self) -> KVScales | None:
         """For types that are scaled by head; None if layers differ in their heads."""

@@ -1,8 +1,5 @@
-"""The file of a KV profile: JSON, checked in every part before anything of it is used.
-
-Smoothing and codebooks have sections of their own by name; a version that can't use one refuses the
-file, as it refuses keys that it does not know: nothing that was measured is left out in silence.
-"""
+"""The file of a KV profile: JSON, checked in every part before anything of it is used. Keys that
+this version does not know are refused: nothing that was measured is left out in silence."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from localkv.cache.profile import KVProfile, LayerFacts, LayerTypes, SideFacts, 
 from localkv.config import KV_ROTATIONS
 from localkv.errors import UsageError, printable
 from localkv.formats import KV_FORMATS
+from localkv.formats.codebooks import Codebook, check_codebook
 from localkv.system.input_file import read_input
 from localkv.system.whole_file import write_whole
 
@@ -30,8 +28,8 @@ MOST_LAYERS, MOST_CHANNELS = 1 << 12, 1 << 16
 """Of a model, and of all heads of a layer."""
 
 HINT = "localkv calibrate -m MODEL -o FILE makes one"
-SECTIONS = ("smoothing", "codebooks")
-"""Optional ones, which no version can use so far."""
+LARGEST_EXPONENT = 8
+"""Of a channel that is smoothed, up or down."""
 
 _LISTS = ("lists", "uniform")
 _NUMBERS = ("bits", "predicted", "verified")
@@ -102,8 +100,6 @@ class _Reader:
         if not isinstance(data, dict):
             self._fail(f"{where} is not an object")
         for name in data:
-            if name in SECTIONS and not where:
-                self._fail(f"this version of localkv can't use its section {name!r}")
             if name not in names:
                 self._fail(f"unknown key {reprlib.repr(name)}{where and ' in '}{where}")
         for name in names:
@@ -135,7 +131,7 @@ class _Reader:
 
     def profile(self, data: dict[str, Any]) -> KVProfile:
         texts = ("model", "architecture", "name", "text", "kv_rotation")
-        numbers = ("token_seconds", "bandwidth")
+        numbers = ("token_seconds", "bandwidth", "smoothing")
         counts = ("n_tokens", "n_scored")
         names = {"kind", "version", *texts, *numbers, *counts, "layers", *_LISTS}
         self._keys(data, "", names)
@@ -162,7 +158,7 @@ class _Reader:
         )
 
     def _side(self, data: object, where: str) -> SideFacts:
-        found = self._keys(data, where, ("n_heads", "n_channels", "packed_ranges", "kld"))
+        found = self._keys(data, where, (*_SIZES, "packed_ranges", "kld", "exponents", "codebooks"))
         sizes = [self._count(found[name], f"{name} of {where}") for name in _SIZES]
         if not 1 <= math.prod(sizes) <= MOST_CHANNELS:
             self._fail(f"{where} has {sizes[0]} heads of {sizes[1]} channels")
@@ -179,7 +175,32 @@ class _Reader:
             self._type(name, f"kld of {where}"): self._number(value, f"kld of {where}")
             for name, value in found["kld"].items()
         }
-        return SideFacts(sizes[0], sizes[1], text, kld)
+        exponents = self._items(found["exponents"], f"exponents of {where}")
+        if exponents:
+            self._items(exponents, f"exponents of {where}", sizes[0])
+        codebooks = self._items(found["codebooks"], f"codebooks of {where}")
+        return SideFacts(
+            sizes[0],
+            sizes[1],
+            text,
+            kld,
+            tuple(self._exponents(row, f"exponents of {where}", sizes[1]) for row in exponents),
+            tuple(self._codebook(numbers, f"codebooks of {where}") for numbers in codebooks),
+        )
+
+    def _exponents(self, data: object, where: str, n: int) -> tuple[int, ...]:
+        row = self._items(data, where, n)
+        if any(type(value) is not int or abs(value) > LARGEST_EXPONENT for value in row):
+            self._fail(f"{where} are not integers of at most {LARGEST_EXPONENT}")
+        return tuple(row)
+
+    def _codebook(self, data: object, where: str) -> Codebook:
+        numbers = tuple(self._items(data, where))
+        try:
+            check_codebook(numbers)
+        except ValueError as error:
+            self._fail(f"{where}: {error}")
+        return numbers
 
     def _type(self, name: object, where: str) -> str:
         if not isinstance(name, str) or name not in KV_FORMATS:

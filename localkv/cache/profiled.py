@@ -8,6 +8,7 @@ from localkv.cache.profile import DEFAULT_BITS, KVProfile, TypeList
 from localkv.cache.scales import wants_scales
 from localkv.config import CacheConfig, KVScales
 from localkv.errors import UsageError
+from localkv.formats import KV_FORMATS
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,17 @@ def profiled(
             )
         if profile is None:
             return ProfiledCache(cache)
+        with_codebooks = replace(cache, kv_codebooks=profile.codebooks)
         if wants_scales(cache.types):
-            return ProfiledCache(cache, scales=profile.scales())
+            return ProfiledCache(with_codebooks, scales=profile.scales())
+        if profile.smoothing or any(KV_FORMATS[name].n_centroids for name in cache.types):
+            return ProfiledCache(with_codebooks)
         return ProfiledCache(
             cache,
-            warnings=("the KV profile is not used: types are named, and none uses its scales",),
+            warnings=(
+                "the KV profile is not used: types are named, none uses its scales or codebooks, "
+                "and it has no smoothing",
+            ),
         )
     types = profile.within(DEFAULT_BITS if bits is None else bits)
     warnings = list[str]()
@@ -63,6 +70,6 @@ def profiled(
             f"the KV profile was measured with kv_rotation {profile.kv_rotation}, not "
             f"{cache.kv_rotation}: expect another quality than it says"
         )
-    cache = replace(cache, layer_types=types.layers)
+    cache = replace(cache, layer_types=types.layers, kv_codebooks=profile.codebooks)
     scales = profile.scales() if wants_scales(cache.types) else None
     return ProfiledCache(cache, types, scales, tuple(warnings))

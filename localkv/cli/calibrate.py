@@ -27,6 +27,8 @@ from localkv.errors import UsageError, counted, printable
 if TYPE_CHECKING:
     from localkv.cache.profile import KVProfile
     from localkv.llm import LLM
+    from localkv.loader.smoothing import Smoothing
+    from localkv.model import Transformer
     from localkv.quality.kv_profile import Plan
 
 BUILT_IN = "the built-in text"
@@ -47,6 +49,7 @@ def _run(
     tokens: int,
     types: str | None,
     bits: str | None,
+    smooth: float,
     as_json: bool,
     **values: Any,
 ) -> None:
@@ -78,14 +81,16 @@ def _run(
     path = Path(output) if output is not None else in_data_folder(digest)
     seconds, bandwidth = _speed(llm)
     with _Progress() as progress:
+        model, smoothing = _smoothed(llm, chunks, plan, smooth)
         profile = measure(
-            llm.engine.model,
+            model,
             chunks,
             plan,
             digest=digest,
             text=BUILT_IN if file is None else Path(file).name,
             token_seconds=seconds,
             bandwidth=bandwidth,
+            smoothing=smoothing,
             on_step=progress.step,
         )
     if output is None:
@@ -97,6 +102,29 @@ def _run(
             out.write(json.dumps(facts, ensure_ascii=False))
         else:
             out.write("\n".join([*_lines(profile, plan), "", _saved(path, output, progress)]))
+
+
+def _smoothed(
+    llm: LLM, chunks: list[list[int]], plan: Plan, alpha: float
+) -> tuple[Transformer, Smoothing]:
+    """The model with large channels of K and V made smaller, loaded again for that."""
+    from localkv.loader.smoothing import NO_SMOOTHING, smoothing_of
+    from localkv.loader.weights import load_model
+    from localkv.quality.channels import channel_ranges
+
+    model = llm.engine.model
+    if not alpha:
+        return model, NO_SMOOTHING
+    ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
+    absmax_k, absmax_v = (
+        {i: found[side].absmax for i, found in enumerate(ranges) if found is not None}
+        for side in (0, 1)
+    )
+    smoothing = smoothing_of(llm.config, llm.gguf.tensors, absmax_k, absmax_v, alpha)
+    if not (smoothing.k or smoothing.v):
+        note("no layer's weights can hold the smoothing of K or V")
+        return model, NO_SMOOTHING
+    return load_model(llm.gguf, llm.backend, smoothing=smoothing)[0], smoothing
 
 
 class _Progress(ProgressLine):
@@ -262,7 +290,7 @@ calibrate = Command(
         ),
         ("Use what was measured", "localkv complete -m model.gguf --kv-profile auto -f long.txt"),
     ],
-    essentials="-m -hf -f -o --tokens --types --bits -t -dev --json",
+    essentials="-m -hf -f -o --tokens --types --bits --smooth -t -dev --json",
     params=[
         option(
             "-f",
@@ -292,6 +320,17 @@ calibrate = Command(
             metavar="LIST",
             help="Budgets of bits per value for which types are found, with commas between them. "
             "[default: 3 to 8.5]",
+        ),
+        option(
+            "--smooth",
+            panel="Measure",
+            type=click.FloatRange(0, 1),
+            default=0.5,
+            show_default=True,
+            metavar="ALPHA",
+            help="Divide channels of K and V by their magnitude to this power, inside the weights. "
+            "The model stays as it is, and small channels keep their precision beside large ones; "
+            "0 is off.",
         ),
         *(param for param in loading_options() if param.name in _USED),
         option(

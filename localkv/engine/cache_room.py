@@ -53,6 +53,7 @@ def allocated_cache(
                 n_sequences=cache.n_sequences,
                 arrays=model.backend.arrays,
                 kv_scales=cache.kv_scales,
+                kv_codebooks=cache.kv_codebooks,
                 states=model.config.states,
                 checkpoints=CheckpointConfig(cache.ctx_checkpoints, cache.checkpoint_min_step),
             )

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.arch.spec import ModelSpec
+from localkv.cache.profile import KVProfile
 from localkv.errors import ModelFileError
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.formats.scaled import can_scale_rows, is_float, scaled
@@ -56,9 +57,22 @@ class Smoothing:
     k: Mapping[int, Exponents]
     v: Mapping[int, Exponents]
 
+    @classmethod
+    def of_profile(cls, profile: KVProfile) -> Smoothing:
+        """What a profile was measured with."""
+        layers = [(i, layer) for i, layer in enumerate(profile.layers) if layer is not None]
+        return cls(
+            profile.smoothing,
+            {i: layer.k.exponents for i, layer in layers if layer.k.exponents},
+            {i: layer.v.exponents for i, layer in layers if layer.v.exponents},
+        )
+
     def tensor_factors(self, config: ModelSpec, names: Collection[str]) -> dict[str, Factors]:
         """What each tensor that changes is multiplied with (`channel_factors`)."""
         return channel_factors(config, names, _factors(self.k), _factors(self.v))
+
+
+NO_SMOOTHING = Smoothing(0.0, {}, {})
 
 
 def _factors(exponents: Mapping[int, Exponents]) -> dict[int, Factors]:

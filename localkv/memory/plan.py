@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -132,6 +132,7 @@ class ModelMemory:
         n_threads: threads of the CPU's kernels.
         is_file: weights are mapped; those of a model that is made in memory, or read into it, are
             not.
+        changed: names of tensors that are copied, as smoothing changes them.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -140,6 +141,7 @@ class ModelMemory:
     n_batch: int
     n_threads: int
     is_file: bool = True
+    changed: frozenset[str] = frozenset()
 
     @cached_property
     def weights(self) -> tuple[int, int]:
@@ -149,7 +151,7 @@ class ModelMemory:
         is counted.
         """
         whole = [tensor for tensor in self.tensors if split_by(tensor, self.config) is None]
-        mapped, allocated = weight_bytes(whole, self.backend)
+        mapped, allocated = weight_bytes(whole, self.backend, self.changed)
         allocated += split_bytes(self.tensors, self.config, self.backend)
         if self.is_file:
             return mapped, allocated
@@ -218,8 +220,10 @@ def output_matrix(tensors: Iterable[TensorInfo]) -> str:
     return next((t.name for t in tensors if t.name == "output.weight"), EMBEDDING)
 
 
-def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]:
-    """Bytes of tensors that stay in the file, and of those that are copied.
+def weight_bytes(
+    tensors: Iterable[TensorInfo], backend: str, changed: Collection[str] = ()
+) -> tuple[int, int]:
+    """Bytes of tensors that stay in the file, and of those that are copied, as those `changed` are.
 
     Each counts once, also an embedding that is the output matrix as well and so is read in the file
     (single rows) and from panels; one that is only read by row does not.
@@ -233,6 +237,8 @@ def weight_bytes(tensors: Iterable[TensorInfo], backend: str) -> tuple[int, int]
             continue
         is_looked_up = tensor.name == EMBEDDING != output
         copied = footprint.copied_bytes(tensor.format, tensor.shape, is_looked_up=is_looked_up)
+        if tensor.name in changed:
+            copied = copied or tensor.n_bytes
         allocated += copied
         mapped += 0 if copied else tensor.n_bytes
     return mapped, allocated

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from localkv.formats import KV_FORMATS
 from localkv.model import Transformer
 
 Floats = NDArray[np.float32]
+Side = Literal["k", "v"]
 TYPE = "f32"
 """The cache through which the text is run: it keeps rows unpacked, and all of them."""
 
@@ -26,6 +28,10 @@ class Ranges:
 
     lo: Floats
     hi: Floats
+
+    @property
+    def absmax(self) -> Floats:
+        return np.maximum(-self.lo, self.hi)
 
     def joined(self, other: Ranges) -> Ranges:
         return Ranges(np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi))
@@ -60,18 +66,39 @@ def channel_ranges(
     return found
 
 
-def _ranges(model: Transformer, plane: Array, side: str) -> Ranges:
-    arrays = model.backend.arrays
-    values = arrays.to_numpy(plane).view(np.float32)
-    n_pages, n_heads, n_tokens, n_channels, _ = values.shape
-    if model.backend.name == "cpu":
-        order = getattr(KV_FORMATS[TYPE].part("cpu").PLANES[0], side)
-        n = order.item_bits // 32  # channels of an item, which 16 tokens have one after the other
-        items = values.reshape(n_pages, n_heads, n_tokens // 16, n_channels // n, 16, n)
-        lo, hi = items.min((0, 2, 4)), items.max((0, 2, 4))  # [n_heads, items, n]
-    else:
-        lo, hi = values.min((0, 2, 4)), values.max((0, 2, 4))
+def _ranges(model: Transformer, plane: Array, side: Side) -> Ranges:
+    rows = rows_of(model, plane, side)
+    lo, hi = rows.min(1), rows.max(1)
     if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
         raise LocalKVError("K or V of the model is not finite, so nothing can be measured")
-    shape = n_heads, n_channels
-    return Ranges(np.minimum(lo.reshape(shape), 0), np.maximum(hi.reshape(shape), 0))
+    return Ranges(np.minimum(lo, 0), np.maximum(hi, 0))
+
+
+def rows_of(model: Transformer, plane: Array, side: Side) -> Floats:
+    """All rows of a cache of float32: [n_heads, tokens, channels], tokens by page."""
+    values = model.backend.arrays.to_numpy(plane).view(np.float32)
+    n_pages, n_heads, n_tokens, n_channels, _ = values.shape
+    if model.backend.name != "cpu":
+        return values[..., 0].transpose(1, 0, 2, 3).reshape(n_heads, -1, n_channels)
+    order = getattr(KV_FORMATS[TYPE].part("cpu").PLANES[0], side)
+    n = order.item_bits // 32  # channels of an item, which 16 tokens have one after the other
+    items = values.reshape(n_pages, n_heads, n_tokens // 16, n_channels // n, 16, n)
+    return items.transpose(1, 0, 2, 4, 3, 5).reshape(n_heads, n_pages * n_tokens, n_channels)
+
+
+def stored_rows(
+    model: Transformer, chunks: Sequence[Sequence[int]], n_ctx: int, *, kv_rotation: str
+) -> Iterator[tuple[int, Side, Floats]]:
+    """(layer, side, rows [n_heads, tokens, channels]) of the last of some chunks, as `f32` keeps
+    them."""
+    cache = CacheConfig(
+        TYPE, TYPE, n_ctx=n_ctx, kv_rotation=kv_rotation, swa_full=True, type_k_rope=TYPE
+    )
+    engine = Engine(model, cache, n_batch=n_ctx)
+    ids = chunks[-1]
+    for _ in engine.logit_batches(ids, first=len(ids) - 1):
+        pass
+    for i, layer in enumerate(engine.cache.layers):
+        for segment in layer.segments:
+            yield i, "k", rows_of(model, segment.k[0], "k")[:, : len(ids)]
+            yield i, "v", rows_of(model, segment.v[0], "v")[:, : len(ids)]

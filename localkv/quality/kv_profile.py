@@ -14,12 +14,14 @@ from localkv.cache.profile import (
     TypeList,
     packed_ranges,
 )
-from localkv.config import CacheConfig
+from localkv.config import CacheConfig, KVCodebook
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
+from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
 from localkv.memory.plan import kv_values_per_token, mean_bits_of
 from localkv.model import Transformer
-from localkv.quality.channels import Ranges, channel_ranges
+from localkv.quality.channels import Ranges, channel_ranges, stored_rows
+from localkv.quality.codebooks import learn_codebook
 from localkv.quality.knapsack import Choice, Picked, frontier, within
 from localkv.quality.layer_costs import BASE, ChunkCosts, base_types
 
@@ -84,6 +86,7 @@ def measure(
     text: str,
     token_seconds: float = 0.0,
     bandwidth: float = 0.0,
+    smoothing: Smoothing = NO_SMOOTHING,
     on_step: OnStep = lambda done, of, what: None,
 ) -> KVProfile:
     """The profile of a model.
@@ -91,6 +94,7 @@ def measure(
     Args:
         chunks: token ids, each a sequence of its own.
         digest, text, token_seconds, bandwidth: as in `KVProfile`.
+        smoothing: that the model was loaded with.
 
     Raises:
         UsageError: the model has no K and V.
@@ -99,7 +103,8 @@ def measure(
     if not model.config.groups:
         raise UsageError("this model keeps no K and V, so there is nothing to measure")
     keys = plan.keys(model)
-    cache = CacheConfig(n_ctx=plan.n_ctx, kv_rotation=plan.kv_rotation)
+    codebooks = learn_codebooks(model, chunks, plan)
+    cache = CacheConfig(n_ctx=plan.n_ctx, kv_rotation=plan.kv_rotation, kv_codebooks=codebooks)
     n_uniform = len(_uniform(model, plan))
     steps = _Steps(len(chunks) * (len(keys) + n_uniform + len(plan.budgets)), on_step)
     ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
@@ -138,12 +143,32 @@ def measure(
         kv_rotation=plan.kv_rotation,
         token_seconds=token_seconds,
         bandwidth=bandwidth,
-        layers=tuple(_layer_facts(layer, found, costs) for layer, found in enumerate(ranges)),
+        smoothing=smoothing.alpha,
+        layers=tuple(
+            _layer_facts(layer, found, costs, smoothing, codebooks)
+            for layer, found in enumerate(ranges)
+        ),
         lists=tuple(lists),
         uniform=tuple(
             _type_list(model, types, predicted(costs, types), total / n_scored)
             for types, total in uniform.items()
         ),
+    )
+
+
+def learn_codebooks(
+    model: Transformer, chunks: Sequence[Sequence[int]], plan: Plan
+) -> tuple[KVCodebook, ...]:
+    """Those of each layer and side for the types with codebooks that are measured, for rows that
+    are rotated as the cache rotates them."""
+    sizes = sorted({KV_FORMATS[name].n_centroids for name in plan.types} - {0})
+    if not sizes:
+        return ()
+    rotation = "off" if plan.kv_rotation == "off" else "on"
+    return tuple(
+        KVCodebook(layer, side, learn_codebook(rows, n))
+        for layer, side, rows in stored_rows(model, chunks, plan.n_ctx, kv_rotation=rotation)
+        for n in sizes
     )
 
 
@@ -233,7 +258,11 @@ def _type_list(model: Transformer, types: LayerTypes, cost: float, verified: flo
 
 
 def _layer_facts(
-    layer: int, found: tuple[Ranges, Ranges] | None, costs: dict[Key, float]
+    layer: int,
+    found: tuple[Ranges, Ranges] | None,
+    costs: dict[Key, float],
+    smoothing: Smoothing,
+    codebooks: Sequence[KVCodebook],
 ) -> LayerFacts | None:
     if found is None:
         return None
@@ -241,5 +270,8 @@ def _layer_facts(
     for side, ranges in enumerate(found):
         kld = {name: cost for (at, of, name), cost in costs.items() if (at, of) == (layer, side)}
         n_heads, n_channels = ranges.lo.shape
-        sides.append(SideFacts(n_heads, n_channels, packed_ranges(ranges.lo, ranges.hi), kld))
+        exponents = (smoothing.k, smoothing.v)[side].get(layer, ())
+        of_side = (b.numbers for b in codebooks if (b.layer, b.side) == (layer, "kv"[side]))
+        packed = packed_ranges(ranges.lo, ranges.hi)
+        sides.append(SideFacts(n_heads, n_channels, packed, kld, exponents, tuple(of_side)))
     return LayerFacts(*sides)

@@ -22,12 +22,22 @@ from localkv.errors import UsageError
 SIDE = SideFacts(
     2, 32, packed_ranges(np.full((2, 32), -1, np.float32), np.full((2, 32), 2, np.float32)), {}
 )
-FACTS = LayerFacts(SIDE, SideFacts(2, 32, SIDE.packed_ranges, {"q4_0": 0.5, "q8_0": 1e-4}))
+FACTS = LayerFacts(
+    SIDE,
+    SideFacts(
+        2,
+        32,
+        SIDE.packed_ranges,
+        {"q4_0": 0.5, "q8_0": 1e-4},
+        exponents=((0, 1) * 16, (-2, 8) * 16),
+        codebooks=((-85, -26, 26, 85),),
+    ),
+)
 SMALL = TypeList((("q4_0", "q4_0"), None), 4.5, 144, 0.25, 0.5)
 LARGE = TypeList((("q8_0", "q4_0"), None), 6.5, 208, 0.125, 0.0625)
 PROFILE = KVProfile(
-    "ab" * 16, "llama", "tïny", "text", 64, 31, "auto", 0.01, 1e10, (FACTS, None), (SMALL, LARGE),
-    (SMALL,),
+    "ab" * 16, "llama", "tïny", "text", 64, 31, "auto", 0.01, 1e10, 0.5, (FACTS, None),
+    (SMALL, LARGE), (SMALL,),
 )  # fmt: skip
 
 
@@ -57,7 +67,9 @@ def damaged(file: Path, change: Any) -> str:
     ("change", "said"),
     [
         (lambda d: d.update(extra=1), "unknown key 'extra'"),
-        (lambda d: d.update(smoothing={}), "can't use its section 'smoothing'"),
+        (lambda d: d.update(smoothing={}), "smoothing is not a number"),
+        (lambda d: d["layers"][0]["k"].update(exponents=[[0]]), "exponents of k of layer 0"),
+        (lambda d: d["layers"][0]["k"].update(codebooks=[[1, 2, 2, 3]]), "numbers of a codebook"),
         (lambda d: d["layers"][0]["k"].update(more=1), "unknown key 'more' in k of layer 0"),
         (lambda d: d.pop("text"), "it lacks 'text'"),
         (lambda d: d.update(version=9), "version 9 is not supported"),
@@ -130,8 +142,14 @@ def test_types_within_bits() -> None:
     assert error.value.hint == "its smallest take 4.5 (--kv-bits)"
     with pytest.raises(UsageError, match="and there is none"):
         profiled(cache, None, 4.0, names_types=False)
-    named = profiled(CacheConfig("q8_0", "q8_0"), PROFILE, None, names_types=True)
-    assert (named.types, len(named.warnings)) == (None, 1)
+    types = CacheConfig("q8_0", "q8_0")
+    named = profiled(types, PROFILE, None, names_types=True)
+    assert (named.types, named.warnings) == (None, ())  # smoothing is for any types
+    rough = KVProfile(**{**PROFILE.__dict__, "smoothing": 0.0})
+    assert len(profiled(types, rough, None, names_types=True).warnings) == 1
+    wants = CacheConfig("nuq2", "f16")
+    named = profiled(wants, rough, None, names_types=True)
+    assert (named.cache.kv_codebooks, named.warnings) == (PROFILE.codebooks, ())
     rotated = profiled(CacheConfig(kv_rotation="off"), PROFILE, None, names_types=False)
     assert "measured with kv_rotation auto" in rotated.warnings[0]
 

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as GGMLType
 
+from localkv import LLM
 from localkv.cache.profile import packed_ranges
+from localkv.cache.profile_file import write_profile
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.formats.codebooks import NORMAL
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
+from localkv.loader.gguf_file import open_gguf
+from localkv.loader.model_hash import model_hash
+from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
@@ -122,3 +129,40 @@ def test_there_is_a_text_and_types_to_measure() -> None:
     assert 1000 < len(calibration_text().split()) < 3000
     assert {"f16", "q8_0", "q4_0"} < set(sensible_types())
     assert not {"f32", "fp8_e4m3_head"} & set(sensible_types())
+
+
+def test_smoothing_and_codebooks(tmp_path: Path) -> None:
+    """They are measured, kept and used, and smoothing leaves the model as it is."""
+    random = RandomModel(n_layers=2)
+    random.tensors["blk.1.attn_k.weight"][6:8] *= 16
+    path = random.write(tmp_path / "model.gguf", GGMLType.F32)
+    plain = load_model(path, cpu_backend())[0]
+    ranges = channel_ranges(plain, [IDS], n_ctx=256)
+    absmax_k, absmax_v = (
+        {i: found[side].absmax for i, found in enumerate(ranges) if found} for side in (0, 1)
+    )
+    gguf = open_gguf(path)
+    smoothing = smoothing_of(plain.config, gguf.tensors, absmax_k, absmax_v)
+    model = load_model(path, cpu_backend(), smoothing=smoothing)[0]
+    plan = Plan(("f16", "nuq3"), (5.0,), n_ctx=256)
+    profile = measure(model, [IDS], plan, digest=model_hash(gguf), text="t", smoothing=smoothing)
+    assert max(smoothing.k[1][0]) >= 2
+    assert Smoothing.of_profile(profile) == smoothing
+    assert [(b.layer, b.side, len(b.numbers)) for b in profile.codebooks] == [
+        (layer, side, 8) for layer in range(2) for side in "kv"
+    ]
+    assert all(b.numbers != NORMAL[8] for b in profile.codebooks)
+    write_profile(tmp_path / "p.json", profile)
+    options = {"device": "cpu", "n_ctx": 256}
+    types = {"cache_type_k": "nuq3", "cache_type_v": "nuq3"}
+    before, after = (
+        LLM(path, **types, **options, kv_profile=by) for by in (None, tmp_path / "p.json")
+    )
+    book = after.engine.cache.layers[1].segments[0].codebook_k
+    assert tuple(book[:8].astype(int)) == profile.codebooks[2].numbers
+    exact = LLM(path, cache_type_k="f32", cache_type_v="f32", **options).logits(IDS)
+    errors = [np.square(llm.logits(IDS) - exact).mean() for llm in (before, after)]
+    assert errors[1] < 0.9 * errors[0]
+    same = LLM(path, cache_type_k="f32", cache_type_v="f32", **options, kv_profile=profile)
+    np.testing.assert_array_equal(same.logits(IDS), exact)
+    assert after.memory.weights_allocated >= before.memory.weights_allocated
