@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from localkv.cache.layout import check_cache, group_layouts
+from localkv.cache.profile import DEFAULT_BITS
 from localkv.cache.profiled import profiled
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.chat.engine import EngineOptions
 from localkv.config import CacheConfig
 from localkv.errors import ModelFileError, UsageError, printable
+from localkv.formats import KV_FORMATS
 from localkv.loader.chat_template import chat_template_from_metadata
-from localkv.loader.found_profile import model_profile
+from localkv.loader.found_profile import AUTO, model_profile, profile_path
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.hub.find import find_cached
 from localkv.loader.hub.reference import HubReference, parse_reference
@@ -29,6 +31,7 @@ from localkv.loader.model_spec import model_spec
 from localkv.loader.vocabulary import read_vocabulary
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
+from localkv.presets import PRESETS
 from localkv.system.machine_memory import machine_memory, process_bytes
 from localkv.system.threads import default_threads
 
@@ -77,6 +80,24 @@ class Models:
         names = [model.name for model in self.all() if model.name.startswith(text)]
         return list(dict.fromkeys([*names, *_paths(text)]))
 
+    def carried_over(self, options: EngineOptions, model: Path) -> EngineOptions:
+        """The options of one model for another.
+
+        A KV profile belongs to one model, so the other's takes its place; where it has none, all
+        layers get the pair of a preset with at most as many bits.
+        """
+        arguments = dict(options.arguments)
+        if "kv_profile" in arguments and not model.samefile(options.model):
+            if profile_path(model) is not None:
+                arguments["kv_profile"] = AUTO
+            else:
+                del arguments["kv_profile"]
+                bits = arguments.pop("kv_bits", None) or DEFAULT_BITS
+                if arguments.get("cache_type_k") is None:
+                    pair = _pair_within(bits)
+                    arguments |= {"cache_type_k": pair[0], "cache_type_v": pair[1]}
+        return replace(options, model=str(model), arguments=arguments)
+
     def check(
         self,
         options: EngineOptions,
@@ -111,6 +132,17 @@ class Models:
         if budget is not None:
             freed = process_bytes(running_pid) if running_pid is not None else 0
             check_fit(memory, cache, replace(budget, n_bytes=budget.n_bytes + freed))
+
+
+def _pair_within(bits: float) -> tuple[str, str]:
+    """The types of a preset with at most so many bits per value, or of the smallest."""
+    pairs = [(preset.type_k, preset.type_v) for preset in PRESETS.values()]
+
+    def bits_of(pair: tuple[str, str]) -> float:
+        formats = [KV_FORMATS[name] for name in pair]
+        return sum(8 * fmt.block_bytes / fmt.block_size for fmt in formats) / 2
+
+    return next((pair for pair in pairs if bits_of(pair) <= bits), pairs[-1])
 
 
 def _means(name: str, model: LocalModel) -> bool:

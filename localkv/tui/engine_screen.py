@@ -142,12 +142,18 @@ class EngineScreen(Screen[None]):
         if self.answer is not None:  # begun meanwhile
             self.refuse_while_busy()
             return
+        if "kv_profile" in self.options.arguments and "kv_profile" not in options.arguments:
+            k, v = (options.arguments.get(f"cache_type_{side}") or "f16" for side in "kv")
+            await self.transcript.note(f"this model has no KV profile: K {k}, V {v} in all layers")
         self.options = options
         await self.restart_engine()
 
     def _found(self, name: str) -> EngineOptions:
         """The model that a name means, checked. Raises LocalKVError."""
-        options = replace(self.options, model=str(self.models.find(name)))
+        model = self.models.find(name)
+        options = replace(self.options, model=str(model))
+        if "kv_profile" in options.arguments:
+            options = self.models.carried_over(self.options, model)
         self.check_options(options)
         return options
 
