@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from textual.pilot import Pilot
-from textual.widgets import Static
+from textual.widgets import OptionList, Static
 from textual.widgets.markdown import MarkdownBlock
 
 from localkv.chat.conversation import Message
@@ -21,6 +21,7 @@ from localkv.chat.store import Store
 from localkv.errors import LocalKVError
 from localkv.sampling.params import SamplingParams
 from localkv.tui.app import ChatApp
+from localkv.tui.choice_screen import ChoiceScreen
 from localkv.tui.widgets.prompt import Prompt
 from localkv.tui.widgets.transcript import Note
 from support.fake_engine import FakeEngine
@@ -191,3 +192,11 @@ def words(text: str) -> Sequence[str]:
             pieces.append(text[start:at])
             start = at
     return [*pieces, text[start:]]
+
+
+async def choose(me: User, answer: str) -> None:
+    """Answer a question."""
+    await me.until(lambda: isinstance(me.app.screen, ChoiceScreen))
+    options = me.app.screen.query_one(OptionList)
+    options.highlighted = options.get_option_index(answer)
+    await me.press("enter")
