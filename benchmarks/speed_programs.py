@@ -1,6 +1,7 @@
 """The programs that `cpu_vs_llama_cpp.py` times: each loads a model in a process of its own.
 
-A process answers commands, a line each:
+A process answers commands, a line each; what makes the first tokens after loading slow has been
+done before any is timed, except that `first` is what it is:
 
     load          load the model: seconds, and threads
     fill N        make the depth N with a prompt: seconds per token
@@ -54,6 +55,10 @@ class Session(ABC):
         """Evaluate ids at a position: the end of what the cache holds, or 0 to start anew."""
 
     @abstractmethod
+    def settle(self) -> None:
+        """Do what the first tokens after loading are slower for."""
+
+    @abstractmethod
     def repeat(self, length: int) -> None:
         """Fill the cache up to `length` with copies of its first rows."""
 
@@ -94,6 +99,10 @@ class LocalKV(Session):
                         plane[page] = plane[pages[i % whole]]
         slot.ids += [0] * (length - sequence.length)
         sequence.length = length
+
+    def settle(self) -> None:
+        if self.engine.model.backend.late is not None:
+            self.engine.model.backend.late.finish()
 
     def bytes_per_token(self, depth: int) -> float:
         from localkv.bench.grid import BenchTest
@@ -158,6 +167,9 @@ class LlamaCpp(Session):
         if self.api.llama_decode(self.context, batch):
             raise RuntimeError("llama_decode failed")
         self.api.llama_get_logits_ith(self.context, len(ids) - 1)  # waits
+
+    def settle(self) -> None:
+        """Nothing is laid out after loading."""
 
     def repeat(self, length: int) -> None:
         size = self.api.llama_state_seq_get_size(self.context, 0)
@@ -239,6 +251,8 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_vocab: int, n_threads
         if command == "bandwidth":
             answer(session.bandwidth())
             continue
+        if command != "first":
+            session.settle()
         if command in ("tg", "pp", "anew"):
             go_on(1)  # caches are cold, threads asleep
         started = time.perf_counter()

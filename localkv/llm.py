@@ -276,6 +276,7 @@ class LLM(TextModel):
                 backend,
                 on_layer=lambda done, of: report("weights", done, of),
                 smoothing=smoothing,
+                late=use_mmap and not mlock,
             )
             if mlock and (problem := lock_weights(model.weights, backend)):
                 self.warnings.append(problem)
@@ -286,6 +287,8 @@ class LLM(TextModel):
             if backend.compiles:
                 report("kernels", 0, 0)
                 self.engine.warm_up()
+            if backend.late is not None:
+                backend.late.begin()
         place_caller()
         self.gguf.check_unchanged()
         if unused:

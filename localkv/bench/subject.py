@@ -33,4 +33,6 @@ def load(source: Source, device: str = "auto", fit: str = "on") -> Subject:
         line = unused_gpu(device)
         return Subject(source, model, (line,) if line else ())
     llm = LLM(source.path, n_ctx=PAGE_TOKENS, device=device, fit=fit, progress=False)
+    if llm.backend.late is not None:
+        llm.backend.late.finish()
     return Subject(source, llm.engine.model, tuple(llm.warnings))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from localkv.arch.ffn_spec import Ffn
 from localkv.arch.mixer_spec import Mixer
@@ -126,6 +126,22 @@ def run_one_by_one(x: Array, layers: tuple[StackLayer, ...], given: TokenBatch) 
     return None
 
 
+class LatePreparation(Protocol):
+    """Weights that can be used before they are laid out anew, which then happens step by step."""
+
+    def prepare(self, weight: PackedTensor, release: Callable[[], None]) -> PackedTensor:
+        """As `Backend.prepare`; `release` is called when the file's rows are not read any more."""
+        ...
+
+    def begin(self) -> None:
+        """The next evaluation is the first one after loading: the ones behind it lay out some."""
+        ...
+
+    def finish(self) -> None:
+        """Lay out all that is left."""
+        ...
+
+
 @dataclass(frozen=True)
 class Backend:
     """The operations of the forward pass; x is [tokens, n_embd] throughout, in the type
@@ -149,6 +165,7 @@ class Backend:
             tokens, [tokens, P] (`per_layer_input.py`).
         run_layers: all layers at once, for the batches for which it has that.
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
+        late: the same for weights that may be laid out after loading; None if none are.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
             model whose output matrix is its embedding shares it.
         hardware: the GPU, for the start summary; empty on a CPU.
@@ -182,6 +199,7 @@ class Backend:
     prepare: Callable[[PackedTensor], PackedTensor]
     methods: Methods
     run_layers: RunLayers = run_one_by_one
+    late: LatePreparation | None = None
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
     hardware: str = ""
     memory: DeviceMemory | None = None

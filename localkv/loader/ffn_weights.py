@@ -60,7 +60,7 @@ def _moe(read: TensorReader, moe: MoeSpec, n_embd: int, at: str) -> MoeWeights:
     n_experts, n_ff = moe.n_experts, moe.n_ff
 
     def stack(name: str, n_out: int, n_in: int) -> PackedTensor:
-        return read.matrix(f"{at}ffn_{name}_exps.weight", n_experts, n_out, n_in)
+        return read.late_matrix(f"{at}ffn_{name}_exps.weight", n_experts, n_out, n_in)
 
     def bias(name: str, n_out: int) -> Array | None:
         tensor = f"{at}ffn_{name}_exps.bias"

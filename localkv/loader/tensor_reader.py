@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from localkv.arch.norm_spec import NormSpec
 from localkv.cache.arrays import Array, Arrays
 from localkv.errors import ModelFileError, byte_size
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.backend import LatePreparation
 from localkv.kernels.device_memory import DeviceMemory, naming_what_fails
 from localkv.kernels.layer_weights import Linear, Norm
 from localkv.loader.gguf_file import GGUFFile
@@ -96,12 +98,14 @@ class TensorReader:
         halve_activations: what meets an F16 weight is rounded to f16, as ggml does. That is less
             exact, but where experts are routed by the largest of nearly equal numbers, ggml's
             rounding decides which, and without it a token's logits are another expert's.
+        late: prepares weights that may be laid out after loading, if there are any.
         taken: names of the tensors handed out.
     """
 
     source: TensorSource
     backend: Preparer
     halve_activations: bool = False
+    late: LatePreparation | None = None
     taken: set[str] = field(default_factory=set)
 
     def has(self, name: str) -> bool:
@@ -117,6 +121,14 @@ class TensorReader:
     def matrix(self, name: str, *shape: int) -> PackedTensor:
         """A matrix, or a stack of them, as the backend's products want it."""
         return self._prepared(name, self._prepare(name, self.packed(name, *shape)))
+
+    def late_matrix(self, name: str, *shape: int) -> PackedTensor:
+        """The same, which may be laid out after loading."""
+        if self.late is None:
+            return self.matrix(name, *shape)
+        packed = self.packed(name, *shape)
+        with self._room(name, packed):
+            return self.late.prepare(packed, partial(self.source.release, name))
 
     def embedding(self, name: str, n_vocab: int, n_embd: int) -> PackedTensor:
         """The matrix of embeddings, as the backend wants it."""
@@ -182,7 +194,7 @@ class TensorReader:
         """`name`.weight, and `name`.bias if the file has it or the architecture must."""
         bias = f"{name}.bias"
         return Linear(
-            self.matrix(f"{name}.weight", n_out, n_in),
+            self.late_matrix(f"{name}.weight", n_out, n_in),
             self.vector(bias, n_out) if bias_required or self.has(bias) else None,
         )
 

@@ -33,6 +33,7 @@ def load_model(
     *,
     on_layer: Callable[[int, int], None] = lambda done, total: None,
     smoothing: Smoothing | None = None,
+    late: bool = False,
 ) -> tuple[Transformer, list[str]]:
     """The model in a GGUF file, on a backend.
 
@@ -41,6 +42,8 @@ def load_model(
         backend: prepares the weights as it wants them.
         on_layer: called with the layers that are loaded, of how many.
         smoothing: of K and V, folded into the weights.
+        late: weights may be laid out while the model is in use (`Backend.late`), where they are
+            views of the file.
 
     Returns:
         the model, and the names of tensors that it does not know.
@@ -55,7 +58,12 @@ def load_model(
     source: TensorSource = FileTensors(gguf)
     if smoothing is not None:
         source = SmoothedTensors(source, smoothing.tensor_factors(config, gguf.tensors))
-    read = TensorReader(source, backend, halve_activations=config.has_experts)
+    read = TensorReader(
+        source,
+        backend,
+        halve_activations=config.has_experts,
+        late=backend.late if late and smoothing is None else None,
+    )
     weights = model_weights(read, config, on_layer)
     unused = [name for name in gguf.tensors if name not in read.taken and not config.ignores(name)]
     return Transformer(config, weights, backend), unused
@@ -81,7 +89,7 @@ def model_weights(
     elif not token_embd.reads_rows:
         output = Linear(token_embd)
     else:
-        output = Linear(read.matrix("token_embd.weight", n_vocab, n_embd))
+        output = Linear(read.late_matrix("token_embd.weight", n_vocab, n_embd))
     divisors = {
         name: read.values(name, rope.n_dims // 2)
         for rope in config.ropes

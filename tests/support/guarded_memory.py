@@ -196,7 +196,7 @@ def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
     def panels(self: panel_arena.PanelArena, n_bytes: int) -> np.ndarray:
         return memory.bytes(n_bytes, "panels")
 
-    def nothing(self: panel_arena.PanelArena) -> None:
+    def nothing(self: panel_arena.PanelArena, taken: np.ndarray) -> None:
         pass
 
     for module in (

@@ -36,6 +36,8 @@ def parts(value: Any) -> Iterator[Any]:
 
 def held(llm: LLM) -> tuple[int, int]:
     """Bytes of weights that lie in the mapped file, and of those that do not, each once."""
+    if llm.backend.late is not None:
+        llm.backend.late.finish()
     first = min(llm.gguf.data(name).ctypes.data for name in llm.gguf.tensors)
     places: dict[int, int] = {}
     copied = 0

@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend
 from localkv.kernels.compose import compose
@@ -35,7 +39,7 @@ from localkv.system.turns import Turns
 def cpu_backend() -> Backend:
     """The backend of machines without a supported GPU."""
     scratch = Scratch()
-    products = CpuProducts(scratch)
+    products = CpuProducts(scratch, lambda: forget())
     attention, latents = PackedAttention(), LatentAttention()
     composed = compose(
         "cpu",
@@ -72,9 +76,14 @@ def cpu_backend() -> Backend:
         layer.forget()
         programs.forget()
 
+    def embed(token_ids: NDArray[np.int64], token_embd: PackedTensor, scale: float) -> Array:
+        products.late.evaluate(len(token_ids))
+        return embed_cpu(token_ids, token_embd, scale)
+
     return replace(
         composed,
-        embed=embed_cpu,
+        embed=embed,
+        late=products,
         run_layers=programs,
         turns=Turns(forget),
         compiling_ahead=lambda types, model, cache, on_kernel: compiling_ahead(

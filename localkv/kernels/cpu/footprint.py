@@ -19,6 +19,7 @@ from localkv.kernels.cpu.linear.panel_bytes import (
     IN_PLACE_FORMAT_NAMES,
     MADE_BYTES,
     PANEL_FORMAT_NAMES,
+    PART_BYTES,
     panels_bytes,
 )
 from localkv.kernels.footprint import (
@@ -68,12 +69,8 @@ def product_bytes(
     """Packed activations, and panels that threads make on the way; rows are read as they are."""
     in_panels = [matrix for matrix in matrices if _in_panels(matrix.format)]
     packed = PACKED_BYTES * widest * n_tokens if in_panels else 0
-    made = [
-        panels_bytes(matrix.format, (LANES, matrix.n_in))
-        for matrix in in_panels
-        if not _is_laid_out(matrix.format)
-    ]
-    return packed + (n_threads * max(MADE_BYTES, *made) if made else 0)
+    made = [panels_bytes(matrix.format, (LANES, matrix.n_in)) for matrix in in_panels]
+    return packed + (n_threads * (max(MADE_BYTES, *made) + PART_BYTES) if made else 0)
 
 
 def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: int) -> int:

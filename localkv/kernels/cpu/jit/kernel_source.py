@@ -60,6 +60,7 @@ _BUILT_ON = (
     "kernels/cpu/linear/head_job.py",
     "kernels/cpu/linear/in_place.py",
     "kernels/cpu/linear/job.py",
+    "kernels/cpu/linear/late_job.py",
     "kernels/cpu/linear/latent_step_job.py",
     "kernels/cpu/linear/norm_row.py",
     "kernels/cpu/linear/packing.py",

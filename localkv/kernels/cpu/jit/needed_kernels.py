@@ -27,6 +27,7 @@ from localkv.kernels.cpu.layer_chains import (
 )
 from localkv.kernels.cpu.linear.head_products import head_source
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
+from localkv.kernels.cpu.linear.late_panels import LATE_PRODUCTS
 from localkv.kernels.cpu.linear.matrices import product_source
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
 from localkv.kernels.cpu.moe.expert_steps import expert_sources
@@ -51,7 +52,7 @@ def needed_kernels(
     names = sorted(set(matrix_types))
     sources: list[KernelSource | None] = [HELPERS]
     if any(name in PANEL_FORMAT_NAMES and name not in IN_PLACE_FORMATS for name in names):
-        sources.append(KernelSource("linear/fill"))
+        sources += [KernelSource("linear/fill"), LATE_PRODUCTS]
     sources += [product_source(name) for name in names]
     sources.append(ACTIVATIONS)
     sources += _block_sources(config)

@@ -88,6 +88,7 @@ class MatrixJob(NamedTuple):
         out: float32 [n_tokens, n_out].
         addend: float32 that is added to `out`, or 0.
         addend_stride: bytes from token to token in the addend; 0 for a bias.
+        late: address of its `LateJob` where its panels may not be made yet.
     """
 
     data: Item
@@ -97,22 +98,25 @@ class MatrixJob(NamedTuple):
     out: Item
     addend: Item
     addend_stride: Item
+    late: Item = 0
 
 
 class FillJob(NamedTuple):
     """Panels to be made of a matrix, or of a stack of them.
 
     Attributes:
-        next_panel, n_panels: the panel to take next, and those of all matrices.
+        next_panel: the panel to take next.
+        first_panel, n_panels: those to be made, counted through all matrices.
         n_out, row_bytes: rows of one matrix, bytes of a row.
         block_bytes: of the format.
         record_blocks, record_bytes: blocks of a record, its bytes.
         panel_bytes: bytes of a panel.
         n_planes, table: rows and address of `PanelLayout.table`.
-        rows, panels: where they are read and written.
+        rows, panels: those of all matrices.
     """
 
     next_panel: int
+    first_panel: int
     n_panels: int
     n_out: int
     row_bytes: int

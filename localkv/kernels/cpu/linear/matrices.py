@@ -145,6 +145,11 @@ class KernelTensor(PackedTensor, ABC):
         """How activations are packed for it; None for those that stay float32."""
         return None
 
+    @property
+    def late_job(self) -> NDArray[np.int64] | None:
+        """The `LateJob` of a matrix whose panels may not be made yet."""
+        return None
+
     @abstractmethod
     def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
         """What products with at most so many tokens take, which are packed as `packing` says."""
@@ -171,6 +176,30 @@ class KernelTensor(PackedTensor, ABC):
         n_out, n_in = self.shape
         row_bytes = self.format.row_bytes(n_in)
         check_array(f"rows of {self.format.name}", self.rows, "uint8", n_out, row_bytes)
+
+
+def check_panels(name: str, shape: tuple[int, ...], facts: PanelFacts, panels: Bytes) -> None:
+    """Raises `BoundsError` unless panels are as large as a matrix of that format and shape says."""
+    n_out, n_in = shape
+    layout = LAYOUTS[name]
+    wanted = layout.n_records(n_in), -(-n_out // LANES), layout.panel_bytes(n_in)
+    found = facts.n_records, facts.n_panels, facts.panel_bytes
+    if found != wanted or panels.shape != wanted[1:]:
+        raise BoundsError(f"panels {found}, {panels.shape} instead of {wanted}")
+    if not panels.flags.c_contiguous:
+        raise BoundsError("panels are not contiguous")
+
+
+def panel_operands(facts: PanelFacts, activations: Memory | int) -> Operands:
+    """What products with panels of one kind and width have in common."""
+    return Operands(
+        multiply=facts.kernel.multiply,
+        activations=activations,
+        most_items=CHUNK_PANELS,
+        n_records=facts.n_records,
+        token_bytes=facts.token_bytes,
+        panel_bytes=facts.panel_bytes,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,29 +235,14 @@ class PanelTensor(KernelTensor):
         return Items(address(self.panels), self.facts.panel_bytes, self.facts.n_panels)
 
     def check_items(self) -> None:
-        n_out, n_in = self.shape
-        facts, layout = self.facts, LAYOUTS[self.format.name]
-        wanted = layout.n_records(n_in), -(-n_out // LANES), layout.panel_bytes(n_in)
-        found = facts.n_records, facts.n_panels, facts.panel_bytes
-        if found != wanted or self.panels.shape != wanted[1:]:
-            raise BoundsError(f"panels {found}, {self.panels.shape} instead of {wanted}")
-        if not self.panels.flags.c_contiguous:
-            raise BoundsError("panels are not contiguous")
+        check_panels(self.format.name, self.shape, self.facts, self.panels)
 
     @property
     def packing(self) -> PanelFacts:
         return self.facts
 
     def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
-        facts = self.facts
-        return Operands(
-            multiply=facts.kernel.multiply,
-            activations=activations,
-            most_items=CHUNK_PANELS,
-            n_records=facts.n_records,
-            token_bytes=facts.token_bytes,
-            panel_bytes=facts.panel_bytes,
-        )
+        return panel_operands(self.facts, activations)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +318,16 @@ def check_matrix(weight: KernelTensor, name: str, n_in: int) -> None:
     if weight.format.name != name or weight.shape[-1] != n_in or len(weight.shape) != 2:
         raise BoundsError(f"{weight.format.name} {list(weight.shape)} next to {name} of {n_in}")
     weight.check_items()
+
+
+def kind_of(weight: PackedTensor) -> tuple[str, bool]:
+    """What matrices have in common that are multiplied in one step."""
+    return weight.format.name, isinstance(weight, KernelTensor) and weight.late_job is not None
+
+
+def late_item(weight: KernelTensor) -> Memory | int:
+    """Of a `MatrixJob`."""
+    return 0 if weight.late_job is None else Memory(weight.late_job, weight.late_job.nbytes)
 
 
 def has_kernel(weight: PackedTensor) -> bool:

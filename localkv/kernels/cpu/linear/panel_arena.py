@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,49 +24,31 @@ class PanelArena:
     ALIGNMENT = 4096
 
     def __init__(self) -> None:
-        self._piece = _Piece(0)
-        self._taken_from = self._piece
+        self._piece = np.empty(0, np.uint8)
 
     def take(self, n_bytes: int) -> Bytes:
         """uint8 [n_bytes], aligned, zeros; call `join_pages` when it is filled."""
         size = -(-n_bytes // self.ALIGNMENT) * self.ALIGNMENT
         if size > self.PIECE_BYTES // 2:
-            self._taken_from = _Piece(size)
-        else:
-            if size > self._piece.n_free:
-                self._piece = _Piece(self.PIECE_BYTES)
-            self._taken_from = self._piece
-        return self._taken_from.take(size)[:n_bytes]
+            return _memory(size)[:n_bytes]
+        if size > len(self._piece):
+            self._piece = _memory(self.PIECE_BYTES)
+        taken, self._piece = self._piece[:n_bytes], self._piece[size:]
+        return taken
 
-    def join_pages(self) -> None:
-        """Let the system join small pages of what was taken last."""
-        self._taken_from.join_pages()
+    def join_pages(self, taken: Bytes) -> None:
+        """Let the system join small pages of what was taken."""
+        memory: Any = taken
+        while isinstance(memory, np.ndarray):
+            whole, memory = memory, memory.base
+        if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_HUGEPAGE"):
+            start = taken.ctypes.data - whole.ctypes.data
+            first = start // mmap.PAGESIZE * mmap.PAGESIZE
+            memory.madvise(mmap.MADV_HUGEPAGE, first, start + taken.nbytes - first)
 
 
-class _Piece:
-    """Bytes that are taken from the first on."""
-
-    def __init__(self, n_bytes: int) -> None:
-        self._memory: mmap.mmap | None = None
-        if n_bytes and hasattr(mmap, "MADV_HUGEPAGE"):
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            self._memory = mmap.mmap(-1, n_bytes, flags=flags)
-            self._bytes = np.frombuffer(self._memory, np.uint8)
-        else:
-            self._bytes = np.zeros(n_bytes, np.uint8)
-        self._n_taken = self._n_joined = 0
-
-    @property
-    def n_free(self) -> int:
-        return len(self._bytes) - self._n_taken
-
-    def take(self, n_bytes: int) -> Bytes:
-        start = self._n_taken
-        self._n_taken += n_bytes
-        return self._bytes[start : self._n_taken]
-
-    def join_pages(self) -> None:
-        if self._memory is not None:
-            start = self._n_joined // mmap.PAGESIZE * mmap.PAGESIZE
-            self._memory.madvise(mmap.MADV_HUGEPAGE, start, self._n_taken - start)
-            self._n_joined = self._n_taken
+def _memory(n_bytes: int) -> Bytes:
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return np.frombuffer(mmap.mmap(-1, n_bytes, flags=flags), np.uint8)
+    return np.zeros(n_bytes, np.uint8)

@@ -22,6 +22,9 @@ IN_PLACE_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.stays_in_f
 MADE_BYTES = 1 << 18
 """Of panels that a thread makes for many tokens: part of a core's cache."""
 
+PART_BYTES = 256
+"""Room for the job of a part of a step (`linear/late_job.py`), which each thread makes."""
+
 
 def panels_bytes(fmt: QuantFormat, shape: Sequence[int]) -> int:
     """Bytes of a matrix [n_out, n_in], or a stack of them, in panels."""

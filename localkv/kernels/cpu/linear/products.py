@@ -11,24 +11,26 @@ with it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.bounds import check_array
-from localkv.kernels.cpu.arrays import Floats, address
-from localkv.kernels.cpu.attention.kernels import run
+from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.head_products import head_products
-from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, FillJob, MatrixJob, MultiplyJob
+from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, MatrixJob, MultiplyJob
+from localkv.kernels.cpu.linear.late_panels import LatePanels, Panels
 from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
     KernelTensor,
     PanelTensor,
     RowTensor,
     check_matrix,
+    kind_of,
+    late_item,
     panel_facts,
     product_kernel,
 )
@@ -80,7 +82,9 @@ def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product
         out, addend = Memory(product.out, 4 * n_tokens * n_out), None
         if product.addend is not None:
             addend = Memory(product.addend, (n_tokens - 1) * stride + 4 * n_out)
-        matrices.append(MatrixJob(*weight.items, n_out, out, addend or 0, stride))
+        matrices.append(
+            MatrixJob(*weight.items, n_out, out, addend or 0, stride, late_item(weight))
+        )
         weights.append(weight)
     operands = weights[0].add_operands(chain, Memory(x, 4 * n_tokens * n_in), n_tokens)
     items = [weight.items for weight in weights]
@@ -109,9 +113,9 @@ def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product
 
 def add_products(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product]) -> None:
     """Products of float32 x [n_tokens, n_in] with some matrices, in as few steps as they need."""
-    groups = dict[str, list[Product]]()
+    groups = dict[tuple[str, bool], list[Product]]()
     for product in products:
-        groups.setdefault(product.weight.format.name, []).append(product)
+        groups.setdefault(kind_of(product.weight), []).append(product)
     for group in groups.values():
         _add_group(chain, x, n_tokens, group)
 
@@ -119,12 +123,21 @@ def add_products(chain: Chain, x: Where, n_tokens: int, products: Sequence[Produ
 class CpuProducts:
     """Products of one backend: memory for panels, and scratch, which one thread uses at a time."""
 
-    def __init__(self, scratch: Scratch | None = None) -> None:
+    def __init__(
+        self, scratch: Scratch | None = None, forget: Callable[[], None] = lambda: None
+    ) -> None:
         self._arena = PanelArena()
         self._scratch = scratch or Scratch()
+        self.late = LatePanels(self._arena, forget)
 
-    def prepare(self, weight: PackedTensor) -> PackedTensor:
-        """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in], as `matmul` wants it."""
+    def prepare(
+        self, weight: PackedTensor, release: Callable[[], None] | None = None
+    ) -> PackedTensor:
+        """A matrix [n_out, n_in] or a stack [n_experts, n_out, n_in], as `matmul` wants it.
+
+        Args:
+            release: panels may be made late; called when the rows are not read any more.
+        """
         name = weight.format.name
         *stack, n_out, n_in = weight.shape
         rows = np.ascontiguousarray(weight.rows)
@@ -142,25 +155,21 @@ class CpuProducts:
         facts = panel_facts(layout, n_out, n_in)
         if name in IN_PLACE_FORMATS:
             return InPlaceTensor(weight.format, rows, weight.shape, facts=facts)
-        shape = (*stack, facts.n_panels, facts.panel_bytes)
-        panels = self._arena.take(int(np.prod(shape))).reshape(shape)
-        job = FillJob(
-            next_panel=0,
-            n_panels=panels.size // facts.panel_bytes,
-            n_out=n_out,
-            row_bytes=row_bytes,
-            block_bytes=layout.format.block_bytes,
-            record_blocks=layout.record_blocks,
-            record_bytes=layout.record_bytes,
-            panel_bytes=facts.panel_bytes,
-            n_planes=len(layout.table),
-            table=address(layout.table),
-            rows=address(rows),
-            panels=address(panels),
+        if release is not None:
+            return self.late.prepare(weight, rows, facts, release)
+        panels = Panels(name, rows, facts, self._arena)
+        panels.lay(panels.n_missing)
+        return PanelTensor(
+            weight.format, weight.rows, weight.shape, panels=panels.panels, facts=facts
         )
-        run("linear/fill", job, n_threads())
-        self._arena.join_pages()
-        return PanelTensor(weight.format, weight.rows, weight.shape, panels=panels, facts=facts)
+
+    def begin(self) -> None:
+        """The next evaluation is the first one after loading."""
+        self.late.begin()
+
+    def finish(self) -> None:
+        """Make all panels that are still to be made."""
+        self.late.finish()
 
     def matmul(self, x: Floats, weight: PackedTensor) -> Floats:
         """x float32 [tokens, n_in] @ weight [n_out, n_in].T -> float32 [tokens, n_out]."""

@@ -1,4 +1,7 @@
-"""Reading the jobs of the workers of products, in compiled code, and who takes what of them."""
+"""Reading the jobs of the workers of products, in compiled code, and who takes what of them.
+
+Some workers write jobs for others.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from localkv.kernels.cpu.linear.job import (
     PlaneJob,
 )
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_i64s
+from localkv.simd.memory import get_i64s, put_i64
 
 
 @njit
@@ -48,6 +51,14 @@ def read_matrix(address: Address, index: int) -> Any:
     """Matrix `index` of the multiplier's job at an address."""
     matrices = address + 8 * MULTIPLY_ITEMS
     return MatrixJob(*get_i64s(matrices + 8 * MATRIX_ITEMS * index, MATRIX_ITEMS))
+
+
+@njit
+def put_job(address: Address, items: Any) -> Address:
+    """Write a named tuple's items; returns the address behind them."""
+    for i in range(len(items)):
+        put_i64(address, i, items[i])
+    return address + 8 * len(items)
 
 
 @njit

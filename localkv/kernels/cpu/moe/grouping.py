@@ -7,9 +7,7 @@ its expert's matrix are.
 
 from __future__ import annotations
 
-from typing import Any
-
-from numba import cfunc, njit
+from numba import cfunc
 
 from localkv.kernels.cpu.linear.job import (
     MATRIX_ITEMS,
@@ -19,7 +17,12 @@ from localkv.kernels.cpu.linear.job import (
     MultiplyJob,
     PackJob,
 )
-from localkv.kernels.cpu.linear.read_job import read_matrix, read_multiply_job, read_pack_job
+from localkv.kernels.cpu.linear.read_job import (
+    put_job,
+    read_matrix,
+    read_multiply_job,
+    read_pack_job,
+)
 from localkv.kernels.cpu.moe.job import GROUP_ITEMS, PLAN_ITEMS, STEP_ITEMS
 from localkv.kernels.cpu.moe.read_job import (
     read_each_job,
@@ -30,14 +33,6 @@ from localkv.kernels.cpu.moe.read_job import (
 )
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import call_address, get_i64, put_i64
-
-
-@njit
-def put_job(address: Address, items: Any) -> Address:
-    """Write a named tuple's items; returns the address behind them."""
-    for i in range(len(items)):
-        put_i64(address, i, items[i])
-    return address + 8 * len(items)
 
 
 @cfunc("void(int64, int64)")
@@ -123,6 +118,7 @@ def plan(address: Address, thread: Count) -> None:
                     matrix.out + 4 * first * matrix.n_out,
                     addend,
                     0,
+                    matrix.late,
                 ),
             )
 

@@ -31,6 +31,8 @@ from localkv.kernels.cpu.linear.matrices import (
     PanelFacts,
     RowTensor,
     check_matrix,
+    kind_of,
+    late_item,
 )
 from localkv.kernels.cpu.linear.shares import shares
 from localkv.kernels.cpu.moe.job import (
@@ -109,9 +111,9 @@ def add_stack_products(
     chain: Chain, routing: Routing, rows: Rows, products: Sequence[StackProduct]
 ) -> None:
     """Products of rows with the matrices of their experts, in as few steps as they need."""
-    groups = dict[str, list[StackProduct]]()
+    groups = dict[tuple[str, bool], list[StackProduct]]()
     for product in products:
-        groups.setdefault(product.stack.format.name, []).append(product)
+        groups.setdefault(kind_of(product.stack), []).append(product)
     for group in groups.values():
         first = matrix_of(group[0].stack)
         _add_products(chain, routing, first, _packed(chain, routing, rows, first), group)
@@ -240,6 +242,7 @@ def _matrix_job(
         out=Memory(product.out, 4 * routing.n_pairs * n_out),
         addend=addend or 0,
         addend_stride=0,
+        late=late_item(first),
     )
     return job, StackStep(matrix_bytes, addend_bytes), items
 

@@ -49,6 +49,8 @@ class Place:
     n_bytes: int
 
 
+NO_PLACE = Place(0, 0)
+
 Where = NDArray[Any] | Place | str
 """An array, scratch memory, or the name of an array that is given to `Chain.run`."""
 
@@ -80,6 +82,7 @@ class Chain:
     def __init__(self, scratch: Scratch) -> None:
         self.scratch = scratch
         self.n_bytes = self.most_bytes = 0
+        self.of_a_step = NO_PLACE
         self.bound = dict[str, int | Where]()
         self.items = array("q")
         self.steps = array("q")
@@ -98,9 +101,17 @@ class Chain:
         self.most_bytes = max(self.most_bytes, self.n_bytes)
         return place
 
+    def take_for_a_step(self, n_bytes: int) -> Place:
+        """The same that a step uses only while it runs, so that several may have it."""
+        if self.of_a_step.n_bytes < n_bytes:
+            self.of_a_step = self.take(n_bytes)
+        return Place(self.of_a_step.offset, n_bytes)
+
     def take_again(self, n_bytes: int) -> None:
-        """Let later steps have the memory that was taken when `n_bytes` were."""
+        """Let later steps have the memory that was taken since `n_bytes` were."""
         self.n_bytes = n_bytes
+        if self.of_a_step.offset + self.of_a_step.n_bytes > n_bytes:
+            self.of_a_step = NO_PLACE
 
     def bind(self, **places: int | Where) -> None:
         """What names mean in steps that are added from now on, which are then not given to `run`.
