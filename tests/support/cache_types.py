@@ -22,10 +22,10 @@ PAIRS = [(name, other) for name in NAMES for other in partners(name)]
 NEW_PAIRS = [
     pair
     for name in (*BY_HEAD, *BY_ROW)
-    for other in NAMES
+    for other in (NAMES if KV_FORMATS[name].block_size == 1 else partners(name))
     for pair in dict.fromkeys(((name, other), (other, name)))
 ]
-"""Types with scales of rows and heads, with all others on the other side."""
+"""Floats with scales of rows and heads, with all others on the other side; integers with some."""
 
 
 def scales_of(config: ModelSpec, absmax_k: float = 448.0, absmax_v: float = 448.0) -> KVScales:

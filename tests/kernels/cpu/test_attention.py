@@ -100,10 +100,10 @@ def test_shapes_of_integer_types(group: int) -> None:
 
 @pytest.mark.parametrize(
     ("type_k", "type_v"),
-    quick(NEW_PAIRS, {(k, v) for k, v in NEW_PAIRS if (NAMES.index(k) + NAMES.index(v)) % 5 == 0}),
+    quick(NEW_PAIRS, {(k, v) for k, v in NEW_PAIRS if (NAMES.index(k) + NAMES.index(v)) % 9 == 0}),
 )
 def test_scales_of_rows_and_heads(type_k: str, type_v: str) -> None:
-    """With every type on the other side, decode and prefill in one batch."""
+    """With other types on the other side, decode and prefill in one batch."""
     lengths = [(260, 1), (20, 19)]
     check(head_dim=32, n_kv_heads=2, group=1, lengths=lengths, type_k=type_k, type_v=type_v)
 
