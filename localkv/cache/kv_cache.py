@@ -184,15 +184,19 @@ class KVCache:
         if exactly or not self.states.is_near(sequence):
             self.states.keep(sequence)
 
-    def cut_back(self, sequence: Sequence, length: int) -> int:
+    def cut_back(self, sequence: Sequence, length: int, *, exactly: bool = False) -> int:
         """Forget all tokens from position `length` on, and as many before it as it takes until all
         rows are there that the next token sees, and the states of recurrent layers. Their pages are
         given back.
 
+        Args:
+            exactly: of a tail, too, so that text goes on with the bits that it would have if it had
+                never been longer; else rows that a tail has lost are read packed.
+
         Returns:
             the sequence's length now: at most `length`, and 0 if too much was given back.
         """
-        length = self._reachable(sequence, min(length, sequence.length))
+        length = self._reachable(sequence, min(length, sequence.length), exactly=exactly)
         sequence.length = length
         sequence.checkpoint = min(sequence.checkpoint, length)
         for pool in self.pools:
@@ -200,10 +204,10 @@ class KVCache:
         self.states.cut(sequence, length)
         return length
 
-    def _reachable(self, sequence: Sequence, length: int) -> int:
+    def _reachable(self, sequence: Sequence, length: int, *, exactly: bool = False) -> int:
         """The largest length up to `length` that it can be cut back to."""
         while True:
-            gaps = (pool.gap(sequence, length) for pool in self.pools)
+            gaps = (pool.gap(sequence, length, exactly=exactly) for pool in self.pools)
             first = min((gap for gap in gaps if gap is not None), default=length)
             first = self.states.reachable(sequence, first)
             if first == length:

@@ -182,8 +182,7 @@ class GroupLayout:
             if spec.is_tail:
                 assert spec.tail is not None
                 kept = pages_for(min(spec.tail.start, n_ctx))
-                new = end - first if n_batch is None else max(n_batch, DECODED_AT_ONCE)
-                pages = kept + pages_across(spec.tail.reach - 1 + new)
+                pages = kept + _tail_pages(spec.tail, end - first if n_batch is None else n_batch)
             pools.append(PoolLayout(i, first, end, min(pages, pages_for(end - first)), kept))
         return tuple(pools)
 
@@ -192,6 +191,14 @@ class GroupLayout:
         if not self.segments[-1].is_tail or len(self.segments) == 2:
             return segment
         return (1, 0, 1)[segment]
+
+
+def _tail_pages(tail: Tail, n_batch: int) -> int:
+    """Pages that hold the rows of a batch and the tail before it; or, while tokens are generated,
+    their tail and that of the end of the prompt."""
+    before = tail.reach - 1
+    decoding = pages_across(before + DECODED_AT_ONCE) + pages_across(before + 1)
+    return max(pages_across(before + max(n_batch, DECODED_AT_ONCE)), decoding)
 
 
 def uniform_layouts(

@@ -148,16 +148,21 @@ class PagePool:
         self.give_back([pages[place]])
         pages[place] = 0
 
-    def gap(self, sequence: Sequence, length: int) -> int | None:
+    def gap(self, sequence: Sequence, length: int, *, exactly: bool = False) -> int | None:
         """The first position whose rows a sequence cut back to `length` would lack, or None.
 
-        What a tail lacks is read packed. Only tokens that are not packed yet are lacked, those of
-        an open group.
+        What a tail lacks can be read packed, but for tokens that are not packed yet, those of an
+        open group.
+
+        Args:
+            exactly: nothing is to be read packed that never was before.
         """
-        if self.tail is not None:
-            whole = self.tail.whole(length)
-            return whole if whole < length and self._lacks_tail(sequence, length) else None
-        return self._missing(sequence, length)
+        if self.tail is None or (exactly and not sequence.exact_from[self.index]):
+            return self._missing(sequence, length)
+        if exactly:
+            return 0 if length else None
+        whole = self.tail.whole(length)
+        return whole if whole < length and self._lacks_tail(sequence, length) else None
 
     def _missing(self, sequence: Sequence, length: int, first: int = 0) -> int | None:
         """The position of the first row that was given back, of those from `first` on."""

@@ -44,8 +44,8 @@ class Reuse(NamedTuple):
 
     Attributes:
         n_reused: leading tokens whose rows it goes on with.
-        n_lost: further ones that were the same, but whose rows layers with a window had given back,
-            or after which no state of recurrent layers was kept.
+        n_lost: further ones that were the same, but whose rows layers with a window, or a tail, had
+            given back, or after which no state of recurrent layers was kept.
     """
 
     n_reused: int
@@ -144,7 +144,7 @@ class CacheSlot:
         """Forget the tokens from position `length` on, and as many before it as the cache must;
         returns how many are left."""
         self._text = None
-        length = self.cache.cut_back(self.sequence, length)
+        length = self.cache.cut_back(self.sequence, length, exactly=self.exact)
         del self.ids[length:], self.generated[length:]
         return length
 

@@ -153,15 +153,15 @@ def test_which_caches_are_rotated(head_dim: int) -> None:
     block = {64: 64, 128: 128, 192: 64, 256: 256}.get(head_dim, 0)
     for type_k in KV_FORMATS:
         for type_v in KV_FORMATS:
-            (auto,) = cache_segments(CacheConfig(type_k, type_v), group_of(head_dim))
+            (auto,) = cache_segments(CacheConfig(type_k, type_v, kv_sink=0), group_of(head_dim))
             assert (auto.type_k, auto.type_v, auto.first_position) == (type_k, type_v, 0)
             assert auto.rotation_k == (block if type_k in PACKED else 0)
             assert auto.rotation_v == (64 if block and type_v in PACKED else 0)
             (off,) = cache_segments(
-                CacheConfig(type_k, type_v, kv_rotation="off"), group_of(head_dim)
+                CacheConfig(type_k, type_v, kv_rotation="off", kv_sink=0), group_of(head_dim)
             )
             assert (off.rotation_k, off.rotation_v) == (0, 0)
-            wanted = CacheConfig(type_k, type_v, kv_rotation="on")
+            wanted = CacheConfig(type_k, type_v, kv_rotation="on", kv_sink=0)
             if block:
                 (on,) = cache_segments(wanted, group_of(head_dim))
                 assert (on.rotation_k, on.rotation_v) == (block, 64)

@@ -9,8 +9,9 @@ import pytest
 from localkv.cache.tail import Tail
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.group_store import pack_groups_gpu
 from localkv.kernels.gpu.rotate import rotate_gpu
-from localkv.kernels.reference.store_kv import pack_groups, store_kv
+from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from support.tail_checks import Kernels, check
 
@@ -20,9 +21,14 @@ STEPS = [((270, 20), False), ((1, 1), True), ((2, 40), False), ((1, 3), True)]
 
 @pytest.mark.parametrize(
     ("tail", "window"),
-    [(Tail(4, 20), 0), pytest.param(Tail(70, 30), 90, marks=pytest.mark.slow)],
+    [
+        (Tail(4, 20), 0),
+        (Tail(4, 20, 32), 0),
+        pytest.param(Tail(70, 30), 90, marks=pytest.mark.slow),
+    ],
 )
 def test_rows_are_read_as_they_are_defined(tail: Tail, window: int) -> None:
     run = partial(segment_attention, GPU)
-    kernels = Kernels(TorchArrays(), run, store_kv, pack_groups, rotate_gpu, lambda x: x)
-    check(kernels, tail, "q4_0", steps=STEPS, errors=(1.5e-3, 1.5e-3), window=window, rotation=64)
+    kernels = Kernels(TorchArrays(), run, store_kv, pack_groups_gpu, rotate_gpu, lambda x: x)
+    type_k = "q4_1c" if tail.group > 1 else "q4_0"
+    check(kernels, tail, type_k, steps=STEPS, errors=(1.5e-3, 1.5e-3), window=window, rotation=64)

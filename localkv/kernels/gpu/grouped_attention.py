@@ -16,10 +16,12 @@ from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.attention.sizes import MOST_CHANNELS
 from localkv.kernels.gpu.gate import gated
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.group_store import pack_groups_gpu
 from localkv.kernels.gpu.products.products import linears, normed
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, turn_queries
 from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights
+from localkv.kernels.store_kv import pack_groups
 
 
 def why_not(spec: AttentionSpec) -> str:
@@ -48,7 +50,8 @@ def grouped_attention(
     cache: LayerCache,
     batch: Batch,
 ) -> Tensor:
-    """As `Backend.mixers` has it; five launches for one segment, and a sixth for a gate."""
+    """As `Backend.mixers` has it; five launches for one segment, and a sixth for a gate; more for a
+    sink and a tail."""
     weights, attn = layer.attention, spec.attention
     projections = [p for p in (weights.attn_q, weights.attn_k, weights.attn_v) if p is not None]
     q, *kv = linears(normed(x, layer.attn_norm, projections), projections)
@@ -60,6 +63,7 @@ def grouped_attention(
         k = kv[0].view(len(x), attn.n_kv_heads, attn.key_dim)
         v = k if attn.value_from_key else kv[1].view(len(x), attn.n_kv_heads, attn.value_dim)
         q = rope_store(q, k, v, steps, cache, cache.rows_of(batch))
+        pack_groups(pack_groups_gpu, cache, cache.rows_of(batch))
     sinks = weights.sinks
     run = partial(segment_attention, gpu)
     if len(cache.segments) == 1:  # nothing is merged, so the kernels take the sinks

@@ -225,6 +225,7 @@ def rope_store(
     if steps.k_norm is not None and not _is_of_heads(steps.k_norm):
         k, steps = _normed_first(k, steps.k_norm, k.shape[2]), replace(steps, k_norm=None)
     out = q.new_empty(q.shape)
-    for i, (segment, batch) in enumerate(zip(cache.segments, batches, strict=True)):
-        _store(q if i == 0 else None, k, v, steps, segment, batch, out)
+    # of several segments the last one stores rows as they come
+    for segment, batch in zip(cache.segments, batches, strict=True):
+        _store(q if segment is cache.segments[-1] else None, k, v, steps, segment, batch, out)
     return out
