@@ -118,9 +118,9 @@ def logits_of(q: Floats, type_k: str, planes: list[torch.Tensor], n_tokens: int)
         split(queries.reshape(-1, 32), decoder.offset)
     logits = np.zeros((rows, 256), np.float32)
     addresses = [plane.data_ptr() for plane in planes] + [0] * (5 - len(planes))
-    kernel = CFUNCTYPE(None, *[c_int64] * 13)(score_kernel(type_k, rows))
+    kernel = CFUNCTYPE(None, *[c_int64] * 15)(score_kernel(type_k, rows))
     arrays = (logits.ctypes.data, queries.ctypes.data, sums.ctypes.data)
-    kernel(*arrays, *addresses, head_dim // 32, n_tokens, 1, logits.ctypes.data, 0)
+    kernel(*arrays, *addresses, head_dim // 32, n_tokens, 1, *[0] * 4)
     return logits
 
 
@@ -210,8 +210,8 @@ def test_weighed(type_v: str, rows: int) -> None:
         out, scratch = torch.ones(rows, head_dim), torch.empty(rows + 1, 256)
         addresses = [x.data_ptr() for x in (out, weights, scratch, *regions)]
         addresses += [0] * (8 - len(addresses))
-        kernel = CFUNCTYPE(None, *[c_int64] * 13)(weigh_kernel(type_v, rows))
-        kernel(*addresses, head_dim // 32, n_tokens, 1, out.data_ptr(), 0)
+        kernel = CFUNCTYPE(None, *[c_int64] * 15)(weigh_kernel(type_v, rows))
+        kernel(*addresses, head_dim // 32, n_tokens, 1, *[0] * 4)
         bound = 2**-21 * (1 + p @ want.abs())
         if cache_decoder(type_v).digits:
             scales = scales.abs().repeat_interleave(32, 1)

@@ -26,7 +26,8 @@ class Job(NamedTuple):
         k_affine: K's type has minima (decode).
         k_digits, k_offset: K's kernel takes queries as digits, and codes that are so much too large
             (decode).
-        k_ahead, v_ahead: cache lines to fetch at a time (decode).
+        k_ahead, v_ahead: cache lines to fetch at a time during the other side's kernel (decode).
+        k_early, v_early: those to fetch before, during the side's own kernel (decode).
         k_kernel, v_kernel: addresses of the sides' kernels.
         q, out, lse: float32 [tokens, n_heads, head_dim], the same, float32 [tokens, n_heads].
         visible: int64 [tokens, 2], the first row of the segment that a token sees, and the end.
@@ -55,6 +56,8 @@ class Job(NamedTuple):
     k_offset: int
     k_ahead: int
     v_ahead: int
+    k_early: int
+    v_early: int
     k_kernel: int
     v_kernel: int
     q: int
@@ -112,6 +115,4 @@ class Block(NamedTuple):
 JOB_ITEMS, SEQUENCE_ITEMS, CHUNK_ITEMS, BLOCK_ITEMS = (
     len(kind._fields) for kind in (Job, Sequence, Chunk, Block)
 )
-NEXT_PIECE, SOFTMAX_SCALE, SOFTCAP = (
-    Job._fields.index(name) for name in ("next_piece", "softmax_scale", "softcap")
-)
+SOFTMAX_SCALE, SOFTCAP = (Job._fields.index(name) for name in ("softmax_scale", "softcap"))

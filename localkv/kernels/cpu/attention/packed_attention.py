@@ -22,6 +22,7 @@ from localkv.cache.layer_cache import Segment
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.arrays import Floats, address
+from localkv.kernels.cpu.attention.fetch_plan import plan_fetches
 from localkv.kernels.cpu.attention.job import TILE_ROWS, Job
 from localkv.kernels.cpu.attention.kernels import (
     cache_decoder,
@@ -41,7 +42,6 @@ from localkv.kernels.cpu.attention.sizes import (
 )
 from localkv.kernels.cpu.attention.splits import Decode
 from localkv.kernels.cpu.attention.tables import Table, table_of
-from localkv.simd.lanes import LANES
 from localkv.system.threads import n_threads
 
 FEW_PRODUCTS = 1 << 19
@@ -80,11 +80,6 @@ def plane_table(
     codes = rows[len(fmt.planes) - 1]
     numbers = 0 if codebook is None else address(codebook)
     return table_of([*rows, *[(0, 0)] * (4 - len(rows)), codes, (numbers, 0)], 2)
-
-
-def code_bytes(fmt: QuantFormat, planes: tuple[Bytes, ...]) -> int:
-    """Bytes of codes of a page and KV head."""
-    return planes[len(fmt.planes) - 1].strides[1]
 
 
 @dataclass(frozen=True)
@@ -170,7 +165,7 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
     few = decode.n_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
     threads = 1 if few else min(n_threads(), n_pieces)
     scratch = row_scratch(n_rows, tile, head_dim).end
-    steps_k, steps_v = LANES * head_dim // job.k_block, LANES * head_dim // job.v_block
+    fetches = plan_fetches(segment, head_dim)
     job = job._replace(
         n_pieces=n_pieces,
         scratch_floats=scratch,
@@ -180,8 +175,7 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
         k_affine=int(decoder.affine and not decoder.by_channel),
         k_digits=int(decoder.digits and not decoder.by_channel),
         k_offset=decoder.offset,
-        v_ahead=-(-code_bytes(segment.format_v, segment.v) // (64 * steps_k)),
-        k_ahead=-(-code_bytes(segment.format_k, segment.k) // (64 * steps_v)),
+        **fetches._asdict(),
         k_kernel=score_kernel(type_k, tile),
         v_kernel=weigh_kernel(type_v, tile),
         pieces=decode.chunks.address,

@@ -9,11 +9,10 @@ Flash-Decoding, 2023). The products are functions of K's and V's type, called by
 
 from __future__ import annotations
 
-import numpy as np
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.job import NEXT_PIECE, Chunk, Job, Sequence
+from localkv.kernels.cpu.attention.job import Chunk, Job, Sequence
 from localkv.kernels.cpu.attention.queries import (
     gather_queries,
     put_output,
@@ -37,6 +36,7 @@ from localkv.kernels.cpu.attention.softmax import (
     cap_logits,
     clear_row,
     fade,
+    power_of_two,
     row_sum,
     soften,
 )
@@ -56,6 +56,10 @@ from localkv.simd.memory import (
 )
 
 row_scratch, part_result = njit(row_scratch), njit(part_result)
+GROUPS = PAGE_TOKENS // LANES
+"""Groups of tokens of a page."""
+FIRST_PART = 8
+"""Of a thread's first page such a part is fetched at once."""
 LARGEST = 4
 """The plane of codes, listed once more: what is worth fetching ahead."""
 
@@ -78,6 +82,20 @@ def fetch_scales(planes: Address, place: int) -> None:
         if get_i64(planes, plane * 2) != get_i64(planes, LARGEST * 2):
             for at in range(0, n_bytes, 64):
                 prefetch(region(planes, plane, place), at)
+
+
+@njit
+def start_fetching(planes: Address, place: int) -> Address:
+    """Ask for the first groups of a page that nobody has asked for; where the others begin.
+
+    Groups that are multiplied at once are read side by side, so there are some.
+    """
+    fetch_scales(planes, place)
+    codes = region(planes, LARGEST, place)
+    n_bytes = get_i64(planes, LARGEST * 2 + 1) // FIRST_PART
+    for at in range(0, n_bytes, 64):
+        prefetch(codes, at)
+    return codes + n_bytes
 
 
 @njit
@@ -105,11 +123,19 @@ def finish_part(job: Job, partial: Address, totals: Address) -> None:
 
 @njit
 def attend_chunk(
-    address: Address, job: Job, chunk: Chunk, sequence: Sequence, head: int, scratch: Address
-) -> None:
-    """One chunk and KV head: leaves the results of its parts."""
+    address: Address,
+    job: Job,
+    chunk: Chunk,
+    sequence: Sequence,
+    head: int,
+    scratch: Address,
+    is_first: bool,
+) -> int:
+    """One chunk and KV head: leaves the results of its parts. Returns the piece to take next, which
+    is the thread's own as soon as its memory is fetched; nobody has fetched that of the first."""
     head_dim, group, n_rows, token = job.head_dim, job.group, job.n_rows, sequence.token
     k_blocks, v_blocks = head_dim // job.k_block, head_dim // job.v_block
+    k_steps, v_steps = k_blocks * GROUPS, v_blocks * GROUPS
     softcap = softcap_of(address)
 
     at, result = row_scratch(n_rows, n_rows // job.n_tiles, head_dim), part_result(n_rows, head_dim)
@@ -124,7 +150,7 @@ def attend_chunk(
     if job.k_digits:
         split_queries(q, n_rows * k_blocks, job.k_offset)
 
-    end_page = chunk.first_page + chunk.n_pages
+    end_page, coming = chunk.first_page + chunk.n_pages, job.n_pieces
     for page in range(chunk.first_page, end_page):
         if page == chunk.first_page or page % sequence.part_pages == 0:
             if page != chunk.first_page:
@@ -138,15 +164,21 @@ def attend_chunk(
         n_tokens = min(PAGE_TOKENS, sequence.length - page * PAGE_TOKENS)
         n_padded = (n_tokens + CHUNK - 1) // CHUNK * CHUNK
         place = get_i64(sequence.table, page) * job.n_kv_heads + head
-        # what is read after this page: the next one's K, or that of the piece to take next
+        # what is read after this page: the next one, or that of the piece to take next
         after = place
         if page + 1 < end_page:
             after = get_i64(sequence.table, page + 1) * job.n_kv_heads + head
         else:
-            coming = get_i64(address, NEXT_PIECE)
+            coming = take_next(address)
             if coming < job.n_pieces:
                 after = first_place(job, coming)
+        next_k = region(job.k_planes, LARGEST, after)
+        next_v = region(job.v_planes, LARGEST, after)
         fetch_scales(job.v_planes, place)
+        k_run, k_lines = next_k, job.k_early
+        if is_first and page == chunk.first_page:
+            k_run = start_fetching(job.k_planes, place)
+            k_lines = get_i64(job.k_planes, LARGEST * 2 + 1) // (64 * k_steps)
         call_address(
             job.k_kernel,
             (
@@ -157,8 +189,10 @@ def attend_chunk(
                 k_blocks,
                 n_tokens,
                 job.n_tiles,
-                region(job.v_planes, LARGEST, place),
+                region(job.v_planes, LARGEST, place) + job.v_early * v_steps * 64,
                 job.v_ahead,
+                k_run,
+                k_lines,
             ),
         )
         if softcap > ZERO:
@@ -185,11 +219,14 @@ def attend_chunk(
                 v_blocks,
                 n_tokens,
                 job.n_tiles,
-                region(job.k_planes, LARGEST, after),
+                next_k + job.k_early * k_steps * 64,
                 job.k_ahead,
+                next_v,
+                job.v_early,
             ),
         )
     finish_part(job, partial, totals)
+    return coming
 
 
 @njit
@@ -206,7 +243,7 @@ def merge_parts(job: Job, sequence: Sequence, head: int) -> None:
         merged = first + row * head_dim * 4
         total = ZERO
         for i in range(n_parts):
-            weight = np.exp2(get_f32(first, i * stride + result.references + row) - top)
+            weight = power_of_two(get_f32(first, i * stride + result.references + row) - top)
             total += weight * get_f32(first, i * stride + result.totals + row)
             if i == 0:
                 fade(merged, head_dim, weight)
@@ -221,14 +258,13 @@ def merge_parts(job: Job, sequence: Sequence, head: int) -> None:
 def worker(address: Address, thread: Count) -> None:
     job = read_job(address)
     scratch = job.scratch + thread * job.scratch_floats * 4
-    while True:
-        piece = take_next(address)
-        if piece >= job.n_pieces:
-            break
+    piece, is_first = take_next(address), True
+    while piece < job.n_pieces:
         head = piece % job.n_kv_heads
         chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
         sequence = read_sequence(job.sequences, chunk.sequence)
-        attend_chunk(address, job, chunk, sequence, head, scratch)
+        piece = attend_chunk(address, job, chunk, sequence, head, scratch, is_first)
+        is_first = False
         done = take_next(job.done + (chunk.sequence * job.n_kv_heads + head) * 8)
         if done + 1 == sequence.n_chunks:
             merge_parts(job, sequence, head)

@@ -43,11 +43,12 @@ from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention.fetch import fetch_next
 from localkv.kernels.cpu.attention.outliers import add_outliers_to_logits
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import f32x16
 from localkv.simd.kinds import Address, Addresses, Count, Vectors
-from localkv.simd.memory import load_f16, prefetch
+from localkv.simd.memory import load_f16
 from localkv.simd.quads import BLOCK_DIGITS, QUAD, add_digits, dot_digits, start_digits
 from localkv.simd.quads import DIGITS as N_DIGITS
 from localkv.simd.vector_tuple import (
@@ -188,7 +189,7 @@ def add_block(
     return add_each(total, block)
 
 
-@cfunc("void(" + ", ".join(["int64"] * 13) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 15) + ")")
 def score(
     logits: Address,
     q: Address,
@@ -201,8 +202,10 @@ def score(
     n_blocks: Count,
     n_tokens: Count,
     n_tiles: Count,
-    ahead: Address,
-    ahead_lines: Count,
+    next_v: Address,
+    v_lines: Count,
+    next_k: Address,
+    k_lines: Count,
 ) -> None:
     """logits[r, t] = q[r] . K[t] for the first `n_tokens` tokens (and the rest of their groups).
 
@@ -214,10 +217,12 @@ def score(
         q_sums: float32 [n_tiles * ROWS, n_blocks], the sum of each block of q; AFFINE types only.
         plane0..3: the region of one page and KV head in each plane of K.
         codebook: float32 [16], of types with one.
-        ahead: the next bytes to read; `ahead_lines` cache lines of them are fetched per block.
+        next_v, next_k: the next bytes to read of each; so many cache lines of them are fetched per
+            block and group of 16 tokens.
     """
     planes = (plane0, plane1, plane2, plane3, codebook)
     head_dim = n_blocks * BLOCK
+    ahead, lines = (next_v, next_k), (v_lines, k_lines)
     for group in range(0, (n_tokens + 15) // 16, GROUPS):
         for tile in range(n_tiles * PASSES):
             total = zeros_f32(TOTALS)
@@ -227,9 +232,7 @@ def score(
                 sums = start_sums(q, at, head_dim)
                 for part in range(0, STEPS, PART):
                     if tile == 0:
-                        for line in range(ahead_lines):
-                            prefetch(ahead, line * 64)
-                        ahead += ahead_lines * 64
+                        ahead = fetch_next(ahead, lines)
                     for i in range(part, part + PART):
                         halves = load_groups(planes, units, i * UNITS)
                         if DIGITS:

@@ -31,8 +31,8 @@ from localkv.kernels.cpu.attention.channel_digits import (
     put_factors,
     put_starts,
 )
+from localkv.kernels.cpu.attention.fetch import fetch_next
 from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW
-from localkv.kernels.cpu.attention.weigh_digits import fetch_next
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import f32x16, zero_f32
 from localkv.simd.digit_rows import (
@@ -175,7 +175,7 @@ def add_shifts(sums: Any, q: Address, at: int) -> Vectors:
     return add_each(total, add_each(sums[0], sums[1]))
 
 
-@cfunc("void(" + ", ".join(["int64"] * 13) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 15) + ")")
 def score(
     logits: Address,
     q: Address,
@@ -188,8 +188,10 @@ def score(
     n_blocks: Count,
     n_tokens: Count,
     n_tiles: Count,
-    ahead: Address,
-    ahead_lines: Count,
+    next_v: Address,
+    v_lines: Count,
+    next_k: Address,
+    k_lines: Count,
 ) -> None:
     """logits[r, t] = q[r] . K[t] for the first `n_tokens` tokens (and the rest of their groups).
 
@@ -201,6 +203,7 @@ def score(
     """
     planes = (plane0, plane1, plane2, plane3)
     head_dim, step = n_blocks * BLOCK, n_blocks * LANES
+    ahead, lines = (next_v, next_k), (v_lines * HALVES, k_lines * HALVES)
     for group in range((n_tokens + TOKENS - 1) // TOKENS):
         for tile in range(n_tiles):
             rows = q + 4 * tile * ROWS * head_dim
@@ -211,7 +214,7 @@ def score(
                     sums = start_sums(scratch, at)
                     for block in range(n_blocks):
                         if tile == 0 and part == 0:
-                            ahead = fetch_next(ahead, ahead_lines * HALVES)
+                            ahead = fetch_next(ahead, lines)
                         unit = (group * 2 + half) * step + block * LANES
                         first = at + block * BLOCK // (QUAD if DIGITS else 1)
                         for i in range(0, LANES, UNITS):

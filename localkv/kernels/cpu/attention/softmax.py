@@ -40,6 +40,16 @@ ZERO, ONE = np.float32(0), np.float32(1)
 LOG2_E, LN_2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
 
 
+LEAST_POWER = np.float32(-126)
+"""C's function takes its time over powers of two below."""
+
+
+@njit
+def power_of_two(x: Float) -> Float:
+    """2^x, or 2^-126 if that is more: of what is faded so far nothing is left in a sum."""
+    return np.exp2(max(x, LEAST_POWER))
+
+
 @njit
 def query_factor(softmax_scale: Float, softcap: Float) -> Float:
     """What queries are multiplied with: q . k is then the logit, or what `cap_logits` takes."""
@@ -105,7 +115,7 @@ def soften(
     old = get_f32(reference, 0)
     if any_above(largest, f32x16((old + HEADROOM) * LN_2)):
         new = max_lanes(largest) * LOG2_E
-        factor = np.exp2(old - new)
+        factor = power_of_two(old - new)
         fade(out, head_dim, factor)
         fade(total, LANES, factor)
         put_f32(reference, 0, new)

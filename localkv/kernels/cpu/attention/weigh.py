@@ -16,8 +16,9 @@ from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.attention.fetch import Ahead, Lines, fetch_next, share_of, without
 from localkv.kernels.cpu.attention.outliers import add_outliers_to_output
-from localkv.kernels.cpu.attention.weigh_digits import ONE, fetch_next, split_weights
+from localkv.kernels.cpu.attention.weigh_digits import ONE, split_weights
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import add, f32x16, fma, lanes_below, mul, select, sum_lanes, zero_f32
 from localkv.simd.digit_rows import zeros_i32
@@ -108,9 +109,9 @@ def weigh_block(
     planes: Addresses,
     block: int,
     n_tokens: Count,
-    ahead: Address,
-    ahead_lines: Count,
-) -> Address:
+    ahead: Ahead,
+    ahead_lines: Lines,
+) -> Ahead:
     """out += weights times the codes of a block of channels, as floats; what to fetch next."""
     n_blocks = head_dim // BLOCK
     sums = load_grid(out, at, 16, head_dim, VECTORS, ROWS)
@@ -144,17 +145,19 @@ def weigh_codes(
     planes: Addresses,
     block: int,
     n_tokens: Count,
-    ahead: Address,
-    ahead_lines: Count,
-) -> Address:
+    ahead: Ahead,
+    ahead_lines: Lines,
+) -> Ahead:
     """out += digit rows times the codes of a block of channels; what to fetch next."""
     n_blocks = head_dim // BLOCK
     for part in range(PASSES):
         row = part * N
+        lines = share_of(ahead_lines, PASSES)
+        if part == 0 and PASSES == 2:
+            lines = without(ahead_lines, lines)
         sums = start_digits(digits, row * PAGE_TOKENS, PAGE_TOKENS, ROW_DIGITS, N, VECTORS)
         for group in range((n_tokens + 15) // 16):
-            if part == 0:
-                ahead = fetch_next(ahead, ahead_lines)
+            ahead = fetch_next(ahead, lines)
             unit = (group * n_blocks + block) * 16
             for i in range(16 // QUAD):
                 codes = codec.quads(planes, unit + i * QUAD)
@@ -168,7 +171,7 @@ def weigh_codes(
     return ahead
 
 
-@cfunc("void(" + ", ".join(["int64"] * 13) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 15) + ")")
 def weigh(
     out: Address,
     p: Address,
@@ -181,8 +184,10 @@ def weigh(
     n_blocks: Count,
     n_tokens: Count,
     n_tiles: Count,
-    ahead: Address,
-    ahead_lines: Count,
+    next_k: Address,
+    k_lines: Count,
+    next_v: Address,
+    v_lines: Count,
 ) -> None:
     """out[r] += sum over the first `n_tokens` tokens t of p[r, t] V[t].
 
@@ -195,16 +200,18 @@ def weigh(
         scaled_p: float32 [ROWS + 1, PAGE_TOKENS], scratch.
         plane0..3: the region of one page and KV head in each plane of V.
         codebook: float32 [16], of types with one.
-        ahead: the next bytes to read; `ahead_lines` cache lines of them are fetched per block and
-            group of 16 tokens.
+        next_k, next_v: the next bytes to read of each; so many cache lines of them are fetched per
+            block and group of 16 tokens.
     """
     planes = (plane0, plane1, plane2, plane3, codebook)
     head_dim = n_blocks * BLOCK
     n_groups = (n_tokens + 15) // 16
     scales = scaled_p + ROWS * ROW_BYTES
+    ahead, lines = (next_k, next_v), (k_lines, v_lines)
     for tile in range(n_tiles):
         tile_p = p + tile * ROWS * ROW_BYTES
-        lines = ahead_lines if tile == 0 else 0
+        if tile > 0:
+            lines = (0, 0)
         if ROW_MINIMA:
             at, d, m = tile * ROWS * head_dim, planes[ROW_SCALES], planes[ROW_MINIMA]
             add_minima(out, at, head_dim, head_dim, tile_p, d, m, 0, 1, n_tokens)
@@ -221,7 +228,7 @@ def weigh(
                 zeros_f32(ROWS),
                 zeros_i32(ROWS),
                 ahead,
-                0,
+                (0, 0),
             )
         elif ROW_SCALES:
             for group in range(n_groups):
@@ -238,7 +245,7 @@ def weigh(
                 )
                 continue
             if DIGITS:
-                early = lines // 2
+                early = share_of(lines, 2)
                 ahead = split_weights(
                     scaled_p,
                     tile_p,
@@ -254,7 +261,15 @@ def weigh(
                     early,
                 )
                 ahead = weigh_codes(
-                    out, at, head_dim, scaled_p, planes, block, n_tokens, ahead, lines - early
+                    out,
+                    at,
+                    head_dim,
+                    scaled_p,
+                    planes,
+                    block,
+                    n_tokens,
+                    ahead,
+                    without(lines, early),
                 )
                 continue
             weights = tile_p

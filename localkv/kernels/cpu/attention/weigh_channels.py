@@ -29,8 +29,8 @@ from localkv.kernels.cpu.attention.channel_digits import (
     put_factors,
     put_starts,
 )
+from localkv.kernels.cpu.attention.fetch import fetch_next
 from localkv.kernels.cpu.attention.sizes import CHANNEL_ROW
-from localkv.kernels.cpu.attention.weigh_digits import fetch_next
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.simd.arithmetic import f32x16
 from localkv.simd.digit_rows import (
@@ -149,7 +149,7 @@ def add_values(
     return fma_each(total, sums, scales)
 
 
-@cfunc("void(" + ", ".join(["int64"] * 13) + ")")
+@cfunc("void(" + ", ".join(["int64"] * 15) + ")")
 def weigh(
     out: Address,
     p: Address,
@@ -162,8 +162,10 @@ def weigh(
     n_blocks: Count,
     n_tokens: Count,
     n_tiles: Count,
-    ahead: Address,
-    ahead_lines: Count,
+    next_k: Address,
+    k_lines: Count,
+    next_v: Address,
+    v_lines: Count,
 ) -> None:
     """out[r] += sum over the tokens t of complete groups, of the first `n_tokens`, of p[r, t] V[t].
 
@@ -174,9 +176,11 @@ def weigh(
     """
     planes = (plane0, plane1, plane2, plane3)
     head_dim, n_groups, step = n_blocks * BLOCK, n_tokens // TOKENS, n_blocks * LANES
+    ahead, lines = (next_k, next_v), (k_lines * 2, v_lines * 2)
     for tile in range(n_tiles):
         tile_p = p + 4 * tile * ROWS * PAGE_TOKENS
-        lines = ahead_lines * 2 if tile == 0 else 0
+        if tile > 0:
+            lines = (0, 0)
         split_page(scratch, tile_p, n_groups)
         for block in range(n_blocks):
             for group in range(n_groups):

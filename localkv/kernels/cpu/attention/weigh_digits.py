@@ -20,11 +20,12 @@ import numpy as np
 from numba import njit
 
 from localkv.cache.layout import PAGE_TOKENS
+from localkv.kernels.cpu.attention.fetch import Ahead, Lines, fetch_next
 from localkv.simd.arithmetic import lanes_below, select, zero_f32
 from localkv.simd.digit_rows import larger_products, put_largest, put_sums, split_rows
 from localkv.simd.kinds import Address, Count, Vectors
 from localkv.simd.lanes import LANES
-from localkv.simd.memory import get_f32, get_i32, load_f16, prefetch, put_f32, put_i32, store_f32
+from localkv.simd.memory import get_f32, get_i32, load_f16, put_f32, put_i32, store_f32
 from localkv.simd.quads import DIGITS, ROW_DIGITS
 from localkv.simd.vector_tuple import load_tuple
 
@@ -36,14 +37,6 @@ START, SCALE, FACTOR = (DIGITS * ROW_DIGITS + i for i in range(3))
 """Words of a digit row; the last one's is for those who make the others."""
 CHUNK = 4 * LANES
 """Tokens that become digits at once."""
-
-
-@njit
-def fetch_next(ahead: Address, lines: Count) -> Address:
-    """Ask for the next cache lines; where those after them are."""
-    for line in range(lines):
-        prefetch(ahead, line * 64)
-    return ahead + lines * 64
 
 
 @njit(error_model="numpy")
@@ -58,9 +51,9 @@ def split_weights(
     n_tokens: Count,
     zeros: Vectors,
     no_sums: Vectors,
-    ahead: Address,
-    ahead_lines: Count,
-) -> Address:
+    ahead: Ahead,
+    lines: Lines,
+) -> Ahead:
     """Make digit rows of as many rows of weights as there are `zeros` and `no_sums`, times the
     scales of a block in a plane of V.
 
@@ -74,7 +67,7 @@ def split_weights(
         scale = select(lanes_below(n_tokens - t), scale, zero_f32())
         store_f32(scales, t, scale)
         largest = larger_products(largest, p, t, PAGE_TOKENS, scale)
-        ahead = fetch_next(ahead, ahead_lines)
+        ahead = fetch_next(ahead, lines)
     put_largest(digits, SCALE, PAGE_TOKENS, largest)
     for row in range(len(zeros)):
         at = row * PAGE_TOKENS

@@ -43,6 +43,7 @@ _BUILT_ON = (
     "formats/*/cpu_weight.py",
     "formats/cpu/*.py",
     "kernels/cpu/attention/channel_digits.py",
+    "kernels/cpu/attention/fetch.py",
     "kernels/cpu/attention/job.py",
     "kernels/cpu/attention/latent_job.py",
     "kernels/cpu/attention/latent_sizes.py",
