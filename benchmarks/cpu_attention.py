@@ -38,7 +38,7 @@ from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import SegmentSpec
 from localkv.cache.uniform_cache import uniform_cache
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
@@ -163,7 +163,7 @@ class Table:
     def bytes_per_token(self, pair: str) -> int:
         args = self.args
         names = pair.split("/")
-        return args.kv_heads * sum(KV_FORMATS[name].row_bytes(args.head_dim) for name in names)
+        return args.kv_heads * sum(TOKEN_FORMATS[name].row_bytes(args.head_dim) for name in names)
 
     def decode(self, pair: str, depth: int, best: dict[str, float]) -> None:
         us = {name: seconds * 1e6 for name, seconds in best.items()}

@@ -271,7 +271,7 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
     from localkv.arch.mixer_spec import AttentionParams
     from localkv.cache.layout import SegmentSpec
     from localkv.cache.uniform_cache import uniform_cache
-    from localkv.formats import KV_FORMATS
+    from localkv.formats import TOKEN_FORMATS
     from localkv.kernels.attention import attention
     from localkv.kernels.gpu.attention.packed_attention import segment_attention
     from localkv.kernels.gpu.products.tile_sizes import gpu_of
@@ -280,7 +280,7 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
 
     s = run.sizes
     types = sides(pair)
-    row = sum(KV_FORMATS[name].row_bytes(s.head_dim) for name in types)
+    row = sum(TOKEN_FORMATS[name].row_bytes(s.head_dim) for name in types)
     n_bytes = row * s.n_kv_heads * n_ctx
     cache = uniform_cache(
         TorchArrays(run.device),

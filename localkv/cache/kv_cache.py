@@ -25,7 +25,8 @@ from localkv.cache.segment_rows import SegmentRows, segment_rows
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import LocalKVError
 from localkv.formats import FORMATS
-from localkv.formats.codebooks import NORMAL, table_of
+from localkv.formats.codebook_codec import table_of
+from localkv.formats.codebooks import NORMAL
 
 
 class KVCache:

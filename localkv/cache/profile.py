@@ -1,7 +1,7 @@
 """What was measured of a model's K and V: how large they are, and what packing each of them costs.
 
 `localkv calibrate` measures it once; `cache/profile_file.py` keeps it in a file beside the model or
-in the user's data folder. No torch.
+in the user's data folder. No torch, and NumPy only where there are arrays.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import UsageError
 from localkv.formats.codebooks import Codebook
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import numpy as np

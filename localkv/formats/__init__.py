@@ -153,7 +153,8 @@ _ALL = (
 
 FORMATS = {fmt.name: fmt for fmt in _ALL}
 WEIGHT_FORMATS = {fmt.ggml_type: fmt for fmt in _ALL if fmt.is_weight and fmt.ggml_type is not None}
-# types by channel need the newest tokens elsewhere, which no cache has yet
-KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache and fmt.group_tokens == 1}
+KV_FORMATS = {fmt.name: fmt for fmt in _ALL if fmt.is_cache}
+TOKEN_FORMATS = {name: fmt for name, fmt in KV_FORMATS.items() if fmt.group_tokens == 1}
+"""Those of `KV_FORMATS` whose rows are packed one by one, so that they need no tail."""
 
-__all__ = ["FORMATS", "KV_FORMATS", "WEIGHT_FORMATS", "Plane", "QuantFormat"]
+__all__ = ["FORMATS", "KV_FORMATS", "TOKEN_FORMATS", "WEIGHT_FORMATS", "Plane", "QuantFormat"]

@@ -61,7 +61,7 @@ def encode_rows(x: Floats, codebook: Sequence[int]) -> tuple[Bytes, Bytes, Codes
     if n_pairs:
         whole = x[..., : n_pairs * PAIR].reshape(*x.shape[:-1], n_pairs, PAIR)
         made = values[codes] * rounded
-        made = made.reshape(*x.shape[:-1], -1)[..., : n_pairs * PAIR].reshape(whole.shape)
+        made = made.reshape(x.shape)[..., : n_pairs * PAIR].reshape(whole.shape)
         missing = np.take_along_axis(whole, place, -1) - np.take_along_axis(made, place, -1)
         missing = np.where(has_outlier, np.clip(missing, -F16_LIMIT, F16_LIMIT), 0)
         o[..., 0 : 2 * n_pairs : 2, :] = half_bytes(missing.astype(np.float32))

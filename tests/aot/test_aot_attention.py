@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.gpu.attention.config import TileConfig
 from localkv.kernels.gpu.attention.decode import decode_kernel
 from localkv.kernels.gpu.attention.prefill import prefill_kernel
@@ -22,7 +22,7 @@ from support.aot.aot_report import (
 )
 from support.aot.attention_builds import build
 
-NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
+NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if not fmt.shared_codec]
 OTHER_DIMS = ((64, 64), (80, 80), (96, 96), (112, 112), (192, 128), (256, 256), (512, 512))
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token
@@ -79,7 +79,7 @@ PREFILL_BUDGET = {
 
 def budget(budgets: dict[str, float], name: str) -> float:
     """A type without a limit of its own may cost as much as any other with blocks."""
-    blocks = [most for other, most in budgets.items() if KV_FORMATS[other].shares_scale]
+    blocks = [most for other, most in budgets.items() if TOKEN_FORMATS[other].shares_scale]
     return ATTENTION_FACTOR * budgets.get(name, max(blocks))
 
 
@@ -88,8 +88,8 @@ def wide_bytes(names: tuple[str, str], dims: tuple[int, int], tiles: TileConfig)
     threads = 32 * tiles.warps
     total = 0.0
     for name, head_dim in zip(names, dims, strict=True):
-        (codes,) = (p for p in KV_FORMATS[name].planes if p.name in ("qs", "values"))
-        share = head_dim // KV_FORMATS[name].block_size * codes.n_bytes * tiles.keys / threads
+        (codes,) = (p for p in TOKEN_FORMATS[name].planes if p.name in ("qs", "values"))
+        share = head_dim // TOKEN_FORMATS[name].block_size * codes.n_bytes * tiles.keys / threads
         n_loads = 1 if codes.n_bytes in (8, 16) else 2  # halves of a row, of types of a byte
         total += share if share / n_loads >= 16 else 0
     return total
@@ -131,7 +131,7 @@ def test_prefill(arch: int, name: str) -> None:
 def test_other_head_sizes(arch: int, key_dim: int, value_dim: int) -> None:
     """With types that change from one to the next, so that many pairs turn up."""
     names = NAMES if key_dim < 512 else [name for name in NAMES if name != "f32"]
-    names = [name for name in names if key_dim % KV_FORMATS[name].block_size == 0]
+    names = [name for name in names if key_dim % TOKEN_FORMATS[name].block_size == 0]
     at = ARCHS.index(arch) * len(OTHER_DIMS) + OTHER_DIMS.index((key_dim, value_dim))
     pair = (names[at % len(names)], names[(at * 2 + 5) % len(names)])
     checked(decode_kernel, arch, pair, key_dim, value_dim=value_dim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.gpu.latent.attention import latent_constants, latent_tiles
 from localkv.kernels.gpu.latent.kernels import latents_kernel
 from support.aot.aot_report import (
@@ -18,11 +18,11 @@ from support.aot.aot_report import (
 )
 from support.aot.attention_builds import NUMBERS, plane_types
 
-NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
+NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if not fmt.shared_codec]
 
 
 def built(arch: int, type_k: str, type_v: str, latent_dim: int = 512) -> Report:
-    format_k, format_v = KV_FORMATS[type_k], KV_FORMATS[type_v]
+    format_k, format_v = TOKEN_FORMATS[type_k], TOKEN_FORMATS[type_v]
     tiles = latent_tiles(format_k, format_v)
     constants = latent_constants(
         format_k,

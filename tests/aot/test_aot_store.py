@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localkv.formats import FORMATS, KV_FORMATS
+from localkv.formats import FORMATS, TOKEN_FORMATS
 from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.group_store import group_kernel
 from localkv.kernels.gpu.rope_store import ROWS
@@ -16,7 +16,7 @@ from support.aot.aot_report import ARCHS, compile_kernel, on_every_gpu, report, 
 from support.aot.attention_builds import plane_types
 from support.quick import quick
 
-NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
+NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if not fmt.shared_codec]
 FLOATS = ("q_ptr", "k_ptr", "v_ptr", "q_out_ptr", "q_norm_ptr", "k_norm_ptr", "v_norm_ptr")
 FLOATS += ("cos_ptr", "sin_ptr", "q_scale_ptr", "k_scale_ptr", "v_scale_ptr")
 IDS = ("tokens_ptr", "slots_ptr")
@@ -26,7 +26,7 @@ NORMS = {"NORM_Q": "", "CENTRED": False, "PER_HEAD": False}
 
 def check(kernel: Any, arch: int, name: str, rows: int, **constants: Any) -> None:
     """Hardly a spill, two roundings."""
-    fmt = KV_FORMATS[name]
+    fmt = TOKEN_FORMATS[name]
     types: dict[str, str | tuple[str, ...]] = {
         **dict.fromkeys(FLOATS, "*fp32"),
         **dict.fromkeys(IDS, "*i64"),

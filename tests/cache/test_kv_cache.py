@@ -15,7 +15,7 @@ from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec, cache_by
 from localkv.cache.pages import Sequence
 from localkv.config import KVScales
 from localkv.errors import LocalKVError
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.reference.attention import read_pages
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
@@ -35,8 +35,8 @@ def advance(cache: KVCache, sequence: Sequence, n_tokens: int) -> None:
     sequence.length += n_tokens
 
 
-@pytest.mark.parametrize("type_k", KV_FORMATS)
-@pytest.mark.parametrize("type_v", KV_FORMATS)
+@pytest.mark.parametrize("type_k", TOKEN_FORMATS)
+@pytest.mark.parametrize("type_v", TOKEN_FORMATS)
 @pytest.mark.parametrize("n_ctx", [1, 256, 257, 1000])
 def test_bytes_are_those_allocated(type_k: str, type_v: str, n_ctx: int) -> None:
     spec = SegmentSpec(type_k, type_v)
@@ -46,19 +46,19 @@ def test_bytes_are_those_allocated(type_k: str, type_v: str, n_ctx: int) -> None
 
 
 def rounded(x: torch.Tensor, name: str) -> torch.Tensor:
-    return decode(KV_FORMATS[name], encode(KV_FORMATS[name], x))
+    return decode(TOKEN_FORMATS[name], encode(TOKEN_FORMATS[name], x))
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_rows_that_were_never_stored_are_conspicuous(name: str) -> None:
     """Tests fill caches with 0xFF: it decodes to NaN in every type."""
-    fmt = KV_FORMATS[name]
+    fmt = TOKEN_FORMATS[name]
     planes = [torch.full((3, p.n_bytes), 0xFF).byte() for p in fmt.planes]
     planes += [torch.full((1, p.n_bytes), 0xFF).byte() for p in fmt.row_planes]
     assert decode(fmt, planes).isnan().all()
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_stored_rows_come_back(name: str) -> None:
     """Rows go to the pages of their sequence, in their segment's types, and nowhere else."""
     cache = new_cache(SegmentSpec(name, "bf16"), SegmentSpec("f16", name, 300), n_sequences=2)

@@ -16,7 +16,7 @@ from localkv import LLM
 from localkv.cache.layout import SegmentSpec, cache_segments
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
@@ -36,8 +36,8 @@ EXACT = reference_backend(torch.float64)
 BACKENDS = pytest.mark.parametrize(
     "backend", [reference_backend(), cpu_backend()], ids=lambda b: b.name
 )
-PACKED = [name for name, fmt in KV_FORMATS.items() if fmt.shares_scale]
-FLOATS = [name for name, fmt in KV_FORMATS.items() if not fmt.shares_scale]
+PACKED = [name for name, fmt in TOKEN_FORMATS.items() if fmt.shares_scale]
+FLOATS = [name for name, fmt in TOKEN_FORMATS.items() if not fmt.shares_scale]
 
 
 def segments(type_k: str, type_v: str, kv_rotation: str = "auto") -> list[SegmentSpec]:
@@ -55,7 +55,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def relative_error(name: str) -> float:
     """The squared error over the squared norm of Gaussian rows."""
     x = torch.randn(2048, 64, generator=torch.Generator().manual_seed(0))
-    fmt = KV_FORMATS[name]
+    fmt = TOKEN_FORMATS[name]
     error = decode(fmt, encode(fmt, x)) - x
     return float(error.square().sum() / x.square().sum())
 
@@ -151,8 +151,8 @@ def test_segments_of_different_types_and_rotations(path: Path) -> None:
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 192, 256])
 def test_which_caches_are_rotated(head_dim: int) -> None:
     block = {64: 64, 128: 128, 192: 64, 256: 256}.get(head_dim, 0)
-    for type_k in KV_FORMATS:
-        for type_v in KV_FORMATS:
+    for type_k in TOKEN_FORMATS:
+        for type_v in TOKEN_FORMATS:
             (auto,) = cache_segments(CacheConfig(type_k, type_v, kv_sink=0), group_of(head_dim))
             assert (auto.type_k, auto.type_v, auto.first_position) == (type_k, type_v, 0)
             assert auto.rotation_k == (block if type_k in PACKED else 0)

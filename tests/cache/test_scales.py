@@ -24,7 +24,7 @@ from localkv.cache.scales import KIND, check_scales, read_kv_scales, write_kv_sc
 from localkv.config import CacheConfig, KVScales
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError, UsageError
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -67,7 +67,7 @@ def expected(path: Path, kv_rotation: str) -> np.ndarray:
         pages = torch.tensor(engine.sequence.pages[0])
         segments = [layer.segments[0] for layer in engine.cache.layers]
         for planes in (*(s.k for s in segments), *(s.v for s in segments)):
-            rows = read_pages(KV_FORMATS["f32"], planes, pages, len(chunk), torch.float32)
+            rows = read_pages(TOKEN_FORMATS["f32"], planes, pages, len(chunk), torch.float32)
             found.append(rows.abs().amax((1, 2)))
     table = torch.stack(found).view(len(CHUNKS), 2, model.config.n_layers, -1)
     return np.maximum.accumulate(table.numpy())
@@ -334,7 +334,7 @@ def test_calibrate_and_use(
     facts = json.loads(program(*argv, *types, "--kv-scales", path, "--json", "--kl-divergence").out)
     assert 0 < facts["results"][0]["divergence"]["kld"]["value"] < 0.05
     sweep = program(*argv, "--sweep", "pure", "--kv-scales", path, "--json", "--chunks", 1)
-    assert {row["type_k"] for row in json.loads(sweep.out)["results"]} == set(KV_FORMATS)
+    assert {row["type_k"] for row in json.loads(sweep.out)["results"]} == set(TOKEN_FORMATS)
     bits = {row["type_k"]: row["bits_per_value"] for row in json.loads(sweep.out)["results"]}
     assert (bits["fp8_e4m3_head"], bits["fp8_e4m3_token"]) == (8, 8 + 16 / HEAD_DIM)
     rotated = program(*argv, "--calibrate-kv", path, "--kv-rotation", "on", "--json")

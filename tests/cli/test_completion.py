@@ -88,8 +88,11 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ("line", "expected"),
     [
         ("localkv d", ["detokenize", "doctor"]),
-        ("localkv chat --kv-", ["--kv-rotation", "--kv-scales"]),
-        ("localkv chat -ctk q8", ["q8_0"]),
+        (
+            "localkv chat --kv-",
+            ["--kv-tail", "--kv-sink", "--kv-rotation", "--kv-scales", "--kv-profile", "--kv-bits"],
+        ),
+        ("localkv chat -ctk q8", ["q8_0", "q8_t", "q8_0c"]),
         ("localkv complete --cache-type-v=q5", ["q5_1", "q5_0"]),
         ("localkv complete -ctk ", list(KV_FORMATS)),
         ("localkv chat -hf org", [f"{REPO}:Q4_K_M", f"{REPO}:Q8_0"]),
@@ -157,7 +160,7 @@ def _read_until(terminal: int, *marks: str, seconds: float = 30.0) -> str:
 
 
 LINES = [
-    ("localkv complete -ctk q8", "localkv complete -ctk q8_0"),
+    ("localkv complete -ctk iq", "localkv complete -ctk iq4_nl"),
     ("localkv rm org/tiny-GGUF:Q8", "localkv rm org/tiny-GGUF:Q8_0"),
     ("localkv rm or", "localkv rm org/tiny-GGUF:Q"),
     ("localkv show -m mod", "localkv show -m models/"),
@@ -184,7 +187,7 @@ def test_tab_in_zsh(env: dict[str, str], line: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("localkv complete -ctk q8", ["q8_0"]),
+        ("localkv complete -ctk iq", ["iq4_nl"]),
         ("localkv rm org/tiny-GGUF:Q8", [f"{REPO}:Q8_0"]),
         ("localkv show models/", ["models/mine.gguf"]),
         ("localkv show no", []),

@@ -367,7 +367,7 @@ def test_exit_1_if_nothing_runs(program: Program, tiny_model: Path) -> None:
     )
     assert json.loads(run("-c", 200000, *little, "--json").out)["n_ctx"] == 200000
     assert run(*little).code == 0  # a shorter context than the trained one would do
-    assert "error: no context fits: " in (none := run("--memory", "1M")).err
+    assert "error: no context fits: " in (none := run("--memory", "500K")).err
     assert none.code == 1
     # of pairs that are named, one that fits is enough
     middle = json.loads(run("-c", 20000, "-ctk", "q4_0,f16", "-ctv", "q4_0", "--json").out)["pairs"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from localkv.cache.layout import SegmentSpec
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.cpu.store.store_kv import (
     add_store,
@@ -80,14 +80,14 @@ def stored(name: str, store, rows: Tensor) -> list[Tensor]:
 
 def stored_by_cpu(name: str, store, rows: Tensor) -> list[Tensor]:
     """The same in the CPU's order of pages, brought back to the pool's."""
-    planes, fmt = stored(name, store, rows), KV_FORMATS[name]
+    planes, fmt = stored(name, store, rows), TOKEN_FORMATS[name]
     n = len(planes) // 2
     return [*pool_planes(fmt, "k", planes[:n]), *pool_planes(fmt, "v", planes[n:])]
 
 
 def same(name: str, got: list[Tensor], want: list[Tensor]) -> None:
     """Bytes are equal; of a NaN only that it is one, of a minimum of 0 not its sign."""
-    fields = [plane.name for plane in KV_FORMATS[name].all_planes] * 2
+    fields = [plane.name for plane in TOKEN_FORMATS[name].all_planes] * 2
     for field, a, b in zip(fields, got, want, strict=True):
         if name in ("f16", "bf16", "f32") or field in ("d", "m"):
             dtypes = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -101,7 +101,7 @@ def same(name: str, got: list[Tensor], want: list[Tensor]) -> None:
         assert torch.equal(a, b), field
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_bytes(name: str) -> None:
     rows = odd_rows()
     same(name, stored_by_cpu(name, store_kv_cpu, rows), stored(name, store_kv, rows))

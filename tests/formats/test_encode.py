@@ -14,13 +14,17 @@ from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
+from localkv.formats import FORMATS, TOKEN_FORMATS, WEIGHT_FORMATS, QuantFormat
 from localkv.formats.base import split_blocks
 from support.fp8_inputs import fp8_inputs
 from support.packed_rows import join_planes
 from support.paths import DATA
 
-PACKED = [fmt for fmt in KV_FORMATS.values() if fmt.shares_scale and not fmt.row_planes]
+PACKED = [
+    fmt
+    for fmt in TOKEN_FORMATS.values()
+    if fmt.shares_scale and not fmt.row_planes and not fmt.n_centroids
+]
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 TOKEN = {f"{name}_token": dtype for name, dtype in FP8.items()}
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
@@ -267,7 +271,7 @@ def test_a_nan_shows(fmt: QuantFormat) -> None:
     np.testing.assert_array_equal(decoded, want)
 
 
-@pytest.mark.parametrize("fmt", KV_FORMATS.values(), ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", TOKEN_FORMATS.values(), ids=lambda fmt: fmt.name)
 def test_any_leading_shape_and_strides(fmt: QuantFormat) -> None:
     x = np.random.default_rng(4).standard_normal((6, 4, 64), np.float32)
     before = x.copy()
@@ -306,7 +310,7 @@ def code_bits(fmt: QuantFormat) -> float:
     return 1 + int((codec.decode(codec.encode(rows)) == rows).all(-1).sum())
 
 
-@pytest.mark.parametrize("fmt", KV_FORMATS.values(), ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", TOKEN_FORMATS.values(), ids=lambda fmt: fmt.name)
 def test_each_bit_halves_the_error(fmt: QuantFormat) -> None:
     """Error over norm for Gaussian rows: a mistake in a format would stand out."""
     x = np.random.default_rng(5).standard_normal((4096, 64), np.float32)
@@ -315,6 +319,8 @@ def test_each_bit_halves_the_error(fmt: QuantFormat) -> None:
     in_steps = float(np.linalg.norm(error) / np.linalg.norm(x)) * n_steps
     if fmt.name == "f32":
         assert in_steps == 0
+    elif fmt.n_centroids:  # numbers lie closer where there are more values
+        assert 0.9 < in_steps < 1.8
     elif fmt.shares_scale:  # a block's largest value is some 2.1 times its norm, a row's 2.6
         assert 1.15 < in_steps < (1.55 if fmt.row_planes else 1.42)
     else:
@@ -323,17 +329,17 @@ def test_each_bit_halves_the_error(fmt: QuantFormat) -> None:
 
 def test_cache_types() -> None:
     """Those that ggml has are compared with it in `test_formats.py`."""
-    for fmt in KV_FORMATS.values():
+    for fmt in TOKEN_FORMATS.values():
         of_rows = fmt.bits_per_value(64) - fmt.bits_per_value(128)
         assert of_rows == 0.125 * len(fmt.row_planes)
         for row_values in (64, 96, 128):
             assert 8 * fmt.row_bytes(row_values) == fmt.bits_per_value(row_values) * row_values
-    assert {fmt.bits_per_value(128) for fmt in KV_FORMATS.values() if fmt.largest} == {8, 8.125}
+    assert {fmt.bits_per_value(128) for fmt in TOKEN_FORMATS.values() if fmt.largest} == {8, 8.125}
     assert None not in WEIGHT_FORMATS
     assert not any(fmt.name.startswith("fp8") for fmt in WEIGHT_FORMATS.values())
-    by_head = {name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head}
+    by_head = {name for name, fmt in TOKEN_FORMATS.items() if fmt.scales_by_head}
     assert by_head == {"fp8_e4m3_head", "fp8_e5m2_head"}
-    for name, fmt in KV_FORMATS.items():
+    for name, fmt in TOKEN_FORMATS.items():
         dtype = {fp8: dtype for fp8, dtype in FP8.items() if name.startswith(fp8)}
         assert [fmt.largest] == ([torch.finfo(d).max for d in dtype.values()] or [0.0])
 
@@ -388,7 +394,7 @@ def as_torch_rounds(name: str, x: np.ndarray) -> np.ndarray:
 
 def check_token(name: str, x: np.ndarray) -> None:
     """Rows without NaN: the smallest scale that fits, codes as torch casts, a bounded error."""
-    fmt = KV_FORMATS[name]
+    fmt = TOKEN_FORMATS[name]
     values, d = fmt.codec.encode(x)
     assert (values.shape, d.shape) == ((*x.shape, 1), (*x.shape[:-1], 1, 2))
     scale = d.view(np.float16)[..., 0].astype(np.float64)
@@ -419,7 +425,7 @@ def test_fp8_rows_of_any_size(name: str) -> None:
     x[1::2] *= np.exp2(rng.integers(-149, 127, (2000, 1))).astype(np.float32)
     check_token(name, x)
     # rows whose scale is an fp16 number, and the floats beside them
-    exact = HALVES.astype(np.float32) * np.float32(KV_FORMATS[name].largest)
+    exact = HALVES.astype(np.float32) * np.float32(TOKEN_FORMATS[name].largest)
     for absmax in (exact, np.nextafter(exact, exact + 1), np.nextafter(exact, exact - 1)):
         rows = np.stack([absmax, -absmax / 3, absmax / 1000, np.zeros_like(absmax)], -1)
         check_token(name, rows)
@@ -437,7 +443,7 @@ def test_any_fp8_rows(name: str, rows: list[list[float]]) -> None:
 @pytest.mark.filterwarnings("error")
 def test_fp8_rows_that_are_no_ordinary_numbers(name: str) -> None:
     """Zeros stay, infinities are as the largest float, and a NaN shows in its own row only."""
-    codec = KV_FORMATS[name].codec
+    codec = TOKEN_FORMATS[name].codec
     x = np.zeros((6, 32), np.float32)
     x[0, 1] = -0.0
     x[1] = 1e-45
@@ -450,7 +456,7 @@ def test_fp8_rows_that_are_no_ordinary_numbers(name: str) -> None:
     assert not decoded[:2].any()
     assert np.signbit(decoded[0]).nonzero()[0].tolist() == [1]
     assert np.array_equal(decoded[2], decoded[3])
-    limit = 65504 * KV_FORMATS[name].largest
+    limit = 65504 * TOKEN_FORMATS[name].largest
     assert decoded[2, :3].tolist() == [limit, -limit, 0]
     assert np.isnan(decoded[4]).all()
     assert np.isnan(d[4].view(np.float16)).all()
@@ -459,7 +465,7 @@ def test_fp8_rows_that_are_no_ordinary_numbers(name: str) -> None:
 
 def test_fp8_by_head_has_the_codes_of_fp8() -> None:
     for name in FP8:
-        assert KV_FORMATS[f"{name}_head"].codec is KV_FORMATS[name].codec
+        assert TOKEN_FORMATS[f"{name}_head"].codec is TOKEN_FORMATS[name].codec
 
 
 ROWS_OF_64 = st.lists(BLOCKS, min_size=2, max_size=2).map(lambda pair: pair[0] + pair[1])
@@ -470,7 +476,7 @@ ROWS_OF_64 = st.lists(BLOCKS, min_size=2, max_size=2).map(lambda pair: pair[0] +
 def test_any_row_of_8_bits(row: list[float]) -> None:
     """q8_t: the smallest scale that fits, and the nearest codes, in float64."""
     x = np.array([row], np.float32)
-    fmt = KV_FORMATS["q8_t"]
+    fmt = TOKEN_FORMATS["q8_t"]
     planes = fmt.codec.encode(x)
     (d,) = planes[1].view(np.float16)[..., 0].astype(np.float64)[0]
     exact = x.astype(np.float64).clip(-65504 * 127, 65504 * 127)
@@ -485,7 +491,7 @@ def test_any_row_of_8_bits(row: list[float]) -> None:
 def test_any_row_of_4_bits(row: list[float]) -> None:
     """q4_t: steps from the least value to the largest, in float64."""
     x = np.array([row], np.float32)
-    fmt = KV_FORMATS["q4_t"]
+    fmt = TOKEN_FORMATS["q4_t"]
     planes = fmt.codec.encode(x)
     d, m = (float(plane.view(np.float16)[0, 0, 0]) for plane in planes[1:])
     exact = x.astype(np.float64).clip(-65519.99, 65504 * 16)  # fp16's range, once rounded
@@ -503,7 +509,7 @@ def test_any_row_of_4_bits(row: list[float]) -> None:
 @pytest.mark.parametrize("name", ["q8_t", "q4_t"])
 def test_rows_of_integers_that_are_no_ordinary_numbers(name: str) -> None:
     """A NaN shows in its own row only, infinities saturate, and zeros stay."""
-    codec = KV_FORMATS[name].codec
+    codec = TOKEN_FORMATS[name].codec
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     x[0, 3], x[1, 40], x[2] = np.nan, np.inf, 0
     decoded = codec.decode(codec.encode(x))

@@ -15,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 from gguf import quants
 
-from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS, QuantFormat
+from localkv.formats import FORMATS, TOKEN_FORMATS, WEIGHT_FORMATS, QuantFormat
 from localkv.formats import packed_tensor as packed_tensor_module
 from localkv.formats.base import split_blocks
 from localkv.formats.packed_tensor import PackedTensor
@@ -250,7 +250,7 @@ def test_a_format_is_a_module_of_its_name(fmt: QuantFormat) -> None:
 
 
 def test_every_cache_format_encodes() -> None:
-    for fmt in KV_FORMATS.values():
+    for fmt in TOKEN_FORMATS.values():
         x = np.random.default_rng(0).standard_normal((3, 2 * fmt.block_size), np.float32)
         planes = fmt.codec.encode(x)
         shapes = [(2, plane.n_bytes) for plane in fmt.planes]

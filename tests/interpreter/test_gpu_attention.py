@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.attention import attention
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.gpu_info import GpuInfo
@@ -27,7 +27,7 @@ from support.paged_rows import paged_rows, plain_attention, spoil_unseen_pages
 from support.quick import quick
 from support.torch_edge import torch_cache
 
-NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
+NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if not fmt.shared_codec]
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
 
 

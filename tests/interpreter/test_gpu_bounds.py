@@ -18,7 +18,7 @@ from torch import Tensor
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.layer_cache import LayerCache
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.gpu.attention.packed_attention import segment_attention
 from localkv.kernels.gpu.embedding import embed
@@ -37,7 +37,7 @@ from support.paged_rows import PagedRows, paged_rows, plain_attention
 from support.random_packed import random_packed
 
 GPU = GpuInfo(arch=90, n_processors=3, ptx=False)
-NAMES = [fmt.name for fmt in KV_FORMATS.values() if not fmt.shared_codec]
+NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if not fmt.shared_codec]
 WEIGHTS = ("q4_0", "q5_1", "q8_0", "q6_K", "q3_K", "f16", "f32")
 N_CASES = 6
 """Of attention and of the store, each."""

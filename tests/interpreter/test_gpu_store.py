@@ -13,7 +13,7 @@ from localkv.arch.norm_spec import NormSpec
 from localkv.arch.spec import CacheGroup
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
-from localkv.formats import KV_FORMATS, QuantFormat
+from localkv.formats import TOKEN_FORMATS, QuantFormat
 from localkv.kernels.gpu.gate import gated
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, turn_queries
 from localkv.kernels.grouped_attention import norm_heads
@@ -31,7 +31,7 @@ from support.torch_edge import torch_cache
 
 by_format = pytest.mark.parametrize(
     "fmt",
-    [fmt for fmt in KV_FORMATS.values() if not fmt.shared_codec],
+    [fmt for fmt in TOKEN_FORMATS.values() if not fmt.shared_codec],
     ids=lambda fmt: fmt.name,
 )
 
@@ -185,7 +185,7 @@ def test_everything_before_the_store(
         want_q = want_q * steps.q_scale[:, None, None]
     segment, slots = cache.layers[0].segments[0], batch.segments[0].slots
     got_k, got_v = (
-        decode(KV_FORMATS["f32"], stored(planes, slots)) for planes in (segment.k, segment.v)
+        decode(TOKEN_FORMATS["f32"], stored(planes, slots)) for planes in (segment.k, segment.v)
     )
     assert torch.equal(got_v, v)
     if normed:  # whose sum is made in another order
@@ -268,7 +268,7 @@ def test_kinds_of_attention(kind: Kind, n_tokens: int) -> None:
     assert torch.equal(turn_queries(q, steps), got_q)
     segment, slots = cache.layers[0].segments[0], batch.segments[0].slots
     got_k, got_v = (
-        decode(KV_FORMATS["f32"], stored(planes, slots)) for planes in (segment.k, segment.v)
+        decode(TOKEN_FORMATS["f32"], stored(planes, slots)) for planes in (segment.k, segment.v)
     )
 
     def wanted(x: Tensor, by: Norm | None) -> Tensor:

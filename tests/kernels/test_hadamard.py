@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.torch_codec import decode, encode
 
@@ -76,7 +76,7 @@ def test_rotation_spreads_outliers() -> None:
     others = torch.arange(64) != 5
 
     def error(name: str, block: int) -> float:
-        fmt = KV_FORMATS[name]
+        fmt = TOKEN_FORMATS[name]
         stored = decode(fmt, encode(fmt, hadamard_transform(x, block)))
         return float((hadamard_transform(stored, block) - x)[:, others].norm())
 

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.formats import FORMATS, KV_FORMATS, WEIGHT_FORMATS
+from localkv.formats import FORMATS, TOKEN_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear.matrices import has_kernel
@@ -86,9 +86,9 @@ def test_the_reference_says_that_it_decodes(name: str, decoded: list[str]) -> No
     assert backend.methods.product(weight) == Method("decoded tile by tile, multiplied in torch")
 
 
-@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_what_is_said_of_the_cache(name: str, tiny_model: Path, decoded: list[str]) -> None:
-    fmt = KV_FORMATS[name]
+    fmt = TOKEN_FORMATS[name]
     said = cpu_backend().methods
     assert said.store(fmt).words.startswith("Numba")
     integers = fmt.block_size > 1 and HAS_VNNI and HAS_BYTE_SHUFFLE

@@ -12,7 +12,7 @@ from torch import Tensor
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
 from localkv.config import KVScales
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.attention import SegmentAttention, attention
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.store_kv import store_kv
@@ -96,7 +96,7 @@ def check(
         return torch.randn(n_tokens, n_kv_heads, head_dim, generator=generator)
 
     def rounded(x: Tensor, name: str, rotation: int, absmax: tuple[float, ...]) -> Tensor:
-        fmt = KV_FORMATS[name]
+        fmt = TOKEN_FORMATS[name]
         scale = torch.ones(n_kv_heads, 1)
         if fmt.scales_by_head:
             scale = torch.tensor(absmax)[:, None] / fmt.largest

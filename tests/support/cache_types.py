@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from localkv.arch.spec import ModelSpec
 from localkv.config import KVScales
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 
-NAMES = list(KV_FORMATS)
-BY_HEAD = [name for name, fmt in KV_FORMATS.items() if fmt.scales_by_head]
-BY_ROW = [name for name, fmt in KV_FORMATS.items() if fmt.row_planes]
+NAMES = list(TOKEN_FORMATS)
+BY_HEAD = [name for name, fmt in TOKEN_FORMATS.items() if fmt.scales_by_head]
+BY_ROW = [name for name, fmt in TOKEN_FORMATS.items() if fmt.row_planes]
 
 
 def partners(name: str) -> list[str]:
@@ -22,7 +22,7 @@ PAIRS = [(name, other) for name in NAMES for other in partners(name)]
 NEW_PAIRS = [
     pair
     for name in (*BY_HEAD, *BY_ROW)
-    for other in (NAMES if KV_FORMATS[name].block_size == 1 else partners(name))
+    for other in (NAMES if TOKEN_FORMATS[name].block_size == 1 else partners(name))
     for pair in dict.fromkeys(((name, other), (other, name)))
 ]
 """Floats with scales of rows and heads, with all others on the other side; integers with some."""

@@ -13,7 +13,7 @@ from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import GroupLayout, SegmentSpec
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.attention import Rotate
 from localkv.kernels.latent_attention import SegmentLatents, attend
 from localkv.kernels.store_kv import StoreKV, store_rotated
@@ -50,7 +50,7 @@ def turned(x: np.ndarray, block: int) -> np.ndarray:
 
 def as_stored(x: np.ndarray, type_name: str, rotation: int) -> np.ndarray:
     """Rows as a cache of a type has to return them, turned back."""
-    codec = KV_FORMATS[type_name].codec
+    codec = TOKEN_FORMATS[type_name].codec
     rows = turned(x, rotation).astype(np.float32)
     return turned(codec.decode(codec.encode(rows)).astype(np.float64), rotation)
 

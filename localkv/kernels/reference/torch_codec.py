@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from localkv.formats.base import QuantFormat
-from localkv.formats.codebooks import codec_of
+from localkv.formats.codebook_codec import codec_of
 from localkv.formats.packed_tensor import PackedTensor
 
 

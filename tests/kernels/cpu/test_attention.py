@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.layout import SegmentSpec
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.cpu.attention import kernels as attention_kernels
 from localkv.kernels.cpu.attention.plan import row_blocks
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS
@@ -206,7 +206,7 @@ def test_ragged_batches(
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_hold_the_bytes_of_the_reference(name: str) -> None:
     """In another order: rows stored at once or one by one are restored to what `encode` gives."""
-    fmt = KV_FORMATS[name]
+    fmt = TOKEN_FORMATS[name]
     cache = torch_cache(
         n_layers=1, n_kv_heads=3, head_dim=64, segments=[SegmentSpec(name, name)], n_ctx=512
     )
@@ -258,9 +258,9 @@ def test_what_codes_are_multiplied_as_is_told(features: str, digits: bool) -> No
     """By the type and by what the CPU has."""
     program = """
 from localkv.kernels.cpu.methods import tiles_method
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 for name in ("f16", "fp8_e4m3_token", "q8_0", "q4_1", "iq4_nl"):
-    print(name, *(tiles_method(KV_FORMATS[name], side).words[:12] for side in "KV"))
+    print(name, *(tiles_method(TOKEN_FORMATS[name], side).words[:12] for side in "KV"))
 """
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
     run = subprocess.run(

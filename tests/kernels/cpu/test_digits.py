@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from localkv.cache.layout import SegmentSpec
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.cpu.attention.kernels import cache_decoder, score_kernel, weigh_kernel
 from localkv.kernels.cpu.attention.queries import (
     ERROR_BOUND,
@@ -34,7 +34,7 @@ from support.torch_edge import torch_cache
 
 Floats = NDArray[np.float32]
 Planes = list[torch.Tensor]
-INTEGER_TYPES = [n for n, fmt in KV_FORMATS.items() if hasattr(fmt.part("cpu"), "OFFSET")]
+INTEGER_TYPES = [n for n, fmt in TOKEN_FORMATS.items() if hasattr(fmt.part("cpu"), "OFFSET")]
 
 
 @njit
@@ -141,7 +141,7 @@ def page_of(rows: torch.Tensor, type_k: str, type_v: str) -> tuple[Planes, Plane
 def rounded(name: str, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """float64: the rows as a type keeps them, what is left of them without minima where codes are
     read OFFSET less, and the scale of each block."""
-    fmt = KV_FORMATS[name]
+    fmt = TOKEN_FORMATS[name]
     packed = encode(fmt, rows)
     n_blocks = rows.shape[-1] // fmt.block_size
     halves = packed[-len(fmt.row_planes) :] if fmt.row_planes else packed[:2]
@@ -218,7 +218,7 @@ def test_weighed(type_v: str, rows: int) -> None:
             largest = (p[:, :, None] * scales).amax(1)
             bound += WEIGHT_ERROR_BOUND * largest * (left.abs() / scales).sum(0)
         sound = want.isfinite().all(0)
-        lost = head_dim if KV_FORMATS[type_v].row_planes else 32
+        lost = head_dim if TOKEN_FORMATS[type_v].row_planes else 32
         assert (sound.sum() == head_dim - lost) if damaged else sound.all()
         error = (out - 1 - p @ want).abs()
         assert (error[:, sound] <= bound[:, sound]).all()

@@ -60,7 +60,6 @@ def _nothing_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "FEW_PARTS", 0)
     monkeypatch.setattr(shares, "LEAST_BYTES", 1)
     monkeypatch.setattr(rotate, "MANY_VALUES", 0)
-    monkeypatch.setattr(store_kv, "MANY_BYTES", 0)
     monkeypatch.setattr(store_kv, "MANY_ROWS", 0)
 
 

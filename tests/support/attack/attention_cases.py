@@ -15,7 +15,7 @@ from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.cache.layout import SegmentSpec
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.cpu.store.store_kv import add_store, stored_rows
 from localkv.kernels.reference.attention import attention_reference
@@ -59,7 +59,7 @@ def guarded_rows(memory: GuardedMemory, rows: SegmentBatch) -> SegmentBatch:
 
 
 def head_dim_of(rng: random.Random, *names: str) -> int:
-    block = math.lcm(*(KV_FORMATS[name].block_size for name in names))
+    block = math.lcm(*(TOKEN_FORMATS[name].block_size for name in names))
     return rng.choice([d for d in HEAD_DIMS if d % block == 0])
 
 
@@ -86,7 +86,7 @@ def shuffled_cache(
 
 def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
     """Decode and prefill in one batch, on permuted pages that hold NaN where nothing was stored."""
-    type_k, type_v = rng.choice(list(KV_FORMATS)), rng.choice(list(KV_FORMATS))
+    type_k, type_v = rng.choice(list(TOKEN_FORMATS)), rng.choice(list(TOKEN_FORMATS))
     head_dim, group = head_dim_of(rng, type_k, type_v), rng.choice(GROUPS)
     n_kv_heads, window = rng.choice((1, 1, 2, 3)), rng.choice(WINDOWS)
     softcap = rng.choice((0.0, 0.0, 0.0, 5.0))
@@ -165,7 +165,7 @@ def planes_as_reference(ours: LayerCache, reference: LayerCache) -> Iterator[tup
 
 def store_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
     """Rows of a few tokens into pages full of random bytes."""
-    type_k, type_v = rng.choice(list(KV_FORMATS)), rng.choice(list(KV_FORMATS))
+    type_k, type_v = rng.choice(list(TOKEN_FORMATS)), rng.choice(list(TOKEN_FORMATS))
     head_dim, n_kv_heads = head_dim_of(rng, type_k, type_v), rng.choice((1, 2, 3, 5))
     powers = [0] + [1 << i for i in range(1, 9) if head_dim % (1 << i) == 0]
     rotations = rng.choice(powers), rng.choice(powers)

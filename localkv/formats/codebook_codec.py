@@ -1,0 +1,42 @@
+"""Codebooks as kernels have them, and a format's codec with one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.formats.base import Codec, QuantFormat
+from localkv.formats.bits import Bytes, Floats
+from localkv.formats.codebooks import Codebook
+
+
+def table_of(codebook: Sequence[int]) -> NDArray[np.float32]:
+    """A codebook as kernels read it: float32 [16], the last number again behind the last."""
+    padded = [*codebook, *[codebook[-1]] * (16 - len(codebook))]
+    return np.array(padded, np.float32)
+
+
+@dataclass(frozen=True)
+class CodebookCodec:
+    """A format's reference with one codebook; see `Codec`."""
+
+    fmt: QuantFormat
+    codebook: Codebook
+
+    def decode(self, planes: Sequence[Bytes]) -> Floats:
+        values: Floats = self.fmt.part("reference").decode(planes, self.codebook)
+        return values
+
+    def encode(self, x: Floats) -> tuple[Bytes, ...]:
+        packed: tuple[Bytes, ...] = self.fmt.part("reference").encode(x, self.codebook)
+        return packed
+
+
+def codec_of(fmt: QuantFormat, table: Sequence[float] | None) -> Codec | CodebookCodec:
+    """The codec of a format, with a codebook as kernels have it (`table_of`) if it has one."""
+    if not fmt.n_centroids or table is None:
+        return fmt.codec
+    return CodebookCodec(fmt, tuple(int(value) for value in table[: fmt.n_centroids]))
