@@ -35,6 +35,23 @@ MIXED = (
     ("bf16", "fp8_e5m2"),
     ("f32", "bf16"),
     ("fp8_e5m2", "f32"),
+    ("q8_t", "q4_t"),
+    ("q4_t", "q8_t"),
+    ("q3_1", "q3_0"),
+    ("q3_0", "q2_1"),
+    ("q2_1", "q2_0"),
+    ("q2_0", "q3_1"),
+    ("q8_0c", "q2_1"),
+    ("q4_1c", "q4_1"),
+    ("q3_1c", "q3_1"),
+    ("q2_1c", "q2_1"),
+    ("q4_1", "q4_1c"),
+    ("q3_1", "q3_1c"),
+    ("q2_1", "q2_1c"),
+    ("q4_1c", "q8_0c"),
+    ("nuq4", "nuq3"),
+    ("nuq3", "nuq2"),
+    ("nuq2", "nuq4"),
 )
 """With `ALONE` every type is K of some pair of two types and V of another."""
 

@@ -37,16 +37,6 @@ class Segment:
     codebook_v: Array | None = None
 
     @property
-    def operands_k(self) -> tuple[Array, ...]:
-        """What a kernel reads of K: the planes, and the codebook of types with one."""
-        return self.k if self.codebook_k is None else (*self.k, self.codebook_k)
-
-    @property
-    def operands_v(self) -> tuple[Array, ...]:
-        """The same of V."""
-        return self.v if self.codebook_v is None else (*self.v, self.codebook_v)
-
-    @property
     def value_dim(self) -> int:
         """Channels of a row of V."""
         return int(self.v[0].shape[3]) * self.format_v.block_size

@@ -22,7 +22,9 @@ from support.aot.aot_report import (
 )
 from support.aot.attention_builds import build
 
-NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if not fmt.shared_codec]
+NAMES = [
+    fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
+]
 OTHER_DIMS = ((64, 64), (80, 80), (96, 96), (112, 112), (192, 128), (256, 256), (512, 512))
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token
@@ -42,9 +44,6 @@ DECODE_BUDGET = {
     "q2_0": 32,
     "q8_t": 34.5,
     "q4_t": 34.5,
-    "nuq4": 104,  # numbers of a codebook that is not known when compiling are loads
-    "nuq3": 186,
-    "nuq2": 176,
     "fp8_e4m3": 40,
     "fp8_e4m3_token": 45,
     "fp8_e5m2": 24,
@@ -67,9 +66,6 @@ PREFILL_BUDGET = {
     "q2_0": 102,
     "q8_t": 106,
     "q4_t": 108,
-    "nuq4": 173,
-    "nuq3": 249,
-    "nuq2": 239,
     "fp8_e4m3": 105,
     "fp8_e4m3_token": 114,
     "fp8_e5m2": 89,

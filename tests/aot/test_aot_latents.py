@@ -18,7 +18,9 @@ from support.aot.aot_report import (
 )
 from support.aot.attention_builds import NUMBERS, plane_types
 
-NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if not fmt.shared_codec]
+NAMES = [
+    fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
+]
 
 
 def built(arch: int, type_k: str, type_v: str, latent_dim: int = 512) -> Report:

@@ -16,7 +16,9 @@ from support.aot.aot_report import ARCHS, compile_kernel, on_every_gpu, report, 
 from support.aot.attention_builds import plane_types
 from support.quick import quick
 
-NAMES = [fmt.name for fmt in TOKEN_FORMATS.values() if not fmt.shared_codec]
+NAMES = [
+    fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
+]
 FLOATS = ("q_ptr", "k_ptr", "v_ptr", "q_out_ptr", "q_norm_ptr", "k_norm_ptr", "v_norm_ptr")
 FLOATS += ("cos_ptr", "sin_ptr", "q_scale_ptr", "k_scale_ptr", "v_scale_ptr")
 IDS = ("tokens_ptr", "slots_ptr")

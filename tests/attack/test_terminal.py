@@ -115,6 +115,7 @@ RUNS: dict[str, list[tuple[list[str], int | None]]] = {
         (["-m", "MODEL", "-f", "PROMPT", "-c", "32"], 0),
         (["-m", "MODEL", "-f", NAME], 2),
     ],
+    "calibrate": [(["-m", NAME + "x"], None), (["-m", "MODEL", "-f", NAME], 2)],
     "embed": [
         (["-m", "MODEL", "-f", "PROMPT", "--json"], None),
         (["-m", "MODEL", "-p", EVERYTHING.replace("\0", "")], 0),

@@ -498,7 +498,7 @@ def test_an_axis_begins_where_the_values_do() -> None:
         ("-b 0", "error: -b/--batch-size: 0 is less than 1"),
         ("-t 4000", "error: -t/--threads: 4000 is more than 512"),
         ("-pg 512", "error: -pg/--n-prompt-gen: '512' is not a prompt and a generation"),
-        ("-ctk q8", "error: -ctk/--cache-type-k: unknown cache type 'q8'; did you mean q8_0?"),
+        ("-ctk iq4", "error: -ctk/--cache-type-k: unknown cache type 'iq4'; did you mean iq4_nl?"),
         ("-p 0 -n 0", "error: -p 0 and -n 0 leave nothing to measure\nhint: as in -p 512 -n 128"),
         ("--pairs f16", "error: --pairs: 'f16' is not a pair of cache types\nhint: as in --pairs "),
         ("--pairs pure -ctk f16", "error: --pairs names the cache types\nhint: leave out -ctk, "),

@@ -18,7 +18,11 @@ from localkv.kernels.reference.torch_codec import decoded
 from support.packed_rows import join_planes
 from support.random_packed import random_packed
 
-NAMES = [name for name, fmt in FORMATS.items() if not fmt.row_planes and fmt.group_tokens == 1]
+NAMES = [
+    name
+    for name, fmt in FORMATS.items()
+    if not fmt.row_planes and fmt.group_tokens == 1 and not fmt.n_centroids
+]
 """Formats that a matrix can have, and those of the cache that are like them."""
 
 

@@ -17,7 +17,7 @@ from localkv import LLM
 from localkv.cli.perplexity_plot import cut, unbeaten
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, UsageError
-from localkv.formats import TOKEN_FORMATS
+from localkv.formats import KV_FORMATS
 from localkv.memory.plan import context_bytes, mean_bits
 from localkv.quality.chunks import MIN_CONTEXT, text_chunks
 from localkv.quality.scores import (
@@ -36,7 +36,7 @@ TEXT = "The fox said hello to the owl, and the owl said hello to the fox. " * 12
 F16 = MODELS / "tales-4M-F16.gguf"
 FITTING = [
     fmt.name
-    for fmt in TOKEN_FORMATS.values()
+    for fmt in KV_FORMATS.values()
     if 64 % fmt.block_size == 0 and not fmt.scales_by_head  # those need a file
 ]
 
@@ -263,7 +263,7 @@ def test_k_and_v_are_chosen_apart(llm: LLM, chunks) -> None:
 def test_bits_and_bytes(llm: LLM) -> None:
     for name in FITTING:
         cache = CacheConfig(name, "f32", n_ctx=N_CTX)
-        bits = (8 * TOKEN_FORMATS[name].row_bytes(64) / 64 + 32) / 2
+        bits = (8 * KV_FORMATS[name].row_bytes(64) / 64 + 32) / 2
         values = (
             2
             * N_CTX
@@ -286,7 +286,7 @@ def test_llama_cpp_measures_the_same() -> None:
     llm = LLM(F16, n_ctx=n_ctx)
     ids = llm.tokenize(golden["text"])
     assert len(ids) == golden["n_tokens"]
-    rows = [r for r in golden["results"] if {r["type_k"], r["type_v"]} <= set(TOKEN_FORMATS)]
+    rows = [r for r in golden["results"] if {r["type_k"], r["type_v"]} <= set(KV_FORMATS)]
     caches = [CacheConfig(r["type_k"], r["type_v"], n_ctx=n_ctx) for r in rows]
     chunks = text_chunks(ids, n_ctx, bos_id=llm.tokenizer.bos_id)
     for row, scores in zip(rows, run(llm, chunks, caches, base=base_cache(n_ctx)), strict=True):
