@@ -181,7 +181,6 @@ def _memory(
     config = model_spec(header)
     named = [arguments.get(f"cache_type_{side}") for side in ("k", "v", "k_swa", "v_swa")]
     type_k, type_v = (name or "f16" for name in named[:2])
-    scales = arguments.get("kv_scales")
     n_ctx = arguments.get("n_ctx")
     cache = CacheConfig(
         type_k,
@@ -202,8 +201,9 @@ def _memory(
     chosen = profiled(cache, profile, arguments.get("kv_bits"), names_types=any(named))
     cache = chosen.cache
     check_cache(cache, config.groups)
-    scales = chosen.scales if scales is None else read_kv_scales(scales)
-    require_scales(cache.types, scales is not None)
+    given = arguments.get("kv_scales")
+    require_scales(cache.types, given is not None or chosen.scales is not None)
+    scales = chosen.scales if given is None else read_kv_scales(given)
     cache = replace(cache, kv_scales=scales)
     if cache.n_ctx == 0:
         cache = replace(cache, n_ctx=config.n_ctx_train)
