@@ -17,7 +17,7 @@ from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
 from localkv.chat.wire import Failure, decode, encode, failure
 from localkv.errors import ContextOverflowError, LocalKVError, ModelFileError, UsageError
-from localkv.formats import KV_FORMATS
+from localkv.formats import TOKEN_FORMATS
 from localkv.sampling.params import SamplingParams
 from support.fake_engine import FACTS, FakeEngine, count_words
 
@@ -255,7 +255,7 @@ def test_export_holds_all_branches_or_the_shown_one(store: Store, tmp_path: Path
 
 
 def test_cache_figures_are_those_of_the_blocks() -> None:
-    for name, fmt in KV_FORMATS.items():
+    for name, fmt in TOKEN_FORMATS.items():
         figures = cache_figures(replace(FACTS, kv_sink=0), type_k=name, type_v="f32")
         assert figures.bytes_k == 16 * 8 * 1024 * fmt.row_bytes(64)
         assert figures.bytes_v == 16 * 8 * 1024 * 64 * 4
