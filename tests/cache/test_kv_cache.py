@@ -20,6 +20,7 @@ from localkv.kernels.reference.attention import read_pages
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
 from localkv.kernels.reference.torch_codec import decode, encode
+from support.cache_types import PAIRS
 from support.torch_edge import torch_cache
 
 SIZES = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 32}
@@ -35,8 +36,7 @@ def advance(cache: KVCache, sequence: Sequence, n_tokens: int) -> None:
     sequence.length += n_tokens
 
 
-@pytest.mark.parametrize("type_k", TOKEN_FORMATS)
-@pytest.mark.parametrize("type_v", TOKEN_FORMATS)
+@pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
 @pytest.mark.parametrize("n_ctx", [1, 256, 257, 1000])
 def test_bytes_are_those_allocated(type_k: str, type_v: str, n_ctx: int) -> None:
     spec = SegmentSpec(type_k, type_v)
