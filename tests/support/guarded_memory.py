@@ -33,10 +33,10 @@ from localkv.kernels.cpu.attention import kernels, latent_attention, token_steps
 from localkv.kernels.cpu.attention import packed_attention as attention
 from localkv.kernels.cpu.attention import tables as attention_tables
 from localkv.kernels.cpu.attention.job import Job
-from localkv.kernels.cpu.linear import head_products, panel_arena
+from localkv.kernels.cpu.linear import head_products, late_panels, panel_arena
 from localkv.kernels.cpu.linear import products as linear
 from localkv.kernels.cpu.runtime import chain
-from localkv.kernels.cpu.store import rotate, store_kv
+from localkv.kernels.cpu.store import group_store, rotate
 
 PAGE = mmap.PAGESIZE
 PATTERN, POISON = 0xA5, 0xFF
@@ -162,7 +162,7 @@ def _guarded_jobs(memory: GuardedMemory) -> Iterator[Any]:
                 items[Job._fields.index(name)] = data.ctypes.data
         kernels.run_worker(kernels.worker_of(template), int(items.ctypes.data), threads)
 
-    for module in (attention, linear, rotate, store_kv):
+    for module in (attention, late_panels, rotate):
         yield patch.object(module, "run", run)
 
     def table(self: attention_tables.Table, items: np.ndarray) -> None:
@@ -211,6 +211,7 @@ def _guarded_arrays(memory: GuardedMemory) -> Iterator[Any]:
         head_products,
         token_places,
         token_steps,
+        group_store,
     ):
         yield patch.object(module, "np", GuardedNumpy())
     yield patch.object(panel_arena.PanelArena, "take", panels)

@@ -48,7 +48,12 @@ def guarded_segment(memory: GuardedMemory, segment: Segment) -> Segment:
         tuple(memory.tensor(plane, f"a plane of {side}") for plane in planes)
         for side, planes in (("K", segment.k), ("V", segment.v))
     )
-    return replace(segment, k=k, v=v)
+    books = {
+        name: memory.tensor(book, "a codebook")
+        for name in ("codebook_k", "codebook_v")
+        if (book := getattr(segment, name)) is not None
+    }
+    return replace(segment, k=k, v=v, **books)
 
 
 def guarded_rows(memory: GuardedMemory, rows: SegmentBatch) -> SegmentBatch:

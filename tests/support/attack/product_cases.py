@@ -13,6 +13,7 @@ from torch import Tensor
 from localkv.formats import FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
+from localkv.kernels.cpu.linear.late_panels import LateTensor
 from localkv.kernels.cpu.linear.panel_bytes import ROW_FORMAT_NAMES
 from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_products
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
@@ -34,7 +35,9 @@ def guarded_matrix(memory: GuardedMemory, weight: PackedTensor) -> PackedTensor:
 
 
 def product_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
-    """One to three matrices of one width in one chain, with biases and with what is added."""
+    """One to three matrices of one width in one chain, with biases and with what is added; panels
+    are all there, or some.
+    """
     names = [rng.choice((*LAYOUTS, *ROW_FORMAT_NAMES)) for _ in range(rng.choice((1, 1, 2, 3)))]
     if rng.random() < 0.5:
         names = [names[0]] * len(names)
@@ -54,7 +57,10 @@ def product_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str],
     for name, n_out, added in zip(names, outs, addends, strict=True):
         shape = (n_stack, n_out, n_in) if n_stack else (n_out, n_in)
         packed = random_packed(name, *shape, seed=rng.randrange(1 << 30))
-        weight = products.prepare(guarded_matrix(memory, packed))
+        release = rng.choice((None, lambda: None))
+        weight = products.prepare(guarded_matrix(memory, packed), release)
+        if isinstance(weight, LateTensor):  # some of its panels are missing
+            weight.made.lay(rng.randrange(weight.made.n_missing))
         if n_stack:
             expert = rng.randrange(n_stack)
             packed, weight = packed[expert], weight[expert]
