@@ -6,7 +6,8 @@ own (`formats/cpu/page_order.py`), so a cache is written and read by this backen
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -36,10 +37,33 @@ from localkv.simd.lanes import LANES
 from localkv.system.turns import Turns
 
 
+@dataclass(frozen=True)
+class _LateWeights:
+    """As `LatePreparation` has it.
+
+    Attributes:
+        forget: drops what knows which memory a product reads. The products don't refer to it: in a
+            circle they would outlive the model, and its mapping with them.
+    """
+
+    products: CpuProducts
+    forget: Callable[[], None]
+
+    def prepare(self, weight: PackedTensor, release: Callable[[], None]) -> PackedTensor:
+        return self.products.prepare(weight, release)
+
+    def begin(self) -> None:
+        self.products.late.begin()
+
+    def finish(self) -> None:
+        if self.products.late.finish():
+            self.forget()
+
+
 def cpu_backend() -> Backend:
     """The backend of machines without a supported GPU."""
     scratch = Scratch()
-    products = CpuProducts(scratch, lambda: forget())
+    products = CpuProducts(scratch)
     attention, latents = PackedAttention(), LatentAttention()
     composed = compose(
         "cpu",
@@ -77,13 +101,14 @@ def cpu_backend() -> Backend:
         programs.forget()
 
     def embed(token_ids: NDArray[np.int64], token_embd: PackedTensor, scale: float) -> Array:
-        products.late.evaluate(len(token_ids))
+        if products.late.evaluate(len(token_ids)):
+            forget()
         return embed_cpu(token_ids, token_embd, scale)
 
     return replace(
         composed,
         embed=embed,
-        late=products,
+        late=_LateWeights(products, forget),
         run_layers=programs,
         turns=Turns(forget),
         compiling_ahead=lambda types, model, cache, on_kernel: compiling_ahead(

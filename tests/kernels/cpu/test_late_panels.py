@@ -40,12 +40,12 @@ def test_products(name: str, n_tokens: int) -> None:
     want = products.matmul(x, products.prepare(weight))
     late = products.prepare(weight, lambda: released.append(1))
     assert isinstance(late, LateTensor)
-    products.begin()
+    products.late.begin()
     for n_laid in (0, 1, 8, 9, 10):
         assert not released
         late.made.lay(n_laid - (10 - late.made.n_missing))
         assert torch.equal(products.matmul(x, late), want)
-    products.finish()
+    products.late.finish()
     assert released == [1]
     assert not late.reads_rows
     late.rows[:] = 0

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ _BUILT_ON = (
     "kernels/cpu/attention/job.py",
     "kernels/cpu/attention/latent_job.py",
     "kernels/cpu/attention/latent_sizes.py",
+    "kernels/cpu/attention/outliers.py",
     "kernels/cpu/attention/queries.py",
     "kernels/cpu/attention/read_job.py",
     "kernels/cpu/attention/sizes.py",
@@ -84,11 +86,14 @@ _BUILT_ON = (
     "formats/base.py",
     "formats/bits.py",
     "formats/channel_groups.py",
+    "formats/codebook_rows.py",
+    "formats/codebooks.py",
     "formats/rounding.py",
     "formats/grids.py",
     "arch/*_spec.py",
     "arch/spec.py",
     "cache/layout.py",
+    "cache/tail.py",
     "config.py",
     "errors.py",
 )
@@ -190,7 +195,16 @@ def store(source: KernelSource, functions: Functions) -> None:
         _said(folder, error.strerror or str(error))
 
 
-@functools.cache
+_one_says_it = threading.Lock()
+"""Threads store kernels at the same time, and `functools.cache` lets each of them in."""
+
+
 def _said(folder: Path, reason: str) -> None:
     """Once, and not for each of a model's kernels."""
+    with _one_says_it:
+        _say_once(folder, reason)
+
+
+@functools.cache
+def _say_once(folder: Path, reason: str) -> None:
     logger.warning("compiled kernels are not kept in %s: %s", folder, reason)

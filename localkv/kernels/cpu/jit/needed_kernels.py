@@ -41,7 +41,7 @@ from localkv.kernels.cpu.store.store_kv import store_source
 def needed_kernels(
     matrix_types: Iterable[str], config: ModelSpec, cache: CacheConfig
 ) -> tuple[list[KernelSource], list[KernelSource]]:
-    """Those of prompts, in the order in which they are needed, and those of generated tokens.
+    """Those of a first prompt, in the order in which they are needed, and those of what follows.
 
     Only those that a model of one architecture may do without are left to chance, so this says
     what to compile ahead, not what there has to be.
@@ -51,12 +51,13 @@ def needed_kernels(
     """
     names = sorted(set(matrix_types))
     sources: list[KernelSource | None] = [HELPERS]
+    generated = list[KernelSource]()
     if any(name in PANEL_FORMAT_NAMES and name not in IN_PLACE_FORMATS for name in names):
-        sources += [KernelSource("linear/fill"), LATE_PRODUCTS]
+        sources.append(LATE_PRODUCTS)
+        generated.append(KernelSource("linear/fill"))
     sources += [product_source(name) for name in names]
     sources.append(ACTIVATIONS)
     sources += _block_sources(config)
-    generated = list[KernelSource]()
     for group in typed_groups(cache, config.groups):
         heads = {getattr(config.layers[i].mixer, "n_heads", 0) for i in group.layers}
         if group.is_latent:

@@ -122,14 +122,13 @@ class LatePanels:
 
     Args:
         arena: where they go.
-        forget: drops what knows which memory a product reads.
 
     Attributes:
         are_laid: all are there, and products read nothing else.
     """
 
-    def __init__(self, arena: PanelArena, forget: Callable[[], None]) -> None:
-        self._arena, self._forget = arena, forget
+    def __init__(self, arena: PanelArena) -> None:
+        self._arena = arena
         self._waiting = list[weakref.ref[Panels]]()
         self._each = 0
         self._is_begun = False
@@ -158,25 +157,33 @@ class LatePanels:
         self._is_begun = True
         self._is_first = True
 
-    def evaluate(self, n_tokens: int) -> None:
-        """Make what is due before so many tokens are evaluated."""
+    def evaluate(self, n_tokens: int) -> bool:
+        """Make what is due before so many tokens are evaluated.
+
+        Returns:
+            Whether products read other memory from now on.
+        """
         if self.are_laid or not self._is_begun:
-            return
+            return False
         if self._is_first:
             self._is_first = False
-        else:
-            self._lay(n_tokens * self._each)
+            return False
+        return self._lay(n_tokens * self._each)
 
-    def finish(self) -> None:
-        """Make all."""
-        self._lay(None)
+    def finish(self) -> bool:
+        """Make all; returns what `evaluate` does."""
+        return self._lay(None)
 
     def _left(self) -> list[Panels]:
         found = [reference() for reference in self._waiting]
         return [panels for panels in found if panels is not None and panels.n_missing]
 
-    def _lay(self, n_bytes: int | None) -> None:
-        """Make that many bytes of panels, or all, and at least one of them."""
+    def _lay(self, n_bytes: int | None) -> bool:
+        """Make that many bytes of panels, or all, and at least one of them.
+
+        Returns:
+            Whether these were the last.
+        """
         left = self._left()
         while left and (n_bytes is None or n_bytes > 0):
             panels = left[0]
@@ -187,10 +194,11 @@ class LatePanels:
             panels.lay(n)
             if not panels.n_missing:
                 left.pop(0)
-        if not left and not self.are_laid:
-            self._waiting.clear()
-            self.are_laid = True
-            self._forget()
+        if left or self.are_laid:
+            return False
+        self._waiting.clear()
+        self.are_laid = True
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,12 +123,10 @@ def add_products(chain: Chain, x: Where, n_tokens: int, products: Sequence[Produ
 class CpuProducts:
     """Products of one backend: memory for panels, and scratch, which one thread uses at a time."""
 
-    def __init__(
-        self, scratch: Scratch | None = None, forget: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, scratch: Scratch | None = None) -> None:
         self._arena = PanelArena()
         self._scratch = scratch or Scratch()
-        self.late = LatePanels(self._arena, forget)
+        self.late = LatePanels(self._arena)
 
     def prepare(
         self, weight: PackedTensor, release: Callable[[], None] | None = None
@@ -162,14 +160,6 @@ class CpuProducts:
         return PanelTensor(
             weight.format, weight.rows, weight.shape, panels=panels.panels, facts=facts
         )
-
-    def begin(self) -> None:
-        """The next evaluation is the first one after loading."""
-        self.late.begin()
-
-    def finish(self) -> None:
-        """Make all panels that are still to be made."""
-        self.late.finish()
 
     def matmul(self, x: Floats, weight: PackedTensor) -> Floats:
         """x float32 [tokens, n_in] @ weight [n_out, n_in].T -> float32 [tokens, n_out]."""
