@@ -20,7 +20,7 @@ def load_row_scales(plane, first_row, valid, LARGEST: tl.constexpr):
     tiles begin at even rows.
     """
     n = tl.arange(0, valid.shape[0])
-    word = tl.load(as_i32(plane) + (first_row // 2 + n // 2), mask=valid, other=0)
+    word = tl.load(as_i32(plane) + ((first_row + n) // 2), mask=valid, other=0)
     bits = (word >> (n % 2 * 16)).to(tl.uint16)
     return saturate(bits.to(tl.float16, bitcast=True), largest_scale(LARGEST))[:, None]
 
