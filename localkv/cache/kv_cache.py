@@ -9,6 +9,7 @@ knows nothing of what the formats mean beyond their planes.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Literal
@@ -51,6 +52,8 @@ class KVCache:
         parts: the segments of groups, in the order of `Batch.segments`; such groups share them.
         layers: in the model's order; those without rows of their own have no segments.
         states: of the recurrent layers; false if there are none.
+        make_room: called when no page of a pool is free; whether a sequence that is only kept to
+            be forked has given some back.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class KVCache:
         self._codebooks = {(b.layer, b.side, len(b.numbers)): b.numbers for b in kv_codebooks}
         self.pools = list[PagePool]()
         self.parts = list[SegmentRows]()
+        self.make_room: Callable[[], bool] = lambda: False
         self._sequences = list[weakref.ref[Sequence]]()
         layers = dict[int, LayerCache]()
         first_parts = dict[object, int]()
@@ -81,7 +85,9 @@ class KVCache:
                 first_parts[layout.paging] = len(self.parts)
                 self.parts += segment_rows(layout, n_ctx, len(self.pools))
                 for pool in layout.pools(n_ctx, n_batch):
-                    self.pools.append(PagePool(len(self.pools), layout, pool, n_sequences))
+                    self.pools.append(
+                        PagePool(len(self.pools), layout, pool, n_sequences, self._make_room)
+                    )
             for layer in layout.group.layers:
                 layers[layer] = self._layer(layout, layer, first_parts[layout.paging], kv_scales)
         self._gives_back = any(layout.reach for layout in layouts) or any(
@@ -96,6 +102,9 @@ class KVCache:
         for i, state in self.states.layers.items():
             layers[i] = replace(layers.get(i, LayerCache(())), state=state)
         self.layers = [layers.get(i, LayerCache(())) for i in range(1 + max(layers))]
+
+    def _make_room(self) -> bool:
+        return self.make_room()
 
     def _layer(
         self, layout: GroupLayout, layer: int, first_part: int, kv_scales: KVScales | None
@@ -158,19 +167,37 @@ class KVCache:
     def new_sequence(self) -> Sequence:
         """An empty sequence; it takes pages as tokens come."""
         sequence = Sequence(len(self.pools))
-        self._sequences = [known for known in self._sequences if known() is not None]
-        others = [other for ref in self._sequences if (other := ref()) is not None]
-        sequence.slot = self.states.free_slot(others)
+        sequence.slot = self.states.free_slot(self._known())
         self._sequences.append(weakref.ref(sequence))
         return sequence
+
+    def _known(self) -> list[Sequence]:
+        """All sequences that there are."""
+        self._sequences = [known for known in self._sequences if known() is not None]
+        return [other for ref in self._sequences if (other := ref()) is not None]
+
+    def fork(self, sequence: Sequence, length: int, *, exactly: bool = False) -> Sequence:
+        """A sequence of the first `length` tokens of another, or as many of them as it can be cut
+        back to (`cut_back`). They share pages; the other one stays as it is.
+        """
+        other = self.new_sequence()
+        other.copy_places(sequence)
+        for pool in self.pools:
+            pool.share(other.held(pool.index))
+        self.states.copy(sequence, other)
+        self.cut_back(other, length, exactly=exactly)
+        return other
+
+    def retire(self, sequence: Sequence) -> None:
+        """Keep a sequence only to be forked: its states make room for those of others."""
+        self.states.give_back(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Forget all tokens, whatever state an exception between two instructions has left."""
         sequence.clear()
-        known = [other for ref in self._sequences if (other := ref()) is not None]
-        for i, pool in enumerate(self.pools):
-            taken = {page for other in known for page in other.held(i)}
-            pool.free = [page for page in reversed(range(pool.n_pages)) if page not in taken]
+        known = self._known()
+        for pool in self.pools:
+            pool.count(known)
 
     def checkpoint(self, sequence: Sequence, *, exactly: bool = True) -> None:
         """Expect the sequence to be cut back to where it is now: keep what that takes.
@@ -197,7 +224,7 @@ class KVCache:
         Returns:
             the sequence's length now: at most `length`, and 0 if too much was given back.
         """
-        length = self._reachable(sequence, min(length, sequence.length), exactly=exactly)
+        length = self.reachable(sequence, length, exactly=exactly)
         sequence.length = length
         sequence.checkpoint = min(sequence.checkpoint, length)
         for pool in self.pools:
@@ -205,8 +232,9 @@ class KVCache:
         self.states.cut(sequence, length)
         return length
 
-    def _reachable(self, sequence: Sequence, length: int, *, exactly: bool = False) -> int:
-        """The largest length up to `length` that it can be cut back to."""
+    def reachable(self, sequence: Sequence, length: int, *, exactly: bool = False) -> int:
+        """The largest length up to `length` that a sequence can be cut back to (`cut_back`)."""
+        length = min(length, sequence.length)
         while True:
             gaps = (pool.gap(sequence, length, exactly=exactly) for pool in self.pools)
             first = min((gap for gap in gaps if gap is not None), default=length)
@@ -223,7 +251,7 @@ class KVCache:
                 (`cut_back`).
         """
         length = min(length, sequence.length)
-        if self._reachable(sequence, length) < length:
+        if self.reachable(sequence, length) < length:
             raise ValueError(f"the rows before position {length} are gone")
         self.cut_back(sequence, length)
 
@@ -245,16 +273,23 @@ class KVCache:
         if self._gives_back and (n_new := length - position) > max(self.n_batch, DECODED_AT_ONCE):
             raise LocalKVError(f"{n_new} tokens do not fit a batch of {self.n_batch}")
         for pool in self.pools:
-            if unused := pool.reserve(sequence, length, position):
-                self._clear(pool, unused)
+            unused, copies = pool.reserve(sequence, length, position)
+            if unused or copies:
+                for plane in self._planes(pool):
+                    plane[unused] = 0  # numbers: kernels multiply rows that nobody sees with 0
+                    for source, target in copies:
+                        plane[target] = plane[source]
 
-    def _clear(self, pool: PagePool, pages: Seq[int]) -> None:
-        """Make the rows of pages numbers: kernels multiply those that nobody sees with 0."""
-        for layer in self.layers:
-            for rows, segment in zip(self.parts[layer.part :], layer.segments, strict=False):
-                if rows.pool == pool.index:
-                    for plane in (*segment.k, *segment.v):
-                        plane[list(pages)] = 0
+    def _planes(self, pool: PagePool) -> Iterator[Array]:
+        """Those that the pages of a pool are of, [pages, ...]."""
+        found = {
+            id(plane): plane
+            for layer in self.layers
+            for rows, segment in zip(self.parts[layer.part :], layer.segments, strict=False)
+            if rows.pool == pool.index
+            for plane in (*segment.k, *segment.v)
+        }
+        yield from found.values()
 
     def batch(
         self,

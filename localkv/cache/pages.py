@@ -1,5 +1,8 @@
 """Pages of a group's segment: which are free, which a sequence holds, and which it gives back.
 
+Sequences that begin alike share pages (`KVCache.fork`). Nobody writes to such a page: whoever has a
+row to store there takes a copy first.
+
 Rows that no later token sees are no longer needed. They stay as long as there is room for them, in
 case that the sequence is cut back, and the oldest go first. A *checkpoint* is a length that the
 sequence is likely to be cut back to: what is seen from there goes last.
@@ -7,15 +10,32 @@ sequence is likely to be cut back to: what is seen from there goes last.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, PoolLayout, pages_for
 from localkv.errors import LocalKVError
 
 if TYPE_CHECKING:
     from localkv.cache.recurrent_state import Checkpoint
+
+
+NO_SLOT = -1
+"""The place of a sequence that is kept to be forked, and never evaluated itself."""
+
+
+class Reserved(NamedTuple):
+    """What is to be done to the rows of pages that `PagePool.reserve` took.
+
+    Attributes:
+        unused: pages of a tail that begin with rows which no token will be stored in.
+        copies: pages and those that take their place, because others go on with the former.
+    """
+
+    unused: list[int]
+    copies: list[tuple[int, int]]
 
 
 @dataclass
@@ -29,8 +49,9 @@ class Sequence:
         checkpoint: a length that it may be cut back to, or 0.
         exact_from: of each pool, the position before which the rows of a tail are lost: the
             sequence was cut back further than they reach. 0 if none are.
-        slot: its place among the states of recurrent layers.
-        n_stepped: tokens that its states have seen; they may be ahead of `length`.
+        slot: its place among the states of recurrent layers, or `NO_SLOT`.
+        n_stepped: tokens that its states have seen; they may be ahead of `length`. -1 if it has no
+            states but those of checkpoints.
         kept: checkpoints of its states, in order of their lengths.
     """
 
@@ -55,6 +76,14 @@ class Sequence:
         self.gone = [set() for _ in range(self.n_pools)]
         self.exact_from = [0] * self.n_pools
 
+    def copy_places(self, other: Sequence) -> None:
+        """Have the rows of another sequence, but for the states of recurrent layers."""
+        self.length, self.checkpoint = other.length, other.checkpoint
+        self.kept = list(other.kept)
+        self.pages = [list(pages) for pages in other.pages]
+        self.gone = [set(places) for places in other.gone]
+        self.exact_from = list(other.exact_from)
+
     def held(self, pool: int) -> list[int]:
         """The ids of the pages of a pool that it has."""
         gone = self.gone[pool]
@@ -69,30 +98,61 @@ class PagePool:
         layout: the group's.
         pool: which positions it has rows of, and how many pages a sequence needs at most.
         n_sequences: sequences that hold so many at the same time.
+        make_room: called when no page is free; whether it has made one so, or a later call may.
     """
 
     def __init__(
-        self, index: int, layout: GroupLayout, pool: PoolLayout, n_sequences: int = 1
+        self,
+        index: int,
+        layout: GroupLayout,
+        pool: PoolLayout,
+        n_sequences: int = 1,
+        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self.index = index
+        self.make_room = make_room
         self.layout = layout
         self.first, self.end = pool.first, pool.end
         self.most, self.kept = pool.most, pool.kept
         self.n_pages = self.most * n_sequences
         self.free = list(reversed(range(self.n_pages)))
+        self.n_holders = [0] * self.n_pages
         spec = layout.segments[pool.segment]
         self.tail = spec.tail if spec.is_tail else None
 
     def take(self) -> int:
-        if not self.free:
+        """A page that nobody holds.
+
+        Raises:
+            LocalKVError: there is none.
+        """
+        if not self.has_room:
             raise LocalKVError(
                 f"the KV cache is full: all {self.n_pages} pages of {PAGE_TOKENS} tokens are taken",
                 hint="use a larger context",
             )
-        return self.free.pop()
+        page = self.free.pop()
+        self.n_holders[page] = 1
+        return page
+
+    def share(self, pages: Seq[int]) -> None:
+        """One more sequence holds these pages."""
+        for page in pages:
+            self.n_holders[page] += 1
 
     def give_back(self, pages: Seq[int]) -> None:
-        self.free.extend(reversed(pages))
+        """One sequence less holds these pages; those that nobody holds are free."""
+        for page in reversed(pages):
+            self.n_holders[page] -= 1
+            if not self.n_holders[page]:
+                self.free.append(page)
+
+    def count(self, sequences: Iterable[Sequence]) -> None:
+        """Find out anew who holds which pages: `sequences` are all there are."""
+        self.n_holders = [0] * self.n_pages
+        for sequence in sequences:
+            self.share(sequence.held(self.index))
+        self.free = [page for page in reversed(range(self.n_pages)) if not self.n_holders[page]]
 
     def n_places(self, length: int) -> int:
         """Pages up to the last one of a sequence of `length` tokens."""
@@ -104,32 +164,54 @@ class PagePool:
         needed = self.tail or self.layout
         return max(0, needed.first_needed(position) - self.first) // PAGE_TOKENS
 
-    def reserve(self, sequence: Sequence, length: int, position: int) -> list[int]:
+    def reserve(self, sequence: Sequence, length: int, position: int) -> Reserved:
         """Take the pages for `length` tokens of a sequence, of which those from `position` on are
         still to be evaluated.
-
-        Returns:
-            the pages of a tail that begin with rows which no token will be stored in.
 
         Raises:
             LocalKVError: no page is free.
         """
         pages, gone = sequence.pages[self.index], sequence.gone[self.index]
-        n_places, unused = self.n_places(length), list[int]()
-        if n_places <= len(pages):
-            return unused
         needed = self.first_place(position)
-        for place in range(len(pages), n_places):
+        reserved = Reserved([], self._own(sequence, position))
+        for place in range(len(pages), self.n_places(length)):
             if self.kept <= place < needed:
                 gone.add(place)
                 pages.append(0)
                 continue
-            if len(pages) - len(gone) >= self.most or not self.free:
+            if len(pages) - len(gone) >= self.most or not self.has_room:
                 self._give_back_one(sequence, needed)
             pages.append(self.take())
             if self.tail is not None and self.first + place * PAGE_TOKENS < position:
-                unused.append(pages[-1])
-        return unused
+                reserved.unused.append(pages[-1])
+        return reserved
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a page is free, or can be made so."""
+        while not self.free and self.make_room():
+            pass
+        return bool(self.free)
+
+    def _is_shared(self, page: int) -> bool:
+        """Whether others hold a page, and there may be room for a copy of it."""
+        while self.n_holders[page] > 1 and not self.free and self.make_room():
+            pass  # which may have taken the others away
+        return self.n_holders[page] > 1
+
+    def _own(self, sequence: Sequence, position: int) -> list[tuple[int, int]]:
+        """Have copies of shared pages in which rows from `position` on are to be stored: of them,
+        and of what replaces them. A group that is packed later lies in one page."""
+        pages, gone, copies = sequence.pages[self.index], sequence.gone[self.index], []
+        for place in range(max(0, position - self.first) // PAGE_TOKENS, len(pages)):
+            page = pages[place]
+            if place in gone or not self._is_shared(page):
+                continue
+            copy = self.take()
+            copies.append((page, copy))
+            pages[place] = copy
+            self.give_back([page])
+        return copies
 
     def _give_back_one(self, sequence: Sequence, needed: int) -> None:
         """Give back the page that is the least likely to be needed, if any can be spared.

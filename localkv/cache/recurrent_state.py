@@ -14,7 +14,7 @@ from typing import Any
 
 from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
-from localkv.cache.pages import Sequence
+from localkv.cache.pages import NO_SLOT, Sequence
 from localkv.errors import LocalKVError
 
 FLOAT = 4
@@ -128,6 +128,17 @@ class RecurrentStates:
             if slot not in used:
                 return slot
         raise LocalKVError(f"the cache holds {self.n_slots} sequences, and all are in use")
+
+    def copy(self, sequence: Sequence, other: Sequence) -> None:
+        """Give another sequence the states of one, and its checkpoints."""
+        other.n_stepped = sequence.n_stepped
+        if self.data is not None and sequence.slot != NO_SLOT:
+            self.data[other.slot] = self.data[sequence.slot]
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Leave a sequence its checkpoints alone."""
+        if self.data is not None:
+            sequence.slot, sequence.n_stepped = NO_SLOT, -1
 
     def step(self, sequence: Sequence, position: int, length: int) -> None:
         """The tokens from `position` to `length` are about to be evaluated: the states are those

@@ -1,8 +1,9 @@
 """One sequence of the cache, which several texts may use in turn.
 
-A caller that continues a text passes it (`Text`). If the slot has served another text since, the
-missing rows are evaluated again, each in its own kind: as a prompt's token, or as a generated one,
-for which a backend may have other kernels.
+A caller that continues a text passes it (`Text`). If the slot has served another text since, it
+goes on with the rows that are kept of this one, or of any that began like it (`PrefixCache`), and
+the missing ones are evaluated again, each in its own kind: as a prompt's token, or as a generated
+one, for which a backend may have other kernels.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Literal, NamedTuple, TypeVar
 
+import numpy as np
+
 from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
 from localkv.engine.decode_loop import DecodeLoop
+from localkv.engine.prefix_cache import PrefixCache, marked, unmarked
 from localkv.errors import ModelClosedError
 from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.model import Transformer
@@ -23,6 +27,11 @@ from localkv.system.threads import chosen_threads
 from localkv.system.turns import Turns
 
 T = TypeVar("T")
+
+MOST_KEPT = 256
+"""Texts that are kept at most, if they leave each other room."""
+MOST_RECURRENT = 4
+"""The same where the layers' states are copied to the host's memory."""
 
 
 @dataclass(eq=False)
@@ -71,6 +80,7 @@ class CacheSlot:
         generated: whether each was evaluated as a generated one.
         threads: for one token and for several.
         loop: decodes from fixed buffers, where the backend records.
+        prefixes: texts that the slot has served before.
     """
 
     def __init__(
@@ -89,6 +99,7 @@ class CacheSlot:
         self.n_batch = n_batch
         self.loop = DecodeLoop(model, cache) if model.backend.records else None
         self.sequence = cache.new_sequence()
+        self.prefixes = PrefixCache(cache, exact, MOST_RECURRENT if cache.states else MOST_KEPT)
         self.ids: list[int] = []
         self.generated: list[bool] = []
         self._text: Text | None = None
@@ -138,7 +149,13 @@ class CacheSlot:
     def _start_over(self) -> None:
         """Forget all rows: work that broke off may have left anything."""
         self.ids, self.generated, self._text = [], [], None
+        self.prefixes.forget()
         self.cache.drop(self.sequence)
+
+    def forget(self) -> None:
+        """Forget all tokens, and all texts that are kept."""
+        self.truncate(0)
+        self.prefixes.clear()
 
     def truncate(self, length: int) -> int:
         """Forget the tokens from position `length` on, and as many before it as the cache must;
@@ -217,18 +234,32 @@ class CacheSlot:
         """Make the slot a text's, with those of its tokens that are held, fewer than all."""
         n_lost = 0
         if self._text is not text:
-            n_held = self._held(text)
-            n_lost = n_held - self.truncate(n_held)
+            n_lost = self._find(text) - self.sequence.length
             self._text = text
         return Reuse(self.sequence.length, n_lost)
 
-    def _held(self, text: Text) -> int:
-        """The number of a text's leading tokens, without its last, whose rows the slot holds."""
-        for i, (ours, theirs) in enumerate(zip(self.ids, text.ids[:-1], strict=False)):
-            same_kind = self.generated[i] == (i >= text.n_prompt)
-            if ours != theirs or (self.exact and not same_kind):
-                return i
-        return min(len(self.ids), len(text.ids) - 1)
+    def _find(self, text: Text) -> int:
+        """Go on with the rows that are there of a text, all but that of its last token.
+
+        Returns:
+            the leading tokens that were the same, whether or not their rows are still there.
+        """
+        cache, exact, n_ids = self.cache, self.exact, len(text.ids) - 1
+        ours = marked(self.ids, self.generated)
+        theirs = marked(text.ids[:n_ids], np.arange(n_ids) >= text.n_prompt)
+        n_same = self.prefixes.n_common(ours, theirs)
+        n_ours = cache.reachable(self.sequence, n_same, exactly=exact)
+        kept, n_kept = self.prefixes.find(theirs)
+        source, found, length = self.sequence, ours, n_ours
+        if kept is not None and n_kept > n_ours:
+            self.prefixes.use(kept)
+            source, found, length = kept.sequence, kept.ids, n_kept
+        if source is not self.sequence or length < len(ours):
+            cache.states.keep(self.sequence)
+            self.prefixes.keep(self.sequence, ours)
+            self.sequence = cache.fork(source, length, exactly=exact)
+            self.ids, self.generated = unmarked(found[:length])
+        return max(n_same, length)
 
     def is_taken_by(self, text: Text) -> bool:
         """Whether nothing has been evaluated for others since `take`."""

@@ -36,8 +36,8 @@ WARM_UP_TOKENS = 16
 class Engine:
     """A model with a KV cache that holds one sequence.
 
-    The cache keeps the tokens of the last call; a prompt that starts with them is only evaluated
-    from where it differs.
+    The cache keeps the tokens of the last call, and of those before as far as there is room; a
+    prompt that starts like some of them is only evaluated from where it differs.
 
     Threads may call it at the same time: they take turns, first come, first served, and each call
     of the model is one turn. Generations and `logit_batches` take one for each step, and go on
@@ -94,8 +94,8 @@ class Engine:
         return self.slot.ids
 
     def reset(self) -> None:
-        """Forget the cached tokens."""
-        self.truncate(0)
+        """Forget the cached tokens, and the texts that came before them."""
+        self.slot.turn(self.slot.forget)
 
     def truncate(self, length: int) -> int:
         """Forget the cached tokens from position `length` on; more if layers with a window lack

@@ -1,0 +1,180 @@
+"""Texts that begin alike: what is kept of them, what is shared, and what goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.pages import NO_SLOT
+from localkv.config import CacheConfig
+from localkv.engine.engine import Engine
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
+from support.hybrid_models import hybrid
+from support.latent_models import latent_tensors, write_latent
+from support.random_model import variant
+
+N_CTX = 1024
+N_IDS = 96
+RANDOM = np.random.default_rng(5).integers(N_IDS, size=(4, 900)).tolist()
+CACHES = {
+    "f16": CacheConfig(n_ctx=N_CTX),
+    "packed": CacheConfig("q8_0", "q4_0", n_ctx=N_CTX),
+    "tail": CacheConfig("q4_0", "q8_0", n_ctx=N_CTX, kv_tail=40, kv_sink=3),
+    "groups": CacheConfig("q4_1c", "q4_1", n_ctx=N_CTX),
+}
+Load = Callable[[str], Transformer]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    folder, models = tmp_path_factory.mktemp("prefixes"), dict[str, Transformer]()
+
+    def load(name: str) -> Transformer:
+        if name not in models:
+            path = folder / f"{name}.gguf"
+            if name == "plm":
+                write_latent(path, name, latent_tensors(name))
+            else:
+                {"qwen35": hybrid}.get(name, variant)(name).write(path)
+            models[name] = load_model(path, cpu_backend())[0]
+        return models[name]
+
+    return load
+
+
+def answer(engine: Engine, ids: list[int], n: int = 4) -> tuple[list[int], int]:
+    """Tokens drawn after a prompt, and how many of the prompt's were reused."""
+    sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=engine.model.config.n_vocab)
+    generation = engine.generate(ids, sampler=sampler, max_tokens=n)
+    return list(generation), generation.stats.n_reused
+
+
+def check_pages(cache: KVCache) -> None:
+    """Each page is free, or held by as many sequences as the pool counts."""
+    sequences = cache._known()
+    for i, pool in enumerate(cache.pools):
+        held = [page for sequence in sequences for page in sequence.held(i)]
+        assert [held.count(page) for page in range(pool.n_pages)] == pool.n_holders
+        assert sorted({*held} | {*pool.free}) == list(range(pool.n_pages))
+        assert len(pool.free) == pool.n_pages - len({*held})
+
+
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+def test_a_text_before_the_last_is_still_there(load: Load, cache: CacheConfig) -> None:
+    """All but its last token, wherever in a page it ends; and its continuation has the same bits
+    as in a cache of its own."""
+    engine = Engine(load("llama"), cache, n_batch=128)
+    first, second = RANDOM[0][:290], RANDOM[0][:200] + RANDOM[1][:90]
+    fresh = [answer(Engine(load("llama"), cache, n_batch=128), ids)[0] for ids in (first, second)]
+    assert answer(engine, first) == (fresh[0], 0)
+    assert answer(engine, second) == (fresh[1], 200)
+    assert answer(engine, first) == (fresh[0], 289)
+    assert answer(engine, second) == (fresh[1], 289)
+    check_pages(engine.cache)
+
+
+def test_texts_share_pages_until_they_differ(load: Load) -> None:
+    engine = Engine(load("llama"), CACHES["packed"], n_batch=256)
+    answer(engine, RANDOM[0][:600], 1)
+    pool = engine.cache.pools[0]
+    assert len(pool.free) == 1
+    answer(engine, RANDOM[0][:520] + RANDOM[1][:50], 1)
+    assert len(pool.free) == 0
+    assert sorted(pool.n_holders) == [1, 1, 2, 2]
+    assert answer(engine, RANDOM[2][:500], 1)[1] == 0  # there is only room for it alone
+    assert len(engine.slot.prefixes.texts) == 0
+    assert engine.slot.prefixes.n_dropped == 2
+    check_pages(engine.cache)
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("exact", [True, False])
+def test_any_order_of_texts(load: Load, exact: bool, data: st.DataObject) -> None:
+    """Prompts that begin like others, of a sum of lengths far above the context."""
+    names = st.sampled_from(["f16", "packed", "tail", "groups"])
+    cache = CACHES[data.draw(names)]
+    engine = Engine(load("llama"), cache, n_batch=256, exact=exact)
+    known = [RANDOM[0]]
+    for number in range(1, 7):
+        base = data.draw(st.sampled_from(known))
+        n_shared = data.draw(st.integers(0, min(len(base), 700)))
+        ids = base[:n_shared] + RANDOM[number % 4][: data.draw(st.integers(1, 280))]
+        drawn, _ = answer(engine, ids)
+        known.append(ids + drawn)
+        check_pages(engine.cache)
+        if exact:
+            assert drawn == answer(Engine(load("llama"), cache, n_batch=256), ids)[0]
+    engine.reset()
+    assert [len(pool.free) for pool in engine.cache.pools] == [
+        pool.n_pages for pool in engine.cache.pools
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("gemma3", 289),
+        pytest.param("qwen35", 282, marks=pytest.mark.slow),
+        pytest.param("plm", 289, marks=pytest.mark.slow),
+    ],
+)
+def test_windows_states_and_latents(load: Load, name: str, least: int) -> None:
+    """Recurrent layers go on from a checkpoint shortly before the end of the prompt."""
+    cache = CacheConfig("q8_0", "q8_0", n_ctx=N_CTX)
+    engine = Engine(load(name), cache, n_batch=128)
+    first, second = RANDOM[0][:290], RANDOM[1][:290]
+    fresh = [answer(Engine(load(name), cache, n_batch=128), ids)[0] for ids in (first, second)]
+    assert answer(engine, first) == (fresh[0], 0)
+    assert answer(engine, second) == (fresh[1], 0)
+    assert answer(engine, first) == (fresh[0], least)
+    assert answer(engine, second) == (fresh[1], least)
+    check_pages(engine.cache)
+    if engine.cache.states:
+        assert {text.sequence.slot for text in engine.slot.prefixes.texts} == {NO_SLOT}
+
+
+def test_generations_in_turn_evaluate_nothing_twice(load: Load) -> None:
+    """Two that take turns token by token keep their rows."""
+    model = load("llama")
+    engine = Engine(model, CACHES["packed"], n_batch=256)
+    evaluated = list[int]()
+    forward = engine.slot.forward
+    engine.slot.forward = lambda model, ids, *a, **k: (  # type: ignore[method-assign]
+        evaluated.append(len(ids)),
+        forward(model, ids, *a, **k),
+    )[1]
+    prompts = [RANDOM[0][:30], RANDOM[0][:20] + RANDOM[1][:20]]
+    samplers = [Sampler(SamplingParams(temperature=0.0), n_vocab=N_IDS) for _ in prompts]
+    both = [
+        engine.generate(ids, sampler=sampler, max_tokens=6)
+        for ids, sampler in zip(prompts, samplers, strict=True)
+    ]
+    drawn = [[next(generation) for generation in both] for _ in range(6)]
+    assert evaluated == [30, 20] + [1] * 10
+    fresh = [answer(Engine(model, CACHES["packed"], n_batch=256), ids, 6)[0] for ids in prompts]
+    assert [list(tokens) for tokens in zip(*drawn, strict=True)] == fresh
+
+
+def test_an_exception_leaves_nothing(load: Load) -> None:
+    engine = Engine(load("llama"), CACHES["packed"], n_batch=256)
+    for ids in RANDOM[:3]:
+        answer(engine, ids[:100])
+
+    def fail() -> None:
+        engine.slot.prefixes.texts[0].sequence.pages[0].append(3)  # half done
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.slot.turn(fail)
+    assert answer(engine, RANDOM[0][:100])[1] == 0
+    check_pages(engine.cache)
