@@ -52,8 +52,6 @@ class KVCache:
         parts: the segments of groups, in the order of `Batch.segments`; such groups share them.
         layers: in the model's order; those without rows of their own have no segments.
         states: of the recurrent layers; false if there are none.
-        make_room: called when no page of a pool is free; whether a sequence that is only kept to
-            be forked has given some back.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class KVCache:
         self._codebooks = {(b.layer, b.side, len(b.numbers)): b.numbers for b in kv_codebooks}
         self.pools = list[PagePool]()
         self.parts = list[SegmentRows]()
-        self.make_room: Callable[[], bool] = lambda: False
+        self._on_full: Callable[[], Callable[[], bool] | None] = lambda: None
         self._sequences = list[weakref.ref[Sequence]]()
         layers = dict[int, LayerCache]()
         first_parts = dict[object, int]()
@@ -86,7 +84,7 @@ class KVCache:
                 self.parts += segment_rows(layout, n_ctx, len(self.pools))
                 for pool in layout.pools(n_ctx, n_batch):
                     self.pools.append(
-                        PagePool(len(self.pools), layout, pool, n_sequences, self._make_room)
+                        PagePool(len(self.pools), layout, pool, n_sequences, weakref.proxy(self))
                     )
             for layer in layout.group.layers:
                 layers[layer] = self._layer(layout, layer, first_parts[layout.paging], kv_scales)
@@ -102,9 +100,6 @@ class KVCache:
         for i, state in self.states.layers.items():
             layers[i] = replace(layers.get(i, LayerCache(())), state=state)
         self.layers = [layers.get(i, LayerCache(())) for i in range(1 + max(layers))]
-
-    def _make_room(self) -> bool:
-        return self.make_room()
 
     def _layer(
         self, layout: GroupLayout, layer: int, first_part: int, kv_scales: KVScales | None
@@ -273,20 +268,38 @@ class KVCache:
         if self._gives_back and (n_new := length - position) > max(self.n_batch, DECODED_AT_ONCE):
             raise LocalKVError(f"{n_new} tokens do not fit a batch of {self.n_batch}")
         for pool in self.pools:
-            unused, copies = pool.reserve(sequence, length, position)
-            if unused or copies:
-                for plane in self._planes(pool):
-                    plane[unused] = 0  # numbers: kernels multiply rows that nobody sees with 0
-                    for source, target in copies:
-                        plane[target] = plane[source]
+            pool.reserve(sequence, length, position)
 
-    def _planes(self, pool: PagePool) -> Iterator[Array]:
+    def call_when_full(self, make_room: Callable[[], bool]) -> None:
+        """Have a method called when no page of a pool is free, as long as its object is there.
+
+        Args:
+            make_room: whether a sequence that was only kept to be forked has given pages back.
+        """
+        self._on_full = weakref.WeakMethod(make_room)
+
+    def make_room(self) -> bool:
+        """Have pages given back that can be spared; whether some were."""
+        make_room = self._on_full()
+        return make_room is not None and make_room()
+
+    def copy_page(self, pool: int, source: int, target: int) -> None:
+        """Give a page of a pool the rows of another."""
+        for plane in self._planes(pool):
+            plane[target] = plane[source]
+
+    def clear_page(self, pool: int, page: int) -> None:
+        """Make the rows of a page numbers."""
+        for plane in self._planes(pool):
+            plane[page] = 0
+
+    def _planes(self, pool: int) -> Iterator[Array]:
         """Those that the pages of a pool are of, [pages, ...]."""
         found = {
             id(plane): plane
             for layer in self.layers
             for rows, segment in zip(self.parts[layer.part :], layer.segments, strict=False)
-            if rows.pool == pool.index
+            if rows.pool == pool
             for plane in (*segment.k, *segment.v)
         }
         yield from found.values()

@@ -10,10 +10,10 @@ sequence is likely to be cut back to: what is seen from there goes last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, PoolLayout, pages_for
 from localkv.errors import LocalKVError
@@ -26,16 +26,20 @@ NO_SLOT = -1
 """The place of a sequence that is kept to be forked, and never evaluated itself."""
 
 
-class Reserved(NamedTuple):
-    """What is to be done to the rows of pages that `PagePool.reserve` took.
+class Keeper(Protocol):
+    """Whose rows the pages are of."""
 
-    Attributes:
-        unused: pages of a tail that begin with rows which no token will be stored in.
-        copies: pages and those that take their place, because others go on with the former.
-    """
+    def make_room(self) -> bool:
+        """No page of a pool is free: whether one is now, or may be after a further call."""
+        ...
 
-    unused: list[int]
-    copies: list[tuple[int, int]]
+    def copy_page(self, pool: int, source: int, target: int) -> None:
+        """Give a page of a pool the rows of another."""
+        ...
+
+    def clear_page(self, pool: int, page: int) -> None:
+        """Make the rows of a page numbers: kernels multiply those that nobody sees with 0."""
+        ...
 
 
 @dataclass
@@ -98,7 +102,7 @@ class PagePool:
         layout: the group's.
         pool: which positions it has rows of, and how many pages a sequence needs at most.
         n_sequences: sequences that hold so many at the same time.
-        make_room: called when no page is free; whether it has made one so, or a later call may.
+        keeper: has the rows.
     """
 
     def __init__(
@@ -106,11 +110,11 @@ class PagePool:
         index: int,
         layout: GroupLayout,
         pool: PoolLayout,
-        n_sequences: int = 1,
-        make_room: Callable[[], bool] = lambda: False,
+        n_sequences: int,
+        keeper: Keeper,
     ) -> None:
         self.index = index
-        self.make_room = make_room
+        self.keeper = keeper
         self.layout = layout
         self.first, self.end = pool.first, pool.end
         self.most, self.kept = pool.most, pool.kept
@@ -164,7 +168,7 @@ class PagePool:
         needed = self.tail or self.layout
         return max(0, needed.first_needed(position) - self.first) // PAGE_TOKENS
 
-    def reserve(self, sequence: Sequence, length: int, position: int) -> Reserved:
+    def reserve(self, sequence: Sequence, length: int, position: int) -> None:
         """Take the pages for `length` tokens of a sequence, of which those from `position` on are
         still to be evaluated.
 
@@ -173,7 +177,7 @@ class PagePool:
         """
         pages, gone = sequence.pages[self.index], sequence.gone[self.index]
         needed = self.first_place(position)
-        reserved = Reserved([], self._own(sequence, position))
+        self._own(sequence, position)
         for place in range(len(pages), self.n_places(length)):
             if self.kept <= place < needed:
                 gone.add(place)
@@ -183,35 +187,33 @@ class PagePool:
                 self._give_back_one(sequence, needed)
             pages.append(self.take())
             if self.tail is not None and self.first + place * PAGE_TOKENS < position:
-                reserved.unused.append(pages[-1])
-        return reserved
+                self.keeper.clear_page(self.index, pages[-1])  # begins with rows that nobody stores
 
     @property
     def has_room(self) -> bool:
         """Whether a page is free, or can be made so."""
-        while not self.free and self.make_room():
+        while not self.free and self.keeper.make_room():
             pass
         return bool(self.free)
 
     def _is_shared(self, page: int) -> bool:
         """Whether others hold a page, and there may be room for a copy of it."""
-        while self.n_holders[page] > 1 and not self.free and self.make_room():
+        while self.n_holders[page] > 1 and not self.free and self.keeper.make_room():
             pass  # which may have taken the others away
         return self.n_holders[page] > 1
 
-    def _own(self, sequence: Sequence, position: int) -> list[tuple[int, int]]:
-        """Have copies of shared pages in which rows from `position` on are to be stored: of them,
-        and of what replaces them. A group that is packed later lies in one page."""
-        pages, gone, copies = sequence.pages[self.index], sequence.gone[self.index], []
+    def _own(self, sequence: Sequence, position: int) -> None:
+        """Put copies in the place of shared pages in which rows from `position` on are to be
+        stored. A group that is packed later lies in one page."""
+        pages, gone = sequence.pages[self.index], sequence.gone[self.index]
         for place in range(max(0, position - self.first) // PAGE_TOKENS, len(pages)):
             page = pages[place]
             if place in gone or not self._is_shared(page):
                 continue
             copy = self.take()
-            copies.append((page, copy))
+            self.keeper.copy_page(self.index, page, copy)
             pages[place] = copy
             self.give_back([page])
-        return copies
 
     def _give_back_one(self, sequence: Sequence, needed: int) -> None:
         """Give back the page that is the least likely to be needed, if any can be spared.

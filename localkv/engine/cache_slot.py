@@ -128,7 +128,7 @@ class CacheSlot:
 
         def let_go() -> None:
             self._turns = None
-            del self.model, self.cache, self.loop, self.check_source
+            del self.model, self.cache, self.loop, self.prefixes, self.check_source
 
         self.turn(let_go)
 

@@ -57,7 +57,7 @@ class PrefixCache:
     """The texts that are kept, those used last at the end.
 
     Args:
-        cache: has the rows; its `make_room` is ours.
+        cache: has the rows; it asks us for room when it has none.
         exact: a row serves only for a token of the same kind: of a prompt, or generated.
         most: texts that are kept at most.
 
@@ -73,7 +73,7 @@ class PrefixCache:
     n_dropped: int = 0
 
     def __post_init__(self) -> None:
-        self.cache.make_room = self.drop_oldest
+        self.cache.call_when_full(self.drop_oldest)
 
     def find(self, ids: NDArray[np.int64]) -> tuple[KeptText | None, int]:
         """The text that has the most of the leading tokens of another, and how many it has.
