@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localkv.cli.cache_pairs import require_cache_type
+from localkv.cli.calibrate_report import report, report_lines
 from localkv.cli.command import Command
 from localkv.cli.loading import all_warnings, load_llm
-from localkv.cli.loading_options import loading_options
+from localkv.cli.loading_options import loading_options, unoffered_values
 from localkv.cli.messages import note, say, warn
 from localkv.cli.model_file import named_or_shipped
 from localkv.cli.option_types import Whole
 from localkv.cli.options import json_option, option
+from localkv.cli.picture_file import check_plot
 from localkv.cli.progress_line import ProgressLine
 from localkv.cli.prompt import read_file, without_final_newline
-from localkv.cli.table import table
 from localkv.cli.text_output import TextOutput, check_writable
 from localkv.errors import UsageError, counted, printable
 
 if TYPE_CHECKING:
-    from localkv.cache.profile import KVProfile
     from localkv.llm import LLM
     from localkv.loader.smoothing import Smoothing
     from localkv.model import Transformer
@@ -50,18 +49,21 @@ def _run(
     types: str | None,
     bits: str | None,
     smooth: float,
+    plot_file: str | None,
     as_json: bool,
     **values: Any,
 ) -> None:
     unnamed = named_or_shipped(values)
     if output is not None:
         check_writable(Path(output))
+    if plot_file is not None:
+        check_plot(plot_file)
     names = _types(types)
     budgets = _budgets(bits)
     text = None if file is None else without_final_newline(read_file(file, "the text"))
     if unnamed:
         note(unnamed)
-    llm = load_llm({**_not_offered(), **values})
+    llm = load_llm({**unoffered_values(_USED), **values})
     for line in all_warnings(llm):
         warn(line)
     from localkv.cache.profile_file import write_profile
@@ -98,10 +100,15 @@ def _run(
     write_profile(path, profile)
     with TextOutput(None) as out:
         if as_json:
-            facts = {"path": str(path), "seconds": progress.seconds, **_json(profile)}
+            facts = {"path": str(path), "seconds": progress.seconds, **report(profile)}
             out.write(json.dumps(facts, ensure_ascii=False))
         else:
-            out.write("\n".join([*_lines(profile, plan), "", _saved(path, output, progress)]))
+            out.write("\n".join([*report_lines(profile), "", _saved(path, output, progress)]))
+    if plot_file is not None:
+        from localkv.cli.kv_plot import draw
+        from localkv.cli.kv_view import of_profile
+
+        draw(of_profile(profile), plot_file)
 
 
 def _smoothed(
@@ -212,72 +219,11 @@ def _speed(llm: LLM) -> tuple[float, float]:
 _SPEED_TOKENS, _SPEED_BYTES = 8, 128 << 20
 
 
-def _lines(profile: KVProfile, plan: Plan) -> list[str]:
-    """What was found, for people."""
-    from localkv.cache.layer_types import in_words
-
-    rows = [("bits", "KLD predicted", "verified", "K/V by layer")]
-    rows += [
-        (f"{one.bits:.3f}", f"{one.predicted:.2e}", f"{one.verified:.2e}", in_words(one.layers))
-        for one in profile.lists
-    ]
-    outliers = [
-        f"layer {i} {side} {len(facts.outliers)}"
-        for i, layer in enumerate(profile.layers)
-        if layer is not None
-        for side, facts in (("K", layer.k), ("V", layer.v))
-        if facts.outliers
-    ]
-    ratios = [one.verified / one.predicted for one in profile.uniform if one.predicted > 0]
-    lines = [
-        f"{counted(profile.n_tokens, 'token')} of {printable(profile.text)}, "
-        f"{profile.n_scored} predictions compared with those of an f16 cache",
-        f"outlier channels: {', '.join(outliers) if outliers else 'none'}",
-    ]
-    if ratios:
-        lines.append(
-            "one type for all layers costs "
-            f"{min(ratios):.2g} to {max(ratios):.2g} times what it costs in each alone"
-        )
-    return [*lines, "", *table(rows)]
-
-
 def _saved(path: Path, output: str | None, progress: _Progress) -> str:
     use = "auto" if output is None else printable(path)
     return (
         f"{printable(path)}: measured in {progress.seconds:.0f} s; use it with --kv-profile {use}"
     )
-
-
-def _json(profile: KVProfile) -> dict[str, Any]:
-    def lists(found: Sequence[Any]) -> list[dict[str, Any]]:
-        return [
-            {
-                "bits": one.bits,
-                "bytes_per_token": one.bytes_per_token,
-                "predicted": one.predicted,
-                "verified": one.verified,
-                "layers": [pair and "/".join(pair) for pair in one.layers],
-            }
-            for one in found
-        ]
-
-    return {
-        "model": profile.model,
-        "name": profile.name,
-        "n_tokens": profile.n_tokens,
-        "n_scored": profile.n_scored,
-        "lists": lists(profile.lists),
-        "uniform": lists(profile.uniform),
-    }
-
-
-def _not_offered() -> dict[str, Any]:
-    """Values of the options that are not offered, since the cache is calibrate's own."""
-    params = [param for param in loading_options() if param.name not in _USED]
-    for param in params:
-        param.envvar = None
-    return click.Command("calibrate", params=params).make_context("calibrate", []).params
 
 
 calibrate = Command(
@@ -290,7 +236,7 @@ calibrate = Command(
         ),
         ("Use what was measured", "localkv complete -m model.gguf --kv-profile auto -f long.txt"),
     ],
-    essentials="-m -hf -f -o --tokens --types --bits --smooth -t -dev --json",
+    essentials="-m -hf -f -o --tokens --types --bits --smooth -t -dev --plot --json",
     params=[
         option(
             "-f",
@@ -340,6 +286,14 @@ calibrate = Command(
             metavar="FILE",
             help="The profile. [default: in the platform's data folder, where --kv-profile auto "
             "finds it]",
+        ),
+        option(
+            "plot_file",
+            "--plot",
+            panel="Output",
+            metavar="FILE",
+            help="Draw the magnitudes of channels, and the divergence of each layer in each type, "
+            "as a picture (.png, .svg, .pdf).",
         ),
         json_option(),
     ],

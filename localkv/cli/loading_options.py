@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import click
@@ -223,6 +223,18 @@ def loading_options(
         ),
         override_pre_option(),
     ]
+
+
+def unoffered_values(offered: Collection[str]) -> dict[str, Any]:
+    """The values that options of `loading_options` have in a command that does not offer them.
+
+    Args:
+        offered: names of the parameters that it has.
+    """
+    params = [param for param in loading_options() if param.name not in offered]
+    for param in params:
+        param.envvar = None
+    return click.Command("", params=params).make_context("", []).params
 
 
 def given_threads(n: int | None) -> int | None:

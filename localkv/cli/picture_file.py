@@ -41,4 +41,13 @@ def save(figure: Figure, path: str) -> None:
     with rc_context({"svg.hashsalt": "localkv"}):
         metadata = {dates[kind]: None} if kind in dates else None
         figure.savefig(picture, format=kind[1:], dpi=150, metadata=metadata)
-    write_whole(path, picture.getvalue())
+    write_whole(path, _opaque(picture) if kind == ".png" else picture.getvalue())
+
+
+def _opaque(png: io.BytesIO) -> bytes:
+    """The same picture without transparency, of which it has none: fewer bytes."""
+    from PIL import Image
+
+    smaller = io.BytesIO()
+    Image.open(png).convert("RGB").save(smaller, "PNG", optimize=True, dpi=(150, 150))
+    return smaller.getvalue()

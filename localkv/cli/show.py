@@ -1,4 +1,5 @@
-"""`localkv show`: the content of a model file, and the size of its KV cache. Loads no tensor."""
+"""`localkv show`: the content of a model file, and the size of its KV cache. Loads no tensor, but
+with `--kv` (`show_kv.py`)."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ from localkv.cli.model_file import model_file
 from localkv.cli.option_types import TEXT
 from localkv.cli.options import DEFAULT_BATCH, flag, json_option, model_options, raw_option
 from localkv.cli.parameters import Argument
+from localkv.cli.show_kv import check_alone, kv_options, show_kv
 from localkv.cli.table import table
 from localkv.cli.text_output import TextOutput
-from localkv.errors import ModelFileError, byte_size
+from localkv.errors import ModelFileError, UsageError, byte_size
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
@@ -30,7 +32,15 @@ _SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask
 _TEMPLATE = "tokenizer.chat_template"
 
 
-def _run(*, file: str | None, template: bool, raw: bool, as_json: bool, **values: Any) -> None:
+def _run(
+    *, file: str | None, template: bool, raw: bool, kv: bool, as_json: bool, **values: Any
+) -> None:
+    if kv:
+        if template:
+            raise UsageError("--kv and --template show different things, use one")
+        show_kv(file=file, as_json=as_json, **values)
+        return
+    check_alone()
     from localkv.loader.gguf_file import open_gguf
 
     path = model_file(values, argument=file)
@@ -288,7 +298,13 @@ show = Command(
     examples=[
         ("What is in a file", "localkv show model.gguf"),
         ("Its chat template", "localkv show model.gguf --template"),
+        ("Which channels of K and V are large", "localkv show model.gguf --kv --plot kv.png"),
+        (
+            "How far q4_0 moves attention",
+            "localkv show model.gguf --kv -f text.txt -ctk q4_0 -ctv q4_0",
+        ),
     ],
+    essentials="-m -hf --template --kv -f -p -ctk -ctv --kv-profile --plot --json",
     params=[
         Argument(
             ["file"],
@@ -301,8 +317,10 @@ show = Command(
         *model_options(),
         flag("--template", panel="Output", help="Print the chat template as it is, nothing else."),
         raw_option(),
+        *kv_options(),
         json_option(),
     ],
     callback=_run,
-    help="Show what is in a model file: sizes, tokenizer, and the KV cache for every type.",
+    help="Show what is in a model file: sizes, tokenizer, and the KV cache for every type.\n\n"
+    "With --kv it runs a text instead, and shows the K and V that come of it.",
 )

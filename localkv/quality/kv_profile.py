@@ -145,7 +145,7 @@ def measure(
         bandwidth=bandwidth,
         smoothing=smoothing.alpha,
         layers=tuple(
-            _layer_facts(layer, found, costs, smoothing, codebooks)
+            layer_facts(layer, found, costs, smoothing, codebooks)
             for layer, found in enumerate(ranges)
         ),
         lists=tuple(lists),
@@ -257,13 +257,14 @@ def _type_list(model: Transformer, types: LayerTypes, cost: float, verified: flo
     return TypeList(types, mean_bits_of(cache, model.config), n_bytes, cost, verified)
 
 
-def _layer_facts(
+def layer_facts(
     layer: int,
     found: tuple[Ranges, Ranges] | None,
     costs: dict[Key, float],
     smoothing: Smoothing,
     codebooks: Sequence[KVCodebook],
 ) -> LayerFacts | None:
+    """What is known of one layer: its ranges, and its part of all layers' costs and codebooks."""
     if found is None:
         return None
     sides = []
