@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from localkv.sampling.candidates import Candidates, Ints, find
 
@@ -67,20 +68,52 @@ def _longest_match(texts: Sequence[str]) -> Callable[[str], list[int]]:
     return tokenize
 
 
-def _tokens_since_breaker(recent: Ints, breakers: Breakers) -> int:
+def heads_of(breakers: Breakers) -> npt.NDArray[np.bool_]:
+    """Whether a breaker begins in a token, bool [largest of them + 2]; the last one is False."""
+    heads = np.zeros(max(breakers, default=-1) + 2, np.bool_)
+    heads[list(breakers)] = True
+    return heads
+
+
+def _tokens_since_breaker(recent: Ints, breakers: Breakers, heads: npt.NDArray[np.bool_]) -> int:
     """How many of the last tokens come after the last sequence breaker; all, if there is none."""
     n = len(recent)
     if not breakers:
         return n
-    for since in range(n):
-        tails = breakers.get(int(recent[n - 1 - since]))
-        if tails is None:
-            continue
+    at = np.flatnonzero(heads[np.minimum(recent, len(heads) - 1)])
+    for head in reversed(at.tolist()):
+        since = n - 1 - int(head)
         after = recent[n - since :]
+        tails = breakers[int(recent[n - 1 - since])]
         fits = [len(tail) for tail in tails if tuple(after[: len(tail)]) == tail]
         if fits:
             return since - max(fits)
     return n
+
+
+def repeats(recent: Ints, most: int, before: Ints | None = None) -> Ints:
+    """How many tokens, up to and with each but the last, equal the last ones: int64 [n - 1].
+
+    Args:
+        recent: tokens of the text.
+        most: longer runs count as so many.
+        before: the same for the text without its last token, which makes it one comparison; it may
+            go back further.
+    """
+    n = len(recent)
+    lengths = np.zeros(n - 1, np.int64)
+    if before is not None:
+        lengths[1:] = before[len(before) - (n - 2) :]
+        lengths = np.minimum(lengths + 1, np.minimum(np.arange(1, n), most))
+        return np.where(recent[:-1] == recent[-1], lengths, 0)
+    ends = np.arange(n - 1)
+    for length in range(1, most + 1):
+        ends = ends[ends >= length - 1]
+        ends = ends[recent[ends - (length - 1)] == recent[n - length]]
+        if not len(ends):
+            break
+        lengths[ends] = length
+    return lengths
 
 
 def dry(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
@@ -95,30 +128,19 @@ def dry(candidates: Candidates, params: SamplingParams, state: SamplerState) -> 
     base, allowed_length = params.dry_base, params.dry_allowed_length
     recent, breakers = state.recent(params.dry_penalty_last_n), state.breakers
     n = len(recent)
-    limit = _tokens_since_breaker(recent, breakers)
+    limit = _tokens_since_breaker(recent, breakers, state.breaker_heads)
     if n <= allowed_length or limit < allowed_length:
         return candidates
     max_exponent = int(88.7228391 / math.log(base)) if base > 1.000001 else n
-    limit = min(limit, allowed_length + max_exponent)
-
-    # lengths[i]: how many tokens, up to and with recent[i], equal the last ones.
-    lengths = np.zeros(n - 1, np.int64)
-    ends = np.arange(n - 1)
-    for length in range(1, limit + 1):
-        ends = ends[ends >= length - 1]
-        ends = ends[recent[ends - (length - 1)] == recent[n - length]]
-        if not len(ends):
-            break
-        lengths[ends] = length
-
-    repeats = lengths >= allowed_length
-    tokens, inverse = np.unique(recent[1:][repeats], return_inverse=True)
+    lengths = state.repeats(params.dry_penalty_last_n, allowed_length + max_exponent)
+    lengths = np.minimum(lengths, limit)
+    again = lengths >= allowed_length
+    tokens, inverse = np.unique(recent[1:][again], return_inverse=True)
     longest = np.zeros(len(tokens), np.int64)
-    np.maximum.at(longest, inverse, lengths[repeats])
+    np.maximum.at(longest, inverse, lengths[again])
     breaks = np.array([() in breakers.get(token, ()) for token in tokens.tolist()], np.bool_)
     penalty = params.dry_multiplier * np.power(base, longest - allowed_length)
     penalty = np.where(breaks, 0.0, penalty)
     at, found = find(candidates.ids, tokens)
-    logits = candidates.logits.copy()
-    logits[at] -= penalty[found]
-    return Candidates(candidates.ids, logits)
+    candidates.logits[at] -= penalty[found]
+    return candidates

@@ -14,11 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from localkv.errors import LocalKVError, UsageError
-from localkv.sampling.candidates import Candidates, Floats, Ints, softmax
+from localkv.sampling.candidates import (
+    Floats,
+    Ints,
+    all_ids,
+    drawn,
+    softmax,
+    starting,
+)
 from localkv.sampling.dry import Breakers, dry_breakers
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.samplers import logit_bias
-from localkv.sampling.state import SamplerState
+from localkv.sampling.state import SamplerState, Snapshot
 from localkv.sampling.table import active_samplers
 
 
@@ -56,9 +63,7 @@ class Sampler:
         seed = params.seed
         self.params = params
         self.seed = secrets.randbits(32) if seed is None or seed == -1 else int(seed)
-        self._ids = np.arange(n_vocab)
-        self._ids.flags.writeable = False
-        self._logits = np.empty(n_vocab)  # of the token being drawn; allocating it anew is slow
+        self._ids = all_ids(n_vocab)
         active = active_samplers(params)
         self._chain = [entry.function for entry in active]
         self._takes_largest = (
@@ -83,6 +88,18 @@ class Sampler:
         """Tells the sampler the next token of the text: those of the prompt, then those drawn."""
         self._state.accept(token)
 
+    def snapshot(self) -> Snapshot:
+        """The state as it is now: what was accepted, and the random generator."""
+        return self._state.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Takes back what was accepted and drawn since a snapshot of this sampler.
+
+        Raises:
+            ValueError: more tokens than `MOST_UNDONE` were accepted since.
+        """
+        self._state.restore(snapshot)
+
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
         """The next token; the caller hands it to `accept` if it becomes part of the text.
 
@@ -94,12 +111,10 @@ class Sampler:
         """
         if self._takes_largest:
             return self._check(logits)
-        ids, probabilities = self.candidates(logits)
-        if len(ids) == 1:
-            return int(ids[0])
-        cumulative = np.cumsum(probabilities)
-        target = self._state.random.random() * cumulative[-1]
-        return int(ids[np.searchsorted(cumulative, target, "right")])
+        ids, probabilities = self._distribution(logits)
+        if len(ids) == 1 or np.count_nonzero(probabilities) == 1:
+            return int(ids[probabilities.argmax()])
+        return int(ids[drawn(probabilities, self._state.random.random())])
 
     def candidates(self, logits: npt.NDArray[np.float32]) -> tuple[Ints, Floats]:
         """The tokens that `sample` draws from and their probabilities.
@@ -112,19 +127,23 @@ class Sampler:
         Returns:
             Token ids, ascending, int64 [n]; their probabilities, all above 0, float64 [n].
         """
+        ids, probabilities = self._distribution(logits)
+        drawable = np.flatnonzero(probabilities)
+        return ids[drawable], probabilities[drawable]
+
+    def _distribution(self, logits: npt.NDArray[np.float32]) -> tuple[Ints, Floats]:
+        """What the chain leaves, some of it perhaps with a probability of 0.
+
+        Valid until this thread draws again.
+        """
         self._check(logits)
-        self._logits[:] = logits
-        candidates = Candidates(self._ids, self._logits)
+        candidates = starting(self._ids, logits)
         if self.params.logit_bias:
             candidates = logit_bias(candidates, self.params.logit_bias)
         with np.errstate(over="ignore"):
             for function in self._chain:
                 candidates = function(candidates, self.params, self._state)
-        ids, probabilities = candidates.ids, softmax(candidates.logits)
-        if probabilities.all():
-            return ids, probabilities
-        drawable = np.flatnonzero(probabilities)
-        return ids[drawable], probabilities[drawable]
+        return candidates.ids, softmax(candidates.logits)
 
     def _check(self, logits: npt.NDArray[np.float32]) -> int:
         """Refuses logits that cannot be sampled from; returns the token with the largest."""
@@ -134,6 +153,18 @@ class Sampler:
         if not np.isfinite(logits[best]):
             raise LocalKVError("the model produced NaN or infinite logits")
         return best
+
+
+def sample_rows(logits: npt.NDArray[np.float32], samplers: Sequence[Sampler]) -> list[int]:
+    """The next token of several texts, each as its own sampler alone would draw it.
+
+    Args:
+        logits: float32 [len(samplers), n_vocab].
+
+    Raises:
+        LocalKVError: a row's logits are NaN, or all of them -inf.
+    """
+    return [sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)]
 
 
 def _find_breakers(

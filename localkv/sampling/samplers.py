@@ -11,17 +11,30 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from localkv.sampling.candidates import Candidates, entropy, fewest, find, largest, softmax
+from localkv.sampling.candidates import (
+    Candidates,
+    deviation,
+    entropy,
+    fewest,
+    find,
+    largest,
+    only,
+    scratch,
+    softmax,
+    without,
+)
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.state import SamplerState
+
+LEAST_POSITIVE = 5e-324
+"""The smallest number above 0."""
 
 
 def logit_bias(candidates: Candidates, bias: Mapping[int, float]) -> Candidates:
     """Adds a number to the logits of some tokens; -inf bans one."""
     at, found = find(candidates.ids, np.array(list(bias), np.int64))
-    logits = candidates.logits.copy()
-    logits[at] += np.array(list(bias.values()), np.float64)[found]
-    return Candidates(candidates.ids, logits)
+    candidates.logits[at] += np.array(list(bias.values()), np.float64)[found]
+    return candidates
 
 
 def penalties(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
@@ -34,11 +47,11 @@ def penalties(candidates: Candidates, params: SamplingParams, state: SamplerStat
     recent = state.recent(params.repeat_last_n)
     tokens, counts = np.unique(recent, return_counts=True)
     at, found = find(candidates.ids, tokens)
-    logits = candidates.logits.copy()
-    x = logits[at]
+    x = candidates.logits[at]
     x = np.where(x > 0, x / params.repeat_penalty, x * params.repeat_penalty)
-    logits[at] = x - (counts[found] * params.frequency_penalty + params.presence_penalty)
-    return Candidates(candidates.ids, logits)
+    x -= counts[found] * params.frequency_penalty + params.presence_penalty
+    candidates.logits[at] = x
+    return candidates
 
 
 def top_n_sigma(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Candidates:
@@ -47,17 +60,16 @@ def top_n_sigma(candidates: Candidates, params: SamplingParams, _: SamplerState)
     The others become -inf, but stay: they count in the size by which `temperature` normalises.
     """
     logits = candidates.logits
-    finite = logits[logits > -np.inf]
+    finite = logits if np.isfinite(logits.min()) else logits[logits > -np.inf]
     if not len(finite):
         return candidates
-    keep = logits >= finite.max() - params.top_n_sigma * finite.std()
-    return Candidates(candidates.ids, np.where(keep, logits, -np.inf))
+    logits[logits < finite.max() - params.top_n_sigma * deviation(finite)] = -np.inf
+    return candidates
 
 
 def top_k(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Candidates:
     """Keeps the k most likely (Fan et al. 2018)."""
-    kept = largest(candidates.logits, params.top_k)
-    return Candidates(candidates.ids[kept], candidates.logits[kept])
+    return only(candidates, largest(candidates.logits, params.top_k))
 
 
 def typ_p(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Candidates:
@@ -66,11 +78,12 @@ def typ_p(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Ca
     Locally typical sampling (Meister et al. 2022): `-log(probability)` closest to the entropy.
     """
     probabilities = softmax(candidates.logits)
+    keys = scratch("keys", len(probabilities))
     with np.errstate(divide="ignore"):
-        surprise = -np.log(probabilities)
-    keys = -np.abs(surprise - entropy(probabilities))
-    kept = fewest(keys, probabilities, params.typ_p, "right", params.min_keep)
-    return Candidates(candidates.ids[kept], candidates.logits[kept])
+        np.log(probabilities, out=keys)
+    keys += entropy(probabilities, keys)
+    np.negative(np.abs(keys, out=keys), out=keys)
+    return only(candidates, fewest(keys, probabilities, params.typ_p, "right", params.min_keep))
 
 
 def top_p(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Candidates:
@@ -80,7 +93,7 @@ def top_p(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Ca
     """
     probabilities = softmax(candidates.logits)
     kept = fewest(candidates.logits, probabilities, params.top_p, "left", params.min_keep)
-    return Candidates(candidates.ids[kept], candidates.logits[kept])
+    return only(candidates, kept)
 
 
 def min_p(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Candidates:
@@ -89,7 +102,7 @@ def min_p(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Ca
     kept = np.flatnonzero(logits >= logits.max() + math.log(params.min_p))
     if len(kept) < params.min_keep:
         kept = largest(logits, params.min_keep)
-    return Candidates(candidates.ids[kept], logits[kept])
+    return only(candidates, kept)
 
 
 def xtc(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
@@ -101,13 +114,11 @@ def xtc(candidates: Candidates, params: SamplingParams, state: SamplerState) -> 
     if len(candidates.ids) < 2 or state.random.random() > params.xtc_probability:
         return candidates
     probabilities = softmax(candidates.logits)
-    top = np.flatnonzero((probabilities >= params.xtc_threshold) & (probabilities > 0))
+    top = np.flatnonzero(probabilities >= max(params.xtc_threshold, LEAST_POSITIVE))
     if len(top) < 2 or len(probabilities) - (len(top) - 1) < params.min_keep:
         return candidates
     least = top[candidates.logits[top] == candidates.logits[top].min()][-1]
-    kept = np.ones(len(probabilities), np.bool_)
-    kept[top] = top == least
-    return Candidates(candidates.ids[kept], candidates.logits[kept])
+    return without(candidates, top[top != least])
 
 
 def temperature(candidates: Candidates, params: SamplingParams, _: SamplerState) -> Candidates:
@@ -123,6 +134,6 @@ def temperature(candidates: Candidates, params: SamplingParams, _: SamplerState)
         low, high = max(0.0, temp - params.dynatemp_range), temp + params.dynatemp_range
         temp = low + (high - low) * spread**params.dynatemp_exponent
     if temp > 0:
-        return Candidates(candidates.ids, candidates.logits / temp)
-    best = candidates.logits.argmax(0, keepdims=True)
-    return Candidates(candidates.ids[best], candidates.logits[best])
+        np.divide(candidates.logits, temp, out=candidates.logits)
+        return candidates
+    return only(candidates, candidates.logits.argmax(0, keepdims=True))

@@ -5,11 +5,33 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from localkv.sampling.candidates import Ints
-from localkv.sampling.dry import Breakers
+from localkv.sampling.dry import Breakers, heads_of, repeats
+
+MOST_UNDONE = 256
+"""Tokens that can be taken back, at least."""
+
+_MOST_CAUGHT_UP = 16
+"""Tokens after which DRY's runs are counted anew, and not token by token."""
+
+
+class Snapshot(NamedTuple):
+    """A state to come back to.
+
+    Attributes:
+        n_accepted: tokens of the text.
+        random: state of the generator.
+        runs: what is known of repeats there.
+    """
+
+    n_accepted: int
+    random: Any
+    runs: dict[tuple[int, int], tuple[int, Ints]]
 
 
 class SamplerState:
@@ -23,6 +45,7 @@ class SamplerState:
 
     Attributes:
         random: the generator.
+        n_accepted: tokens of the text.
     """
 
     def __init__(
@@ -42,20 +65,61 @@ class SamplerState:
     def reset(self) -> None:
         """Forgets the tokens and starts the random generator anew, with the same seed."""
         self._accepted = array("i")
+        self.n_accepted = 0
+        self._runs: dict[tuple[int, int], tuple[int, Ints]] = {}
         self.random = np.random.Generator(np.random.PCG64(self._seed))
 
     def accept(self, token: int) -> None:
         """Adds a token to the text."""
+        self.n_accepted += 1
         if not self._n_kept:
             return
         self._accepted.append(token)
-        if len(self._accepted) >= 2 * self._n_kept:
-            del self._accepted[: -self._n_kept]
+        if len(self._accepted) >= 2 * (self._n_kept + MOST_UNDONE):
+            del self._accepted[: -(self._n_kept + MOST_UNDONE)]
+
+    def snapshot(self) -> Snapshot:
+        """What `restore` comes back to."""
+        return Snapshot(self.n_accepted, self.random.bit_generator.state, dict(self._runs))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Takes back the tokens and the random numbers since a snapshot.
+
+        Raises:
+            ValueError: it is of another text or of more than `MOST_UNDONE` tokens ago.
+        """
+        n_undone = self.n_accepted - snapshot.n_accepted
+        if not 0 <= n_undone <= MOST_UNDONE:
+            raise ValueError(f"a snapshot of {n_undone} tokens ago is not kept")
+        if n_undone and self._n_kept:
+            del self._accepted[-n_undone:]
+        self.n_accepted = snapshot.n_accepted
+        self._runs = dict(snapshot.runs)
+        self.random.bit_generator.state = snapshot.random
 
     def recent(self, last_n: int) -> Ints:
         """The last tokens of the text, int64 [at most last_n]; -1 stands for the context."""
+        return self._recent(last_n, 0)
+
+    def _recent(self, last_n: int, n_ago: int) -> Ints:
+        """The same as it was some tokens ago."""
+        end = len(self._accepted) - n_ago
         # A copy: an array cannot grow while a view of it is held.
-        return np.array(self._accepted[-self._window(last_n) :], np.int64)
+        return np.array(self._accepted[max(0, end - self._window(last_n)) : end], np.int64)
+
+    def repeats(self, last_n: int, most: int) -> Ints:
+        """For each of the last tokens but the last one, how many up to it equal the last ones.
+
+        As `dry.repeats` of `recent(last_n)`; from one token to the next it is a comparison.
+        """
+        n_known, lengths = self._runs.get((last_n, most), (0, None))
+        n_ago = self.n_accepted - n_known
+        if lengths is None or not 0 <= n_ago <= _MOST_CAUGHT_UP:
+            lengths, n_ago = repeats(self.recent(last_n), most), 0
+        for ago in reversed(range(n_ago)):
+            lengths = repeats(self._recent(last_n, ago), most, lengths)
+        self._runs[last_n, most] = self.n_accepted, lengths
+        return lengths
 
     def _window(self, last_n: int) -> int:
         return self._n_ctx if last_n == -1 else last_n
@@ -63,3 +127,8 @@ class SamplerState:
     @cached_property
     def breakers(self) -> Breakers:
         return self._find_breakers()
+
+    @cached_property
+    def breaker_heads(self) -> npt.NDArray[np.bool_]:
+        """Whether a breaker begins in a token, see `heads_of`."""
+        return heads_of(self.breakers)
