@@ -7,7 +7,7 @@
 # make attack     long searches for damaged and hostile input that does harm; `make test` has a part
 # make test-arm64 the tests of the CPU's kernels on 64-bit ARM, in an emulator; as root, slow
 # make lint       formatting, lint, types, import floors
-# make figures    make the documentation's figures again (12 minutes on 2 cores)
+# make figures    make the documentation's figures again (13 minutes on 2 cores)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
 #                 .venv-triton of its own; 3.6 needs NumPy below 2.4
 #
@@ -34,6 +34,8 @@ READY := .venv/.$(if $(NVIDIA),gpu,run)
 MODEL := models/tales-4M-F16.gguf
 PROMPT := Once upon a time
 STORIES := tests/data/llama_cpp_perplexity.json
+SHIFT := -ctk q4_0 -ctv q4_0
+COSTS := --tokens 1024 --types q8_0,q4_0,q4_1c,q2_1c --bits 4,4.5,5,6 --smooth 0
 FIRST_START := Ready. The first start takes some seconds longer than others: kernels are compiled for \
 	this processor, and kept.
 QUESTION := Question: What is the code of the owl? Answer:
@@ -88,6 +90,12 @@ figures: .venv/.dev
 	$(BIN)/localkv perplexity -m $(MODEL) -f .venv/stories.txt --calibrate-kv .venv/scales.json
 	$(BIN)/localkv perplexity -m $(MODEL) -f .venv/stories.txt --sweep pure \
 		--kv-scales .venv/scales.json --plot docs/sweep.png
+	$(BIN)/python models/outliers.py $(MODEL) --out .venv/twin.gguf --k-strength 16 --v-strength 4
+	$(BIN)/localkv show $(MODEL) --kv $(SHIFT) --plot docs/kv-channels.png
+	$(BIN)/localkv show .venv/twin.gguf --kv $(SHIFT) --plot docs/kv-channels-twin.png
+	$(BIN)/localkv calibrate -m $(MODEL) $(COSTS) -o .venv/plain.kv.json --plot docs/kv-costs.png
+	$(BIN)/localkv calibrate -m .venv/twin.gguf $(COSTS) -o .venv/twin.kv.json \
+		--plot docs/kv-costs-twin.png
 	$(BIN)/localkv bench --synthetic llama-1b:q4_0 -p 0 -n 32 -r 3 -d 0,2048,8192 \
 		--pairs f16/f16,q8_0/q4_0,q4_0/q4_0 --plot docs/bench.png
 

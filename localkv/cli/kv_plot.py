@@ -148,7 +148,7 @@ def _mark_outliers(axes: Axes, sides: Sequence[SideFacts]) -> None:
                 textcoords="offset points",
                 horizontalalignment="left" if way > 0 else "right",
                 verticalalignment="top",
-                fontsize=7.5,
+                fontsize=7,
                 color=ink(ORANGE),
                 path_effects=[withStroke(linewidth=2, foreground="white")],
             )
@@ -229,9 +229,12 @@ def _shifts(panel: SubFigure, view: KVView) -> None:
     title(right, f"layer {shift.worst}, where attention moves most")
     ticks(right.yaxis, list(map(str, range(len(worst)))))
     right.set_ylabel("head")
-    marks = zip(*token_ticks(worst.shape[1]), strict=True)
-    inside = [(place / step, name) for place, name in marks if place < worst.shape[1]]
-    right.set_xticks([place for place, _ in inside], [name for _, name in inside])
+    if worst.shape[1] < 2 * MOST_COLUMNS:
+        ticks(right.xaxis, [str(step * i) for i in range(columns.shape[1])])
+    else:
+        marks = zip(*token_ticks(worst.shape[1]), strict=True)
+        inside = [(place / step, name) for place, name in marks if place < worst.shape[1]]
+        right.set_xticks([place for place, _ in inside], [name for _, name in inside])
     each = f", each column the mean of {step}" if step > 1 else ""
     right.set_xlabel(f"position of the token{each}")
     colour_bar(panel, image, pair, "change of attention's\noutput (% of its length)")

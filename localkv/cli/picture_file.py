@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,5 +50,6 @@ def _opaque(png: io.BytesIO) -> bytes:
     from PIL import Image
 
     smaller = io.BytesIO()
-    Image.open(png).convert("RGB").save(smaller, "PNG", optimize=True, dpi=(150, 150))
+    options = {"compress_level": 9, "compress_type": zlib.Z_DEFAULT_STRATEGY, "dpi": (150, 150)}
+    Image.open(png).convert("RGB").save(smaller, "PNG", **options)
     return smaller.getvalue()

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from localkv.cli.escapes import unescape
 from localkv.cli.kv_view import KVView, Shift, describe, lines, of_profile, require_rows
 from localkv.cli.loading_options import loading_options, unoffered_values
 from localkv.cli.messages import note, warn
 from localkv.cli.model_file import model_file
 from localkv.cli.option_types import Whole
-from localkv.cli.options import flag, option
+from localkv.cli.options import escape_option, flag, option
 from localkv.cli.picture_file import check_plot
 from localkv.cli.prompt import read_file, without_final_newline
 from localkv.cli.text_output import TextOutput
@@ -34,7 +35,7 @@ _USED = (
     *("mlock", "use_mmap", "override_pre"),
 )
 """Options as other commands have them, besides those that name a model."""
-_OF_RUNS = (*_USED, "file_of_text", "prompt", "tokens")
+_OF_RUNS = (*_USED, "file_of_text", "prompt", "escape", "tokens")
 _NAMES = ("model", "hf_repo", "hf_file", "offline")
 
 
@@ -57,6 +58,7 @@ def kv_options() -> list[click.Parameter]:
             help="The text, UTF-8; - is stdin. [default: one that comes with localkv]",
         ),
         option("-p", "--prompt", panel="K and V", metavar="TEXT", help="The text itself."),
+        escape_option("K and V", "-p"),
         option(
             "--tokens",
             panel="K and V",
@@ -100,6 +102,7 @@ def show_kv(
     file: str | None,
     file_of_text: str | None,
     prompt: str | None,
+    escape: bool,
     tokens: int,
     plot_file: str | None,
     as_json: bool,
@@ -120,7 +123,7 @@ def show_kv(
         )
         view = profile_view(path)
     else:
-        text, what = _text(file_of_text, prompt)
+        text, what = _text(file_of_text, prompt, escape)
         values = {**values, "model": str(path), "hf_repo": None, "hf_file": None}
         view = _measured(values, text, what, tokens)
     with TextOutput(None) as out:
@@ -156,12 +159,12 @@ def _is_json(path: Path) -> bool:
         return False
 
 
-def _text(file: str | None, prompt: str | None) -> tuple[str, str]:
+def _text(file: str | None, prompt: str | None, escape: bool) -> tuple[str, str]:
     """The text, and what it is."""
     if file is not None and prompt is not None:
         raise UsageError("-p and -f both give the text, use one")
     if prompt is not None:
-        return prompt, "the prompt"
+        return unescape(prompt) if escape else prompt, "the prompt"
     if file is not None:
         return without_final_newline(read_file(file, "the text")), printable(Path(file).name)
     from localkv.quality.calibration_text import calibration_text

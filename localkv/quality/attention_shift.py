@@ -47,8 +47,7 @@ def attention_shift(
     Raises:
         LocalKVError: an output is infinite or not a number.
     """
-    pair = _Pair(model)
-    runs = []
+    pair, engines = _Pair(model), []
     for mixers, each in ((pair.first(), base_cache(cache.n_ctx)), (pair.second(), cache)):
         backend = replace(
             model.backend,
@@ -56,10 +55,11 @@ def attention_shift(
             run_layers=run_one_by_one,
             records=False,
         )
-        engine = Engine(Transformer(model.config, model.weights, backend), each, n_batch=n_batch)
-        runs.append(engine.logit_batches(ids, first=len(ids) - 1))
-    for _ in zip(*runs, strict=True):  # a batch in the one, then the same in the other
-        pass
+        part = Transformer(model.config, model.weights, backend)
+        engines.append(Engine(part, each, n_batch=n_batch))
+    for at in range(0, len(ids), n_batch):
+        for engine in engines:  # a batch at a time, so that no more than its inputs are kept
+            engine.evaluate(ids[at : at + n_batch])
     return pair.by_layer()
 
 

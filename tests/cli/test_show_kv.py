@@ -175,6 +175,8 @@ def test_a_profile_is_drawn_without_a_model(
     program: Program, profile_file: Path, tmp_path: Path
 ) -> None:
     image = pytest.importorskip("PIL.Image")
+    from localkv.cli.kv_plot import WIDTH
+
     png, svg = tmp_path / "kv.png", tmp_path / "kv.SVG"
     done = program("show", profile_file, "--kv", "--plot", png)
     assert (done.code, done.err) == (0, "")
@@ -186,7 +188,7 @@ def test_a_profile_is_drawn_without_a_model(
     assert f"layer {worst[1]} {worst[0]:.1e}" in row
     with image.open(png) as opened:
         assert opened.format == "PNG"
-        assert opened.width == 1500
+        assert opened.width == round(150 * WIDTH)
         assert len(set(opened.convert("L").tobytes())) > 50
     assert program("show", profile_file, "--kv", "--json", "--plot", svg).code == 0
     words = " ".join(ElementTree.parse(svg).getroot().itertext())
