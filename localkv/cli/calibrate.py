@@ -78,6 +78,7 @@ def _run(
         tuple(budgets or BUDGETS),
         n_ctx=max(map(len, chunks)),
         kv_rotation=values["kv_rotation"],
+        leaves_out=not names,
     )
     digest = model_hash(llm.gguf)
     path = Path(output) if output is not None else in_data_folder(digest)
@@ -258,7 +259,8 @@ calibrate = Command(
             "--types",
             panel="Measure",
             metavar="TYPES",
-            help="Cache types to measure, with commas between them. [default: all with blocks]",
+            help="Cache types to measure, with commas between them. [default: integers and "
+            "codebooks, by layer only those that no smaller one beats in all layers]",
         ),
         option(
             "--bits",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from localkv.cache.layout import group_layouts
 from localkv.cache.profile import (
@@ -24,28 +25,27 @@ from localkv.quality.channels import Ranges, channel_ranges, stored_rows
 from localkv.quality.codebooks import learn_codebook
 from localkv.quality.knapsack import Choice, Picked, frontier, within
 from localkv.quality.layer_costs import BASE, ChunkCosts, base_types
+from localkv.quality.type_choice import try_types, worth_measuring
 
 BUDGETS = (3.0, 3.5, 4.0, 4.5, 4.75, 5.0, 5.25, 5.5, 6.0, 6.5, 7.0, 8.0, 8.5)
 """Bits per value for which types are found."""
 
 Key = tuple[int, int, str]
 """A layer, a side and the type that it has alone."""
+Sides = tuple[list[str], list[str]]
+"""Types of K and of V."""
 OnStep = Callable[[int, int, str], None]
 """(steps done, all steps, what is next)."""
 
 
 def sensible_types() -> list[str]:
-    """Types worth measuring: f16 and those with fewer bits that need no measured scales. An 8-bit
-    float costs more than `q8_0` at nearly the same bits."""
+    """Types worth measuring: f16 and those with fewer bits that take no more than these. An 8-bit
+    float costs more than `q8_0` at nearly the same bits; types with scales by channel bring a tail
+    in f16, of which budgets of bits know nothing."""
     return [
         name
         for name, fmt in KV_FORMATS.items()
-        if name == BASE
-        or (
-            (fmt.shares_scale or fmt.group_tokens > 1)
-            and not fmt.scales_by_head
-            and fmt.has_part("cpu_cache")
-        )
+        if name == BASE or (fmt.shares_scale and fmt.has_part("cpu_cache"))
     ]
 
 
@@ -58,22 +58,30 @@ class Plan:
         budgets: bits per value.
         n_ctx: tokens of a chunk.
         kv_rotation: as in `CacheConfig`.
+        leaves_out: types that others beat for all layers are not measured by layer
+            (`type_choice`).
     """
 
     types: tuple[str, ...]
     budgets: tuple[float, ...] = BUDGETS
     n_ctx: int = 1024
     kv_rotation: str = "auto"
+    leaves_out: bool = False
 
-    def keys(self, model: Transformer) -> list[Key]:
-        """Each layer, side and type but f16 that the layer's rows can be of."""
+    @property
+    def packed(self) -> list[str]:
+        """The types but f16."""
+        return [name for name in self.types if name != BASE]
+
+    def keys(self, model: Transformer, types: Sides) -> list[Key]:
+        """Each layer and side, and of the types of that side those that its rows can be of."""
         return [
             (layer, side, name)
             for group in model.config.groups
             for layer in group.layers
             for side, dim in enumerate((group.key_dim, group.value_dim))
-            for name in self.types
-            if name != BASE and dim % KV_FORMATS[name].block_size == 0
+            for name in types[side]
+            if dim % KV_FORMATS[name].block_size == 0
         ]
 
 
@@ -102,19 +110,24 @@ def measure(
     """
     if not model.config.groups:
         raise UsageError("this model keeps no K and V, so there is nothing to measure")
-    keys = plan.keys(model)
     codebooks = learn_codebooks(model, chunks, plan)
     cache = CacheConfig(n_ctx=plan.n_ctx, kv_rotation=plan.kv_rotation, kv_codebooks=codebooks)
-    n_uniform = len(_uniform(model, plan))
-    steps = _Steps(len(chunks) * (len(keys) + n_uniform + len(plan.budgets)), on_step)
     ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
+    chunk = ChunkCosts(model, chunks[0], cache)
+    steps = _Steps(on_step)
+    steps.expect(2 * len(plan.packed) * plan.leaves_out)
+    steps.expect(len(chunks) * _n_runs(model, plan, (plan.packed, plan.packed)))
+    types_of = _worth_measuring(chunk, plan, steps)
+    steps.restart(len(chunks) * _n_runs(model, plan, types_of))
+    keys, uniform_types = plan.keys(model, types_of), _uniform(model, types_of)
     alone = dict.fromkeys(keys, 0.0)
     n_scored = 0
     base = base_types(model)
-    uniform = dict.fromkeys(_uniform(model, plan), 0.0)
+    uniform = dict.fromkeys(uniform_types, 0.0)
     held = list[ChunkCosts]()
-    for ids in chunks:
-        chunk = ChunkCosts(model, ids, cache)
+    for number, ids in enumerate(chunks):
+        if number:
+            chunk = ChunkCosts(model, ids, cache)
         n_scored += len(chunk.targets)
         held.append(chunk)
         for layer, side, name in keys:
@@ -172,9 +185,39 @@ def learn_codebooks(
     )
 
 
+def _worth_measuring(chunk: ChunkCosts, plan: Plan, steps: _Steps) -> Sides:
+    """The types that are measured by layer, for K and for V."""
+    if not plan.leaves_out:
+        return plan.packed, plan.packed
+    base, config = base_types(chunk.model), chunk.model.config
+
+    def cost(name: str, side: int) -> float:
+        steps.next(f"{'KV'[side]} {name} in all layers")
+        changed = (name, BASE) if side == 0 else (BASE, name)
+        return chunk.divergence(tuple(pair and changed for pair in base))
+
+    tried = (try_types(config, plan.packed, side, partial(cost, side=side)) for side in (0, 1))
+    of_k, of_v = map(worth_measuring, tried)
+    return of_k, of_v
+
+
+def _n_runs(model: Transformer, plan: Plan, types: Sides) -> int:
+    """Of each chunk."""
+    return len(plan.keys(model, types)) + len(_uniform(model, types)) + len(plan.budgets)
+
+
 class _Steps:
-    def __init__(self, total: int, on_step: OnStep) -> None:
-        self.done, self.total, self.on_step = 0, total, on_step
+    """Counts runs of the model."""
+
+    def __init__(self, on_step: OnStep) -> None:
+        self.done, self.total, self.on_step = 0, 0, on_step
+
+    def expect(self, more: int) -> None:
+        self.total += more
+
+    def restart(self, left: int) -> None:
+        """Only so many more are to come."""
+        self.total = self.done + left
 
     def next(self, what: str) -> None:
         self.on_step(self.done, self.total, what)
@@ -240,13 +283,13 @@ def _with(types: LayerTypes, layer: int, side: int, name: str) -> LayerTypes:
     return (*types[:layer], changed, *types[layer + 1 :])
 
 
-def _uniform(model: Transformer, plan: Plan) -> list[LayerTypes]:
+def _uniform(model: Transformer, types: Sides) -> list[LayerTypes]:
     """The same type for K and V of all layers, where all can have it."""
     dims = {dim for group in model.config.groups for dim in (group.key_dim, group.value_dim)}
     names = [
         name
-        for name in plan.types
-        if name != BASE and all(dim % KV_FORMATS[name].block_size == 0 for dim in dims)
+        for name in types[0]
+        if name in types[1] and all(dim % KV_FORMATS[name].block_size == 0 for dim in dims)
     ]
     return [tuple(pair and (name, name) for pair in base_types(model)) for name in names]
 
