@@ -121,7 +121,12 @@ class Transformer:
         head = Head(self.weights.output_norm, self.weights.output, self.config)
         x, given = self._entered(batch, cache, rows, head)
         out = self._at_once(x, given)
-        return self.backend.logits(self._one_by_one(x, given), *head) if out is None else out
+        if out is not None:
+            return out
+        streams = self._one_by_one(x, given)
+        if not len(batch.logit_rows):
+            return self.backend.arrays.zeros(0, self.config.n_vocab)
+        return self.backend.logits(streams.merged(), *head)
 
     @property
     def can_start_later(self) -> bool:
@@ -165,7 +170,7 @@ class Transformer:
         """
         x, given = self._entered(batch, cache)
         out = self._at_once(x, given)
-        out = self._one_by_one(x, given) if out is None else out
+        out = self._one_by_one(x, given).merged() if out is None else out
         return self.backend.norm(out, self.weights.output_norm)
 
     def draw(self, params: SamplingParams) -> Draw | None:
@@ -198,12 +203,12 @@ class Transformer:
             return None
         return self.backend.run_layers(x, self._stack, given)
 
-    def _one_by_one(self, x: Array, given: TokenBatch) -> Array:
-        """[rows, n_embd] behind all layers."""
+    def _one_by_one(self, x: Array, given: TokenBatch) -> Streams:
+        """The wanted rows behind all layers; where none is, what stored theirs was all."""
         streams = self._streams(x)
         for index, layer in enumerate(self._stack):
             self._run_layer(index, layer, streams, given)
-        return streams.merged()
+        return streams
 
     def _run_layer(
         self, index: int, layer: StackLayer, streams: Streams, given: TokenBatch
@@ -217,6 +222,8 @@ class Transformer:
             for kind, part_spec, part in layer.parts
         ]
         if index == self.config.n_layers - 1:  # only the wanted rows go on behind its mixer
+            if not len(batch.logit_rows):
+                return
             streams.keep(batch.logit_rows)
             source, mixed = source[batch.logit_rows], [y[batch.logit_rows] for y in mixed]
             row = None if row is None else row[batch.logit_rows]

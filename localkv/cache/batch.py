@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from localkv.cache.arrays import Array
 from localkv.cache.tail import Tail
+
+Wanted: TypeAlias = Literal["none", "last", "all"]
+"""The new tokens of a sequence whose logits are wanted: none of them in an inner part of a prompt,
+the last one of a prompt's end or a generated token, all where drafted tokens are verified."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Batch:
         start_table: the same, int32 [n_sequences + 1], where the pages are.
         segments: the same tokens as each segment of each group of the cache has them, the groups
             one after the other (`LayerCache.rows_of`).
-        logit_rows: int64 [rows], the tokens whose logits are wanted.
+        logit_rows: int64 [rows], the tokens whose logits are wanted, if any.
         generated: of each sequence, whether its new tokens were generated, not read in a prompt.
             A backend may have kernels for each kind that round differently, but it never chooses by
             the number of tokens: so a prompt gives the same bits in any chunks.
@@ -70,3 +76,9 @@ class Batch:
     logit_rows: Array
     generated: tuple[bool, ...]
     slots: Array
+
+
+def wanted_rows(starts: Sequence[int], wanted: Sequence[Wanted]) -> Iterator[int]:
+    """The tokens whose logits are wanted, of sequences whose tokens begin at `starts`."""
+    for first, end, which in zip(starts[:-1], starts[1:], wanted, strict=True):
+        yield from range({"none": end, "last": end - 1, "all": first}[which], end)

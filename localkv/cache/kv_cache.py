@@ -16,7 +16,7 @@ from typing import Literal
 
 from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
-from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch, Wanted, wanted_rows
 from localkv.cache.layer_cache import LayerCache, Segment, row_fields
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, GroupLayout
 from localkv.cache.pages import PagePool, Sequence
@@ -308,7 +308,7 @@ class KVCache:
         self,
         parts: Seq[tuple[Sequence, Seq[int]]],
         *,
-        logits: Literal["last", "all"] = "last",
+        logits: Wanted | Seq[Wanted] = "last",
         generated: bool | Seq[bool] = False,
     ) -> Batch:
         """A batch that continues each sequence with the given token ids.
@@ -318,7 +318,7 @@ class KVCache:
 
         Args:
             parts: sequences and their new token ids (at least one each).
-            logits: of the last token of each sequence, or of all tokens.
+            logits: which are wanted: of all sequences, or said for each.
             generated: the new tokens were generated: of all sequences, or said for each.
 
         Raises:
@@ -332,14 +332,14 @@ class KVCache:
             starts.append(starts[-1] + len(ids))
             positions += range(sequence.length, end)
         all_ids = [token for _, ids in parts for token in ids]
-        rows = list(range(starts[-1])) if logits == "all" else [end - 1 for end in starts[1:]]
+        wanted = [logits] * len(parts) if isinstance(logits, str) else logits
         return Batch(
             token_ids=self.arrays.int64(all_ids),
             positions=self.arrays.int64(positions),
             starts=tuple(starts),
             start_table=self.arrays.int32(starts),
             segments=tuple(self._segment_batch(rows, parts, starts) for rows in self.parts),
-            logit_rows=self.arrays.int64(rows),
+            logit_rows=self.arrays.int64(list(wanted_rows(starts, wanted))),
             generated=(generated,) * len(parts)
             if isinstance(generated, bool)
             else tuple(generated),

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from localkv.cache.arrays import Array
+from localkv.cache.batch import Wanted
 from localkv.cache.kv_cache import KVCache
 from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.prefix_cache import PrefixCache, marked, unmarked
@@ -172,11 +173,11 @@ class CacheSlot:
     def evaluate(
         self,
         ids: Sequence[int],
-        logits: Literal["last", "all"] = "last",
+        logits: Wanted = "last",
         *,
         generated: bool = False,
     ) -> Array:
-        """Run `ids`, in one batch, after those that are held: float32 [1 or len(ids), n_vocab].
+        """Run `ids`, in one batch, after those that are held: float32 [rows, n_vocab], as wanted.
 
         Raises:
             LocalKVError: they do not fit the context.
@@ -220,7 +221,7 @@ class CacheSlot:
         self,
         model: Transformer,
         ids: Sequence[int],
-        logits: Literal["last", "all"],
+        logits: Wanted,
         *,
         generated: bool,
     ) -> Array:
@@ -280,7 +281,8 @@ class CacheSlot:
             most = 1 if generated and self.loop is not None else self.n_batch
             end = min(at + most, len(ids) if generated else n_prompt)
             stop = end if generated else states.boundary(self.sequence, end, n_prompt)
-            out = self.evaluate(ids[at:stop], generated=generated)
+            wanted: Wanted = "last" if stop == len(ids) else "none"
+            out = self.evaluate(ids[at:stop], wanted, generated=generated)
             if stop == n_prompt:
                 self.cache.checkpoint(self.sequence, exactly=False)
             elif stop < end:

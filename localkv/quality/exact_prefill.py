@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from localkv.cache.batch import Batch, SegmentBatch
+from localkv.cache.batch import Batch, SegmentBatch, Wanted
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_cache import LayerCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
@@ -46,7 +46,7 @@ class ExactPrefillCache(KVCache):
         self,
         parts: Seq[tuple[Sequence, Seq[int]]],
         *,
-        logits: Literal["last", "all"] = "last",
+        logits: Wanted | Seq[Wanted] = "last",
         generated: bool | Seq[bool] = False,
     ) -> Batch:
         """See `KVCache.batch`; `parts` is one sequence."""

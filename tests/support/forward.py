@@ -69,7 +69,7 @@ def _spoil(cache: KVCache, pool: PagePool, pages: Sequence[int]) -> None:
 
 
 def _give_back(cache: KVCache, pool: PagePool, pages: Sequence[int]) -> None:
-    _spoil(cache, pool, pages)
+    _spoil(cache, pool, [page for page in pages if pool.n_holders[page] == 1])
     PagePool.give_back(pool, pages)
 
 
