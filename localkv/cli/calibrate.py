@@ -235,7 +235,8 @@ calibrate = Command(
             "With a text like those it is for, to a file beside it",
             "localkv calibrate -m model.gguf -f text.txt -o model.kv.json",
         ),
-        ("Use what was measured", "localkv complete -m model.gguf --kv-profile auto -f long.txt"),
+        ("Draw what was measured", "localkv calibrate -m model.gguf --plot layers.png"),
+        ("Use it", "localkv complete -m model.gguf --kv-profile auto -f long.txt"),
     ],
     essentials="-m -hf -f -o --tokens --types --bits --smooth -t -dev --plot --json",
     params=[

@@ -19,7 +19,8 @@ from localkv.cli.heat_map import (
     numbers,
     ticks,
 )
-from localkv.cli.kv_view import KVView, Shift, bits_of, outlier_runs
+from localkv.cli.kv_view import KVView, Shift, outlier_runs
+from localkv.cli.messages import one_line
 from localkv.cli.picture_file import save
 from localkv.cli.plot_style import BLUE, INK, ORANGE, ink, title, token_ticks
 from localkv.errors import counted
@@ -59,7 +60,8 @@ def figure(view: KVView) -> Figure:
         parts.append((1.3 + min(3.0, max(1.4, 0.28 * n_rows)), _shifts))
     heights = [height for height, _ in parts]
     whole = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained", facecolor="white")
-    whole.suptitle(view.heading, fontsize=11, color=INK, x=0.01, ha="left", fontweight="bold")
+    heading = whole.suptitle(one_line(view.heading), fontsize=11, color=INK, x=0.01, ha="left")
+    heading.set(fontweight="bold", parse_math=False)  # a name may have dollar signs
     panels = whole.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
     for panel, (_, fill) in zip(panels, parts, strict=True):
         panel.set_facecolor("white")
@@ -168,7 +170,7 @@ def _costs(panel: SubFigure, view: KVView) -> None:
     for side, (axes, values) in enumerate(zip(pair, tables, strict=True)):
         image = heat_map(axes, values, norm, HARM)
         title(axes, view.sides[side])
-        labels = [f"{name}  {bits_of(name):g}" for name in view.types]
+        labels = [f"{name}  {view.bits_of(name):g}" for name in view.types]
         axes.set_yticks(range(len(labels)), labels)
         ticks(axes.xaxis, _names(view))
         axes.set_xlabel("layer")

@@ -73,7 +73,12 @@ class KVView:
     def types(self) -> list[str]:
         """Those whose costs are known, from the most bits to the fewest."""
         known = {name for _, layer in self.rows for name in (*layer.k.kld, *layer.v.kld)}
-        return sorted(known, key=lambda name: (-bits_of(name), list(KV_FORMATS).index(name)))
+        order = list(KV_FORMATS)
+        return sorted(known, key=lambda name: (-self.bits_of(name), order.index(name)))
+
+    def bits_of(self, name: str) -> float:
+        """Bits per value of a type, in a row of K of the first layer with rows."""
+        return KV_FORMATS[name].bits_per_value(self.rows[0][1].k.n_channels)
 
     @property
     def heading(self) -> str:
@@ -92,12 +97,6 @@ def of_profile(profile: KVProfile) -> KVView:
         profile.layers,
         chosen=profile.within(DEFAULT_BITS) if fitting else None,
     )
-
-
-def bits_of(name: str) -> float:
-    """Bits per value in blocks, scales of whole rows left out."""
-    fmt = KV_FORMATS[name]
-    return 8 * fmt.block_bytes / fmt.block_size
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def _cost_table(view: KVView) -> list[str]:
         ("type", "bits", f"{k}, all layers", "most", f"{v}, all", "most")
     ]
     for name in view.types:
-        cells = [name, f"{bits_of(name):g}"]
+        cells = [name, f"{view.bits_of(name):g}"]
         for of in ("k", "v"):
             costs = {
                 i: kld

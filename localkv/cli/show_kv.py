@@ -18,9 +18,10 @@ from localkv.cli.model_file import model_file
 from localkv.cli.option_types import Whole
 from localkv.cli.options import escape_option, flag, option
 from localkv.cli.picture_file import check_plot
+from localkv.cli.progress_line import ProgressLine
 from localkv.cli.prompt import read_file, without_final_newline
 from localkv.cli.text_output import TextOutput
-from localkv.errors import UsageError, printable
+from localkv.errors import UsageError, counted, printable
 
 if TYPE_CHECKING:
     from localkv.llm import LLM
@@ -166,7 +167,8 @@ def _text(file: str | None, prompt: str | None, escape: bool) -> tuple[str, str]
     if prompt is not None:
         return unescape(prompt) if escape else prompt, "the prompt"
     if file is not None:
-        return without_final_newline(read_file(file, "the text")), printable(Path(file).name)
+        name = "stdin" if file == "-" else printable(Path(file).name)
+        return without_final_newline(read_file(file, "the text")), name
     from localkv.quality.calibration_text import calibration_text
 
     return calibration_text(), BUILT_IN
@@ -178,6 +180,8 @@ def _measured(values: Mapping[str, Any], text: str, what: str, n_tokens: int) ->
     llm = load_llm({**unoffered_values((*_USED, *_NAMES)), **values})
     for line in all_warnings(llm):
         warn(line)
+    from localkv.config import CacheConfig
+    from localkv.loader.found_profile import AUTO, model_profile
     from localkv.loader.smoothing import NO_SMOOTHING
     from localkv.quality.channels import channel_ranges
     from localkv.quality.kv_profile import layer_facts
@@ -192,12 +196,14 @@ def _measured(values: Mapping[str, Any], text: str, what: str, n_tokens: int) ->
         note(f"the first {n} of {len(ids)} tokens are read (--tokens)")
     ids = ids[:n]
     model, n_batch = llm.engine.model, llm.engine.n_batch
-    ranges = channel_ranges(model, [ids], n_ctx=len(ids), n_batch=n_batch)
+    llm.check_further_cache(CacheConfig("f32", "f32", n_ctx=len(ids)))
+    with ProgressLine() as progress:
+        progress.show(f"K and V of {counted(len(ids), 'token')}")
+        ranges = channel_ranges(model, [ids], n_ctx=len(ids), n_batch=n_batch)
+        shift = _shift(llm, ids, progress)
     profile = None
-    if values["kv_profile"] is not None:
-        from localkv.loader.found_profile import model_profile
-
-        profile = model_profile(llm.gguf, values["kv_profile"])
+    if name := values["kv_profile"] or (llm.kv_types and AUTO):  # a preset takes one that it finds
+        profile = model_profile(llm.gguf, name)
     costs = {
         (i, side, name): kld
         for i, layer in enumerate(profile.layers if profile else ())
@@ -214,22 +220,25 @@ def _measured(values: Mapping[str, Any], text: str, what: str, n_tokens: int) ->
         tuple(layer_facts(i, found, costs, NO_SMOOTHING, ()) for i, found in enumerate(ranges)),
         sides=("latents", "rotated keys") if latent else ("K", "V"),
         chosen=llm.kv_types,
-        shift=_shift(llm, ids),
+        shift=shift,
     )
 
 
-def _shift(llm: LLM, ids: list[int]) -> Shift | None:
+def _shift(llm: LLM, ids: list[int], progress: ProgressLine) -> Shift | None:
     """Of the cache that is asked for, unless that is f16."""
     from dataclasses import replace
 
-    from localkv.cache.layer_types import in_words
     from localkv.quality.attention_shift import attention_shift
 
     if set(llm.cache.types) == {"f16"}:
         return None
-    cache = replace(llm.cache, n_ctx=max(len(ids), 1))
+    types = "/".join(llm.cache.shown_types)
+    if llm.kv_types is not None:
+        types = f"types by layer of {llm.kv_types.bits:.3g} bits"
+    for name in ("tail", "sink"):
+        if n := getattr(llm.cache, f"kv_{name}"):
+            types += f", {name} {n}"
+    progress.show(f"attention with f16 and with {types}")
+    cache = replace(llm.cache, n_ctx=len(ids))
     moved = attention_shift(llm.engine.model, ids, cache, n_batch=llm.engine.n_batch)
-    types = "/".join(cache.shown_types)
-    if cache.layer_types:
-        types = f"K/V by layer {in_words(cache.layer_types)}"
     return Shift(types, tuple(moved))

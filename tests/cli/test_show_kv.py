@@ -99,6 +99,26 @@ def test_planted_channels_are_named(program: Program, tiny_model: Path, twin: Pa
     assert f"head 0: {channels[0]}-{channels[1]} (" in row
 
 
+def test_layers_of_different_widths() -> None:
+    """A layer with fewer heads, or with latents beside short rotated keys, leaves cells empty."""
+    pytest.importorskip("matplotlib")
+    from localkv.cli.kv_plot import figure
+
+    layers = (
+        LayerFacts(side(1, 96, {(0, 90): 50.0}), side(1, 32, {})),
+        LayerFacts(side(2, 64, {}), side(1, 32, {})),
+    )
+    drawn = figure(KVView("a$\\frac$\n", "b", 9, 0.5, layers, sides=("latents", "rotated keys")))
+    k, v = [axes for axes in drawn.axes if axes.images][:2]
+    assert (k.get_xlabel(), v.get_xlabel()) == ("channel, head after head", "channel")
+    assert k.get_title(loc="left") == "latents"
+    table = k.images[0].get_array()
+    assert table.mask.sum(1).tolist() == [32, 0]
+    np.testing.assert_array_equal(table[0][:96], layers[0].k.channel_absmax[0])
+    assert [text.get_text() for text in k.texts] == ["90"]
+    assert drawn.get_suptitle().endswith("smoothed by 0.5")
+
+
 def test_runs_of_channels() -> None:
     facts = side(2, 64, {(0, 62): 50.0, (0, 63): 80.0, (1, 0): 60.0, (1, 2): 70.0})
     runs = outlier_runs(facts)
@@ -224,7 +244,7 @@ def test_attention_and_the_profile_of_a_model(
     facts = json.loads(found.out)
     assert profile.layers[0] is not None
     assert facts["layers"][0]["k"]["kld"] == dict(profile.layers[0].k.kld)
-    assert facts["shift"]["types"].startswith("K/V by layer 0")
+    assert facts["shift"]["types"].startswith("types by layer of ")
 
 
 @pytest.mark.parametrize(
