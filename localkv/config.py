@@ -72,6 +72,7 @@ class CacheConfig:
         type_k, type_v: names in `localkv.formats.KV_FORMATS`, chosen separately.
         n_ctx: tokens that one sequence can hold.
         n_sequences: sequences that are held at the same time.
+        n_tokens: tokens that these can hold together; None for `n_ctx` each.
         kv_rotation: whether K and V are stored rotated (`kernels/hadamard.py`): "on", "off", or
             "auto", which rotates types that gain from it.
         kv_scales: for types that are scaled by head.
@@ -98,6 +99,7 @@ class CacheConfig:
     type_v: str = "f16"
     n_ctx: int = 4096
     n_sequences: int = 1
+    n_tokens: int | None = None
     kv_rotation: str = "auto"
     kv_scales: KVScales | None = None
     kv_codebooks: tuple[KVCodebook, ...] = ()

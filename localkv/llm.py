@@ -58,7 +58,7 @@ DEFAULT_N_CTX = 4096
 FEW_NAMES = 8
 """Names of tensors that a warning spells out."""
 
-_HELD = ("engine", "backend", "gguf", "tokenizer", "chat_template")
+_HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "chat_template")
 """Attributes of `LLM` that end with `close`."""
 
 
@@ -111,6 +111,8 @@ class LLM(TextModel):
             system, as `taskset` or a container has it.
         cpu_strict: each thread of the kernels has one of them for itself.
         n_batch: most prompt tokens evaluated at a time.
+        n_parallel: texts that `complete_many` generates at the same time.
+        n_cache_tokens: tokens that the cache holds of all of them together; None for `n_ctx` each.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
             it lies in the cache: a conversation goes on sooner, and may go on with other words.
@@ -172,6 +174,8 @@ class LLM(TextModel):
         cpus: Collection[int] | None = None,
         cpu_strict: bool = False,
         n_batch: int = 512,
+        n_parallel: int = 1,
+        n_cache_tokens: int | None = None,
         exact: bool = True,
         override_pre: str | None = None,
         fit: str = "on",
@@ -192,6 +196,8 @@ class LLM(TextModel):
             raise UsageError(f"unknown fit {fit!r}", hint=f"use {', '.join(FIT)}")
         for option, value in (
             ("n_batch", n_batch),
+            ("n_parallel", n_parallel),
+            ("n_cache_tokens", n_cache_tokens),
             ("n_threads", n_threads),
             ("n_threads_batch", n_threads_batch),
         ):
@@ -205,6 +211,8 @@ class LLM(TextModel):
         cache = CacheConfig(
             cache_type_k or CacheConfig.type_k,
             cache_type_v or CacheConfig.type_v,
+            n_sequences=n_parallel,
+            n_tokens=n_cache_tokens,
             kv_rotation=kv_rotation,
             type_k_swa=cache_type_k_swa,
             type_v_swa=cache_type_v_swa,

@@ -137,6 +137,33 @@ def test_a_list_of_prompts(llm: LLM) -> None:
     assert special[0].usage.prompt_tokens == len(llm.tokenize("<|user|>", parse_special=True))
 
 
+def test_many_prompts_at_the_same_time(path: Path) -> None:
+    """Each text is the one that it would be alone, with its stop string, logprobs and reason."""
+    llm = LLM(path, n_ctx=200, n_parallel=3, n_cache_tokens=512)
+    prompts = [PROMPT, PROMPT + " and an owl", "The fox", PROMPT, "a b c"]
+    options = {"max_tokens": 12, "seed": 3, "stop": "e", "logprobs": 2}
+    many = llm.complete_many(prompts, **options)
+    llm.engine.reset()
+    for prompt, one in zip(prompts, many, strict=True):
+        alone = llm.complete(prompt, **options)
+        assert (one.text, one.finish_reason, one.seed) == (
+            alone.text,
+            alone.finish_reason,
+            alone.seed,
+        )
+        assert one.logprobs == alone.logprobs
+        assert one.usage.completion_tokens == alone.usage.completion_tokens
+    assert many[3].usage.cached_tokens == many[3].usage.prompt_tokens - 1
+    assert llm.complete_many([], max_tokens=3) == []
+    with pytest.raises(ContextOverflowError, match=r"^prompt 2 of 2 has 3\d\d tokens"):
+        llm.complete_many(["The fox", "fox " * 300])
+    with pytest.raises(UsageError, match="n_parallel must be at least 1, not 0"):
+        LLM(path, n_parallel=0)
+    llm.close()
+    with pytest.raises(LocalKVError, match="closed"):
+        llm.complete_many(["The fox"])
+
+
 def test_a_list_is_checked_before_its_first_prompt_is_read(llm: LLM) -> None:
     llm.engine.reset()
     with pytest.raises(ContextOverflowError, match=r"^prompt 2 of 3 has 3\d\d tokens, but the co"):

@@ -19,7 +19,7 @@ from localkv.cache.arrays import Array, Arrays
 from localkv.cache.batch import Batch, SegmentBatch, Wanted, wanted_rows
 from localkv.cache.layer_cache import LayerCache, Segment, row_fields
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, GroupLayout
-from localkv.cache.pages import PagePool, Sequence
+from localkv.cache.pages import NO_SLOT, PagePool, Sequence
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.scales import head_scales
 from localkv.cache.segment_rows import SegmentRows, segment_rows
@@ -40,6 +40,7 @@ class KVCache:
         n_batch: most tokens of a sequence in a batch, on which it depends how many rows layers
             with a window have to keep; None for no limit, so that they keep all.
         n_sequences: sequences that fit at the same time.
+        n_tokens: tokens that they have together at most; None for `n_ctx` each.
         arrays: where the pages live.
         kv_scales: for types that are scaled by head; without it their scales are 1. Their bytes
             are not counted.
@@ -62,6 +63,7 @@ class KVCache:
         arrays: Arrays,
         n_batch: int | None = None,
         n_sequences: int = 1,
+        n_tokens: int | None = None,
         kv_scales: KVScales | None = None,
         kv_codebooks: Seq[KVCodebook] = (),
         states: Seq[LayerState] = (),
@@ -69,6 +71,7 @@ class KVCache:
     ) -> None:
         self.layouts = tuple(layouts)
         self.n_ctx = n_ctx
+        self.n_sequences = n_sequences
         self.n_batch = n_ctx if n_batch is None else n_batch
         self.arrays = arrays
         self._codebooks = {(b.layer, b.side, len(b.numbers)): b.numbers for b in kv_codebooks}
@@ -83,8 +86,9 @@ class KVCache:
                 first_parts[layout.paging] = len(self.parts)
                 self.parts += segment_rows(layout, n_ctx, len(self.pools))
                 for pool in layout.pools(n_ctx, n_batch):
+                    n_pages = pool.n_pages(n_sequences, n_tokens)
                     self.pools.append(
-                        PagePool(len(self.pools), layout, pool, n_sequences, weakref.proxy(self))
+                        PagePool(len(self.pools), layout, pool, n_pages, weakref.proxy(self))
                     )
             for layer in layout.group.layers:
                 layers[layer] = self._layer(layout, layer, first_parts[layout.paging], kv_scales)
@@ -159,10 +163,16 @@ class KVCache:
         }
         return sum(planes.values())
 
-    def new_sequence(self) -> Sequence:
-        """An empty sequence; it takes pages as tokens come."""
-        sequence = Sequence(len(self.pools))
-        sequence.slot = self.states.free_slot(self._known())
+    def new_sequence(self, *, stepped: bool = True) -> Sequence:
+        """An empty sequence; it takes pages as tokens come.
+
+        Args:
+            stepped: it has a place for the states of recurrent layers; else it takes one with its
+                first batch.
+        """
+        sequence = Sequence(len(self.pools), slot=NO_SLOT)
+        if stepped:
+            sequence.slot = self.states.free_slot(self._known())
         self._sequences.append(weakref.ref(sequence))
         return sequence
 
@@ -328,6 +338,8 @@ class KVCache:
         for sequence, ids in parts:
             end = sequence.length + len(ids)
             self.reserve(sequence, end)
+            if sequence.slot == NO_SLOT:
+                sequence.slot = self.states.free_slot(self._known())
             self.states.step(sequence, sequence.length, end)
             starts.append(starts[-1] + len(ids))
             positions += range(sequence.length, end)

@@ -88,6 +88,15 @@ class PoolLayout:
     most: int
     kept: int = 0
 
+    def n_pages(self, n_sequences: int, n_tokens: int | None) -> int:
+        """Pages that there are for so many sequences, which have `n_tokens` together at most; None
+        for as many as each can have. Where a sequence never needs those of all its tokens, each
+        has its own."""
+        n = self.most * n_sequences
+        if n_tokens is None or self.most < pages_for(self.end - self.first):
+            return n
+        return max(1, min(n, pages_for(n_tokens)))
+
 
 @dataclass(frozen=True)
 class GroupLayout:
@@ -407,7 +416,12 @@ def segment_bounds(specs: Sequence[SegmentSpec], n_ctx: int) -> list[tuple[int, 
 
 
 def group_bytes(
-    layout: GroupLayout, *, n_ctx: int, n_batch: int | None = None, n_sequences: int = 1
+    layout: GroupLayout,
+    *,
+    n_ctx: int,
+    n_batch: int | None = None,
+    n_sequences: int = 1,
+    n_tokens: int | None = None,
 ) -> tuple[int, int]:
     """Bytes that `KVCache` allocates for K and for V of one group."""
     k = v = 0
@@ -415,18 +429,25 @@ def group_bytes(
     heads = len(group.layers) * group.n_kv_heads
     for pool in layout.pools(n_ctx, n_batch):
         spec = layout.segments[pool.segment]
-        rows = pool.most * PAGE_TOKENS * n_sequences * heads
+        rows = pool.n_pages(n_sequences, n_tokens) * PAGE_TOKENS * heads
         k += rows * FORMATS[spec.type_k].row_bytes(group.key_dim)
         v += rows * FORMATS[spec.type_v].row_bytes(group.value_dim)
     return k, v
 
 
 def cache_bytes(
-    layouts: Iterable[GroupLayout], *, n_ctx: int, n_batch: int | None = None, n_sequences: int = 1
+    layouts: Iterable[GroupLayout],
+    *,
+    n_ctx: int,
+    n_batch: int | None = None,
+    n_sequences: int = 1,
+    n_tokens: int | None = None,
 ) -> tuple[int, int]:
     """Bytes that `KVCache` allocates for K and for V."""
     both = [
-        group_bytes(layout, n_ctx=n_ctx, n_batch=n_batch, n_sequences=n_sequences)
+        group_bytes(
+            layout, n_ctx=n_ctx, n_batch=n_batch, n_sequences=n_sequences, n_tokens=n_tokens
+        )
         for layout in layouts
     ]
     return sum(k for k, _ in both), sum(v for _, v in both)

@@ -26,6 +26,10 @@ NO_SLOT = -1
 """The place of a sequence that is kept to be forked, and never evaluated itself."""
 
 
+class NoPageError(LocalKVError):
+    """No page is free."""
+
+
 class Keeper(Protocol):
     """Whose rows the pages are of."""
 
@@ -101,7 +105,7 @@ class PagePool:
         index: its number among the pools of the cache.
         layout: the group's.
         pool: which positions it has rows of, and how many pages a sequence needs at most.
-        n_sequences: sequences that hold so many at the same time.
+        n_pages: how many there are.
         keeper: has the rows.
     """
 
@@ -110,7 +114,7 @@ class PagePool:
         index: int,
         layout: GroupLayout,
         pool: PoolLayout,
-        n_sequences: int,
+        n_pages: int,
         keeper: Keeper,
     ) -> None:
         self.index = index
@@ -118,7 +122,7 @@ class PagePool:
         self.layout = layout
         self.first, self.end = pool.first, pool.end
         self.most, self.kept = pool.most, pool.kept
-        self.n_pages = self.most * n_sequences
+        self.n_pages = n_pages
         self.free = list(reversed(range(self.n_pages)))
         self.n_holders = [0] * self.n_pages
         spec = layout.segments[pool.segment]
@@ -128,10 +132,10 @@ class PagePool:
         """A page that nobody holds.
 
         Raises:
-            LocalKVError: there is none.
+            NoPageError: there is none.
         """
         if not self.has_room:
-            raise LocalKVError(
+            raise NoPageError(
                 f"the KV cache is full: all {self.n_pages} pages of {PAGE_TOKENS} tokens are taken",
                 hint="use a larger context",
             )
@@ -168,12 +172,22 @@ class PagePool:
         needed = self.tail or self.layout
         return max(0, needed.first_needed(position) - self.first) // PAGE_TOKENS
 
+    def n_full(self, length: int) -> int:
+        """Pages that the first `length` tokens fill."""
+        return max(0, min(length, self.end) - self.first) // PAGE_TOKENS
+
+    def n_needed(self, length: int, sequence: Sequence, n_shared: int) -> int:
+        """Pages that a sequence of `length` tokens needs if it begins with `n_shared` of another,
+        and shares the pages that these fill."""
+        held = set(range(self.n_full(n_shared))) - sequence.gone[self.index]
+        return min(self.n_places(length), self.most) - min(len(held), self.most)
+
     def reserve(self, sequence: Sequence, length: int, position: int) -> None:
         """Take the pages for `length` tokens of a sequence, of which those from `position` on are
         still to be evaluated.
 
         Raises:
-            LocalKVError: no page is free.
+            NoPageError: no page is free.
         """
         pages, gone = sequence.pages[self.index], sequence.gone[self.index]
         needed = self.first_place(position)

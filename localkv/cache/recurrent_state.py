@@ -129,10 +129,15 @@ class RecurrentStates:
                 return slot
         raise LocalKVError(f"the cache holds {self.n_slots} sequences, and all are in use")
 
+    def has_place(self, sequence: Sequence) -> bool:
+        """Whether a sequence has states, not only checkpoints."""
+        return self.data is not None and sequence.slot != NO_SLOT
+
     def copy(self, sequence: Sequence, other: Sequence) -> None:
         """Give another sequence the states of one, and its checkpoints."""
         other.n_stepped = sequence.n_stepped
-        if self.data is not None and sequence.slot != NO_SLOT:
+        if self.has_place(sequence):
+            assert self.data is not None
             self.data[other.slot] = self.data[sequence.slot]
 
     def give_back(self, sequence: Sequence) -> None:

@@ -32,8 +32,14 @@ def allocated_cache(
     layouts = group_layouts(cache, model.config.groups)
 
     def bytes_of(n_ctx: int) -> int:
-        sizes = {"n_batch": n_batch, "n_sequences": cache.n_sequences}
-        return sum(cache_bytes(layouts, n_ctx=n_ctx, **sizes))
+        k, v = cache_bytes(
+            layouts,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_sequences=cache.n_sequences,
+            n_tokens=cache.n_tokens,
+        )
+        return k + v
 
     def what_fits(room: Room) -> str:
         pages = range(1, pages_for(cache.n_ctx) + 1)
@@ -51,6 +57,7 @@ def allocated_cache(
                 n_ctx=cache.n_ctx,
                 n_batch=n_batch,
                 n_sequences=cache.n_sequences,
+                n_tokens=cache.n_tokens,
                 arrays=model.backend.arrays,
                 kv_scales=cache.kv_scales,
                 kv_codebooks=cache.kv_codebooks,

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from threading import Event
 from typing import Literal, NamedTuple, TypeVar
-
-import numpy as np
 
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Wanted
 from localkv.cache.kv_cache import KVCache
 from localkv.engine.decode_loop import DecodeLoop
-from localkv.engine.prefix_cache import PrefixCache, marked, unmarked
+from localkv.engine.prefix_cache import PrefixCache
+from localkv.engine.token_text import Text, marked, unmarked
 from localkv.errors import ModelClosedError
 from localkv.kernels.device_memory import Room, naming_what_fails
 from localkv.model import Transformer
@@ -33,20 +31,6 @@ MOST_KEPT = 256
 """Texts that are kept at most, if they leave each other room."""
 MOST_RECURRENT = 4
 """The same where the layers' states are copied to the host's memory."""
-
-
-@dataclass(eq=False)
-class Text:
-    """Tokens that are evaluated one after the other.
-
-    Attributes:
-        ids: all of them; the owner of the text adds to them.
-        n_prompt: the number of leading tokens that came at once, as a prompt; the others were drawn
-            one by one.
-    """
-
-    ids: list[int]
-    n_prompt: int
 
 
 class Reuse(NamedTuple):
@@ -136,7 +120,7 @@ class CacheSlot:
     def _worked(self, work: Callable[[], T]) -> T:
         if self._turns is None:
             raise ModelClosedError
-        self._use_threads(1)
+        self.use_threads(1)
         if self._unfinished:
             self._start_over()
         self._unfinished = True
@@ -144,7 +128,8 @@ class CacheSlot:
         self._unfinished = False
         return result
 
-    def _use_threads(self, n_tokens: int) -> None:
+    def use_threads(self, n_tokens: int) -> None:
+        """Let operations run on as many threads as are chosen for so many tokens."""
         self.model.backend.arrays.use_threads(self.threads.of(n_tokens))
 
     def _start_over(self) -> None:
@@ -202,7 +187,7 @@ class CacheSlot:
             LocalKVError: they do not fit the context.
         """
         self.check_source()
-        self._use_threads(len(ids))
+        self.use_threads(len(ids))
         batch = self.cache.batch([(self.sequence, ids)], logits=rows)
         with self.scratch_of(len(ids)), self.model.backend.arrays.inference():
             out = self.model.hidden(batch, self.cache)
@@ -226,10 +211,21 @@ class CacheSlot:
         generated: bool,
     ) -> Array:
         """Run `model` on `ids` after the tokens that are held; these do not include them yet."""
-        self._use_threads(len(ids))
+        self.use_threads(len(ids))
         batch = self.cache.batch([(self.sequence, ids)], logits=logits, generated=generated)
         with self.scratch_of(len(ids)), model.backend.arrays.inference():
             return model.forward(batch, self.cache)
+
+    def leave(self) -> None:
+        """Keep the tokens that are held as a text, and hold none."""
+        if self.ids or self.cache.states.has_place(self.sequence):
+            self._put_away()
+            self.sequence = self.cache.new_sequence(stepped=False)
+            self.ids, self.generated, self._text = [], [], None
+
+    def _put_away(self) -> None:
+        self.cache.states.keep(self.sequence)
+        self.prefixes.keep(self.sequence, marked(self.ids, self.generated))
 
     def take(self, text: Text) -> Reuse:
         """Make the slot a text's, with those of its tokens that are held, fewer than all."""
@@ -245,9 +241,9 @@ class CacheSlot:
         Returns:
             the leading tokens that were the same, whether or not their rows are still there.
         """
-        cache, exact, n_ids = self.cache, self.exact, len(text.ids) - 1
+        cache, exact = self.cache, self.exact
         ours = marked(self.ids, self.generated)
-        theirs = marked(text.ids[:n_ids], np.arange(n_ids) >= text.n_prompt)
+        theirs = text.marked(len(text.ids) - 1)
         n_same = self.prefixes.n_common(ours, theirs)
         n_ours = cache.reachable(self.sequence, n_same, exactly=exact)
         kept, n_kept = self.prefixes.find(theirs)
@@ -256,8 +252,7 @@ class CacheSlot:
             self.prefixes.use(kept)
             source, found, length = kept.sequence, kept.ids, n_kept
         if source is not self.sequence or length < len(ours):
-            cache.states.keep(self.sequence)
-            self.prefixes.keep(self.sequence, ours)
+            self._put_away()
             self.sequence = cache.fork(source, length, exactly=exact)
             self.ids, self.generated = unmarked(found[:length])
         return max(n_same, length)

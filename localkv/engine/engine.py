@@ -20,11 +20,12 @@ from localkv.cache.pages import Sequence as CachedSequence
 from localkv.cache.scales import check_scales
 from localkv.config import CacheConfig
 from localkv.engine.cache_room import allocated_cache
-from localkv.engine.cache_slot import CacheSlot, Text
+from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.embedding import Pooling, pooled
 from localkv.engine.generation import Forcing, Generation
 from localkv.engine.logprobs import check_logprobs
+from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler

@@ -10,8 +10,9 @@ from threading import Event
 from typing import Literal, Protocol
 
 from localkv.cache.arrays import NO_TOKEN
-from localkv.engine.cache_slot import CacheSlot, Text
+from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.logprobs import RankedToken, ranked
+from localkv.engine.token_text import Text
 from localkv.errors import LocalKVError
 from localkv.sampling.sampler import Sampler
 from localkv.system.turns import CancelledWaitError
@@ -64,6 +65,27 @@ class Forcing(Protocol):
 
     def accept(self, token: int) -> None:
         """Take note of the next token, drawn or forced."""
+        ...
+
+
+class TokenStream(Protocol):
+    """What a text is made of: `Generation`, alone or beside others."""
+
+    stats: GenerationStats
+    finish_reason: FinishReason | None
+    context_full: bool
+
+    @property
+    def logprobs(self) -> Sequence[RankedToken]:
+        """Of the tokens so far, if they were asked for."""
+        ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def __next__(self) -> int: ...
+
+    def close(self) -> None:
+        """End it, with "cancelled"."""
         ...
 
 

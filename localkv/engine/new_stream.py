@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Event
 
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.text_stream import TextStream, TokenDecoder
@@ -17,7 +18,7 @@ from localkv.sampling.sampler import Sampler
 
 
 def new_stream(
-    engine: Engine,
+    engine: Engine | BatchEngine,
     tokenizer: Tokenizer,
     ids: Sequence[int],
     params: SamplingParams,
@@ -35,6 +36,7 @@ def new_stream(
     """A stream that continues `ids`. `LLM.stream` describes the arguments.
 
     Args:
+        engine: continues it alone, or beside others.
         opening: text at the end of the prompt that the stream's begins with.
         kept: control tokens that are part of the text.
         in_channels: an answer of several messages becomes one text, if the model writes such.

@@ -9,35 +9,15 @@ Tokens are compared, all of them, and never hashes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import Sequence
-
-GENERATED = 1 << 31
-"""Marks a token that was evaluated as a generated one, in an array of marked ids."""
-
-
-def marked(ids: Seq[int], generated: ArrayLike) -> NDArray[np.int64]:
-    """Token ids, and of which kind each is: int64 [len(ids)]."""
-    kinds = np.asarray(generated, dtype=np.int64)
-    return np.asarray(ids, dtype=np.int64) + kinds * GENERATED
-
-
-def unmarked(ids: NDArray[np.int64]) -> tuple[list[int], list[bool]]:
-    """Token ids, and whether each was generated, of `marked` ones."""
-    return (ids % GENERATED).tolist(), (ids >= GENERATED).tolist()
-
-
-def n_common(ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> int:
-    """The number of leading items that two arrays have in common."""
-    n = min(len(ours), len(theirs))
-    differ = ours[:n] != theirs[:n]
-    return int(differ.argmax()) if differ.any() else n
+from localkv.engine.token_text import GENERATED, n_common
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +55,17 @@ class PrefixCache:
     def __post_init__(self) -> None:
         self.cache.call_when_full(self.drop_oldest)
 
-    def find(self, ids: NDArray[np.int64]) -> tuple[KeptText | None, int]:
+    def find(
+        self, ids: NDArray[np.int64], others: Iterable[KeptText] = ()
+    ) -> tuple[KeptText | None, int]:
         """The text that has the most of the leading tokens of another, and how many it has.
 
         Args:
             ids: int64 [tokens], `marked`.
+            others: texts that are not kept, but evaluated now.
         """
         best, most = None, 0
-        for text in reversed(self.texts):
+        for text in (*others, *reversed(self.texts)):
             n = self.n_common(text.ids, ids)
             if n > most:
                 n = self.cache.reachable(text.sequence, n, exactly=self.exact)
@@ -97,9 +80,10 @@ class PrefixCache:
         return n_common(ours, theirs)
 
     def use(self, text: KeptText) -> None:
-        """Note that a text was of use."""
-        self.texts.remove(text)
-        self.texts.append(text)
+        """Note that a text was of use, if it is one of those that are kept."""
+        if text in self.texts:
+            self.texts.remove(text)
+            self.texts.append(text)
 
     def keep(self, sequence: Sequence, ids: NDArray[np.int64]) -> None:
         """Keep a text that nobody continues. Those that it begins with go: it does for them."""

@@ -9,7 +9,9 @@ from functools import cached_property
 from threading import Event
 from typing import Unpack, cast, overload
 
+from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
+from localkv.engine.many_streams import completions
 from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
 from localkv.engine.prompts import Prompt, Prompts, are_many
@@ -135,6 +137,33 @@ class TextModel:
         """
         others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
         check_options(sampling, STREAM_OPTIONS, others)
+        return self._stream(
+            self.engine,
+            prompt,
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            parse_special=parse_special,
+            logprobs=logprobs,
+            cancel=cancel,
+            params=params,
+            **sampling,
+        )
+
+    def _stream(
+        self,
+        engine: Engine | BatchEngine,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        parse_special: bool = False,
+        logprobs: int | None = None,
+        cancel: Event | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> TextStream:
         ids = self._ids(prompt, parse_special)
         opening, kept, budget = "", frozenset[int](), None
         if isinstance(prompt, ChatPrompt):
@@ -142,7 +171,7 @@ class TextModel:
             kept = self._kept_ids
             budget = None if most is None else ReasoningBudget(most, prompt, self.tokenizer)
         return new_stream(
-            self.engine,
+            engine,
             self.tokenizer,
             ids,
             replace(params or SamplingParams(), **sampling),
@@ -188,6 +217,36 @@ class TextModel:
         self._many_ids(prompt, options.get("parse_special", False), "prompt")
         prompts: list[Prompt] = [*prompt]
         return [self.stream(one, **options).completion for one in prompts]
+
+    @cached_property
+    def batch(self) -> BatchEngine:
+        """Serves several requests at the same time, as many as `n_parallel`."""
+        return BatchEngine(self.engine)
+
+    def complete_many(self, prompts: Prompts, **options: Unpack[StreamOptions]) -> list[Completion]:
+        """Continue several prompts at the same time, `n_parallel` of them.
+
+        Each gets the text that it would get alone; prompts that begin alike are evaluated once
+        where they do, and share this part of the cache.
+
+        Args:
+            prompts: all of which are checked first.
+            options: the other arguments of `stream`, for each.
+
+        Raises:
+            LocalKVError: as `stream`; by any of them, and then none is completed.
+        """
+        self._many_ids(prompts, options.get("parse_special", False), "prompt")
+        every: list[Prompt] = [*prompts]
+        streams = list[TextStream]()
+        try:
+            for prompt in every:
+                streams.append(self._stream(self.batch, prompt, **options))
+            return completions(self.batch, streams)
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
 
     def _many_ids(self, prompts: Prompts, parse_special: bool, what: str) -> list[list[int]]:
         """The tokens of several prompts, each of which can be evaluated."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Protocol
 
-from localkv.engine.generation import FinishReason, Generation, GenerationStats
+from localkv.engine.generation import FinishReason, GenerationStats, TokenStream
 from localkv.engine.logprobs import TokenLogprob, named
 
 
@@ -121,7 +121,7 @@ class TextStream(Iterator[str]):
 
     def __init__(
         self,
-        generation: Generation,
+        generation: TokenStream,
         decoder: TokenDecoder,
         stops: Sequence[str],
         seed: int,
@@ -185,6 +185,7 @@ class TextStream(Iterator[str]):
         piece = self._stops.push(piece)
         if self._stops.hit:
             self._finish_reason = "stop"
+            self.generation.close()
         elif token is None:
             piece += self._stops.flush()
             self._finish_reason = self.generation.finish_reason

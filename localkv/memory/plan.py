@@ -69,7 +69,13 @@ class GroupShare:
             group.reach,
             *types_in(cache, group),
             layout.n_rows(n_ctx, n_batch),
-            *group_bytes(layout, n_ctx=n_ctx, n_batch=n_batch, n_sequences=cache.n_sequences),
+            *group_bytes(
+                layout,
+                n_ctx=n_ctx,
+                n_batch=n_batch,
+                n_sequences=cache.n_sequences,
+                n_tokens=cache.n_tokens,
+            ),
         )
 
 

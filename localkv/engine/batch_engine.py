@@ -1,0 +1,281 @@
+"""Many requests at the same time: steps that the scheduler puts together, run and drawn from.
+
+Nobody waits for a thread of its own: whoever wants a token takes a turn and runs steps until it is
+there, and a step serves all requests. A generation yields the tokens that it would yield alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event
+
+from localkv.cache.arrays import Array
+from localkv.cache.layout import PAGE_TOKENS
+from localkv.engine.batched_generation import BatchedGeneration
+from localkv.engine.engine import Engine
+from localkv.engine.generation import Forcing
+from localkv.engine.logprobs import check_logprobs
+from localkv.engine.request import Request
+from localkv.engine.request_rows import RequestRows
+from localkv.engine.scheduler import Part, Scheduler, SchedulerConfig
+from localkv.engine.token_text import Text
+from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.model import Transformer
+from localkv.sampling.sampler import Sampler
+
+STEP_MS_CPU = 120.0
+STEP_MS_GPU = 30.0
+"""Milliseconds of a step where the user names none."""
+
+
+@dataclass
+class BatchStats:
+    """What the steps did so far.
+
+    Attributes:
+        n_steps: how many there were.
+        n_generated: tokens that were drawn.
+        n_prompt: tokens of prompts that were evaluated.
+        n_reused: tokens of prompts that were found evaluated.
+        n_preempted: how often a request gave its pages to others.
+        seconds: that the steps took.
+    """
+
+    n_steps: int = 0
+    n_generated: int = 0
+    n_prompt: int = 0
+    n_reused: int = 0
+    n_preempted: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class _Job:
+    request: Request
+    generation: BatchedGeneration
+    cancel: Event
+
+
+class BatchEngine:
+    """Serves many requests on an engine's cache.
+
+    Args:
+        engine: whose model, cache and turns it shares.
+        n_parallel: requests that run at the same time; None for as many as the cache has sequences.
+        step_ms: milliseconds that a step should take while somebody generates; None for the
+            device's.
+        clock: seconds.
+
+    Raises:
+        LocalKVError: the cache has not so many sequences.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        n_parallel: int | None = None,
+        step_ms: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.stats = BatchStats()
+        self.rows = RequestRows(engine.cache, engine.slot.prefixes)
+        default = STEP_MS_GPU if engine.loop is not None else STEP_MS_CPU
+        config = SchedulerConfig(
+            n_parallel or engine.cache.n_sequences,
+            engine.n_batch,
+            default if step_ms is None else step_ms,
+        )
+        if not 1 <= config.n_parallel <= engine.cache.n_sequences:
+            raise LocalKVError(
+                f"{config.n_parallel} requests at a time do not fit a cache of "
+                f"{engine.cache.n_sequences} sequences"
+            )
+        self.scheduler = Scheduler(self.rows, config)
+        self._jobs = dict[int, _Job]()
+        self._n_requests = 0
+        self._unfinished = False
+
+    @property
+    def model(self) -> Transformer:
+        """Weights on a backend."""
+        return self.engine.model
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that a request can have."""
+        return self.engine.n_ctx
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        sampler: Sampler,
+        max_tokens: int | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+        cancel: Event | None = None,
+        forcing: Forcing | None = None,
+        logprobs: int | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> BatchedGeneration:
+        """Continue a prompt, beside others. The arguments are those of `Engine.generate`, and
+
+        Args:
+            priority: requests with a larger one are served first.
+            timeout: seconds after which it ends, with "cancelled".
+
+        Raises:
+            ContextOverflowError: the prompt is longer than the context, or than all pages.
+        """
+        check_logprobs(logprobs, self.model.config.n_vocab)
+        self.engine.check_prompt(prompt_ids)
+        now = self.clock()
+        request = Request(
+            self._n_requests,
+            Text(list(prompt_ids), len(prompt_ids)),
+            now,
+            priority=priority,
+            deadline=None if timeout is None else now + timeout,
+        )
+        self._n_requests += 1
+        generation = BatchedGeneration(
+            self,
+            request,
+            sampler,
+            n_ctx=min(self.n_ctx, self._most_tokens()),
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            forcing=forcing,
+            logprobs=logprobs,
+        )
+        if len(prompt_ids) > self._most_tokens():
+            raise ContextOverflowError(
+                f"the prompt has {len(prompt_ids)} tokens, but the cache holds "
+                f"{self._most_tokens()} of all requests together",
+                hint="use a larger cache or a shorter prompt",
+            )
+        if not generation.has_ended:
+            self._jobs[request.number] = _Job(request, generation, cancel or Event())
+            self.scheduler.add(request)
+        return generation
+
+    def _most_tokens(self) -> int:
+        """Tokens that one request alone has room for."""
+        pools = self.engine.cache.pools
+        return min(
+            (
+                pool.first + pool.n_pages * PAGE_TOKENS
+                for pool in pools
+                if pool.n_pages < pool.n_places(self.n_ctx)
+                and pool.most == pool.n_places(self.n_ctx)
+            ),
+            default=self.n_ctx,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is waiting or running."""
+        return not self._jobs
+
+    def step(self) -> None:
+        """Run one step in a turn of its own; it serves all requests that are there.
+
+        Raises:
+            LocalKVError: the model can't be run.
+        """
+        self.engine.slot.turn(self._step)
+
+    def end(self, request: Request) -> None:
+        """A request is done; its rows are kept as long as there is room."""
+        if request.number in self._jobs:
+            self.engine.slot.turn(lambda: self._end(request))
+
+    def _end(self, request: Request) -> None:
+        if self._jobs.pop(request.number, None) is not None:
+            self.scheduler.end(request)
+
+    def _step(self) -> None:
+        if self._unfinished:
+            self._start_over()
+        self._unfinished = True
+        self.engine.slot.leave()
+        started = self.clock()
+        for job in list(self._jobs.values()):
+            if job.cancel.is_set():
+                self._cancel(job)
+        for request in self.scheduler.overdue(started):
+            self._cancel(self._jobs[request.number])
+        parts = self.scheduler.step(started)
+        if parts:
+            shape = self.scheduler.shape(parts)
+            logits = self._evaluate(parts)
+            self._draw(parts, logits)
+            seconds = self.clock() - started
+            self.scheduler.cost.learn(shape, 1e3 * seconds)
+            stats = self.stats
+            stats.n_steps += 1
+            stats.n_prompt += shape.n_prompt
+            stats.seconds += seconds
+            stats.n_preempted = self.scheduler.n_preempted
+        self._unfinished = False
+
+    def _start_over(self) -> None:
+        """Have all requests begin anew: their rows may be anything, as work broke off."""
+        cache, scheduler = self.engine.cache, self.scheduler
+        for request in [*scheduler.running]:
+            assert request.sequence is not None
+            request.sequence.clear()
+            request.sequence, request.state = None, "waiting"
+            scheduler.waiting.append(request)
+        scheduler.running.clear()
+        self.rows.prefixes.forget()
+        cache.drop(cache.new_sequence())
+
+    def _evaluate(self, parts: Sequence[Part]) -> Array:
+        """Run the model on the parts of a step: float32 [len(parts), n_vocab], after the last token
+        of each."""
+        engine = self.engine
+        slot = engine.slot
+        slot.check_source()
+        pieces, generated = [], []
+        for part in parts:
+            request = part.request
+            assert request.sequence is not None
+            at = request.n_held
+            pieces.append((request.sequence, request.text.ids[at : at + part.n_tokens]))
+            generated.append(at >= request.n_prompt)
+        n_tokens = sum(part.n_tokens for part in parts)
+        slot.use_threads(n_tokens)
+        batch = engine.cache.batch(pieces, generated=generated)
+        with slot.scratch_of(n_tokens), engine.model.backend.arrays.inference():
+            logits = engine.model.forward(batch, engine.cache)
+        for part in parts:
+            self.rows.hold(part.request, part.n_tokens)
+        return logits
+
+    def _draw(self, parts: Sequence[Part], logits: Array) -> None:
+        """The next tokens of the requests of which nothing is missing."""
+        to_numpy = self.model.backend.arrays.to_numpy
+        for i, part in enumerate(parts):
+            request = part.request
+            if request.n_missing:
+                continue
+            job = self._jobs[request.number]
+            try:
+                goes_on = job.generation.draw(to_numpy(logits[i]))
+            except LocalKVError as error:
+                job.generation.fail(error)
+                self._end(request)
+                continue
+            self.stats.n_generated += 1
+            if not goes_on:
+                self._end(request)
+
+    def _cancel(self, job: _Job) -> None:
+        job.generation.cancel()
+        self._end(job.request)

@@ -1,0 +1,159 @@
+"""One generation beside others: its tokens come from steps that serve all of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.engine.generation import FinishReason, Forcing, GenerationStats
+from localkv.engine.logprobs import RankedToken, ranked
+from localkv.engine.request import Request
+from localkv.sampling.sampler import Sampler
+
+
+class Steps(Protocol):
+    """Runs steps for all requests."""
+
+    clock: Callable[[], float]
+
+    def step(self) -> None: ...
+
+    def end(self, request: Request) -> None: ...
+
+
+class BatchedGeneration(Iterator[int]):
+    """The token ids of one request, as they are drawn. What it has is what `Generation` has.
+
+    Asking for a token runs steps until it is there, which serve the other requests as well; so
+    tokens may be there before they are asked for.
+
+    Args:
+        steps: runs them.
+        request: whose text grows with the tokens.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        request: Request,
+        sampler: Sampler,
+        *,
+        n_ctx: int,
+        max_tokens: int | None,
+        stop_ids: frozenset[int],
+        forcing: Forcing | None,
+        logprobs: int | None,
+    ) -> None:
+        self.request = request
+        self.stats = GenerationStats(n_prompt=request.n_prompt)
+        self.finish_reason: FinishReason | None = None
+        self.context_full = False
+        self._steps = steps
+        self._sampler = sampler
+        self._stop_ids = stop_ids
+        self._forcing = forcing
+        self._n_logprobs = logprobs
+        self._ranked = list[RankedToken]()
+        room = n_ctx - request.n_prompt
+        self._budget = max(0, room if max_tokens is None else min(max_tokens, room))
+        self._fills_context = max_tokens is None or room < max_tokens
+        self._ready = deque[tuple[int, float]]()
+        self._end: FinishReason | None = None if self._budget else "length"
+        self._error: Exception | None = None
+        self._drawn_at = request.arrived
+
+    @property
+    def n_ready(self) -> int:
+        """Tokens that are there to be asked for."""
+        return len(self._ready)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no further token will be drawn."""
+        return self._end is not None
+
+    @property
+    def logprobs(self) -> Sequence[RankedToken]:
+        """Of the tokens so far, if they were asked for."""
+        return self._ranked[: self.stats.n_generated]
+
+    def __next__(self) -> int:
+        if self.finish_reason is not None:
+            raise StopIteration
+        try:
+            while not self._ready and self._end is None:
+                self._steps.step()
+        except BaseException:
+            self.close()
+            raise
+        if not self._ready:
+            self._conclude(self._end or "cancelled")
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
+        token, seconds = self._ready.popleft()
+        stats = self.stats
+        if stats.n_generated:
+            stats.decode_seconds += seconds
+        else:
+            stats.prompt_seconds = seconds
+            stats.n_reused, stats.n_lost = self.request.n_reused, self.request.n_lost
+        stats.n_generated += 1
+        if stats.n_generated == self._budget:
+            self._conclude("length")
+        return token
+
+    def draw(self, logits: NDArray[np.float32]) -> bool:
+        """Take the next token, drawn from the logits after the last; whether another one follows.
+
+        Args:
+            logits: float32 [n_vocab].
+
+        Raises:
+            LocalKVError: logits are NaN, or all of them -inf.
+        """
+        ids = self.request.text.ids
+        if len(ids) == self.request.n_prompt:
+            for token in ids:
+                self._sampler.accept(token)
+        forced = None if self._forcing is None else self._forcing.forced()
+        token = self._sampler.sample(logits) if forced is None else forced
+        if token in self._stop_ids:
+            self._end = "stop"
+            return False
+        if self._n_logprobs is not None:
+            self._ranked.append(ranked(logits, token, self._n_logprobs))
+        self._sampler.accept(token)
+        if self._forcing is not None:
+            self._forcing.accept(token)
+        ids.append(token)
+        now = self._steps.clock()
+        self._ready.append((token, now - self._drawn_at))
+        self._drawn_at = now
+        if len(ids) - self.request.n_prompt == self._budget:
+            self._end = "length"
+        return self._end is None
+
+    def cancel(self) -> None:
+        """Yield no further token."""
+        self._ready.clear()
+        self._end = "cancelled"
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error once the tokens before it are used up."""
+        self._end, self._error = "cancelled", error
+
+    def close(self) -> None:
+        """End it, as `cancel` does."""
+        if self.finish_reason is None:
+            self.cancel()
+            self._conclude("cancelled")
+            self._steps.end(self.request)
+
+    def _conclude(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        self.context_full = reason == "length" and self._fills_context

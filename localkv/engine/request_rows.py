@@ -1,0 +1,114 @@
+"""Which rows of the cache requests have: what the scheduler decides by, and what it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.pages import NoPageError, Sequence
+from localkv.engine.prefix_cache import KeptText, PrefixCache
+from localkv.engine.request import Request
+
+WORTH_WAITING = 32
+"""Tokens that a request waits for another one to evaluate, at least, instead of doing it itself."""
+
+
+class RequestRows:
+    """The rows of all requests that run, and those of texts that are kept.
+
+    Args:
+        cache: has the rows.
+        prefixes: the texts that are kept in it.
+    """
+
+    def __init__(self, cache: KVCache, prefixes: PrefixCache) -> None:
+        self.cache = cache
+        self.prefixes = prefixes
+
+    def begin(self, request: Request, running: Seq[Request]) -> bool:
+        """Give a request a sequence, with the rows that are there of its text already.
+
+        False if there is no room for all of its tokens and a page more for each that runs, or if it
+        does better to wait: another one evaluates now what it begins with.
+        """
+        ids = request.text.marked(len(request.text.ids) - 1)
+        live = [_as_kept(other) for other in running]
+        found, n_found = self.prefixes.find(ids, live)
+        for other in running:
+            theirs = other.text.marked(other.n_prompt)
+            n_soon = self.prefixes.n_common(theirs, ids)
+            if n_soon > other.n_held and n_soon - n_found >= WORTH_WAITING:
+                return False
+        source = self.cache.new_sequence() if found is None else found.sequence
+        if running and not self._has_room(request, source, n_found, len(running)):
+            return False
+        if found is None:
+            request.sequence = source
+        else:
+            request.sequence = self.cache.fork(source, n_found, exactly=self.prefixes.exact)
+            self.prefixes.use(found)
+        if not request.n_preempted:
+            request.n_reused = request.sequence.length
+        return True
+
+    def _has_room(self, request: Request, source: Sequence, n_found: int, n_spare: int) -> bool:
+        """Whether there are pages for all tokens of a request and `n_spare` more, or can be made
+        free."""
+        length = len(request.text.ids)
+        for i, pool in enumerate(self.cache.pools):
+            kept = [0] * pool.n_pages
+            for text in self.prefixes.texts:
+                for page in text.sequence.held(i):
+                    kept[page] += 1
+            shared = set(source.pages[i][: pool.n_full(n_found)])
+            spare = sum(
+                n > 0 and n == pool.n_holders[page] and page not in shared
+                for page, n in enumerate(kept)
+            )
+            if len(pool.free) + spare < pool.n_needed(length, source, n_found) + n_spare:
+                return False
+        return True
+
+    def reserve(self, request: Request, n_tokens: int) -> bool:
+        """Take the pages of its next tokens; False if there are none."""
+        assert request.sequence is not None
+        try:
+            self.cache.reserve(request.sequence, request.n_held + n_tokens)
+        except NoPageError:
+            return False
+        return True
+
+    def chunk(self, request: Request, n_tokens: int) -> int:
+        """The number of its next tokens, at most `n_tokens`, that are to be evaluated together:
+        fewer where recurrent layers leave a checkpoint."""
+        assert request.sequence is not None
+        end = request.n_held + n_tokens
+        if request.n_held < request.n_prompt:
+            end = self.cache.states.boundary(request.sequence, end, request.n_prompt)
+        return end - request.n_held
+
+    def hold(self, request: Request, n_tokens: int) -> None:
+        """Count tokens that were evaluated."""
+        sequence = request.sequence
+        assert sequence is not None
+        states, end = self.cache.states, sequence.length + n_tokens
+        ends_there = end <= request.n_prompt and (
+            states.boundary(sequence, end + 1, request.n_prompt) == end
+        )
+        sequence.length = end
+        if end == request.n_prompt:
+            self.cache.checkpoint(sequence, exactly=False)
+        elif ends_there or states.is_due(sequence):
+            states.keep(sequence)
+
+    def end(self, request: Request) -> None:
+        """Take its sequence away, and keep its rows as long as there is room."""
+        sequence, request.sequence = request.sequence, None
+        assert sequence is not None
+        self.cache.states.keep(sequence)
+        self.prefixes.keep(sequence, request.text.marked(sequence.length))
+
+
+def _as_kept(request: Request) -> KeptText:
+    assert request.sequence is not None
+    return KeptText(request.sequence, request.text.marked(request.n_held))

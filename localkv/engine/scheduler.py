@@ -1,0 +1,210 @@
+"""Who takes part in the next step.
+
+A step is one batch: a token of every sequence that generates, and pieces of prompts in what is left
+of its time. Nothing here runs a model or reads a clock, and the same calls give the same steps.
+
+Rules, in this order:
+
+1. Who is past its deadline is done.
+2. All that generate take part, the oldest first. If a page is missing, the youngest of the lowest
+   priority gives its pages back and waits again, in front of all others; it goes on where it was.
+3. Prompts share the rest of the step's milliseconds, as the cost model has them, at least
+   `LEAST_SHARE` of them and `LEAST_TOKENS`; and all of a batch if nobody generates.
+4. Of the prompts those with the larger priority come first, then those that were preempted, then
+   those with the fewest tokens left, where each second of waiting counts as `AGEING` tokens less.
+5. A request begins if the pages of its whole prompt are there, and one more for each that runs. One
+   that waits for `PATIENCE` seconds for pages lets nobody pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from localkv.engine.cost_model import CostModel, StepShape
+from localkv.engine.request import Request
+
+LEAST_SHARE = 0.25
+"""Of a step's milliseconds that prompts have, if there are some."""
+LEAST_TOKENS = 16
+"""Of prompts that a step has, if there are so many."""
+PIECE = 8
+"""Tokens that the size of a piece of a prompt is a multiple of, but for the last."""
+AGEING = 200.0
+"""Tokens that a second of waiting counts for."""
+PATIENCE = 5.0
+"""Seconds that a request waits for pages before it lets nobody pass."""
+
+
+class Rows(Protocol):
+    """The rows of requests in the cache."""
+
+    def begin(self, request: Request, running: Sequence[Request]) -> bool:
+        """Give a request a sequence, with the rows that are there of its text already.
+
+        False if there is no room for all of its tokens and a page more for each that runs, or if it
+        does better to wait: another one evaluates now what it begins with.
+        """
+        ...
+
+    def reserve(self, request: Request, n_tokens: int) -> bool:
+        """Take the pages of its next tokens; False if there are none."""
+        ...
+
+    def chunk(self, request: Request, n_tokens: int) -> int:
+        """The number of its next tokens, at most `n_tokens`, that are to be evaluated together."""
+        ...
+
+    def end(self, request: Request) -> None:
+        """Take its sequence away, and keep its rows as long as there is room."""
+        ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """The next `n_tokens` missing ones of a request, which are all of one kind."""
+
+    request: Request
+    n_tokens: int
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits.
+
+    Attributes:
+        n_parallel: requests that run at the same time.
+        n_batch: tokens of prompts in a step.
+        step_ms: milliseconds that a step should take while somebody generates.
+    """
+
+    n_parallel: int = 8
+    n_batch: int = 512
+    step_ms: float = 120.0
+
+
+@dataclass
+class Scheduler:
+    """Decides what each step evaluates.
+
+    Attributes:
+        waiting: requests that have no sequence.
+        running: those that have one, in the order in which they began.
+        n_preempted: how often one had to give its pages to others.
+    """
+
+    rows: Rows
+    config: SchedulerConfig
+    cost: CostModel = field(default_factory=CostModel)
+    waiting: list[Request] = field(default_factory=list)
+    running: list[Request] = field(default_factory=list)
+    n_preempted: int = 0
+
+    def add(self, request: Request) -> None:
+        """Have a request served."""
+        self.waiting.append(request)
+
+    def end(self, request: Request) -> None:
+        """A request is done, or cancelled; its rows are kept as long as there is room."""
+        if request.state == "running":
+            self.running.remove(request)
+            self.rows.end(request)
+        elif request.state == "waiting":
+            self.waiting.remove(request)
+        request.state = "done"
+
+    def overdue(self, now: float) -> list[Request]:
+        """Requests whose deadline is over."""
+        every = (*self.running, *self.waiting)
+        return [one for one in every if one.deadline is not None and now >= one.deadline]
+
+    def step(self, now: float) -> list[Part]:
+        """What to evaluate next; nothing if nobody is there."""
+        parts = self._generating()
+        n_tokens = self._prompt_tokens(parts)
+        for request in self._prompts(now):
+            if n_tokens < 1:
+                break
+            if request.state == "waiting" and not self._begin(request):
+                if now - request.arrived > PATIENCE:
+                    break
+                continue
+            n = self._piece(request, n_tokens)
+            if n and self.rows.reserve(request, n):
+                parts.append(Part(request, n))
+                n_tokens -= n
+        if not parts and len(self.running) > 1:  # all wait for each other's pages
+            self._preempt(self._least_important())
+            return self.step(now)
+        return parts
+
+    def shape(self, parts: Iterable[Part]) -> StepShape:
+        """What the cost model wants to know of a step."""
+        parts = list(parts)
+        n_generating = sum(part.n_tokens for part in parts if part.request.is_decoding)
+        return StepShape(
+            n_generating,
+            sum(part.n_tokens for part in parts) - n_generating,
+            sum(part.request.n_held + part.n_tokens for part in parts),
+        )
+
+    def _generating(self) -> list[Part]:
+        """The parts of those that generate."""
+        parts = list[Part]()
+        for request in sorted(self.running, key=lambda one: (-one.priority, one.number)):
+            while request.state == "running" and request.is_decoding:
+                if self.rows.reserve(request, 1):
+                    parts.append(Part(request, 1))
+                    break
+                victim = self._least_important()
+                parts = [part for part in parts if part.request is not victim]
+                self._preempt(victim)
+        return parts
+
+    def _least_important(self) -> Request:
+        return min(self.running, key=lambda one: (one.priority, -one.number))
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self.rows.end(request)
+        request.state = "waiting"
+        request.n_preempted += 1
+        self.n_preempted += 1
+        self.waiting.append(request)
+
+    def _prompt_tokens(self, parts: list[Part]) -> int:
+        """Tokens of prompts in this step."""
+        most = self.config.n_batch
+        if not parts:
+            return most
+        n = self.cost.prompt_tokens(self.shape(parts), self.config.step_ms)
+        share = int(LEAST_SHARE * self.config.step_ms / self.cost.weights[2])
+        return min(most, max(n, share, LEAST_TOKENS))
+
+    def _prompts(self, now: float) -> list[Request]:
+        """Those that do not generate yet, in the order in which they are served."""
+
+        def key(one: Request) -> tuple[float, ...]:
+            left = one.n_missing - AGEING * (now - one.arrived)
+            return -one.priority, not one.n_preempted, left, one.number
+
+        every = [*self.waiting, *(one for one in self.running if not one.is_decoding)]
+        return sorted(every, key=key)
+
+    def _begin(self, request: Request) -> bool:
+        """Give a waiting request a sequence, if there is room for it."""
+        if len(self.running) >= self.config.n_parallel:
+            return False
+        if not self.rows.begin(request, self.running):
+            return False
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.state = "running"
+        return True
+
+    def _piece(self, request: Request, n_tokens: int) -> int:
+        """How many of its tokens are evaluated in a step that has room for `n_tokens`."""
+        if request.n_alike > n_tokens > PIECE:
+            n_tokens -= n_tokens % PIECE
+        return self.rows.chunk(request, min(n_tokens, request.n_alike))

@@ -1,0 +1,224 @@
+"""Many requests at the same time: each gets the tokens that it would get alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Event
+
+import pytest
+
+from localkv.cache.kv_cache import KVCache
+from localkv.config import CacheConfig
+from localkv.engine.batch_engine import BatchEngine
+from localkv.engine.batched_generation import BatchedGeneration
+from localkv.engine.engine import Engine
+from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.loader.weights import load_model
+from localkv.model import Transformer
+from localkv.sampling.params import SamplingParams
+from localkv.sampling.sampler import Sampler
+from support.hybrid_models import hybrid
+from support.latent_models import latent_tensors, write_latent
+from support.random_model import variant
+
+N_IDS = 96
+CACHE = CacheConfig("q8_0", "q4_0", n_ctx=1024)
+CACHES = {
+    "f16": replace(CACHE, type_k="f16", type_v="f16"),
+    "packed": CACHE,
+    "tail": replace(CACHE, kv_tail=40, kv_sink=3),
+    "groups": replace(CACHE, type_k="q4_1c", type_v="q4_1"),
+}
+Load = Callable[[str], Transformer]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    folder, models = tmp_path_factory.mktemp("batch"), dict[str, Transformer]()
+
+    def load(name: str) -> Transformer:
+        if name not in models:
+            path = folder / f"{name}.gguf"
+            if name == "plm":
+                write_latent(path, name, latent_tensors(name))
+            else:
+                {"qwen35": hybrid}.get(name, variant)(name).write(path)
+            models[name] = load_model(path, cpu_backend())[0]
+        return models[name]
+
+    return load
+
+
+def sampler(model: Transformer, seed: int) -> Sampler:
+    params = SamplingParams(seed=seed, temperature=0.0 if seed % 2 else 1.0)
+    return Sampler(params, n_vocab=model.config.n_vocab)
+
+
+def prompts(n: int, most: int, seed: int = 0) -> list[list[int]]:
+    """Some of which begin alike."""
+    rng = random.Random(seed)
+    made = [[rng.randrange(N_IDS) for _ in range(rng.randint(1, most))]]
+    while len(made) < n:
+        base = rng.choice(made)
+        kept = base[: rng.randint(0, len(base))] if rng.random() < 0.6 else []
+        n_new = rng.randint(1, most)
+        made.append((kept + [rng.randrange(N_IDS) for _ in range(n_new)])[:most])
+    return made
+
+
+def alone(model: Transformer, cache: CacheConfig, ids: list[int], seed: int, n: int) -> list[int]:
+    engine = Engine(model, replace(cache, n_sequences=1), n_batch=64)
+    return list(engine.generate(ids, sampler=sampler(model, seed), max_tokens=n))
+
+
+def check_pages(cache: KVCache) -> None:
+    """Each page is free, or held by as many sequences as the pool counts."""
+    for i, pool in enumerate(cache.pools):
+        held = [page for sequence in cache._known() for page in sequence.held(i)]
+        assert [held.count(page) for page in range(pool.n_pages)] == pool.n_holders
+        assert len(pool.free) == pool.n_pages - len({*held})
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("llama", "packed"),
+        pytest.param("llama", "f16", marks=pytest.mark.slow),
+        pytest.param("llama", "tail", marks=pytest.mark.slow),
+        pytest.param("llama", "groups", marks=pytest.mark.slow),
+        pytest.param("gemma3", "packed", marks=pytest.mark.slow),
+        pytest.param("qwen35", "packed", marks=pytest.mark.slow),
+        pytest.param("plm", "packed", marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_are_those_of_each_alone(load: Load, name: str, cache: str) -> None:
+    """Whoever comes when, and whatever begins alike; and all pages come back."""
+    model, config = load(name), replace(CACHES[cache], n_sequences=3)
+    engine = Engine(model, config, n_batch=64)
+    batch = BatchEngine(engine, step_ms=5.0)
+    texts = prompts(8, 400)
+    generations = list[BatchedGeneration]()
+    for seed, ids in enumerate(texts):
+        generations.append(batch.generate(ids, sampler=sampler(model, seed), max_tokens=12))
+        for _ in range(seed):
+            batch.step()
+    tokens = [list(generation) for generation in generations]
+    for seed, (ids, got) in enumerate(zip(texts, tokens, strict=True)):
+        assert got == alone(model, config, ids, seed, 12)
+        assert generations[seed].finish_reason == "length"
+    assert batch.is_idle
+    check_pages(engine.cache)
+    engine.reset()
+    assert all(len(pool.free) == pool.n_pages for pool in engine.cache.pools)
+    assert batch.stats.n_generated == 96
+
+
+def test_who_gives_pages_back_goes_on_with_the_same_bits(load: Load) -> None:
+    """Prompts as prompts and drawn tokens as drawn tokens, from rows that are kept or not."""
+    model = load("llama")
+    config = replace(CACHE, n_sequences=3, n_tokens=5 * 256)
+    engine = Engine(model, config, n_batch=64)
+    batch = BatchEngine(engine)
+    texts = prompts(3, 220, seed=3)
+    generations = [
+        batch.generate(ids, sampler=sampler(model, seed), max_tokens=300)
+        for seed, ids in enumerate(texts)
+    ]
+    tokens = [list(generation) for generation in generations]
+    assert batch.stats.n_preempted
+    for seed, (ids, got) in enumerate(zip(texts, tokens, strict=True)):
+        assert got == alone(model, config, ids, seed, 300)
+
+
+def test_it_ends_when_it_is_cancelled_or_late(load: Load) -> None:
+    model, clock = load("llama"), [0.0]
+    engine = Engine(model, replace(CACHE, n_sequences=4), n_batch=64)
+    batch = BatchEngine(engine, clock=lambda: clock[0])
+    cancel = Event()
+    arguments = [{"cancel": cancel}, {"timeout": 5.0}, {}, {"max_tokens": 0}]
+    generations = [
+        batch.generate([1, 2, 3], sampler=sampler(model, 1), **{"max_tokens": 20, **more})
+        for more in arguments
+    ]
+    assert [next(generation, None) is None for generation in generations] == [False] * 3 + [True]
+    cancel.set()
+    clock[0] = 6.0
+    generations[2].close()
+    assert [list(generation) for generation in generations] == [[]] * 4
+    assert [one.finish_reason for one in generations] == ["cancelled"] * 3 + ["length"]
+    assert batch.is_idle
+    check_pages(engine.cache)
+
+
+def test_nan_ends_one_alone(load: Load) -> None:
+    model = load("llama")
+    batch = BatchEngine(Engine(model, replace(CACHE, n_sequences=2), n_batch=64))
+
+    class Failing(Sampler):
+        def sample(self, logits: object) -> int:
+            raise LocalKVError("the model produced NaN or infinite logits")
+
+    failing = Failing(SamplingParams(), n_vocab=N_IDS)
+    ids = [5, 6, 7]
+    both = [
+        batch.generate(ids, sampler=failing, max_tokens=5),
+        batch.generate(ids, sampler=sampler(model, 1), max_tokens=5),
+    ]
+    with pytest.raises(LocalKVError, match="NaN"):
+        next(both[0])
+    assert both[0].finish_reason == "cancelled"
+    assert list(both[1]) == alone(model, CACHE, ids, 1, 5)
+
+
+def test_an_exception_leaves_no_wrong_rows(load: Load) -> None:
+    """Ctrl-C in the middle of a step: all go on, as if nothing had been."""
+    model = load("llama")
+    engine = Engine(model, replace(CACHE, n_sequences=2), n_batch=64)
+    batch = BatchEngine(engine)
+    texts = [list(range(10, 80)), list(range(20, 40))]
+    generations = [batch.generate(ids, sampler=sampler(model, 1), max_tokens=8) for ids in texts]
+    for _ in range(4):
+        batch.step()
+    draw = generations[1].draw
+
+    def interrupted(logits: object) -> bool:
+        generations[1].draw = draw  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    generations[1].draw = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        batch.step()
+    assert [list(one) for one in generations] == [alone(model, CACHE, ids, 1, 8) for ids in texts]
+    check_pages(engine.cache)
+
+
+def test_the_engine_itself_serves_in_between(load: Load) -> None:
+    """A text alone, and logits, while others run; all share what is there of a prompt."""
+    model = load("llama")
+    engine = Engine(model, replace(CACHE, n_sequences=2), n_batch=64)
+    batch = BatchEngine(engine)
+    ids = list(range(90))
+    first = batch.generate(ids, sampler=sampler(model, 1), max_tokens=6)
+    head = [next(first) for _ in range(3)]
+    generation = engine.generate(ids, sampler=sampler(model, 1), max_tokens=6)
+    got = list(generation)
+    assert generation.stats.n_reused == 0  # rows of a text that runs are its own
+    logits = engine.logits(ids[:20])
+    assert head + list(first) == got == alone(model, CACHE, ids, 1, 6)
+    assert logits.tobytes() == Engine(model, CACHE, n_batch=64).logits(ids[:20]).tobytes()
+
+
+def test_what_never_fits_is_refused(load: Load) -> None:
+    model = load("llama")
+    engine = Engine(model, replace(CACHE, n_sequences=2, n_tokens=512), n_batch=64)
+    batch = BatchEngine(engine)
+    with pytest.raises(ContextOverflowError, match="600 tokens, but the cache holds 512"):
+        batch.generate([1] * 600, sampler=sampler(model, 1))
+    generation = batch.generate([1] * 500, sampler=sampler(model, 1))
+    assert len(list(generation)) == 12
+    assert generation.context_full
+    with pytest.raises(LocalKVError, match="3 requests at a time do not fit a cache of 2"):
+        BatchEngine(engine, n_parallel=3)
