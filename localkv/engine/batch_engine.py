@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from threading import Event
 
 from localkv.cache.arrays import Array
+from localkv.cache.batch import Wanted
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.engine.batched_generation import BatchedGeneration
 from localkv.engine.engine import Engine
@@ -237,21 +238,25 @@ class BatchEngine:
         cache.drop(cache.new_sequence())
 
     def _evaluate(self, parts: Sequence[Part]) -> Array:
-        """Run the model on the parts of a step: float32 [len(parts), n_vocab], after the last token
-        of each."""
+        """Run the model on the parts of a step.
+
+        Returns:
+            float32 [ends, n_vocab], after the last tokens of those that have no more.
+        """
         engine = self.engine
         slot = engine.slot
         slot.check_source()
-        pieces, generated = [], []
+        pieces, generated, wanted = [], [], list[Wanted]()
         for part in parts:
             request = part.request
             assert request.sequence is not None
             at = request.n_held
             pieces.append((request.sequence, request.text.ids[at : at + part.n_tokens]))
             generated.append(at >= request.n_prompt)
+            wanted.append("last" if part.n_tokens == request.n_missing else "none")
         n_tokens = sum(part.n_tokens for part in parts)
         slot.use_threads(n_tokens)
-        batch = engine.cache.batch(pieces, generated=generated)
+        batch = engine.cache.batch(pieces, logits=wanted, generated=generated)
         with slot.scratch_of(n_tokens), engine.model.backend.arrays.inference():
             logits = engine.model.forward(batch, engine.cache)
         for part in parts:
@@ -261,13 +266,11 @@ class BatchEngine:
     def _draw(self, parts: Sequence[Part], logits: Array) -> None:
         """The next tokens of the requests of which nothing is missing."""
         to_numpy = self.model.backend.arrays.to_numpy
-        for i, part in enumerate(parts):
-            request = part.request
-            if request.n_missing:
-                continue
+        ends = [part.request for part in parts if not part.request.n_missing]
+        for request, row in zip(ends, to_numpy(logits), strict=True):
             job = self._jobs[request.number]
             try:
-                goes_on = job.generation.draw(to_numpy(logits[i]))
+                goes_on = job.generation.draw(row)
             except LocalKVError as error:
                 job.generation.fail(error)
                 self._end(request)
