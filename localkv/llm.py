@@ -70,8 +70,9 @@ class LLM(TextModel):
 
     It may be used from several threads, and several of its streams may be read in turn: each call
     of the model is one turn, first come, first served, and every text is the one that it would be
-    alone. Rows that a stream needs and others have overwritten are evaluated again, so it is slower
-    to read streams in turn than one after the other. Different models run at the same time. A fork
+    alone. With `n_parallel` above 1 a turn serves all streams that somebody reads; else it is
+    slower to read streams in turn than one after the other, if the cache has no room for all of
+    them. Different models run at the same time. A fork
     of the process can't use it (`LocalKVError`), nor can a signal handler that interrupts a call of
     it. After an exception in a call, such as Ctrl-C, it goes on with an empty cache.
 
@@ -111,7 +112,8 @@ class LLM(TextModel):
             system, as `taskset` or a container has it.
         cpu_strict: each thread of the kernels has one of them for itself.
         n_batch: most prompt tokens evaluated at a time.
-        n_parallel: texts that `complete_many` generates at the same time.
+        n_parallel: texts that are generated at the same time: by `complete_many`, and by streams
+            that several threads read, or one in turn.
         n_cache_tokens: tokens that the cache holds of all of them together; None for `n_ctx` each.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as

@@ -183,13 +183,16 @@ class BatchEngine:
         """Whether no request is waiting or running."""
         return not self._jobs
 
-    def step(self) -> None:
+    def step(self, unless: Callable[[], bool] = lambda: False) -> None:
         """Run one step in a turn of its own; it serves all requests that are there.
+
+        Args:
+            unless: asked when the turn has come: whether no step is needed any more.
 
         Raises:
             LocalKVError: the model can't be run.
         """
-        self.engine.slot.turn(self._step)
+        self.engine.slot.turn(lambda: None if unless() else self._step())
 
     def end(self, request: Request) -> None:
         """A request is done; its rows are kept as long as there is room."""

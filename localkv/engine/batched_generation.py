@@ -20,7 +20,7 @@ class Steps(Protocol):
 
     clock: Callable[[], float]
 
-    def step(self) -> None: ...
+    def step(self, unless: Callable[[], bool]) -> None: ...
 
     def end(self, request: Request) -> None: ...
 
@@ -85,8 +85,8 @@ class BatchedGeneration(Iterator[int]):
         if self.finish_reason is not None:
             raise StopIteration
         try:
-            while not self._ready and self._end is None:
-                self._steps.step()
+            while not self._is_served():
+                self._steps.step(unless=self._is_served)
         except BaseException:
             self.close()
             raise
@@ -96,6 +96,7 @@ class BatchedGeneration(Iterator[int]):
                 raise self._error
             raise StopIteration
         token, seconds = self._ready.popleft()
+        self.request.n_unread -= 1
         stats = self.stats
         if stats.n_generated:
             stats.decode_seconds += seconds
@@ -106,6 +107,10 @@ class BatchedGeneration(Iterator[int]):
         if stats.n_generated == self._budget:
             self._conclude("length")
         return token
+
+    def _is_served(self) -> bool:
+        """Whether there is a token, or none will be."""
+        return bool(self._ready) or self._end is not None
 
     def draw(self, logits: NDArray[np.float32]) -> bool:
         """Take the next token, drawn from the logits after the last; whether another one follows.
@@ -133,6 +138,7 @@ class BatchedGeneration(Iterator[int]):
         ids.append(token)
         now = self._steps.clock()
         self._ready.append((token, now - self._drawn_at))
+        self.request.n_unread += 1
         self._drawn_at = now
         if len(ids) - self.request.n_prompt == self._budget:
             self._end = "length"

@@ -26,6 +26,7 @@ class Request:
         n_reused: tokens of its prompt that it found evaluated when it ran first.
         n_lost: further ones that were the same, but whose rows were no longer there.
         n_preempted: how often it had to give its pages to others.
+        n_unread: tokens that were drawn and that nobody has asked for yet.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Request:
     n_reused: int = 0
     n_lost: int = 0
     n_preempted: int = 0
+    n_unread: int = 0
 
     @property
     def n_held(self) -> int:

@@ -6,8 +6,9 @@ of its time. Nothing here runs a model or reads a clock, and the same calls give
 Rules, in this order:
 
 1. Who is past its deadline is done.
-2. All that generate take part, the oldest first. If a page is missing, the youngest of the lowest
-   priority gives its pages back and waits again, in front of all others; it goes on where it was.
+2. All that generate take part, the oldest first, but for those with `AHEAD` tokens that nobody has
+   asked for yet. If a page is missing, one of the latter, or else the youngest of the lowest
+   priority, gives its pages back and waits again, in front of all others; it goes on where it was.
 3. Prompts share the rest of the step's milliseconds, as the cost model has them, at least
    `LEAST_SHARE` of them and `LEAST_TOKENS`; and all of a batch if nobody generates.
 4. Of the prompts those with the larger priority come first, then those that were preempted, then
@@ -33,6 +34,8 @@ PIECE = 8
 """Tokens that the size of a piece of a prompt is a multiple of, but for the last."""
 AGEING = 200.0
 """Tokens that a second of waiting counts for."""
+AHEAD = 32
+"""Tokens that are drawn for a reader who pauses."""
 PATIENCE = 5.0
 """Seconds that a request waits for pages before it lets nobody pass."""
 
@@ -134,10 +137,15 @@ class Scheduler:
             if n and self.rows.reserve(request, n):
                 parts.append(Part(request, n))
                 n_tokens -= n
-        if not parts and len(self.running) > 1:  # all wait for each other's pages
+        if not parts and self._blocks():  # all wait for pages that others have
             self._preempt(self._least_important())
             return self.step(now)
         return parts
+
+    def _blocks(self) -> bool:
+        """Whether somebody could go on if another one gave its pages back."""
+        wanted = [one for one in (*self.running, *self.waiting) if not _has_enough(one)]
+        return bool(wanted) and any(one not in wanted[:1] for one in self.running)
 
     def shape(self, parts: Iterable[Part]) -> StepShape:
         """What the cost model wants to know of a step."""
@@ -153,7 +161,7 @@ class Scheduler:
         """The parts of those that generate."""
         parts = list[Part]()
         for request in sorted(self.running, key=lambda one: (-one.priority, one.number)):
-            while request.state == "running" and request.is_decoding:
+            while request.state == "running" and request.is_decoding and not _has_enough(request):
                 if self.rows.reserve(request, 1):
                     parts.append(Part(request, 1))
                     break
@@ -163,7 +171,7 @@ class Scheduler:
         return parts
 
     def _least_important(self) -> Request:
-        return min(self.running, key=lambda one: (one.priority, -one.number))
+        return min(self.running, key=lambda one: (not _has_enough(one), one.priority, -one.number))
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
@@ -190,7 +198,7 @@ class Scheduler:
             return -one.priority, not one.n_preempted, left, one.number
 
         every = [*self.waiting, *(one for one in self.running if not one.is_decoding)]
-        return sorted(every, key=key)
+        return sorted((one for one in every if not _has_enough(one)), key=key)
 
     def _begin(self, request: Request) -> bool:
         """Give a waiting request a sequence, if there is room for it."""
@@ -208,3 +216,7 @@ class Scheduler:
         if request.n_alike > n_tokens > PIECE:
             n_tokens -= n_tokens % PIECE
         return self.rows.chunk(request, min(n_tokens, request.n_alike))
+
+
+def _has_enough(request: Request) -> bool:
+    return request.n_unread >= AHEAD

@@ -138,7 +138,7 @@ class TextModel:
         others = {"chat": CHAT_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
         check_options(sampling, STREAM_OPTIONS, others)
         return self._stream(
-            self.engine,
+            self.batch if self.engine.cache.n_sequences > 1 else self.engine,
             prompt,
             max_tokens=max_tokens,
             stop=stop,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
 
@@ -14,6 +15,7 @@ from localkv.config import CacheConfig
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.batched_generation import BatchedGeneration
 from localkv.engine.engine import Engine
+from localkv.engine.scheduler import AHEAD
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.weights import load_model
@@ -74,6 +76,16 @@ def alone(model: Transformer, cache: CacheConfig, ids: list[int], seed: int, n: 
     return list(engine.generate(ids, sampler=sampler(model, seed), max_tokens=n))
 
 
+def together(batch: BatchEngine, generations: list[BatchedGeneration]) -> list[list[int]]:
+    """The tokens of all, read as they come."""
+    tokens = [list[int]() for _ in generations]
+    while not batch.is_idle:
+        batch.step()
+        for one, drawn in zip(generations, tokens, strict=True):
+            drawn += [next(one) for _ in range(one.n_ready)]
+    return [drawn + list(one) for one, drawn in zip(generations, tokens, strict=True)]
+
+
 def check_pages(cache: KVCache) -> None:
     """Each page is free, or held by as many sequences as the pool counts."""
     for i, pool in enumerate(cache.pools):
@@ -105,7 +117,7 @@ def test_tokens_are_those_of_each_alone(load: Load, name: str, cache: str) -> No
         generations.append(batch.generate(ids, sampler=sampler(model, seed), max_tokens=12))
         for _ in range(seed):
             batch.step()
-    tokens = [list(generation) for generation in generations]
+    tokens = together(batch, generations)
     for seed, (ids, got) in enumerate(zip(texts, tokens, strict=True)):
         assert got == alone(model, config, ids, seed, 12)
         assert generations[seed].finish_reason == "length"
@@ -127,7 +139,7 @@ def test_who_gives_pages_back_goes_on_with_the_same_bits(load: Load) -> None:
         batch.generate(ids, sampler=sampler(model, seed), max_tokens=300)
         for seed, ids in enumerate(texts)
     ]
-    tokens = [list(generation) for generation in generations]
+    tokens = together(batch, generations)
     assert batch.stats.n_preempted
     for seed, (ids, got) in enumerate(zip(texts, tokens, strict=True)):
         assert got == alone(model, config, ids, seed, 300)
@@ -222,3 +234,33 @@ def test_what_never_fits_is_refused(load: Load) -> None:
     assert generation.context_full
     with pytest.raises(LocalKVError, match="3 requests at a time do not fit a cache of 2"):
         BatchEngine(engine, n_parallel=3)
+
+
+def test_who_pauses_keeps_nobody_waiting(load: Load) -> None:
+    """A generation that nobody reads is some tokens ahead, and then gives its pages to others."""
+    model = load("llama")
+    config = replace(CACHE, n_sequences=2, n_tokens=4 * 256)
+    batch = BatchEngine(Engine(model, config, n_batch=64))
+    texts = prompts(3, 200, seed=4)
+    paused = batch.generate(texts[0], sampler=sampler(model, 0), max_tokens=400)
+    head = [next(paused)]
+    for seed in (1, 2):
+        generation = batch.generate(texts[seed], sampler=sampler(model, seed), max_tokens=500)
+        assert list(generation) == alone(model, config, texts[seed], seed, 500)
+        assert paused.n_ready == AHEAD
+    assert head + list(paused) == alone(model, config, texts[0], 0, 400)
+
+
+def test_threads_share_steps(load: Load) -> None:
+    """Each reads one generation; a step serves all that wait."""
+    model = load("llama")
+    batch = BatchEngine(Engine(model, replace(CACHE, n_sequences=4), n_batch=64))
+    texts = [[1, 2, 3, i] for i in range(4)]
+    generations = [
+        batch.generate(ids, sampler=sampler(model, i), max_tokens=60) for i, ids in enumerate(texts)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        tokens = list(pool.map(list, generations))
+    assert tokens == [alone(model, CACHE, ids, i, 60) for i, ids in enumerate(texts)]
+    assert batch.stats.n_generated == 240
+    assert batch.stats.n_steps < 120
