@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localkv.cli.cache_pairs import require_cache_type
+from localkv.cli.calibrate_progress import CalibrateProgress
 from localkv.cli.calibrate_report import report, report_lines
 from localkv.cli.command import Command
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.loading_options import loading_options, unoffered_values
-from localkv.cli.messages import note, say, warn
+from localkv.cli.messages import note, warn
 from localkv.cli.model_file import named_or_shipped
 from localkv.cli.option_types import Whole
 from localkv.cli.options import json_option, option
 from localkv.cli.picture_file import check_plot
-from localkv.cli.progress_line import ProgressLine
 from localkv.cli.prompt import read_file, without_final_newline
 from localkv.cli.text_output import TextOutput, check_writable
 from localkv.errors import UsageError, counted, printable
@@ -83,7 +83,7 @@ def _run(
     digest = model_hash(llm.gguf)
     path = Path(output) if output is not None else in_data_folder(digest)
     seconds, bandwidth = _speed(llm)
-    with _Progress() as progress:
+    with CalibrateProgress() as progress:
         model, smoothing = _smoothed(llm, chunks, plan, smooth)
         profile = measure(
             model,
@@ -133,37 +133,6 @@ def _smoothed(
         note("no layer's weights can hold the smoothing of K or V")
         return model, NO_SMOOTHING
     return load_model(llm.gguf, llm.backend, smoothing=smoothing)[0], smoothing
-
-
-class _Progress(ProgressLine):
-    """How far it is, and how long it will take: a line on a terminal, else one at the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._started = time.perf_counter()
-        self._told = False
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._started
-
-    def step(self, done: int, of: int, what: str) -> None:
-        left = self.seconds / max(1, done) * (of - done)
-        if done >= _BEFORE_ESTIMATE and not self._told:
-            self._told = True
-            if left > _LONG:
-                self.clear()
-                say(
-                    f"{of} measurements take about {left / 60:.0f} minutes; fewer tokens "
-                    "(--tokens) or types (--types) take less"
-                )
-        if what:
-            estimate = f", about {left:.0f} s left" if done >= _BEFORE_ESTIMATE else ""
-            self.show(f"{done} of {of}: {what}{estimate}")
-
-
-_BEFORE_ESTIMATE, _LONG = 20, 120
-"""Steps before time is estimated, and seconds that are worth a line."""
 
 
 def _types(text: str | None) -> list[str]:
@@ -220,7 +189,7 @@ def _speed(llm: LLM) -> tuple[float, float]:
 _SPEED_TOKENS, _SPEED_BYTES = 8, 128 << 20
 
 
-def _saved(path: Path, output: str | None, progress: _Progress) -> str:
+def _saved(path: Path, output: str | None, progress: CalibrateProgress) -> str:
     use = "auto" if output is None else printable(path)
     return (
         f"{printable(path)}: measured in {progress.seconds:.0f} s; use it with --kv-profile {use}"

@@ -10,6 +10,7 @@ import pytest
 
 from localkv import LLM
 from localkv.cache.profile_file import read_profile
+from localkv.cli.calibrate_progress import CalibrateProgress
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from support.tiny_model import write_tiny_model
@@ -121,3 +122,22 @@ def test_plan_and_bench(program, measured: Path, tmp_path: Path) -> None:
     assert {(one["type_k"], one["type_v"]) for one in json.loads(bench.out)} == {shown}
     twice = program("bench", "-m", measured, *run, "--kv-profile", path, "-ctk", "q8_0")
     assert twice.err_lines[0] == "error: --kv-profile names the cache types"
+
+
+def test_kernels_that_are_compiled_first_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """Time is estimated from the latest steps, and said once if it is long."""
+    now = 0.0
+    progress = CalibrateProgress(clock=lambda: now)
+    for done in range(300):
+        progress.step(done, 300, "layer 0, K q4_0")
+        now += 60 if done < 20 else 1.5
+    assert capsys.readouterr().err == (
+        "260 more measurements take about 6 minutes; fewer tokens (--tokens) or types (--types) "
+        "take less\n"
+    )
+    assert progress.seconds == 20 * 60 + 280 * 1.5
+    quick = CalibrateProgress(clock=lambda: now)
+    for done in range(300):
+        quick.step(done, 300, "")
+        now += 0.1
+    assert not capsys.readouterr().err
