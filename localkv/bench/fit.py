@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from localkv.bench.grid import Grid
+from localkv.bench.parallel import ParallelTest
 from localkv.bench.source import Source
 from localkv.cache.layout import check_cache
 from localkv.config import CacheConfig
@@ -28,12 +30,22 @@ def check_grid(source: Source, grid: Grid, device: str, like: CacheConfig) -> li
         UsageError: a cache type can't be used with this model.
         DoesNotFitError: names settings that would fit.
     """
+    sizes = (max((test.n_ctx for test in grid.tests(depth)), default=0) for depth in grid.n_depth)
+    return _check(source, grid, device, [replace(like, n_ctx=n_ctx) for n_ctx in sizes if n_ctx])
+
+
+def check_parallel(
+    tests: Sequence[ParallelTest], source: Source, grid: Grid, device: str, like: CacheConfig
+) -> list[str]:
+    """The same, of the caches of tests with many sequences."""
+    return _check(source, grid, device, [test.cache(like) for test in tests])
+
+
+def _check(source: Source, grid: Grid, device: str, caches: Sequence[CacheConfig]) -> list[str]:
     backend = select_backend(device)
     budget = free_memory(backend)
     warnings = []
     for setting in grid.settings():
-        cache = replace(like, type_k=setting.type_k, type_v=setting.type_v)
-        check_cache(cache, source.config.groups)
         memory = ModelMemory(
             source.tensors,
             source.config,
@@ -42,9 +54,9 @@ def check_grid(source: Source, grid: Grid, device: str, like: CacheConfig) -> li
             max(setting.n_threads or n_threads(), setting.n_threads_batch or 0),
             is_file=source.path is not None,
         )
-        for depth in grid.n_depth:
-            n_ctx = max((test.n_ctx for test in grid.tests(depth)), default=0)
-            cache = replace(cache, n_ctx=n_ctx)
-            if n_ctx and budget and (warning := check_fit(memory, cache, budget, has_ctx=False)):
+        for made in caches:
+            cache = replace(made, type_k=setting.type_k, type_v=setting.type_v)
+            check_cache(cache, source.config.groups)
+            if budget and (warning := check_fit(memory, cache, budget, has_ctx=False)):
                 warnings.append(warning)
     return list(dict.fromkeys(warnings))

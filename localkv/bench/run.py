@@ -65,7 +65,7 @@ def run(subject: Subject, grid: Grid, options: Options) -> Iterator[Result]:
         UsageError: a type's scales are missing or not this model's.
         LocalKVError: a cache does not fit the memory.
     """
-    machine = _machine(subject, options.device)
+    machine = machine_of(subject, options.device)
     before, measured = chosen_threads(), dict[int, float]()
     try:
         for setting in grid.settings():
@@ -189,7 +189,12 @@ class _Bench:
         self.options.on_progress(f"{setting.type_k}/{setting.type_v} {text}")
 
 
-def _machine(subject: Subject, device: str) -> Machine:
+def machine_of(subject: Subject, device: str) -> Machine:
+    """Where a model runs, and with which kernels.
+
+    Args:
+        device: the value of `--device`.
+    """
     backend = subject.model.backend
     # attention's words are those of all types
     kernels = in_words(subject.model.uses([("f16", "f16")]))

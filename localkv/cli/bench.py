@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from localkv.cache.layout import check_windows
 from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.bench_grid import grid as make_grid
 from localkv.cli.bench_grid import grid_options
+from localkv.cli.bench_parallel import ParallelTable, parallel_tests, shared_flag
 from localkv.cli.bench_plot import check_bench_plot, plot
 from localkv.cli.bench_profile import with_profile
-from localkv.cli.bench_tables import FORMATS, Table, make_table
+from localkv.cli.bench_tables import FORMATS, make_table
 from localkv.cli.cache_pairs import fitting_pairs
 from localkv.cli.command import Command
 from localkv.cli.completion import model_values
@@ -39,6 +41,7 @@ from localkv.system.placement import place_caller, place_process
 
 if TYPE_CHECKING:
     from localkv.bench.grid import Grid
+    from localkv.bench.parallel import ParallelResult, ParallelTest
     from localkv.bench.result import Result
     from localkv.bench.run import Options
     from localkv.bench.source import Source
@@ -145,6 +148,15 @@ def _run(
         say_preset({**values, **types})
     elif values["pairs"] and _given("cache_type_k", "cache_type_v", "preset"):
         raise UsageError("--pairs names the cache types", hint="leave out -ctk, -ctv and --preset")
+    if values["prompt_shared"] and not values["parallel"]:
+        raise UsageError("-pps is about --parallel", hint="as in --parallel 1,8 -pps")
+    tests = (
+        parallel_tests(
+            grid, {**values, "formats": (output_format, error_format), "plot_file": plot_file}
+        )
+        if values["parallel"]
+        else []
+    )
     if plot_file is not None:
         check_bench_plot(plot_file, grid)
     if values["pairs"] is None or values["pairs"].lower() not in ("pure", "all"):
@@ -157,7 +169,9 @@ def _run(
     jobs = [(source, _fitted(grid, source, values)) for source in sources]
     for source, _ in jobs:
         check_windows(cache, source.config.groups)
-    n_tests = sum(fitted.n_tests for _, fitted in jobs)
+    n_tests = sum(
+        len(fitted.settings()) * len(tests) if tests else fitted.n_tests for _, fitted in jobs
+    )
     if values["kv_scales"] is not None:
         cache = replace(cache, kv_scales=read_kv_scales(values["kv_scales"]))
     if said := [f"{flag} {values[name]}" for name, flag in _SWA_TYPES.items() if values[name]]:
@@ -168,12 +182,12 @@ def _run(
     before_model()
     from localkv.bench.run import Options
 
-    results: list[Result] = []
+    results: list[Any] = []
     interrupted = False
     with TextOutput(None) as out, ProgressLine() as progress:
         pairs = dict.fromkeys(pair for _, fitted in jobs for pair in fitted.pairs)
         whole = replace(grid, pairs=tuple(pairs))
-        tables = _Tables(output_format, error_format, whole, out)
+        tables = _Tables(output_format, error_format, whole, out, parallel=bool(tests))
         options = Options(
             repetitions,
             warm_up=not no_warmup,
@@ -182,7 +196,7 @@ def _run(
             on_progress=lambda text: progress.show(f"test {len(results) + 1} of {n_tests}: {text}"),
         )
         try:
-            for result in _results(jobs, options, values["fit"], progress):
+            for result in _results(jobs, tests, options, values["fit"], progress):
                 progress.clear()
                 results.append(result)
                 tables.add(result)
@@ -234,37 +248,51 @@ def _fitted(grid: Grid, source: Source, values: dict[str, Any]) -> Grid:
 
 
 def _results(
-    jobs: list[tuple[Source, Grid]], options: Options, fit: str, progress: ProgressLine
-) -> Iterator[Result]:
+    jobs: list[tuple[Source, Grid]],
+    tests: list[ParallelTest],
+    options: Options,
+    fit: str,
+    progress: ProgressLine,
+) -> Iterator[Result | ParallelResult]:
     """The results of all models. One is gone from memory before the next is loaded."""
-    from localkv.bench.fit import check_grid
+    from localkv.bench.fit import check_grid, check_parallel
+    from localkv.bench.parallel import run_parallel
     from localkv.bench.run import run
     from localkv.bench.subject import load
 
     for source, grid in jobs:
         warnings: list[str] = []
         if fit == "on":
-            warnings += check_grid(source, grid, options.device, options.cache)
+            check = partial(check_parallel, tests) if tests else check_grid
+            warnings += check(source, grid, options.device, options.cache)
         progress.show(f"loading {source.name}")
         subject = load(source, options.device, fit)
         progress.clear()
         warnings += subject.warnings
         for line in dict.fromkeys(warnings):
             warn(line)
-        yield from run(subject, grid, options)
+        if tests:
+            yield from run_parallel(subject, grid, tests, options)
+        else:
+            yield from run(subject, grid, options)
         del subject
 
 
 class _Tables:
     """The table on stdout, and the one on stderr if there is one."""
 
-    def __init__(self, name: str, error_name: str | None, grid: Grid, out: TextOutput) -> None:
-        self._outputs: list[tuple[Table, Any]] = [(make_table(name, grid), out)]
+    def __init__(
+        self, name: str, error_name: str | None, grid: Grid, out: TextOutput, *, parallel: bool
+    ) -> None:
+        def make(name: str) -> Any:
+            return ParallelTable(name) if parallel else make_table(name, grid)
+
+        self._outputs: list[tuple[Any, Any]] = [(make(name), out)]
         if error_name is not None and sys.stderr is not None:
-            self._outputs.append((make_table(error_name, grid), sys.stderr))
+            self._outputs.append((make(error_name), sys.stderr))
         self._begun = False
 
-    def add(self, result: Result) -> None:
+    def add(self, result: Result | ParallelResult) -> None:
         for table, out in self._outputs:
             if not self._begun:
                 out.write(table.header(result))
@@ -284,12 +312,17 @@ bench = Command(
             "Generation at several depths, for two caches, as a picture",
             "localkv bench -m model.gguf -p 0 -d 0,8192 --pairs f16/f16,q8_0/q4_0 --plot speed.png",
         ),
+        (
+            "Eight sequences at the same time, beside one",
+            "localkv bench -m model.gguf -p 256 -n 64 --parallel 1,8",
+        ),
         ("A shape without a file", "localkv bench --synthetic llama-8b:q4_0"),
     ],
     essentials="-m -hf --synthetic -p -n -d -ctk -ctv --pairs -t -dev -r -o --plot",
     params=[
         *_MODEL_OPTIONS,
         *grid_options(),
+        shared_flag(),
         *(param for param in loading_options() if param.name in _SHARED),
         *_RUN_OPTIONS,
     ],

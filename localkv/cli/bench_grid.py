@@ -21,6 +21,9 @@ from localkv.cli.preset_choice import preset_or_given
 from localkv.errors import LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
 
+MOST_PARALLEL = 1024
+"""Sequences of `--parallel`."""
+
 
 class Listed(click.ParamType[Any]):
     """A value that stands for several; as an option is repeated, they add up."""
@@ -115,6 +118,15 @@ def grid_options() -> list[click.Parameter]:
             metavar="N,...",
             help="Tokens that are in the cache before a test: random ones, evaluated once per "
             "cache and depth, and not timed.",
+        ),
+        _list_option(
+            "--parallel",
+            "-npl",
+            panel="Tests",
+            type=_numbers(1, MOST_PARALLEL),
+            metavar="N,...",
+            help="Sequences at the same time, each with a prompt of -p and -n generated tokens; "
+            "columns as llama-batched-bench's.",
         ),
         _list_option(
             "-ctk",
