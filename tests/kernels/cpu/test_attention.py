@@ -160,8 +160,8 @@ def test_windows_of_any_shape(
     )
 
 
-def test_pages_outside_the_window_are_not_read() -> None:
-    """They may hold anything, NaN too."""
+def test_rows_before_the_window_are_not_read() -> None:
+    """Neither pages nor tiles of a page; they may hold anything, NaN too."""
     cache = torch_cache(
         n_layers=1, n_kv_heads=1, head_dim=32, segments=[SegmentSpec("f32", "f32")], n_ctx=1024
     )
@@ -174,6 +174,7 @@ def test_pages_outside_the_window_are_not_read() -> None:
         if n_new == 900:
             for plane in (*layer.segments[0].k, *layer.segments[0].v):
                 plane[sequence.pages[0][:2]] = 0xFF
+                plane[sequence.pages[0][2], :, :64] = 0xFF  # the first row that is seen is 601
         else:
             args = layer.segments[0], batch.segments[0], batch
             out, _ = cpu_attention()(rows, *args, AttentionParams(1.0, window=300))

@@ -11,11 +11,12 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.arch.rope_spec import RopeSpec
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, tail_segments
+from localkv.cache.tail import Tail
 from localkv.cache.uniform_cache import uniform_cache
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.job import Job, Sequence
-from localkv.kernels.cpu.attention.next_token import TokenAttention
+from localkv.kernels.cpu.attention.next_token import NOTHING, TokenAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.plan import Launch, Plan
 from localkv.kernels.rope import TokenRotations, rope_frequencies, rope_table
@@ -59,23 +60,43 @@ def said(launch: Launch | None, plan: Plan | None) -> object:
 )
 def test_a_plan_is_moved_on(params: AttentionParams) -> None:
     """Also where a page is begun or left, and where the next token is none that follows."""
-    segments = [SegmentSpec("f16", "f16")]
+    kept = check_moved((SegmentSpec("f16", "f16"),), 0, params)
+    assert len(kept) < 15  # of 168
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_plan_is_moved_on_with_a_tail(part: int) -> None:
+    """Of the packed rows and of the tail, whose pages come and go."""
+    tail = Tail(0, 64)
+    segments = SegmentSpec("q4_0", "q4_0", tail=tail), *tail_segments(tail)
+    kept = check_moved(segments, part, AttentionParams(1.0))
+    assert len(kept) < 35  # of 168
+
+
+def check_moved(
+    segments: tuple[SegmentSpec, ...], part: int, params: AttentionParams
+) -> list[object]:
+    """The plans of tokens, each as made anew."""
     sizes = {"n_kv_heads": 2, "head_dim": SHAPE[-1], "n_ctx": 4 * PAGE_TOKENS}
     cache = uniform_cache(NumpyArrays(), n_layers=1, segments=segments, **sizes)
-    segment, other = cache.layers[0].segments[0], cache.new_sequence()
-    attention, kept = TokenAttention(PackedAttention(), SHAPE, segment, 0, params), list[object]()
+    segment, other = cache.layers[0].segments[part], cache.new_sequence()
+    run = PackedAttention()
+    attention, kept = TokenAttention(run, SHAPE, segment, part, params), list[object]()
     steps = (range(start, start + 40) for start in (190, 250, 500, 540))
     for length in (*itertools.chain(*steps), 7, 8, 600, 599, 1023, 601, -601, -602):
         if length == -601:  # other pages
             cache.reserve(other, 1)
         batch = token(cache, abs(length))
         launch, plan = attention(batch)
-        rows = batch.segments[0]
-        fresh, _, (wanted,) = PackedAttention().prepared(SHAPE, segment, rows, batch, params)
-        assert said(launch, plan) == said(wanted, fresh)
+        rows = batch.segments[part]
+        fresh, _, wanted = PackedAttention().prepared(SHAPE, segment, rows, batch, params)
+        if not wanted:
+            assert launch is NOTHING
+            continue
+        assert said(launch, plan) == said(*wanted, fresh)
         if not kept or kept[-1] is not plan:
             kept.append(plan)
-    assert len(kept) < 15  # of 168
+    return kept
 
 
 def test_rotations_of_one_token() -> None:

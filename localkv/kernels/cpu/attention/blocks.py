@@ -103,9 +103,9 @@ def attend_block(address: Address, job: Job, piece: int, head: int, scratch: Add
     for t0 in range(begin, end_visible(job, token + (first_row + n_rows - 1) // group), TILE):
         place = get_i64(block.table, t0 // PAGE_TOKENS) * job.n_kv_heads + head
         where = (k_blocks, t0 % PAGE_TOKENS // LANES)
-        call_address(job.k_kernel, (k, scales, *regions(job.k_planes, place), *where))
+        call_address(job.k_kernel, (k, scales, *regions(job.k_planes, place, 0), *where))
         where = (v_blocks, t0 % PAGE_TOKENS // LANES)
-        call_address(job.v_kernel, (v, scales, *regions(job.v_planes, place), *where))
+        call_address(job.v_kernel, (v, scales, *regions(job.v_planes, place, 0), *where))
         for tile_row in range(0, n_padded, TILE_ROWS):
             end_row = min(tile_row + TILE_ROWS, n_rows)
             first = max(0, first_visible(job, token + (first_row + tile_row) // group) - t0)

@@ -178,10 +178,12 @@ def attend_part(
     for t0 in range(piece.first // TILE * TILE, piece.end, TILE):
         place = get_i64(block.table, t0 // PAGE_TOKENS)
         group = t0 % PAGE_TOKENS // LANES
+        planes = regions(job.latent_planes, place, 0)
         where = (latent_dim // job.latent_block, group)
-        call_address(job.latent_kernel, (k, scales, *regions(job.latent_planes, place), *where))
+        call_address(job.latent_kernel, (k, scales, *planes, *where))
+        planes = regions(job.rope_planes, place, 0)
         where = (rope_dim // job.rope_block, group)
-        call_address(job.rope_kernel, (rotated, scales, *regions(job.rope_planes, place), *where))
+        call_address(job.rope_kernel, (rotated, scales, *planes, *where))
         turn_latents(k, v, latent_dim)
         turn_rotated(rotated, k + latent_dim * TILE * 4, rope_dim, scales)
         for tile in range(0, block.n_rows, TILE_ROWS):

@@ -16,7 +16,7 @@ from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.cpu.attention.job import Sequence
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
-from localkv.kernels.cpu.attention.plan import Launch, Plan, visible_rows
+from localkv.kernels.cpu.attention.plan import Launch, Plan
 
 TEMPLATE = "attention/rows"
 """The worker for generated tokens."""
@@ -74,13 +74,17 @@ class TokenAttention:
             self._pages = rows.page_table.tobytes()
 
     def _visible(self, rows: SegmentBatch, batch: Batch, length: int) -> tuple[int, int]:
-        """As `visible_rows`, of the only token."""
-        if rows.tail is not None:
-            first, end = visible_rows(rows, batch, self.params)[0].tolist()
-            return first, end
+        """As `visible_rows`, of the only token, without NumPy."""
         position = int(batch.positions[0])
-        first = max(0, int(self.params.first_visible(position)) - rows.first_position)
-        return first, min(length, position + 1 - rows.first_position)
+        first, end = int(self.params.first_visible(position)), position + 1
+        if rows.tail is not None:
+            begin = max(rows.tail.begin(position), *rows.exact_from)
+            if rows.is_tail:
+                first = max(first, begin)
+            else:
+                end = min(end, begin)
+        first, end = (min(max(0, at - rows.first_position), length) for at in (first, end))
+        return first, end
 
     def _moved_on(self, rows: SegmentBatch, batch: Batch) -> bool:
         """Make the plan this token's, if it sees the pages that the one before saw."""

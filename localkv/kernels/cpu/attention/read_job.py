@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.attention.job import (
     BLOCK_ITEMS,
     CHUNK_ITEMS,
@@ -14,6 +15,7 @@ from localkv.kernels.cpu.attention.job import (
     Job,
     Sequence,
 )
+from localkv.kernels.cpu.attention.weigh_digits import CHUNK
 from localkv.simd.kinds import Address, Addresses
 from localkv.simd.memory import get_i64, get_i64s
 
@@ -54,18 +56,33 @@ def end_visible(job: Job, token: int) -> int:
 
 
 @njit
-def region(planes: Address, plane: int, place: int) -> Address:
-    """The address of a page and KV head (`place` counts those) in one plane."""
-    return get_i64(planes, plane * 2) + place * get_i64(planes, plane * 2 + 1)
+def rows_seen(job: Job, sequence: Sequence, page: int) -> tuple[int, int]:
+    """The rows of one of its pages that a sequence's new tokens see, from a multiple of CHUNK on.
+
+    What a token sees begins and ends no earlier than what the one before sees.
+    """
+    row = page * PAGE_TOKENS
+    first = first_visible(job, sequence.token) - row
+    end = end_visible(job, sequence.token + sequence.n_new - 1)
+    end = min(end, sequence.length) - row
+    return max(0, first) // CHUNK * CHUNK, min(PAGE_TOKENS, end)
 
 
 @njit
-def regions(planes: Address, place: int) -> Addresses:
+def region(planes: Address, plane: int, place: int, row: int) -> Address:
+    """The address of a page and KV head (`place` counts those) in one plane, from a row on: a
+    multiple of the tokens that lie together."""
+    n_bytes = get_i64(planes, plane * 2 + 1)
+    return get_i64(planes, plane * 2) + place * n_bytes + n_bytes * row // PAGE_TOKENS
+
+
+@njit
+def regions(planes: Address, place: int, row: int) -> Addresses:
     """`region` in each of four planes, and the codebook."""
     return (
-        region(planes, 0, place),
-        region(planes, 1, place),
-        region(planes, 2, place),
-        region(planes, 3, place),
-        region(planes, CODEBOOK, place),
+        region(planes, 0, place, row),
+        region(planes, 1, place, row),
+        region(planes, 2, place, row),
+        region(planes, 3, place, row),
+        region(planes, CODEBOOK, place, row),
     )

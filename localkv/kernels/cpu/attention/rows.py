@@ -28,6 +28,7 @@ from localkv.kernels.cpu.attention.read_job import (
     read_sequence,
     region,
     regions,
+    rows_seen,
 )
 from localkv.kernels.cpu.attention.sizes import part_result, row_scratch
 from localkv.kernels.cpu.attention.softmax import (
@@ -81,17 +82,18 @@ def fetch_scales(planes: Address, place: int) -> None:
         n_bytes = get_i64(planes, plane * 2 + 1)
         if get_i64(planes, plane * 2) != get_i64(planes, LARGEST * 2):
             for at in range(0, n_bytes, 64):
-                prefetch(region(planes, plane, place), at)
+                prefetch(region(planes, plane, place, 0), at)
 
 
 @njit
-def start_fetching(planes: Address, place: int) -> Address:
-    """Ask for the first groups of a page that nobody has asked for; where the others begin.
+def start_fetching(planes: Address, place: int, row: int) -> Address:
+    """Ask for the first groups, from a row on, of a page that nobody has asked for; where the
+    others begin.
 
     Groups that are multiplied at once are read side by side, so there are some.
     """
     fetch_scales(planes, place)
-    codes = region(planes, LARGEST, place)
+    codes = region(planes, LARGEST, place, row)
     n_bytes = get_i64(planes, LARGEST * 2 + 1) // FIRST_PART
     for at in range(0, n_bytes, 64):
         prefetch(codes, at)
@@ -99,11 +101,12 @@ def start_fetching(planes: Address, place: int) -> Address:
 
 
 @njit
-def first_place(job: Job, piece: int) -> int:
-    """The first page and KV head of a piece."""
+def first_place(job: Job, piece: int) -> tuple[int, int]:
+    """The first page and KV head of a piece, and the first row that is read there."""
     chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
-    table = read_sequence(job.sequences, chunk.sequence).table
-    return get_i64(table, chunk.first_page) * job.n_kv_heads + piece % job.n_kv_heads
+    sequence, page = read_sequence(job.sequences, chunk.sequence), chunk.first_page
+    place = get_i64(sequence.table, page) * job.n_kv_heads + piece % job.n_kv_heads
+    return place, rows_seen(job, sequence, page)[0]
 
 
 @njit
@@ -161,23 +164,24 @@ def attend_chunk(
             for row in range(n_rows):
                 out = partial + row * head_dim * 4
                 clear_row(out, head_dim, references + row * 4, totals + row * 64)
-        n_tokens = min(PAGE_TOKENS, sequence.length - page * PAGE_TOKENS)
+        first, end = rows_seen(job, sequence, page)
+        n_tokens, first_row = end - first, page * PAGE_TOKENS + first
         n_padded = (n_tokens + CHUNK - 1) // CHUNK * CHUNK
         place = get_i64(sequence.table, page) * job.n_kv_heads + head
         # what is read after this page: the next one, or that of the piece to take next
-        after = place
+        after, after_row = place, first
         if page + 1 < end_page:
-            after = get_i64(sequence.table, page + 1) * job.n_kv_heads + head
+            after, after_row = get_i64(sequence.table, page + 1) * job.n_kv_heads + head, 0
         else:
             coming = take_next(address)
             if coming < job.n_pieces:
-                after = first_place(job, coming)
-        next_k = region(job.k_planes, LARGEST, after)
-        next_v = region(job.v_planes, LARGEST, after)
+                after, after_row = first_place(job, coming)
+        next_k = region(job.k_planes, LARGEST, after, after_row)
+        next_v = region(job.v_planes, LARGEST, after, after_row)
         fetch_scales(job.v_planes, place)
         k_run, k_lines = next_k, job.k_early
         if is_first and page == chunk.first_page:
-            k_run = start_fetching(job.k_planes, place)
+            k_run = start_fetching(job.k_planes, place, first)
             k_lines = get_i64(job.k_planes, LARGEST * 2 + 1) // (64 * k_steps)
         call_address(
             job.k_kernel,
@@ -185,11 +189,11 @@ def attend_chunk(
                 logits,
                 q,
                 sums,
-                *regions(job.k_planes, place),
+                *regions(job.k_planes, place, first),
                 k_blocks,
                 n_tokens,
                 job.n_tiles,
-                region(job.v_planes, LARGEST, place) + job.v_early * v_steps * 64,
+                region(job.v_planes, LARGEST, place, first) + job.v_early * v_steps * 64,
                 job.v_ahead,
                 k_run,
                 k_lines,
@@ -201,8 +205,8 @@ def attend_chunk(
             soften(
                 logits + row * PAGE_TOKENS * 4,
                 n_padded,
-                first_visible(job, token + row // group) - page * PAGE_TOKENS,
-                min(n_tokens, end_visible(job, token + row // group) - page * PAGE_TOKENS),
+                first_visible(job, token + row // group) - first_row,
+                min(n_tokens, end_visible(job, token + row // group) - first_row),
                 partial + row * head_dim * 4,
                 head_dim,
                 references + row * 4,
@@ -215,7 +219,7 @@ def attend_chunk(
                 partial,
                 logits,
                 scaled,
-                *regions(job.v_planes, place),
+                *regions(job.v_planes, place, first),
                 v_blocks,
                 n_tokens,
                 job.n_tiles,
