@@ -20,6 +20,7 @@ Other models are asked for by options:
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --moe --types q4_0 q4_K
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --pairs f16 q4_0 --depths 0 4096 32768
     python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --shapes gemma3-1b gpt-oss-20b@4
+    python benchmarks/cpu_vs_llama_cpp.py --peer PYTHON --parallel 1 2 4 8 16 --depths 1024
 
 Without `--shapes` the model is a Llama of 1.1 billion weights; "NAME@4" are the first four layers
 of a shape that `localkv bench --synthetic` knows, "NAME@4x8" those with eight experts.
@@ -33,6 +34,9 @@ starts with an empty cache. A token that is
 not timed comes first, since a process that was stopped finds nothing of its own in the caches.
 With `--tests load` the programs load the model and decode
 a token in turn, after once that does not count: libraries and the file are in memory then.
+
+With `--parallel` so many sequences are decoded at the same time, each after a prompt of its own:
+the scheduler's steps beside llama.cpp's batches, tokens per second of all together.
 
 A share "of the memory" is what a decoded token has to read of weights and cache, per second, next
 to the bandwidth of the memory: a read of half a gigabyte by all threads, the best of all runs.
@@ -52,7 +56,7 @@ from pathlib import Path
 
 from alone import Worker, end_on_signals
 from speed_programs import PROMPT, work
-from speed_report import OURS, PEER, Figure, Report
+from speed_report import OURS, PEER, Figure, Report, several
 
 SETTLE_SECONDS = 4
 """From imports to loading, where that is timed. A virtual machine gives memory that a program has
@@ -179,6 +183,32 @@ class Model:
                 n_bytes = program.ask(f"bytes {depth}") if is_read else 0
                 self.add(test, depth, program.pair, program.name, values, n_bytes)
 
+    def measure_parallel(self) -> None:
+        """Tokens per second of several sequences together, in turn."""
+        options = self.options
+        (depth,), n_more = options.depths, (options.rounds + 2) * (options.decode + 1)
+        for pair in options.pairs:
+            with contextlib.ExitStack() as stack:
+                programs = []
+                for name, interpreter in self.interpreters.items():
+                    say(f"load {name} {pair}")
+                    program = Program(interpreter, name, pair, self.path, PROMPT, options)
+                    stack.callback(program.close)
+                    self.report.programs[name] = str(program)
+                    programs.append(program)
+                for n in options.parallel:
+                    for program in programs:
+                        say(f"{n} prompts of {depth} tokens, {pair}: {program.name}")
+                        program.ask(f"begin {n} {depth} {n_more}")
+                    speeds = [list[float]() for _ in programs]
+                    for turn in range(-1, options.rounds):
+                        for program, values in zip(programs, speeds, strict=True):
+                            speed = n / program.ask(f"many {options.decode}")
+                            if turn >= 0:
+                                values.append(speed)
+                    for program, values in zip(programs, speeds, strict=True):
+                        self.add(several(n), depth, pair, program.name, values)
+
     def measure_loads(self) -> None:
         """Seconds by test and program, in turn, after the imports.
 
@@ -218,6 +248,7 @@ def parse() -> argparse.Namespace:
     add("--depths", nargs="+", type=int, default=[0])
     add("--repeat", action="store_true", help="make depths of copies of rows")
     add("--tests", nargs="+", choices=["load", "tg", "pp"], default=["tg", "pp"])
+    add("--parallel", nargs="+", type=int, metavar="N", help="sequences at the same time")
     add("--rounds", type=int, default=5, help="of decoding and of loading")
     add("--prompt-rounds", type=int, default=2)
     add("--decode", type=int, default=16, help="tokens of a decode")
@@ -278,9 +309,11 @@ def main() -> None:
                 say(f"{table or 'model'}: {name} {weights}")
                 write_model(path, shape, weights)
                 model = Model(path, (table, name, weights), interpreters, report, chosen)
-                if "load" in chosen.tests:
+                if chosen.parallel:
+                    model.measure_parallel()
+                elif "load" in chosen.tests:
                     model.measure_loads()
-                if set(chosen.tests) != {"load"}:
+                if not chosen.parallel and set(chosen.tests) != {"load"}:
                     model.measure_speeds()
             if options.json:
                 report.write(options.json)

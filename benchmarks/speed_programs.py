@@ -13,6 +13,8 @@ done before any is timed, except that `first` is what it is:
     anew N        the same with an empty cache
     bytes N       of a token at the depth N that are read at least (localkv only)
     bandwidth     of the memory: bytes per second that all threads read (localkv only)
+    begin N D K   evaluate N prompts of D tokens each, with room for K more: seconds per token
+    many K        decode K tokens of each of these, all at the same time: seconds per step
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import os
 import struct
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 
 from alone import answer, commands
@@ -55,6 +58,14 @@ class Session(ABC):
         """Evaluate ids at a position: the end of what the cache holds, or 0 to start anew."""
 
     @abstractmethod
+    def begin(self, n: int, depth: int, n_more: int) -> None:
+        """Evaluate `n` prompts of `depth` tokens in a new cache, with room for `n_more`."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Decode a token of each of them."""
+
+    @abstractmethod
     def settle(self) -> None:
         """Do what the first tokens after loading are slower for."""
 
@@ -75,8 +86,32 @@ class LocalKV(Session):
         flags = ["-m", path, "-c", str(n_ctx), "-ctk", type_k, "-ctv", type_v, "-p", ""]
         flags += ["-t", str(n_threads)] if n_threads else []
         with complete.make_context("complete", flags) as context:
-            self.engine = load_llm(context.params, quiet=True).engine
+            llm = load_llm(context.params, quiet=True)
+        self.engine, self.cache = llm.engine, llm.cache
         self.n_threads = threads()
+
+    def begin(self, n: int, depth: int, n_more: int) -> None:
+        from localkv.engine.batch_engine import BatchEngine
+        from localkv.engine.engine import Engine
+        from localkv.sampling.params import SamplingParams
+        from localkv.sampling.sampler import Sampler
+
+        n_ctx, n_vocab = depth + n_more + 1, self.engine.model.config.n_vocab
+        cache = replace(self.cache, n_ctx=n_ctx, n_sequences=n)
+        self.batch = BatchEngine(Engine(self.engine.model, cache, n_batch=PROMPT), step_ms=1e9)
+        greedy = SamplingParams(temperature=0.0)
+        self.sequences = [
+            self.batch.generate(ids, sampler=Sampler(greedy, n_vocab=n_vocab))
+            for ids in prompts(n, depth, n_vocab)
+        ]
+        while not all(one.n_ready for one in self.sequences):
+            self.step()
+
+    def step(self) -> None:
+        self.batch.step()
+        for one in self.sequences:
+            for _ in range(one.n_ready - 1):
+                next(one)
 
     def evaluate(self, ids: list[int], position: int) -> None:
         if position == 0:
@@ -147,6 +182,7 @@ class LlamaCpp(Session):
         options = llama_cpp.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch = n_ctx, 2048, PROMPT
         self.n_threads = n_threads or physical_cores()
+        self.model, self.options = model, options
         options.n_threads = options.n_threads_batch = self.n_threads
         options.swa_full = False  # as the programs have it; the library's default is another
         options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
@@ -168,6 +204,34 @@ class LlamaCpp(Session):
             raise RuntimeError("llama_decode failed")
         self.api.llama_get_logits_ith(self.context, len(ids) - 1)  # waits
 
+    def begin(self, n: int, depth: int, n_more: int) -> None:
+        options = self.options
+        options.n_ctx, options.n_seq_max = n * -(-(depth + n_more + 1) // 256) * 256, n
+        self.context = self.api.llama_init_from_model(self.model, options)
+        self.memory = self.api.llama_get_memory(self.context)
+        self.n, self.at = n, depth
+        n_vocab = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self.model))
+        for sequence, ids in enumerate(prompts(n, depth, n_vocab)):
+            for start in range(0, depth, PROMPT):
+                part = ids[start : start + PROMPT]
+                self._decode([(token, start + i, sequence) for i, token in enumerate(part)])
+
+    def step(self) -> None:
+        self._decode([(13 + i, self.at, i) for i in range(self.n)], wanted=True)
+        for i in range(self.n):
+            self.api.llama_get_logits_ith(self.context, i)
+        self.at += 1
+
+    def _decode(self, tokens: list[tuple[int, int, int]], *, wanted: bool = False) -> None:
+        """Tokens with their positions and sequences."""
+        batch = self.batch
+        batch.n_tokens = len(tokens)
+        for i, (token, position, sequence) in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+            batch.seq_id[i][0], batch.logits[i] = sequence, wanted
+        if self.api.llama_decode(self.context, batch):
+            raise RuntimeError("llama_decode failed")
+
     def settle(self) -> None:
         """Nothing is laid out after loading."""
 
@@ -180,6 +244,11 @@ class LlamaCpp(Session):
         state = (ctypes.c_uint8 * len(longer)).from_buffer_copy(longer)
         if self.api.llama_state_seq_set_data(self.context, state, len(longer), 0) != len(longer):
             raise RuntimeError("llama_state_seq_set_data failed")
+
+
+def prompts(n: int, length: int, n_vocab: int) -> list[list[int]]:
+    """Of sequences, none of which begins like another."""
+    return [[(i * 7919 + 101 * k + 13) % n_vocab for i in range(length)] for k in range(n)]
 
 
 CELL = struct.Struct("<iIi")
@@ -239,11 +308,18 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_vocab: int, n_threads
 
     for line in commands():
         command, _, count = line.partition(" ")
-        n = int(count or 1)
+        n = int(count.split()[0]) if count else 1
         if command == "load":
             started = time.perf_counter()
             session = SESSIONS[program](path, pair, n_ctx, n_threads)
             answer([time.perf_counter() - started, session.n_threads])
+            continue
+        if command == "begin":
+            _, depth, n_more = map(int, count.split())
+            session.settle()
+            started = time.perf_counter()
+            session.begin(n, depth, n_more)
+            answer((time.perf_counter() - started) / (n * depth))
             continue
         if command == "bytes":
             answer(session.bytes_per_token(n))
@@ -255,6 +331,8 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_vocab: int, n_threads
             session.settle()
         if command in ("tg", "pp", "anew"):
             go_on(1)  # caches are cold, threads asleep
+        elif command == "many":
+            session.step()
         started = time.perf_counter()
         if command == "fill":
             n -= at
@@ -263,6 +341,9 @@ def work(program: str, path: str, pair: str, n_ctx: int, n_vocab: int, n_threads
         elif command == "repeat":
             session.repeat(n)
             at = n
+        elif command == "many":
+            for _ in range(n):
+                session.step()
         elif command == "pp":
             go_on(n)
         elif command == "anew":

@@ -94,7 +94,13 @@ class Report:
         figures = [figure for figure in self.figures if figure.table == name]
         texts = [_table(figures, test, self.bandwidth) for test in TITLES]
         texts.append(_cost_of_depth(figures, self.bandwidth))
+        texts.append(_several(figures))
         return "\n".join(filter(None, texts))
+
+
+def several(n: int) -> str:
+    """The test that decodes `n` sequences at the same time."""
+    return f"tg x{n}"
 
 
 def ratio(values: Sequence[float], others: Sequence[float]) -> str:
@@ -215,3 +221,25 @@ def _cost_of_depth(figures: Sequence[Figure], bandwidth: float) -> str:
         body.append(cells)
     title = "What 1,000 more tokens of context cost, milliseconds per token"
     return f"{title}:\n\n{markdown(header, body)}"
+
+
+def _several(figures: Sequence[Figure]) -> str:
+    """Sequences at the same time: a line for each number and pair."""
+    found = {(f.pair, int(f.test[4:]), f.program): f for f in figures if f.test.startswith("tg x")}
+    if not found:
+        return ""
+    has_peer = any(program == PEER for *_, program in found)
+    header = ["K/V", "sequences", OURS, *([PEER, "ratio"] if has_peer else []), "to our one"]
+    body = []
+    for pair, n in dict.fromkeys((pair, n) for pair, n, _ in found):
+        ours, peer = found[pair, n, OURS], found.get((pair, n, PEER))
+        one = found.get((pair, 1, OURS))
+        cells = [pair if "/" in pair else f"{pair}/{pair}", str(n), rounded(ours.median)]
+        if has_peer:
+            cells.append(rounded(peer.median) if peer else "")
+            cells.append(ratio(ours.values, peer.values) if peer else "")
+        cells.append(f"{ours.median / one.median:.2f}" if one and n > 1 else "")
+        body.append(cells)
+    (depth,) = {figure.depth for figure in found.values()}
+    title = f"Decoding several sequences at the same time, at a depth of {depth:,} each"
+    return f"{title}, tokens per second of all together:\n\n{markdown(header, body)}"

@@ -20,6 +20,7 @@ class SpeedTable:
     Attributes:
         rounds, prompt_rounds, decode: of decoding and loading, and of a prompt; tokens of a decode.
         repeats: depths are made of copies of rows, not with prompts of that length.
+        parallel: sequences that are decoded at the same time; none for one after the other.
     """
 
     shapes: Sequence[str] = ("llama-1.1b",)
@@ -31,6 +32,7 @@ class SpeedTable:
     prompt_rounds: int = 1
     decode: int = 16
     repeats: bool = False
+    parallel: Sequence[int] = ()
 
 
 TABLES: Mapping[str, SpeedTable] = {
@@ -48,6 +50,12 @@ TABLES: Mapping[str, SpeedTable] = {
         tests=("tg",),
         decode=8,
         repeats=True,
+    ),
+    "sequences": SpeedTable(
+        pairs=("f16", "q8_0/q4_0"),
+        depths=(1024,),
+        decode=8,
+        parallel=(1, 2, 4, 8, 16),
     ),
     "models": SpeedTable(
         shapes=("gemma3-1b", "lfm2-1.2b", "qwen35-2b", "gemma4-e2b", "phi-4-mini@8"),

@@ -163,6 +163,37 @@ def test_cost_of_depth() -> None:
     )
 
 
+def test_several_sequences() -> None:
+    """A line for each number; the last column compares with our one."""
+    report = Report("A processor", 2)
+    report.figures = [
+        figure("tg x1", "f16", "localkv", 40),
+        figure("tg x1", "f16", "llama.cpp", 50),
+        figure("tg x8", "f16", "localkv", 160),
+        figure("tg x8", "f16", "llama.cpp", 80),
+    ]
+    *_, last = report.tables("").split("\n\n")
+    assert last == (
+        "| K/V | sequences | localkv | llama.cpp | ratio | to our one |\n"
+        f"|{' --- |' * 6}\n"
+        "| f16/f16 | 1 | 40.0 | 50.0 | 0.80 |  |\n"
+        "| f16/f16 | 8 | 160 | 80.0 | 2.00 | 4.00 |\n"
+    )
+
+
+@pytest.mark.slow
+def test_several_sequences_of_a_small_model(tmp_path: Path) -> None:
+    flags = ["--small", "--pairs", "f16", "--parallel", "1", "3", "--depths", "32"]
+    flags += ["--rounds", "1", "--decode", "2", "--json", str(tmp_path / "figures.json")]
+    done = subprocess.run(
+        [sys.executable, FOLDER / "cpu_vs_llama_cpp.py", *flags], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| f16/f16 | 3 |" in done.stdout
+    tests = [one.test for one in Report.read(tmp_path / "figures.json").figures]
+    assert tests == ["tg x1", "tg x3"]
+
+
 def test_newer_figures_take_the_place_of_older_ones(tmp_path: Path) -> None:
     report = Report("A processor", 2, 1.0, {"localkv": "localkv 1"})
     report.add([figure("tg", "f16", "localkv", 1), figure("pp", "f16", "localkv", 2)])
