@@ -36,6 +36,7 @@ class KVScales:
         n_tokens: of the text that it was measured with.
         absmax_k, absmax_v: [n_layers][n_kv_heads], the largest magnitude in the rows as they are
             to be packed: K after RoPE, both after rotation.
+        smoothing: which smoothing the weights had (`KVProfile.smoothing_name`).
     """
 
     architecture: str
@@ -48,6 +49,7 @@ class KVScales:
     n_tokens: int
     absmax_k: tuple[tuple[float, ...], ...]
     absmax_v: tuple[tuple[float, ...], ...]
+    smoothing: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class CacheConfig:
         checkpoint_min_step: tokens that they are apart while a text goes on.
         kv_tail: newest tokens that are read as f16 (`cache/tail.py`); None for what the types need.
         kv_sink: first tokens that are stored as f16; None for what the types gain from.
+        smoothing: which smoothing the weights have (`KVProfile.smoothing_name`).
         type_k_swa, type_v_swa: types of the layers with a window; None for those of all others.
         swa_full: layers with a window keep all rows, not only those that later tokens see.
         type_k_rope: of the rotated parts of keys beside latents (`LatentAttentionSpec`), whose type
@@ -112,6 +115,7 @@ class CacheConfig:
     layer_types: tuple[tuple[str, str] | None, ...] = ()
     kv_tail: int | None = None
     kv_sink: int | None = None
+    smoothing: str = ""
 
     def types_of(self, *, windowed: bool) -> tuple[str, str]:
         """Types of K and of V in layers with a window, or in those without."""

@@ -7,6 +7,7 @@ in the user's data folder. No torch, and NumPy only where there are arrays.
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,10 +15,6 @@ from typing import TYPE_CHECKING
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import UsageError
 from localkv.formats.codebooks import Codebook
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import numpy as np
@@ -190,6 +187,15 @@ class KVProfile:
             for numbers in facts.codebooks
         )
 
+    @property
+    def smoothing_name(self) -> str:
+        """Which smoothing rows were measured with: equal for equal exponents, "" for none."""
+        exponents = [layer and (layer.k.exponents, layer.v.exponents) for layer in self.layers]
+        sides = (side for layer in exponents if layer for side in layer)
+        if not self.smoothing or not any(n for side in sides for head in side for n in head):
+            return ""
+        return hashlib.sha256(repr(exponents).encode()).hexdigest()[:16]
+
     def scales(self) -> KVScales | None:
         """For types that are scaled by head; None if layers differ in their heads."""
         layers = [layer for layer in self.layers if layer is not None]
@@ -208,4 +214,5 @@ class KVProfile:
             n_tokens=self.n_tokens,
             absmax_k=tuple(layer.k.absmax for layer in layers),
             absmax_v=tuple(layer.v.absmax for layer in layers),
+            smoothing=self.smoothing_name,
         )

@@ -51,10 +51,12 @@ def profiled(
             )
         if profile is None:
             return ProfiledCache(cache)
-        with_codebooks = replace(cache, kv_codebooks=profile.codebooks)
+        with_codebooks = replace(
+            cache, kv_codebooks=profile.codebooks, smoothing=profile.smoothing_name
+        )
         if wants_scales(cache.types):
             return ProfiledCache(with_codebooks, scales=profile.scales())
-        if profile.smoothing or any(KV_FORMATS[name].n_centroids for name in cache.types):
+        if profile.smoothing_name or any(KV_FORMATS[name].n_centroids for name in cache.types):
             return ProfiledCache(with_codebooks)
         return ProfiledCache(
             cache,
@@ -70,6 +72,11 @@ def profiled(
             f"the KV profile was measured with kv_rotation {profile.kv_rotation}, not "
             f"{cache.kv_rotation}: expect another quality than it says"
         )
-    cache = replace(cache, layer_types=types.layers, kv_codebooks=profile.codebooks)
+    cache = replace(
+        cache,
+        layer_types=types.layers,
+        kv_codebooks=profile.codebooks,
+        smoothing=profile.smoothing_name,
+    )
     scales = profile.scales() if wants_scales(cache.types) else None
     return ProfiledCache(cache, types, scales, tuple(warnings))

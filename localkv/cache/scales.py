@@ -63,7 +63,8 @@ def require_scales(types: Iterable[str], given: bool) -> None:
 
 
 def check_scales(cache: CacheConfig, config: ModelSpec) -> None:
-    """Refuse a cache whose types lack scales, or whose scales are not for this model and rotation.
+    """Refuse a cache whose types lack scales, or whose scales are not for this model, rotation and
+    smoothing.
 
     Raises:
         UsageError: names the difference.
@@ -74,6 +75,7 @@ def check_scales(cache: CacheConfig, config: ModelSpec) -> None:
     assert cache.kv_scales is not None
     require_alike(config)
     check_model(cache.kv_scales, config)
+    _check_smoothing(cache.kv_scales, cache.smoothing)
     for layout in group_layouts(cache, config.groups):
         for spec in layout.segments:
             _check_rotation(cache.kv_scales, spec)
@@ -115,6 +117,21 @@ def check_model(scales: KVScales, config: ModelSpec) -> None:
                 f"the KV scales are of another model: its {name} is {theirs}, this one's {ours}",
                 hint="measure them with this model (localkv perplexity --calibrate-kv FILE)",
             )
+
+
+def _check_smoothing(scales: KVScales, smoothing: str) -> None:
+    if scales.smoothing == smoothing:
+        return
+    if not smoothing:
+        raise UsageError(
+            "the KV scales were measured with smoothing, which is not in use",
+            hint="name the file that they are from as --kv-profile",
+        )
+    measured = "with other smoothing than" if scales.smoothing else "without the smoothing of"
+    raise UsageError(
+        f"the KV scales were measured {measured} the KV profile",
+        hint="leave out --kv-scales: the profile has scales of its own",
+    )
 
 
 def _check_rotation(scales: KVScales, spec: SegmentSpec) -> None:
@@ -172,14 +189,15 @@ def read_kv_scales(path: str | os.PathLike[str]) -> KVScales:
     for name in (*_COUNTS, *_ROTATIONS, "n_tokens"):
         if type(data.get(name)) is not int or data[name] < 0:
             raise UsageError(f"{what}: {name} is not a count")
-    for name in ("architecture", "name"):
-        if not isinstance(data.get(name), str):
+    for name in ("architecture", "name", "smoothing"):
+        if not isinstance(data.get(name, "" if name == "smoothing" else None), str):
             raise UsageError(f"{what}: {name} is not a text")
     return KVScales(
         **{name: data[name] for name in ("architecture", "name", *_COUNTS, *_ROTATIONS)},
         n_tokens=data["n_tokens"],
         absmax_k=_heads(data, "absmax_k", what),
         absmax_v=_heads(data, "absmax_v", what),
+        smoothing=data.get("smoothing", ""),
     )
 
 
