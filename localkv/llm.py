@@ -39,7 +39,7 @@ from localkv.loader.kv_risks import kv_risks
 from localkv.loader.listed_tensors import check_tensors
 from localkv.loader.locked_weights import lock_weights
 from localkv.loader.model_spec import model_spec
-from localkv.loader.smoothing import Smoothing
+from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.weights import load_model
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
@@ -227,10 +227,10 @@ class LLM(TextModel):
         )
         if kv_profile is not None and not isinstance(kv_profile, KVProfile):
             kv_profile = model_profile(self.gguf, kv_profile)
-        smoothing = None if kv_profile is None else Smoothing.of_profile(kv_profile)
         named = (cache_type_k, cache_type_v, cache_type_k_swa, cache_type_v_swa)
         chosen = profiled(cache, kv_profile, kv_bits, names_types=any(named))
         cache, self.kv_types = chosen.cache, chosen.types
+        smoothing = Smoothing.in_use(cache, kv_profile)
         self.warnings += chosen.warnings
         check_cache(cache, self.config.groups)
         kv_scales = chosen.scales if kv_scales is None else kv_scales
@@ -272,9 +272,7 @@ class LLM(TextModel):
             n_batch,
             most_threads,
             is_file=use_mmap,
-            changed=frozenset(
-                smoothing.tensor_factors(self.config, self.gguf.tensors) if smoothing else ()
-            ),
+            changed=changed_tensors(smoothing, self.config, self.gguf.tensors),
         )
         if fit == "on":
             self._check_fit(memory, backend)

@@ -28,6 +28,7 @@ from localkv.loader.hub.reference import HubReference, parse_reference
 from localkv.loader.local_models import LocalModel, local_models
 from localkv.loader.model_header import ModelHeader
 from localkv.loader.model_spec import model_spec
+from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
@@ -212,4 +213,12 @@ def _memory(
     tensors = tuple(header.tensors.values())
     n_threads = arguments.get("n_threads") or default_threads()
     n_threads = max(n_threads, arguments.get("n_threads_batch") or 0)
-    return ModelMemory(tensors, config, backend, arguments.get("n_batch") or 512, n_threads), cache
+    memory = ModelMemory(
+        tensors,
+        config,
+        backend,
+        arguments.get("n_batch") or 512,
+        n_threads,
+        changed=changed_tensors(Smoothing.in_use(cache, profile), config, header.tensors),
+    )
+    return memory, cache

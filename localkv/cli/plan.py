@@ -28,7 +28,12 @@ from localkv.cli.options import (
     preset_option,
 )
 from localkv.cli.parameters import Argument
-from localkv.cli.plan_profile import max_kld_option, profile_plan
+from localkv.cli.plan_profile import (
+    asked_profile,
+    max_kld_option,
+    profile_plan,
+    smoothed_memory,
+)
 from localkv.cli.preset_choice import preset_or_given, say_preset
 from localkv.cli.profile_options import profile_option
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError
@@ -124,6 +129,8 @@ def _run(
     model = _header_model(values, file) if synthetic is None else _synthetic_model(synthetic)
     backend, why, budget = _where(values["device"], memory)
     threads = given_threads(values["threads"]) or default_threads()
+    values["memory"] = memory
+    profile = asked_profile(values, model)
     model_memory = ModelMemory(
         model.tensors,
         model.config,
@@ -131,6 +138,9 @@ def _run(
         min(values["batch_size"], values["ubatch_size"]),
         max(threads, given_threads(values["threads_batch"]) or 0),
     )
+    with_profile = smoothed_memory(model_memory, profile)
+    if values["kv_profile"] is not None:
+        model_memory = with_profile  # types that are named are those of a smoothed model, too
     n_ctx = values["n_ctx"] or model.config.n_ctx_train
     cache = CacheConfig(n_ctx=n_ctx, n_sequences=sequences, **window_settings(values))
     check_windows(cache, model.config.groups)
@@ -150,10 +160,10 @@ def _run(
     )
     for line in plan.warnings:
         warn(line)
-    by_layer = profile_plan(values, model, model_memory, cache, budget, is_asked=memory is not None)
+    by_layer = profile and profile_plan(values, profile, with_profile, cache, budget)
     if as_json:
-        profile = {"profile": by_layer.json()} if by_layer else {}
-        click.echo(json.dumps({**plan_json(plan), **profile}, ensure_ascii=False))
+        more_json = {"profile": by_layer.json()} if by_layer else {}
+        click.echo(json.dumps({**plan_json(plan), **more_json}, ensure_ascii=False))
     else:
         more = (
             by_layer.lines(plan.model_flags, "chat" if model.has_template else "complete")

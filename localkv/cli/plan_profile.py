@@ -133,16 +133,8 @@ class ProfilePlan:
         }
 
 
-def profile_plan(
-    values: Mapping[str, Any],
-    model: PlannedModel,
-    memory: ModelMemory,
-    cache: CacheConfig,
-    budget: Budget,
-    *,
-    is_asked: bool,
-) -> ProfilePlan | None:
-    """What the model's profile has; None without one, of which a note tells if `is_asked`.
+def asked_profile(values: Mapping[str, Any], model: PlannedModel) -> KVProfile | None:
+    """The model's profile, if options ask for what is in it; a note tells if there is none.
 
     Raises:
         UsageError: `--max-kld` or `--kv-profile` needs one and there is none, or it is damaged or
@@ -152,7 +144,7 @@ def profile_plan(
     from localkv.loader.gguf_file import open_gguf
 
     name, most = values["kv_profile"], values["max_kld"]
-    if name is None and most is None and not is_asked:
+    if name is None and most is None and values["memory"] is None:
         return None
     if model.is_shape or not os.path.exists(model.path):
         if name is not None or most is not None:
@@ -166,11 +158,32 @@ def profile_plan(
     if name is None and find_profile(gguf) is None and most is None:
         note(f"there is no KV profile of this model: {HOW}")
         return None
-    profile = model_profile(gguf, name or "auto")
+    return model_profile(gguf, name or "auto")
+
+
+def smoothed_memory(memory: ModelMemory, profile: KVProfile | None) -> ModelMemory:
+    """The memory of a model that is loaded with a profile: what smoothing changes is copied."""
+    if profile is None or not profile.smoothing_name:
+        return memory
+    from localkv.loader.smoothing import Smoothing, changed_tensors
+
+    names = [tensor.name for tensor in memory.tensors]
+    changed = changed_tensors(Smoothing.of_profile(profile), memory.config, names)
+    return replace(memory, changed=changed)
+
+
+def profile_plan(
+    values: Mapping[str, Any],
+    profile: KVProfile,
+    memory: ModelMemory,
+    cache: CacheConfig,
+    budget: Budget,
+) -> ProfilePlan:
+    """What a profile has for a request; `memory` is as `smoothed_memory` has it."""
     rows = [_fit(one, profile, memory, cache, budget) for one in profile.lists]
     rows.sort(key=lambda row: -row.types.bits)
-    chosen, reason = _choice(rows, cache, budget, most)
-    return ProfilePlan(str(name or "auto"), rows, chosen, reason, cache.n_ctx)
+    chosen, reason = _choice(rows, cache, budget, values["max_kld"])
+    return ProfilePlan(str(values["kv_profile"] or "auto"), rows, chosen, reason, cache.n_ctx)
 
 
 def _fit(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.profile import KVProfile
+from localkv.config import CacheConfig
 from localkv.errors import ModelFileError
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.formats.scaled import can_scale_rows, is_float, scaled
@@ -67,9 +68,21 @@ class Smoothing:
             {i: layer.v.exponents for i, layer in layers if layer.v.exponents},
         )
 
+    @classmethod
+    def in_use(cls, cache: CacheConfig, profile: KVProfile | None) -> Smoothing | None:
+        """The smoothing that a cache is for; None for none (`cache/profiled.py`)."""
+        return cls.of_profile(profile) if profile is not None and cache.smoothing else None
+
     def tensor_factors(self, config: ModelSpec, names: Collection[str]) -> dict[str, Factors]:
         """What each tensor that changes is multiplied with (`channel_factors`)."""
         return channel_factors(config, names, _factors(self.k), _factors(self.v))
+
+
+def changed_tensors(
+    smoothing: Smoothing | None, config: ModelSpec, names: Collection[str]
+) -> frozenset[str]:
+    """The names of tensors that smoothing copies into memory."""
+    return frozenset(smoothing.tensor_factors(config, names) if smoothing else ())
 
 
 NO_SMOOTHING = Smoothing(0.0, {}, {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from localkv.cache.profile import packed_ranges
 from localkv.cache.profile_file import write_profile
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.errors import UsageError
 from localkv.formats.codebooks import NORMAL
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
@@ -27,6 +30,8 @@ from localkv.quality.channels import channel_ranges
 from localkv.quality.kv_profile import Plan, measure, sensible_types
 from localkv.quality.layer_costs import ChunkCosts, base_types
 from localkv.quality.scores import score
+from support.held_bytes import held
+from support.program import Program
 from support.random_model import RandomModel
 
 IDS = np.random.default_rng(3).integers(96, size=200).tolist()
@@ -131,8 +136,9 @@ def test_there_is_a_text_and_types_to_measure() -> None:
     assert not {"f32", "fp8_e4m3_head"} & set(sensible_types())
 
 
-def test_smoothing_and_codebooks(tmp_path: Path) -> None:
-    """They are measured, kept and used, and smoothing leaves the model as it is."""
+def test_smoothing_and_codebooks(tmp_path: Path, program: Program) -> None:
+    """They are measured, kept and used, and smoothing leaves the model as it is; what it copies is
+    planned for. Scales of heads that are smoothed otherwise are refused."""
     random = RandomModel(n_layers=2)
     random.tensors["blk.1.attn_k.weight"][6:8] *= 16
     path = random.write(tmp_path / "model.gguf", GGMLType.F32)
@@ -165,4 +171,24 @@ def test_smoothing_and_codebooks(tmp_path: Path) -> None:
     assert errors[1] < 0.9 * errors[0]
     same = LLM(path, cache_type_k="f32", cache_type_v="f32", **options, kv_profile=profile)
     np.testing.assert_array_equal(same.logits(IDS), exact)
-    assert after.memory.weights_allocated >= before.memory.weights_allocated
+    mapped, copied = held(after)
+    assert copied > held(before)[1]
+    assert (after.memory.weights_mapped, after.memory.weights_allocated) == (mapped, copied)
+    planned = program("plan", path, "-dev", "cpu", "--kv-profile", tmp_path / "p.json", "--json")
+    facts = json.loads(planned.out)
+    assert (facts["weights_mapped"], facts["weights_allocated"]) == (mapped, copied)
+    rows = facts["profile"]["lists"][0]
+    weights = rows["total"] - rows["cache_k"] - rows["cache_v"] - facts["scratch"]
+    assert weights == mapped + copied
+
+    by_head = {"cache_type_k": "fp8_e4m3_head", "cache_type_v": "f16", **options}
+    scales = profile.scales()
+    assert scales is not None
+    LLM(path, **by_head, kv_scales=scales, kv_profile=profile)
+    for smoothing, by, said in (
+        ("", profile, "without the smoothing of the KV profile"),
+        ("other", profile, "with other smoothing than the KV profile"),
+        (scales.smoothing, None, "with smoothing, which is not in use"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            LLM(path, **by_head, kv_scales=replace(scales, smoothing=smoothing), kv_profile=by)
