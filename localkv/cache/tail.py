@@ -92,7 +92,7 @@ def exact_rows(cache: CacheConfig, group: CacheGroup, types: tuple[str, str]) ->
     formats = [FORMATS[name] for name in types]
     dims = group.key_dim, group.value_dim
     bits = [fmt.bits_per_value(dim) for fmt, dim in zip(formats, dims, strict=True)]
-    if min(bits) >= 16 or group.is_latent:
+    if min(bits) >= 16:
         return ExactRows()
     tokens = max(fmt.group_tokens for fmt in formats)
     newest, sink = cache.kv_tail, cache.kv_sink
@@ -105,31 +105,17 @@ def exact_rows(cache: CacheConfig, group: CacheGroup, types: tuple[str, str]) ->
 
 
 def check_tail(cache: CacheConfig, pairs: Iterable[tuple[CacheGroup, tuple[str, str]]]) -> None:
-    """Refuse a tail or a sink that no layer would have, and types that need one in latents.
+    """Refuse a tail or a sink that no layer would have.
 
     Args:
         pairs: the model's groups of layers, and the types of their rows.
 
     Raises:
-        UsageError: names the option, or the type.
+        UsageError: names the option.
     """
     pairs = list(pairs)
-    for group, types in pairs:
-        grouped = [name for name in types if FORMATS[name].group_tokens > 1]
-        if group.is_latent and grouped:
-            raise UsageError(
-                f"cache type {grouped[0]} packs several tokens together, which latents can't",
-                hint="use a type that packs each token alone, such as q4_0",
-            )
     for flag, value in (("--kv-tail", cache.kv_tail), ("--kv-sink", cache.kv_sink)):
-        if not value:
-            continue
-        if all(group.is_latent for group, _ in pairs):
-            raise UsageError(
-                f"{flag} {value} is about K and V, and this model keeps latents",
-                hint="leave it out: all latents are packed",
-            )
-        if all(exact_rows(cache, *pair) == ExactRows() for pair in pairs):
+        if value and all(exact_rows(cache, *pair) == ExactRows() for pair in pairs):
             raise UsageError(
                 f"{flag} {value} keeps rows in f16, and no cache type chosen is smaller than that",
                 hint="leave it out, or choose smaller types (-ctk, -ctv)",

@@ -18,11 +18,11 @@ from localkv.arch.spec import LayerSpec
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment
-from localkv.kernels.attention import Rotate, merge_segments
+from localkv.kernels.attention import Merge, Rotate, merge_segments
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights
 from localkv.kernels.primitives import Primitives
-from localkv.kernels.store_kv import store_rotated
+from localkv.kernels.store_kv import pack_groups, store_rotated
 
 SegmentLatents = Callable[
     [Array, Array, Segment, SegmentBatch, Batch, AttentionParams], tuple[Array, Array]
@@ -88,6 +88,7 @@ def store_latents(
     if inputs.rope is not None:
         rotated = p.apply_rope(rotated, inputs.rope)
     store_rotated(p.store_kv, p.rotate, latent, rotated, cache, cache.rows_of(batch))
+    pack_groups(p.pack_groups, cache, cache.rows_of(batch))
 
 
 def attend(
@@ -99,6 +100,7 @@ def attend(
     params: AttentionParams,
     *,
     rotate: Rotate,
+    merge: Merge = merge_segments,
 ) -> Array:
     """Sums of latents over all segments: [tokens, n_heads, latent_dim].
 
@@ -117,4 +119,4 @@ def attend(
         if segment.scale_k is not None:
             out = out * segment.scale_k
         parts.append((rotate(out, segment.rotation_k), lse))
-    return merge_segments(parts)
+    return merge(parts, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localkv.formats import TOKEN_FORMATS
+from localkv.formats import FORMATS, KV_FORMATS, TOKEN_FORMATS
 from localkv.kernels.gpu.latent.attention import latent_constants, latent_tiles
 from localkv.kernels.gpu.latent.kernels import latents_kernel
 from support.aot.aot_report import (
@@ -23,8 +23,10 @@ NAMES = [
 ]
 
 
-def built(arch: int, type_k: str, type_v: str, latent_dim: int = 512) -> Report:
-    format_k, format_v = TOKEN_FORMATS[type_k], TOKEN_FORMATS[type_v]
+def built(
+    arch: int, type_k: str, type_v: str, latent_dim: int = 512, tail: int = 0, tail_tokens: int = 1
+) -> Report:
+    format_k, format_v = FORMATS[type_k], FORMATS[type_v]
     tiles = latent_tiles(format_k, format_v)
     constants = latent_constants(
         format_k,
@@ -35,6 +37,8 @@ def built(arch: int, type_k: str, type_v: str, latent_dim: int = 512) -> Report:
         tiles=tiles,
         softcap=False,
         ptx=True,
+        tail=tail,
+        tail_tokens=tail_tokens,
     )
     types = {name: NUMBERS[name] for name in ("first_position", "table_width", "scale", "softcap")}
     types |= {
@@ -49,6 +53,8 @@ def built(arch: int, type_k: str, type_v: str, latent_dim: int = 512) -> Report:
         "out_ptr": "*fp32",
         "lse_ptr": "*fp32",
     }
+    if tail:
+        types |= {"exact_ptr": "*i64", "tail_start": "i32", "tail_newest": "i32"}
     compiled = compile_kernel(
         latents_kernel, arch, types, constants, num_warps=tiles.warps, num_stages=tiles.stages
     )
@@ -76,3 +82,14 @@ def test_wide_latents(arch: int, name: str) -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_narrower_latents(arch: int) -> None:
     check(built(arch, "q8_0", "q4_0", 256), arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [86, 90, 120])
+def test_tails(arch: int) -> None:
+    """What is read up to the tail, of types that pack several tokens together, too; the tail."""
+    check(built(arch, "q4_0", "f16", tail=1), arch)
+    for fmt in KV_FORMATS.values():
+        if fmt.group_tokens > 1:
+            check(built(arch, fmt.name, "f16", tail=1, tail_tokens=fmt.group_tokens), arch)
+    check(built(arch, "f16", "f16", tail=2, tail_tokens=32), arch)

@@ -14,12 +14,14 @@ from localkv.arch.spec import CacheGroup, LayerSpec
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import GroupLayout, SegmentSpec
+from localkv.cache.tail import Tail
 from localkv.formats import FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, StackLayer, TokenBatch, TokenInputs
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear, Norm
 from localkv.kernels.rope import rope_frequencies, rope_table
 from localkv.loader.synthetic import random_rows
+from support.tail_checks import segments as tail_rows
 
 N_EMBD, N_HEADS, NOPE, ROPE, VALUE, LATENT, RANK = 64, 4, 32, 32, 48, 64, 96
 RMS = NormSpec("norm", "rms", 1e-5)
@@ -38,7 +40,7 @@ class Options:
         rope: pairs are neighbours or not; None for no RoPE.
         scaled: q grows with its position.
         biased: matrices have biases.
-        segment: of the cache.
+        segments: of the cache.
     """
 
     type_name: str = "q4_0"
@@ -46,7 +48,7 @@ class Options:
     rope: bool | None = True
     scaled: bool = False
     biased: bool = False
-    segment: SegmentSpec = F16
+    segments: tuple[SegmentSpec, ...] = (F16,)
 
 
 def any_options(rng: random.Random) -> Options:
@@ -58,7 +60,15 @@ def any_options(rng: random.Random) -> Options:
         rng.choice((None, True, False)),
         rng.random() < 0.3,
         rng.random() < 0.3,
-        SegmentSpec(*rng.choice(pairs), 0, turn, turn),
+        rng.choice(
+            (
+                (SegmentSpec(*rng.choice(pairs), 0, turn, turn),),
+                tail_rows(Tail(*rng.choice(((0, 3), (2, 4)))), *rng.choice(pairs), turn),
+                tail_rows(
+                    Tail(3, rng.choice((0, 5)), 32), "q4_1c", rng.choice(("f16", "q3_1")), turn
+                ),
+            )
+        ),
     )
 
 
@@ -99,7 +109,7 @@ class LatentModel:
 
     def cache(self) -> KVCache:
         group = CacheGroup(1, LATENT, ROPE, 0, (0,), is_latent=True)
-        layouts = [GroupLayout(group, (self.options.segment,))]
+        layouts = [GroupLayout(group, self.options.segments)]
         return KVCache(layouts, n_ctx=256, arrays=self.backend.arrays)
 
     def given(self, cache: KVCache, batch: Batch) -> TokenBatch:
@@ -128,19 +138,25 @@ class LatentModel:
 
 
 def check_latents(options: Options, backend: Backend) -> None:
-    """Chains give the bits of what is composed of primitives, all layers at once those of one."""
+    """Chains give the bits of what is composed of primitives, all layers at once those of one.
+
+    Several segments are merged by a chain, and as composed by NumPy, whose exponentials differ.
+    """
     model = LatentModel(options, backend)
     mixer, draw = backend.mixers[LatentAttentionSpec], np.random.default_rng(1)
     results = []
-    for mix in (mixer, mixer.composed):  # type: ignore[attr-defined]
+    composed = mixer.composed  # type: ignore[attr-defined]
+    one_segment = len(options.segments) == 1
+    for mix, together in ((mixer, True), (mixer, False), (composed, False)):
         cache, draw, out = model.cache(), np.random.default_rng(1), list[bytes]()
         sequence = cache.new_sequence()
-        for n_tokens, generated in ((9, False), (1, False), (2, True), (1, True), (1, True)):
+        news = ((9, False), (1, False), (2, True), *((1, True),) * (2 if one_segment else 30))
+        for n_tokens, generated in news:
             batch = cache.batch([(sequence, [0] * n_tokens)], generated=generated)
             x = draw.standard_normal((n_tokens, N_EMBD)).astype(np.float32)
             given = model.given(cache, batch)
             at_once = None
-            if mix is mixer:
+            if together:
                 at_once = backend.run_layers(x, model.stack, given)
                 assert (at_once is not None) == (generated and n_tokens == 1)
             if at_once is None:
@@ -150,4 +166,12 @@ def check_latents(options: Options, backend: Backend) -> None:
             out.append(at_once.tobytes())
             sequence.length += n_tokens
         results.append(out)
-    assert results[0] == results[1]
+    at_once, one_by_one, by_numpy = results
+    assert at_once == one_by_one
+    if one_segment:
+        assert at_once == by_numpy
+    else:
+        for ours, theirs in zip(at_once, by_numpy, strict=True):
+            np.testing.assert_allclose(
+                *(np.frombuffer(x, np.float32) for x in (ours, theirs)), rtol=1e-4, atol=1e-4
+            )

@@ -154,7 +154,7 @@ class AttentionLayer:
             attn.params,
             weights.sinks,
             rotate=rotate_cpu,
-            merge=self._merged,
+            merge=self.merged,
         )
         out = out.reshape(n_tokens, -1)
         return out if gate is None else self._gated(gate, out, attn)
@@ -163,7 +163,7 @@ class AttentionLayer:
         """Whether a chain can run its products."""
         return runs(*_projections(layer.attention)) and not (attn.gated and attn.key_dim % LANES)
 
-    def _merged(self, parts: list[tuple[Floats, Floats]], sinks: Floats | None) -> Floats:
+    def merged(self, parts: list[tuple[Floats, Floats]], sinks: Floats | None) -> Floats:
         """As `merge_segments`, in the place of the first."""
         out, lse = parts[0]
         n_tokens, n_heads, size = shape = out.shape

@@ -15,6 +15,7 @@ from localkv.arch.spec import LayerSpec
 from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache
 from localkv.formats.packed_tensor import PackedTensor
+from localkv.kernels.attention import Merge
 from localkv.kernels.backend import Mix, TokenInputs
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import Floats
@@ -27,11 +28,12 @@ from localkv.kernels.cpu.linear.latent_step_job import LatentQueriesJob, LatentR
 from localkv.kernels.cpu.linear.matrices import has_kernel
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Place
+from localkv.kernels.cpu.store.group_store import store_groups_cpu
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import add_store, store_kv_cpu
 from localkv.kernels.latent_attention import SegmentLatents, attend
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear
-from localkv.kernels.store_kv import store_rotated
+from localkv.kernels.store_kv import pack_groups, store_rotated
 from localkv.system.threads import n_threads
 
 LATENT_STEPS = KernelSource("linear/latent_steps")
@@ -58,12 +60,16 @@ class LatentLayer:
     Args:
         composed: for layers whose matrices have no kernel.
         latents: attention over packed latents.
+        merge: what it summed in several segments.
     """
 
-    def __init__(self, chains: LayerChains, composed: Mix, latents: SegmentLatents) -> None:
+    def __init__(
+        self, chains: LayerChains, composed: Mix, latents: SegmentLatents, merge: Merge
+    ) -> None:
         self.chains = chains
         self.composed = composed
         self.latents = latents
+        self.merge = merge
         self.stored = StoredRows()
 
     def __call__(
@@ -81,7 +87,16 @@ class LatentLayer:
         if not is_fused(layer):
             return np.asarray(self.composed(x, layer, spec, inputs, cache, batch))
         absorbed, rotated = self._queries(x, layer, spec, attn, inputs, cache, batch)
-        out = attend(self.latents, absorbed, rotated, cache, batch, attn.params, rotate=rotate_cpu)
+        out = attend(
+            self.latents,
+            absorbed,
+            rotated,
+            cache,
+            batch,
+            attn.params,
+            rotate=rotate_cpu,
+            merge=self.merge,
+        )
 
         def make(chain: Chain) -> None:
             self.add_values(chain, n_tokens, weights.attn_v_b, attn)
@@ -131,6 +146,7 @@ class LatentLayer:
         chain.run(**values)
         if not at_once:
             store_rotated(store_kv_cpu, rotate_cpu, latent, key, cache, segments)
+            pack_groups(store_groups_cpu, cache, segments)
         return absorbed, rotated
 
     def add_queries(

@@ -72,7 +72,9 @@ class CpuLayer:
         self.composed = composed
         self.chains = LayerChains(scratch)
         self.attention = AttentionLayer(self.chains, composed.mixers[AttentionSpec], attention)
-        self.latents = LatentLayer(self.chains, composed.mixers[LatentAttentionSpec], latents)
+        self.latents = LatentLayer(
+            self.chains, composed.mixers[LatentAttentionSpec], latents, self.attention.merged
+        )
         self.recurrent = RecurrentLayer(self.chains, composed.mixers, products)
         self.experts = ExpertLayer(self.chains, composed.ffns)
 

@@ -122,7 +122,11 @@ class LayerSteps:
         )
 
     def _has_latents(self, weights: LayerWeights) -> bool:
-        return latent_layer.is_fused(weights) and is_stored_at_once(self.cache)
+        return (
+            latent_layer.is_fused(weights)
+            and is_stored_at_once(self.cache)
+            and len(self.cache.segments) <= MOST_PARTS
+        )
 
     def _add_attention(
         self, part: int, x: Floats, attn: AttentionSpec, weights: LayerWeights
@@ -172,14 +176,9 @@ class LayerSteps:
         self, part: int, x: Floats, attn: LatentAttentionSpec, weights: LayerWeights
     ) -> Floats:
         places, chain, cache = self.places, self.places.steps(), self.cache
-        (segment,), latents = cache.segments, self.operations.latents
-        shape = 1, attn.n_heads, attn.latent_dim
-        q, sums = places.buffer("absorbed", *shape), places.buffer("sums", *shape)
+        latents, shape = self.operations.latents, (1, attn.n_heads, attn.latent_dim)
+        q, out = places.buffer("absorbed", *shape), places.buffer(f"mixed{part}", 1, attn.width)
         rotated = places.buffer("rotated", 1, attn.n_heads, attn.rope_dim)
-        lse, out = (
-            places.buffer("lse", 1, attn.n_heads),
-            places.buffer(f"mixed{part}", 1, attn.width),
-        )
         named: dict[str, int | Where] = {
             "x": x,
             "absorbed": q,
@@ -191,15 +190,30 @@ class LayerSteps:
         }
         chain.bind(**named)
         latents.add_queries(chain, 1, weights, attn, self.inputs, cache)
-        q = self._rotated(chain, q, segment.rotation_k, "turned q")
-        rotated = self._rotated(chain, rotated, segment.rotation_v, "turned part")
-        self.attention.add_latents(chain, q, rotated, sums, lse, cache, attn.params)
-        sums = self._rotated(chain, sums, segment.rotation_k, "turned sums")
-        chain.bind(sums=sums, out=out)
+        parts = [
+            self._add_latent_sums(i, chain, q, rotated, attn) for i in range(len(cache.segments))
+        ]
+        if len(parts) > 1:
+            add_merge(chain, parts, None, shape)
+        chain.bind(sums=parts[0][0], out=out)
         mixer = weights.mixer
         assert isinstance(mixer, LatentAttentionWeights)
         latents.add_values(chain, 1, mixer.attn_v_b, attn)
         return out
+
+    def _add_latent_sums(
+        self, index: int, chain: Chain, q: Floats, rotated: Floats, attn: LatentAttentionSpec
+    ) -> tuple[Floats, Floats]:
+        """Sums of the latents of one segment, and their log-sum-exp."""
+        places, cache = self.places, self.cache
+        segment = cache.segments[index]
+        # as in `_add_sums`
+        sums = places.buffer(f"sums of {cache.part + index}", *q.shape)
+        lse = places.buffer(f"lse of {cache.part + index}", 1, attn.n_heads)
+        q = self._rotated(chain, q, segment.rotation_k, "turned q")
+        rotated = self._rotated(chain, rotated, segment.rotation_v, "turned part")
+        self.attention.add_latents(chain, q, rotated, sums, lse, cache, index, attn.params)
+        return self._rotated(chain, sums, segment.rotation_k, f"turned sums of {index}"), lse
 
     def _rotated(self, chain: Chain, x: Floats, block: int, name: str) -> Floats:
         """Rows rotated to a place of their own."""

@@ -61,6 +61,14 @@ def visible(
     return mask.repeat(group, 1)
 
 
+def first_of_tail(positions: Tensor, seg_batch: SegmentBatch, sequence: int) -> int:
+    """The first row that tokens read of a segment of tails; 0 in other segments."""
+    if seg_batch.tail is None or not seg_batch.is_tail:
+        return 0
+    begin = max(int(seg_batch.tail.begin(positions).min()), seg_batch.exact_from[sequence])
+    return begin - seg_batch.first_position
+
+
 def attention_reference(
     q: Tensor, segment: Segment, seg_batch: SegmentBatch, batch: Batch, params: AttentionParams
 ) -> tuple[Tensor, Tensor]:
@@ -73,9 +81,7 @@ def attention_reference(
         rows = slice(batch.starts[i], batch.starts[i + 1])
         positions = batch.positions[rows]
         first = int(params.first_visible(positions).min()) - seg_batch.first_position
-        if seg_batch.tail is not None and seg_batch.is_tail:
-            begin = max(int(seg_batch.tail.begin(positions).min()), seg_batch.exact_from[i])
-            first = max(first, begin - seg_batch.first_position)
+        first = max(first, first_of_tail(positions, seg_batch, i))
         if first >= length or not length:
             continue
         # pages before may have been given back

@@ -9,7 +9,7 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.reference.attention import read_pages, visible
+from localkv.kernels.reference.attention import first_of_tail, read_pages, visible
 
 
 def latents_reference(
@@ -26,20 +26,24 @@ def latents_reference(
     lse = torch.full_like(q[..., 0], -torch.inf)
     for i, length in enumerate(seg_batch.lengths):
         tokens = slice(batch.starts[i], batch.starts[i + 1])
-        if not length:
+        first = first_of_tail(batch.positions[tokens], seg_batch, i)
+        if first >= length:
             continue
-        pages = seg_batch.page_table[i, : -(-length // PAGE_TOKENS)]
+        # pages before may have been given back
+        skipped = first // PAGE_TOKENS
+        n_rows = length - skipped * PAGE_TOKENS
+        pages = seg_batch.page_table[i, skipped : -(-length // PAGE_TOKENS)]
         latents = read_pages(
-            segment.format_k, segment.k, pages, length, q.dtype, segment.codebook_k
+            segment.format_k, segment.k, pages, n_rows, q.dtype, segment.codebook_k
         )[0]
         rotated = read_pages(
-            segment.format_v, segment.v, pages, length, q.dtype, segment.codebook_v
+            segment.format_v, segment.v, pages, n_rows, q.dtype, segment.codebook_v
         )[0]
         logits = q[tokens] @ latents.mT + q_rotated[tokens] @ rotated.mT  # [tokens, heads, rows]
         logits = logits * params.softmax_scale
         if params.softcap:
             logits = params.softcap * torch.tanh(logits / params.softcap)
-        keys = seg_batch.first_position, length
+        keys = seg_batch.first_position + skipped * PAGE_TOKENS, n_rows
         mask = visible(batch.positions[tokens], params, *keys, 1, seg_batch, i)
         mask = mask[:, None].expand(-1, n_heads, -1)
         logits = logits.masked_fill(~mask, -torch.inf)

@@ -169,11 +169,13 @@ class AttentionSteps:
         out: Floats,
         lse: Floats,
         cache: LayerCache,
+        index: int,
         params: AttentionParams,
     ) -> None:
-        """A layer's attention over latents: q, out [1, n_heads, latent_dim], rotated parts of
-        queries [1, n_heads, rope_dim] and lse [1, n_heads] stay in place."""
-        (segment,), latents, shape, rope_dim = cache.segments, self.latents, q.shape, rotated.shape
+        """A layer's attention over latents of one of its segments: q, out [1, n_heads, latent_dim],
+        rotated parts of queries [1, n_heads, rope_dim] and lse [1, n_heads] stay in place."""
+        segment, latents = cache.segments[index], self.latents
+        shape, rope_dim = q.shape, rotated.shape
         if (
             q.dtype != np.float32
             or rotated.dtype != np.float32
@@ -184,15 +186,18 @@ class AttentionSteps:
             raise BoundsError(f"queries {list(shape)}, sums {list(out.shape)}")
 
         def prepare(batch: Batch) -> tuple[Launch | None, object]:
-            rows = batch.segments[cache.part]
+            rows = batch.segments[cache.part + index]
             plan, _, launches = latents.prepared(shape, rope_dim[-1], segment, rows, batch, params)
+            if not launches:
+                return NOTHING, plan
             return launches[0] if plan.complete and len(launches) == 1 else None, plan
 
-        key = shape, rope_dim, params, *_kind(cache, 0)
+        key = shape, rope_dim, params, *_kind(cache, index)
         n, worker = len(LatentJob._fields), latents_worker(shape[1])
         tables = latents.segment_tables(segment, shape[-1], rope_dim[-1])
         group = self._group(key, prepare, worker, _LATENTS, n)
         planes = tables.latent_planes, tables.rope_planes
+        group.add_sums(out, lse)
         group.add(chain, (q, rotated, out, lse), planes)
 
     def prepare(self, batch: Batch) -> bool:

@@ -60,16 +60,16 @@ def needed_kernels(
     sources += _block_sources(config)
     for group in typed_groups(cache, config.groups):
         heads = {getattr(config.layers[i].mixer, "n_heads", 0) for i in group.layers}
-        if group.is_latent:
-            sources += [LATENT_STEPS, *map(head_source, names)]
-            sources += [latents_source(n_heads) for n_heads in sorted(heads)]
-            for segment in cache_segments(cache, group):
-                sources += _cache_sources(segment)
-            continue
-        rows = [rows_per_tile(n_heads // group.n_kv_heads) for n_heads in sorted(heads)]
         segments = cache_segments(cache, group)
         if len(segments) > 1:
             sources.append(ROW_STEPS)
+        if group.is_latent:
+            sources += [LATENT_STEPS, *map(head_source, names)]
+            sources += [latents_source(n_heads) for n_heads in sorted(heads)]
+            for segment in segments:
+                sources += _cache_sources(segment)
+            continue
+        rows = [rows_per_tile(n_heads // group.n_kv_heads) for n_heads in sorted(heads)]
         for segment in segments:
             sources += _cache_sources(segment)
             for n in rows:

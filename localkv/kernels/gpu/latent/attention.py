@@ -12,6 +12,7 @@ from torch import Tensor
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.layer_cache import Segment
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_array, check_segment, check_tables
 from localkv.kernels.gpu.attention.config import TileConfig
@@ -29,10 +30,13 @@ TILES = {
 """For decoding and for prompts. With 32 queries and 512 channels a program would spill registers;
 with f32 caches it does so anyway. None of them has been timed."""
 
+OF_GROUPS = TileConfig(16, 32, 8, 1)
+"""For latents with scales by channel, which are all in registers at once."""
+
 
 def latent_tiles(format_k: QuantFormat, format_v: QuantFormat) -> TileConfig:
     """Those of two types."""
-    return TILES[product_of(format_k, format_v)]
+    return OF_GROUPS if format_k.group_tokens > 1 else TILES[product_of(format_k, format_v)]
 
 
 def latent_constants(
@@ -45,9 +49,17 @@ def latent_constants(
     tiles: TileConfig,
     softcap: bool,
     ptx: bool,
+    tail: int = 0,
+    tail_tokens: int = 1,
 ) -> dict[str, Any]:
-    """The compile-time arguments of `latents_kernel`."""
-    constants: dict[str, Any] = {}
+    """The compile-time arguments of `latents_kernel`, and those for tails where there are none.
+
+    Args:
+        tail, tail_tokens: as `attention_constants` has them.
+    """
+    constants: dict[str, Any] = {"TAIL": tail, "TAIL_TOKENS": tail_tokens}
+    if not tail:
+        constants |= dict.fromkeys(("exact_ptr", "tail_start", "tail_newest"))
     for side, fmt in (("K", format_k), ("V", format_v)):
         codec = fmt.part("gpu_cache")
         constants[f"READ_{side}"] = codec.read_tile
@@ -80,7 +92,7 @@ def segment_latents(
     """See `SegmentLatents`; of what changes from token to token only tensors are read."""
     q, q_rotated = q.contiguous(), q_rotated.contiguous()
     tokens, n_heads, latent_dim = q.shape
-    rope_dim = q_rotated.shape[2]
+    rope_dim, tail = q_rotated.shape[2], seg_batch.tail
     _check(q, q_rotated, segment, seg_batch, batch)
     sequences = len(batch.starts) - 1
     most_new = max(end - at for at, end in itertools.pairwise(batch.starts))
@@ -95,10 +107,17 @@ def segment_latents(
         tiles=tiles,
         softcap=params.softcap != 0,
         ptx=gpu.ptx,
+        tail=0 if tail is None else 2 if seg_batch.is_tail else 1,
+        tail_tokens=1 if tail is None else tail.group,
     )
+    if tail is not None:
+        constants["exact_ptr"] = seg_batch.exact_table
+        constants |= {"tail_start": tail.start, "tail_newest": tail.newest}
     table = seg_batch.page_table
     blocks = triton.cdiv(most_new * n_heads, tiles.queries)
     capacity = table.shape[1] * segment.k[0].shape[2]
+    if tail is not None and seg_batch.is_tail:
+        capacity = min(capacity, tail.reach + PAGE_TOKENS)
     splits = n_splits(gpu, sequences, blocks, capacity, tiles.keys) if decode else 1
     parts = q.new_empty(tokens, n_heads, splits, latent_dim)
     part_lse = torch.empty(tokens, n_heads, splits, dtype=torch.float32, device=q.device)

@@ -15,6 +15,7 @@ from localkv.kernels.gpu.attention.online_softmax import (
     query,
     rounded_to,
     scaled_logits,
+    tail_begin,
 )
 from localkv.kernels.gpu.attention.rows import (
     log_sum_exp,
@@ -34,7 +35,7 @@ def _queries(ptr, row, is_query, channel, N: tl.constexpr, PRODUCT: tl.constexpr
     return query(tl.load(at, mask=mask, other=0.0, volatile=True), PRODUCT)
 
 
-@triton.jit(do_not_specialize=["first_position", "table_width"])
+@triton.jit(do_not_specialize=["first_position", "table_width", "tail_start", "tail_newest"])
 def latents_kernel(
     q_ptr,
     q_rotated_ptr,
@@ -50,6 +51,9 @@ def latents_kernel(
     table_width,
     scale,
     softcap,
+    exact_ptr,
+    tail_start,
+    tail_newest,
     READ_K: tl.constexpr,
     COLUMNS_K: tl.constexpr,
     PRODUCT_K: tl.constexpr,
@@ -66,6 +70,8 @@ def latents_kernel(
     STAGES: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PTX: tl.constexpr,
+    TAIL: tl.constexpr,
+    TAIL_TOKENS: tl.constexpr,
 ):
     """Grid (blocks of QUERIES, splits, sequences).
 
@@ -79,6 +85,7 @@ def latents_kernel(
         out_ptr, lse_ptr: fp32 [tokens, heads, splits, LATENT_DIM] and [tokens, heads, splits]; of
             a split without keys 0 and -inf.
         first_position: position of the segment's row 0.
+        exact_ptr, tail_start, tail_newest, TAIL, TAIL_TOKENS: as `decode_kernel` has them.
         KEYS: rows of a tile; divides a page.
     """
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with the longest rows come first
@@ -96,8 +103,19 @@ def latents_kernel(
     position = position_of(i, start, is_query, positions_ptr, first_position, N_HEADS)
     length = tl.load(lengths_ptr + sequence)
     length = tl.minimum(length, tl.max(tl.where(is_query, position, -1), 0) + 1)
-    share = tl.cdiv(tl.cdiv(length, KEYS), n_splits)
-    begin = split * share * KEYS
+    first_tile = 0
+    least = 0
+    if TAIL:
+        tail = tail_begin(
+            position, first_position, exact_ptr, sequence, tail_start, tail_newest, TAIL_TOKENS
+        )
+        if TAIL == 1:
+            length = tl.minimum(length, tl.max(tl.where(is_query, tail, 0), 0))
+        else:
+            least = tl.min(tl.where(is_query, tail, length), 0)
+            first_tile = least // KEYS
+    share = tl.cdiv(tl.maximum(tl.cdiv(length, KEYS) - first_tile, 0), n_splits)
+    begin = (first_tile + split * share) * KEYS
     end = tl.minimum(begin + share * KEYS, length)
 
     k_low, k_high = COLUMNS_K(LATENT_WIDTH)
@@ -111,6 +129,8 @@ def latents_kernel(
         first_row = row_of_tile(pages, at, 0, 1, KEYS)
         key = at + tl.arange(0, KEYS)
         valid = key < end
+        if TAIL == 2:  # rows before may never have been stored
+            valid = valid & (key >= least)
         low, high = READ_V(v_planes, first_row, valid, ROPE_DIM, ROPE_WIDTH, PTX)
         q = _queries(q_rotated_ptr, row, is_query, v_low, ROPE_DIM, PRODUCT_V)
         products = dot(q, tl.trans(low), None, PRODUCT_V)
@@ -123,6 +143,10 @@ def latents_kernel(
         products = dot(q, tl.trans(high), products, PRODUCT_K)
         logits = scaled_logits(products, scale, softcap, SOFTCAP)
         seen = valid[None, :] & (key[None, :] <= position[:, None])
+        if TAIL == 1:
+            seen = seen & (key[None, :] < tail[:, None])
+        if TAIL == 2:
+            seen = seen & (key[None, :] >= tail[:, None])
         logits = tl.where(seen, logits, -float("inf"))
         larger = tl.maximum(largest, tl.max(logits, 1))
         weights = tl.exp2(logits - larger[:, None])

@@ -15,6 +15,7 @@ from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import TokenInputs
 from localkv.kernels.gpu.attention.sizes import MOST_CHANNELS
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.group_store import pack_groups_gpu
 from localkv.kernels.gpu.latent.attention import segment_latents
 from localkv.kernels.gpu.moe.experts import stack_products
 from localkv.kernels.gpu.products.products import linears, normed
@@ -22,6 +23,7 @@ from localkv.kernels.gpu.rope_store import QueryKeySteps, store_rows, turn_queri
 from localkv.kernels.gpu.rotate import rotate_gpu
 from localkv.kernels.latent_attention import attend
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights
+from localkv.kernels.store_kv import pack_groups
 
 
 def why_not(spec: LatentAttentionSpec) -> str:
@@ -40,7 +42,8 @@ def latent_attention(
     cache: LayerCache,
     batch: Batch,
 ) -> Tensor:
-    """As `Backend.mixers` has it; ten launches for one segment, with a latent of q."""
+    """As `Backend.mixers` has it; ten launches for one segment, with a latent of q; more for
+    a sink and a tail."""
     weights, attn = layer.mixer, spec.mixer
     assert isinstance(weights, LatentAttentionWeights)
     assert isinstance(attn, LatentAttentionSpec)
@@ -56,6 +59,7 @@ def latent_attention(
     rotated = turn_queries(parts[..., attn.latent_dim :], turns)
     norm = QueryKeySteps(k_norm=weights.attn_kv_a_norm)
     store_rows(latent, rotated, norm, cache, cache.rows_of(batch))
+    pack_groups(pack_groups_gpu, cache, cache.rows_of(batch))
 
     heads = q.view(len(x), attn.n_heads, attn.nope_dim + attn.rope_dim)
     plain = heads[..., : attn.nope_dim]
