@@ -1,7 +1,8 @@
 """Bytes that a test has to move between memory and the processor, at least.
 
-Each matrix is read once per batch and each valid row of K and V once per batch; a new row is
-written once. Activations are left out: they stay in the processor's caches. So a figure is that
+Each matrix is read once per batch, and so is each row of K and V that its tokens see, packed or in
+the tail, and each page table by each layer; a new row is written once, or twice if it is in a tail
+as well. Activations are left out: they stay in the processor's caches. So a figure is that
 of a program that never reads anything twice, and its share of the bandwidth says how much could
 still be gained.
 """
@@ -12,11 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from localkv.bench.grid import BenchTest
-from localkv.cache.layout import GroupLayout
+from localkv.cache.layout import GroupLayout, pages_for
+from localkv.cache.row_counts import bytes_of, read_rows, written_rows
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.layer_weights import tensors_of
 from localkv.model import Transformer
 
+PAGE_ENTRY = 8
+"""Bytes of a page's number in a page table."""
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps")
 
 
@@ -48,7 +52,7 @@ def bytes_per_token(
     """Bytes that are moved for each token of a test, on average.
 
     Args:
-        layouts: of the cache, of one segment.
+        layouts: of the cache.
         n_batch: most tokens evaluated at a time.
     """
     total = 0.0
@@ -63,11 +67,14 @@ def bytes_per_token(
 
 
 def _row_bytes(layouts: Sequence[GroupLayout], n_before: int, n_new: int) -> int:
-    """Bytes of rows of K and V that new tokens read, their own included, and write."""
-    return sum(
-        layout.row_bytes * (n_before + n_new - layout.first_visible(n_before) + n_new)
-        for layout in layouts
-    )
+    """Bytes of rows of K and V that new tokens read, their own included, and write; and of page
+    tables."""
+    total = 0
+    for layout in layouts:
+        read = read_rows(layout, n_before, n_new)
+        total += bytes_of(layout, read) + bytes_of(layout, written_rows(layout, n_before, n_new))
+        total += PAGE_ENTRY * len(layout.group.layers) * sum(pages_for(n) for n in read)
+    return total
 
 
 def _bytes(part: Any) -> int:

@@ -130,7 +130,11 @@ class GroupLayout:
     @property
     def row_bytes(self) -> int:
         """Bytes that one token takes once it is packed: K and V of all layers and heads."""
-        group, spec = self.group, self.packed
+        return self.segment_row_bytes(self.packed)
+
+    def segment_row_bytes(self, spec: SegmentSpec) -> int:
+        """Bytes of a token in one of the segments, planes of outliers and all scales included."""
+        group = self.group
         k = FORMATS[spec.type_k].row_bytes(group.key_dim)
         v = FORMATS[spec.type_v].row_bytes(group.value_dim)
         return len(group.layers) * group.n_kv_heads * (k + v)

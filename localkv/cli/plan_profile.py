@@ -13,6 +13,7 @@ import click
 
 from localkv.cache.layer_types import in_words
 from localkv.cache.layout import group_layouts
+from localkv.cache.row_counts import bytes_of, read_rows
 from localkv.cli.messages import note
 from localkv.cli.options import option
 from localkv.cli.table import table
@@ -192,7 +193,7 @@ def _fit(
     asked = replace(cache, layer_types=types.layers)
     plan = memory.plan(asked)
     read = sum(
-        layout.row_bytes * (cache.n_ctx - layout.first_visible(cache.n_ctx - 1))
+        bytes_of(layout, read_rows(layout, cache.n_ctx - 1, 1))
         for layout in group_layouts(asked, memory.config.groups)
     )
     seconds = profile.token_seconds + (read / profile.bandwidth if profile.bandwidth else 0.0)

@@ -103,10 +103,16 @@ def _weights(gguf: GGUFFile) -> list[dict[str, Any]]:
 
 
 def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
-    """A row for each type: bytes per token of K, of V, and of both for the full context."""
+    """A row for each type: bytes per token of K and of V once it is packed; of what is kept as f16
+    besides, and of all for the full context."""
     from localkv.config import CacheConfig
     from localkv.formats import KV_FORMATS
-    from localkv.memory.plan import context_bytes, fits_head, kv_side_bytes_per_token
+    from localkv.memory.plan import (
+        context_bytes,
+        exact_context_bytes,
+        fits_head,
+        kv_side_bytes_per_token,
+    )
 
     rows = []
     for name, fmt in KV_FORMATS.items():
@@ -115,6 +121,7 @@ def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
         v = kv_side_bytes_per_token("v", name, config) if fits else None
         both = None if k is None or v is None else k + v
         cache = CacheConfig(name, name, n_ctx=config.n_ctx_train)
+        full = (cache, config, DEFAULT_BATCH)
         rows.append(
             {
                 "type": name,
@@ -122,7 +129,8 @@ def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
                 "bytes_per_token_k": k,
                 "bytes_per_token_v": v,
                 "bytes_per_token": both,
-                "bytes_full_context": context_bytes(cache, config, DEFAULT_BATCH) if fits else None,
+                "bytes_as_f16": exact_context_bytes(*full) if fits else None,
+                "bytes_full_context": context_bytes(*full) if fits else None,
             }
         )
     return rows
@@ -247,15 +255,17 @@ def _weights_table(shares: list[dict[str, Any]]) -> list[str]:
 
 def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
     context = f"{model['n_ctx_train']} tokens"
-    lines = [("KV cache", "bits/value", "K or V per token", "both per token", context)]
+    titles = "bits/value", "K or V per token", "both per token", "tail and sink", context
+    lines = [("KV cache", *titles)]
     for row in rows:
         k, v = row["bytes_per_token_k"], row["bytes_per_token_v"]
-        sizes = ("does not fit", "", "")
+        sizes = ("does not fit", "", "", "")
         if k is not None:
             side = f"{k}" if k == v else f"{k}, {v}"
             sizes = (
                 f"{side} B",
                 f"{row['bytes_per_token']} B",
+                byte_size(row["bytes_as_f16"]) if row["bytes_as_f16"] else "",
                 byte_size(row["bytes_full_context"]),
             )
         lines.append((row["type"], f"{row['bits_per_value']:g}", *sizes))

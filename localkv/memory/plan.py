@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +22,7 @@ from localkv.cache.layout import (
     types_in,
 )
 from localkv.cache.recurrent_state import NEAR_END, state_bytes
+from localkv.cache.row_counts import bytes_of, exact_bytes, kept_rows
 from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 from localkv.kernels.footprint import Matrix
@@ -335,8 +336,19 @@ def growing_groups(config: ModelSpec) -> tuple[CacheGroup, ...]:
 
 def context_bytes(cache: CacheConfig, config: ModelSpec, n_batch: int | None = None) -> int:
     """Bytes of the rows that a full context of one sequence has, without the rest of its pages."""
-    layouts = group_layouts(cache, config.groups)
-    return sum(layout.row_bytes * layout.n_rows(cache.n_ctx, n_batch) for layout in layouts)
+    return sum(bytes_of(*counts) for counts in _kept_rows(cache, config, n_batch))
+
+
+def exact_context_bytes(cache: CacheConfig, config: ModelSpec, n_batch: int | None = None) -> int:
+    """Those of them that are a tail's and a sink's."""
+    return sum(exact_bytes(*counts) for counts in _kept_rows(cache, config, n_batch))
+
+
+def _kept_rows(
+    cache: CacheConfig, config: ModelSpec, n_batch: int | None
+) -> Iterator[tuple[GroupLayout, list[int]]]:
+    for layout in group_layouts(cache, config.groups):
+        yield layout, kept_rows(layout, cache.n_ctx, n_batch)
 
 
 def kv_values_per_token(config: ModelSpec) -> int:

@@ -70,7 +70,14 @@ def test_json_agrees_with_the_arithmetic(program: Program, tiny_model: Path) -> 
     for row in facts["kv_cache"]:
         per_token = kv_bytes_per_token(row["type"], row["type"], config)
         assert row["bytes_per_token"] == per_token == 2 * row["bytes_per_token_k"]
-        assert row["bytes_full_context"] == 256 * per_token
+        fmt = KV_FORMATS[row["type"]]
+        sink, group = 4 if fmt.bits_per_value(64) < 4 else 0, fmt.group_tokens
+        packed = (256 - sink) // group * group
+        # of 64 newest tokens the first may be any of those that are packed with it
+        tail = 256 - sink - (256 - sink - 64) // group * group if group > 1 else 0
+        exact = (sink + tail) * 2 * 2 * 2 * 64  # f16, both sides, layers, channels
+        assert row["bytes_as_f16"] == exact
+        assert row["bytes_full_context"] == packed * per_token + exact
 
 
 def test_kv_bytes_are_what_the_cache_allocates(tiny_model: Path) -> None:

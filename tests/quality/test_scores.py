@@ -262,7 +262,7 @@ def test_k_and_v_are_chosen_apart(llm: LLM, chunks) -> None:
 
 def test_bits_and_bytes(llm: LLM) -> None:
     for name in FITTING:
-        cache = CacheConfig(name, "f32", n_ctx=N_CTX)
+        cache = CacheConfig(name, "f32", n_ctx=N_CTX, kv_sink=0)
         bits = (8 * KV_FORMATS[name].row_bytes(64) / 64 + 32) / 2
         values = (
             2
@@ -272,7 +272,8 @@ def test_bits_and_bytes(llm: LLM) -> None:
             * llm.config.groups[0].key_dim
         )
         assert mean_bits((cache.type_k, cache.type_v), llm.config) == bits
-        assert context_bytes(cache, llm.config) == bits * values / 8
+        if KV_FORMATS[name].group_tokens == 1:  # others have a tail as well
+            assert context_bytes(cache, llm.config) == bits * values / 8
 
 
 def test_llama_cpp_measures_the_same() -> None:
