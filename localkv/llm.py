@@ -140,7 +140,6 @@ class LLM(TextModel):
             used, a context longer than the model was trained for, a cache type that this model is
             known to suffer from, weights that do not all stay in memory, an operation that is slow
             because it has no kernel.
-        kernels: the implementation of each operation, in a few words.
         load_seconds: time from the start to readiness.
 
     Raises:
@@ -308,7 +307,7 @@ class LLM(TextModel):
         self.gguf.check_unchanged()
         if unused:
             self.warnings.append(f"tensors that are not used: {_a_few(unused)}")
-        self.kernels = in_words(model.uses(pairs_of(self.cache, self.config.groups)))
+        self._kernels = dict[str, str]()
         used = tuple(
             info
             for name, info in self.gguf.tensors.items()
@@ -319,6 +318,15 @@ class LLM(TextModel):
         self.backend = backend
         self._override_pre = override_pre
         self.load_seconds = time.perf_counter() - started
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """The implementation of each operation, in a few words, as it is by now: of a model on a
+        CPU some weights are laid out while the first tokens are evaluated."""
+        with suppress(ModelClosedError, AttributeError):  # a closed one's stay
+            pairs = pairs_of(self.cache, self.config.groups)
+            self._kernels = in_words(self.engine.model.uses(pairs))
+        return self._kernels
 
     def close(self) -> None:
         """Free the weights, their mapping and the cache, once calls of other threads have ended.

@@ -16,6 +16,7 @@ from localkv.formats import FORMATS, TOKEN_FORMATS, WEIGHT_FORMATS
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.cpu.linear.matrices import has_kernel
+from localkv.kernels.cpu.methods import ACTIVATIONS
 from localkv.kernels.layer_weights import AttentionWeights, LayerWeights, Linear, MlpWeights
 from localkv.kernels.method import Method, Use, in_words, uses
 from localkv.kernels.reference import torch_codec
@@ -137,6 +138,19 @@ def test_no_type_lacks_a_kernel(name: str, tmp_path: Path, monkeypatch: pytest.M
     weight = llm.engine.model.weights.output.weight
     assert has_kernel(weight)
     assert llm.kernels["products"].startswith(f"{name}: ")
+
+
+def test_panels_that_are_not_made_yet_are_said(tmp_path: Path) -> None:
+    """The statement is of what products do by now."""
+    llm = LLM(variant("llama").write(tmp_path / "m.gguf", GGMLType.Q4_0), n_ctx=64, device="cpu")
+    assert "made with the first 16 tokens" in llm.kernels["products"]
+    ids = list(range(20))
+    llm.engine.logits(ids)
+    assert "made with the first 16 tokens" in llm.kernels["products"]
+    llm.engine.logits(ids[::-1])
+    assert llm.kernels["products"] == f"q4_0: packed panels, {ACTIVATIONS}"
+    llm.close()
+    assert llm.kernels["products"] == f"q4_0: packed panels, {ACTIVATIONS}"
 
 
 def test_f16_is_not_said_to_be_in_panels(tiny_model: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from localkv.formats.base import QuantFormat
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.cpu.attention.kernels import cache_decoder
-from localkv.kernels.cpu.linear.late_panels import LateTensor
+from localkv.kernels.cpu.linear.late_panels import TOKENS_TO_LAY, LateTensor
 from localkv.kernels.cpu.linear.matrices import InPlaceTensor, PanelTensor, RowTensor
 from localkv.kernels.cpu.moe.expert_steps import experts_run
 from localkv.kernels.layer_weights import MoeWeights
@@ -18,6 +18,9 @@ ACTIVATIONS = f"8-bit activations ({byte_dots()})" if byte_dots() else "float32 
 def product_method(weight: PackedTensor) -> Method:
     """How a prepared matrix, or a stack of them, is multiplied."""
     match weight:
+        case LateTensor(reads_rows=True):
+            made = f"packed panels, made with the first {TOKENS_TO_LAY} tokens or a second prompt"
+            return Method(f"{made}, {ACTIVATIONS}")
         case PanelTensor() | LateTensor():
             return Method(f"packed panels, {ACTIVATIONS}")
         case InPlaceTensor():
