@@ -115,12 +115,13 @@ def _run(
 def _smoothed(
     llm: LLM, chunks: list[list[int]], plan: Plan, alpha: float
 ) -> tuple[Transformer, Smoothing]:
-    """The model with large channels of K and V made smaller, loaded again for that."""
+    """The model with large channels of K and V made smaller, loaded again for that: the one that
+    was loaded is closed before, so that its weights are in memory once."""
     from localkv.loader.smoothing import NO_SMOOTHING, smoothing_of
     from localkv.loader.weights import load_model
     from localkv.quality.channels import channel_ranges
 
-    model = llm.engine.model
+    model, gguf, backend = llm.engine.model, llm.gguf, llm.backend
     if not alpha:
         return model, NO_SMOOTHING
     ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
@@ -132,7 +133,9 @@ def _smoothed(
     if not (smoothing.k or smoothing.v):
         note("no layer's weights can hold the smoothing of K or V")
         return model, NO_SMOOTHING
-    return load_model(llm.gguf, llm.backend, smoothing=smoothing)[0], smoothing
+    del model
+    llm.close()
+    return load_model(gguf, backend, smoothing=smoothing)[0], smoothing
 
 
 def _types(text: str | None) -> list[str]:

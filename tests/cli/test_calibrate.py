@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 
+import localkv.llm as llm_module
+import localkv.loader.weights as weights_module
 from localkv import LLM
 from localkv.cache.profile_file import read_profile
 from localkv.cli.calibrate_progress import CalibrateProgress
@@ -68,6 +71,30 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
     other = write_tiny_model(tmp_path / "other.gguf", n_experts=4)
     with pytest.raises(UsageError, match=r"is of another model, tiny \(llama\)"):
         LLM(other, kv_profile=beside.with_suffix(".kv.json"), device="cpu", progress=False)
+
+
+def test_a_model_is_in_memory_once(
+    program, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was loaded is gone before the smoothed model is."""
+    first: list[weakref.ref] = []
+    load = llm_module.load_model
+
+    def load_first(*args, **options):
+        found = load(*args, **options)
+        first.append(weakref.ref(found[0].weights))
+        return found
+
+    def load_again(*args, **options):
+        assert options["smoothing"].k
+        (weights,) = first
+        assert weights() is None
+        raise UsageError("loaded again")
+
+    monkeypatch.setattr(llm_module, "load_model", load_first)
+    monkeypatch.setattr(weights_module, "load_model", load_again)
+    done = program("calibrate", "-m", measured, *MEASURE, "-o", tmp_path / "p.json")
+    assert done.err_lines[-1] == "error: loaded again", done.err
 
 
 @pytest.mark.parametrize(
