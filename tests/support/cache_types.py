@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localkv.arch.spec import ModelSpec
 from localkv.config import KVScales
-from localkv.formats import TOKEN_FORMATS
+from localkv.formats import KV_FORMATS, TOKEN_FORMATS
 
 NAMES = list(TOKEN_FORMATS)
 BY_HEAD = [name for name, fmt in TOKEN_FORMATS.items() if fmt.scales_by_head]
@@ -18,6 +18,13 @@ def partners(name: str) -> list[str]:
 
 PAIRS = [(name, other) for name in NAMES for other in partners(name)]
 """K and V: every type is thrice on each side."""
+
+GROUPED_PAIRS = [
+    pair
+    for i, name in enumerate(name for name, fmt in KV_FORMATS.items() if fmt.group_tokens > 1)
+    for pair in ((name, NAMES[5 * i]), (NAMES[5 * i + 2], name), (name, name))
+]
+"""Types that pack several tokens together on either side, and on both."""
 
 NEW_PAIRS = [
     pair

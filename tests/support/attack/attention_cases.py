@@ -15,12 +15,14 @@ from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.cache.layout import SegmentSpec
-from localkv.formats import TOKEN_FORMATS
+from localkv.cache.tail import Tail
+from localkv.formats import KV_FORMATS, TOKEN_FORMATS
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.cpu.store.store_kv import add_store, stored_rows
 from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.hadamard import hadamard_transform
-from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.store_kv import pack_groups, store_kv
+from localkv.kernels.store_kv import pack_groups as pack_all_groups
 from support.attack.random_calls import threads
 from support.cpu_ops import (
     cpu_attention,
@@ -28,6 +30,7 @@ from support.cpu_ops import (
 )
 from support.cpu_pages import pool_planes
 from support.guarded_memory import GuardedMemory
+from support.tail_checks import segments as tail_rows
 from support.torch_edge import numpy_of, torch_cache
 
 GROUPS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 23, 31, 48, 95, 96, 97, 112, 128, 193, 291, 512)
@@ -64,7 +67,7 @@ def guarded_rows(memory: GuardedMemory, rows: SegmentBatch) -> SegmentBatch:
 
 
 def head_dim_of(rng: random.Random, *names: str) -> int:
-    block = math.lcm(*(TOKEN_FORMATS[name].block_size for name in names))
+    block = math.lcm(*(KV_FORMATS[name].block_size for name in names))
     return rng.choice([d for d in HEAD_DIMS if d % block == 0])
 
 
@@ -90,13 +93,20 @@ def shuffled_cache(
 
 
 def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], None]) -> None:
-    """Decode and prefill in one batch, on permuted pages that hold NaN where nothing was stored."""
-    type_k, type_v = rng.choice(list(TOKEN_FORMATS)), rng.choice(list(TOKEN_FORMATS))
+    """Decode and prefill in one batch, on permuted pages that hold NaN where nothing was stored.
+
+    Rows are in one segment or several, or in a tail, too, of which groups of rows are packed.
+    """
+    type_k, type_v = rng.choice(list(KV_FORMATS)), rng.choice(list(KV_FORMATS))
+    together = max(KV_FORMATS[name].group_tokens for name in (type_k, type_v))
     head_dim, group = head_dim_of(rng, type_k, type_v), rng.choice(GROUPS)
     n_kv_heads, window = rng.choice((1, 1, 2, 3)), rng.choice(WINDOWS)
     softcap = rng.choice((0.0, 0.0, 0.0, 5.0))
     lengths = lengths_of(rng, rng.choice((1, 1, 2, 3, 5)))
     bounds = rng.choice(((0,), (0,), (0,), (0, 1), (0, 4, 260), (0, 256)))
+    tail = None
+    if together > 1 or rng.random() < 0.2:
+        tail = Tail(rng.choice((0, 0, 1, 4, 70)), rng.choice((0, 1, 17, 64, 300)), together)
 
     def work() -> int:
         rows = sum(new * (past + new) for past, new in lengths)
@@ -109,10 +119,12 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
     generated = [rng.random() < 0.5 for _ in lengths]
     say(
         f"{type_k}/{type_v} head_dim {head_dim} group {group} x {n_kv_heads} window {window} "
-        f"softcap {softcap} lengths {lengths} segments {bounds} generated {generated} "
+        f"softcap {softcap} lengths {lengths} segments {tail or bounds} generated {generated} "
         f"threads {threads(rng)}"
     )
     specs = [SegmentSpec(type_k, type_v, first) for first in bounds]
+    if tail is not None:
+        specs = list(tail_rows(tail, type_k, type_v, 0))
     cache = shuffled_cache(rng, specs, n_kv_heads, head_dim, lengths)
     layer = cache.layers[0]
     for segment in layer.segments:
@@ -129,6 +141,7 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
         for segment, rows in zip(layer.segments, batch.segments, strict=True):
             if len(rows.tokens):
                 store_kv(k, v, LayerCache((segment,)), (rows,))
+        pack_all_groups(pack_groups, layer, batch.segments)
         segments = tuple(guarded_rows(memory, rows) for rows in batch.segments)
         batch = replace(
             batch, segments=segments, positions=memory.tensor(batch.positions, "positions")
@@ -143,6 +156,7 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
     if pasts:
         store(pasts)
     batch = store([(i, new) for i, (_, new) in enumerate(lengths)])
+    assert all(torch.equal(got, want) for got, want in planes_as_reference(ours, layer))
     q = memory.tensor(torch.randn(batch.starts[-1], n_kv_heads * group, head_dim), "queries")
     params = AttentionParams(1 / math.sqrt(head_dim), window, softcap)
     run = cpu_attention()
