@@ -52,6 +52,23 @@ class BatchStats:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Pages:
+    """Of the cache, all groups of layers together.
+
+    Attributes:
+        running: that requests hold which run.
+        shared: that several texts hold, running or kept.
+        kept: that only texts hold which are kept; they are given back when they are needed.
+        free: that nobody holds.
+    """
+
+    running: int
+    shared: int
+    kept: int
+    free: int
+
+
 @dataclass(eq=False)
 class _Job:
     request: Request
@@ -136,10 +153,12 @@ class BatchEngine:
         check_logprobs(logprobs, self.model.config.n_vocab)
         self.engine.check_prompt(prompt_ids)
         now = self.clock()
+        n_prompt, room = len(prompt_ids), min(self.n_ctx, self._most_tokens())
         request = Request(
             self._n_requests,
-            Text(list(prompt_ids), len(prompt_ids)),
+            Text(list(prompt_ids), n_prompt),
             now,
+            room if max_tokens is None else min(room, n_prompt + max_tokens),
             priority=priority,
             deadline=None if timeout is None else now + timeout,
         )
@@ -148,16 +167,16 @@ class BatchEngine:
             self,
             request,
             sampler,
-            n_ctx=min(self.n_ctx, self._most_tokens()),
+            n_ctx=room,
             max_tokens=max_tokens,
             stop_ids=stop_ids,
             forcing=forcing,
             logprobs=logprobs,
         )
-        if len(prompt_ids) > self._most_tokens():
+        if n_prompt > room:
             raise ContextOverflowError(
-                f"the prompt has {len(prompt_ids)} tokens, but the cache holds "
-                f"{self._most_tokens()} of all requests together",
+                f"the prompt has {n_prompt} tokens, but the cache holds {room} of all requests "
+                "together",
                 hint="use a larger cache or a shorter prompt",
             )
         if not generation.has_ended:
@@ -182,6 +201,19 @@ class BatchEngine:
     def is_idle(self) -> bool:
         """Whether no request is waiting or running."""
         return not self._jobs
+
+    @property
+    def pages(self) -> Pages:
+        """Who holds the pages."""
+        running = shared = kept = free = 0
+        sequences = [request.sequence for request in self.scheduler.running]
+        for i, pool in enumerate(self.engine.cache.pools):
+            held = {page for sequence in sequences if sequence for page in sequence.held(i)}
+            running += len(held)
+            shared += sum(n > 1 for n in pool.n_holders)
+            free += len(pool.free)
+            kept += pool.n_pages - len(pool.free) - len(held)
+        return Pages(running, shared, kept, free)
 
     def step(self, unless: Callable[[], bool] = lambda: False) -> None:
         """Run one step in a turn of its own; it serves all requests that are there.
@@ -225,6 +257,7 @@ class BatchEngine:
             stats.n_steps += 1
             stats.n_prompt += shape.n_prompt
             stats.seconds += seconds
+            stats.n_reused = self.rows.n_reused
             stats.n_preempted = self.scheduler.n_preempted
         self._unfinished = False
 

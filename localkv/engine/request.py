@@ -19,6 +19,7 @@ class Request:
         number: counts all requests, in the order in which they came.
         text: its tokens; whoever draws one adds it.
         arrived: when it came, in seconds of the scheduler's clock.
+        most: tokens that the text will have at most.
         priority: those with a larger one are served first.
         deadline: when it ends, if it has not by then; None for never.
         sequence: its rows in the cache, while it runs.
@@ -32,6 +33,7 @@ class Request:
     number: int
     text: Text
     arrived: float
+    most: int
     priority: int = 0
     deadline: float | None = None
     sequence: Sequence | None = None

@@ -19,17 +19,22 @@ class RequestRows:
     Args:
         cache: has the rows.
         prefixes: the texts that are kept in it.
+
+    Attributes:
+        n_reused: tokens of prompts that were found evaluated.
     """
 
     def __init__(self, cache: KVCache, prefixes: PrefixCache) -> None:
         self.cache = cache
         self.prefixes = prefixes
+        self.n_reused = 0
 
     def begin(self, request: Request, running: Seq[Request]) -> bool:
         """Give a request a sequence, with the rows that are there of its text already.
 
-        False if there is no room for all of its tokens and a page more for each that runs, or if it
-        does better to wait: another one evaluates now what it begins with.
+        False if there is no room for all of its tokens and a page more for each that runs and may
+        come to need one, or if it does better to wait: another one evaluates now what it begins
+        with.
         """
         ids = request.text.marked(len(request.text.ids) - 1)
         live = [_as_kept(other) for other in running]
@@ -40,7 +45,7 @@ class RequestRows:
             if n_soon > other.n_held and n_soon - n_found >= WORTH_WAITING:
                 return False
         source = self.cache.new_sequence() if found is None else found.sequence
-        if running and not self._has_room(request, source, n_found, len(running)):
+        if running and not self._has_room(request, source, n_found, running):
             return False
         if found is None:
             request.sequence = source
@@ -49,11 +54,14 @@ class RequestRows:
             self.prefixes.use(found)
         if not request.n_preempted:
             request.n_reused = request.sequence.length
+            self.n_reused += request.n_reused
         return True
 
-    def _has_room(self, request: Request, source: Sequence, n_found: int, n_spare: int) -> bool:
-        """Whether there are pages for all tokens of a request and `n_spare` more, or can be made
-        free."""
+    def _has_room(
+        self, request: Request, source: Sequence, n_found: int, running: Seq[Request]
+    ) -> bool:
+        """Whether there are pages for all tokens of a request, and one for each that runs and may
+        come to need it, or can be made free."""
         length = len(request.text.ids)
         for i, pool in enumerate(self.cache.pools):
             kept = [0] * pool.n_pages
@@ -65,7 +73,10 @@ class RequestRows:
                 n > 0 and n == pool.n_holders[page] and page not in shared
                 for page, n in enumerate(kept)
             )
-            if len(pool.free) + spare < pool.n_needed(length, source, n_found) + n_spare:
+            for other in running:
+                assert other.sequence is not None
+                spare -= len(other.sequence.pages[i]) < pool.n_places(other.most)
+            if len(pool.free) + spare < pool.n_needed(length, source, n_found):
                 return False
         return True
 

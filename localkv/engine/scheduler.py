@@ -13,8 +13,8 @@ Rules, in this order:
    `LEAST_SHARE` of them and `LEAST_TOKENS`; and all of a batch if nobody generates.
 4. Of the prompts those with the larger priority come first, then those that were preempted, then
    those with the fewest tokens left, where each second of waiting counts as `AGEING` tokens less.
-5. A request begins if the pages of its whole prompt are there, and one more for each that runs. One
-   that waits for `PATIENCE` seconds for pages lets nobody pass.
+5. A request begins if the pages of its whole prompt are there, and one more for each that runs and
+   may come to need it. One that waits for `PATIENCE` seconds for pages lets nobody pass.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Rows(Protocol):
     def begin(self, request: Request, running: Sequence[Request]) -> bool:
         """Give a request a sequence, with the rows that are there of its text already.
 
-        False if there is no room for all of its tokens and a page more for each that runs, or if it
-        does better to wait: another one evaluates now what it begins with.
+        False if there is no room for all of its tokens and a page more for each that runs and may
+        come to need one, or if it does better to wait: another one evaluates now what it begins
+        with.
         """
         ...
 

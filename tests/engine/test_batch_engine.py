@@ -11,8 +11,9 @@ from threading import Event
 import pytest
 
 from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
-from localkv.engine.batch_engine import BatchEngine
+from localkv.engine.batch_engine import BatchEngine, Pages
 from localkv.engine.batched_generation import BatchedGeneration
 from localkv.engine.engine import Engine
 from localkv.engine.scheduler import AHEAD
@@ -126,6 +127,7 @@ def test_tokens_are_those_of_each_alone(load: Load, name: str, cache: str) -> No
     engine.reset()
     assert all(len(pool.free) == pool.n_pages for pool in engine.cache.pools)
     assert batch.stats.n_generated == 96
+    assert batch.stats.n_prompt == sum(map(len, texts)) - batch.stats.n_reused
 
 
 def test_who_gives_pages_back_goes_on_with_the_same_bits(load: Load) -> None:
@@ -251,6 +253,21 @@ def test_who_pauses_keeps_nobody_waiting(load: Load) -> None:
     assert head + list(paused) == alone(model, config, texts[0], 0, 400)
 
 
+def test_pages_are_told(load: Load) -> None:
+    model = load("llama")
+    batch = BatchEngine(Engine(model, replace(CACHE, n_sequences=3), n_batch=512))
+    ids = list(range(90)) * 6
+    generations = [
+        batch.generate([*ids, i], sampler=sampler(model, 1), max_tokens=3) for i in range(3)
+    ]
+    for _ in range(3):
+        batch.step()
+    assert batch.pages == Pages(running=5, shared=2, kept=0, free=7)
+    together(batch, generations)
+    assert batch.pages == Pages(running=0, shared=2, kept=5, free=7)
+    assert batch.stats.n_reused == 2 * 512  # the first one's first step; 28 are not waited for
+
+
 def test_threads_share_steps(load: Load) -> None:
     """Each reads one generation; a step serves all that wait."""
     model = load("llama")
@@ -264,3 +281,19 @@ def test_threads_share_steps(load: Load) -> None:
     assert tokens == [alone(model, CACHE, ids, i, 60) for i, ids in enumerate(texts)]
     assert batch.stats.n_generated == 240
     assert batch.stats.n_steps < 120
+
+
+def test_as_many_as_are_planned_run_at_the_same_time(load: Load) -> None:
+    """Full contexts of all sequences, to the page, and what is counted is what is allocated."""
+    model = load("llama")
+    config = replace(CACHE, n_ctx=512, n_sequences=3)
+    engine = Engine(model, config, n_batch=256)
+    layouts = group_layouts(config, model.config.groups)
+    counted = cache_bytes(layouts, n_ctx=512, n_batch=256, n_sequences=3)
+    assert (engine.cache.n_bytes("k"), engine.cache.n_bytes("v")) == counted
+    batch = BatchEngine(engine)
+    generations = [batch.generate([i] * 500, sampler=sampler(model, i)) for i in range(3)]
+    tokens = together(batch, generations)
+    assert [len(drawn) for drawn in tokens] == [12] * 3
+    assert batch.stats.n_preempted == 0
+    assert batch.stats.n_steps < 20

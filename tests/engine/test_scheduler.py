@@ -75,7 +75,8 @@ class Simulation:
 
     def add(self, ids: list[int], n_new: int, priority: int = 0, **limits: float) -> Request:
         text = Text(list(ids), len(ids))
-        request = Request(len(self.n_new), text, self.now, priority=priority, **limits)
+        most = len(ids) + n_new
+        request = Request(len(self.n_new), text, self.now, most, priority=priority, **limits)
         self.n_new[request] = n_new
         self.scheduler.add(request)
         return request
