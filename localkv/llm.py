@@ -115,6 +115,8 @@ class LLM(TextModel):
         n_parallel: texts that are generated at the same time: by `complete_many`, and by streams
             that several threads read, or one in turn.
         n_cache_tokens: tokens that the cache holds of all of them together; None for `n_ctx` each.
+        step_ms: milliseconds that a step of all of them should take, on which it depends how long
+            texts wait while another one's prompt is read; None is 120, or 30 on a GPU.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
             it lies in the cache: a conversation goes on sooner, and may go on with other words.
@@ -177,6 +179,7 @@ class LLM(TextModel):
         n_batch: int = 512,
         n_parallel: int = 1,
         n_cache_tokens: int | None = None,
+        step_ms: float | None = None,
         exact: bool = True,
         override_pre: str | None = None,
         fit: str = "on",
@@ -316,7 +319,7 @@ class LLM(TextModel):
         self._memory, self._fit = replace(memory, tensors=used), fit
         self.memory = self._memory.plan(self.cache)
         self.backend = backend
-        self._override_pre = override_pre
+        self._override_pre, self._step_ms = override_pre, step_ms
         self.load_seconds = time.perf_counter() - started
 
     @property

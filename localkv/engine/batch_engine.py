@@ -22,13 +22,17 @@ from localkv.engine.request import Request
 from localkv.engine.request_rows import RequestRows
 from localkv.engine.scheduler import Part, Scheduler, SchedulerConfig
 from localkv.engine.token_text import Text
-from localkv.errors import ContextOverflowError, LocalKVError
+from localkv.errors import ContextOverflowError, LocalKVError, counted
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler
 
 STEP_MS_CPU = 120.0
 STEP_MS_GPU = 30.0
 """Milliseconds of a step where the user names none."""
+
+
+class QueueFullError(LocalKVError):
+    """As many requests wait as may."""
 
 
 @dataclass
@@ -84,6 +88,7 @@ class BatchEngine:
         n_parallel: requests that run at the same time; None for as many as the cache has sequences.
         step_ms: milliseconds that a step should take while somebody generates; None for the
             device's.
+        most_waiting: requests that wait at most; None for no limit.
         clock: seconds.
 
     Raises:
@@ -96,10 +101,12 @@ class BatchEngine:
         *,
         n_parallel: int | None = None,
         step_ms: float | None = None,
+        most_waiting: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.engine = engine
         self.clock = clock
+        self.most_waiting = most_waiting
         self.stats = BatchStats()
         self.rows = RequestRows(engine.cache, engine.slot.prefixes)
         default = STEP_MS_GPU if engine.loop is not None else STEP_MS_CPU
@@ -149,7 +156,13 @@ class BatchEngine:
 
         Raises:
             ContextOverflowError: the prompt is longer than the context, or than all pages.
+            QueueFullError: `most_waiting` requests wait already.
         """
+        if self.most_waiting is not None and len(self.scheduler.waiting) >= self.most_waiting:
+            raise QueueFullError(
+                f"{counted(self.most_waiting, 'request')} in the queue already",
+                hint="ask again later, or let more wait",
+            )
         check_logprobs(logprobs, self.model.config.n_vocab)
         self.engine.check_prompt(prompt_ids)
         now = self.clock()

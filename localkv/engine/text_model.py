@@ -9,6 +9,7 @@ from functools import cached_property
 from threading import Event
 from typing import Unpack, cast, overload
 
+from localkv.engine.async_stream import AsyncTextStream
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.many_streams import completions
@@ -46,6 +47,7 @@ class TextModel:
     gguf: GGUFFile
     engine: Engine
     _override_pre: str | None = None
+    _step_ms: float | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -150,6 +152,22 @@ class TextModel:
             **sampling,
         )
 
+    def astream(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> AsyncTextStream:
+        """As `stream`, for `async for`; the event loop goes on while a piece is made.
+
+        With `n_parallel` above 1 several of them share the steps of the model. A task that is
+        cancelled ends its generation.
+
+        Args:
+            prompt, options: as for `stream`.
+
+        Raises:
+            LocalKVError: as `stream`.
+        """
+        cancel = options.get("cancel") or Event()
+        options["cancel"] = cancel
+        return AsyncTextStream(self.stream(prompt, **options), cancel)
+
     def _stream(
         self,
         engine: Engine | BatchEngine,
@@ -221,7 +239,7 @@ class TextModel:
     @cached_property
     def batch(self) -> BatchEngine:
         """Serves several requests at the same time, as many as `n_parallel`."""
-        return BatchEngine(self.engine)
+        return BatchEngine(self.engine, step_ms=self._step_ms)
 
     def complete_many(self, prompts: Prompts, **options: Unpack[StreamOptions]) -> list[Completion]:
         """Continue several prompts at the same time, `n_parallel` of them.

@@ -13,7 +13,7 @@ import pytest
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
-from localkv.engine.batch_engine import BatchEngine, Pages
+from localkv.engine.batch_engine import BatchEngine, Pages, QueueFullError
 from localkv.engine.batched_generation import BatchedGeneration
 from localkv.engine.engine import Engine
 from localkv.engine.scheduler import AHEAD
@@ -234,6 +234,10 @@ def test_what_never_fits_is_refused(load: Load) -> None:
     generation = batch.generate([1] * 500, sampler=sampler(model, 1))
     assert len(list(generation)) == 12
     assert generation.context_full
+    few = BatchEngine(engine, most_waiting=1)
+    few.generate([1], sampler=sampler(model, 1))
+    with pytest.raises(QueueFullError, match="1 request in the queue"):
+        few.generate([2], sampler=sampler(model, 1))
     with pytest.raises(LocalKVError, match="3 requests at a time do not fit a cache of 2"):
         BatchEngine(engine, n_parallel=3)
 
