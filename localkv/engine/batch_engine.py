@@ -30,6 +30,9 @@ STEP_MS_CPU = 120.0
 STEP_MS_GPU = 30.0
 """Milliseconds of a step where the user names none."""
 
+LEARN_FROM = 8
+"""One of so many steps without a prompt teaches the cost model; all with one do."""
+
 
 class QueueFullError(LocalKVError):
     """As many requests wait as may."""
@@ -265,8 +268,9 @@ class BatchEngine:
             logits = self._evaluate(parts)
             self._draw(parts, logits)
             seconds = self.clock() - started
-            self.scheduler.cost.learn(shape, 1e3 * seconds)
             stats = self.stats
+            if shape.n_prompt or stats.n_steps % LEARN_FROM == 0:
+                self.scheduler.cost.learn(shape, 1e3 * seconds)
             stats.n_steps += 1
             stats.n_prompt += shape.n_prompt
             stats.seconds += seconds
@@ -294,7 +298,9 @@ class BatchEngine:
         """
         engine = self.engine
         slot = engine.slot
-        slot.check_source()
+        n_tokens = sum(part.n_tokens for part in parts)
+        if n_tokens > len(parts):
+            slot.check_source()
         pieces, generated, wanted = [], [], list[Wanted]()
         for part in parts:
             request = part.request
@@ -303,7 +309,6 @@ class BatchEngine:
             pieces.append((request.sequence, request.text.ids[at : at + part.n_tokens]))
             generated.append(at >= request.n_prompt)
             wanted.append("last" if part.n_tokens == request.n_missing else "none")
-        n_tokens = sum(part.n_tokens for part in parts)
         slot.use_threads(n_tokens)
         batch = engine.cache.batch(pieces, logits=wanted, generated=generated)
         with slot.scratch_of(n_tokens), engine.model.backend.arrays.inference():

@@ -126,8 +126,9 @@ class Scheduler:
     def step(self, now: float) -> list[Part]:
         """What to evaluate next; nothing if nobody is there."""
         parts = self._generating()
-        n_tokens = self._prompt_tokens(parts)
-        for request in self._prompts(now):
+        prompts = self._prompts(now)
+        n_tokens = self._prompt_tokens(parts) if prompts else 0
+        for request in prompts:
             if n_tokens < 1:
                 break
             if request.state == "waiting" and not self._begin(request):
