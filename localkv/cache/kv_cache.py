@@ -17,6 +17,7 @@ from typing import Literal
 from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.batch import Batch, SegmentBatch, Wanted, wanted_rows
+from localkv.cache.codebook_uses import CodebookUse
 from localkv.cache.layer_cache import LayerCache, Segment, row_fields
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, GroupLayout
 from localkv.cache.pages import NO_SLOT, PagePool, Sequence
@@ -53,6 +54,7 @@ class KVCache:
         parts: the segments of groups, in the order of `Batch.segments`; such groups share them.
         layers: in the model's order; those without rows of their own have no segments.
         states: of the recurrent layers; false if there are none.
+        codebooks: those of types that have some, and where they come from.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class KVCache:
         self.n_sequences = n_sequences
         self.n_batch = n_ctx if n_batch is None else n_batch
         self.arrays = arrays
+        self.codebooks = list[CodebookUse]()
         self._codebooks = {(b.layer, b.side, len(b.numbers)): b.numbers for b in kv_codebooks}
         self.pools = list[PagePool]()
         self.parts = list[SegmentRows]()
@@ -125,8 +128,9 @@ class KVCache:
             n = FORMATS[name].n_centroids
             if not n:
                 return None
-            chosen = self._codebooks.get((layer, side, n), NORMAL[n])
-            return self.arrays.floats(table_of(chosen).tolist())
+            measured = self._codebooks.get((layer, side, n))
+            self.codebooks.append(CodebookUse(layer, side, name, measured is not None))
+            return self.arrays.floats(table_of(measured or NORMAL[n]).tolist())
 
         absmax_k = kv_scales.absmax_k if kv_scales else ()
         absmax_v = kv_scales.absmax_v if kv_scales else ()

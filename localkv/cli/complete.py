@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localkv.cache.codebook_uses import codebooks_in_words
 from localkv.cache.layer_types import in_words
 from localkv.cli.chat_options import chat_arguments, chat_options, uses_chat_options
 from localkv.cli.command import Command
@@ -272,6 +273,8 @@ def _summary(llm: LLM) -> list[str]:
     if not llm.backend.hardware:
         device += f", {llm.engine.slot.threads.in_words()}"
     types = [f"K/V by layer: {in_words(llm.cache.layer_types)}"] if llm.cache.layer_types else []
+    if books := codebooks_in_words(llm.engine.cache.codebooks):
+        types.append(f"codebooks: {books}")
     return [f"{model}, {rotated}on {device}", *types, *kernels]
 
 

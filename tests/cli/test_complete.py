@@ -372,6 +372,11 @@ def test_stats_and_summary_are_on_stderr(program, llm, model) -> None:
     ]
 
 
+def test_the_summary_tells_where_codebooks_come_from(program, llm, model) -> None:
+    result = program("complete", "-m", model, "-p", "x", "-v", "-ctv", "nuq4")
+    assert "codebooks: V nuq4: of normal numbers, without a profile's" in result.err_lines
+
+
 def test_a_model_that_is_not_there(program, tmp_path: Path) -> None:
     result = program("complete", "-m", tmp_path / "none.gguf", "-p", "x")
     assert (result.code, result.out) == (1, "")

@@ -11,6 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
+from localkv.cache.codebook_uses import CodebookUse, codebooks_in_words
 from localkv.cache.profile import packed_ranges
 from localkv.cache.profile_file import write_profile
 from localkv.config import CacheConfig
@@ -166,6 +167,11 @@ def test_smoothing_and_codebooks(tmp_path: Path, program: Program) -> None:
     )
     book = after.engine.cache.layers[1].segments[0].codebook_k
     assert tuple(book[:8].astype(int)) == profile.codebooks[2].numbers
+    said = [codebooks_in_words(llm.engine.cache.codebooks) for llm in (before, after)]
+    assert said == [
+        "K nuq3, V nuq3: of normal numbers, without a profile's",
+        "K nuq3, V nuq3: of the profile",
+    ]
     exact = LLM(path, cache_type_k="f32", cache_type_v="f32", **options).logits(IDS)
     errors = [np.square(llm.logits(IDS) - exact).mean() for llm in (before, after)]
     assert errors[1] < 0.9 * errors[0]
@@ -192,3 +198,12 @@ def test_smoothing_and_codebooks(tmp_path: Path, program: Program) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             LLM(path, **by_head, kv_scales=replace(scales, smoothing=smoothing), kv_profile=by)
+
+
+def test_layers_with_codebooks_of_both_kinds_are_named() -> None:
+    measured = {("k", 2), *(("v", i) for i in range(4))}
+    uses = [CodebookUse(i, s, "nuq4", (s, i) in measured) for s in "kv" for i in range(4)]
+    assert codebooks_in_words(uses) == (
+        "K nuq4 (layers 2), V nuq4: of the profile; "
+        "K nuq4 (layers 0-1, 3): of normal numbers, without a profile's"
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from localkv.cache.codebook_uses import CodebookUse
 from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.text_stream import Completion, Timings, Usage
@@ -65,7 +66,8 @@ class FakeLLM:
         self.kernels = {"attention": "fake", "products": "q4_0: panels; f32: rows"}
         self.cache = CacheConfig(arguments["cache_type_k"], arguments["cache_type_v"], n_ctx=64)
         segment = SegmentSpec(self.cache.type_k, self.cache.type_v, 0, 64, 0)
-        cache = SimpleNamespace(layouts=[SimpleNamespace(segments=[segment])])
+        books = [CodebookUse(0, "v", "nuq4", False)] * (self.cache.type_v == "nuq4")
+        cache = SimpleNamespace(layouts=[SimpleNamespace(segments=[segment])], codebooks=books)
         threads = Threads(arguments["n_threads"] or 2, arguments["n_threads_batch"] or 3)
         self.engine = SimpleNamespace(cache=cache, slot=SimpleNamespace(threads=threads))
         self.memory = MemoryPlan(1 << 20, 1 << 10, 1 << 19, 1 << 19, 3 << 20)
