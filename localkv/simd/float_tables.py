@@ -9,7 +9,17 @@ from numba.extending import intrinsic
 from localkv.simd.cpu_features import HAS_AVX512
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.lanes import LANES
-from localkv.simd.vector import F32x16, I32x16, call, check_base, f32, i32, lanes_of, pointer
+from localkv.simd.vector import (
+    F32x16,
+    I32x16,
+    call,
+    check_base,
+    constant,
+    f32,
+    i32,
+    lanes_of,
+    pointer,
+)
 
 
 def _gathered(builder: Builder, table: Value, index: Value) -> Value:
@@ -23,14 +33,33 @@ def _gathered(builder: Builder, table: Value, index: Value) -> Value:
 
 
 @intrinsic
-def gather_f32(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
-    """The floats at `index` (I32x16), counted from `base`."""
+def gather_of_64(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
+    """The floats at `index` (I32x16, each below 64) of the 64 at `base`."""
     check_base(base)
 
     def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
-        zero = ir.Constant(context.get_value_type(types.intp), 0)
-        table = pointer(context, builder, signature.args[0], args[0], zero, f32)
-        return _gathered(builder, table, args[1])
+        start = ir.Constant(context.get_value_type(types.intp), 0)
+        if not HAS_AVX512:
+            table = pointer(context, builder, signature.args[0], args[0], start, f32)
+            return _gathered(builder, table, args[1])
+
+        def part(first: int) -> Value:
+            at = builder.add(start, ir.Constant(start.type, first))
+            where = pointer(context, builder, signature.args[0], args[0], at, f32, LANES)
+            return builder.load(where, align=4)
+
+        # vpermi2ps looks at the lowest five bits of a lane's index
+        low, high = (
+            call(
+                builder,
+                "llvm.x86.avx512.vpermi2var.ps.512",
+                F32x16.llvm,
+                [part(first), args[1], part(first + LANES)],
+            )
+            for first in (0, 2 * LANES)
+        )
+        is_low = builder.icmp_signed("<", args[1], constant(i32, 2 * LANES))
+        return builder.select(is_low, low, high)
 
     return F32x16(base, I32x16), generate
 

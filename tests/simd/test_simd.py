@@ -26,6 +26,7 @@ from localkv.simd.arithmetic import (
 from localkv.simd.byte_dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes
 from localkv.simd.cpu_features import HAS_AVX512, HAS_SIGNED_BYTE_DOTS
 from localkv.simd.exponential import exp2, tanh
+from localkv.simd.float_tables import gather_of_64
 from localkv.simd.integer import dot_u8_i8, load_nibbles_from_table
 from localkv.simd.memory import (
     get_i64s,
@@ -47,6 +48,7 @@ from localkv.simd.quads import (
     load_quads_of_nibbles,
     load_two_quads,
 )
+from localkv.simd.turned_rows import add_turned_rows, turn_rows
 from localkv.simd.vector import I32x16, lanewise
 from localkv.simd.vector_tuple import fma_each, fma_grid, load_grid, store_grid
 from support.other_cpus import ALDERLAKE, HASWELL, NEHALEM, runs_here
@@ -309,6 +311,32 @@ def check_products() -> None:
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 
 
+@njit
+def gathered(x: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
+    store_f32(out, 0, gather_of_64(x, load_i32(index, 0)))
+
+
+@njit
+def turned(x: np.ndarray, columns: np.ndarray, out: np.ndarray) -> None:
+    three = (zero_f32(), zero_f32(), zero_f32())
+    turn_rows(x, 20, three, columns)
+    add_turned_rows(out, 24, three, columns)
+
+
+def check_rows_as_columns() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal(64).astype(np.float32)
+    index, got = generator.integers(0, 64, 16).astype(np.int32), np.zeros(16, np.float32)
+    gathered(x, index, got)
+    np.testing.assert_array_equal(got, x[index])
+    columns, out = np.zeros((16, 16), np.float32), np.ones((3, 24), np.float32)
+    turned(x, columns, out)
+    rows = x[:60].reshape(3, 20)[:, :16]
+    np.testing.assert_array_equal(columns[:, :3].T, rows)
+    np.testing.assert_array_equal(out[:, :16], 1 + rows)
+    assert (out[:, 16:] == 1).all()
+
+
 CHECKS = [
     check_conversions,
     check_exp,
@@ -321,6 +349,7 @@ CHECKS = [
     check_nibbles_of_eight,
     check_masks,
     check_products,
+    check_rows_as_columns,
 ]
 
 

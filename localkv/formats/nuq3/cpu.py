@@ -8,4 +8,5 @@ BLOCK = 32
 SCALED = True
 AFFINE = False
 OUTLIERS = 1
+OFFSET = 128
 PLANES = (SCALES, SCALES, codes(1, rows=2, unit_items=2), TWO_BITS)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from localkv.cache.layout import SegmentSpec
 from localkv.formats import TOKEN_FORMATS
+from localkv.formats.codebook_codec import table_of
+from localkv.formats.codebooks import NORMAL
 from localkv.kernels.cpu.attention.kernels import cache_decoder, score_kernel, weigh_kernel
 from localkv.kernels.cpu.attention.queries import (
     ERROR_BOUND,
@@ -34,6 +36,7 @@ from support.torch_edge import torch_cache
 
 Floats = NDArray[np.float32]
 Planes = list[torch.Tensor]
+BOOKS = {n: table_of(numbers) for n, numbers in NORMAL.items()}
 INTEGER_TYPES = [n for n, fmt in TOKEN_FORMATS.items() if hasattr(fmt.part("cpu"), "OFFSET")]
 
 
@@ -108,16 +111,25 @@ def test_blocks_without_a_scale() -> None:
     assert np.isfinite(scales[[0, 1, 5]]).all()
 
 
+def addresses_of(name: str, planes: Planes) -> list[int]:
+    """Those of four planes, and of the codebook of types with one."""
+    n = TOKEN_FORMATS[name].n_centroids
+    book = BOOKS[n].ctypes.data if n else 0
+    return [*(plane.data_ptr() for plane in planes), *[0] * (4 - len(planes)), book]
+
+
 def logits_of(q: Floats, type_k: str, planes: list[torch.Tensor], n_tokens: int) -> Floats:
     """float32 [rows, 256], of one page and KV head, from K's kernel for so many rows."""
     rows, head_dim = q.shape
     queries = q.copy()
     sums = q.reshape(rows, -1, 32).sum(2)
     decoder = cache_decoder(type_k)
+    if decoder.outliers:
+        sums = q.copy()
     if decoder.digits:
         split(queries.reshape(-1, 32), decoder.offset)
     logits = np.zeros((rows, 256), np.float32)
-    addresses = [plane.data_ptr() for plane in planes] + [0] * (5 - len(planes))
+    addresses = addresses_of(type_k, planes)
     kernel = CFUNCTYPE(None, *[c_int64] * 15)(score_kernel(type_k, rows))
     arrays = (logits.ctypes.data, queries.ctypes.data, sums.ctypes.data)
     kernel(*arrays, *addresses, head_dim // 32, n_tokens, 1, *[0] * 4)
@@ -207,9 +219,9 @@ def test_weighed(type_v: str, rows: int) -> None:
             values[7, 40] = torch.nan
         _, regions = page_of(values, "f32", type_v)
         want, left, scales = rounded(type_v, values)
-        out, scratch = torch.ones(rows, head_dim), torch.empty(rows + 1, 256)
-        addresses = [x.data_ptr() for x in (out, weights, scratch, *regions)]
-        addresses += [0] * (8 - len(addresses))
+        out, scratch = torch.ones(rows, head_dim), torch.empty(max(rows + 1, 5), 256)
+        addresses = [x.data_ptr() for x in (out, weights, scratch)]
+        addresses += addresses_of(type_v, regions)
         kernel = CFUNCTYPE(None, *[c_int64] * 15)(weigh_kernel(type_v, rows))
         kernel(*addresses, head_dim // 32, n_tokens, 1, *[0] * 4)
         bound = 2**-21 * (1 + p @ want.abs())

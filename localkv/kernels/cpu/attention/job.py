@@ -26,6 +26,7 @@ class Job(NamedTuple):
         k_affine: K's type has minima (decode).
         k_digits, k_offset: K's kernel takes queries as digits, and codes that are so much too large
             (decode).
+        k_outliers: K's kernel takes queries as floats, too, in place of sums (decode).
         k_ahead, v_ahead: cache lines to fetch at a time during the other side's kernel (decode).
         k_early, v_early: those to fetch before, during the side's own kernel (decode).
         k_kernel, v_kernel: addresses of the sides' kernels.
@@ -54,6 +55,7 @@ class Job(NamedTuple):
     k_affine: int
     k_digits: int
     k_offset: int
+    k_outliers: int
     k_ahead: int
     v_ahead: int
     k_early: int

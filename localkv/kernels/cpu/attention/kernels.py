@@ -29,6 +29,7 @@ class CacheDecoder:
             types multiply queries and make digits by themselves.
         digits: `score` takes queries, and `weigh` weights, as digits.
         offset: how much larger than values the codes are that they then read.
+        outliers: some values of a row are kept apart.
     """
 
     block: int
@@ -36,6 +37,7 @@ class CacheDecoder:
     by_channel: bool
     digits: bool
     offset: int
+    outliers: bool
 
 
 @functools.cache
@@ -43,7 +45,8 @@ def cache_decoder(name: str) -> CacheDecoder:
     module, by_channel = FORMATS[name].part("cpu"), FORMATS[name].group_tokens > 1
     offset = getattr(module, "OFFSET", None)
     digits = HAS_VNNI and HAS_BYTE_SHUFFLE and offset is not None
-    return CacheDecoder(module.BLOCK, module.AFFINE, by_channel, digits, offset or 0)
+    outliers = getattr(module, "OUTLIERS", 0) > 0
+    return CacheDecoder(module.BLOCK, module.AFFINE, by_channel, digits, offset or 0, outliers)
 
 
 def _type_parameters(name: str) -> dict[str, Value]:

@@ -12,11 +12,22 @@ from numba import njit
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.codebook_rows import PAIR
-from localkv.simd.arithmetic import fma, i32x16
-from localkv.simd.float_tables import gather_f32
-from localkv.simd.integer import add_i32, and_i32
-from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import get_f32, get_u16, load_f16, load_f32, load_u16, put_f32, store_f32
+from localkv.simd.arithmetic import fma, i32x16, zero_f32
+from localkv.simd.float_tables import gather_of_64
+from localkv.simd.integer import and_i32
+from localkv.simd.kinds import Address, Count, Vectors
+from localkv.simd.lanes import LANES
+from localkv.simd.memory import (
+    broadcast_f16,
+    get_f32,
+    get_u16,
+    load_f16,
+    load_f32,
+    load_u16,
+    put_f32,
+    store_f32,
+)
+from localkv.simd.turned_rows import add_turned_rows, turn_rows
 
 BLOCKS = 2
 
@@ -35,10 +46,9 @@ def add_outliers_to_logits(
         unit = (group * n_blocks + block) * 16
         missing = load_f16(plane, unit)
         place = and_i32(load_u16(plane, unit + 16), i32x16(np.int32(PAIR - 1)))
-        place = add_i32(place, i32x16(np.int32(block * 32)))
         for row in range(n_rows):
             at = row * PAGE_TOKENS
-            there = gather_f32(q + row * n_blocks * 128, place)
+            there = gather_of_64(q + (row * n_blocks + block) * 128, place)
             store_f32(logits, at, fma(there, missing, load_f32(logits, at)))
 
 
@@ -46,7 +56,7 @@ def add_outliers_to_logits(
 def add_outliers_to_output(
     out: Address,
     p: Address,
-    n_rows: Count,
+    zeros: Vectors,
     plane: Address,
     scratch: Address,
     n_tokens: Count,
@@ -54,22 +64,29 @@ def add_outliers_to_output(
 ) -> None:
     """out += p times what is missing to V, of the first tokens of a page.
 
+    A value has as many products as there are rows, at most 16: they are the lanes of its sum.
+
     Args:
-        out: float32 [n_rows, n_blocks * 32].
-        p: float32 [n_rows, PAGE_TOKENS].
-        scratch: room for 16 floats.
+        out: float32 [rows, n_blocks * 32].
+        p: float32 [rows, PAGE_TOKENS], with zeros up to a multiple of 16 tokens.
+        zeros: as many as there are rows.
+        scratch: room for `OUTLIER_ROOM` floats.
     """
-    for group in range((n_tokens + 15) // 16):
-        for block in range(0, n_blocks - 1, BLOCKS):
+    turned = scratch + PAIR * LANES * 4
+    for block in range(0, n_blocks - 1, BLOCKS):
+        for place in range(PAIR):
+            store_f32(scratch, place * LANES, zero_f32())
+        for group in range((n_tokens + 15) // 16):
+            turn_rows(p + group * LANES * 4, PAGE_TOKENS, zeros, turned)
             unit = (group * n_blocks + block) * 16
-            store_f32(scratch, 0, load_f16(plane, unit))
             for i in range(min(16, n_tokens - group * 16)):
-                missing = get_f32(scratch, i)
-                place = block * 32 + get_u16(plane, unit + 16 + i) % PAIR
-                for row in range(n_rows):
-                    at = row * n_blocks * 32 + place
-                    weight = get_f32(p, row * PAGE_TOKENS + group * 16 + i)
-                    put_f32(out, at, get_f32(out, at) + weight * missing)
+                at = get_u16(plane, unit + 16 + i) % PAIR * LANES
+                missing = broadcast_f16(plane, unit + i)
+                weights = load_f32(turned, i * LANES)
+                store_f32(scratch, at, fma(weights, missing, load_f32(scratch, at)))
+        for first in range(0, PAIR, LANES):
+            at = out + (block * 32 + first) * 4
+            add_turned_rows(at, n_blocks * 32, zeros, scratch + first * LANES * 4)
 
 
 @njit

@@ -175,6 +175,7 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
         k_affine=int(decoder.affine and not decoder.by_channel),
         k_digits=int(decoder.digits and not decoder.by_channel),
         k_offset=decoder.offset,
+        k_outliers=int(decoder.outliers and decoder.digits),
         **fetches._asdict(),
         k_kernel=score_kernel(type_k, tile),
         v_kernel=weigh_kernel(type_v, tile),

@@ -76,6 +76,13 @@ def sum_blocks(job: Job, q: Address, sums: Address) -> None:
 
 
 @njit
+def keep_queries(q: Address, n: Count, kept: Address) -> None:
+    """Copy q, which becomes digits."""
+    for c in range(0, n, LANES):
+        store_f32(kept, c, load_f32(q, c))
+
+
+@njit
 def fetch_scales(planes: Address, place: int) -> None:
     """Ask for all planes of a page and KV head but the codes, which kernels fetch step by step."""
     for plane in range(4):
@@ -150,6 +157,8 @@ def attend_chunk(
     gather_queries(address, job, q, token, head, 0, n_used, n_rows)
     if job.k_affine:
         sum_blocks(job, q, sums)
+    if job.k_outliers:
+        keep_queries(q, n_rows * head_dim, sums)
     if job.k_digits:
         split_queries(q, n_rows * k_blocks, job.k_offset)
 

@@ -72,9 +72,11 @@ ROW_MINIMA = parameter("ROW_MINIMA", 0)
 """The same of minima."""
 OUTLIERS = getattr(facts, "OUTLIERS", 0)
 """The plane of outliers, or 0 for none."""
+CODEBOOK = DIGITS and FORMAT.n_centroids > 0
+"""Whether codes select from a codebook whose numbers are bytes."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
 OFFSET, ONE = np.float32(facts.OFFSET if DIGITS else 0), np.float32(1)
-PASSES = 2 if DIGITS and ROWS == 8 else 1
+PASSES = 2 if DIGITS and ROWS == 8 and not CODEBOOK else 1
 """Parts of a tile that are taken one after the other, so that two groups of tokens have room."""
 N = ROWS // PASSES
 """Rows whose sums are in registers at once."""
@@ -103,6 +105,14 @@ def of_groups(first: int, step: int) -> tuple[int, ...]:
     if GROUPS == 2:
         return first, first + step
     return first, first + step, first + 2 * step, first + 3 * step
+
+
+@njit
+def numbers_of(codebook: Address) -> Any:
+    """The codebook as the decoder takes it."""
+    if CODEBOOK:
+        return codec.numbers(codebook)
+    return codebook
 
 
 @njit
@@ -215,12 +225,13 @@ def score(
         logits: float32 [n_tiles * ROWS, PAGE_TOKENS].
         q: float32 [n_tiles * ROWS, n_blocks * BLOCK], scaled, or as many digit blocks of 32 words.
         q_sums: float32 [n_tiles * ROWS, n_blocks], the sum of each block of q; AFFINE types only.
+            Of types with outliers q as floats.
         plane0..3: the region of one page and KV head in each plane of K.
         codebook: float32 [16], of types with one.
         next_v, next_k: the next bytes to read of each; so many cache lines of them are fetched per
             block and group of 16 tokens.
     """
-    planes = (plane0, plane1, plane2, plane3, codebook)
+    planes = (plane0, plane1, plane2, plane3, numbers_of(codebook))
     head_dim = n_blocks * BLOCK
     ahead, lines = (next_v, next_k), (v_lines, k_lines)
     for group in range(0, (n_tokens + 15) // 16, GROUPS):
@@ -257,7 +268,7 @@ def score(
             first = tile * N * PAGE_TOKENS + group * 16
             store_grid(logits, first, 16, PAGE_TOKENS, GROUPS, total)
             if OUTLIERS:
-                rows = q + tile * N * head_dim * 4
+                rows = (q_sums if DIGITS else q) + tile * N * head_dim * 4
                 for g in range(GROUPS):
                     at = logits + (first + g * 16) * 4
                     add_outliers_to_logits(at, rows, N, planes[OUTLIERS], group + g, n_blocks)

@@ -31,6 +31,12 @@ CHANNEL_ROW = MOST_CHANNELS + 2 * LANES
 """Words of a row of factors of such types (`attention/channel_digits.py`)."""
 
 
+PAIR = 64
+"""Values of which types with outliers keep one apart (`formats/codebook_rows.py`)."""
+OUTLIER_ROOM = (PAIR + LANES) * LANES
+"""Floats of scratch memory that adding V's outliers takes."""
+
+
 class BlockScratch(NamedTuple):
     """Scratch memory of a thread of the prefill kernels: where each array starts, in floats.
 
@@ -74,12 +80,13 @@ class RowScratch(NamedTuple):
 
     Attributes:
         q: [n_rows, head_dim], as floats or as digit blocks.
-        sums: [n_rows, head_dim / values of a block], of the blocks of q; or of types with scales by
-            channel [rows of a tile, CHANNEL_ROW].
+        sums: [n_rows, head_dim / values of a block], of the blocks of q; of types with outliers
+            [n_rows, head_dim], q as floats; of types with scales by channel [rows of a tile,
+            CHANNEL_ROW].
         logits: [n_rows, PAGE_TOKENS], then what they become as weights.
         totals: [n_rows, LANES], sums of exponentials.
         scaled: [rows of a tile + 1, PAGE_TOKENS], weights times V's scales, or as digit rows and
-            then the scales; or [rows of a tile, CHANNEL_ROW].
+            then the scales; afterwards [OUTLIER_ROOM]; or [rows of a tile, CHANNEL_ROW].
         end: where the next thread's may start, a cache line further, against false sharing.
     """
 
@@ -94,10 +101,11 @@ class RowScratch(NamedTuple):
 def row_scratch(n_rows: int, tile_rows: int, head_dim: int) -> RowScratch:
     """For `n_rows` rows in tiles of `tile_rows`. Compiled kernels call this, too."""
     sums = n_rows * head_dim
-    logits = sums + max(n_rows * (head_dim // LANES), tile_rows * CHANNEL_ROW)
+    logits = sums + max(n_rows * head_dim, tile_rows * CHANNEL_ROW)
     totals = logits + n_rows * PAGE_TOKENS
     scaled = totals + n_rows * LANES
-    end = scaled + max((tile_rows + 1) * PAGE_TOKENS, tile_rows * CHANNEL_ROW) + LANES
+    room = max((tile_rows + 1) * PAGE_TOKENS, tile_rows * CHANNEL_ROW, OUTLIER_ROOM)
+    end = scaled + room + LANES
     return RowScratch(0, sums, logits, totals, scaled, end)
 
 

@@ -11,6 +11,8 @@ summed exactly.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import cfunc, njit
 
@@ -46,6 +48,8 @@ ROW_MINIMA = parameter("ROW_MINIMA", 0)
 """The same of minima."""
 OUTLIERS = getattr(facts, "OUTLIERS", 0)
 """The plane of outliers, or 0 for none."""
+CODEBOOK = DIGITS and FORMAT.n_centroids > 0
+"""Whether codes select from a codebook whose numbers are bytes."""
 BLOCK, SCALED, AFFINE = facts.BLOCK, facts.SCALED, facts.AFFINE
 OFFSET = facts.OFFSET if DIGITS else 0
 OFFSET_AS_FLOAT = np.float32(OFFSET)
@@ -58,6 +62,14 @@ SUMS = VECTORS * N
 PAIRS = SUMS <= MOST_SUMS // 2
 """Whether every second token has sums of its own. Sums of one have to wait for each other."""
 ROW_BYTES = PAGE_TOKENS * 4
+
+
+@njit
+def numbers_of(codebook: Address) -> Any:
+    """The codebook as the decoder takes it."""
+    if CODEBOOK:
+        return codec.numbers(codebook)
+    return codebook
 
 
 @njit
@@ -197,13 +209,14 @@ def weigh(
         out: float32 [n_tiles * ROWS, n_blocks * BLOCK].
         p: float32 [n_tiles * ROWS, PAGE_TOKENS], with zeros up to a multiple of 64 tokens;
             overwritten where rows of floats have scales.
-        scaled_p: float32 [ROWS + 1, PAGE_TOKENS], scratch.
+        scaled_p: float32 [ROWS + 1, PAGE_TOKENS], scratch; of types with outliers at least
+            `OUTLIER_ROOM`.
         plane0..3: the region of one page and KV head in each plane of V.
         codebook: float32 [16], of types with one.
         next_k, next_v: the next bytes to read of each; so many cache lines of them are fetched per
             block and group of 16 tokens.
     """
-    planes = (plane0, plane1, plane2, plane3, codebook)
+    planes = (plane0, plane1, plane2, plane3, numbers_of(codebook))
     head_dim = n_blocks * BLOCK
     n_groups = (n_tokens + 15) // 16
     scales = scaled_p + ROWS * ROW_BYTES
@@ -281,4 +294,6 @@ def weigh(
             ahead = weigh_block(out, at, head_dim, weights, planes, block, n_tokens, ahead, lines)
         if OUTLIERS:
             rows = out + tile * ROWS * head_dim * 4
-            add_outliers_to_output(rows, tile_p, ROWS, planes[OUTLIERS], scales, n_tokens, n_blocks)
+            zeros = zeros_f32(ROWS)
+            outliers = planes[OUTLIERS]
+            add_outliers_to_output(rows, tile_p, zeros, outliers, scaled_p, n_tokens, n_blocks)
