@@ -126,28 +126,35 @@ def two_bits_ptx(step, offset):
 def three_bits_ptx(offset):
     """$8: as `two_bits_ptx`; $9 (and $10 to $12, the same): third bits as `unpack_three_bits` says.
 
-    A factor spreads four bits over as many bytes, above their codes. Those are used where they are,
-    save for the fourth ones, which are moved to the place of the third.
+    The first and the third codes of four bytes are nibbles of a word, the second and the fourth
+    ones those of another. A factor spreads four third bits over as many bytes, above their codes.
+    Then `prmt` is a table of eight bytes: the upper ones of the fp16 numbers from 0 to 7, less
+    `offset`, whose lower bytes are 0.
     """
+    numbers = [half_bits(n - offset) >> 8 if n != offset else 0 for n in range(8)]
+    low, high = (int.from_bytes(bytes(numbers[i : i + 4]), "little") for i in (0, 4))
     codes = "".join(
         f"""
-        prmt.b32 e, t, 0, 0x444{byte};
-        mul.lo.u32 e, e, 0x{0x00810204 << 2 * place:08X};
-        and.b32 e, e, 0x{0x04040404 << 2 * place:08X};
-        lop3.b32 c, {word}, 0x{0x03030303 << 2 * place:08X}, e, 0xEA;
-        mov.b32 s, {pair(half_bits(4.0**-place))};
-        mov.b32 p, {pair(half_bits(-(1024 * 4.0**-place) - offset))};
-        prmt.b32 e, c, m, {BYTES_0_1};
-        fma.rn.f16x2 ${2 * i}, e, s, p;
-        prmt.b32 e, c, m, {BYTES_2_3};
-        fma.rn.f16x2 ${2 * i + 1}, e, s, p;"""
-        for i, (place, word, byte) in enumerate(
-            ((0, "$8", 0), (1, "$8", 2), (2, "$8", 1), (2, "f", 3))
-        )
+        prmt.b32 e, t, 0, 0x444{first};
+        prmt.b32 c, t, 0, 0x444{second};
+        mul.lo.u32 e, e, 0x00810204;
+        mul.lo.u32 c, c, 0x08102040;
+        and.b32 e, e, 0x04040404;
+        lop3.b32 e, c, 0x40404040, e, 0xEA;
+        lop3.b32 c, {word}, 0x33333333, e, 0xEA;
+        prmt.b32 e, l, h, c;
+        prmt.b32 ${2 * i}, e, 0, 0x2404;
+        prmt.b32 ${2 * i + 4}, e, 0, 0x3414;
+        shr.u32 c, c, 16;
+        prmt.b32 e, l, h, c;
+        prmt.b32 ${2 * i + 1}, e, 0, 0x2404;
+        prmt.b32 ${2 * i + 5}, e, 0, 0x3414;"""
+        for i, (word, first, second) in enumerate((("$8", 0, 1), ("f", 2, 3)))
     )
     return f"""{{
-        .reg .b32 c, e, f, t, m, s, p;
-        mov.b32 m, 0x64646464;
+        .reg .b32 c, e, f, t, l, h;
+        mov.b32 l, 0x{low:08X};
+        mov.b32 h, 0x{high:08X};
         shr.u32 f, $8, 2;
         and.b32 t, $9, 0x0F0F0F0F;{codes}
     }}"""

@@ -7,35 +7,20 @@ import triton.language as tl
 
 from localkv.formats.gpu.channel_groups import (
     affine_groups,
-    load_channels,
+    decode_quarters,
     store_channels,
-    words_of_runs,
 )
 from localkv.formats.gpu.low_bit_rows import (
     load_three_bits,
-    one_after_the_other,
     pack_third_bits,
     pack_two_bits,
     quarter_columns,
 )
 from localkv.formats.gpu.planes import as_i32, store_rows
 from localkv.formats.gpu.rounding import in_blocks
-from localkv.triton_primitives.fence import fence
 
 PRODUCT = "fp16"
 columns = quarter_columns
-
-
-@triton.jit
-def scaled(
-    x, planes, first_row, valid,
-    FIRST: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Codes of channels FIRST to FIRST + 7 of each block, decoded."""
-    words = words_of_runs(WIDTH // 16, 2) + FIRST // 4
-    d = load_channels(planes[0], first_row, valid, words, HEAD_DIM, WIDTH)
-    m = load_channels(planes[1], first_row, valid, words, HEAD_DIM, WIDTH)
-    return x * d + m
 
 
 @triton.jit
@@ -43,12 +28,8 @@ def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     rows: tl.constexpr = valid.shape[0]
-    a, b, c, e = load_three_bits(planes[3], planes[2], first_row, rows, HEAD_DIM, WIDTH, 0, PTX)
-    a = scaled(a, planes, first_row, valid, 0, HEAD_DIM, WIDTH)
-    b = scaled(b, planes, first_row, valid, 16, HEAD_DIM, WIDTH)
-    c = scaled(c, planes, first_row, valid, 8, HEAD_DIM, WIDTH)
-    e = scaled(e, planes, first_row, valid, 24, HEAD_DIM, WIDTH)
-    return fence(one_after_the_other(a, c), PTX), fence(one_after_the_other(b, e), PTX)
+    quarters = load_three_bits(planes[3], planes[2], first_row, rows, HEAD_DIM, WIDTH, 0, PTX)
+    return decode_quarters(quarters, planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
 
 
 @triton.jit
