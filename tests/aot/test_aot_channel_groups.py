@@ -13,8 +13,8 @@ from support.aot.aot_report import ATTENTION_FACTOR, MOST_SPILLS, SHARED_KIB, re
 from support.aot.attention_builds import build
 from support.quick import quick
 
-# warp instructions per key, as in test_aot_attention.py, where q4_0 has 32 and 102: at most 1.3 times
-# as many
+# warp instructions per key, as in test_aot_attention.py, where q4_0 has 32 and 102: at
+# most 1.3 times as many
 DECODE_BUDGET = {"q8_0c": 35.5, "q4_1c": 36, "q3_1c": 41.5, "q2_1c": 35}
 PREFILL_BUDGET = {"q8_0c": 108, "q4_1c": 107, "q3_1c": 114, "q2_1c": 105}
 CASES = [

@@ -2,7 +2,8 @@
 
 They follow from compiled code: no spilled register, shared memory that every GPU of the
 generation has, few instructions per key. Products in three parts of rows with 512 channels spill,
-whatever the tiles. None of them has been timed.
+whatever the tiles. So does decoding for 128 queries, or 64 with 256 channels, where K and V are
+fp16. None of them has been timed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ PRODUCTS = ("fp16", "tf32", "tf32x3")
 
 SERVER_BLACKWELL = 10
 """Compute capability 10.x: its matrix unit has a memory of its own."""
+BLACKWELL = 12
+"""The same of those without that unit, 12.x."""
 SMALL = (86, 89, 120)
 """GPUs with 99 KiB of shared memory for a block; others have 163 and more."""
 PIPELINES_FEW_QUERIES = triton.__version__.startswith("3.8.")
@@ -70,7 +73,9 @@ LEAST_KEYS = min(min(by_width.values()) for by_width in DECODE_KEYS.values())
 """No tile of decoding has fewer."""
 
 
-def decode_config(arch: int, width: int, product: str, queries: int) -> TileConfig:
+def decode_config(
+    arch: int, width: int, product: str, queries: int, *, halves: bool = False
+) -> TileConfig:
     """For `attention_decode`.
 
     Args:
@@ -78,7 +83,10 @@ def decode_config(arch: int, width: int, product: str, queries: int) -> TileConf
         width: channels of a head, as a power of two.
         product: of `PRODUCTS`, the later of K's and V's.
         queries: rows of Q, as a power of two.
+        halves: K and V are fp16, of which tiles are copied to shared memory as they are.
     """
+    if halves and (width, queries) == (128, 64) and arch // 10 in (8, BLACKWELL):
+        return TileConfig(queries, 32, 4, 2 if arch // 10 == 8 else 1)
     keys = DECODE_KEYS[product][width]
     if arch // 10 == SERVER_BLACKWELL:
         # fewer than its matrix unit takes, which is made for large products

@@ -128,7 +128,8 @@ def tiles_of(
         mixed = format_k.name == "f16" != format_v.name
         return prefill_config(arch, width, product, halves_and_codes=mixed)
     queries: int = triton.next_power_of_2(few_tokens * group)
-    return decode_config(arch, width, product, max(LEAST_QUERIES, queries))
+    halves = format_k.name == format_v.name == "f16"
+    return decode_config(arch, width, product, max(LEAST_QUERIES, queries), halves=halves)
 
 
 def n_splits(gpu: GpuInfo, sequences: int, n_kv_heads: int, capacity: int, keys: int) -> int:
