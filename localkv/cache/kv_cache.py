@@ -78,6 +78,7 @@ class KVCache:
         self.arrays = arrays
         self.codebooks = list[CodebookUse]()
         self._codebooks = {(b.layer, b.side, len(b.numbers)): b.numbers for b in kv_codebooks}
+        keeper = weakref.proxy(self)
         self.pools = list[PagePool]()
         self.parts = list[SegmentRows]()
         self._on_full: Callable[[], Callable[[], bool] | None] = lambda: None
@@ -90,9 +91,7 @@ class KVCache:
                 self.parts += segment_rows(layout, n_ctx, len(self.pools))
                 for pool in layout.pools(n_ctx, n_batch):
                     n_pages = pool.n_pages(n_sequences, n_tokens)
-                    self.pools.append(
-                        PagePool(len(self.pools), layout, pool, n_pages, weakref.proxy(self))
-                    )
+                    self.pools.append(PagePool(len(self.pools), layout, pool, n_pages, keeper))
             for layer in layout.group.layers:
                 layers[layer] = self._layer(layout, layer, first_parts[layout.paging], kv_scales)
         self._gives_back = any(layout.reach for layout in layouts) or any(
@@ -103,6 +102,7 @@ class KVCache:
             arrays=arrays,
             n_sequences=n_sequences,
             config=checkpoints or CheckpointConfig(),
+            make_room=lambda: keeper.make_room(),
         )
         for i, state in self.states.layers.items():
             layers[i] = replace(layers.get(i, LayerCache(())), state=state)

@@ -8,9 +8,11 @@ to go, it is one whose neighbours are near for how long ago that is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
@@ -57,7 +59,7 @@ class CheckpointConfig:
     step: int = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Checkpoint:
     """All states of a sequence after `length` tokens, float32 [n] on the host."""
 
@@ -85,11 +87,21 @@ class RecurrentStates:
     Args:
         layers: those of the model that have states.
         n_sequences: how many are held at the same time.
+        make_room: called when there are as many checkpoints as all of these have at most; whether
+            a sequence that was only kept to be forked has given some back.
     """
 
     def __init__(
-        self, layers: Seq[LayerState], *, arrays: Arrays, n_sequences: int, config: CheckpointConfig
+        self,
+        layers: Seq[LayerState],
+        *,
+        arrays: Arrays,
+        n_sequences: int,
+        config: CheckpointConfig,
+        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._make_room = make_room
+        self._checkpoints = WeakSet[Checkpoint]()
         self.arrays = arrays
         self.config = config
         self.n_slots = n_sequences
@@ -114,6 +126,11 @@ class RecurrentStates:
     @property
     def n_bytes(self) -> int:
         return 0 if self.data is None else int(self.data.nbytes)
+
+    @property
+    def n_checkpoints(self) -> int:
+        """Of all sequences; several may have one together."""
+        return len(self._checkpoints)
 
     def free_slot(self, taken: Seq[Sequence]) -> int:
         """A place for a sequence.
@@ -199,8 +216,11 @@ class RecurrentStates:
             return
         if len(kept) >= self.config.most:
             del kept[_dispensable([item.length for item in kept], sequence.length)]
+        while self.n_checkpoints >= self.config.most * self.n_slots and self._make_room():
+            pass
         data = self.arrays.to_numpy(self.row(sequence)).copy()
         kept.append(Checkpoint(sequence.length, data))
+        self._checkpoints.add(kept[-1])
 
     def reachable(self, sequence: Sequence, length: int) -> int:
         """The largest length up to `length` whose states are known."""

@@ -143,6 +143,17 @@ def test_windows_states_and_latents(load: Load, name: str, least: int) -> None:
         assert {text.sequence.slot for text in engine.slot.prefixes.texts} == {NO_SLOT}
 
 
+def test_states_take_no_more_memory_than_is_planned(load: Load) -> None:
+    """Of all texts together there are as many checkpoints as one may have."""
+    engine = Engine(load("qwen35"), CacheConfig(n_ctx=N_CTX, ctx_checkpoints=3), n_batch=128)
+    states = engine.cache.states
+    for i in range(6):
+        answer(engine, RANDOM[i % 3][: 100 + 20 * i])
+        assert 1 <= states.n_checkpoints <= 3
+    assert answer(engine, RANDOM[2][:200])[1] > 0
+    assert all(text.sequence.kept for text in engine.slot.prefixes.texts)
+
+
 def test_generations_in_turn_evaluate_nothing_twice(load: Load) -> None:
     """Two that take turns token by token keep their rows."""
     model = load("llama")
