@@ -1,6 +1,7 @@
 """Chains of workers that are kept for a layer's operations, and the steps that they share.
 
-Decoding runs the same chains again and again, so one is kept for each layer and operation.
+Decoding runs the same chains again and again, so one is kept for each layer and operation, and for
+each small number of tokens: drafts come and go between single tokens.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from localkv.system.threads import n_threads
 
 MANY_CHAINS = 4096
 """The most that are remembered."""
+FEW_TOKENS = 16
+"""Each number of tokens up to this one has chains of its own; those of more replace each other."""
 RESIDUALS = KernelSource("linear/residuals")
 ROW_STEPS = KernelSource("linear/row_steps")
 
@@ -71,7 +74,7 @@ class LayerChains:
 
     def __init__(self, scratch: Scratch) -> None:
         self.scratch = scratch
-        self.kept = dict[tuple[str, int], _Kept]()
+        self.kept = dict[tuple[str, int, int], _Kept]()
         self.numbers = dict[tuple[float, ...], Floats]()
 
     def forget(self) -> None:
@@ -93,7 +96,7 @@ class LayerChains:
         *facts: int,
     ) -> Chain:
         """The chain of an operation on some weights, made anew if anything else has changed."""
-        key = name, id(made_for[0])
+        key = name, id(made_for[0]), n_tokens if n_tokens <= FEW_TOKENS else 0
         facts = (n_tokens, n_threads(), *facts)
         kept = self.kept.get(key)
         if (
