@@ -26,6 +26,7 @@ from localkv.engine.embedding import (
 )
 from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
+from localkv.engine.speculation.config import Speculation, check_speculation
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.formats import KV_FORMATS
@@ -121,6 +122,12 @@ class LLM(TextModel):
             bit. Generated text is read again where the next prompt contains it. False reuses it as
             it lies in the cache: a conversation goes on sooner, and may go on with other words.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
+        spec: "ngram" guesses how a text goes on from what followed its last tokens when they came
+            up before, and evaluates the guesses together: faster where a text repeats itself or its
+            prompt, with the same text as without ("none"), byte for byte. Not on a GPU, and only
+            for one text at a time.
+        draft_max, draft_min: most tokens guessed at a time, and fewer that are not worth it; how
+            many are is measured.
         fit: "on" refuses a model that does not fit in memory before anything is allocated, and
             warns of mapped weights that do not fit; "off" tries.
         mlock: keep the weights in memory (on a CPU). Where the system allows less, some are kept
@@ -142,6 +149,7 @@ class LLM(TextModel):
             used, a context longer than the model was trained for, a cache type that this model is
             known to suffer from, weights that do not all stay in memory, an operation that is slow
             because it has no kernel.
+        speculation: how tokens are guessed.
         load_seconds: time from the start to readiness.
 
     Raises:
@@ -182,6 +190,9 @@ class LLM(TextModel):
         step_ms: float | None = None,
         exact: bool = True,
         override_pre: str | None = None,
+        spec: str = "none",
+        draft_max: int = Speculation.draft_max,
+        draft_min: int = Speculation.draft_min,
         fit: str = "on",
         mlock: bool = False,
         use_mmap: bool = True,
@@ -207,6 +218,8 @@ class LLM(TextModel):
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
+        self.speculation = Speculation(spec, draft_max, draft_min)
+        check_speculation(self.speculation, backend, n_parallel)
         place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
@@ -304,6 +317,8 @@ class LLM(TextModel):
             if backend.compiles:
                 report("kernels", 0, 0)
                 self.engine.warm_up()
+                if self.speculation.is_on:
+                    self.engine.warm_up_drafts(self.speculation)
             if backend.late is not None:
                 backend.late.begin()
         place_caller()

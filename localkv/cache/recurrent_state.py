@@ -61,10 +61,14 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """All states of a sequence after `length` tokens, float32 [n] on the host."""
+    """All states of a sequence after `length` tokens, float32 [n] on the host.
+
+    A mark is there for the next few tokens only, which may be taken back.
+    """
 
     length: int
     data: Any
+    is_mark: bool = False
 
 
 def _padded(n: int) -> int:
@@ -205,7 +209,7 @@ class RecurrentStates:
         return last > 0 and sequence.length - last <= NEAR_END
 
     def _last(self, sequence: Sequence) -> int:
-        return sequence.kept[-1].length if sequence.kept else 0
+        return max((item.length for item in sequence.kept if not item.is_mark), default=0)
 
     def keep(self, sequence: Sequence) -> None:
         """Make a checkpoint of the states as they are."""
@@ -221,6 +225,19 @@ class RecurrentStates:
         data = self.arrays.to_numpy(self.row(sequence)).copy()
         kept.append(Checkpoint(sequence.length, data))
         self._checkpoints.add(kept[-1])
+
+    def mark(self, sequence: Sequence) -> None:
+        """Make a checkpoint that counts for nothing else, until `unmark`."""
+        if self.data is None:
+            return
+        self.unmark(sequence)
+        if not (sequence.kept and sequence.kept[-1].length == sequence.length):
+            data = self.arrays.to_numpy(self.row(sequence)).copy()
+            sequence.kept.append(Checkpoint(sequence.length, data, is_mark=True))
+
+    def unmark(self, sequence: Sequence) -> None:
+        """Forget that checkpoint."""
+        sequence.kept = [item for item in sequence.kept if not item.is_mark]
 
     def reachable(self, sequence: Sequence, length: int) -> int:
         """The largest length up to `length` whose states are known."""

@@ -22,6 +22,7 @@ from localkv.cli.preset_choice import say_preset
 from localkv.cli.profile_options import profile_arguments
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
+from localkv.cli.speculation_options import speculation_arguments, speculation_options
 from localkv.errors import UsageError, counted, printable
 from localkv.system.processor import usable_cores
 from localkv.system.threads import default_threads
@@ -115,7 +116,7 @@ def _run(
     profile = profile_arguments(values, Path(model))
     if "kv_bits" not in profile:
         say_preset(values)
-    arguments = loading_arguments(values) | profile
+    arguments = loading_arguments(values) | profile | speculation_arguments(values)
     if arguments["n_threads"] is None and arguments["cpus"] is None:
         arguments["n_threads"] = chat_threads()
     arguments["exact"] = values["exact"]
@@ -191,6 +192,7 @@ chat = Command(
         *loading_options(default_threads="one per core, but a CPU is left free"),
         *length_options(),
         *sampling_options(),
+        *speculation_options(),
     ],
     callback=_run,
     help="Talk with a model, on the whole terminal.\n\n"

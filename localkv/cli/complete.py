@@ -36,13 +36,14 @@ from localkv.cli.option_types import Whole
 from localkv.cli.options import escape_option, flag, json_option, option, raw_option
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
+from localkv.cli.speculation_options import speculation_options
 from localkv.cli.text_output import TextOutput
 from localkv.cli.waited import Waited
 from localkv.errors import UsageError, byte_size, counted
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig
-    from localkv.engine.text_stream import Completion, TextStream
+    from localkv.engine.text_stream import Completion, TextStream, Usage
     from localkv.llm import LLM
 
 _PROMPT_OPTIONS: list[click.Parameter] = [
@@ -275,7 +276,9 @@ def _summary(llm: LLM) -> list[str]:
     types = [f"K/V by layer: {in_words(llm.cache.layer_types)}"] if llm.cache.layer_types else []
     if books := codebooks_in_words(llm.engine.cache.codebooks):
         types.append(f"codebooks: {books}")
-    return [f"{model}, {rotated}on {device}", *types, *kernels]
+    spec = llm.speculation
+    guesses = f"speculation: {spec.drafter}, up to {counted(spec.draft_max, 'token')} at a time"
+    return [f"{model}, {rotated}on {device}", *types, *kernels, *[guesses] * spec.is_on]
 
 
 def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
@@ -326,6 +329,7 @@ def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
         f"{timings.prompt_per_second:.2f} tokens/s",
         f"eval:         {generated} in {timings.decode_seconds:.2f} s, "
         f"{timings.decode_per_second:.2f} tokens/s",
+        *_speculated(llm, usage),
         f"cache:        {cache_types(llm)}, "
         f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, "
         f"{byte_size(llm.memory.cache_k + llm.memory.cache_v)}",
@@ -334,6 +338,16 @@ def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
         f"products:     {llm.kernels['products']}",
         f"finished:     {completion.finish_reason}, seed {completion.seed}",
     ]
+
+
+def _speculated(llm: LLM, usage: Usage) -> list[str]:
+    """What came of guesses, if there could be any."""
+    if not llm.speculation.is_on:
+        return []
+    drafted = counted(usage.drafted_tokens, "drafted token")
+    share = f" ({usage.accepted_tokens / usage.drafted_tokens:.0%})" if usage.drafted_tokens else ""
+    verified = counted(usage.verified_batches, "verification")
+    return [f"speculation:  {usage.accepted_tokens} of {drafted} accepted{share}, in {verified}"]
 
 
 complete = Command(
@@ -360,6 +374,7 @@ complete = Command(
         *loading_options(),
         *length_options(),
         *sampling_options(),
+        *speculation_options(),
         *_OUTPUT_OPTIONS,
     ],
     callback=_run,

@@ -12,6 +12,7 @@ from localkv.cli.messages import one_line, say
 from localkv.cli.model_file import model_file
 from localkv.cli.preset_choice import say_preset
 from localkv.cli.profile_options import profile_arguments
+from localkv.cli.speculation_options import speculation_arguments
 from localkv.cli.terminal import OwnText
 from localkv.system.limits import before_model
 from localkv.system.loading_line import LoadingLine
@@ -36,7 +37,7 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
         from localkv.loader.gguf_file import open_gguf
 
         open_gguf(path)  # reports a bad file before anything heavy is imported
-    arguments = loading_arguments(values) | profile
+    arguments = loading_arguments(values) | profile | speculation_arguments(values)
     if arguments["kv_scales"] is not None:
         arguments["kv_scales"] = read_kv_scales(arguments["kv_scales"])
     before_model()

@@ -261,15 +261,24 @@ class CacheSlot:
         """Whether nothing has been evaluated for others since `take`."""
         return self._text is text
 
-    def logits(self, text: Text, cancel: Event) -> Array | None:
+    def logits(self, text: Text, cancel: Event, drafts: Sequence[int] = ()) -> Array | None:
         """Evaluate the missing tokens of the text that took the slot: the last token's logits.
 
+        Args:
+            drafts: tokens that may follow; `retract` takes back those that don't. They are
+                evaluated with the last token if that was generated and a batch has room for them.
+
         Returns:
-            float32 [1, n_vocab], valid until the next call; None if it was cancelled.
+            float32 [1, n_vocab], valid until the next call, or [1 + len(drafts), n_vocab] with
+            those of the drafts; None if it was cancelled.
         """
         out = None
         ids, n_prompt, states = text.ids, text.n_prompt, self.cache.states
         while (at := self.sequence.length) < len(ids):
+            if drafts and at >= n_prompt and len(ids) - at + len(drafts) <= self.n_batch:
+                states.mark(self.sequence)
+                out = self.evaluate([*ids[at:], *drafts], "all", generated=True)
+                return None if cancel.is_set() else out[len(ids) - at - 1 :]
             if cancel.is_set():
                 return None
             generated = at >= n_prompt
@@ -283,6 +292,18 @@ class CacheSlot:
             elif stop < end:
                 states.keep(self.sequence)
         return out
+
+    def retract(self, text: Text, length: int) -> None:
+        """Take back the drafts of a text from position `length` on.
+
+        What can't be cut there is cut further back, and missing when the text goes on.
+        """
+        if self._text is not text:
+            return  # they are not in the way: they are compared with the text when it comes back
+        if length < self.sequence.length:
+            length = self.cache.cut_back(self.sequence, length, exactly=True)
+            del self.ids[length:], self.generated[length:]
+        self.cache.states.unmark(self.sequence)
 
     def following(self, text: Text, tokens: Iterator[int]) -> int:
         """The next token of the loop's `tokens`, which stores the row of the text's last."""

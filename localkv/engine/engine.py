@@ -25,6 +25,10 @@ from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.embedding import Pooling, pooled
 from localkv.engine.generation import Forcing, Generation
 from localkv.engine.logprobs import check_logprobs
+from localkv.engine.speculation.config import Speculation, check_speculation
+from localkv.engine.speculation.prices import Prices
+from localkv.engine.speculation.speculator import new_speculator
+from localkv.engine.speculation.warm_up import warm_up_drafts
 from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
@@ -76,6 +80,7 @@ class Engine:
         self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
         check_scales(cache, model.config)
+        self.prices = Prices()
         self.cache = allocated_cache(model, cache, n_batch, make_cache)
         self.slot = CacheSlot(model, self.cache, n_batch, exact=exact, check_source=check_source)
 
@@ -142,6 +147,10 @@ class Engine:
         self.slot.truncate(0)
         with self.slot.scratch_of(1):
             self.loop.warm_up(self.sequence)
+
+    def warm_up_drafts(self, speculation: Speculation) -> None:
+        """Run batches of the sizes that drafts have, and measure what they cost."""
+        self.slot.turn(lambda: warm_up_drafts(self.slot, self.prices, speculation.draft_max))
 
     def _rehearse(self, sizes: list[int]) -> None:
         """Make the launches of `warm_up` on a GPU, once for each kind of layer."""
@@ -289,6 +298,7 @@ class Engine:
         cancel: Event | None = None,
         forcing: Forcing | None = None,
         logprobs: int | None = None,
+        speculation: Speculation | None = None,
     ) -> Generation:
         """Continue a prompt.
 
@@ -301,12 +311,16 @@ class Engine:
                 and before every token.
             forcing: says which tokens are not drawn, but must come.
             logprobs: alternatives that the generation notes for each token.
+            speculation: how tokens are guessed, which changes nothing but the speed.
 
         Raises:
             ContextOverflowError: the prompt is longer than the context; nothing was computed.
-            UsageError: the vocabulary has fewer tokens than `logprobs`.
+            UsageError: the vocabulary has fewer tokens than `logprobs`, or the backend records its
+                steps, so that it has no speculation.
         """
         check_logprobs(logprobs, self.model.config.n_vocab)
+        speculation = speculation or Speculation()
+        check_speculation(speculation, self.model.backend)
         self.check_prompt(prompt_ids)
         return Generation(
             self.slot,
@@ -318,4 +332,5 @@ class Engine:
             cancel=cancel or Event(),
             forcing=forcing,
             logprobs=logprobs,
+            speculator=new_speculator(speculation, self.prices),
         )

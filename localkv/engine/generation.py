@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localkv.cache.arrays import NO_TOKEN
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.logprobs import RankedToken, ranked
+from localkv.engine.speculation.speculator import Speculator
 from localkv.engine.token_text import Text
 from localkv.errors import LocalKVError
 from localkv.sampling.sampler import Sampler
@@ -30,6 +34,8 @@ class GenerationStats:
     `n_prompt` counts the whole prompt, of which `n_reused` tokens were still in the cache. As many
     more as `n_lost` would have been, if layers with a window kept all rows and recurrent ones all
     states.
+    Of `n_drafted` tokens that were guessed and evaluated `n_accepted` were right, in `n_verified`
+    batches.
     `decode_seconds` covers the tokens after the first: the first comes with the prompt. Waiting for
     other threads is not counted; evaluating rows again because of them is.
     """
@@ -40,6 +46,9 @@ class GenerationStats:
     n_generated: int = 0
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    n_verified: int = 0
 
     @property
     def prompt_per_second(self) -> float:
@@ -107,6 +116,8 @@ class Generation(Iterator[int]):
         forcing: may put tokens in place of drawn ones; they count like any other.
         logprobs: alternatives that are noted for each token; None notes nothing. With a number the
             host draws the tokens.
+        speculator: guesses tokens, which are evaluated together; the text stays the same. The host
+            draws the tokens.
 
     Attributes:
         stats: counts and seconds so far.
@@ -127,6 +138,7 @@ class Generation(Iterator[int]):
         cancel: Event,
         forcing: Forcing | None = None,
         logprobs: int | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.stats = GenerationStats(n_prompt=len(prompt_ids))
         self.finish_reason: FinishReason | None = None
@@ -136,7 +148,9 @@ class Generation(Iterator[int]):
         self._sampler = sampler
         self._n_logprobs = logprobs
         self._ranked: list[RankedToken] = []
-        on_host = logprobs is not None
+        self._speculator = speculator
+        self._ahead = deque[tuple[int, NDArray[np.float32]]]()
+        on_host = logprobs is not None or speculator is not None
         self._draw = None if on_host else slot.model.draw(sampler.params)
         self._tokens: Iterator[int] | None = None
         room = n_ctx - len(prompt_ids)
@@ -229,6 +243,8 @@ class Generation(Iterator[int]):
             self._sampler.accept(token)
             if self._forcing is not None:
                 self._forcing.accept(token)
+            if self._speculator is not None:
+                self._speculator.accept(token)
             self._text.ids.append(token)
             self._ready.append((token, time.perf_counter() - started))
 
@@ -242,6 +258,8 @@ class Generation(Iterator[int]):
                 self._tokens = None  # they follow another one
                 return forced
             return _checked(slot.following(text, self._tokens))
+        if self._ahead:
+            return self._drawn_on_host(self._ahead.popleft()[1])
         number = len(text.ids) - text.n_prompt
         started = time.perf_counter()
         reuse = slot.take(text)
@@ -249,6 +267,11 @@ class Generation(Iterator[int]):
             self.stats.n_reused, self.stats.n_lost = reuse
             for token in text.ids:
                 self._sampler.accept(token)
+            if self._speculator is not None:
+                self._speculator.begin(text.ids)
+        if self._speculator is not None and number:
+            row = self._verified(self._speculator, self._budget - number - 1)
+            return None if row is None else self._drawn_on_host(row)
         logits = slot.logits(text, self._cancel)
         if number == 0:
             self.stats.prompt_seconds = time.perf_counter() - started
@@ -256,14 +279,9 @@ class Generation(Iterator[int]):
                 return None
         if logits is None:
             return None
-        forced = self._forced()
         if self._draw is None:
-            row = slot.model.backend.arrays.to_numpy(logits[0])
-            token = self._sampler.sample(row) if forced is None else forced
-            if self._n_logprobs is not None and token not in self._stop_ids:
-                self._ranked.append(ranked(row, token, self._n_logprobs))
-            return token
-        if forced is not None:
+            return self._drawn_on_host(slot.model.backend.arrays.to_numpy(logits[0]))
+        if (forced := self._forced()) is not None:
             return forced
         seed = self._sampler.seed
         arrays = slot.model.backend.arrays
@@ -278,6 +296,52 @@ class Generation(Iterator[int]):
             limit=self._budget - number - 1,
         )
         return token
+
+    def _drawn_on_host(self, row: NDArray[np.float32]) -> int | None:
+        """A token from the last one's logits, float32 [n_vocab]; None if it was cancelled.
+
+        If it is the one that was drafted the next logits are there already; else those of the
+        drafts have no place in the text.
+        """
+        if self._cancel.is_set():
+            return None
+        forced = self._forced()
+        token = self._sampler.sample(row) if forced is None else forced
+        if self._n_logprobs is not None and token not in self._stop_ids:
+            self._ranked.append(ranked(row, token, self._n_logprobs))
+        if self._ahead and self._ahead[0][0] == token:
+            self.stats.n_accepted += 1
+            if self._speculator is not None:
+                self._speculator.pace.saved()
+        elif self._ahead:
+            self._ahead.clear()
+            self._slot.retract(self._text, len(self._text.ids))
+        return token
+
+    def _verified(self, speculator: Speculator, room: int) -> NDArray[np.float32] | None:
+        """Evaluate what is missing of the text, and guesses: the last token's logits.
+
+        Those of the guesses wait in `_ahead`, each with its token.
+
+        Args:
+            room: tokens that the text may have besides the next one.
+        """
+        slot, text = self._slot, self._text
+        missing = len(text.ids) - slot.sequence.length
+        drafts = speculator.draft(room, missing=missing - 1)
+        started = time.perf_counter()
+        logits = slot.logits(text, self._cancel, drafts)
+        if logits is None:
+            return None
+        rows: NDArray[np.float32] = slot.model.backend.arrays.to_numpy(logits)
+        if len(rows) > 1:
+            rows = rows.copy()
+            self._ahead.extend(zip(drafts, rows[1:], strict=True))
+            self.stats.n_drafted += len(drafts)
+            self.stats.n_verified += 1
+        speculator.pace.measured(missing + len(rows) - 1, time.perf_counter() - started)
+        first: NDArray[np.float32] = rows[0]
+        return first
 
     def _forced(self) -> int | None:
         return None if self._forcing is None else self._forcing.forced()

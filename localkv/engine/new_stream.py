@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
 
 from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
+from localkv.engine.generation import TokenStream
 from localkv.engine.reasoning_budget import ReasoningBudget
+from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import TextStream, TokenDecoder
 from localkv.loader.channels import ChannelDecoder, channel_markers
 from localkv.loader.tokenizer import Tokenizer
@@ -32,6 +34,7 @@ def new_stream(
     in_channels: bool = False,
     budget: ReasoningBudget | None = None,
     logprobs: int | None = None,
+    speculation: Speculation | None = None,
 ) -> TextStream:
     """A stream that continues `ids`. `LLM.stream` describes the arguments.
 
@@ -41,6 +44,7 @@ def new_stream(
         kept: control tokens that are part of the text.
         in_channels: an answer of several messages becomes one text, if the model writes such.
         budget: of an answer's reasoning.
+        speculation: how tokens are guessed, where a text is generated alone.
 
     Raises:
         ContextOverflowError: the prompt is longer than the context.
@@ -61,7 +65,10 @@ def new_stream(
         if tokenizer.kind != "spm"
         else None,
     )
-    generation = engine.generate(
+    generate: Callable[..., TokenStream] = engine.generate
+    if isinstance(engine, Engine):
+        generate = partial(generate, speculation=speculation)
+    generation = generate(
         ids,
         sampler=sampler,
         max_tokens=max_tokens,

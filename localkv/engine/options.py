@@ -57,6 +57,7 @@ class ChatOptions(SamplingOptions, total=False):
     stop: str | Sequence[str]
     ignore_eos: bool
     logprobs: int | None
+    spec: str | None
     cancel: Event | None
     params: SamplingParams | None
 

@@ -17,6 +17,7 @@ from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
 from localkv.engine.prompts import Prompt, Prompts, are_many
 from localkv.engine.reasoning_budget import ReasoningBudget
+from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import Completion, TextStream
 from localkv.errors import UsageError
 from localkv.loader.call_markers import CALL_MARKERS
@@ -46,6 +47,7 @@ class TextModel:
 
     gguf: GGUFFile
     engine: Engine
+    speculation: Speculation = Speculation()
     _override_pre: str | None = None
     _step_ms: float | None = None
 
@@ -113,6 +115,7 @@ class TextModel:
         ignore_eos: bool = False,
         parse_special: bool = False,
         logprobs: int | None = None,
+        spec: str | None = None,
         cancel: Event | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[SamplingOptions],
@@ -128,6 +131,8 @@ class TextModel:
             logprobs: note how probable each token was, and so many of the most probable ones at
                 its place (0 for none), before samplers. Tokens are then drawn on the host, where a
                 seed may give others than on a GPU.
+            spec: how tokens are guessed for this text, "none" or "ngram", and not as the LLM was
+                told to. The text is the same.
             cancel: set it, from any thread, to end after the next token, or while other threads
                 have their turn.
             params: how tokens are drawn.
@@ -147,6 +152,7 @@ class TextModel:
             ignore_eos=ignore_eos,
             parse_special=parse_special,
             logprobs=logprobs,
+            spec=spec,
             cancel=cancel,
             params=params,
             **sampling,
@@ -178,6 +184,7 @@ class TextModel:
         ignore_eos: bool = False,
         parse_special: bool = False,
         logprobs: int | None = None,
+        spec: str | None = None,
         cancel: Event | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[SamplingOptions],
@@ -202,7 +209,19 @@ class TextModel:
             in_channels=isinstance(prompt, ChatPrompt),
             budget=budget,
             logprobs=logprobs,
+            speculation=self._speculation(spec, engine),
         )
+
+    def _speculation(self, spec: str | None, engine: Engine | BatchEngine) -> Speculation | None:
+        if spec is None:
+            return self.speculation if isinstance(engine, Engine) else None
+        wanted = replace(self.speculation, drafter=spec)
+        if wanted.is_on and not isinstance(engine, Engine):
+            raise UsageError(
+                f"spec {spec!r} has no place among texts that are generated at the same time",
+                hint="leave it out, or generate one at a time: n_parallel=1, and complete",
+            )
+        return wanted
 
     def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
         """The tokens of a prompt."""
@@ -245,7 +264,7 @@ class TextModel:
         """Continue several prompts at the same time, `n_parallel` of them.
 
         Each gets the text that it would get alone; prompts that begin alike are evaluated once
-        where they do, and share this part of the cache.
+        where they do, and share this part of the cache. No tokens are guessed (`spec`).
 
         Args:
             prompts: all of which are checked first.

@@ -49,7 +49,8 @@ class Usage:
 
     Of the prompt `cached_tokens` were not evaluated again. The next `lost_tokens` were the same as
     before, too, but layers with a window no longer had the rows that they see (`swa_full`), or
-    recurrent layers no state from there.
+    recurrent layers no state from there. Of the completion, `accepted_tokens` were guessed
+    rightly, of `drafted_tokens` guesses that were evaluated in `verified_batches`.
     """
 
     prompt_tokens: int
@@ -57,6 +58,9 @@ class Usage:
     total_tokens: int
     cached_tokens: int
     lost_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verified_batches: int = 0
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,9 @@ class TextStream(Iterator[str]):
                 total_tokens=stats.n_prompt + stats.n_generated,
                 cached_tokens=stats.n_reused,
                 lost_tokens=stats.n_lost,
+                drafted_tokens=stats.n_drafted,
+                accepted_tokens=stats.n_accepted,
+                verified_batches=stats.n_verified,
             ),
             timings=Timings(
                 prompt_seconds=stats.prompt_seconds,

@@ -61,6 +61,9 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         "cpu_strict": False,
         "device": "auto",
         "override_pre": None,
+        "spec": "none",
+        "draft_max": 15,
+        "draft_min": 1,
         "fit": "on",
         "mlock": False,
         "use_mmap": True,
@@ -601,3 +604,8 @@ def test_malformed_toml_is_one_line(program: Program) -> None:
 def test_another_commands_table_is_left_alone(program: Program) -> None:
     program.write_config("[tokenize]\nnothing = 1\n")
     assert "no such option" not in program("complete", "-m", "x", "-p", "x").err
+
+
+def test_speculation(params, llm) -> None:
+    params("--spec-type", "ngram", "--draft-max", "7", "--spec-draft-n-min", "2")
+    assert (llm.loaded["spec"], llm.loaded["draft_max"], llm.loaded["draft_min"]) == ("ngram", 7, 2)

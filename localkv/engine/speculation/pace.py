@@ -1,0 +1,87 @@
+"""`Pace`: how many drafted tokens are worth their rows, from what was measured so far.
+
+Whether a guess is right shows with the next token, evaluated as a draft or not. So a drafter proves
+itself at no cost, and its drafts cost nothing as long as it is wrong.
+"""
+
+from __future__ import annotations
+
+from localkv.engine.speculation.drafter import MOST_SURE
+from localkv.engine.speculation.prices import Prices
+
+SIZES = (1, 3, 7, 15, 31, 63)
+"""Tokens that are drafted together: few, as a batch of a new size takes long the first time."""
+
+_PRIOR_TESTS = 2.0
+"""Guesses that what is assumed at the start counts as."""
+_FORGETS = 0.97
+"""Per guess: a text may begin to repeat itself, or cease to."""
+_MARGIN = 1.05
+"""Drafts must promise to be so much faster."""
+_LOSS = 0.01
+"""Drafts may cost this share of the time more than they save."""
+_LOST_STEPS, _LIKELY = 3.0, 0.5
+"""They may be so many steps beyond it where the first is as likely right as this."""
+
+
+class Pace:
+    """Chooses the number of tokens to draft for one text.
+
+    Attributes:
+        prices: of batches.
+    """
+
+    def __init__(self, prices: Prices | None = None) -> None:
+        self.prices = prices or Prices()
+        self._tests = [_PRIOR_TESTS] * (MOST_SURE + 1)
+        self._hits = [_PRIOR_TESTS * n / (n + 6) for n in range(MOST_SURE + 1)]
+        self._spent = self._lost = 0.0
+        self._is_after_drafts = False
+
+    def guessed(self, confidence: int, *, right: bool) -> None:
+        """A guess was right, as then any surer one is taken to be, or wrong, and any less sure."""
+        alike = range(confidence, MOST_SURE + 1) if right else range(1, confidence + 1)
+        for level in alike:
+            self._tests[level] = _FORGETS * self._tests[level] + 1
+            self._hits[level] = _FORGETS * self._hits[level] + right
+
+    def measured(self, n_rows: int, seconds: float) -> None:
+        """A batch of rows took so long."""
+        self._spent += seconds
+        if n_rows > 1 or self._is_after_drafts:  # a step that follows drafts takes longer, too
+            self._lost += max(0.0, seconds - (self.prices.one or seconds))
+        self._is_after_drafts = n_rows > 1
+        self.prices.measured(n_rows, seconds)
+
+    def saved(self) -> None:
+        """A drafted token was right: one step less."""
+        self._lost = max(0.0, self._lost - self.prices.one)
+
+    def worth(self, confidence: int, most: int, *, missing: int = 0) -> int:
+        """How many of at most `most` tokens should be drafted, perhaps none.
+
+        Args:
+            confidence: in the first of them.
+            missing: rows that are to be evaluated besides the next token's.
+        """
+        chance = self._chance(confidence)
+        if not confidence or 1 + chance * most < _MARGIN or not self._may_lose(chance):
+            return 0
+        expected, best, best_gain = 1.0 + chance, 0, _MARGIN
+        alone = self.prices.steps(1 + missing)
+        for n in range(1, most + 1):
+            if n in SIZES:
+                gain = expected * alone / self.prices.steps(1 + missing + n)
+                if gain > best_gain:
+                    best, best_gain = n, gain
+            chance *= self._chance(min(confidence + n, MOST_SURE))
+            expected += chance
+        return best
+
+    def _chance(self, confidence: int) -> float:
+        return self._hits[confidence] / self._tests[confidence]
+
+    def _may_lose(self, chance: float) -> bool:
+        """Whether there may be drafts, the first of which is right by this chance."""
+        steps = _LOST_STEPS if chance >= _LIKELY else 0.0
+        return self._lost <= _LOSS * self._spent + steps * self.prices.one

@@ -1,0 +1,26 @@
+"""Running batches of the sizes that drafts have, before a user waits for them."""
+
+from __future__ import annotations
+
+import time
+
+from localkv.engine.cache_slot import CacheSlot
+from localkv.engine.speculation.pace import SIZES
+from localkv.engine.speculation.prices import Prices
+
+_TIMES = 3
+
+
+def warm_up_drafts(slot: CacheSlot, prices: Prices, draft_max: int) -> None:
+    """Run each size some times, in a turn, and note what it costs; the first time takes long.
+
+    The cache starts empty afterwards.
+    """
+    most = min(slot.cache.n_ctx, slot.n_batch)
+    for n_tokens in (1, *(1 + size for size in SIZES if size <= draft_max)):
+        for _ in range(_TIMES if n_tokens <= most else 0):
+            slot.truncate(0)
+            started = time.perf_counter()
+            slot.forward(slot.model, [0] * n_tokens, "all", generated=True)
+            prices.measured(n_tokens, time.perf_counter() - started)
+    slot.truncate(0)
