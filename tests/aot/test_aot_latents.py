@@ -27,7 +27,7 @@ def built(
     arch: int, type_k: str, type_v: str, latent_dim: int = 512, tail: int = 0, tail_tokens: int = 1
 ) -> Report:
     format_k, format_v = FORMATS[type_k], FORMATS[type_v]
-    tiles = latent_tiles(format_k, format_v)
+    tiles = latent_tiles(format_k, format_v, is_tail=tail == 2)
     constants = latent_constants(
         format_k,
         format_v,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layout import group_layouts
 from localkv.chat.cache_figures import cache_figures, larger_cache
 from localkv.chat.engine import ChatRequest, Finished
 from localkv.chat.export import export, to_json, to_markdown
@@ -16,10 +18,13 @@ from localkv.chat.reasoning import split_reasoning
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
 from localkv.chat.wire import Failure, decode, encode, failure
+from localkv.config import CacheConfig
 from localkv.errors import ContextOverflowError, LocalKVError, ModelFileError, UsageError
 from localkv.formats import TOKEN_FORMATS
+from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.sampling.params import SamplingParams
 from support.fake_engine import FACTS, FakeEngine, count_words
+from support.held_bytes import storages
 
 DONE = Finished("stop", 5, 7, 3, 0.1, 0.2, 35.0, 42)
 
@@ -260,6 +265,20 @@ def test_cache_figures_are_those_of_the_blocks() -> None:
         assert figures.bytes_k == 16 * 8 * 1024 * fmt.row_bytes(64)
         assert figures.bytes_v == 16 * 8 * 1024 * 64 * 4
         assert figures.f16_bytes == 2 * 16 * 8 * 1024 * 64 * 2
+
+
+@pytest.mark.parametrize("name", ["f16", "q4_0", "q2_1c", "nuq3"])
+def test_cache_figures_are_those_of_what_is_allocated(name: str) -> None:
+    """Tail and sink, scales and pages included."""
+    facts = replace(FACTS, kv_tail=70, kv_sink=5, n_batch=100)
+    figures = cache_figures(facts, type_k=name, type_v="q4_0", n_ctx=700)
+    cache = CacheConfig(name, "q4_0", n_ctx=700, kv_tail=70, kv_sink=5)
+    layouts = group_layouts(cache, facts.groups)
+    allocated = KVCache(layouts, n_ctx=700, n_batch=100, arrays=NumpyArrays())
+    assert (figures.bytes_k, figures.bytes_v) == (
+        storages(allocated, "k"),
+        storages(allocated, "v"),
+    )
 
 
 def test_a_page_that_is_begun_is_counted() -> None:

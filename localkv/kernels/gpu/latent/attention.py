@@ -30,13 +30,18 @@ TILES = {
 """For decoding and for prompts. With 32 queries and 512 channels a program would spill registers;
 with f32 caches it does so anyway. None of them has been timed."""
 
-OF_GROUPS = TileConfig(16, 32, 8, 1)
-"""For latents with scales by channel, which are all in registers at once."""
+MORE_WARPS = TileConfig(16, 32, 8, 1)
+"""For latents with scales by channel, which are all in registers at once, and for tails, whose
+bounds are."""
 
 
-def latent_tiles(format_k: QuantFormat, format_v: QuantFormat) -> TileConfig:
+def latent_tiles(
+    format_k: QuantFormat, format_v: QuantFormat, *, is_tail: bool = False
+) -> TileConfig:
     """Those of two types."""
-    return OF_GROUPS if format_k.group_tokens > 1 else TILES[product_of(format_k, format_v)]
+    if is_tail or format_k.group_tokens > 1:
+        return MORE_WARPS
+    return TILES[product_of(format_k, format_v)]
 
 
 def latent_constants(
@@ -98,7 +103,7 @@ def segment_latents(
     most_new = max(end - at for at, end in itertools.pairwise(batch.starts))
     decode = most_new <= FEW_TOKENS
     formats = (segment.format_k, segment.format_v)
-    tiles = latent_tiles(*formats)
+    tiles = latent_tiles(*formats, is_tail=seg_batch.is_tail)
     constants = latent_constants(
         *formats,
         n_heads=n_heads,
