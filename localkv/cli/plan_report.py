@@ -184,7 +184,7 @@ def _pair_table(plan: Plan) -> list[str]:
             (
                 _name(fit.pair),
                 f"{fit.bits:.4g}",
-                byte_size(kv_bytes_per_token(*fit.pair, plan.model.config)),
+                byte_size(_bytes_per_token(plan, fit.pair)),
                 byte_size(k),
                 byte_size(v),
                 byte_size(k + v),
@@ -219,6 +219,11 @@ def _group_table(plan: Plan) -> list[str]:
             )
         )
     return [f"Where the bytes of {_name(fit.pair)} are:", *table(rows)]
+
+
+def _bytes_per_token(plan: Plan, pair: Pair) -> int:
+    type_k_rope = plan.cache.type_k_rope
+    return kv_bytes_per_token(*pair, plan.model.config, type_k_rope=type_k_rope)
 
 
 def _fits(fit: PairFit, budget: Budget) -> str:
@@ -303,7 +308,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "scratch": some.scratch,
         "states": some.states,
         "checkpoints": some.checkpoints,
-        "pairs": [_pair_json(fit, config) for fit in plan.pairs],
+        "pairs": [_pair_json(plan, fit) for fit in plan.pairs],
         "quants": [
             {
                 "type": quant.name,
@@ -326,12 +331,12 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _pair_json(fit: PairFit, config: ModelSpec) -> dict[str, Any]:
+def _pair_json(plan: Plan, fit: PairFit) -> dict[str, Any]:
     return {
         "type_k": fit.pair[0],
         "type_v": fit.pair[1],
         "bits_per_value": fit.bits,
-        "bytes_per_token": kv_bytes_per_token(*fit.pair, config),
+        "bytes_per_token": _bytes_per_token(plan, fit.pair),
         "cache_k": fit.plan.cache_k,
         "cache_v": fit.plan.cache_v,
         "total": fit.plan.total,

@@ -370,8 +370,9 @@ def mean_bits_of(cache: CacheConfig, config: ModelSpec) -> float:
     return 8 * row / kv_values_per_token(config)
 
 
-def kv_bytes_per_token(type_k: str, type_v: str, config: ModelSpec) -> int:
-    """Bytes that one token takes in the KV cache."""
-    return kv_side_bytes_per_token("k", type_k, config) + kv_side_bytes_per_token(
-        "v", type_v, config
-    )
+def kv_bytes_per_token(
+    type_k: str, type_v: str, config: ModelSpec, *, type_k_rope: str = CacheConfig.type_k_rope
+) -> int:
+    """Bytes that one token takes in the KV cache; see `kv_side_bytes_per_token`."""
+    k = kv_side_bytes_per_token("k", type_k, config)
+    return k + kv_side_bytes_per_token("v", type_v, config, type_k_rope=type_k_rope)
