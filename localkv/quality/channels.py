@@ -77,13 +77,11 @@ def _ranges(model: Transformer, plane: Array, side: Side) -> Ranges:
 def rows_of(model: Transformer, plane: Array, side: Side) -> Floats:
     """All rows of a cache of float32: [n_heads, tokens, channels], tokens by page."""
     values = model.backend.arrays.to_numpy(plane).view(np.float32)
-    n_pages, n_heads, n_tokens, n_channels, _ = values.shape
-    if model.backend.name != "cpu":
-        return values[..., 0].transpose(1, 0, 2, 3).reshape(n_heads, -1, n_channels)
-    order = getattr(KV_FORMATS[TYPE].part("cpu").PLANES[0], side)
-    n = order.item_bits // 32  # channels of an item, which 16 tokens have one after the other
-    items = values.reshape(n_pages, n_heads, n_tokens // 16, n_channels // n, 16, n)
-    return items.transpose(1, 0, 2, 4, 3, 5).reshape(n_heads, n_pages * n_tokens, n_channels)
+    values = values[..., 0]
+    if model.backend.name == "cpu":
+        values = getattr(KV_FORMATS[TYPE].part("cpu").PLANES[0], side).float_rows(values)
+    n_heads, n_channels = values.shape[1], values.shape[-1]
+    return values.swapaxes(0, 1).reshape(n_heads, -1, n_channels)
 
 
 def stored_rows(

@@ -25,7 +25,14 @@ and i + 16 belong bits i and i + 16, so the bits are a matrix of two rows:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+GROUP = 16
+"""Tokens whose items lie together."""
 
 
 class ItemOrder(NamedTuple):
@@ -43,6 +50,14 @@ class ItemOrder(NamedTuple):
     def columns(self, plane_bytes: int) -> int:
         """The columns of that matrix, in a plane with `plane_bytes` per block."""
         return 8 * plane_bytes // self.item_bits // self.rows if self.item_bits else 0
+
+    def float_rows(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The rows of a plane of whole numbers of floats per item: [pages, heads, tokens, channels]
+        in the CPU's order -> in the pool's, a copy."""
+        *pages, n_tokens, n_channels = values.shape
+        n = self.item_bits // 32  # channels of an item
+        items = values.reshape(*pages, n_tokens // GROUP, n_channels // n, GROUP, n)
+        return items.swapaxes(-3, -2).reshape(values.shape)
 
 
 class PlaneOrder(NamedTuple):
