@@ -91,14 +91,14 @@ class Arrays(Protocol):
         ...
 
     def place_row(self, batch: SegmentBatch, position: Array) -> None:
-        """Make the one new row of a segment that of `position` (int64 [1]): length and slot.
+        """Make the new row of each sequence that of `position` (int64 [n]): lengths and slots.
 
         Nothing asks the host, so that it can be recorded.
         """
         ...
 
     def place_group(self, batch: SegmentBatch, tail: SegmentBatch, position: Array) -> None:
-        """Make the one group of a segment that which the token at `position` (int64 [1]) completes,
+        """Make the group of each sequence that which the token at `position` (int64 [n]) completes,
         or none, and its length so many rows as there are then in groups.
 
         Nothing asks the host, so that it can be recorded.

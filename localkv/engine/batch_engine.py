@@ -18,6 +18,7 @@ from localkv.engine.batched_generation import BatchedGeneration
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Forcing
 from localkv.engine.logprobs import check_logprobs
+from localkv.engine.recorded_batches import RecordedBatches
 from localkv.engine.request import Request
 from localkv.engine.request_rows import RequestRows
 from localkv.engine.scheduler import Part, Scheduler, SchedulerConfig
@@ -124,6 +125,8 @@ class BatchEngine:
                 f"{engine.cache.n_sequences} sequences"
             )
         self.scheduler = Scheduler(self.rows, config)
+        records = engine.loop is not None
+        self._recorded = RecordedBatches(engine.model, engine.cache) if records else None
         self._jobs = dict[int, _Job]()
         self._n_requests = 0
         self._unfinished = False
@@ -183,6 +186,8 @@ class BatchEngine:
             self,
             request,
             sampler,
+            self.model.backend.arrays,
+            None if logprobs is not None else self.model.draw(sampler.params),
             n_ctx=room,
             max_tokens=max_tokens,
             stop_ids=stop_ids,
@@ -265,8 +270,7 @@ class BatchEngine:
         parts = self.scheduler.step(started)
         if parts:
             shape = self.scheduler.shape(parts)
-            logits = self._evaluate(parts)
-            self._draw(parts, logits)
+            self._draw(self._evaluate(parts))
             seconds = self.clock() - started
             stats = self.stats
             if shape.n_prompt or stats.n_steps % LEARN_FROM == 0:
@@ -290,38 +294,58 @@ class BatchEngine:
         self.rows.prefixes.forget()
         cache.drop(cache.new_sequence())
 
-    def _evaluate(self, parts: Sequence[Part]) -> Array:
+    def _evaluate(self, parts: Sequence[Part]) -> list[tuple[Request, Array]]:
         """Run the model on the parts of a step.
 
         Returns:
-            float32 [ends, n_vocab], after the last tokens of those that have no more.
+            of those that have no more, float32 [n_vocab] after their last token.
         """
-        engine = self.engine
-        slot = engine.slot
+        slot = self.engine.slot
         n_tokens = sum(part.n_tokens for part in parts)
         if n_tokens > len(parts):
             slot.check_source()
-        pieces, generated, wanted = [], [], list[Wanted]()
+        slot.use_threads(n_tokens)
+        ends, others = list[tuple[Request, Array]](), parts
+        with slot.scratch_of(n_tokens):
+            if self._recorded is not None:
+                generating = [part.request for part in parts if part.request.is_decoding]
+                logits = self._decode_recorded(self._recorded, generating)
+                if logits is not None:
+                    ends = list(zip(generating, logits, strict=True))
+                    others = [part for part in parts if not part.request.is_decoding]
+            if others:
+                ends += self._evaluate_batch(others)
+        for part in parts:
+            self.rows.hold(part.request, part.n_tokens)
+        return ends
+
+    @staticmethod
+    def _decode_recorded(recorded: RecordedBatches, requests: Sequence[Request]) -> Array | None:
+        sequences = [request.sequence for request in requests if request.sequence is not None]
+        if not sequences:
+            return None
+        return recorded.logits(sequences, [request.text.ids[-1] for request in requests])
+
+    def _evaluate_batch(self, parts: Sequence[Part]) -> list[tuple[Request, Array]]:
+        pieces, generated, wanted, ends = [], [], list[Wanted](), []
         for part in parts:
             request = part.request
             assert request.sequence is not None
             at = request.n_held
             pieces.append((request.sequence, request.text.ids[at : at + part.n_tokens]))
             generated.append(at >= request.n_prompt)
-            wanted.append("last" if part.n_tokens == request.n_missing else "none")
-        slot.use_threads(n_tokens)
-        batch = engine.cache.batch(pieces, logits=wanted, generated=generated)
-        with slot.scratch_of(n_tokens), engine.model.backend.arrays.inference():
-            logits = engine.model.forward(batch, engine.cache)
-        for part in parts:
-            self.rows.hold(part.request, part.n_tokens)
-        return logits
+            is_end = part.n_tokens == request.n_missing
+            wanted.append("last" if is_end else "none")
+            if is_end:
+                ends.append(request)
+        cache, model = self.engine.cache, self.engine.model
+        batch = cache.batch(pieces, logits=wanted, generated=generated)
+        with model.backend.arrays.inference():
+            return list(zip(ends, model.forward(batch, cache), strict=True))
 
-    def _draw(self, parts: Sequence[Part], logits: Array) -> None:
+    def _draw(self, ends: Sequence[tuple[Request, Array]]) -> None:
         """The next tokens of the requests of which nothing is missing."""
-        to_numpy = self.model.backend.arrays.to_numpy
-        ends = [part.request for part in parts if not part.request.n_missing]
-        for request, row in zip(ends, to_numpy(logits), strict=True):
+        for request, row in ends:
             job = self._jobs[request.number]
             try:
                 goes_on = job.generation.draw(row)

@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from localkv.engine.generation import FinishReason, Forcing, GenerationStats
+from localkv.cache.arrays import Array, Arrays, Draw
+from localkv.engine.generation import FinishReason, Forcing, GenerationStats, checked
 from localkv.engine.logprobs import RankedToken, ranked
 from localkv.engine.request import Request
 from localkv.sampling.sampler import Sampler
@@ -34,6 +32,8 @@ class BatchedGeneration(Iterator[int]):
     Args:
         steps: runs them.
         request: whose text grows with the tokens.
+        arrays: where logits are.
+        draw: draws tokens there; None if the host must.
     """
 
     def __init__(
@@ -41,6 +41,8 @@ class BatchedGeneration(Iterator[int]):
         steps: Steps,
         request: Request,
         sampler: Sampler,
+        arrays: Arrays,
+        draw: Draw | None,
         *,
         n_ctx: int,
         max_tokens: int | None,
@@ -54,6 +56,8 @@ class BatchedGeneration(Iterator[int]):
         self.context_full = False
         self._steps = steps
         self._sampler = sampler
+        self._arrays = arrays
+        self._draw = draw
         self._stop_ids = stop_ids
         self._forcing = forcing
         self._n_logprobs = logprobs
@@ -112,11 +116,11 @@ class BatchedGeneration(Iterator[int]):
         """Whether there is a token, or none will be."""
         return bool(self._ready) or self._end is not None
 
-    def draw(self, logits: NDArray[np.float32]) -> bool:
+    def draw(self, logits: Array) -> bool:
         """Take the next token, drawn from the logits after the last; whether another one follows.
 
         Args:
-            logits: float32 [n_vocab].
+            logits: float32 [n_vocab], where the backend has them.
 
         Raises:
             LocalKVError: logits are NaN, or all of them -inf.
@@ -126,12 +130,13 @@ class BatchedGeneration(Iterator[int]):
             for token in ids:
                 self._sampler.accept(token)
         forced = None if self._forcing is None else self._forcing.forced()
-        token = self._sampler.sample(logits) if forced is None else forced
+        token = self._drawn(logits) if forced is None else forced
         if token in self._stop_ids:
             self._end = "stop"
             return False
         if self._n_logprobs is not None:
-            self._ranked.append(ranked(logits, token, self._n_logprobs))
+            row = self._arrays.to_numpy(logits)
+            self._ranked.append(ranked(row, token, self._n_logprobs))
         self._sampler.accept(token)
         if self._forcing is not None:
             self._forcing.accept(token)
@@ -143,6 +148,13 @@ class BatchedGeneration(Iterator[int]):
         if len(ids) - self.request.n_prompt == self._budget:
             self._end = "length"
         return self._end is None
+
+    def _drawn(self, logits: Array) -> int:
+        if self._draw is None:
+            return self._sampler.sample(self._arrays.to_numpy(logits))
+        number = len(self.request.text.ids) - self.request.n_prompt
+        random = self._arrays.int64([self._sampler.seed, number])
+        return checked(int(self._draw(logits[None], random)))
 
     def cancel(self) -> None:
         """Yield no further token."""

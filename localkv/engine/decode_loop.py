@@ -81,10 +81,7 @@ class DecodeLoop:
         self.cache.truncate(sequence, 0)
 
     def _key(self, position: int) -> BucketKey:
-        growing = [rows for rows in self.cache.parts if rows.grows_at(position)]
-        n_pages = max(pages_for(position + 1 - rows.first) for rows in growing)
-        stores = tuple(rows.stores_at(position) for rows in self.cache.parts)
-        return stores, 1 << (n_pages - 1).bit_length()
+        return bucket_key(self.cache, position)
 
     def _next_key(self, position: int) -> int:
         """The first position behind this one that has another key."""
@@ -168,33 +165,13 @@ class DecodeLoop:
         return bucket
 
     def _new_bucket(self, position: int, key: BucketKey) -> Bucket:
-        parts = []
-        for rows, n_new in zip(self.cache.parts, key[0], strict=True):
-            n_rows = 0 if position < rows.begin else rows.end - rows.first
-            if rows.grows_at(position):
-                n_rows = min(pages_for(n_rows), key[1]) * PAGE_TOKENS
-            tail = rows.spec.tail
-            parts.append(
-                SegmentBatch(
-                    page_table=self.arrays.int64([[0] * max(1, pages_for(n_rows))]),
-                    lengths=(n_rows,),
-                    length_table=self.arrays.int32([n_rows]),
-                    first_position=rows.first,
-                    tokens=self.arrays.int64([0] * n_new),
-                    slots=self.arrays.int64([0] * n_new),
-                    tail=tail,
-                    is_tail=rows.spec.is_tail,
-                    exact_from=(0,) if tail else (),
-                    exact_table=self.arrays.int64([0]) if tail else None,
-                    groups=None if rows.spec.stores_at_once else self.arrays.int64([[-1, -1]]),
-                )
-            )
+        parts = fixed_parts(self.cache, position, key, 1)
         batch = Batch(
             token_ids=self._token,
             positions=self._position,
             starts=(0, 1),
             start_table=self.arrays.int32([0, 1]),
-            segments=tuple(parts),
+            segments=parts,
             logit_rows=self.arrays.int64([0]),
             generated=(True,),
             slots=self._slot,
@@ -214,12 +191,7 @@ class DecodeLoop:
 
     def _run(self, bucket: Bucket, draw: Draw | None) -> Array:
         with self.arrays.inference():
-            segments = bucket.batch.segments
-            for i, part in enumerate(segments):
-                if len(part.slots):
-                    self.arrays.place_row(part, self._position)
-                elif part.groups is not None:  # the tail is the segment behind it
-                    self.arrays.place_group(part, segments[i + 1], self._position)
+            place(self.cache, bucket.batch.segments, self._position)
             logits = self.model.forward(bucket.batch, self.cache, self._rows)
             if draw is None:
                 return logits
@@ -234,3 +206,52 @@ class DecodeLoop:
             return step
         states = () if self._state is None else (self._state,)
         return self._recorder.record(step, (self._token, self._position, self._random, *states))
+
+
+def bucket_key(cache: KVCache, position: int) -> BucketKey:
+    """Which steps a token at `position` takes part in."""
+    growing = [rows for rows in cache.parts if rows.grows_at(position)]
+    n_pages = max(pages_for(position + 1 - rows.first) for rows in growing)
+    stores = tuple(rows.stores_at(position) for rows in cache.parts)
+    return stores, 1 << (n_pages - 1).bit_length()
+
+
+def fixed_parts(cache: KVCache, position: int, key: BucketKey, n: int) -> tuple[SegmentBatch, ...]:
+    """The parts of a batch of a token of `n` sequences each, to be written to in place: tables of
+    as many pages as the bucket has.
+
+    Args:
+        position: of a token that the bucket is for.
+    """
+    parts, arrays = [], cache.arrays
+    for rows, n_new in zip(cache.parts, key[0], strict=True):
+        n_rows = 0 if position < rows.begin else rows.end - rows.first
+        if rows.grows_at(position):
+            n_rows = min(pages_for(n_rows), key[1]) * PAGE_TOKENS
+        tail = rows.spec.tail
+        parts.append(
+            SegmentBatch(
+                page_table=arrays.int64([[0] * max(1, pages_for(n_rows))] * n),
+                lengths=(n_rows,) * n,
+                length_table=arrays.int32([n_rows] * n),
+                first_position=rows.first,
+                tokens=arrays.int64(list(range(n)) if n_new else []),
+                slots=arrays.int64([0] * n if n_new else []),
+                tail=tail,
+                is_tail=rows.spec.is_tail,
+                exact_from=(0,) * n if tail else (),
+                exact_table=arrays.int64([0] * n) if tail else None,
+                groups=None if rows.spec.stores_at_once else arrays.int64([[-1, -1]] * n),
+            )
+        )
+    return tuple(parts)
+
+
+def place(cache: KVCache, parts: tuple[SegmentBatch, ...], position: Array) -> None:
+    """Make the new rows of the parts those of the tokens at `position`, int64 [n]; nothing asks the
+    host."""
+    for i, part in enumerate(parts):
+        if len(part.slots):
+            cache.arrays.place_row(part, position)
+        elif part.groups is not None:  # the tail is the segment behind it
+            cache.arrays.place_group(part, parts[i + 1], position)

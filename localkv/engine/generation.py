@@ -257,7 +257,7 @@ class Generation(Iterator[int]):
             if (forced := self._forced()) is not None:
                 self._tokens = None  # they follow another one
                 return forced
-            return _checked(slot.following(text, self._tokens))
+            return checked(slot.following(text, self._tokens))
         if self._ahead:
             return self._drawn_on_host(self._ahead.popleft()[1])
         number = len(text.ids) - text.n_prompt
@@ -285,7 +285,7 @@ class Generation(Iterator[int]):
             return forced
         seed = self._sampler.seed
         arrays = slot.model.backend.arrays
-        token = _checked(int(self._draw(logits, arrays.int64([seed, number]))))
+        token = checked(int(self._draw(logits, arrays.int64([seed, number]))))
         assert slot.loop is not None
         self._tokens = slot.loop.tokens(
             slot.sequence,
@@ -347,7 +347,12 @@ class Generation(Iterator[int]):
         return None if self._forcing is None else self._forcing.forced()
 
 
-def _checked(token: int) -> int:
+def checked(token: int) -> int:
+    """A token that was drawn on the device.
+
+    Raises:
+        LocalKVError: the logits were NaN or infinite.
+    """
     if token == NO_TOKEN:
         raise LocalKVError("the model produced NaN or infinite logits")
     return token

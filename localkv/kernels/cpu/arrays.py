@@ -79,7 +79,7 @@ class NumpyArrays:
     def place_row(self, batch: SegmentBatch, position: NDArray[np.int64]) -> None:
         row = position - batch.first_position
         batch.length_table[:] = row + 1
-        batch.slots[:] = batch.page_table[0, row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS
+        batch.slots[:] = _slots(batch, row)
 
     def place_group(
         self, batch: SegmentBatch, tail: SegmentBatch, position: NDArray[np.int64]
@@ -92,8 +92,7 @@ class NumpyArrays:
         first = position - size + 1
         for i, rows in enumerate((batch, tail)):
             row = np.maximum(first, batch.first_position) - rows.first_position
-            slot = rows.page_table[0, row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS
-            batch.groups[:, i] = np.where(n_rows % size == 0, slot, -1)
+            batch.groups[:, i] = np.where(n_rows % size == 0, _slots(rows, row), -1)
 
     def recorder(self) -> Recorder:
         return Unrecorded()
@@ -106,3 +105,9 @@ class NumpyArrays:
 
     def use_threads(self, n: int) -> None:
         use_threads_now(n)
+
+
+def _slots(batch: SegmentBatch, row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the row of each sequence is: int64 [n_sequences]."""
+    pages: NDArray[np.int64] = batch.page_table[np.arange(len(row)), row // PAGE_TOKENS]
+    return pages * PAGE_TOKENS + row % PAGE_TOKENS

@@ -63,8 +63,7 @@ class TorchArrays:
     def place_row(self, batch: SegmentBatch, position: Tensor) -> None:
         row = position - batch.first_position
         batch.length_table.copy_(row + 1)
-        page = batch.page_table[0].gather(0, row // PAGE_TOKENS)
-        batch.slots.copy_(page * PAGE_TOKENS + row % PAGE_TOKENS)
+        batch.slots.copy_(_slots(batch, row))
 
     def place_group(self, batch: SegmentBatch, tail: SegmentBatch, position: Tensor) -> None:
         assert batch.tail is not None
@@ -75,9 +74,7 @@ class TorchArrays:
         first = position - size + 1
         for i, rows in enumerate((batch, tail)):
             row = first.clamp(min=batch.first_position) - rows.first_position
-            slot = rows.page_table[0].gather(0, row // PAGE_TOKENS) * PAGE_TOKENS
-            slot += row % PAGE_TOKENS
-            batch.groups[:, i] = torch.where(n_rows % size == 0, slot, -1)
+            batch.groups[:, i] = torch.where(n_rows % size == 0, _slots(rows, row), -1)
 
     def recorder(self) -> Recorder:
         device = torch.device(self.device)
@@ -101,3 +98,9 @@ class TorchArrays:
         use_threads_now(n)
         if n != torch.get_num_threads():
             torch.set_num_threads(n)
+
+
+def _slots(batch: SegmentBatch, row: Tensor) -> Tensor:
+    """Where the row of each sequence is: int64 [n_sequences]."""
+    pages: Tensor = batch.page_table.gather(1, (row // PAGE_TOKENS)[:, None])[:, 0]
+    return pages * PAGE_TOKENS + row % PAGE_TOKENS
