@@ -85,11 +85,11 @@ class LLM(TextModel):
         cache_type_k_swa, cache_type_v_swa: types of layers that see a window only; None for the
             same as of the others.
         swa_full: layers with a window keep all rows, not only those that later tokens see: that
-            takes more memory, and any prompt goes on with what it has in common with the last.
+            takes more memory, and any prompt goes on with all that it has in common with others.
         cache_type_k_rope: type of the rotated parts of keys in models that keep latents (DeepSeek);
             `cache_type_k` is that of the latents, which are V, too.
         ctx_checkpoints: copies of the states of recurrent layers that are kept at most, in the
-            host's memory, to go on from where a prompt begins like the last one.
+            host's memory, to go on from where a prompt begins like an earlier one.
         checkpoint_min_step: tokens between two of them within a text.
         kv_tail: each token reads so many of the newest tokens as f16, and only those before them
             packed; None takes 64 for types that pack several tokens together, else 0.
