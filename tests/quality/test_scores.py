@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 
 from localkv import LLM
+from localkv.cli.cache_pairs import fitting_pairs
 from localkv.cli.perplexity_plot import cut, unbeaten
 from localkv.config import CacheConfig
 from localkv.errors import LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
+from localkv.loader.gguf_file import open_gguf
+from localkv.loader.model_spec import model_spec
 from localkv.memory.plan import context_bytes, mean_bits
 from localkv.quality.chunks import MIN_CONTEXT, text_chunks
 from localkv.quality.scores import (
@@ -376,11 +379,12 @@ def test_a_sweep_measures_what_single_runs_measure(measured) -> None:
         assert measured("--kl-divergence", *types)["results"] == [swept]
 
 
-def test_pure_and_all_are_the_types_that_fit(measured) -> None:
+def test_pure_and_all_are_the_types_that_fit(measured, tiny_model) -> None:
     pure = measured("--sweep", "pure", "--chunks", 1)["results"]
     assert [(r["type_k"], r["type_v"]) for r in pure] == [(name, name) for name in FITTING]
-    every = measured("--sweep", "all", "--chunks", 1)["results"]
-    assert [(r["type_k"], r["type_v"]) for r in every] == [(k, v) for k in FITTING for v in FITTING]
+    spec = model_spec(open_gguf(tiny_model))
+    every = fitting_pairs("all", spec, False, "--sweep")
+    assert every == [(k, v) for k in FITTING for v in FITTING]
 
 
 @pytest.mark.parametrize(
