@@ -17,33 +17,34 @@ class NgramDrafter:
 
     def __init__(self) -> None:
         self._ids: list[int] = []
-        self._ends: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in _SIZES}
+        self._ends: list[dict[tuple[int, ...], int]] = [{} for _ in _SIZES]
+        self._runs: list[tuple[int, ...]] = []
         self._at: int | None = None
         self._matched = 0
 
     def accept(self, token: int) -> None:
         """Take note of the text's next token."""
-        ids = self._ids
-        was_right = self._at is not None and ids[self._at] == token
+        ids, at = self._ids, self._at
         n = len(ids)
-        for size in _SIZES:  # of the runs that end before it, which have a next token now
-            if n >= size:
-                self._ends[size][tuple(ids[n - size :])] = n
+        for run, ends in zip(self._runs, self._ends, strict=False):
+            ends[run] = n  # it ends before the token, so now there is one that follows it
         ids.append(token)
-        if was_right and self._at is not None and self._matched >= _SIZES[0]:
-            self._at += 1
+        if n + 1 >= _SIZES[-1]:
+            self._runs = [tuple(ids[-size:]) for size in _SIZES]
+        if at is not None and self._matched >= _SIZES[0] and ids[at] == token:
+            self._at = at + 1
             self._matched += 1
         else:
             self._look_up()
 
     def _look_up(self) -> None:
         ids = self._ids
-        n = len(ids)
         self._at, self._matched = None, 0
-        for size in _SIZES:
-            at = self._ends[size].get(tuple(ids[n - size :])) if n >= size else None
+        for run, ends in zip(self._runs, self._ends, strict=False):
+            at = ends.get(run)
             if at is not None:
-                self._at, self._matched = at, size
+                self._at, self._matched = at, len(run)
+                n = len(ids)
                 while (
                     self._matched < min(MOST_SURE, at)
                     and ids[at - self._matched - 1] == ids[n - self._matched - 1]

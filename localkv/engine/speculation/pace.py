@@ -16,8 +16,12 @@ _PRIOR_TESTS = 2.0
 """Guesses that what is assumed at the start counts as."""
 _FORGETS = 0.97
 """Per guess: a text may begin to repeat itself, or cease to."""
-_MARGIN = 1.05
+_WEIGHTS = tuple((away, 0.5 ** abs(away)) for away in range(-2, 3))
+"""What a guess counts for, so many levels of confidence away."""
+_MARGIN = 1.1
 """Drafts must promise to be so much faster."""
+_NO_CHANCE = 0.02
+"""Further tokens are right so seldom that they are not looked at."""
 _LOSS = 0.01
 """Drafts may cost this share of the time more than they save."""
 _LOST_STEPS, _LIKELY = 3.0, 0.5
@@ -34,16 +38,19 @@ class Pace:
     def __init__(self, prices: Prices | None = None) -> None:
         self.prices = prices or Prices()
         self._tests = [_PRIOR_TESTS] * (MOST_SURE + 1)
-        self._hits = [_PRIOR_TESTS * n / (n + 6) for n in range(MOST_SURE + 1)]
+        self._hits = [_PRIOR_TESTS * n / (n + 10) for n in range(MOST_SURE + 1)]
         self._spent = self._lost = 0.0
         self._is_after_drafts = False
 
     def guessed(self, confidence: int, *, right: bool) -> None:
-        """A guess was right, as then any surer one is taken to be, or wrong, and any less sure."""
-        alike = range(confidence, MOST_SURE + 1) if right else range(1, confidence + 1)
-        for level in alike:
-            self._tests[level] = _FORGETS * self._tests[level] + 1
-            self._hits[level] = _FORGETS * self._hits[level] + right
+        """A guess was right or wrong; others count less, the less alike they are."""
+        tests, hits = self._tests, self._hits
+        for away, weight in _WEIGHTS:
+            level = confidence + away
+            if 0 < level <= MOST_SURE:
+                kept = 1 - (1 - _FORGETS) * weight
+                tests[level] = kept * tests[level] + weight
+                hits[level] = kept * hits[level] + weight * right
 
     def measured(self, n_rows: int, seconds: float) -> None:
         """A batch of rows took so long."""
@@ -75,6 +82,8 @@ class Pace:
                 if gain > best_gain:
                     best, best_gain = n, gain
             chance *= self._chance(min(confidence + n, MOST_SURE))
+            if chance < _NO_CHANCE:
+                break
             expected += chance
         return best
 

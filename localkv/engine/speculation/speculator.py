@@ -47,8 +47,11 @@ class Speculator:
             most: the text may have so many more, besides the next one.
             missing: rows that are to be evaluated besides the next token's.
         """
+        confidence = self._drafter.confidence
+        if not confidence:
+            return ()
         most = min(most, self.config.draft_max)
-        worth = self.pace.worth(self._drafter.confidence, most, missing=missing)
+        worth = self.pace.worth(confidence, most, missing=missing)
         if worth < self.config.draft_min:
             return ()
         return self._drafter.draft(worth)
