@@ -10,6 +10,8 @@ from localkv.engine.speculation.drafter import MOST_SURE
 
 _SIZES = (6, 3, 2)
 """Tokens of the runs that are indexed; the longest that was there before is gone on with."""
+_BITS = 32
+_MASKS = tuple((1 << _BITS * size) - 1 for size in _SIZES)
 
 
 class NgramDrafter:
@@ -17,8 +19,8 @@ class NgramDrafter:
 
     def __init__(self) -> None:
         self._ids: list[int] = []
-        self._ends: list[dict[tuple[int, ...], int]] = [{} for _ in _SIZES]
-        self._runs: list[tuple[int, ...]] = []
+        self._ends: list[dict[int, int]] = [{} for _ in _SIZES]
+        self._last = 0  # of the longest size, tokens as digits of one number: quick to make
         self._at: int | None = None
         self._matched = 0
 
@@ -26,11 +28,11 @@ class NgramDrafter:
         """Take note of the text's next token."""
         ids, at = self._ids, self._at
         n = len(ids)
-        for run, ends in zip(self._runs, self._ends, strict=False):
-            ends[run] = n  # it ends before the token, so now there is one that follows it
+        for size, mask, ends in zip(_SIZES, _MASKS, self._ends, strict=True):
+            if n >= size:
+                ends[self._last & mask] = n  # which now is followed by a token
         ids.append(token)
-        if n + 1 >= _SIZES[-1]:
-            self._runs = [tuple(ids[-size:]) for size in _SIZES]
+        self._last = (self._last << _BITS | token) & _MASKS[0]
         if at is not None and self._matched >= _SIZES[0] and ids[at] == token:
             self._at = at + 1
             self._matched += 1
@@ -40,11 +42,10 @@ class NgramDrafter:
     def _look_up(self) -> None:
         ids = self._ids
         self._at, self._matched = None, 0
-        for run, ends in zip(self._runs, self._ends, strict=False):
-            at = ends.get(run)
-            if at is not None:
-                self._at, self._matched = at, len(run)
-                n = len(ids)
+        for size, mask, ends in zip(_SIZES, _MASKS, self._ends, strict=True):
+            at = ends.get(self._last & mask)
+            if at is not None and (n := len(ids)) >= size:
+                self._at, self._matched = at, size
                 while (
                     self._matched < min(MOST_SURE, at)
                     and ids[at - self._matched - 1] == ids[n - self._matched - 1]

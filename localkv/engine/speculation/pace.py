@@ -20,6 +20,8 @@ _WEIGHTS = tuple((away, 0.5 ** abs(away)) for away in range(-2, 3))
 """What a guess counts for, so many levels of confidence away."""
 _MARGIN = 1.1
 """Drafts must promise to be so much faster."""
+_REFRESHED = 16
+"""Decisions after which prices are looked at again."""
 _NO_CHANCE = 0.02
 """Further tokens are right so seldom that they are not looked at."""
 _LOSS = 0.01
@@ -41,6 +43,7 @@ class Pace:
         self._hits = [_PRIOR_TESTS * n / (n + 10) for n in range(MOST_SURE + 1)]
         self._spent = self._lost = 0.0
         self._is_after_drafts = False
+        self._least, self._age = 0.0, 0
 
     def guessed(self, confidence: int, *, right: bool) -> None:
         """A guess was right or wrong; others count less, the less alike they are."""
@@ -58,6 +61,8 @@ class Pace:
         if n_rows > 1 or self._is_after_drafts:  # a step that follows drafts takes longer, too
             self._lost += max(0.0, seconds - (self.prices.one or seconds))
         self._is_after_drafts = n_rows > 1
+        if n_rows > 1:
+            self._age = 0
         self.prices.measured(n_rows, seconds)
 
     def saved(self) -> None:
@@ -72,7 +77,7 @@ class Pace:
             missing: rows that are to be evaluated besides the next token's.
         """
         chance = self._chance(confidence)
-        if not confidence or 1 + chance * most < _MARGIN or not self._may_lose(chance):
+        if chance < self._least_chance(most) or not self._may_lose(chance):
             return 0
         expected, best, best_gain = 1.0 + chance, 0, _MARGIN
         alone = self.prices.steps(1 + missing)
@@ -86,6 +91,14 @@ class Pace:
                 break
             expected += chance
         return best
+
+    def _least_chance(self, most: int) -> float:
+        """Of the first token; with less no number of them is worth it. Roughly, to be quick."""
+        if not self._age:
+            bounds = [(_MARGIN * self.prices.steps(1 + n) - 1) / n for n in SIZES if n <= most]
+            self._least, self._age = min(bounds, default=2.0), _REFRESHED
+        self._age -= 1
+        return self._least
 
     def _chance(self, confidence: int) -> float:
         return self._hits[confidence] / self._tests[confidence]
