@@ -29,7 +29,6 @@ from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.speculation.config import Speculation, check_speculation
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
-from localkv.formats import KV_FORMATS
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.method import in_words
@@ -258,12 +257,6 @@ class LLM(TextModel):
         group_layouts(self.cache, self.config.groups)  # refuses types that don't fit
         check_scales(self.cache, self.config)
         check_layers(backend, self.config)
-        for name in self.cache.types:
-            if not KV_FORMATS[name].has_part(backend.cache_part):
-                raise UsageError(
-                    f"cache type {name} has no kernels on the {backend.name} backend yet",
-                    hint="use another type (-ctk, -ctv), or --device cpu",
-                )
         for group in self.config.groups:
             if group.key_dim % backend.head_dim_multiple:
                 raise UsageError(

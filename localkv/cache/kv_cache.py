@@ -130,7 +130,7 @@ class KVCache:
                 return None
             measured = self._codebooks.get((layer, side, n))
             self.codebooks.append(CodebookUse(layer, side, name, measured is not None))
-            return self.arrays.floats(table_of(measured or NORMAL[n]).tolist())
+            return self.arrays.from_numpy(table_of(measured or NORMAL[n]))
 
         absmax_k = kv_scales.absmax_k if kv_scales else ()
         absmax_v = kv_scales.absmax_v if kv_scales else ()

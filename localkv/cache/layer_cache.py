@@ -21,7 +21,7 @@ class Segment:
             Rows that were never stored hold arbitrary bytes. A field of a whole row has 1 block.
         scale_k, scale_v: float32 [n_kv_heads], by which rows of each head were divided before they
             were packed; None for types that are not scaled by head.
-        codebook_k, codebook_v: float32 [16], the numbers that codes select from
+        codebook_k, codebook_v: float32 [20], the numbers that codes select from
             (`formats/codebooks.table_of`); None for types without one.
     """
 
@@ -35,6 +35,16 @@ class Segment:
     scale_v: Array | None = None
     codebook_k: Array | None = None
     codebook_v: Array | None = None
+
+    @property
+    def operands_k(self) -> tuple[Array, ...]:
+        """What a kernel reads of K: the planes, and the codebook of types with one."""
+        return self.k if self.codebook_k is None else (*self.k, self.codebook_k)
+
+    @property
+    def operands_v(self) -> tuple[Array, ...]:
+        """The same of V."""
+        return self.v if self.codebook_v is None else (*self.v, self.codebook_v)
 
     @property
     def value_dim(self) -> int:

@@ -14,9 +14,11 @@ from localkv.formats.codebooks import Codebook
 
 
 def table_of(codebook: Sequence[int]) -> NDArray[np.float32]:
-    """A codebook as kernels read it: float32 [16], the last number again behind the last."""
-    padded = [*codebook, *[codebook[-1]] * (16 - len(codebook))]
-    return np.array(padded, np.float32)
+    """A codebook as kernels read it: float32 [20], 16 numbers, of which the last ones may be the
+    same, and in the place of four more the bytes of these, each 128 larger."""
+    padded = np.array([*codebook, *[codebook[-1]] * (16 - len(codebook))])
+    as_bytes = (padded + 128).astype(np.uint8).view(np.float32)
+    return np.concatenate((padded.astype(np.float32), as_bytes))
 
 
 @dataclass(frozen=True)

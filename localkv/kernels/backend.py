@@ -172,7 +172,6 @@ class Backend:
         memory: the GPU's; None where arrays are in the machine's.
         methods: how operations are carried out, for the start summary and for what is slow.
         head_dim_multiple: what the size of a head must be a multiple of.
-        cache_part: the file of a cache type's folder without which it can't be stored.
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
         compiling_ahead: (weight types of matrices, model, cache, what is told how many kernels are
             compiled and how many had to be) -> a context to load the model and to warm it up in:
@@ -205,7 +204,6 @@ class Backend:
     hardware: str = ""
     memory: DeviceMemory | None = None
     head_dim_multiple: int = 1
-    cache_part: str = "reference"
     compiles: bool = False
     compiling_ahead: Callable[
         [Iterable[str], ModelSpec, CacheConfig, OnKernel], AbstractContextManager[None]

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from localkv.formats.bits import IQ4_CODEBOOK
-from localkv.triton_primitives import ptx
+from localkv.triton_primitives import codebook_ptx, ptx
 from support.aot.ptx_emulator import Words, run
 
 BYTES = np.stack([np.roll(np.arange(256), shift) for shift in (0, 37, 91, 200)], 1).astype(np.uint8)
@@ -79,6 +79,48 @@ def test_codebook() -> None:
     table = np.array(IQ4_CODEBOOK)
     np.testing.assert_array_equal(halves(out[:2]), table[BYTES & 15])
     np.testing.assert_array_equal(halves(out[2:]), table[BYTES >> 4])
+
+
+def tables(n_words: int) -> tuple[NDArray[np.int64], list[Words]]:
+    """Numbers of a codebook, and its words as the assembly takes them: four times each."""
+    numbers = np.sort(np.random.default_rng(n_words).choice(range(-127, 128), 4 * n_words, False))
+    words = (numbers + 128).astype(np.uint8).view(np.uint32)
+    return numbers, [np.full_like(WORDS, word) for word in words for _ in range(4)]
+
+
+def test_codebooks_of_sixteen() -> None:
+    numbers, words = tables(4)
+    out = run(codebook_ptx.sixteen_numbers_ptx(), [WORDS, *words], 4)
+    np.testing.assert_array_equal(halves(out[:2]), numbers[BYTES & 15])
+    np.testing.assert_array_equal(halves(out[2:]), numbers[BYTES >> 4])
+
+
+def test_codebooks_of_four_and_eight() -> None:
+    numbers, words = tables(1)
+    out = run(codebook_ptx.four_numbers_ptx(), [WORDS, *words], 8)
+    for i in range(4):
+        np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), numbers[BYTES >> 2 * i & 3])
+    numbers, words = tables(2)
+    for turn in range(16):
+        thirds = [(turn + 5 * i) % 16 for i in range(4)]  # of the first code of each byte, ...
+        word = thirds[0] | thirds[1] << 16 | thirds[2] << 8 | thirds[3] << 24 | 0xA0F05030
+        above = [np.full_like(WORDS, word)] * 4
+        out = run(codebook_ptx.eight_numbers_ptx(), [WORDS, *above, *words], 8)
+        for i, third in enumerate(thirds):
+            top = np.array([(third >> lane) & 1 for lane in range(4)]) * 4
+            want = numbers[(BYTES >> 2 * i & 3) + top]
+            np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
+
+
+def test_outliers_are_added_where_they_are() -> None:
+    rng = np.random.default_rng(0)
+    x, missing = (rng.standard_normal((256, 2)).astype(np.float16) for _ in range(2))
+    places, columns = (rng.integers(0, 4, (256, 2)) for _ in range(2))
+    as_halves = ((0x6400 | n).astype(np.uint16).view(np.float16) for n in (places, columns))
+    place, column = as_halves
+    words = [a.view(np.uint32)[:, 0] for a in (x, place, missing, column)]
+    want = np.where(places == columns, x + missing, x)
+    np.testing.assert_array_equal(halves(run(codebook_ptx.outlier_ptx(), words, 1)), want)
 
 
 def test_signed_bytes() -> None:

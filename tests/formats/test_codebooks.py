@@ -139,7 +139,9 @@ def test_normal_codebooks_are_those_of_normal_numbers() -> None:
     for n, expected in NORMAL.items():
         check_codebook(expected)
         assert np.abs(np.subtract(learn_codebook(rows, n), expected)).max() <= 2
-        assert table_of(expected).shape == (16,)
+        table = table_of(expected)
+        np.testing.assert_array_equal(table[:n], expected)
+        np.testing.assert_array_equal(table[16:].view(np.uint8), table[:16] + 128)
     constant = np.ones((3, 64), np.float32)
     check_codebook(learn_codebook(constant, 16))
     check_codebook(learn_codebook(0 * constant, 8))

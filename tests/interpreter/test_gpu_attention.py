@@ -114,6 +114,13 @@ def test_prefill_shapes(head_dim: int, group: int) -> None:
     check([(70, 20)], head_dim=head_dim, group=group, n_kv_heads=2, type_k=type_k, type_v=type_v)
 
 
+@pytest.mark.parametrize(("type_k", "type_v"), [("nuq4", "nuq3"), ("nuq2", "nuq4")])
+def test_blocks_without_an_outlier(type_k: str, type_v: str) -> None:
+    """An outlier belongs to two blocks: a third one, or an only one, has none."""
+    for head_dim in (96, 32):
+        check([(40, 1)], head_dim=head_dim, type_k=type_k, type_v=type_v)
+
+
 @pytest.mark.parametrize(
     ("head_dim", "value_dim"),
     [

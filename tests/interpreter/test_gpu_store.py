@@ -12,8 +12,10 @@ from torch import Tensor
 from localkv.arch.norm_spec import NormSpec
 from localkv.arch.spec import CacheGroup
 from localkv.cache.kv_cache import KVCache
+from localkv.cache.layer_cache import LayerCache
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, SegmentSpec
 from localkv.formats import TOKEN_FORMATS, QuantFormat
+from localkv.formats.codebook_codec import CodebookCodec, table_of
 from localkv.kernels.gpu.gate import gated
 from localkv.kernels.gpu.rope_store import QueryKeySteps, rope_store, turn_queries
 from localkv.kernels.grouped_attention import norm_heads
@@ -128,6 +130,20 @@ def odd_rows() -> Tensor:
 def test_odd_rows(fmt: QuantFormat) -> None:
     x = odd_rows()
     assert_encoded(fmt, store_all(fmt, x), x)
+
+
+def test_codes_of_a_measured_codebook() -> None:
+    book = (-101, -7, 40, 127)
+    table = torch.from_numpy(table_of(book))
+    cache = poisoned_cache(type_k="nuq2", type_v="nuq2", n_kv_heads=2, head_dim=64, n_ctx=40)
+    batch = cache.batch([(cache.new_sequence(), [0] * 40)])
+    segment = replace(cache.layers[0].segments[0], codebook_k=table, codebook_v=table)
+    x = torch.randn(40, 2, 64, generator=torch.Generator().manual_seed(1))
+    store_kv_gpu(x, x, LayerCache((segment,)), batch.segments)
+    got = stored(segment.v, batch.segments[0].slots)
+    codec = CodebookCodec(TOKEN_FORMATS["nuq2"], book)
+    for ours, want in zip(got, codec.encode(x.numpy()), strict=True):
+        assert torch.equal(ours, torch.from_numpy(want))
 
 
 @pytest.mark.slow

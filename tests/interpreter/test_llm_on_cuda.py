@@ -12,7 +12,7 @@ import torch
 
 from localkv import LLM
 from localkv.cache.kv_cache import KVCache
-from localkv.errors import LocalKVError, UsageError
+from localkv.errors import LocalKVError
 from localkv.kernels import select
 from localkv.kernels.gpu import triton_backend as module
 from localkv.kernels.gpu.memory import CudaMemory
@@ -190,9 +190,3 @@ def test_no_room_for_a_kernel(full: Any, tiny_model: Path) -> None:
     full(Transformer, "forward", error=RuntimeError("Triton Error [CUDA]: device-side assert"))
     with pytest.raises(RuntimeError, match="device-side"):
         LLM(tiny_model, device="cuda", fit="off").complete("The fox", max_tokens=4)
-
-
-def test_types_without_kernels_are_refused(tmp_path: Path) -> None:
-    path = write_tiny_model(tmp_path / "tiny.gguf")
-    with pytest.raises(UsageError, match="cache type nuq3 has no kernels on the cuda backend yet"):
-        LLM(path, device="cuda", cache_type_v="nuq3")

@@ -81,14 +81,23 @@ def load_three_bits(
     PTX: tl.constexpr,
 ):
     """The same with a third bit."""
-    blocks: tl.constexpr = WIDTH // 32
     qs = load_rows(qs_plane, first_row, ROWS, 0, WIDTH // 4, HEAD_DIM // 4)
+    above, lane = load_third_bits(qh_plane, first_row, ROWS, HEAD_DIM, WIDTH)
+    return unpack_three_bits(qs, above, lane, OFFSET, PTX)
+
+
+@triton.jit
+def load_third_bits(
+    qh_plane, first_row, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Third bits and lanes of bytes of codes as `unpack_three_bits` takes them."""
+    blocks: tl.constexpr = WIDTH // 32
     above = load_rows(as_i32(qh_plane), first_row, ROWS, 0, blocks, HEAD_DIM // 32)
     # of four bytes the bits of each code in the lowest place of a byte, once for each of the four
     above = above[:, :, None] >> (tl.arange(0, 2) * 4)[None, None, :]
     above = tl.broadcast_to(above[:, :, :, None], (ROWS, blocks, 2, 4))
     lane = (tl.arange(0, WIDTH // 4) % 4)[None, :]
-    return unpack_three_bits(qs, tl.reshape(above, (ROWS, WIDTH // 4)), lane, OFFSET, PTX)
+    return tl.reshape(above, (ROWS, WIDTH // 4)), lane
 
 
 @triton.jit

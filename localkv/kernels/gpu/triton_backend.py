@@ -118,7 +118,6 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
         hardware=gpu.name,
         memory=CudaMemory(device) if device.type == "cuda" else None,
         methods=METHODS,
-        cache_part="gpu_cache",
         compiles=gpu.ptx,
         compile_together=compile_together if gpu.ptx else None,
         records=True,

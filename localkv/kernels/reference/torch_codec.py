@@ -23,7 +23,7 @@ def encode(fmt: QuantFormat, x: Tensor, codebook: Tensor | None = None) -> tuple
     """[..., n] of any float type -> planes, uint8 [..., n_blocks, plane bytes] each.
 
     Args:
-        codebook: float32 [16], of types with one.
+        codebook: float32 [20] (`table_of`), of types with one.
     """
     with_codebook = codec_of(fmt, None if codebook is None else codebook.tolist())
     return tuple(map(tensor_of, with_codebook.encode(x.float().numpy())))

@@ -53,6 +53,7 @@ OPERATIONS: dict[str, Callable[..., Words]] = {
     "mul.lo.u32": lambda a, b: a * b,
     "prmt.b32": prmt,
     "lop3.b32": lop3,
+    "set.eq.f16x2.f16x2": _halves(lambda a, b: (a == b) * 1.0),
     "sub.f16x2": _halves(lambda a, b: a - b),
     "mul.f16x2": _halves(lambda a, b: a * b),
     "fma.rn.f16x2": _halves(lambda a, b, c: a * b + c),

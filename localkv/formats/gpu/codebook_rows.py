@@ -1,0 +1,151 @@
+"""Common parts of types with codebooks: numbers looked up, outliers apart
+(`formats/codebook_rows.py`). The last plane is the codebook, fp32 [20] with its bytes in the last
+four."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from localkv.formats.codebook_rows import PAIR as VALUES
+from localkv.formats.codebooks import LARGEST as LARGEST_NUMBER
+from localkv.formats.gpu.planes import (
+    as_f16,
+    as_i32,
+    load_scales,
+    load_valid_rows,
+    repeat,
+    store_rows,
+)
+from localkv.formats.gpu.rounding import F16_LIMIT, NAN, in_blocks, limited, limited_numbers
+from localkv.triton_primitives.codebooks import add_where_equal
+
+PAIR = tl.constexpr(VALUES)
+LARGEST = tl.constexpr(LARGEST_NUMBER)
+MOST = tl.constexpr(65472.0)
+"""A value with what is missing to it stays within: rounded up it still is finite in fp16."""
+
+
+@triton.jit
+def load_words(codebook, N: tl.constexpr):
+    """The first N words (1, 2 or 4) of a codebook's bytes."""
+    words = as_i32(codebook) + 16
+    if N == 1:
+        return (tl.load(words),)
+    elif N == 2:
+        return tl.load(words), tl.load(words + 1)
+    else:
+        return tl.load(words), tl.load(words + 1), tl.load(words + 2), tl.load(words + 3)
+
+
+@triton.jit
+def as_i16(plane):
+    """A plane of 16-bit words."""
+    return plane.to(tl.pointer_type(tl.int16))
+
+
+@triton.jit
+def place_number(channel):
+    """A channel's place among 64 as fp16: 1024 more, which takes no conversion."""
+    return (0x6400 | (channel & (PAIR - 1))).to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def load_outliers(plane, d, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """What is missing to an outlier of each 64 channels, fp16 [rows, WIDTH / 64], and its place,
+    int32.
+
+    Args:
+        d: the scales of blocks. What is missing is limited so that the sum is finite in fp16.
+    """
+    rows: tl.constexpr = valid.shape[0]
+    pairs: tl.constexpr = WIDTH // PAIR
+    if HEAD_DIM == HEAD_DIM // PAIR * PAIR:
+        words = load_valid_rows(as_i32(plane), first_row, valid, 0, pairs, HEAD_DIM // PAIR)
+        place = words >> 16
+        missing = words.to(tl.int16)
+    else:
+        items = load_valid_rows(as_i16(plane), first_row, valid, 0, 2 * pairs, HEAD_DIM // 32)
+        missing, place = tl.split(tl.reshape(items, (rows, pairs, 2)))
+        place = place.to(tl.int32)
+    first, second = tl.split(tl.reshape(tl.where(d == d, d, 0.0), (rows, pairs, 2)))
+    limit = MOST - tl.maximum(first, second) * LARGEST
+    missing = missing.to(tl.float16, bitcast=True)
+    return tl.minimum(tl.maximum(missing, -limit), limit), place
+
+
+@triton.jit
+def add_outliers(x, missing, place, channel, FIRST: tl.constexpr, PTX: tl.constexpr):
+    """x [rows, n] with outliers [rows, pairs], where a column is `channel` [n] + FIRST.
+
+    `channel` has those of each pair together. It is the same for all parts of a tile, so that their
+    columns share registers, and places differ.
+    """
+    shape: tl.constexpr = x.shape
+    times: tl.constexpr = x.shape[1] // missing.shape[1]
+    column = tl.broadcast_to(place_number(channel)[None, :], shape)
+    place = repeat(place_number(place - FIRST), times)
+    return add_where_equal(x, place, repeat(missing, times), column, PTX)
+
+
+@triton.jit
+def quarters_with_outliers(
+    a, b, c, e, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX
+):
+    """Values of the four codes of each byte from their numbers, fp16 [rows, WIDTH / 4] each."""
+    scales = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, LARGEST)
+    d = repeat(scales, 8)
+    a, b, c, e = a * d, b * d, c * d, e * d
+    if HEAD_DIM >= PAIR:
+        missing, place = load_outliers(planes[1], scales, first_row, valid, HEAD_DIM, WIDTH)
+        byte = tl.arange(0, WIDTH // 4)
+        channel = byte // 8 * 32 + byte % 8
+        a = add_outliers(a, missing, place, channel, 0, PTX)
+        b = add_outliers(b, missing, place, channel, 16, PTX)
+        c = add_outliers(c, missing, place, channel, 8, PTX)
+        e = add_outliers(e, missing, place, channel, 24, PTX)
+    return a, b, c, e
+
+
+@triton.jit
+def write_codes(
+    planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr
+):
+    """Write scales and outliers of rows; their codes, int32 [rows, WIDTH / 32, 32]."""
+    n: tl.constexpr = x.shape[0]
+    blocks: tl.constexpr = WIDTH // 32
+    codebook = planes[len(planes) - 1]
+    x = in_blocks(limited_numbers(x, LARGEST * F16_LIMIT))
+    has_nan = tl.max((x != x).to(tl.int32), 2) > 0
+    size = tl.where(has_nan[:, :, None], -1.0, tl.abs(x))
+    if HEAD_DIM >= PAIR:
+        pairs: tl.constexpr = blocks // 2
+        of_pair = tl.reshape(size, (n, pairs, PAIR))
+        i = tl.arange(0, PAIR)[None, None, :]
+        largest = tl.max(of_pair, 2)
+        place = tl.min(tl.where(of_pair == largest[:, :, None], i, PAIR), 2)
+        whole = tl.arange(0, pairs) < HEAD_DIM // PAIR
+        is_one = (largest >= 0) & whole[None, :]
+        chosen = (i == place[:, :, None]) & is_one[:, :, None]
+        size = tl.where(tl.reshape(chosen, (n, blocks, 32)), 0.0, size)
+    d = limited(tl.div_rn(tl.max(size, 2), LARGEST * 1.0), F16_LIMIT)
+    halves = tl.where(has_nan, NAN, d).to(tl.float16)
+    rounded = halves.to(tl.float32)
+    inverse = tl.where(rounded > 0, tl.div_rn(1.0, rounded), 0.0)
+    y = x * inverse[:, :, None]
+    codes = tl.zeros(x.shape, tl.int32)
+    for j in tl.static_range(CODES - 1):
+        border = (tl.load(codebook + j) + tl.load(codebook + j + 1)) * 0.5
+        codes += (y >= border).to(tl.int32)
+    store_rows(as_f16(planes[0]), rows, valid, halves, HEAD_DIM // 32)
+    if HEAD_DIM >= PAIR:
+        left = x - tl.load(codebook + codes) * rounded[:, :, None]
+        left = limited(tl.reshape(left, (n, pairs, PAIR)), F16_LIMIT)
+        missing = tl.sum(tl.where(chosen, left, 0.0), 2).to(tl.float16)
+        place = tl.where(is_one | (largest < 0), place, 0) * whole[None, :].to(tl.int32)
+        items = tl.join(missing.to(tl.int16, bitcast=True), place.to(tl.int16))
+        items = tl.reshape(items, (n, blocks))
+    else:
+        items = tl.zeros((n, blocks), tl.int16)
+    store_rows(as_i16(planes[1]), rows, valid, items, HEAD_DIM // 32)
+    return codes
