@@ -18,8 +18,8 @@ from localkv.config import DEVICES, CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import byte_size
 from localkv.formats import KV_FORMATS
-from localkv.kernels.cpu.attention.kernels import MAX_ROWS
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.attention.row_tiles import MAX_ROWS
 from localkv.kernels.cpu.attention.sizes import FEW_ROWS
 from localkv.kernels.cpu.footprint import MOST_DECODE_ROWS, attention_bytes
 from localkv.kernels.footprint import HeadSizes
@@ -125,6 +125,16 @@ def test_the_scratch_of_attention_is_not_exceeded(group: int, n_new: int) -> Non
         heads = HeadSizes(n_kv_heads * group, n_kv_heads, head_dim=16)
         bound = attention_bytes(heads, n_ctx=4096, n_tokens=n_new, n_threads=n_threads())
         assert 0 < run.scratch.floats.nbytes <= bound + 64
+
+
+@pytest.mark.parametrize("group", [1, 3, 9])
+def test_the_scratch_of_many_sequences_is_not_exceeded(group: int) -> None:
+    rows = paged_rows([(900, 1)] * 40, n_kv_heads=3, group=group, head_dim=16)
+    run, heads = PackedAttention(), HeadSizes(3 * group, 3, head_dim=16)
+    batch = dataclasses.replace(rows.batch, generated=(True,) * 40)
+    run(*numpy_of((rows.q, rows.segment, rows.seg_batch, batch)), AttentionParams(0.25))
+    bound = attention_bytes(heads, n_ctx=4096, n_tokens=40, n_threads=n_threads())
+    assert 0 < run.scratch.floats.nbytes <= bound + 64
 
 
 SHAPE = {"n_embd": 512, "n_heads": 8, "n_kv_heads": 4, "n_ff": 1024, "n_vocab": 2000, "n_ctx": 4096}

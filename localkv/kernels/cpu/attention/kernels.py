@@ -12,10 +12,7 @@ from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.parameters import Value
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.thread_pool import run_worker
-from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_SHUFFLE, HAS_VNNI
-
-MAX_ROWS = 8 if HAS_AVX512 else 4
-"""Rows that decode kernels hold in registers at once."""
+from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE, HAS_VNNI
 
 
 @dataclass(frozen=True)
@@ -101,15 +98,6 @@ def decode_k_kernel(type_k: str) -> int:
 @functools.cache
 def decode_v_kernel(type_v: str) -> int:
     return specialized(decode_v_source(type_v))["decode_tile"]
-
-
-def rows_per_tile(group: int) -> int:
-    """Rows in each of equal tiles, as few as can be, that hold a token's `group` rows.
-
-    Several new tokens run with the kernels of one: those for other sizes of tiles add up in another
-    order.
-    """
-    return -(-group // -(-group // MAX_ROWS))
 
 
 @functools.cache

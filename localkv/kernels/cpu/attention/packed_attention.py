@@ -28,12 +28,12 @@ from localkv.kernels.cpu.attention.kernels import (
     cache_decoder,
     decode_k_kernel,
     decode_v_kernel,
-    rows_per_tile,
     run,
     score_kernel,
     weigh_kernel,
 )
 from localkv.kernels.cpu.attention.plan import Launch, Plan, make_plan
+from localkv.kernels.cpu.attention.row_tiles import rows_per_tile, whole_tiles
 from localkv.kernels.cpu.attention.sizes import (
     MOST_CHANNELS,
     block_scratch,
@@ -159,8 +159,7 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
     n_kv_heads, head_dim = job.n_kv_heads, job.head_dim
     type_k, type_v = segment.format_k.name, segment.format_v.name
     decoder = cache_decoder(type_k)
-    tile = rows_per_tile(job.group)
-    n_rows = -(-decode.n_rows // tile) * tile
+    tile, n_rows = rows_per_tile(job.group), whole_tiles(decode.n_rows, job.group)
     n_pieces = len(decode.chunks) * n_kv_heads
     few = decode.n_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
     threads = 1 if few else min(n_threads(), n_pieces)

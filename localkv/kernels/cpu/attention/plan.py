@@ -122,7 +122,7 @@ def make_plan(
     check_batch(seg_batch, batch, n_pages)
     visible = visible_rows(seg_batch, batch, params)
     table, width = address(seg_batch.page_table), seg_batch.page_table.shape[1] * 8
-    splits, blocks, n_covered = [Splits(n_kv_heads)], list[Block](), 0
+    splits, blocks, n_covered = [Splits(n_kv_heads, group)], list[Block](), 0
     for i, length in enumerate(seg_batch.lengths):
         first, n_new = batch.starts[i], batch.starts[i + 1] - batch.starts[i]
         pages = table + i * width
@@ -130,7 +130,7 @@ def make_plan(
             seen = visible[first : first + n_new]
             for run in runs(seen, n_kv_heads, max(1, FEW_ROWS // group)):
                 if splits[-1].is_full_with(run):
-                    splits.append(Splits(n_kv_heads))
+                    splits.append(Splits(n_kv_heads, group))
                 splits[-1].add(run, first, pages, length)
                 n_covered += len(run.tokens)
         elif visible[first, 0] < visible[first + n_new - 1, 1]:
@@ -144,7 +144,7 @@ def make_plan(
         n_kv_heads=n_kv_heads,
         n_pages=n_pages,
         visible=Table(visible),
-        decodes=tuple(split.tables(group, len(visible)) for split in splits if split.parts),
+        decodes=tuple(split.tables(len(visible)) for split in splits if split.parts),
         blocks=table_of(blocks, BLOCK_ITEMS),
         complete=n_covered == len(visible),
     )

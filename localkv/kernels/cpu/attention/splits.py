@@ -14,7 +14,13 @@ from itertools import groupby
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.cpu.attention.bounds import check_pieces
 from localkv.kernels.cpu.attention.job import CHUNK_ITEMS, SEQUENCE_ITEMS, Chunk, Sequence
-from localkv.kernels.cpu.attention.sizes import PIECES_PER_THREAD, most_parts, part_pages
+from localkv.kernels.cpu.attention.row_tiles import whole_tiles
+from localkv.kernels.cpu.attention.sizes import (
+    FEW_ROWS,
+    PIECES_PER_THREAD,
+    most_parts,
+    part_pages,
+)
 from localkv.kernels.cpu.attention.tables import Int64s, Table, table_of
 from localkv.system.threads import n_threads
 
@@ -75,15 +81,25 @@ def runs(visible: Int64s, n_kv_heads: int, most: int) -> Iterator[Run]:
 
 @dataclass
 class Splits:
-    """Some runs, with no more parts than a launch has memory for."""
+    """Some runs, with no more parts than a launch has memory for.
+
+    Attributes:
+        group: query heads of a KV head.
+        most_tokens: of a run.
+    """
 
     n_kv_heads: int
+    group: int
     n_parts: int = 0
+    most_tokens: int = 0
     parts: list[tuple[Run, Sequence]] = field(default_factory=list)
 
     def is_full_with(self, run: Run) -> bool:
-        n_parts = self.n_parts + len(run.parts)
-        return bool(self.parts) and n_parts * self.n_kv_heads > most_parts(self.n_kv_heads)
+        """Whether there is no room for one more; parts of few rows take less."""
+        n_parts = (self.n_parts + len(run.parts)) * self.n_kv_heads
+        n_rows = whole_tiles(max(self.most_tokens, len(run.tokens)) * self.group, self.group)
+        most_rows = max(FEW_ROWS, whole_tiles(self.group, self.group))
+        return bool(self.parts) and n_parts * n_rows > most_parts(self.n_kv_heads) * most_rows
 
     def add(self, run: Run, first_token: int, table: int, length: int) -> None:
         """Add a run of a sequence with `length` rows and a page table at `table`."""
@@ -100,8 +116,9 @@ class Splits:
         )
         self.parts.append((run, sequence))
         self.n_parts += len(run.parts)
+        self.most_tokens = max(self.most_tokens, len(run.tokens))
 
-    def tables(self, group: int, n_tokens: int) -> Decode:
+    def tables(self, n_tokens: int) -> Decode:
         """For a batch of `n_tokens`: chunks for all threads to be busy to the end."""
         n_pages = sum(len(run.pages) for run, _ in self.parts)
         most = n_pages * self.n_kv_heads // (PIECES_PER_THREAD * n_threads())
@@ -113,8 +130,8 @@ class Splits:
             sequences.append(sequence._replace(n_chunks=len(starts)))
             ends = (*starts[1:], end)
             chunks += [Chunk(i, at, stop - at) for at, stop in zip(starts, ends, strict=True)]
-        n_rows = max(sequence.n_new for sequence in sequences) * group
-        sizes = {"n_tokens": n_tokens, "group": group, "n_rows": n_rows}
+        n_rows = self.most_tokens * self.group
+        sizes = {"n_tokens": n_tokens, "group": self.group, "n_rows": n_rows}
         check_pieces(sequences, chunks, (), n_parts=self.n_parts, **sizes)
         return Decode(
             table_of(sequences, SEQUENCE_ITEMS),

@@ -12,11 +12,11 @@ from localkv.formats import FORMATS
 from localkv.kernels.cpu.attention.kernels import (
     decode_k_source,
     decode_v_source,
-    rows_per_tile,
     score_source,
     weigh_source,
 )
 from localkv.kernels.cpu.attention.latent_attention import latents_source
+from localkv.kernels.cpu.attention.row_tiles import rows_per_tile
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.latent_layer import LATENT_STEPS
 from localkv.kernels.cpu.layer_chains import (
