@@ -27,6 +27,7 @@ from localkv.engine.embedding import (
 from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.speculation.config import Speculation, check_speculation
+from localkv.engine.state_turns import load_state, save_state
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.kernels.backend import Backend
@@ -38,6 +39,7 @@ from localkv.loader.gguf_file import open_gguf
 from localkv.loader.kv_risks import kv_risks
 from localkv.loader.listed_tensors import check_tensors
 from localkv.loader.locked_weights import lock_weights
+from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.model_spec import model_spec
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.weights import load_model
@@ -328,6 +330,7 @@ class LLM(TextModel):
         self.memory = self._memory.plan(self.cache)
         self.backend = backend
         self._override_pre, self._step_ms = override_pre, step_ms
+        self._smoothing = smoothing
         self.load_seconds = time.perf_counter() - started
 
     @property
@@ -398,6 +401,39 @@ class LLM(TextModel):
         """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
         logits: Logits = self.backend.arrays.to_numpy(self.engine.logits(ids))
         return logits
+
+    def save_state(self, path: str | os.PathLike[str]) -> int:
+        """Write the text that was evaluated last, prompt and answer, with its rows of K and V.
+
+        The file takes its name once all of it is on the disk. It serves this model with the same
+        types of K and V, on any device and in any context that has room (docs/states.md).
+
+        Returns:
+            the tokens of the text.
+
+        Raises:
+            UsageError: nothing was evaluated, or the file can't be written.
+        """
+        return save_state(self.engine.slot, path, self._identity)
+
+    def load_state(self, path: str | os.PathLike[str]) -> list[int]:
+        """Take a text that `save_state` wrote into the cache: prompts that begin like it go on
+        from there, with the bits that they would have without the file.
+
+        All of the file is checked before the cache changes.
+
+        Returns:
+            the text's token ids, which `complete` and `stream` take as a prompt.
+
+        Raises:
+            UsageError: the file can't be read, is damaged, or is of another model, of other types
+                of K and V, or for a larger context.
+        """
+        return load_state(self.engine.slot, path, self._identity)
+
+    @property
+    def _identity(self) -> dict[str, str]:
+        return model_identity(self.gguf, self.config, self.cache.n_ctx, self._smoothing)
 
     @overload
     def embed(

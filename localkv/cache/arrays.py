@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from localkv.cache.batch import SegmentBatch
+    from localkv.formats.base import QuantFormat
 
 Array: TypeAlias = Any
 """An array of the backend's: NumPy's on a CPU, a torch tensor elsewhere."""
@@ -76,6 +78,25 @@ class Arrays(Protocol):
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
         """The values, on the host."""
+        ...
+
+    def rows_of_pages(
+        self, fmt: QuantFormat, side: str, plane: int, pages: Array
+    ) -> NDArray[np.uint8]:
+        """Pages of a plane of K ("k") or of V ("v") on the host, with rows as the format's
+        reference has them: [n_pages, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
+        """
+        ...
+
+    def pages_of_rows(
+        self, fmt: QuantFormat, side: str, plane: int, rows: NDArray[np.uint8]
+    ) -> Array:
+        """The inverse of `rows_of_pages`."""
+        ...
+
+    def memory_piece(self, n_columns: int) -> int:
+        """The columns of a recurrent memory that lie together, each row of them after the other; a
+        divisor of `n_columns`, or all of them."""
         ...
 
     def floating(self, array: Array) -> Array:

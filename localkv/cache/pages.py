@@ -125,8 +125,8 @@ class PagePool:
         self.n_pages = n_pages
         self.free = list(reversed(range(self.n_pages)))
         self.n_holders = [0] * self.n_pages
-        spec = layout.segments[pool.segment]
-        self.tail = spec.tail if spec.is_tail else None
+        self.segment, self.spec = pool.segment, layout.segments[pool.segment]
+        self.tail = self.spec.tail if self.spec.is_tail else None
 
     def take(self) -> int:
         """A page that nobody holds.
@@ -165,6 +165,13 @@ class PagePool:
     def n_places(self, length: int) -> int:
         """Pages up to the last one of a sequence of `length` tokens."""
         return pages_for(max(0, min(length, self.end) - self.first))
+
+    def n_rows(self, length: int) -> int:
+        """Rows up to the last one that a sequence of `length` tokens has stored."""
+        end = min(length, self.end)
+        if not self.spec.stores_at_once and self.spec.tail is not None:
+            end = self.spec.tail.whole(end)
+        return max(0, end - self.first)
 
     def first_place(self, position: int) -> int:
         """The place of the first page that the token at `position`, or a later one, needs, besides

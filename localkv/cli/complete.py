@@ -37,6 +37,7 @@ from localkv.cli.options import escape_option, flag, json_option, option, raw_op
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.speculation_options import speculation_options
+from localkv.cli.state_options import SavedStates, state_options
 from localkv.cli.text_output import TextOutput
 from localkv.cli.waited import Waited
 from localkv.errors import UsageError, byte_size, counted
@@ -154,6 +155,7 @@ def _run(
 ) -> int:
     """Complete one prompt; returns the exit code."""
     unnamed = named_or_shipped(values)
+    states = SavedStates.of(values)
     given = (system_prompt, chat_template_file)
     chat = chat or any(value is not None for value in given) or uses_chat_options(values)
     if chat and parse_special:
@@ -186,6 +188,7 @@ def _run(
         if verbose:
             for line in _summary(llm):
                 say(line)
+        saved_ids = states.load(llm, quiet=quiet)
         cancel = Event()
         options: dict[str, Any] = {
             "max_tokens": n_predict if n_predict >= 0 else None,
@@ -199,7 +202,8 @@ def _run(
         if chat:
             pieces = _answer(llm, text, system_prompt, template_text, template_options, options)
         else:
-            pieces = llm.stream(text, parse_special=parse_special, **options)
+            start = saved_ids if saved_ids and not text else text
+            pieces = llm.stream(start, parse_special=parse_special, **options)
         for line in all_warnings(llm):
             warn(line)
         with _interruptible(cancel):
@@ -208,6 +212,7 @@ def _run(
             out.write(json.dumps(_report(llm, completion, waited), ensure_ascii=False))
         elif not stream:
             out.write(completion.text)
+    states.save(llm, completion, quiet=quiet)
     if completion.context_full:
         note(f"the context of {llm.cache.n_ctx} tokens is full; a larger one (-c) makes more room")
     if stats:
@@ -375,6 +380,7 @@ complete = Command(
         *length_options(),
         *sampling_options(),
         *speculation_options(),
+        *state_options(),
         *_OUTPUT_OPTIONS,
     ],
     callback=_run,

@@ -91,8 +91,6 @@ FOREIGN_FLAGS = (
     _skipped("--no-context-shift", "the context is never shifted"),
     _refused("--context-shift", "the text ends where the context does; -c makes it longer"),
     _refused("-gan --grp-attn-n -gaw --grp-attn-w", "self-extend is not supported", 1),
-    _skipped("--prompt-cache", "nothing is saved; the prompt is evaluated each time", 1),
-    _skipped("--prompt-cache-all --prompt-cache-ro", "nothing is saved"),
     # devices and loading
     _skipped("-ngl --gpu-layers --n-gpu-layers", _ONE_DEVICE, 1),
     _skipped("-sm --split-mode -ts --tensor-split -mg --main-gpu", _ONE_DEVICE, 1),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
@@ -26,6 +29,36 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             goal.write_bytes(data)
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+@contextmanager
+def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, at any place in it, that takes its name once all is on the disk; else
+    nothing is left of it, and the file that had the name stays as it is.
+
+    Raises:
+        OSError: it can't be written, or the name is that of something else than a file.
+    """
+    goal = Path(os.path.realpath(path))
+    if goal.exists() and not goal.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    handle, temporary = tempfile.mkstemp(dir=goal.parent, prefix=f".{goal.name[:50]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, _mode(goal))
+        os.replace(temporary, goal)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    folder = os.open(goal.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _takes_a_new_file(goal: Path) -> bool:

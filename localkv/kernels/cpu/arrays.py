@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from localkv.cache.arrays import Readback, Recorder
 from localkv.cache.batch import SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats.base import QuantFormat
+from localkv.formats.cpu.page_order import ItemOrder
+from localkv.formats.cpu.page_rows import pages_of_rows, rows_of_pages
+from localkv.kernels.cpu.recurrent.kernels import vectors_of
 from localkv.kernels.unrecorded import Arrived, Unrecorded
 from localkv.simd.lanes import LANES
 from localkv.system.threads import use_threads_now
@@ -67,6 +71,19 @@ class NumpyArrays:
     def to_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
 
+    def rows_of_pages(
+        self, fmt: QuantFormat, side: str, plane: int, pages: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        return rows_of_pages(_order(fmt, side, plane), pages)
+
+    def pages_of_rows(
+        self, fmt: QuantFormat, side: str, plane: int, rows: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        return pages_of_rows(_order(fmt, side, plane), rows)
+
+    def memory_piece(self, n_columns: int) -> int:
+        return n_columns if n_columns % LANES else LANES * vectors_of(n_columns)
+
     def floating(self, array: NDArray[Any]) -> Floats:
         return array.astype(np.float32, copy=False)
 
@@ -111,3 +128,8 @@ def _slots(batch: SegmentBatch, row: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where the row of each sequence is: int64 [n_sequences]."""
     pages: NDArray[np.int64] = batch.page_table[np.arange(len(row)), row // PAGE_TOKENS]
     return pages * PAGE_TOKENS + row % PAGE_TOKENS
+
+
+def _order(fmt: QuantFormat, side: str, plane: int) -> ItemOrder:
+    order: ItemOrder = getattr(fmt.part("cpu").PLANES[plane], side)
+    return order

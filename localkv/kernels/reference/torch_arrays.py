@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from localkv.cache.arrays import Readback, Recorder
 from localkv.cache.batch import SegmentBatch
 from localkv.cache.layout import PAGE_TOKENS
+from localkv.formats.base import QuantFormat
 from localkv.kernels.unrecorded import Arrived, Unrecorded
 from localkv.system.threads import use_threads_now
 
@@ -53,6 +55,19 @@ class TorchArrays:
 
     def to_numpy(self, array: Tensor) -> NDArray[Any]:
         return array.cpu().numpy()
+
+    def rows_of_pages(
+        self, fmt: QuantFormat, side: str, plane: int, pages: Tensor
+    ) -> NDArray[np.uint8]:
+        return self.to_numpy(pages)
+
+    def pages_of_rows(
+        self, fmt: QuantFormat, side: str, plane: int, rows: NDArray[np.uint8]
+    ) -> Tensor:
+        return self.from_numpy(rows)
+
+    def memory_piece(self, n_columns: int) -> int:
+        return n_columns
 
     def floating(self, array: Tensor) -> Tensor:
         return array.to(self.dtype)

@@ -1,0 +1,297 @@
+"""A text's rows in a file, and back: what makes a state, and which cache it fits.
+
+A state holds tokens, each with its kind, and all rows that the cache has of them, as the formats'
+references order them; so a cache of another backend takes it, too, and one for a longer context.
+Loaded, it is one of the texts that are kept (`PrefixCache`): prompts go on with what they have in
+common with it, and with the bits that they would have if it had been evaluated here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localkv.cache.arrays import Array
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.layer_types import in_words
+from localkv.cache.layout import SegmentSpec
+from localkv.cache.pages import Sequence
+from localkv.cache.recurrent_state import Checkpoint
+from localkv.cache.row_copies import (
+    checkpoints_in,
+    conv_out,
+    held_rows,
+    memory_out,
+    planes,
+    rows_in,
+    rows_out,
+    take_pages,
+)
+from localkv.engine.state_file import StateFile, StateTensor, in_parts, write_state
+from localkv.engine.state_text import StateText, read_state_text
+from localkv.engine.token_text import GENERATED, marked
+from localkv.errors import UsageError, quoted
+
+KIND, VERSION = "localkv state", "1"
+
+IDS, KINDS = "tokens.ids", "tokens.generated"
+"""Tensors: int32 and uint8 [tokens]."""
+
+
+def cache_identity(cache: KVCache) -> dict[str, str]:
+    """What bytes of rows mean: segments and types by layer, scales and codebooks."""
+    specs = [
+        [rows.spec for rows in cache.parts[layer.part : layer.part + len(layer.segments)]]
+        for layer in cache.layers
+    ]
+    segments = [segment for layer in cache.layers for segment in layer.segments]
+    return {
+        "layers": json.dumps([[asdict(spec) for spec in of_layer] for of_layer in specs]),
+        "types": in_words([_pair(of_layer) for of_layer in specs]),
+        "scales": _digest(cache, (x for part in segments for x in (part.scale_k, part.scale_v))),
+        "codebooks": _digest(
+            cache, (x for part in segments for x in (part.codebook_k, part.codebook_v))
+        ),
+    }
+
+
+def _pair(specs: list[SegmentSpec]) -> tuple[str, str] | None:
+    """The types of a layer's packed rows."""
+    packed = [spec for spec in specs if not spec.is_tail]
+    return (packed[-1].type_k, packed[-1].type_v) if packed else None
+
+
+def _digest(cache: KVCache, tables: Iterable[Array | None]) -> str:
+    """Of arrays of which some may be missing; empty if all are."""
+    found = [None if x is None else cache.arrays.to_numpy(x).tobytes() for x in tables]
+    if not any(found):
+        return ""
+    return hashlib.blake2b(repr(found).encode(), digest_size=16).hexdigest()
+
+
+def save_text(
+    path: str | os.PathLike[str],
+    cache: KVCache,
+    sequence: Sequence,
+    ids: NDArray[np.int64],
+    identity: Mapping[str, str],
+) -> int:
+    """Write a text of the cache to a file; returns its bytes.
+
+    Args:
+        ids: int64 [tokens], `marked`.
+        identity: of the model.
+
+    Raises:
+        UsageError: the file can't be written.
+    """
+    ids = ids[: sequence.length]
+    kept = _states_of(cache, sequence)
+    held = held_rows(cache, sequence)
+    text = StateText(
+        len(ids),
+        min(sequence.checkpoint, len(ids)),
+        tuple(rows.gone for rows in held),
+        tuple(rows.exact_from for rows in held),
+        tuple(item.length for item in kept),
+    )
+    metadata = {
+        "kind": KIND,
+        "version": VERSION,
+        **identity,
+        **cache_identity(cache),
+        "text": text.as_json(),
+    }
+    tensors = [
+        StateTensor(IDS, "I32", (len(ids),), in_parts((ids % GENERATED).astype(np.int32))),
+        StateTensor(KINDS, "U8", (len(ids),), in_parts((ids >= GENERATED).astype(np.uint8))),
+    ]
+    for plane in planes(cache):
+        rows = held[plane.pool]
+        parts = partial(rows_out, cache, sequence, plane, rows)
+        tensors.append(StateTensor(plane.name, "U8", (rows.n_stored, *plane.row_shape), parts))
+    for name, shape, values in _state_tensors(cache, kept):
+        tensors.append(StateTensor(name, "F32", shape, in_parts(values)))
+    return write_state(path, metadata, tensors)
+
+
+def _states_of(cache: KVCache, sequence: Sequence) -> list[Checkpoint]:
+    """The checkpoints of a sequence, and its states as they are."""
+    states, kept = cache.states, list(sequence.kept)
+    is_kept = any(item.length == sequence.length for item in kept)
+    if states.has_place(sequence) and sequence.n_stepped == sequence.length and not is_kept:
+        row = cache.arrays.to_numpy(states.row(sequence)).copy()
+        kept.append(Checkpoint(sequence.length, row))
+    return kept
+
+
+def _state_tensors(
+    cache: KVCache, kept: list[Checkpoint]
+) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
+    for i, state in cache.states.layers.items():
+        rows = conv_out(state, kept)
+        yield f"layers.{i}.state.rows", rows.shape, rows
+        if state.memory is not None:
+            memory = memory_out(cache.arrays, state, kept)
+            yield f"layers.{i}.state.memory", memory.shape, memory
+
+
+class LoadedState:
+    """A state that was read and checked, to be put into a cache.
+
+    Attributes:
+        ids: int64 [tokens], `marked`.
+
+    Args:
+        path: a file.
+        cache: that it is to be put into.
+        identity: of the model.
+        n_vocab: tokens that there are.
+        exactly: as in `KVCache.reachable`.
+
+    Raises:
+        UsageError: it can't be read, is damaged, or does not fit the model or the cache.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        cache: KVCache,
+        identity: Mapping[str, str],
+        n_vocab: int,
+        *,
+        exactly: bool,
+    ) -> None:
+        self.cache = cache
+        self.file = file = StateFile(path)
+        _check_identity(file, {**identity, **cache_identity(cache)})
+        try:
+            self.text = read_state_text(file.metadata.get("text", ""), cache)
+        except ValueError as error:
+            raise file.refused(f"damaged: its text has {error}") from error
+        n_tokens = self.text.n_tokens
+        if n_tokens > cache.n_ctx:
+            raise file.refused(
+                f"it has {n_tokens} tokens, but the context holds {cache.n_ctx}",
+                hint=f"use a context of at least {n_tokens} (-c)",
+            )
+        self.held = self.text.held(cache)
+        file.check(self._wanted())
+        ids = file.tensor(IDS)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < n_vocab:
+            raise file.refused(f"damaged: a token is not in the vocabulary of {n_vocab}")
+        self.ids = marked(ids.tolist(), file.tensor(KINDS) != 0)
+        self._check_rows(exactly=exactly)
+
+    def _wanted(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of each tensor."""
+        n_tokens, n_states = self.text.n_tokens, len(self.text.states)
+        wanted: dict[str, tuple[str, tuple[int, ...]]] = {
+            IDS: ("I32", (n_tokens,)),
+            KINDS: ("U8", (n_tokens,)),
+        }
+        for plane in planes(self.cache):
+            wanted[plane.name] = "U8", (self.held[plane.pool].n_stored, *plane.row_shape)
+        for name, shape, _ in _state_tensors(self.cache, []):
+            wanted[name] = "F32", (n_states, *shape[1:])
+        return wanted
+
+    def _check_rows(self, *, exactly: bool) -> None:
+        """Refuse a state of which nothing could be used, by the cache's own rules."""
+        cache, text = self.cache, self.text
+        trial = Sequence(len(cache.pools))
+        trial.length, trial.n_stepped = text.n_tokens, -1
+        trial.kept = [Checkpoint(length, None) for length in text.states]
+        trial.gone = [set(gone) for gone in text.gone]
+        trial.exact_from = list(text.exact_from)
+        if not cache.reachable(trial, text.n_tokens, exactly=exactly):
+            raise self.file.refused(
+                "it lacks rows that this cache would have",
+                hint="save it with the settings of the cache that it is to be loaded into",
+            )
+
+    def put(self, sequence: Sequence) -> UsageError | None:
+        """Give an empty sequence the text; what went wrong, if it is empty still."""
+        cache, text, file = self.cache, self.text, self.file
+        sequence.length, sequence.checkpoint = text.n_tokens, text.checkpoint
+        fits = take_pages(cache, sequence, self.held)
+        if fits:
+            for plane in planes(cache):
+                rows_in(cache, sequence, plane, self.held[plane.pool], file.tensor(plane.name))
+            layers = cache.states.layers.items()
+            sequence.kept = checkpoints_in(
+                cache,
+                text.states,
+                {i: file.tensor(f"layers.{i}.state.rows") for i, _ in layers},
+                {
+                    i: file.tensor(f"layers.{i}.state.memory")
+                    for i, state in layers
+                    if state.memory is not None
+                },
+            )
+        if fits and file.is_unchanged():
+            return None
+        sequence.kept = []
+        cache.cut_back(sequence, 0)
+        if fits:
+            return file.refused("it was changed while it was read", hint="load it again")
+        return file.refused(
+            "the cache has no room for it beside the texts in work",
+            hint="wait for these, or use a larger cache",
+        )
+
+
+def _check_identity(file: StateFile, ours: Mapping[str, str]) -> None:
+    """Refuse what is no state of this version, this model and this cache.
+
+    Raises:
+        UsageError: says what differs.
+    """
+    theirs = file.metadata
+    if theirs.get("kind") != KIND:
+        raise file.refused("not a saved state")
+    if theirs.get("version") != VERSION:
+        version = quoted(theirs.get("version", ""))
+        raise file.refused(f"version {version} is not supported, '{VERSION}' is")
+    differ = {name for name, value in ours.items() if theirs.get(name) != value}
+    if "model" in differ or "architecture" in differ:
+        was, now = (quoted(facts.get("model_name", "")) for facts in (theirs, ours))
+        if was == now:
+            was, now = f"another {was}", "this one"
+        raise file.refused(
+            f"it is of another model: {was}, not {now}",
+            hint="load it with the file that it was saved with, or a copy of it",
+        )
+    if "rope" in differ:
+        raise file.refused(
+            "its keys were rotated by other RoPE parameters",
+            hint="some models choose them by the context: use the same -c as when it was saved",
+        )
+    if "smoothing" in differ:
+        raise file.refused(
+            "K and V were smoothed by another KV profile, or by none",
+            hint="name the --kv-profile that it was saved with",
+        )
+    if "layers" in differ:
+        was, now = quoted(theirs.get("types", "")), quoted(ours["types"])
+        if was == now:
+            raise file.refused(
+                "its rows have another rotation, tail or sink than this cache's",
+                hint="use the settings of K and V that it was saved with",
+            )
+        raise file.refused(
+            f"its K and V are {was}, not {now}", hint="use the types that it was saved with"
+        )
+    for name in ("scales", "codebooks"):
+        if name in differ:
+            raise file.refused(
+                f"its rows were packed with other {name}",
+                hint="name the --kv-scales or the --kv-profile that it was saved with",
+            )

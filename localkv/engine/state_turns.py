@@ -1,0 +1,69 @@
+"""Saving the text that an engine has evaluated last, and loading one beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from localkv.engine.cache_slot import CacheSlot
+from localkv.engine.prefix_cache import KeptText
+from localkv.engine.saved_state import LoadedState, save_text
+from localkv.engine.token_text import marked, unmarked
+from localkv.errors import UsageError
+
+
+def save_state(slot: CacheSlot, path: str | os.PathLike[str], identity: Mapping[str, str]) -> int:
+    """Write the tokens that a slot holds with their rows to a file; returns how many there are.
+
+    Args:
+        identity: of the model (`loader.model_fingerprint.model_identity`).
+
+    Raises:
+        UsageError: there are none, or the file can't be written.
+    """
+
+    def work() -> int | UsageError:
+        if (text := _latest(slot)) is None:
+            return UsageError("no text was evaluated, so there is no state to save")
+        try:
+            save_text(path, slot.cache, text.sequence, text.ids, identity)
+        except UsageError as error:
+            return error  # raised in the turn, it would cost what is cached
+        return text.sequence.length
+
+    found = slot.turn(work)
+    if isinstance(found, UsageError):
+        raise found
+    return found
+
+
+def _latest(slot: CacheSlot) -> KeptText | None:
+    """The tokens that are held; if there are none, the text that was kept last."""
+    if slot.ids:
+        return KeptText(slot.sequence, marked(slot.ids, slot.generated))
+    return slot.prefixes.texts[-1] if slot.prefixes.texts else None
+
+
+def load_state(
+    slot: CacheSlot, path: str | os.PathLike[str], identity: Mapping[str, str]
+) -> list[int]:
+    """Keep the text of a file beside those that are cached; returns its token ids.
+
+    Raises:
+        UsageError: it can't be read, is damaged, or does not fit the model or the cache.
+    """
+    n_vocab = slot.model.config.n_vocab
+    state = LoadedState(path, slot.cache, identity, n_vocab, exactly=slot.exact)
+
+    def work() -> UsageError | None:
+        slot.leave()
+        sequence = slot.cache.new_sequence(stepped=False)
+        error = state.put(sequence)
+        if error is None:
+            slot.prefixes.keep(sequence, state.ids)
+        return error
+
+    error = slot.turn(work)
+    if error is not None:
+        raise error
+    return unmarked(state.ids)[0]
