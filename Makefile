@@ -7,7 +7,7 @@
 # make attack     long searches for damaged and hostile input that does harm; `make test` has a part
 # make test-arm64 the tests of the CPU's kernels on 64-bit ARM, in an emulator; as root, slow
 # make lint       formatting, lint, types, import floors
-# make figures    make the documentation's figures again (13 minutes on 2 cores)
+# make figures    make the documentation's figures again (some 15 minutes on 2 cores)
 # make test-triton  the tests of the GPU's kernels with another Triton (TRITON=3.6.0), in a
 #                 .venv-triton of its own; 3.6 needs NumPy below 2.4
 #

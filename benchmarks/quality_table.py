@@ -1,137 +1,116 @@
-"""What `quality.py` found, as JSON and as Markdown."""
+"""What `quality.py` found, as tables of Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from quality_caches import BASE
-from quality_recall import Recall
-
-from localkv.quality.statistics import Estimate
+from quality_bits import LENGTHS
+from quality_caches import BASE, BY_BITS, EQUAL_TAIL, QUAROT, SMOOTHED, TAILED, Case
+from quality_outliers import APART, NONE_APART
+from quality_report import Measured, Report
 
 BEGIN, END = "<!-- {} table of benchmarks/quality.py -->", "<!-- end of {} table -->"
 SIDES = ("K alone", "V alone")
 MOST_BITS = 8.9
 """Beyond lie pairs with a 16-bit type, which cost more memory and diverge no less than q8_0."""
+LONG = max(LENGTHS)
+BUDGETS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.5, 8.6)
+"""Bits, with a tail and a sink after `LONG` tokens, for which the best caches are listed."""
 
-
-@dataclass(frozen=True)
-class Measured:
-    """One cache with one model. `bits_per_value` is the mean of K and V; KLD is in nats."""
-
-    model: str
-    type_k: str
-    type_v: str
-    rotation: str
-    bits_per_value: float
-    kld: Estimate
-    kld_99: float
-    same_top: Estimate
-    recall: Mapping[int, Recall]
-
-    @property
-    def pair(self) -> str:
-        """K/V, or one name where both are the same."""
-        return self.type_k if self.type_k == self.type_v else f"{self.type_k}/{self.type_v}"
-
-    @property
-    def rotated(self) -> str:
-        """For tables."""
-        return "yes" if self.rotation == "on" else "no"
-
-    @property
-    def log_p(self) -> float:
-        """Of right answers, over all distances."""
-        count = sum(one.count for one in self.recall.values())
-        return sum(one.log_p * one.count for one in self.recall.values()) / count
-
-
-@dataclass(frozen=True)
-class Report:
-    """All that was measured, and with what."""
-
-    model: str
-    rows: int
-    row_tokens: int
-    seed: int
-    threads: int
-    seconds: float
-    results: tuple[Measured, ...]
-
-    @property
-    def models(self) -> list[str]:
-        """The model and its twins, in order."""
-        return list(dict.fromkeys(result.model for result in self.results))
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Report:
-        """What `to_json` gave, after JSON turned its numbers as keys into text."""
-        results = tuple(
-            Measured(
-                **{
-                    **result,
-                    "kld": Estimate(**result["kld"]),
-                    "same_top": Estimate(**result["same_top"]),
-                    "recall": {int(d): Recall(**r) for d, r in result["recall"].items()},
-                }
-            )
-            for result in data["results"]
-        )
-        return cls(**{**data, "results": results})
+PUBLISHED_QUAROT = {
+    ("q4_1", "q4_1"): 5.51,
+    ("q4_1", "q3_1"): 5.54,
+    ("q3_1", "q4_1"): 5.65,
+    ("q3_1", "q3_1"): 5.68,
+    ("q4_1", "q2_1"): 5.75,
+    ("q2_1", "q4_1"): 8.06,
+    ("q2_1", "q2_1"): 9.23,
+}
+"""Perplexity of Llama-2-7B (QuaRot, arXiv:2404.00456, table 6)."""
+QUAROT_F16 = 5.47
 
 
 def full_table(report: Report) -> list[str]:
-    """Every cache with every model, as Markdown."""
-    distances = list(report.results[0].recall)
-    header = ["model", "K/V", "rotated", "bits", "KLD", "±", "KLD 99 %", "same top"]
+    """Every cache with every model."""
+    distances = list(next(one.recall for one in report.results if one.recall))
+    header = ["model", "K/V", "rotated", "tail", "sink", "smoothed", "variant", "bits"]
+    header += [f"bits at {n}" for n in LENGTHS]
+    header += ["KLD", "±", "KLD 99 %", "same top", "perplexity"]
     header += [f"right at {distance}" for distance in distances] + ["log p"]
+
+    def facts(one: Measured) -> list[str]:
+        if not one.recall:
+            return [""] * (len(distances) + 1)
+        right = [f"{one.recall[distance].right:.2f}" for distance in distances]
+        return [*right, f"{one.log_p:.3f}"]
+
     cells = [
         [
-            result.model,
-            result.pair,
-            result.rotated,
-            f"{result.bits_per_value:g}",
-            f"{result.kld.value:.2e}",
-            f"{result.kld.error:.0e}",
-            f"{result.kld_99:.2e}",
-            f"{100 * result.same_top.value:.2f} %",
-            *(f"{result.recall[distance].right:.2f}" for distance in distances),
-            f"{result.log_p:.3f}",
+            one.model,
+            one.layers or one.pair,
+            one.rotated,
+            str(one.tail),
+            str(one.sink),
+            "yes" if one.smoothed else "no",
+            one.variant,
+            f"{one.bits:g}",
+            *(f"{one.bits_after[n]:.3f}" for n in LENGTHS),
+            f"{one.kld.value:.2e}",
+            f"{one.kld.error:.0e}",
+            f"{one.kld_99:.2e}",
+            f"{100 * one.same_top.value:.2f} %",
+            f"{one.ppl_ratio:.4f}",
+            *facts(one),
         ]
-        for result in report.results
+        for one in report.results
     ]
     return markdown(header, cells)
+
+
+def as_used(report: Report) -> list[Measured]:
+    """Caches as they are without options but types and rotation."""
+    return [
+        one
+        for one in report.results
+        if not (one.smoothed or one.variant or one.layers) and has_default_rows(one)
+    ]
+
+
+def has_default_rows(one: Measured) -> bool:
+    """Whether tail and sink are those that the types have by themselves."""
+    case = used(one.type_k, one.type_v)
+    return (one.tail, one.sink) == (case.tail, case.sink)
 
 
 def cost_table(report: Report) -> list[str]:
     """What the types cost, a row for each cache: KLD of all models, the rest where it differs most.
 
-    Pairs of two types with more bits than q8_0 are left out.
+    Pairs of two types with more bits than q8_0 are left out, and those of one side alone.
     """
-    farthest = max(report.results[0].recall)
-    first, last = report.models[0], report.models[-1]
+    plain, last = report.models[0], report.models[-1]
+    shown = [one for one in as_used(report) if one.recall]
+    farthest = max(shown[0].recall)
     columns: tuple[tuple[str, Sequence[str], Callable[[Measured], str]], ...] = (
-        ("KLD", report.models, lambda one: f"{one.kld.value:.1e}" if one.kld.value else "0"),
-        ("same top", (first, last), lambda one: f"{100 * one.same_top.value:.1f} %"),
+        ("KLD", report.models, lambda one: nats(one) if one.kld.value else "0"),
+        (
+            "same top",
+            (plain, last)[plain == last :],
+            lambda one: f"{100 * one.same_top.value:.1f} %",
+        ),
         (f"right at {farthest}", (last,), lambda one: f"{one.recall[farthest].right:.2f}"),
         ("log p", (last,), lambda one: f"{one.log_p:.2f}"),
     )
-    header = ["K/V", "rotated", "bits"]
+    header = ["K/V", "rotated", "bits", *(f"at {n // 1024}k" for n in LENGTHS)]
     header += [f"{title}: {model}" for title, models, _ in columns for model in models]
     cells = []
-    for results in by_cache(report):
-        cache = results[0]
-        if cache.type_k != cache.type_v and cache.bits_per_value > MOST_BITS:
+    for of in by_cache(shown):
+        one = of[plain]
+        if one.type_k != one.type_v and one.bits > MOST_BITS:
             continue
-        of = {one.model: one for one in results}
         figures = [show(of[model]) for _, models, show in columns for model in models]
-        cells.append([cache.pair, cache.rotated, f"{cache.bits_per_value:g}", *figures])
+        cells.append([one.pair, yes_or_no(one), *bits_cells(one), *figures])
     return markdown(header, cells)
 
 
@@ -139,28 +118,218 @@ def side_table(report: Report) -> list[str]:
     """KLD of a type for K alone and for V alone, the other being f16."""
     header = ["type", "rotated"]
     header += [f"{side}: {model}" for model in report.models for side in SIDES]
-    klds: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
-    for one in report.results:
+    klds: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    for one in as_used(report):
         sides = [name for name in (one.type_k, one.type_v) if name != BASE]
-        if len(sides) == 1 and BASE in (one.type_k, one.type_v):
-            side = SIDES[one.type_k == BASE]
-            row = klds.setdefault((sides[0], one.rotated), {})
-            row[one.model, side] = one.kld.value
+        if len(sides) == 1:
+            rotated = "no" if one.rotated == "no" else "yes"
+            row = klds.setdefault((sides[0], rotated), {})
+            row[one.model, SIDES[one.type_k == BASE]] = nats(one)
     order = sorted(klds, key=lambda key: next(i for i, k in enumerate(klds) if k[0] == key[0]))
+    columns = [(model, side) for model in report.models for side in SIDES]
+    cells = [[*key, *(klds[key].get(column, "") for column in columns)] for key in order]
+    return markdown(header, cells)
+
+
+def frontier_table(report: Report) -> list[str]:
+    """For growing budgets the pair that costs least with each model, without a tail and with one,
+    and types by layer."""
+    header = [f"bits at {LONG // 1024}k, at most", ""]
+    for model in report.models:
+        header += [model, "KLD"]
+    usual = [
+        one
+        for one in report.results
+        if not (one.smoothed or one.variant or one.layers)
+        and is_auto(one)
+        and one.sink == default_sink(one)
+        and BASE not in (one.type_k, one.type_v)
+    ]
+    kinds = {
+        "no tail": [one for one in usual if not one.tail],
+        f"tail of {EQUAL_TAIL}": [one for one in usual if one.tail == EQUAL_TAIL],
+        "by layer": [one for one in report.results if one.layers],
+    }
+    cells = []
+    for budget in BUDGETS:
+        for number, (kind, found) in enumerate(kinds.items()):
+            best = [least(found, model, budget) for model in report.models]
+            names = ["" if one is None or one.layers else one.pair for one in best]
+            figures = [cell for pair in zip(names, map(nats, best), strict=True) for cell in pair]
+            cells.append(["" if number else f"{budget:g}", kind, *figures])
+    return markdown(header, cells)
+
+
+def least(found: Iterable[Measured], model: str, budget: float) -> Measured | None:
+    """The cache with the least divergence of a model within a budget of bits."""
+    fitting = [one for one in found if one.model == model and one.bits_after[LONG] <= budget + 1e-9]
+    return min(fitting, key=lambda one: one.kld.value, default=None)
+
+
+def tail_table(report: Report) -> list[str]:
+    """The same pairs with other tails and sinks."""
+    header = ["K/V", "tail", "sink", "bits", *(f"at {n // 1024}k" for n in LENGTHS)]
+    header += [f"KLD: {model}" for model in report.models]
+    wanted = [
+        one
+        for one in report.results
+        if (one.type_k, one.type_v) in TAILED and is_auto(one) and not (one.smoothed or one.variant)
+    ]
+    rows = sorted(
+        by_cache(wanted),
+        key=lambda of: (
+            TAILED.index((first(of).type_k, first(of).type_v)),
+            first(of).tail,
+            first(of).sink,
+        ),
+    )
     cells = [
-        [*key, *(f"{klds[key][model, side]:.1e}" for model in report.models for side in SIDES)]
-        for key in order
+        [first(of).pair, str(first(of).tail), str(first(of).sink), *bits_cells(first(of))]
+        + [nats(of[model]) for model in report.models]
+        for of in rows
     ]
     return markdown(header, cells)
 
 
-def by_cache(report: Report) -> list[list[Measured]]:
-    """The results of each cache with every model; a pair's rotations follow one another."""
-    found: dict[tuple[str, str], list[Measured]] = {}
-    for one in report.results:
-        found.setdefault((one.pair, one.rotation), []).append(one)
-    pairs = list(dict.fromkeys(pair for pair, _ in found))
-    return [found[key] for key in sorted(found, key=lambda key: pairs.index(key[0]))]
+def axis_table(report: Report) -> list[str]:
+    """Scales by channel and by token, for K and for V, not rotated."""
+    header = ["bits of a code", "K", "V", *(f"KLD: {model}" for model in report.models)]
+    words = {True: "channel", False: "token"}
+    cells = []
+    for name in BY_BITS:
+        sides = (f"{name}c", name)
+        for of in by_cache(
+            one
+            for one in report.results
+            if {one.type_k, one.type_v} <= set(sides)
+            and (one.rotated, one.tail, one.sink) == ("no", EQUAL_TAIL, 0)
+            and not one.smoothed
+        ):
+            pair = first(of)
+            kinds = [words[side.endswith("c")] for side in (pair.type_k, pair.type_v)]
+            cells.append([name[1], *kinds, *(nats(of[model]) for model in report.models)])
+    return markdown(header, cells)
+
+
+def bits_table(report: Report) -> list[str]:
+    """K and V of 4, 3 and 2 bits, rotated, beside QuaRot's perplexities."""
+    header = ["K/V", "QuaRot: perplexity", "here: " + report.models[0]]
+    header += [f"here: {model}" for model in report.models[1:]]
+    header += [f"KLD: {model}" for model in report.models]
+    cells = []
+    rotated = [one for one in as_used(report) if one.rotated == "K, V"]
+    found = {(first(of).type_k, first(of).type_v): of for of in by_cache(rotated)}
+    for pair in QUAROT:
+        of = found.get(pair)
+        if of is None:  # of a dry run
+            continue
+        published = PUBLISHED_QUAROT.get(pair)
+        theirs = "" if published is None else percent(published / QUAROT_F16)
+        cells.append(
+            [f"K{pair[0][1]}V{pair[1][1]}", theirs]
+            + [percent(of[model].ppl_ratio) for model in report.models]
+            + [nats(of[model]) for model in report.models]
+        )
+    return markdown(header, cells)
+
+
+def outlier_table(report: Report) -> list[str]:
+    """Codebooks with and without outliers kept apart, and integers."""
+    header = ["type", "outliers", "rotated", "bits"]
+    header += [f"KLD: {model}" for model in report.models]
+    found = by_cache(one for one in report.results if one.variant in (APART, NONE_APART))
+    words = {APART: "apart", NONE_APART: "in their blocks"}
+    cells = [
+        [first(of).type_k, "" if first(of).type_k in BY_BITS else words[first(of).variant]]
+        + ["no" if first(of).rotated == "no" else "yes", f"{first(of).bits:g}"]
+        + [nats(of[model]) for model in report.models]
+        for of in sorted(
+            found,
+            key=lambda of: (
+                first(of).rotated != "no",
+                -int("".join(c for c in first(of).type_k if c.isdigit())[0]),
+                first(of).type_k in BY_BITS,
+                first(of).variant,
+            ),
+        )
+    ]
+    return markdown(header, cells)
+
+
+def smooth_table(report: Report) -> list[str]:
+    """Pairs with a smoothed model and with the model as it is."""
+    header = ["K/V", "smoothed", *(f"KLD: {model}" for model in report.models)]
+    cells = []
+    for pair in SMOOTHED:
+        for of in by_cache(
+            one
+            for one in report.results
+            if (one.type_k, one.type_v) == pair
+            and is_auto(one)
+            and not one.variant
+            and has_default_rows(one)
+        ):
+            smoothed = "yes" if first(of).smoothed else "no"
+            cells.append([first(of).pair, smoothed, *(nats(of[m]) for m in report.models)])
+    return markdown(header, cells)
+
+
+TABLES: dict[str, Callable[[Report], list[str]]] = {
+    "frontier": frontier_table,
+    "cost": cost_table,
+    "side": side_table,
+    "tail": tail_table,
+    "axis": axis_table,
+    "bits": bits_table,
+    "outlier": outlier_table,
+    "smooth": smooth_table,
+}
+
+
+@functools.cache
+def used(type_k: str, type_v: str) -> Case:
+    """A pair as it is unless a user wants it otherwise."""
+    return Case(type_k, type_v).settled
+
+
+def is_auto(one: Measured) -> bool:
+    """Whether a cache is rotated as it is unless a user wants it otherwise."""
+    return one.rotated == used(one.type_k, one.type_v).rotation
+
+
+def default_sink(one: Measured) -> int:
+    return used(one.type_k, one.type_v).sink or 0
+
+
+def first(of: dict[str, Measured]) -> Measured:
+    return next(iter(of.values()))
+
+
+def yes_or_no(one: Measured) -> str:
+    """Whether a cache is rotated, or which side of it."""
+    return "yes" if one.rotated == "K, V" else one.rotated
+
+
+def nats(one: Measured | None) -> str:
+    return "" if one is None else f"{one.kld.value:.1e}"
+
+
+def percent(ratio: float) -> str:
+    change = 100 * (ratio - 1)
+    return f"{change:+.1f} %" if abs(change) < 10 else f"{change:+,.0f} %"
+
+
+def bits_cells(one: Measured) -> list[str]:
+    return [f"{bits:.4g}" for bits in (one.bits, *(one.bits_after[n] for n in LENGTHS))]
+
+
+def by_cache(found: Iterable[Measured]) -> list[dict[str, Measured]]:
+    """The results of each cache, by model; a pair's caches follow one another."""
+    caches: dict[tuple[object, ...], dict[str, Measured]] = {}
+    for one in found:
+        caches.setdefault(one.cache, {})[one.model] = one
+    pairs = list(dict.fromkeys(first(of).pair for of in caches.values()))
+    return sorted(caches.values(), key=lambda of: pairs.index(first(of).pair))
 
 
 def markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
@@ -172,11 +341,11 @@ def markdown(header: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]
 def insert_tables(report: Report, page: Path) -> None:
     """Put the tables between the marks of a page."""
     text = page.read_text()
-    for name, lines in (("cost", cost_table(report)), ("side", side_table(report))):
+    for name, make in TABLES.items():
         begin, end = (mark.format(name) for mark in (BEGIN, END))
         before, found, rest = text.partition(begin)
         _, found_end, after = rest.partition(end)
         if not (found and found_end):
             raise SystemExit(f"{page}: no {begin} with {end}")
-        text = "\n".join([before + begin, "", *lines, "", end + after])
+        text = "\n".join([before + begin, "", *make(report), "", end + after])
     page.write_text(text)

@@ -26,22 +26,22 @@ class Preset:
 
 
 PRESETS = {
-    "quality": Preset("f16", "f16", "predictions as with an f32 cache (KLD 3.9e-7)"),
+    "quality": Preset("f16", "f16", "predictions as with an f32 cache (KLD 7.5e-7)"),
     "balanced": Preset(
         "q8_0",
         "q8_0",
-        "53 % of f16's memory, and hardly a prediction moves (KLD 1.4e-4 to 1.8e-3)",
+        "53 % of f16's memory, and hardly a prediction moves (KLD 2.9e-4 to 3.7e-3)",
     ),
     "speed": Preset(
         "q8_0",
         "q4_0",
-        "as fast in a long context as 4 bits for both, while K keeps 8 (KLD 1.2e-2 to 2.1e-2)",
+        "as fast in a long context as 4 bits for both, while K keeps 8 (KLD 2.3e-2 to 4.2e-2)",
     ),
     "memory": Preset(
         "q4_0",
         "q4_0",
         "28 % of f16's memory; with outliers in K facts from far back get lost "
-        "(KLD 3.0e-2 to 3.8e-1)",
+        "(KLD 5.9e-2 to 7.1e-1)",
     ),
 }
 """From the most bits to the fewest."""

@@ -34,7 +34,8 @@ def test_reasons_quote_the_table_of_costs(name: str) -> None:
     lines = [line for line in table.splitlines() if line.startswith("| ")]
     heads, _, *cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     columns = [i for i, head in enumerate(heads) if head.startswith("KLD: ")]
-    rows = {row[0]: [float(row[i]) for i in columns] for row in cells if row[1] == "yes"}
+    used = [row for row in cells if row[1] == "yes" or row[0] == "f32"]
+    rows = {row[0]: [float(row[i]) for i in columns] for row in used}
     pair = dict.fromkeys((preset.type_k, preset.type_v))
     costs = rows["f32" if name == "quality" else "/".join(pair)]
     quoted = re.search(r"\(KLD ([^)]*)\)$", preset.reason)
