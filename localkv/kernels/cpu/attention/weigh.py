@@ -30,9 +30,12 @@ from localkv.simd.quads import QUAD, ROW_DIGITS, add_digits, dot_digits, start_d
 from localkv.simd.vector_tuple import (
     MOST_SUMS,
     add_each,
+    fma_each,
     fma_grid,
     load_grid,
+    load_tuple,
     store_grid,
+    store_tuple,
     zeros_f32,
 )
 
@@ -93,20 +96,23 @@ def add_minima(
     block: int,
     n_blocks: int,
     n_tokens: Count,
+    scratch: Address,
 ) -> None:
     """out += the weighted sum of the minima of a block or a row, the same for all of its channels;
-    where codes are read OFFSET less, of the scales OFFSET more."""
+    where codes are read OFFSET less, of the scales OFFSET more. `scratch` has room for a vector of
+    each row."""
+    totals = zeros_f32(ROWS)
+    for group in range((n_tokens + 15) // 16):
+        place = (group * n_blocks + block) * 16
+        minimum = load_f16(minima, place)
+        if DIGITS:
+            minimum = fma(load_f16(scales, place), f32x16(OFFSET_AS_FLOAT), minimum)
+        # rows that were never written may hold NaN
+        minimum = select(lanes_below(n_tokens - group * 16), minimum, zero_f32())
+        totals = fma_each(totals, load_tuple(p, group * 16, PAGE_TOKENS, ROWS), (minimum,))
+    store_tuple(scratch, 0, 16, totals)
     for row in range(ROWS):
-        total = zero_f32()
-        for group in range((n_tokens + 15) // 16):
-            place = (group * n_blocks + block) * 16
-            minimum = load_f16(minima, place)
-            if DIGITS:
-                minimum = fma(load_f16(scales, place), f32x16(OFFSET_AS_FLOAT), minimum)
-            # rows that were never written may hold NaN
-            minimum = select(lanes_below(n_tokens - group * 16), minimum, zero_f32())
-            total = fma(load_f32(p, row * PAGE_TOKENS + group * 16), minimum, total)
-        shift = f32x16(sum_lanes(total))
+        shift = f32x16(sum_lanes(load_f32(scratch, row * 16)))
         for i in range(0, n_channels, 16):
             channel = at + row * head_dim + i
             store_f32(out, channel, add(load_f32(out, channel), shift))
@@ -227,7 +233,7 @@ def weigh(
             lines = (0, 0)
         if ROW_MINIMA:
             at, d, m = tile * ROWS * head_dim, planes[ROW_SCALES], planes[ROW_MINIMA]
-            add_minima(out, at, head_dim, head_dim, tile_p, d, m, 0, 1, n_tokens)
+            add_minima(out, at, head_dim, head_dim, tile_p, d, m, 0, 1, n_tokens, scaled_p)
         if ROW_SCALES and DIGITS:  # the same weights for all blocks
             split_weights(
                 scaled_p,
@@ -249,8 +255,9 @@ def weigh(
         for block in range(n_blocks):
             at = tile * ROWS * head_dim + block * BLOCK
             if AFFINE and SCALED:
+                d, m = plane0, plane1
                 add_minima(
-                    out, at, BLOCK, head_dim, tile_p, plane0, plane1, block, n_blocks, n_tokens
+                    out, at, BLOCK, head_dim, tile_p, d, m, block, n_blocks, n_tokens, scaled_p
                 )
             if DIGITS and ROW_SCALES:
                 ahead = weigh_codes(
