@@ -59,6 +59,20 @@ def guarded_segment(memory: GuardedMemory, segment: Segment) -> Segment:
     return replace(segment, k=k, v=v, **books)
 
 
+def guarded_layer(memory: GuardedMemory, layer: LayerCache) -> LayerCache:
+    """A sink and a tail have the same pages here, too."""
+    found = list[Segment]()
+    for segment in layer.segments:
+        same = [
+            ours
+            for ours, theirs in zip(found, layer.segments, strict=False)
+            if theirs.k[0].data_ptr() == segment.k[0].data_ptr()
+        ]
+        pages = {"k": same[0].k, "v": same[0].v} if same else {}
+        found.append(replace(segment, **pages) if same else guarded_segment(memory, segment))
+    return LayerCache(tuple(found))
+
+
 def guarded_rows(memory: GuardedMemory, rows: SegmentBatch) -> SegmentBatch:
     tensors = {f.name: getattr(rows, f.name) for f in fields(rows)}
     return replace(
@@ -130,7 +144,18 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
     for segment in layer.segments:
         for plane in (*segment.k, *segment.v):
             plane.fill_(0xFF)
-    ours = LayerCache(tuple(guarded_segment(memory, segment) for segment in layer.segments))
+    ours = guarded_layer(memory, layer)
+    clear_page = cache.clear_page
+
+    def clear_both(pool: int, page: int) -> None:
+        """Pages of a tail are cleared as they are taken."""
+        clear_page(pool, page)
+        for i, segment in enumerate(ours.segments):
+            if cache.layouts[0].pool_of(i) == pool:
+                for plane in (*segment.k, *segment.v):
+                    plane[page] = 0
+
+    cache.clear_page = clear_both  # type: ignore[method-assign]
     sequences = [cache.new_sequence() for _ in lengths]
 
     def store(parts: list[tuple[int, int]]) -> Batch:
