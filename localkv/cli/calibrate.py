@@ -117,11 +117,12 @@ def _smoothed(
 ) -> tuple[Transformer, Smoothing]:
     """The model with large channels of K and V made smaller, loaded again for that: the one that
     was loaded is closed before, so that its weights are in memory once."""
+    from localkv.kernels.select import select_backend
     from localkv.loader.smoothing import NO_SMOOTHING, smoothing_of
     from localkv.loader.weights import load_model
     from localkv.quality.channels import channel_ranges
 
-    model, gguf, backend = llm.engine.model, llm.gguf, llm.backend
+    model, gguf, device = llm.engine.model, llm.gguf, llm.backend.name
     if not alpha:
         return model, NO_SMOOTHING
     ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
@@ -134,8 +135,8 @@ def _smoothed(
         note("no layer's weights can hold the smoothing of K or V")
         return model, NO_SMOOTHING
     del model
-    llm.close()
-    return load_model(gguf, backend, smoothing=smoothing)[0], smoothing
+    llm.close()  # its backend, too, whose chains keep weights
+    return load_model(gguf, select_backend(device), smoothing=smoothing)[0], smoothing
 
 
 def _types(text: str | None) -> list[str]:

@@ -82,13 +82,12 @@ def test_a_model_is_in_memory_once(
 
     def load_first(*args, **options):
         found = load(*args, **options)
-        first.append(weakref.ref(found[0].weights))
+        first.extend(map(weakref.ref, (found[0].weights, found[0].backend)))
         return found
 
     def load_again(*args, **options):
         assert options["smoothing"].k
-        (weights,) = first
-        assert weights() is None
+        assert [kept() for kept in first] == [None, None]
         raise UsageError("loaded again")
 
     monkeypatch.setattr(llm_module, "load_model", load_first)
