@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, ov
 import numpy as np
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.layout import check_cache, group_layouts, pairs_of, unused_type
+from localkv.cache.cache_checks import check_cache, unused_type
+from localkv.cache.layout import group_layouts, pairs_of
 from localkv.cache.profile import KVProfile
 from localkv.cache.profiled import profiled
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales

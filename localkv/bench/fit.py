@@ -8,7 +8,7 @@ from dataclasses import replace
 from localkv.bench.grid import Grid
 from localkv.bench.parallel import ParallelTest
 from localkv.bench.source import Source
-from localkv.cache.layout import check_cache
+from localkv.cache.cache_checks import check_cache
 from localkv.config import CacheConfig
 from localkv.kernels.select import select_backend
 from localkv.llm import free_memory

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from localkv.cache.layout import check_cache, group_layouts
+from localkv.cache.cache_checks import check_cache
+from localkv.cache.layout import group_layouts
 from localkv.cache.profile import DEFAULT_BITS
 from localkv.cache.profiled import profiled
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from localkv.cache.layout import check_windows
+from localkv.cache.cache_checks import check_windows
 from localkv.cache.scales import read_kv_scales, require_scales
 from localkv.cli.bench_grid import grid as make_grid
 from localkv.cli.bench_grid import grid_options

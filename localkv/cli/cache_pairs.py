@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localkv.cache.layout import check_cache
+from localkv.cache.cache_checks import check_cache
 from localkv.cache.scales import wants_scales
 from localkv.cli.messages import did_you_mean
 from localkv.config import CacheConfig

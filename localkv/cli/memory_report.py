@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from localkv.cache.layout import keeps_latents
+from localkv.cache.cache_checks import keeps_latents
 from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ def _run(
     as_json: bool,
     **values: Any,
 ) -> None:
-    from localkv.cache.layout import check_windows
+    from localkv.cache.cache_checks import check_windows
     from localkv.cli.plan_report import Plan, plan_json, plan_lines
     from localkv.config import CacheConfig
     from localkv.memory.advice import pair_fit, quant_fits, recommend, shown_pairs
@@ -286,7 +286,7 @@ def _fitting(
     Raises:
         UsageError: one does not; the hint names the types that do.
     """
-    from localkv.cache.layout import check_cache
+    from localkv.cache.cache_checks import check_cache
     from localkv.memory.plan import fits_head
 
     if all_pairs:

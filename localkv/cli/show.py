@@ -274,7 +274,8 @@ def _kv_table(rows: list[dict[str, Any]], model: dict[str, Any]) -> list[str]:
 
 def _window_notes(config: ModelSpec | None) -> list[str]:
     """How the table counts layers with a window, and latents."""
-    from localkv.cache.layout import GroupLayout, keeps_latents
+    from localkv.cache.cache_checks import keeps_latents
+    from localkv.cache.layout import GroupLayout
     from localkv.config import CacheConfig
 
     if config is None:

@@ -92,7 +92,7 @@ def test_an_answer_is_made_again_with_the_tail_of_its_prompt(
 
 
 def test_a_tail_that_nothing_reads_is_refused(models: dict[str, Transformer]) -> None:
-    from localkv.cache.layout import check_cache
+    from localkv.cache.cache_checks import check_cache
 
     groups = models["llama"].config.groups
     with pytest.raises(UsageError, match="--kv-tail 8 keeps rows in f16"):

@@ -13,14 +13,8 @@ import pytest
 
 from localkv.arch.mixer_spec import AttentionParams, LatentAttentionSpec
 from localkv.arch.spec import CacheGroup, ModelSpec
-from localkv.cache.layout import (
-    GroupLayout,
-    SegmentSpec,
-    cache_segments,
-    check_cache,
-    group_bytes,
-    unused_type,
-)
+from localkv.cache.cache_checks import check_cache, unused_type
+from localkv.cache.layout import GroupLayout, SegmentSpec, cache_segments, group_bytes
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import FORMATS

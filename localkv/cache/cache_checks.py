@@ -1,0 +1,114 @@
+"""Whether a model can have a cache as the user wants it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from localkv.arch.spec import CacheGroup
+from localkv.cache.layout import typed_groups, types_in
+from localkv.cache.tail import check_tail
+from localkv.config import CacheConfig
+from localkv.errors import UsageError
+from localkv.formats import FORMATS, KV_FORMATS
+
+
+def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
+    """Refuse cache types that do not exist or can't hold a head's row, and settings of windows for
+    a model without any.
+
+    Raises:
+        UsageError: names the types that work.
+    """
+    check_layer_types(cache, groups)
+    for group in typed_groups(cache, groups):
+        type_k, type_v = types_in(cache, group)
+        k, v = ("latent", "rotated key") if group.is_latent else ("K", "V")
+        _check_cache_type(k, type_k, group.key_dim)
+        _check_cache_type(v, type_v, group.value_dim)
+    check_windows(cache, groups)
+    check_latents(cache, groups)
+    check_tail(cache, [(group, types_in(cache, group)) for group in groups])
+
+
+def check_layer_types(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
+    """Refuse types by layer that are for other layers than the model's.
+
+    Raises:
+        UsageError: names a layer.
+    """
+    if not cache.layer_types:
+        return
+    given = {layer for layer, pair in enumerate(cache.layer_types) if pair is not None}
+    wanted = {layer for group in groups for layer in group.layers}
+    if given != wanted:
+        layer = min(given ^ wanted)
+        has = "keeps K and V" if layer in wanted else "keeps no K and V of its own"
+        raise UsageError(
+            f"the types by layer are of another model: layer {layer} of this one {has}",
+            hint="measure the model itself: localkv calibrate -m MODEL",
+        )
+
+
+def check_windows(cache: CacheConfig, groups: Iterable[CacheGroup]) -> None:
+    """Refuse settings of windows for a model whose layers have none.
+
+    Raises:
+        UsageError: names the setting.
+    """
+    if any(group.reach for group in groups):
+        return
+    for flag, value in (
+        ("-ctk-swa", cache.type_k_swa),
+        ("-ctv-swa", cache.type_v_swa),
+        ("--swa-full", cache.swa_full),
+    ):
+        if value:
+            raise UsageError(
+                f"{flag} is about layers with a window, and this model has none",
+                hint="leave it out: all of its layers see the whole context",
+            )
+
+
+def check_latents(cache: CacheConfig, groups: Iterable[CacheGroup]) -> None:
+    """Refuse settings of latents for a model without any.
+
+    Raises:
+        UsageError: names the setting.
+    """
+    default = CacheConfig.type_k_rope
+    if cache.type_k_rope != default and not any(group.is_latent for group in groups):
+        raise UsageError(
+            f"-ctk-rope {cache.type_k_rope} is about keys that are stored as a latent and a "
+            "rotated part, and this model has none",
+            hint="leave it out: -ctk is the type of whole keys",
+        )
+
+
+def keeps_latents(groups: Iterable[CacheGroup]) -> bool:
+    """Whether all rows of a model are latents and rotated parts of keys."""
+    kinds = {group.is_latent for group in groups}
+    return kinds == {True}
+
+
+def unused_type(cache: CacheConfig, groups: Iterable[CacheGroup]) -> str | None:
+    """What to tell those who chose a type of V that a model has no use for; None elsewhere."""
+    if cache.type_v in (cache.type_k, CacheConfig.type_v):
+        return None
+    if not keeps_latents(groups):
+        return None
+    return (
+        f"V is a view of K's latents in this model, so -ctv {cache.type_v} has no effect: latents "
+        f"are {cache.type_k} (-ctk), the rotated parts of keys {cache.type_k_rope} (-ctk-rope)"
+    )
+
+
+def _check_cache_type(side: str, name: str, head_dim: int) -> None:
+    fits = [fmt.name for fmt in KV_FORMATS.values() if head_dim % fmt.block_size == 0]
+    if name not in KV_FORMATS:
+        raise UsageError(f"unknown {side} cache type {name!r}", hint=f"types: {', '.join(fits)}")
+    if name not in fits:
+        raise UsageError(
+            f"{side} cache type {name} with block size {FORMATS[name].block_size} does not "
+            f"divide head_dim {head_dim}",
+            hint=f"use {', '.join(fits)}",
+        )
