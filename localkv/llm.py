@@ -99,6 +99,8 @@ class LLM(TextModel):
             per value, else 0.
         kv_rotation: "on" and "off" store K and V rotated, or not; "auto" rotates where
             that helps.
+        k_before_rope: K is stored as it is before RoPE, and rotated as it is read; device
+            "reference" only, to compare with.
         kv_scales: a file that `localkv perplexity --calibrate-kv` made, or its content; types that
             are scaled by head need it.
         kv_profile: a file that `localkv calibrate` made for this model, its content, or "auto",
@@ -178,6 +180,7 @@ class LLM(TextModel):
         kv_tail: int | None = None,
         kv_sink: int | None = None,
         kv_rotation: str = "auto",
+        k_before_rope: bool = False,
         kv_scales: str | os.PathLike[str] | KVScales | None = None,
         kv_profile: str | os.PathLike[str] | KVProfile | None = None,
         kv_bits: float | None = None,
@@ -206,7 +209,7 @@ class LLM(TextModel):
         others = {"complete, stream and chat": STREAM_OPTIONS, "chat": CHAT_OPTIONS}
         check_options(unknown, keywords(LLM.__init__), others)
         self.warnings: list[str] = []
-        backend = select_backend(device)
+        backend = select_backend(device, k_before_rope=k_before_rope)
         if line := unused_gpu(device):
             self.warnings.append(line)
         if fit not in FIT:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -259,6 +260,7 @@ class Transformer:
         return TokenInputs(
             None if rope is None else self._rope_table(rope, positions, n_ctx),
             None if temperature is None else position_scale(positions, temperature, arrays),
+            None if rope is None else partial(self._rope_table, rope, n_ctx=n_ctx),
         )
 
     def _rope_table(self, rope: RopeSpec, positions: Array, n_ctx: int) -> RopeTable:

@@ -36,10 +36,12 @@ class TokenInputs:
     Attributes:
         rope: rotations of q and k, or None in a layer without RoPE.
         q_scale: [tokens] factor on q that grows with the position, or None.
+        rope_at: positions, int64 [n] -> rotations there, for who reads K before RoPE; or None.
     """
 
     rope: RopeTable | None
     q_scale: Array | None
+    rope_at: Callable[[Array], RopeTable] | None = None
 
 
 def as_in_file(weight: PackedTensor) -> PackedTensor:

@@ -30,26 +30,39 @@ def grouped_attention(
     """As `Backend.mixers` has it."""
     weights, attn = layer.attention, spec.attention
     h = x if layer.attn_norm is None else p.norm(x, layer.attn_norm)
+    q, gate = queries(p, h, weights, attn, inputs)
+    if attn.kv_from is None:
+        k, v = key_and_value(p, h, weights, attn)
+        k = _turned(p, k, weights.attn_k_norm, attn, inputs)
+        store_rotated(p.store_kv, p.rotate, k, v, cache, cache.rows_of(batch))
+        pack_groups(p.pack_groups, cache, cache.rows_of(batch))
+    out = attention(p.attention, q, cache, batch, attn.params, weights.sinks, rotate=p.rotate)
+    return gated(out, gate)
+
+
+def queries(
+    p: Primitives, h: Array, weights: AttentionWeights, attn: AttentionSpec, inputs: TokenInputs
+) -> tuple[Array, Array | None]:
+    """q of new tokens [tokens, n_heads, channels], and the gate of their outputs, if there is
+    one."""
     q, gate = p.linear(h, weights.attn_q), None
     if attn.gated:
         both = q.reshape(-1, attn.n_heads, 2, attn.key_dim)
         q, gate = both[:, :, 0], both[:, :, 1].reshape(-1, attn.width)
     q = _turned(p, q.reshape(-1, attn.n_heads, attn.key_dim), weights.attn_q_norm, attn, inputs)
-    if inputs.q_scale is not None:
-        q = q * inputs.q_scale[:, None, None]
-    if attn.kv_from is None:
-        k, v = _key_and_value(p, h, weights, attn, inputs)
-        store_rotated(p.store_kv, p.rotate, k, v, cache, cache.rows_of(batch))
-        pack_groups(p.pack_groups, cache, cache.rows_of(batch))
-    out = attention(p.attention, q, cache, batch, attn.params, weights.sinks, rotate=p.rotate)
+    return q if inputs.q_scale is None else q * inputs.q_scale[:, None, None], gate
+
+
+def gated(out: Array, gate: Array | None) -> Array:
+    """Outputs [tokens, n_heads, channels] as rows, times their gate."""
     out = out.reshape(len(out), -1)
     return out if gate is None else out * sigmoid(gate)
 
 
-def _key_and_value(
-    p: Primitives, h: Array, weights: AttentionWeights, attn: AttentionSpec, inputs: TokenInputs
+def key_and_value(
+    p: Primitives, h: Array, weights: AttentionWeights, attn: AttentionSpec
 ) -> tuple[Array, Array]:
-    """K and V of new tokens: [tokens, n_kv_heads, channels]."""
+    """K, neither normed nor rotated, and V of new tokens: [tokens, n_kv_heads, channels]."""
     assert weights.attn_k is not None
     k = p.linear(h, weights.attn_k).reshape(-1, attn.n_kv_heads, attn.key_dim)
     v = k
@@ -58,7 +71,7 @@ def _key_and_value(
         v = p.linear(h, weights.attn_v).reshape(-1, attn.n_kv_heads, attn.value_dim)
     if weights.v_norm is not None:
         v = norm_heads(p.norm, v, weights.v_norm)
-    return _turned(p, k, weights.attn_k_norm, attn, inputs), v
+    return k, v
 
 
 def _turned(

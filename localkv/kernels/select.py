@@ -38,15 +38,23 @@ def unused_gpu(device: str = "auto") -> str:
     return f"the GPU is not used: {reason} ({remedy})"
 
 
-def select_backend(device: str = "auto") -> Backend:
+def select_backend(device: str = "auto", *, k_before_rope: bool = False) -> Backend:
     """The backend that runs on `device`; "auto" is the GPU if there is one that it supports.
 
+    Args:
+        k_before_rope: K is in the cache as it is before RoPE; of the reference only.
+
     Raises:
-        UsageError: there is no such device, or it can't be used.
+        UsageError: there is no such device, or it can't be used, or not with these options.
         LocalKVError: Triton can't build its driver's module.
     """
     if device not in DEVICES:
         raise UsageError(f"unknown device {device!r}", hint=f"devices: {', '.join(DEVICES)}")
+    if k_before_rope and device != "reference":
+        raise UsageError(
+            f"k_before_rope: kernels read K as it is after RoPE, and device {device} has no others",
+            hint="leave it out, or use device reference, which is slow",
+        )
     if device == "reference":
         if importlib.util.find_spec("torch") is None:
             raise UsageError(
@@ -54,7 +62,7 @@ def select_backend(device: str = "auto") -> Backend:
             )
         from localkv.kernels.reference.backend import reference_backend
 
-        return reference_backend()
+        return reference_backend(k_before_rope=k_before_rope)
     reason, remedy = ("", "") if device == "cpu" else why_no_gpu()
     if device == "cuda" and reason:
         raise UsageError(f"device cuda can't be used: {reason}", hint=remedy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -69,8 +71,18 @@ def first_of_tail(positions: Tensor, seg_batch: SegmentBatch, sequence: int) -> 
     return begin - seg_batch.first_position
 
 
+Turn = Callable[[Tensor, int, Segment], Tensor]
+"""(K as it is stored [n_kv_heads, keys, head_dim], the first key's position, its segment) -> K as q
+meets it."""
+
+
 def attention_reference(
-    q: Tensor, segment: Segment, seg_batch: SegmentBatch, batch: Batch, params: AttentionParams
+    q: Tensor,
+    segment: Segment,
+    seg_batch: SegmentBatch,
+    batch: Batch,
+    params: AttentionParams,
+    turn: Turn | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Decode all of K and V, then plain softmax. See `SegmentAttention` for shapes."""
     n_kv_heads = segment.k[0].shape[1]
@@ -90,10 +102,12 @@ def attention_reference(
         pages = seg_batch.page_table[i, skipped : -(-length // PAGE_TOKENS)]
         k = read_pages(segment.format_k, segment.k, pages, n_keys, q.dtype, segment.codebook_k)
         v = read_pages(segment.format_v, segment.v, pages, n_keys, q.dtype, segment.codebook_v)
+        first_key = seg_batch.first_position + skipped * PAGE_TOKENS
+        if turn is not None:
+            k = turn(k, first_key, segment)
         logits = group_queries(q[rows], n_kv_heads) @ k.mT * params.softmax_scale
         if params.softcap:
             logits = params.softcap * torch.tanh(logits / params.softcap)
-        first_key = seg_batch.first_position + skipped * PAGE_TOKENS
         mask = visible(positions, params, first_key, n_keys, group, seg_batch, i)
         logits = logits.masked_fill(~mask, -torch.inf)
         tokens = rows.stop - rows.start

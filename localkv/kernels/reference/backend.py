@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 
+from localkv.arch.mixer_spec import AttentionSpec
 from localkv.kernels.activation import activate
 from localkv.kernels.backend import Backend
 from localkv.kernels.compose import compose
 from localkv.kernels.method import Method, Methods
 from localkv.kernels.primitives import Primitives
 from localkv.kernels.reference.attention import attention_reference
+from localkv.kernels.reference.before_rope import attention_before_rope, lacks_before_rope
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.latent_attention import latents_reference
 from localkv.kernels.reference.linear import head_products, linear, moe_mlp
@@ -29,8 +34,14 @@ METHODS = Methods(
 """The reference is plain torch throughout, so nothing in it is slow for want of a kernel."""
 
 
-def reference_backend(dtype: torch.dtype = torch.float32) -> Backend:
-    """The reference in float32, or in float64 as an exact evaluation."""
+def reference_backend(
+    dtype: torch.dtype = torch.float32, *, k_before_rope: bool = False
+) -> Backend:
+    """The reference in float32, or in float64 as an exact evaluation.
+
+    Args:
+        k_before_rope: K is in the cache as it is before RoPE.
+    """
     primitives = Primitives(
         decode=lambda weight: decoded(weight, dtype),
         norm=norm,
@@ -45,4 +56,11 @@ def reference_backend(dtype: torch.dtype = torch.float32) -> Backend:
         latents=latents_reference,
         head_products=head_products,
     )
-    return compose("reference", primitives, arrays=TorchArrays("cpu", dtype), methods=METHODS)
+    backend = compose("reference", primitives, arrays=TorchArrays("cpu", dtype), methods=METHODS)
+    if not k_before_rope:
+        return backend
+    mixers = dict(backend.mixers)
+    mixers[AttentionSpec] = partial(attention_before_rope, primitives)
+    words = f"{METHODS.attention.words}, K rotated as it is read"
+    methods = replace(METHODS, attention=Method(words))
+    return replace(backend, mixers=mixers, methods=methods, lacks=lacks_before_rope)

@@ -1,0 +1,48 @@
+"""K in the cache as it is before RoPE, on the reference backend, against K as it is after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localkv import LLM
+from localkv.errors import ModelFileError, UsageError
+from support.latent_models import latent_tensors, write_latent
+from support.random_model import variant
+
+IDS = [(i * 7919 + 13) % 96 for i in range(90)]
+
+
+def logits_of(path: Path, **options: object) -> np.ndarray:
+    options = {"n_ctx": 128, "n_batch": 40, **options}
+    return LLM(path, device="reference", **options).logits(IDS)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3", "gemma3"))]
+)
+def test_the_same_logits(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    variant(name).write(path)
+    for type_k, rotation, tolerance in (("f32", "auto", 2e-4), ("f16", "on", 2e-2)):
+        types = {"cache_type_k": type_k, "cache_type_v": "f32", "kv_rotation": rotation}
+        after, before = (logits_of(path, **types, k_before_rope=of) for of in (False, True))
+        np.testing.assert_allclose(before, after, atol=tolerance)
+    # codes of K are other ones
+    types = {"cache_type_k": "nuq3", "cache_type_v": "f32", "kv_tail": 16}
+    errors = [np.abs(logits_of(path, **types, k_before_rope=of) - after) for of in (False, True)]
+    assert np.abs(errors[0] - errors[1]).max() > 1e-3
+    assert max(error.mean() for error in errors) < 4 * min(error.mean() for error in errors)
+
+
+def test_it_is_refused_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    variant("llama").write(path)
+    for device in ("cpu", "auto"):
+        with pytest.raises(UsageError, match=f"k_before_rope: .* device {device} has no others"):
+            LLM(path, device=device, k_before_rope=True)
+    write_latent(path, "minicpm3", latent_tensors("minicpm3"))
+    with pytest.raises(ModelFileError, match="can't run latents with K before RoPE"):
+        LLM(path, device="reference", k_before_rope=True)
