@@ -54,10 +54,11 @@ def profiled(
         with_codebooks = replace(
             cache, kv_codebooks=profile.codebooks, smoothing=profile.smoothing_name
         )
-        if wants_scales(cache.types):
-            return ProfiledCache(with_codebooks, scales=profile.scales())
-        if profile.smoothing_name or any(KV_FORMATS[name].n_centroids for name in cache.types):
-            return ProfiledCache(with_codebooks)
+        has_codebooks = any(KV_FORMATS[name].n_centroids for name in cache.types)
+        scales = profile.scales() if wants_scales(cache.types) else None
+        if scales is not None or has_codebooks or profile.smoothing_name:
+            warnings = _other_rotation(cache, profile) if has_codebooks else ()
+            return ProfiledCache(with_codebooks, scales=scales, warnings=warnings)
         return ProfiledCache(
             cache,
             warnings=(
@@ -66,12 +67,7 @@ def profiled(
             ),
         )
     types = profile.within(DEFAULT_BITS if bits is None else bits)
-    warnings = list[str]()
-    if cache.kv_rotation != profile.kv_rotation:
-        warnings.append(
-            f"the KV profile was measured with kv_rotation {profile.kv_rotation}, not "
-            f"{cache.kv_rotation}: expect another quality than it says"
-        )
+    warnings = _other_rotation(cache, profile)
     cache = replace(
         cache,
         layer_types=types.layers,
@@ -79,4 +75,13 @@ def profiled(
         smoothing=profile.smoothing_name,
     )
     scales = profile.scales() if wants_scales(cache.types) else None
-    return ProfiledCache(cache, types, scales, tuple(warnings))
+    return ProfiledCache(cache, types, scales, warnings)
+
+
+def _other_rotation(cache: CacheConfig, profile: KVProfile) -> tuple[str, ...]:
+    if cache.kv_rotation == profile.kv_rotation:
+        return ()
+    return (
+        f"the KV profile was measured with kv_rotation {profile.kv_rotation}, not "
+        f"{cache.kv_rotation}: expect another quality than it says",
+    )

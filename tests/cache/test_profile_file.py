@@ -150,6 +150,9 @@ def test_types_within_bits() -> None:
     wants = CacheConfig("nuq2", "f16")
     named = profiled(wants, rough, None, names_types=True)
     assert (named.cache.kv_codebooks, named.warnings) == (PROFILE.codebooks, ())
+    turned = profiled(CacheConfig("nuq3", kv_rotation="off"), PROFILE, None, names_types=True)
+    assert len(turned.warnings) == 1
+    assert "measured with kv_rotation" in turned.warnings[0]
     rotated = profiled(CacheConfig(kv_rotation="off"), PROFILE, None, names_types=False)
     assert "measured with kv_rotation auto" in rotated.warnings[0]
 
