@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, overload
@@ -28,6 +28,7 @@ from localkv.engine.embedding import (
 from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.speculation.config import Speculation, check_speculation
+from localkv.engine.state_conversion import choices_json
 from localkv.engine.state_turns import load_state, save_state
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
@@ -420,11 +421,22 @@ class LLM(TextModel):
         """
         return save_state(self.engine.slot, path, self._identity)
 
-    def load_state(self, path: str | os.PathLike[str]) -> list[int]:
+    def load_state(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        convert: bool = False,
+        on_note: Callable[[str], None] = lambda line: None,
+    ) -> list[int]:
         """Take a text that `save_state` wrote into the cache: prompts that begin like it go on
         from there, with the bits that they would have without the file.
 
         All of the file is checked before the cache changes.
+
+        Args:
+            convert: pack K and V anew if the state has them in other types; then what follows is
+                not what it would be without the file.
+            on_note: called with a line that says what this changed.
 
         Returns:
             the text's token ids, which `complete` and `stream` take as a prompt.
@@ -433,11 +445,18 @@ class LLM(TextModel):
             UsageError: the file can't be read, is damaged, or is of another model, of other types
                 of K and V, or for a larger context.
         """
-        return load_state(self.engine.slot, path, self._identity)
+        return load_state(
+            self.engine.slot,
+            path,
+            self._identity,
+            convert=self.cache if convert else None,
+            on_note=on_note,
+        )
 
     @property
     def _identity(self) -> dict[str, str]:
-        return model_identity(self.gguf, self.config, self.cache.n_ctx, self._smoothing)
+        model = model_identity(self.gguf, self.config, self.cache.n_ctx, self._smoothing)
+        return {**model, "choices": choices_json(self.cache)}
 
     @overload
     def embed(

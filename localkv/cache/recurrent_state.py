@@ -107,6 +107,7 @@ class RecurrentStates:
         self._make_room = make_room
         self._checkpoints = WeakSet[Checkpoint]()
         self.arrays = arrays
+        self.specs = tuple(layers)
         self.config = config
         self.n_slots = n_sequences
         self.layers = dict[int, StateRows]()

@@ -29,7 +29,7 @@ def state_options() -> list[click.Parameter]:
             panel="Saved state",
             metavar="FILE",
             help="Go on from the text that --save-state has put there, as far as the prompt begins "
-            'like it; -p "" continues all of it.',
+            'like it; -p "" continues all of it. Other types of K and V are converted.',
         ),
         option(
             "--save-state",
@@ -106,7 +106,7 @@ class SavedStates:
         if self.source is None:
             return []
         started = time.perf_counter()
-        ids = llm.load_state(self.source)
+        ids = llm.load_state(self.source, convert=True, on_note=note)
         if not quiet:
             seconds = time.perf_counter() - started
             name = printable(self.source)

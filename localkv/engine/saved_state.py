@@ -8,23 +8,19 @@ common with it, and with the bits that they would have if it had been evaluated 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.cache.arrays import Array
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layer_types import in_words
-from localkv.cache.layout import SegmentSpec
 from localkv.cache.pages import Sequence
 from localkv.cache.recurrent_state import Checkpoint
 from localkv.cache.row_copies import (
+    PlaneRows,
     checkpoints_in,
     conv_out,
     held_rows,
@@ -34,46 +30,25 @@ from localkv.cache.row_copies import (
     rows_out,
     take_pages,
 )
+from localkv.config import CacheConfig
+from localkv.engine.state_conversion import Conversion
 from localkv.engine.state_file import StateFile, StateTensor, in_parts, write_state
+from localkv.engine.state_identity import (
+    KIND,
+    VERSION,
+    Groups,
+    cache_as_saved,
+    cache_identity,
+    check_cache,
+    check_model,
+    fits,
+)
 from localkv.engine.state_text import StateText, read_state_text
 from localkv.engine.token_text import GENERATED, marked
 from localkv.errors import UsageError, quoted
 
-KIND, VERSION = "localkv state", "1"
-
 IDS, KINDS = "tokens.ids", "tokens.generated"
 """Tensors: int32 and uint8 [tokens]."""
-
-
-def cache_identity(cache: KVCache) -> dict[str, str]:
-    """What bytes of rows mean: segments and types by layer, scales and codebooks."""
-    specs = [
-        [rows.spec for rows in cache.parts[layer.part : layer.part + len(layer.segments)]]
-        for layer in cache.layers
-    ]
-    segments = [segment for layer in cache.layers for segment in layer.segments]
-    return {
-        "layers": json.dumps([[asdict(spec) for spec in of_layer] for of_layer in specs]),
-        "types": in_words([_pair(of_layer) for of_layer in specs]),
-        "scales": _digest(cache, (x for part in segments for x in (part.scale_k, part.scale_v))),
-        "codebooks": _digest(
-            cache, (x for part in segments for x in (part.codebook_k, part.codebook_v))
-        ),
-    }
-
-
-def _pair(specs: list[SegmentSpec]) -> tuple[str, str] | None:
-    """The types of a layer's packed rows."""
-    packed = [spec for spec in specs if not spec.is_tail]
-    return (packed[-1].type_k, packed[-1].type_v) if packed else None
-
-
-def _digest(cache: KVCache, tables: Iterable[Array | None]) -> str:
-    """Of arrays of which some may be missing; empty if all are."""
-    found = [None if x is None else cache.arrays.to_numpy(x).tobytes() for x in tables]
-    if not any(found):
-        return ""
-    return hashlib.blake2b(repr(found).encode(), digest_size=16).hexdigest()
 
 
 def save_text(
@@ -155,6 +130,8 @@ class LoadedState:
         identity: of the model.
         n_vocab: tokens that there are.
         exactly: as in `KVCache.reachable`.
+        convert: the cache's settings and the model's groups of layers, if rows of other types are
+            to be packed anew; None refuses them.
 
     Raises:
         UsageError: it can't be read, is damaged, or does not fit the model or the cache.
@@ -168,12 +145,17 @@ class LoadedState:
         n_vocab: int,
         *,
         exactly: bool,
+        convert: tuple[CacheConfig, Groups] | None = None,
     ) -> None:
         self.cache = cache
         self.file = file = StateFile(path)
-        _check_identity(file, {**identity, **cache_identity(cache)})
+        check_model(file, identity)
+        source = cache
+        if convert is not None and not fits(file, cache):
+            source = cache_as_saved(file, cache, *convert)
+        check_cache(file, source)
         try:
-            self.text = read_state_text(file.metadata.get("text", ""), cache)
+            self.text = read_state_text(file.metadata.get("text", ""), source)
         except ValueError as error:
             raise file.refused(f"damaged: its text has {error}") from error
         n_tokens = self.text.n_tokens
@@ -182,22 +164,28 @@ class LoadedState:
                 f"it has {n_tokens} tokens, but the context holds {cache.n_ctx}",
                 hint=f"use a context of at least {n_tokens} (-c)",
             )
-        self.held = self.text.held(cache)
-        file.check(self._wanted())
+        self.held = self.text.held(source)
+        file.check(self._wanted(source))
         ids = file.tensor(IDS)
         if len(ids) and not 0 <= ids.min() <= ids.max() < n_vocab:
             raise file.refused(f"damaged: a token is not in the vocabulary of {n_vocab}")
         self.ids = marked(ids.tolist(), file.tensor(KINDS) != 0)
+        self.conversion: Conversion | None = None
+        if source is not cache:
+            self.conversion = Conversion(source, cache, self.held, file.tensor, n_tokens)
+            self.held = self.conversion.held
+            gone = tuple(rows.gone for rows in self.held)
+            self.text = replace(self.text, gone=gone, exact_from=(0,) * len(gone))
         self._check_rows(exactly=exactly)
 
-    def _wanted(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def _wanted(self, source: KVCache) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Type and shape of each tensor."""
         n_tokens, n_states = self.text.n_tokens, len(self.text.states)
         wanted: dict[str, tuple[str, tuple[int, ...]]] = {
             IDS: ("I32", (n_tokens,)),
             KINDS: ("U8", (n_tokens,)),
         }
-        for plane in planes(self.cache):
+        for plane in planes(source):
             wanted[plane.name] = "U8", (self.held[plane.pool].n_stored, *plane.row_shape)
         for name, shape, _ in _state_tensors(self.cache, []):
             wanted[name] = "F32", (n_states, *shape[1:])
@@ -217,6 +205,23 @@ class LoadedState:
                 hint="save it with the settings of the cache that it is to be loaded into",
             )
 
+    def _converted(self, plane: PlaneRows) -> NDArray[np.uint8]:
+        assert self.conversion is not None
+        with np.errstate(all="ignore"):  # what is no number stays none
+            return self.conversion.tensor(plane)
+
+    @property
+    def note(self) -> str:
+        """What to tell the user once it has been put into the cache; empty if it is as saved."""
+        if self.conversion is None:
+            return ""
+        was, now = self.file.metadata.get("types", ""), cache_identity(self.cache)["types"]
+        kinds = f"from {quoted(was)} to {quoted(now)}" if was != now else "to another layout"
+        return (
+            f"K and V were converted {kinds}, by {100 * self.conversion.relative_error:.2g} % of "
+            "their size (RMS): answers may differ from those of a prompt that is evaluated"
+        )
+
     def put(self, sequence: Sequence) -> UsageError | None:
         """Give an empty sequence the text; what went wrong, if it is empty still."""
         cache, text, file = self.cache, self.text, self.file
@@ -224,7 +229,10 @@ class LoadedState:
         fits = take_pages(cache, sequence, self.held)
         if fits:
             for plane in planes(cache):
-                rows_in(cache, sequence, plane, self.held[plane.pool], file.tensor(plane.name))
+                rows = (
+                    file.tensor(plane.name) if self.conversion is None else self._converted(plane)
+                )
+                rows_in(cache, sequence, plane, self.held[plane.pool], rows)
             layers = cache.states.layers.items()
             sequence.kept = checkpoints_in(
                 cache,
@@ -246,52 +254,3 @@ class LoadedState:
             "the cache has no room for it beside the texts in work",
             hint="wait for these, or use a larger cache",
         )
-
-
-def _check_identity(file: StateFile, ours: Mapping[str, str]) -> None:
-    """Refuse what is no state of this version, this model and this cache.
-
-    Raises:
-        UsageError: says what differs.
-    """
-    theirs = file.metadata
-    if theirs.get("kind") != KIND:
-        raise file.refused("not a saved state")
-    if theirs.get("version") != VERSION:
-        version = quoted(theirs.get("version", ""))
-        raise file.refused(f"version {version} is not supported, '{VERSION}' is")
-    differ = {name for name, value in ours.items() if theirs.get(name) != value}
-    if "model" in differ or "architecture" in differ:
-        was, now = (quoted(facts.get("model_name", "")) for facts in (theirs, ours))
-        if was == now:
-            was, now = f"another {was}", "this one"
-        raise file.refused(
-            f"it is of another model: {was}, not {now}",
-            hint="load it with the file that it was saved with, or a copy of it",
-        )
-    if "rope" in differ:
-        raise file.refused(
-            "its keys were rotated by other RoPE parameters",
-            hint="some models choose them by the context: use the same -c as when it was saved",
-        )
-    if "smoothing" in differ:
-        raise file.refused(
-            "K and V were smoothed by another KV profile, or by none",
-            hint="name the --kv-profile that it was saved with",
-        )
-    if "layers" in differ:
-        was, now = quoted(theirs.get("types", "")), quoted(ours["types"])
-        if was == now:
-            raise file.refused(
-                "its rows have another rotation, tail or sink than this cache's",
-                hint="use the settings of K and V that it was saved with",
-            )
-        raise file.refused(
-            f"its K and V are {was}, not {now}", hint="use the types that it was saved with"
-        )
-    for name in ("scales", "codebooks"):
-        if name in differ:
-            raise file.refused(
-                f"its rows were packed with other {name}",
-                hint="name the --kv-scales or the --kv-profile that it was saved with",
-            )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from localkv.config import CacheConfig
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.prefix_cache import KeptText
 from localkv.engine.saved_state import LoadedState, save_text
@@ -45,15 +46,31 @@ def _latest(slot: CacheSlot) -> KeptText | None:
 
 
 def load_state(
-    slot: CacheSlot, path: str | os.PathLike[str], identity: Mapping[str, str]
+    slot: CacheSlot,
+    path: str | os.PathLike[str],
+    identity: Mapping[str, str],
+    *,
+    convert: CacheConfig | None = None,
+    on_note: Callable[[str], None] = lambda line: None,
 ) -> list[int]:
     """Keep the text of a file beside those that are cached; returns its token ids.
+
+    Args:
+        convert: the cache's settings, if rows of other types are to be packed anew.
+        on_note: told what that cost.
 
     Raises:
         UsageError: it can't be read, is damaged, or does not fit the model or the cache.
     """
-    n_vocab = slot.model.config.n_vocab
-    state = LoadedState(path, slot.cache, identity, n_vocab, exactly=slot.exact)
+    model = slot.model.config
+    state = LoadedState(
+        path,
+        slot.cache,
+        identity,
+        model.n_vocab,
+        exactly=slot.exact,
+        convert=None if convert is None else (convert, tuple(model.groups)),
+    )
 
     def work() -> UsageError | None:
         slot.leave()
@@ -66,4 +83,6 @@ def load_state(
     error = slot.turn(work)
     if error is not None:
         raise error
+    if state.note:
+        on_note(state.note)
     return unmarked(state.ids)[0]

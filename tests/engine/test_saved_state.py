@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from localkv.cache.row_copies import held_rows, planes, rows_out
 from localkv.config import CacheConfig, KVCodebook
 from localkv.engine.engine import Engine
+from localkv.engine.state_conversion import choices_json
 from localkv.engine.state_file import StateFile, StateTensor, in_parts, write_state
 from localkv.engine.state_turns import load_state, save_state
 from localkv.engine.token_text import Text
@@ -43,6 +44,15 @@ CACHES = {
     "channels": CacheConfig("q4_1c", "q4_1", n_ctx=N_CTX),
     "codebooks": CacheConfig("nuq2", "nuq2", n_ctx=N_CTX, kv_codebooks=BOOKS),
     "sink": CacheConfig("q3_0", "q2_1", n_ctx=N_CTX),
+}
+CONVERTED = {
+    "packed": (CacheConfig("f32", "f32", n_ctx=N_CTX), CACHES["packed"]),
+    "tail": (CacheConfig("f32", "f32", n_ctx=N_CTX), CACHES["tail"]),
+    "channels": (CacheConfig("f32", "f32", n_ctx=N_CTX), CACHES["channels"]),
+    "codebooks": (
+        CacheConfig("f32", "f32", n_ctx=N_CTX, kv_codebooks=BOOKS),
+        CACHES["codebooks"],
+    ),
 }
 Load = Callable[..., Transformer]
 
@@ -165,6 +175,50 @@ def test_what_nobody_stored_is_not_written(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "types"),
+    quick(
+        [*(("llama", types) for types in CONVERTED), ("gemma3", "packed"), ("plm", "packed")],
+        [("llama", "tail"), ("llama", "channels")],
+    ),
+)
+def test_rows_in_other_types_are_packed_as_they_would_have_been(
+    load: Load, tmp_path: Path, name: str, types: str
+) -> None:
+    """From float32: the first layer's rows are those of a cache that had these types at once. And
+    the way back is as near as the types are."""
+    before, after = CONVERTED[types]
+    first, native, second, third = (
+        Engine(load(name, "reference"), config, n_batch=128)
+        for config in (before, after, after, before)
+    )
+    identity, other = (IDENTITY | {"choices": choices_json(config)} for config in (before, after))
+    ids, path = IDS[:330], tmp_path / "state"
+    answer(first, ids, 1)
+    save_state(first.slot, path, identity)
+    with pytest.raises(UsageError, match=r"K and V are .*convert=True"):
+        load_state(second.slot, path, other)
+    notes = list[str]()
+    again = load_state(second.slot, path, other, convert=after, on_note=notes.append)
+    assert again == ids
+    assert notes[0].startswith("K and V were converted from '0-")
+    save_state(second.slot, tmp_path / "converted", other)
+    answer(native, ids, 1)
+    save_state(native.slot, tmp_path / "native", other)
+    ours, theirs = load_file(tmp_path / "converted"), load_file(tmp_path / "native")
+    assert ours.keys() == theirs.keys()
+    for tensor, rows in theirs.items():
+        if tensor.startswith("layers.0."):
+            assert rows.tobytes() == ours[tensor].tobytes(), tensor
+    assert answer(second, ids)[1] >= 328
+    load_state(third.slot, tmp_path / "converted", other, convert=before)
+    save_state(third.slot, tmp_path / "back", identity)
+    there, back = load_file(path), load_file(tmp_path / "back")
+    rows = "layers.0.segments.0.k." + first.cache.layers[0].segments[0].format_k.planes[0].name
+    was, now = (found[rows].view(np.float32).astype(np.float64) for found in (there, back))
+    assert ((was - now) ** 2).sum() < 0.5 * (was**2).sum()
+
+
+@pytest.mark.parametrize(
     ("key", "value", "words"),
     [
         ("model", "2", "another model"),
@@ -240,10 +294,10 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     out = bytearray(data)
     n_header = 8 + int.from_bytes(data[:8], "little")
     for _ in range(rng.choice((1, 1, 2))):
-        at = rng.randrange(n_header if rng.random() < 0.7 else len(out))
+        at = rng.randrange(min(n_header if rng.random() < 0.7 else len(data), len(out)) or 1)
         match rng.randrange(6):
             case 0:
-                out[at] ^= 1 << rng.randrange(8)
+                out[at : at + 1] = bytes(b ^ 1 << rng.randrange(8) for b in out[at : at + 1])
             case 1:
                 out[at : at + 8] = rng.choice([0, 1, 1 << 31, 1 << 62, (1 << 64) - 1]).to_bytes(8)
             case 2:
@@ -259,6 +313,8 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def numbers_changed(metadata: dict[str, str], rng: random.Random) -> dict[str, str]:
     """Lengths and places that are not the text's, in a file whose digests are right."""
+    if rng.random() < 0.3:
+        return metadata | choices_changed(metadata, rng)
     text = json.loads(metadata["text"])
     values = [-1, 0, 1, 2, 255, 256, 300, 304, 1 << 31, 1 << 63, None, "1", 1.5, True, [], {}]
     key = rng.choice(list(text))
@@ -271,13 +327,21 @@ def numbers_changed(metadata: dict[str, str], rng: random.Random) -> dict[str, s
     return metadata | {"text": json.dumps(text)}
 
 
+def choices_changed(metadata: dict[str, str], rng: random.Random) -> dict[str, str]:
+    """Types that would have to be converted, if there were such."""
+    choices = json.loads(metadata["choices"])
+    values = ["q8_0", "q4_1c", "none", "", None, 7, -1, 1 << 40, True, [], {}, [["f16", "f16"]]]
+    choices[rng.choice([*choices])] = rng.choice(values)
+    return {"choices": json.dumps(choices), "layers": "[]"}
+
+
 @pytest.mark.parametrize("count", [40, pytest.param(4000, marks=pytest.mark.slow)])
 def test_damaged_files_change_nothing(load: Load, tmp_path: Path, count: int) -> None:
     """A clear error, and the same answers as before; whether bytes or numbers are others."""
     engine = Engine(load("gemma3"), CACHES["tail"], n_batch=128)
     expected, _ = answer(engine, IDS[:300])
     path, other = tmp_path / "state", tmp_path / "damaged"
-    save_state(engine.slot, path, IDENTITY)
+    save_state(engine.slot, path, IDENTITY | {"choices": choices_json(CACHES["tail"])})
     data, file = path.read_bytes(), StateFile(path)
     tensors = [
         StateTensor(
@@ -296,7 +360,7 @@ def test_damaged_files_change_nothing(load: Load, tmp_path: Path, count: int) ->
         else:
             write_state(other, numbers_changed(file.metadata, rng), tensors)
         with suppress(LocalKVError):
-            load_state(engine.slot, other, IDENTITY)
+            load_state(engine.slot, other, IDENTITY, convert=CACHES["tail"])
             n_loaded += 1
         if seed % 50 == 0:
             assert answer(engine, IDS[:300])[0] == expected
