@@ -218,8 +218,9 @@ class LoadedState:
         was, now = self.file.metadata.get("types", ""), cache_identity(self.cache)["types"]
         kinds = f"from {quoted(was)} to {quoted(now)}" if was != now else "to another layout"
         return (
-            f"K and V were converted {kinds}, by {100 * self.conversion.relative_error:.2g} % of "
-            "their size (RMS): answers may differ from those of a prompt that is evaluated"
+            f"K and V were converted {kinds}, which changed them by "
+            f"{100 * self.conversion.relative_error:.2g} % (RMS): answers may differ from those of "
+            "a prompt that is evaluated"
         )
 
     def put(self, sequence: Sequence) -> UsageError | None:

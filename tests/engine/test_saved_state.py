@@ -24,12 +24,14 @@ from localkv.engine.token_text import Text
 from localkv.errors import LocalKVError, UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
+from localkv.llm import LLM
 from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from support.hybrid_models import hybrid
 from support.latent_models import latent_tensors, write_latent
+from support.paths import ROOT
 from support.quick import quick
 from support.random_model import variant
 
@@ -366,3 +368,31 @@ def test_damaged_files_change_nothing(load: Load, tmp_path: Path, count: int) ->
             assert answer(engine, IDS[:300])[0] == expected
     assert answer(engine, IDS[:300])[0] == expected
     assert n_loaded < count / 4
+
+
+def test_models_of_their_own_and_requests_beside_each_other(tmp_path: Path) -> None:
+    """A state serves several requests at the same time, and no other model of the same shape."""
+    path, tales = tmp_path / "state", ROOT / "models" / "tales-4M-Q8_0.gguf"
+    story = "Once upon a time there was a fox who lived in the hills with a very old bear. "
+    prompts = [story + "One day", story + "The bear"]
+    greedy = SamplingParams(temperature=0.0)
+    with LLM(tales, n_ctx=512, n_parallel=2, progress=False) as llm:
+        expected = llm.complete_many(prompts, max_tokens=8, params=greedy)
+        llm.engine.reset()
+        llm.complete(story, max_tokens=1)
+        n_saved = llm.save_state(path)
+        llm.engine.reset()
+        assert len(llm.load_state(path)) == n_saved
+        found = llm.complete_many(prompts, max_tokens=8, params=greedy)
+        assert [one.text for one in found] == [one.text for one in expected]
+        assert min(one.usage.cached_tokens for one in found) >= n_saved - 2
+        llm.save_state(path)
+        assert llm.load_state(path)[:-7] in [llm.tokenize(prompt) for prompt in prompts]
+    data = bytearray(tales.read_bytes())
+    data[-40] ^= 1  # of the last tensor
+    (tmp_path / "other.gguf").write_bytes(data)
+    with (
+        LLM(tmp_path / "other.gguf", n_ctx=512, progress=False) as llm,
+        pytest.raises(UsageError, match="another model"),
+    ):
+        llm.load_state(path)
