@@ -15,8 +15,9 @@ from support.paths import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWN_NAMES = {"nvidia-ml-py": "pynvml"}
 """Modules of packages that need not be installed."""
-BROUGHT_ALONG = {"llvmlite"}
-"""Numba asks for one version of it, and its types are part of Numba's interface."""
+BROUGHT_ALONG = {"llvmlite", "pillow"}
+"""Numba asks for one version of the first, and its types are part of Numba's interface; Matplotlib
+writes its PNGs with the second, which asks for no version of its own."""
 
 
 def canonical(requirement: str) -> str:
