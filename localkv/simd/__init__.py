@@ -14,6 +14,7 @@ LLVM splits it where registers are narrower (two ymm without AVX-512).
     exponential.py  powers of two, tanh
     registers.py    instructions of one CPU, a register at a time
     byte_dots.py    8-bit dot products, with what each CPU has for them
+    bfloat_dots.py  dot products of pairs of bfloats
     byte_tables.py  look-up of bytes in a table of 16
     integer.py      nibbles, and the last two for compiled functions
     transpose.py    16 rows of words become vectors of columns

@@ -69,7 +69,7 @@ def test_a_product_runs_as_is_said(name: str, n_in: int, halves: bool, decoded: 
     assert not decoded
 
     normed = (x.double() / x.double().square().mean(-1, keepdim=True).sqrt()).float()
-    sides = {"fp16": normed.half(), "float32": normed}
+    sides = {"fp16": normed.half(), "bf16": normed.bfloat16(), "float32": normed}
     if n_in % 32 == 0:
         sides["8-bit"] = eight_bits(normed)
     matrix = torch_codec.decoded(packed, torch.float64)

@@ -23,6 +23,7 @@ from localkv.simd.arithmetic import (
     zero_f32,
     zero_i32,
 )
+from localkv.simd.bfloat_dots import dot_of_bfloats, rounded_to_bfloats
 from localkv.simd.byte_dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes
 from localkv.simd.cpu_features import HAS_AVX512, HAS_SIGNED_BYTE_DOTS
 from localkv.simd.exponential import exp2, tanh
@@ -49,10 +50,17 @@ from localkv.simd.quads import (
     load_two_quads,
 )
 from localkv.simd.turned_rows import add_turned_rows, turn_rows
-from localkv.simd.vector import I32x16, lanewise
+from localkv.simd.vector import F32x16, I32x16, constant, f32, i32, lanes_of, lanewise
 from localkv.simd.vector_tuple import fma_each, fma_grid, load_grid, store_grid
 from support.other_cpus import ALDERLAKE, HASWELL, NEHALEM, runs_here
 
+as_bfloats = lanewise(
+    lambda b, x: b.bitcast(
+        b.shl(b.zext(rounded_to_bfloats(b, x), lanes_of(i32)), constant(i32, 16)), lanes_of(f32)
+    ),
+    [F32x16],
+    F32x16,
+)
 dot_small_u8_i8 = lanewise(
     lambda b, total, x, y: dot_of_bytes(b, total, x, y, most=MOST_SIGNED), [I32x16] * 3, I32x16
 )
@@ -164,6 +172,43 @@ def dots(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     store_i32(out, 0, dot_u8_i8(zero_i32(), x, y))
     store_i32(out, 16, dot_small_u8_i8(load_i32(out, 0), x, y))
     store_i32(out, 32, dot_i8_i8(load_i32(out, 0), x, y))
+
+
+dot_of_pairs = lanewise(dot_of_bfloats, [F32x16, I32x16, I32x16], F32x16)
+
+
+@njit
+def bfloats(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    total = load_f32(out, 0)
+    store_f32(out, 0, dot_of_pairs(total, load_i32(x, 0), load_i32(y, 0)))
+
+
+def check_bfloats() -> None:
+    """Products of two bfloats have 16 bits, so that sums of small integers are exact."""
+    generator = np.random.default_rng(0)
+    x, y = (generator.integers(-128, 129, (16, 2)).astype(np.float32) for _ in range(2))
+    out = generator.integers(-1000, 1000, 16).astype(np.float32)
+    want = out + (x * y).sum(1)
+    bfloats(*((v.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8) for v in (x, y)), out)
+    np.testing.assert_array_equal(out, want)
+
+
+@njit
+def round_to_bfloats(x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(0, x.size, 16):
+        store_f32(out, i, as_bfloats(load_f32(x, i)))
+
+
+def check_rounding_to_bfloats() -> None:
+    """Ties, the largest numbers, infinity, small numbers and any others."""
+    generator = np.random.default_rng(0)
+    bits = generator.integers(0, 1 << 32, 1 << 12, dtype=np.uint64).astype(np.uint32)
+    bits[:1024] = bits[:1024] & 0xFFFF0000 | 0x8000
+    bits[1024:1030] = 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 1, 0x7F800001
+    x = bits.view(np.float32)
+    got = np.zeros_like(x)
+    round_to_bfloats(x, got)
+    np.testing.assert_array_equal(got, torch.from_numpy(x).bfloat16().float().numpy())
 
 
 @njit
@@ -345,6 +390,8 @@ CHECKS = [
     check_any_above,
     check_integers_as_a_tuple,
     check_integers,
+    check_bfloats,
+    check_rounding_to_bfloats,
     check_quads,
     check_nibbles_of_eight,
     check_masks,

@@ -20,6 +20,7 @@ from localkv.kernels.cpu.linear.panel_bytes import (
     MADE_BYTES,
     PANEL_FORMAT_NAMES,
     PART_BYTES,
+    ROUNDED_ROW_NAMES,
     panels_bytes,
 )
 from localkv.kernels.footprint import (
@@ -31,6 +32,8 @@ from localkv.kernels.footprint import (
 
 PACKED_BYTES = 4.25
 """Per value of a product's left side when it is packed: float32 and two sums per 32 values."""
+BFLOAT_BYTES = 2
+"""The same where it is rounded to BF16, as some CPUs have it for rows of BF16."""
 MOST_DECODE_ROWS = 8
 """Rows of attention that decode kernels hold in registers at once, where there are most."""
 
@@ -67,8 +70,11 @@ def product_bytes(
     matrices: Iterable[Matrix], *, n_tokens: int, widest: int, n_threads: int
 ) -> float:
     """Packed activations, and panels that threads make on the way; rows are read as they are."""
+    matrices = list(matrices)
     in_panels = [matrix for matrix in matrices if _in_panels(matrix.format)]
     packed = PACKED_BYTES * widest * n_tokens if in_panels else 0
+    if any(matrix.format.name in ROUNDED_ROW_NAMES for matrix in matrices):
+        packed += BFLOAT_BYTES * widest * n_tokens
     made = [panels_bytes(matrix.format, (LANES, matrix.n_in)) for matrix in in_panels]
     return packed + (n_threads * (max(MADE_BYTES, *made) + PART_BYTES) if made else 0)
 

@@ -27,6 +27,8 @@ def product_method(weight: PackedTensor) -> Method:
             return Method(f"packed as in the file, {ACTIVATIONS}")
         case RowTensor(halves_activations=True):
             return Method("rows as in the file, activations rounded to fp16")
+        case RowTensor() if weight.packing is not None:
+            return Method("rows as in the file, activations rounded to bf16 (AVX512-BF16)")
     assert isinstance(weight, RowTensor)
     return Method("rows as in the file, float32 activations")
 

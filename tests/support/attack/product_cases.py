@@ -19,12 +19,11 @@ from localkv.kernels.cpu.linear.products import CpuProducts, Product, add_produc
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch
 from localkv.kernels.layer_weights import Linear
 from localkv.kernels.reference.torch_codec import decoded
-from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from support.attack.random_calls import threads
 from support.cpu_ops import (
     TensorProducts,
 )
-from support.cpu_products import eight_bits, product_error
+from support.cpu_products import as_read, product_error
 from support.guarded_memory import GuardedMemory
 from support.random_packed import random_packed
 from support.torch_edge import numpy_of, torch_of
@@ -76,7 +75,7 @@ def product_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str],
             )
         else:
             parts.append(Product(weight, out))
-        rounded = eight_bits(x) if HAS_BYTE_DOTS and name in LAYOUTS else x.double()
+        rounded = as_read(x, name)
         wants.append((rounded, decoded(packed, torch.float64), plus))
     add_products(chain, numpy_of(x), n_tokens, parts)
     for _ in range(2):
@@ -99,7 +98,7 @@ def linear_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str], 
     packed = guarded_matrix(memory, random_packed(name, n_out, n_in, seed=rng.randrange(1 << 30)))
     x, bias = (memory.tensor(torch.randn(*shape), "x") for shape in ((n_tokens, n_in), (n_out,)))
     got = products.linear(x, Linear(products.prepare(packed), bias))
-    rounded = eight_bits(x) if HAS_BYTE_DOTS and name in LAYOUTS else x.double()
+    rounded = as_read(x, name)
     assert not got.isnan().any()
     error = product_error(got.double() - bias, rounded, decoded(packed, torch.float64))
     assert error < 1e-5 * (1 + float(bias.abs().max()) * 10)

@@ -69,6 +69,7 @@ _BUILT_ON = (
     "kernels/cpu/linear/packing.py",
     "kernels/cpu/linear/panel_bytes.py",
     "kernels/cpu/linear/read_*.py",
+    "kernels/cpu/linear/row_tiles.py",
     "kernels/cpu/linear/rows.py",
     "kernels/cpu/linear/tiles.py",
     "kernels/cpu/linear/turn_row.py",

@@ -28,7 +28,7 @@ from localkv.kernels.cpu.layer_chains import (
 from localkv.kernels.cpu.linear.head_products import head_source
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.late_panels import LATE_PRODUCTS
-from localkv.kernels.cpu.linear.matrices import product_source
+from localkv.kernels.cpu.linear.matrices import product_sources
 from localkv.kernels.cpu.linear.panel_bytes import PANEL_FORMAT_NAMES
 from localkv.kernels.cpu.moe.expert_steps import expert_sources
 from localkv.kernels.cpu.recurrent.kernels import recurrent_sources
@@ -55,7 +55,7 @@ def needed_kernels(
     if any(name in PANEL_FORMAT_NAMES and name not in IN_PLACE_FORMATS for name in names):
         sources.append(LATE_PRODUCTS)
         generated.append(KernelSource("linear/fill"))
-    sources += [product_source(name) for name in names]
+    sources += [source for name in names for source in product_sources(name)]
     sources.append(ACTIVATIONS)
     sources += _block_sources(config)
     for group in typed_groups(cache, config.groups):

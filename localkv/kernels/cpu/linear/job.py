@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from localkv.formats.cpu.panel_layout import BLOCK
-from localkv.kernels.cpu.linear.panel_bytes import IN_PLACE_FORMAT_NAMES
-from localkv.simd.cpu_features import HAS_AVX512, HAS_BYTE_DOTS
+from localkv.kernels.cpu.linear.panel_bytes import IN_PLACE_FORMAT_NAMES, ROUNDED_ROW_NAMES
+from localkv.simd.cpu_features import HAS_AVX512, HAS_BFLOAT_DOTS, HAS_BYTE_DOTS
 
 if TYPE_CHECKING:
     from localkv.kernels.cpu.runtime.chain import Item
@@ -20,11 +20,25 @@ MAX_TILE = 8 if HAS_AVX512 else 4
 TILE_ROWS, MAX_TILE_TOKENS = (4, 6) if HAS_AVX512 else (2, 2)
 """Rows as in the file, and tokens, that meet in the largest tile: as many sums as registers."""
 
+CHUNK_ROWS, CHUNK_BYTES = 64, 1 << 18
+"""The most rows as in the file that a thread takes at a time for many tokens, and about the most
+bytes: its cache keeps them for all of these."""
+
 ACTIVATION_BLOCK_BYTES = BLOCK + 12 if HAS_BYTE_DOTS else 4 * (BLOCK + 2)
 """Bytes of a token's packed activations for `BLOCK` columns."""
 
 IN_PLACE_FORMATS = IN_PLACE_FORMAT_NAMES if HAS_BYTE_DOTS else ()
 """The formats whose matrices stay in the file on this CPU."""
+
+BFLOAT_PAIRS = "bf16 pairs"
+"""Rows of BF16 that meet activations in BF16."""
+
+BFLOAT_BLOCK_BYTES = 2 * BLOCK
+"""Of a token's activations in BF16, for `BLOCK` columns."""
+
+ROUNDED_ROWS = dict.fromkeys(ROUNDED_ROW_NAMES, BFLOAT_PAIRS) if HAS_BFLOAT_DOTS else {}
+"""The formats of rows as in the file for which activations are rounded on this CPU, and how such
+rows are called."""
 
 PART_BLOCKS = 64
 """Blocks of a token that are packed as one piece of work."""
@@ -58,7 +72,7 @@ class MultiplyJob(NamedTuple):
         next_chunk: the chunk of panels or rows to take next, counted through all matrices.
         n_tokens, n_in: the shape of the activations.
         n_records: of a panel; 0 for rows.
-        token_bytes: of packed activations; 0 for rows, which meet float32.
+        token_bytes: of packed activations; 0 for rows that meet float32.
         activations: packed, or float32 [n_tokens, n_in].
         chunk: panels or rows of a chunk.
         panel_bytes: bytes of a panel.

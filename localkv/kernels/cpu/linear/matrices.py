@@ -20,8 +20,13 @@ from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.job import (
     ACTIVATION_BLOCK_BYTES,
+    BFLOAT_BLOCK_BYTES,
+    CHUNK_BYTES,
+    CHUNK_ROWS,
     MAX_TILE,
     PART_BLOCKS,
+    ROUNDED_ROWS,
+    TILE_ROWS,
     PackJob,
 )
 from localkv.kernels.cpu.linear.panel_arena import Bytes
@@ -29,11 +34,13 @@ from localkv.kernels.cpu.linear.panel_bytes import MADE_BYTES
 from localkv.kernels.cpu.runtime.chain import Chain, Memory, Place
 from localkv.system.threads import n_threads
 
-CHUNK_PANELS, CHUNK_ROWS = 8, 64
-"""The most panels or rows that a thread takes at a time; its cache keeps them for all tokens."""
+CHUNK_PANELS = 8
+"""The most panels that a thread takes at a time; its cache keeps them for all tokens."""
 
 FEW_PARTS = 4
 """Up to this many pieces of activations are packed sooner by one thread than others start."""
+
+BFLOAT_PACK = KernelSource("linear/bfloat_pack")
 
 NO_MEMORY = Memory(Place(0, 0), 0)
 
@@ -46,37 +53,40 @@ class Kernel:
     multiply: int
 
 
-def product_source(name: str) -> KernelSource:
-    """The kernel of products with matrices of a format."""
-    template = "linear/product" if name in LAYOUTS else "linear/row_product"
-    return KernelSource(template, {"FORMAT": name})
+def product_sources(name: str) -> list[KernelSource]:
+    """The kernels of products with matrices of a format; the last one multiplies."""
+    if name in LAYOUTS:
+        return [KernelSource("linear/product", {"FORMAT": name})]
+    rows = KernelSource("linear/row_product", {"FORMAT": ROUNDED_ROWS.get(name, name)})
+    return [BFLOAT_PACK, rows] if name in ROUNDED_ROWS else [rows]
 
 
 @functools.cache
 def product_kernel(name: str) -> Kernel:
     """The workers of a format; compiles them if no process has before."""
-    workers = specialized(product_source(name))
+    workers = dict[str, int]()
+    for source in product_sources(name):
+        workers.update(specialized(source))
     return Kernel(workers.get("pack", 0), workers["multiply"])
 
 
 @dataclass(frozen=True)
-class PanelFacts:
-    """What a product with a matrix of some format and shape needs to know.
+class Packing:
+    """How activations are packed for matrices of some kind and width.
 
     Attributes:
-        n_blocks: blocks of a token's packed activations, of `token_bytes` together.
-        panel_bytes: of a panel as kernels multiply it.
+        n_blocks: blocks of a token's packed activations, of `block_bytes` each.
+        side_by_side: tokens lie one after the other, and not in tiles.
     """
 
     kernel: Kernel
-    n_panels: int
-    panel_bytes: int
-    n_records: int
     n_blocks: int
+    block_bytes: int = ACTIVATION_BLOCK_BYTES
+    side_by_side: bool = False
 
     @property
     def token_bytes(self) -> int:
-        return self.n_blocks * ACTIVATION_BLOCK_BYTES
+        return self.n_blocks * self.block_bytes
 
     def add_packing(self, chain: Chain, x: Memory, n_tokens: int, n_in: int) -> Memory:
         """Packed activations, and the step that makes them."""
@@ -86,6 +96,26 @@ class PanelFacts:
         job = PackJob(0, n_tokens, n_in, self.n_blocks, n_parts, x, packed)
         chain.add(self.kernel.pack, job, n_threads() if n_tokens * n_parts >= FEW_PARTS else 1)
         return packed
+
+
+def row_packing(name: str, n_in: int) -> Packing | None:
+    """Of rows as in the file; None where activations stay float32."""
+    if name not in ROUNDED_ROWS:
+        return None
+    return Packing(product_kernel(name), -(-n_in // BLOCK), BFLOAT_BLOCK_BYTES, side_by_side=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelFacts(Packing):
+    """What a product with a matrix of some format and shape needs to know.
+
+    Attributes:
+        panel_bytes: of a panel as kernels multiply it.
+    """
+
+    n_panels: int
+    panel_bytes: int
+    n_records: int
 
 
 def panel_facts(layout: PanelLayout, n_out: int, n_in: int) -> PanelFacts:
@@ -141,7 +171,7 @@ class KernelTensor(PackedTensor, ABC):
         """Raises `BoundsError` unless `items` are as large as the matrix says."""
 
     @property
-    def packing(self) -> PanelFacts | None:
+    def packing(self) -> Packing | None:
         """How activations are packed for it; None for those that stay float32."""
         return None
 
@@ -309,8 +339,15 @@ class RowTensor(KernelTensor):
     def check_items(self) -> None:
         self._check_rows()
 
+    @cached_property
+    def packing(self) -> Packing | None:
+        return row_packing(self.format.name, self.shape[-1])
+
     def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
-        return Operands(self.kernel.multiply, activations, CHUNK_ROWS)
+        most = min(CHUNK_ROWS, CHUNK_BYTES // max(1, self.items.item_bytes))
+        most = max(TILE_ROWS, most // TILE_ROWS * TILE_ROWS)
+        token_bytes = 0 if self.packing is None else self.packing.token_bytes
+        return Operands(self.kernel.multiply, activations, most, token_bytes=token_bytes)
 
 
 def check_matrix(weight: KernelTensor, name: str, n_in: int) -> None:

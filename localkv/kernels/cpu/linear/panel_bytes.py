@@ -16,6 +16,9 @@ PANEL_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.block_size > 
 ROW_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.block_size == 1)
 """Those whose rows are multiplied as they are in the file."""
 
+ROUNDED_ROW_NAMES = ("bf16",)
+"""Of these, those whose activations are rounded to the same format where the CPU multiplies it."""
+
 IN_PLACE_FORMAT_NAMES = tuple(fmt.name for fmt in _WITH_KERNEL if fmt.stays_in_file)
 """Those that stay in the file where CPUs multiply bytes: panels are made to be multiplied."""
 

@@ -12,15 +12,25 @@ from typing import Any
 from numba import cfunc, njit
 
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.job import MAX_TILE_TOKENS, TILE_ROWS
+from localkv.kernels.cpu.linear.job import BFLOAT_PAIRS, CHUNK_ROWS, MAX_TILE_TOKENS, TILE_ROWS
 from localkv.kernels.cpu.linear.read_job import find_chunk, read_matrix, read_multiply_job
-from localkv.kernels.cpu.linear.rows import multiply_rows
+from localkv.kernels.cpu.linear.row_tiles import SUM_BYTES, add_piece, put_tile, stack_memory
+from localkv.kernels.cpu.linear.rows import multiply_rows, row_dots
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import take_next
 
 KIND = parameter("FORMAT", "f16")
+"""Or BFLOAT_PAIRS."""
+IS_PACKED = KIND == BFLOAT_PAIRS
+ROW_BYTES, X_BYTES = row_dots(KIND).row_bytes, row_dots(KIND).x_bytes
+"""Of a value."""
+PIECE = 4096 // X_BYTES
+"""Columns of a tile that meet at a time: those of tokens stay in half of a first-level cache."""
 SOME_TOKENS = min(4, MAX_TILE_TOKENS)
 """Of a tile that has fewer than most."""
+TILE_BYTES = TILE_ROWS * MAX_TILE_TOKENS * SUM_BYTES
+SUMS_BYTES = CHUNK_ROWS // TILE_ROWS * TILE_BYTES
+"""Of the sums of a chunk with a tile of tokens."""
 
 
 @njit
@@ -34,47 +44,96 @@ def tile_width(n_tokens: int) -> int:
 
 
 @njit
-def multiply_tile(job: Any, matrix: Any, row: int, token: int, height: int, width: int) -> None:
-    """Some rows times some tokens; what is no tile of one of these sizes is done one by one."""
-    n_in, n_out = job.n_in, matrix.n_out
-    row_bytes, stride = matrix.item_bytes, matrix.addend_stride
-    w = matrix.data + row * row_bytes
-    x = job.activations + 4 * token * n_in
-    out = matrix.out + 4 * (token * n_out + row)
+def token_bytes(job: Any) -> int:
+    return job.token_bytes if IS_PACKED else X_BYTES * job.n_in
+
+
+@njit
+def multiply_one(job: Any, matrix: Any, row: int, token: int) -> None:
+    """A row times a token."""
+    n_in, n_out, row_bytes = job.n_in, matrix.n_out, matrix.item_bytes
+    x = job.activations + token * token_bytes(job)
     plus = matrix.addend
     if plus != 0:
-        plus += token * stride + 4 * row
-    if height < TILE_ROWS:
-        for i in range(height):
-            for j in range(width):
-                at = w + i * row_bytes, x + 4 * j * n_in, out + 4 * (j * n_out + i)
-                addend = plus + j * stride + 4 * i if plus != 0 else 0
-                multiply_rows(KIND, 1, 1, at[0], row_bytes, at[1], n_in, at[2], n_out, addend, 0)
-    elif width == MAX_TILE_TOKENS:
-        multiply_rows(
-            KIND, TILE_ROWS, MAX_TILE_TOKENS, w, row_bytes, x, n_in, out, n_out, plus, stride
-        )
-    elif width == SOME_TOKENS:
-        multiply_rows(KIND, TILE_ROWS, SOME_TOKENS, w, row_bytes, x, n_in, out, n_out, plus, stride)
-    elif width == 2:
-        multiply_rows(KIND, TILE_ROWS, 2, w, row_bytes, x, n_in, out, n_out, plus, stride)
-    else:
-        multiply_rows(KIND, TILE_ROWS, 1, w, row_bytes, x, n_in, out, n_out, plus, stride)
+        plus += token * matrix.addend_stride + 4 * row
+    to = matrix.out + 4 * (token * n_out + row)
+    w = matrix.data + row * row_bytes
+    multiply_rows(KIND, 1, 1, w, row_bytes, x, n_in, to, n_out, plus, 0)
+
+
+@njit
+def multiply_tiles(
+    job: Any, matrix: Any, first: int, n_tiles: int, token: int, width: int, sums: Address
+) -> None:
+    """Some tiles of rows times one of tokens."""
+    n_in, row_bytes, x_bytes = job.n_in, matrix.item_bytes, token_bytes(job)
+    x = job.activations + token * x_bytes
+    for start in range(0, n_in, PIECE):
+        n, is_first = min(PIECE, n_in - start), int(start == 0)
+        part, w = x + X_BYTES * start, matrix.data + first * row_bytes + ROW_BYTES * start
+        for i in range(n_tiles):
+            at = sums + i * TILE_BYTES
+            if width == MAX_TILE_TOKENS:
+                add_piece(
+                    KIND, TILE_ROWS, MAX_TILE_TOKENS, w, row_bytes, part, x_bytes, n, at, is_first
+                )
+            elif width == SOME_TOKENS:
+                add_piece(
+                    KIND, TILE_ROWS, SOME_TOKENS, w, row_bytes, part, x_bytes, n, at, is_first
+                )
+            elif width == 2:
+                add_piece(KIND, TILE_ROWS, 2, w, row_bytes, part, x_bytes, n, at, is_first)
+            else:
+                add_piece(KIND, TILE_ROWS, 1, w, row_bytes, part, x_bytes, n, at, is_first)
+            w += TILE_ROWS * row_bytes
+    put_tiles(matrix, first, n_tiles, token, width, sums)
+
+
+@njit
+def put_tiles(matrix: Any, first: int, n_tiles: int, token: int, width: int, sums: Address) -> None:
+    """Their sums go to where they belong."""
+    n_out, stride, more_stride = matrix.n_out, 4 * matrix.n_out, matrix.addend_stride
+    for i in range(n_tiles):
+        row, at = first + i * TILE_ROWS, sums + i * TILE_BYTES
+        to, plus = matrix.out + 4 * (token * n_out + row), matrix.addend
+        if plus != 0:
+            plus += token * more_stride + 4 * row
+        if width == MAX_TILE_TOKENS:
+            put_tile(TILE_ROWS, MAX_TILE_TOKENS, at, to, stride, plus, more_stride)
+        elif width == SOME_TOKENS:
+            put_tile(TILE_ROWS, SOME_TOKENS, at, to, stride, plus, more_stride)
+        elif width == 2:
+            put_tile(TILE_ROWS, 2, at, to, stride, plus, more_stride)
+        else:
+            put_tile(TILE_ROWS, 1, at, to, stride, plus, more_stride)
+
+
+@njit
+def multiply_chunk(job: Any, matrix: Any, first: int, last: int, sums: Address) -> None:
+    """Rows `first` to `last` times all tokens."""
+    n_tiles = (last - first) // TILE_ROWS
+    token = 0
+    while token < job.n_tokens:
+        width = tile_width(job.n_tokens - token)
+        multiply_tiles(job, matrix, first, n_tiles, token, width, sums)
+        for row in range(first + n_tiles * TILE_ROWS, last):
+            for i in range(width):
+                multiply_one(job, matrix, row, token + i)
+        token += width
 
 
 @cfunc("void(int64, int64)")
 def multiply(address: Address, thread: Count) -> None:
-    """Multiply rows of some matrices with float32 activations, tile by tile (`MultiplyJob`)."""
+    """Multiply rows of some matrices with tokens, tile by tile (`MultiplyJob`)."""
     job = read_multiply_job(address)
+    sums = stack_memory(SUMS_BYTES)
     while True:
         index, first, last = find_chunk(address, job, take_next(address))
         if index < 0:
             break
         matrix = read_matrix(address, index)
-        height = 1 if job.n_tokens == 1 else TILE_ROWS
-        token = 0
-        while token < job.n_tokens:
-            width = tile_width(job.n_tokens - token)
-            for row in range(first, last, height):
-                multiply_tile(job, matrix, row, token, min(height, last - row), width)
-            token += width
+        if job.n_tokens == 1:
+            for row in range(first, last):
+                multiply_one(job, matrix, row, 0)
+            continue
+        multiply_chunk(job, matrix, first, last, sums)

@@ -1,44 +1,130 @@
 """The CPU's products with F32, F16 and BF16 matrices, which are read as in the file.
 
 A value is its own code, so rows need no panels: SIMD lanes run along a row, values become float32
-in registers, and all arithmetic is float32. A row's product with a token is added up in the same
-order in tiles of every size, so it does not depend on the other tokens of the batch.
+in registers, and all arithmetic is float32. Where CPUs multiply pairs of bfloats BF16 rows meet
+activations that are rounded to BF16, as in ggml. A row's product with a token is added up in the
+same order in tiles of every size, so it does not depend on the other tokens of the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from localkv.formats import FORMATS
+from localkv.kernels.cpu.linear.job import BFLOAT_PAIRS
 from localkv.simd.arithmetic import folded_sum
+from localkv.simd.bfloat_dots import dot_of_bfloats
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.lanes import LANES
 from localkv.simd.memory import emit_prefetch
-from localkv.simd.vector import constant, f32, i8, i64, lanes_of, multiply_add
+from localkv.simd.vector import constant, f32, i8, i32, i64, lanes_of, multiply_add
 
 PREFETCH_BYTES = 8192
 """How far ahead one row with one token asks for memory, across the end of the row: prefetching by
 the processor ends with a page of 4 KiB, which is a row of 2048 values."""
 
 
-def _loader(name: str) -> Callable[[Any, Any], Any]:
-    return cast(Callable[[Any, Any], Any], FORMATS[name].part("cpu_weight").load_values)
-
-
-def _completed(b: Builder, row: Value, first: Value, n: Value, value_bytes: int) -> Value:
+def _completed(
+    b: Builder, row: Value, first: Value, n: Value, value_bytes: int, step: int
+) -> Value:
     """The address of a copy of the row's last `n` values, from `first` on, and zeros behind."""
-    kind = ir.ArrayType(i8, LANES * value_bytes)
+    kind = lanes_of(i8, step * value_bytes)  # stored at once, which an array is not
     copy = cgutils.alloca_once(b, kind)
     b.store(ir.Constant(kind, None), copy)
     copy = b.bitcast(copy, i8.as_pointer())
     size = ir.Constant(i64, value_bytes)
     cgutils.raw_memcpy(b, copy, b.gep(row, [b.mul(first, size)]), n, size)
     return copy
+
+
+Load = Callable[[Any, Any], Any]
+"""A vector of values at an i8*."""
+
+
+@dataclass(frozen=True)
+class RowDots:
+    """How values of rows meet those of tokens.
+
+    Attributes:
+        step: values of a vector; both lie side by side, tokens completed by zeros to whole vectors
+            if `pads`.
+        row_bytes, x_bytes: of a value.
+        load, load_x: a vector of each.
+        add: (b, values of a row, of a token, total <16 x float>) -> their products added to it.
+    """
+
+    step: int
+    row_bytes: int
+    x_bytes: int
+    load: Load
+    load_x: Load
+    add: Callable[..., Any]
+    pads: bool = False
+
+    def token_bytes(self, b: Builder, n_in: Value) -> Value:
+        n_bytes = b.mul(n_in, ir.Constant(i64, self.x_bytes))
+        if not self.pads:
+            return n_bytes
+        size = self.step * self.x_bytes
+        return b.and_(b.add(n_bytes, ir.Constant(i64, size - 1)), ir.Constant(i64, -size))
+
+    def add_tile(
+        self, b: Builder, rows: Sequence[Value], x: Sequence[Value], n: Value, sums: Sequence[Value]
+    ) -> None:
+        """Add products of `n` values of rows and tokens, at i8*, to sums of token after token.
+
+        A row alone with a token asks for memory ahead, which is that of the next rows.
+        """
+
+        def add_products(row_at: list[Any], x_at: list[Any]) -> None:
+            weights = [self.load(b, at) for at in row_at]
+            for t, at in enumerate(x_at):
+                values = self.load_x(b, at)
+                for r, weight in enumerate(weights):
+                    slot = sums[t * len(rows) + r]
+                    b.store(self.add(b, weight, values, b.load(slot)), slot)
+
+        step = ir.Constant(i64, self.step)
+        steps, left = b.sdiv(n, step), b.srem(n, step)
+        with cgutils.for_range(b, steps) as loop:
+            offset = b.mul(loop.index, ir.Constant(i64, self.step * self.row_bytes))
+            x_offset = b.mul(loop.index, ir.Constant(i64, self.step * self.x_bytes))
+            if len(sums) == 1:
+                emit_prefetch(b, b.gep(rows[0], [b.add(offset, ir.Constant(i64, PREFETCH_BYTES))]))
+            add_products([b.gep(at, [offset]) for at in rows], [b.gep(at, [x_offset]) for at in x])
+        with b.if_then(b.icmp_signed("!=", left, ir.Constant(i64, 0)), likely=False):
+            last = b.sub(n, left)
+            add_products(
+                [_completed(b, at, last, left, self.row_bytes, self.step) for at in rows],
+                [_completed(b, at, last, left, self.x_bytes, self.step) for at in x],
+            )
+
+
+def _load_pairs(b: Builder, address: Value) -> Any:
+    return b.load(b.bitcast(address, lanes_of(i32).as_pointer()), align=1)
+
+
+def row_dots(kind: str) -> RowDots:
+    """Of a format, or BFLOAT_PAIRS."""
+    if kind == BFLOAT_PAIRS:
+        return RowDots(2 * LANES, 2, 2, _load_pairs, _load_pairs, dot_of_bfloats_last, pads=True)
+    load, load_f32 = (FORMATS[name].part("cpu_weight").load_values for name in (kind, "f32"))
+    return RowDots(LANES, FORMATS[kind].block_bytes, 4, load, load_f32, multiply_add)
+
+
+def dot_of_bfloats_last(b: Builder, x: Value, y: Value, total: Value) -> Any:
+    return dot_of_bfloats(b, total, x, y)
+
+
+def addresses(b: Builder, start: Value, stride: Value, n: int) -> list[Any]:
+    """Addresses `stride` bytes apart."""
+    return [b.gep(start, [b.mul(ir.Constant(i64, i), stride)]) for i in range(n)]
 
 
 @intrinsic(prefer_literal=True)
@@ -62,46 +148,20 @@ def multiply_rows(
 
     `kind`, `n_rows` and `n_tokens` are known when compiling.
     """
-    name = kind.literal_value
+    dots = row_dots(kind.literal_value)
     height, width = n_rows.literal_value, n_tokens.literal_value
-    load, value_bytes = _loader(name), FORMATS[name].block_bytes
-    load_f32 = _loader("f32")
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
         rows, row_bytes, x, n_in, out, n_out, addend, addend_stride = args[3:]
         byte, word = i8.as_pointer(), ir.Constant(i64, 4)
         rows, x, out = (b.inttoptr(address, byte) for address in (rows, x, out))
         index = [ir.Constant(i64, i) for i in range(max(height, width))]
-        row_at = [b.gep(rows, [b.mul(index[r], row_bytes)]) for r in range(height)]
-        x_at = [b.gep(x, [b.mul(b.mul(index[t], n_in), word)]) for t in range(width)]
+        row_at = addresses(b, rows, row_bytes, height)
+        x_at = addresses(b, x, dots.token_bytes(b, n_in), width)
         slots = [cgutils.alloca_once(b, lanes_of(f32)) for _ in range(height * width)]
         for slot in slots:
             b.store(constant(f32, 0.0), slot)
-
-        def add_products(row_at: list[Any], x_at: list[Any]) -> None:
-            weights = [load(b, at) for at in row_at]
-            for t, at in enumerate(x_at):
-                values = load_f32(b, at)
-                for r, weight in enumerate(weights):
-                    slot = slots[t * height + r]
-                    b.store(multiply_add(b, weight, values, b.load(slot)), slot)
-
-        lanes = ir.Constant(i64, LANES)
-        steps, left = b.sdiv(n_in, lanes), b.srem(n_in, lanes)
-        with cgutils.for_range(b, steps) as loop:
-            offset = b.mul(loop.index, ir.Constant(i64, LANES * value_bytes))
-            x_offset = b.mul(loop.index, ir.Constant(i64, LANES * 4))
-            if height == width == 1:
-                emit_prefetch(b, b.gep(rows, [b.add(offset, ir.Constant(i64, PREFETCH_BYTES))]))
-            add_products(
-                [b.gep(at, [offset]) for at in row_at], [b.gep(at, [x_offset]) for at in x_at]
-            )
-        with b.if_then(b.icmp_signed("!=", left, ir.Constant(i64, 0)), likely=False):
-            last = b.sub(n_in, left)
-            add_products(
-                [_completed(b, at, last, left, value_bytes) for at in row_at],
-                [_completed(b, at, last, left, 4) for at in x_at],
-            )
+        dots.add_tile(b, row_at, x_at, n_in, slots)
         for t in range(width):
             for r in range(height):
                 lanes = b.load(slots[t * height + r])

@@ -164,6 +164,7 @@ class GatherJob(NamedTuple):
         groups, group_of, pairs, n_used: see `GroupJob`.
         token_bytes, n_blocks: of a packed token.
         in_planes: a token alone is packed into planes (`linear/packing.py`).
+        side_by_side: or tokens lie one after the other.
         singles, grouped: packed, by token and by row.
     """
 
@@ -176,6 +177,7 @@ class GatherJob(NamedTuple):
     token_bytes: Item
     n_blocks: Item
     in_planes: Item
+    side_by_side: Item
     singles: Item
     grouped: Item
 

@@ -66,7 +66,8 @@ def gather(address: Address, thread: Count) -> None:
     """Put words of packed tokens side by side, tile by tile of each group (`GatherJob`).
 
     Of a token in a tile of T, word i of a block is word i T + t; alone, it is word i, or, where
-    that token is in planes, one of all codes or of all facts of a kind.
+    that token is in planes, one of all codes or of all facts of a kind. Tokens that lie side by
+    side are copied.
     """
     job = read_gather_job(address)
     n_blocks = job.n_blocks
@@ -77,10 +78,14 @@ def gather(address: Address, thread: Count) -> None:
         _, first, n = read_group(job.groups, get_i64(job.group_of, row))
         if n == 1:
             continue
-        start = tile_start(row - first, n)
-        size = tile_size(start, n)
         token = get_i64(job.pairs, row) // job.n_used
         words = job.singles + token * job.token_bytes
+        if job.side_by_side:
+            for i in range(job.token_bytes // 4):
+                put_i32(job.grouped + row * job.token_bytes, i, get_i32(words, i))
+            continue
+        start = tile_start(row - first, n)
+        size = tile_size(start, n)
         to = job.grouped + (first + start) * job.token_bytes + 4 * (row - first - start)
         if not job.in_planes:
             for i in range(n_blocks * WORDS):

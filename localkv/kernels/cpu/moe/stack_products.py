@@ -28,7 +28,7 @@ from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
     Items,
     KernelTensor,
-    PanelFacts,
+    Packing,
     RowTensor,
     check_matrix,
     kind_of,
@@ -163,7 +163,7 @@ def _packed(chain: Chain, routing: Routing, rows: Rows, first: KernelTensor) -> 
 
 
 def _add_packed_tokens(
-    chain: Chain, routing: Routing, rows: Rows, facts: PanelFacts, n_parts: int
+    chain: Chain, routing: Routing, rows: Rows, facts: Packing, n_parts: int
 ) -> Memory:
     """Each token packed as if it were alone."""
     n_tokens, threads = routing.n_tokens, min(n_threads(), routing.n_tokens)
@@ -188,9 +188,9 @@ def _add_packed_tokens(
 
 
 def _add_gathered(
-    chain: Chain, routing: Routing, facts: PanelFacts, singles: Memory, in_planes: bool
+    chain: Chain, routing: Routing, facts: Packing, singles: Memory, in_planes: bool
 ) -> Memory:
-    """Packed tokens in the tiles of their experts' rows."""
+    """Packed tokens in the tiles of their experts' rows, or side by side."""
     grouped = taken(chain, routing.n_pairs * facts.token_bytes)
     job = GatherJob(
         next_row=0,
@@ -202,6 +202,7 @@ def _add_gathered(
         token_bytes=facts.token_bytes,
         n_blocks=facts.n_blocks,
         in_planes=int(in_planes),
+        side_by_side=int(facts.side_by_side),
         singles=singles,
         grouped=grouped,
     )
