@@ -26,7 +26,7 @@ from typing import Any
 from random_model import shape_of, write_model
 
 from localkv import LLM
-from localkv.engine.batched_generation import BatchedGeneration
+from localkv.engine.requests.batched_generation import BatchedGeneration
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.system.processor import processor_name

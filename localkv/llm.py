@@ -28,8 +28,8 @@ from localkv.engine.embedding import (
 from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.speculation.config import Speculation, check_speculation
-from localkv.engine.state_conversion import choices_json
-from localkv.engine.state_turns import load_state, save_state
+from localkv.engine.states.state_conversion import choices_json
+from localkv.engine.states.state_turns import load_state, save_state
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.kernels.backend import Backend

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from threading import Event
 
-from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
 from localkv.engine.generation import TokenStream
 from localkv.engine.reasoning_budget import ReasoningBudget
+from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import TextStream, TokenDecoder
 from localkv.loader.channels import ChannelDecoder, channel_markers

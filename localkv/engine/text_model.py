@@ -10,13 +10,13 @@ from threading import Event
 from typing import Unpack, cast, overload
 
 from localkv.engine.async_stream import AsyncTextStream
-from localkv.engine.batch_engine import BatchEngine
 from localkv.engine.engine import Engine
-from localkv.engine.many_streams import completions
 from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
 from localkv.engine.prompts import Prompt, Prompts, are_many
 from localkv.engine.reasoning_budget import ReasoningBudget
+from localkv.engine.requests.batch_engine import BatchEngine
+from localkv.engine.requests.many_streams import completions
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import Completion, TextStream
 from localkv.errors import UsageError

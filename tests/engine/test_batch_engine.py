@@ -13,10 +13,10 @@ import pytest
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
-from localkv.engine.batch_engine import BatchEngine, Pages, QueueFullError
-from localkv.engine.batched_generation import BatchedGeneration
 from localkv.engine.engine import Engine
-from localkv.engine.scheduler import AHEAD
+from localkv.engine.requests.batch_engine import BatchEngine, Pages, QueueFullError
+from localkv.engine.requests.batched_generation import BatchedGeneration
+from localkv.engine.requests.scheduler import AHEAD
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.loader.weights import load_model

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import PAGE_TOKENS, SegmentSpec, uniform_layouts
-from localkv.engine.cost_model import CostModel, StepShape
 from localkv.engine.prefix_cache import PrefixCache
-from localkv.engine.request import Request
-from localkv.engine.request_rows import RequestRows
-from localkv.engine.scheduler import LEAST_TOKENS, Part, Scheduler, SchedulerConfig
+from localkv.engine.requests.cost_model import CostModel, StepShape
+from localkv.engine.requests.request import Request
+from localkv.engine.requests.request_rows import RequestRows
+from localkv.engine.requests.scheduler import LEAST_TOKENS, Part, Scheduler, SchedulerConfig
 from localkv.engine.token_text import Text
 from localkv.kernels.cpu.arrays import NumpyArrays
 

@@ -13,8 +13,8 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_types import in_words
 from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig
-from localkv.engine.state_conversion import cache_of_choices
-from localkv.engine.state_file import StateFile
+from localkv.engine.states.state_conversion import cache_of_choices
+from localkv.engine.states.state_file import StateFile
 from localkv.errors import quoted
 
 KIND, VERSION = "localkv state", "1"

@@ -14,14 +14,14 @@ from threading import Event
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Wanted
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.engine.batched_generation import BatchedGeneration
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Forcing
 from localkv.engine.logprobs import check_logprobs
-from localkv.engine.recorded_batches import RecordedBatches
-from localkv.engine.request import Request
-from localkv.engine.request_rows import RequestRows
-from localkv.engine.scheduler import Part, Scheduler, SchedulerConfig
+from localkv.engine.requests.batched_generation import BatchedGeneration
+from localkv.engine.requests.recorded_batches import RecordedBatches
+from localkv.engine.requests.request import Request
+from localkv.engine.requests.request_rows import RequestRows
+from localkv.engine.requests.scheduler import Part, Scheduler, SchedulerConfig
 from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError, counted
 from localkv.model import Transformer

@@ -31,9 +31,9 @@ from localkv.cache.row_copies import (
     take_pages,
 )
 from localkv.config import CacheConfig
-from localkv.engine.state_conversion import Conversion
-from localkv.engine.state_file import StateFile, StateTensor, in_parts, write_state
-from localkv.engine.state_identity import (
+from localkv.engine.states.state_conversion import Conversion
+from localkv.engine.states.state_file import StateFile, StateTensor, in_parts, write_state
+from localkv.engine.states.state_identity import (
     KIND,
     VERSION,
     Groups,
@@ -43,7 +43,7 @@ from localkv.engine.state_identity import (
     check_model,
     fits,
 )
-from localkv.engine.state_text import StateText, read_state_text
+from localkv.engine.states.state_text import StateText, read_state_text
 from localkv.engine.token_text import GENERATED, marked
 from localkv.errors import UsageError, quoted
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from localkv.config import CacheConfig
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.prefix_cache import KeptText
-from localkv.engine.saved_state import LoadedState, save_text
+from localkv.engine.states.saved_state import LoadedState, save_text
 from localkv.engine.token_text import marked, unmarked
 from localkv.errors import UsageError
 

@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from localkv.engine.cost_model import CostModel, StepShape
-from localkv.engine.request import Request
+from localkv.engine.requests.cost_model import CostModel, StepShape
+from localkv.engine.requests.request import Request
 
 LEAST_SHARE = 0.25
 """Of a step's milliseconds that prompts have, if there are some."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from localkv.cache.arrays import Array, Arrays, Draw
 from localkv.engine.generation import FinishReason, Forcing, GenerationStats, checked
 from localkv.engine.logprobs import RankedToken, ranked
-from localkv.engine.request import Request
+from localkv.engine.requests.request import Request
 from localkv.sampling.sampler import Sampler
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.engine.batch_engine import BatchEngine
-from localkv.engine.batched_generation import BatchedGeneration
+from localkv.engine.requests.batch_engine import BatchEngine
+from localkv.engine.requests.batched_generation import BatchedGeneration
 from localkv.engine.text_stream import Completion, TextStream
 
 

@@ -1,0 +1,1 @@
+"""Many requests at the same time: who takes part in a step, and what is run."""

@@ -1,0 +1,1 @@
+"""Texts that are written to files with their rows, and read again."""
