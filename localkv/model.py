@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer, Temperature
 from localkv.arch.rope_spec import RopeSpec
 from localkv.arch.spec import LayerSpec, ModelSpec
-from localkv.cache.arrays import Array, Draw
+from localkv.cache.arrays import Array, Arrays, Draw
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.formats.packed_tensor import PackedTensor
@@ -260,7 +260,9 @@ class Transformer:
         return TokenInputs(
             None if rope is None else self._rope_table(rope, positions, n_ctx),
             None if temperature is None else position_scale(positions, temperature, arrays),
-            None if rope is None else partial(self._rope_table, rope, n_ctx=n_ctx),
+            None
+            if rope is None
+            else partial(_table_at, self._frequencies(rope, n_ctx), rope, arrays),
         )
 
     def _rope_table(self, rope: RopeSpec, positions: Array, n_ctx: int) -> RopeTable:
@@ -280,6 +282,10 @@ class Transformer:
             freqs = rope_frequencies(rope, values)
             self._freqs[rope, divisors] = self.backend.arrays.from_numpy(freqs)
         return self._freqs[rope, divisors]
+
+
+def _table_at(freqs: Array, rope: RopeSpec, arrays: Arrays, positions: Array) -> RopeTable:
+    return rope_table(freqs, positions, rope, arrays)
 
 
 def _mixers_of(

@@ -295,6 +295,9 @@ def test_json(program, llm, model) -> None:
             "total_tokens": 5,
             "cached_tokens": 0,
             "lost_tokens": 0,
+            "drafted_tokens": 0,
+            "accepted_tokens": 0,
+            "verified_batches": 0,
         },
         "timings": {
             "start_seconds": 0.25,

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from localkv.cache.codebook_uses import CodebookUse
 from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig
+from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import Completion, Timings, Usage
 from localkv.memory.plan import MemoryPlan
 from localkv.system.threads import Threads
@@ -52,6 +53,7 @@ class FakeLLM:
     prompt_warnings: tuple[str, ...] = ()
     loaded: ClassVar[dict[str, Any]] = {}
     asked: ClassVar[dict[str, Any]] = {}
+    speculation = Speculation()
 
     def __init__(self, path: Path, *, on_progress: object = None, **arguments: Any) -> None:
         type(self).loaded = {"path": path, **arguments}

@@ -17,7 +17,7 @@ from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.formats.cpu.page_order import ItemOrder
 from localkv.formats.cpu.page_rows import pages_of_rows, rows_of_pages
-from localkv.kernels.cpu.recurrent.kernels import vectors_of
+from localkv.kernels.cpu.recurrent.pieces import vectors_of
 from localkv.kernels.unrecorded import Arrived, Unrecorded
 from localkv.simd.lanes import LANES
 from localkv.system.threads import use_threads_now

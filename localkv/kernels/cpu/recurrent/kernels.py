@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from localkv.arch.mixer_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
+from localkv.kernels.cpu.recurrent.pieces import vectors_of
 from localkv.simd.lanes import LANES
 
 OUTPUT = KernelSource("recurrent/output")
-MOST_VECTORS = 4
-"""Of a piece's columns: their sums stay in registers."""
 
 
 def conv_source(kernel: int) -> KernelSource:
@@ -22,12 +21,6 @@ def scan_source(spec: DeltaNetSpec | Mamba2Spec) -> KernelSource:
     """Of a layer's memories."""
     parameters = {"PREDICTS": isinstance(spec, DeltaNetSpec), "VECTORS": vectors_of(spec.head_dim)}
     return KernelSource("recurrent/scan", parameters)
-
-
-def vectors_of(n_columns: int) -> int:
-    """Vectors of columns that a piece has."""
-    n = n_columns // LANES
-    return next(vectors for vectors in range(MOST_VECTORS, 0, -1) if n % vectors == 0)
 
 
 def has_recurrent_kernel(spec: RecurrentSpec) -> bool:

@@ -12,7 +12,8 @@ from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layer_chains import LayerChains
 from localkv.kernels.cpu.recurrent.job import ConvJob, GatedConvJob, OutputJob, ScanJob
-from localkv.kernels.cpu.recurrent.kernels import OUTPUT, conv_source, scan_source, vectors_of
+from localkv.kernels.cpu.recurrent.kernels import OUTPUT, conv_source, scan_source
+from localkv.kernels.cpu.recurrent.pieces import vectors_of
 from localkv.kernels.cpu.runtime.chain import Chain, Item, Memory, Where
 from localkv.kernels.layer_weights import DeltaNetWeights, Mamba2Weights, ShortConvWeights
 from localkv.simd.lanes import LANES
