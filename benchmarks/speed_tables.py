@@ -55,7 +55,7 @@ TABLES: Mapping[str, SpeedTable] = {
         pairs=("f16", "q8_0/q4_0"),
         depths=(1024,),
         decode=8,
-        parallel=(1, 2, 4, 8, 16),
+        parallel=(1, 4, 8),
     ),
     "models": SpeedTable(
         shapes=("gemma3-1b", "lfm2-1.2b", "qwen35-2b", "gemma4-e2b", "phi-4-mini@8"),
