@@ -10,7 +10,6 @@ from threading import Event
 
 import pytest
 
-from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
@@ -18,14 +17,10 @@ from localkv.engine.requests.batch_engine import BatchEngine, Pages, QueueFullEr
 from localkv.engine.requests.batched_generation import BatchedGeneration
 from localkv.engine.requests.scheduler import AHEAD
 from localkv.errors import ContextOverflowError, LocalKVError
-from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
-from support.hybrid_models import hybrid
-from support.latent_models import latent_tensors, write_latent
-from support.random_model import variant
+from support.held_pages import check_pages
 
 N_IDS = 96
 CACHE = CacheConfig("q8_0", "q4_0", n_ctx=1024)
@@ -36,23 +31,6 @@ CACHES = {
     "groups": replace(CACHE, type_k="q4_1c", type_v="q4_1"),
 }
 Load = Callable[[str], Transformer]
-
-
-@pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    folder, models = tmp_path_factory.mktemp("batch"), dict[str, Transformer]()
-
-    def load(name: str) -> Transformer:
-        if name not in models:
-            path = folder / f"{name}.gguf"
-            if name == "plm":
-                write_latent(path, name, latent_tensors(name))
-            else:
-                {"qwen35": hybrid}.get(name, variant)(name).write(path)
-            models[name] = load_model(path, cpu_backend())[0]
-        return models[name]
-
-    return load
 
 
 def sampler(model: Transformer, seed: int) -> Sampler:
@@ -85,14 +63,6 @@ def together(batch: BatchEngine, generations: list[BatchedGeneration]) -> list[l
         for one, drawn in zip(generations, tokens, strict=True):
             drawn += [next(one) for _ in range(one.n_ready)]
     return [drawn + list(one) for one, drawn in zip(generations, tokens, strict=True)]
-
-
-def check_pages(cache: KVCache) -> None:
-    """Each page is free, or held by as many sequences as the pool counts."""
-    for i, pool in enumerate(cache.pools):
-        held = [page for sequence in cache._known() for page in sequence.held(i)]
-        assert [held.count(page) for page in range(pool.n_pages)] == pool.n_holders
-        assert len(pool.free) == pool.n_pages - len({*held})
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import NO_SLOT
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
-from localkv.kernels.cpu.cpu_backend import cpu_backend
-from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
-from support.hybrid_models import hybrid
-from support.latent_models import latent_tensors, write_latent
-from support.random_model import variant
+from support.held_pages import check_pages
 
 N_CTX = 1024
 N_IDS = 96
@@ -34,38 +29,11 @@ CACHES = {
 Load = Callable[[str], Transformer]
 
 
-@pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    folder, models = tmp_path_factory.mktemp("prefixes"), dict[str, Transformer]()
-
-    def load(name: str) -> Transformer:
-        if name not in models:
-            path = folder / f"{name}.gguf"
-            if name == "plm":
-                write_latent(path, name, latent_tensors(name))
-            else:
-                {"qwen35": hybrid}.get(name, variant)(name).write(path)
-            models[name] = load_model(path, cpu_backend())[0]
-        return models[name]
-
-    return load
-
-
 def answer(engine: Engine, ids: list[int], n: int = 4) -> tuple[list[int], int]:
     """Tokens drawn after a prompt, and how many of the prompt's were reused."""
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=engine.model.config.n_vocab)
     generation = engine.generate(ids, sampler=sampler, max_tokens=n)
     return list(generation), generation.stats.n_reused
-
-
-def check_pages(cache: KVCache) -> None:
-    """Each page is free, or held by as many sequences as the pool counts."""
-    sequences = cache._known()
-    for i, pool in enumerate(cache.pools):
-        held = [page for sequence in sequences for page in sequence.held(i)]
-        assert [held.count(page) for page in range(pool.n_pages)] == pool.n_holders
-        assert sorted({*held} | {*pool.free}) == list(range(pool.n_pages))
-        assert len(pool.free) == pool.n_pages - len({*held})
 
 
 @pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
