@@ -8,6 +8,10 @@ that the cache of one has left the processor's caches when it is read again: six
 core's share of the last cache is a few MB. All methods take turns, and what is printed is each
 one's shortest time: other programs only make it longer.
 
+Types that pack several tokens together have their tail in f16, and types of less than 4 bits their
+sink, as they have them in a model; nothing is rotated. What ours takes then is attention in each
+segment, and merging their outputs.
+
 GB/s are packed bytes of K and V, and after them stands their share of the memory's bandwidth, which
 all threads read plainly before and after. After a pair's depths comes what 1,000 more tokens of
 context cost, from the smallest depth to the largest, in us, and next to the first pair.
@@ -31,22 +35,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localkv.arch.mixer_spec import AttentionParams
+from localkv.arch.mixer_spec import AttentionParams, AttentionSpec
+from localkv.arch.spec import CacheGroup
 from localkv.bench.machine import bandwidth
 from localkv.cache.arrays import Array
-from localkv.cache.batch import Batch
+from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.layout import SegmentSpec
+from localkv.cache.layer_cache import LayerCache
+from localkv.cache.layout import cache_segments
 from localkv.cache.uniform_cache import uniform_cache
-from localkv.formats import TOKEN_FORMATS
+from localkv.config import CacheConfig
+from localkv.formats import KV_FORMATS
+from localkv.kernels.attention import Merge, SegmentAttention, attention, merge_segments
 from localkv.kernels.backend import Backend
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
+from localkv.kernels.cpu.attention_layer import AttentionLayer
 from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.cpu.layer_chains import LayerChains
+from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.reference.attention import attention_reference
+from localkv.kernels.reference.store_kv import pack_groups as pack_groups_plain
 from localkv.kernels.reference.store_kv import store_kv
 from localkv.kernels.reference.torch_arrays import TorchArrays
+from localkv.kernels.store_kv import pack_groups, store_rotated
 from localkv.system.threads import n_threads, use_threads
 
 PROMPT = 512
@@ -60,16 +73,18 @@ def filled(
     args: argparse.Namespace, types: tuple[str, str], depth: int, n_new: int, plain: bool
 ) -> tuple[KVCache, Batch]:
     """A cache whose layers hold `depth` random rows, and a batch of new tokens, stored too."""
+    group = CacheGroup(args.kv_heads, args.head_dim, args.head_dim, 0, (0,))
+    config = CacheConfig(*types, n_ctx=depth + n_new, kv_rotation="off")
     cache = uniform_cache(
         TorchArrays() if plain else NumpyArrays(),
         n_layers=args.layers,
         n_kv_heads=args.kv_heads,
         head_dim=args.head_dim,
-        segments=[SegmentSpec(*types)],
+        segments=cache_segments(config, group),
         n_ctx=depth + n_new,
     )
     sequence = cache.new_sequence()
-    store = store_kv if plain else store_kv_cpu
+    store = store_plain if plain else store_kv_cpu
     first, *others = cache.layers
     steps = [STEP] * (depth // STEP) + [depth % STEP, n_new]
     for n_tokens in filter(None, steps):
@@ -86,12 +101,22 @@ def filled(
     return cache, batch
 
 
+def store_plain(k: Tensor, v: Tensor, cache: LayerCache, rows: tuple[SegmentBatch, ...]) -> None:
+    """Store rows and pack the groups that they complete, in torch."""
+    store_rotated(store_kv, unrotated, k, v, cache, rows)
+    pack_groups(pack_groups_plain, cache, rows)
+
+
+def unrotated(x: Array, block: int) -> Array:
+    return x
+
+
 def packed_call(
-    run: Callable[..., object], cache: KVCache, batch: Batch, q: Array
+    run: SegmentAttention, cache: KVCache, batch: Batch, q: Array, merge: Merge = merge_segments
 ) -> Callable[[int], object]:
     def call(layer: int) -> object:
-        segment = cache.layers[layer].segments[0]
-        return run(q, segment, batch.segments[0], batch, AttentionParams(0.125))
+        params = AttentionParams(0.125)
+        return attention(run, q, cache.layers[layer], batch, params, rotate=unrotated, merge=merge)
 
     return call
 
@@ -163,7 +188,7 @@ class Table:
     def bytes_per_token(self, pair: str) -> int:
         args = self.args
         names = pair.split("/")
-        return args.kv_heads * sum(TOKEN_FORMATS[name].row_bytes(args.head_dim) for name in names)
+        return args.kv_heads * sum(KV_FORMATS[name].row_bytes(args.head_dim) for name in names)
 
     def decode(self, pair: str, depth: int, best: dict[str, float]) -> None:
         us = {name: seconds * 1e6 for name, seconds in best.items()}
@@ -227,13 +252,14 @@ def main() -> None:
     table = Table(args, read_bandwidth(backend))
     table.head()
     ours = PackedAttention()
+    merge = AttentionLayer(LayerChains(Scratch()), backend.mixers[AttentionSpec], ours).merged
     for pair in args.pairs.split(","):
         type_k, type_v = pair.split("/")
         for depth in map(int, args.depths.split(",")):
             for n_new in (1, PROMPT) if args.only == "all" else (1,):
                 q = torch.randn(n_new, args.kv_heads * args.group, args.head_dim)
                 make = functools.partial(filled, args, (type_k, type_v), depth, n_new)
-                calls = {"ours": packed_call(ours, *make(plain=False), q.numpy())}
+                calls = {"ours": packed_call(ours, *make(plain=False), q.numpy(), merge)}
                 if args.only == "all":
                     calls["reference"] = packed_call(attention_reference, *make(plain=True), q)
                     calls["sdpa"] = sdpa_call(args, q, depth)

@@ -29,6 +29,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.speculation.config import Speculation, check_speculation
 from localkv.engine.states.state_conversion import choices_json
+from localkv.engine.states.state_identity import UNROTATED
 from localkv.engine.states.state_turns import load_state, save_state
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
@@ -335,7 +336,7 @@ class LLM(TextModel):
         self.memory = self._memory.plan(self.cache)
         self.backend = backend
         self._override_pre, self._step_ms = override_pre, step_ms
-        self._smoothing = smoothing
+        self._smoothing, self._k_before_rope = smoothing, k_before_rope
         self.load_seconds = time.perf_counter() - started
 
     @property
@@ -456,6 +457,8 @@ class LLM(TextModel):
     @property
     def _identity(self) -> dict[str, str]:
         model = model_identity(self.gguf, self.config, self.cache.n_ctx, self._smoothing)
+        if self._k_before_rope:
+            model["rope"] = UNROTATED
         return {**model, "choices": choices_json(self.cache)}
 
     @overload

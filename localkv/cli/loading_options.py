@@ -22,6 +22,7 @@ from localkv.cli.placement_options import placement_arguments, placement_options
 from localkv.cli.preset_choice import preset_or_given
 from localkv.cli.profile_options import bits_option, profile_option
 from localkv.config import FIT, KV_ROTATIONS, MOST_EXACT, CacheConfig
+from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 
 
@@ -182,6 +183,12 @@ def loading_options(
             f"({', '.join(name for name, fmt in KV_FORMATS.items() if fmt.shares_scale)}) if the "
             "head size is a multiple of 64, as llama.cpp does.",
         ),
+        flag(
+            "--kv-k-before-rope",
+            panel="KV cache",
+            help="Keep K as it is before RoPE, and rotate it whenever it is read, as KVQuant does: "
+            "to compare, with --device reference only.",
+        ),
         option(
             "--kv-scales",
             panel="KV cache",
@@ -243,13 +250,25 @@ def given_threads(n: int | None) -> int | None:
 
 
 def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `LLM` that the values of `loading_options` stand for."""
+    """The arguments of `LLM` that the values of `loading_options` stand for.
+
+    Raises:
+        UsageError: an option is not for the device.
+    """
+    device = values["device"]
+    if values["kv_k_before_rope"] and device != "reference":
+        raise UsageError(
+            f"--kv-k-before-rope: kernels read K as it is after RoPE, and device {device} has no "
+            "others",
+            hint="leave it out, or compare with --device reference, which is slow",
+        )
     return {
         "n_ctx": values["n_ctx"],
         "cache_type_k": values["cache_type_k"],
         "cache_type_v": values["cache_type_v"],
         **window_arguments(values),
         "kv_rotation": values["kv_rotation"],
+        "k_before_rope": values["kv_k_before_rope"],
         "kv_scales": values["kv_scales"],
         "n_batch": min(values["batch_size"], values["ubatch_size"]),
         "n_threads": given_threads(values["threads"]),

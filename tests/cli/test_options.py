@@ -53,6 +53,7 @@ def test_no_flags_are_the_defaults(params, llm) -> None:
         "kv_tail": None,
         "kv_sink": None,
         "kv_rotation": "auto",
+        "k_before_rope": False,
         "kv_scales": None,
         "n_batch": 512,
         "n_threads": None,

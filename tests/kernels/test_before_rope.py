@@ -10,7 +10,9 @@ import pytest
 from localkv import LLM
 from localkv.errors import ModelFileError, UsageError
 from support.latent_models import latent_tensors, write_latent
+from support.program import Program
 from support.random_model import variant
+from support.tiny_model import write_tiny_model
 
 IDS = [(i * 7919 + 13) % 96 for i in range(90)]
 
@@ -46,3 +48,29 @@ def test_it_is_refused_elsewhere(tmp_path: Path) -> None:
     write_latent(path, "minicpm3", latent_tensors("minicpm3"))
     with pytest.raises(ModelFileError, match="can't run latents with K before RoPE"):
         LLM(path, device="reference", k_before_rope=True)
+
+
+def test_saved_states_are_of_one_of_them(tmp_path: Path) -> None:
+    path, state = write_tiny_model(tmp_path / "model.gguf"), tmp_path / "state"
+    kept = [LLM(path, device="reference", n_ctx=64, k_before_rope=of) for of in (True, False)]
+    for of, other, words in ((*kept, "before"), (*kept[::-1], "after")):
+        of.complete([1, 2, 3], max_tokens=1)
+        of.save_state(state)
+        with pytest.raises(UsageError, match=f"its keys are as they are {words} RoPE"):
+            other.load_state(state, convert=True)
+
+
+def test_the_option(program: Program, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "model.gguf")
+    argv = ("complete", "-m", path, "-p", "1 2", "-n", "1", "--kv-k-before-rope", "-v")
+    result = program(*argv, "--device", "reference", "-c", "64")
+    assert result.code == 0, result.err
+    assert "K rotated as it is read" in result.err
+    for device in ("auto", "cpu", "cuda"):
+        result = program(*argv, "--device", device)
+        assert (result.code, result.out) == (2, "")
+        assert result.err_lines[-2:] == [
+            "error: --kv-k-before-rope: kernels read K as it is after RoPE, and device "
+            f"{device} has no others",
+            "hint: leave it out, or compare with --device reference, which is slow",
+        ]

@@ -18,6 +18,8 @@ from localkv.engine.states.state_file import StateFile
 from localkv.errors import quoted
 
 KIND, VERSION = "localkv state", "1"
+UNROTATED = "none"
+"""The RoPE of K that is stored as it is before RoPE."""
 
 Groups = tuple[CacheGroup, ...]
 
@@ -73,6 +75,12 @@ def check_model(file: StateFile, ours: Mapping[str, str]) -> None:
         raise file.refused(
             f"it is of another model: {was}, not {now}",
             hint="load it with the file that it was saved with, or a copy of it",
+        )
+    if "rope" in differ and UNROTATED in (theirs.get("rope"), ours["rope"]):
+        was, now = ("before" if of.get("rope") == UNROTATED else "after" for of in (theirs, ours))
+        raise file.refused(
+            f"its keys are as they are {was} RoPE, and here they are kept as {now} it",
+            hint="use --kv-k-before-rope where it was saved with it, and only there",
         )
     if "rope" in differ:
         raise file.refused(
