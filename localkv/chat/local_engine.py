@@ -82,7 +82,7 @@ class LocalEngine:
             )
         used = tool_template if "tools" in options.uses else template
         return replace(
-            _facts(llm, load_seconds),
+            engine_facts(llm, load_seconds),
             has_think_switch=template.think_switch is not None,
             takes_tools=tool_template.reads("tools"),
             warnings=(
@@ -173,7 +173,8 @@ def _finished(completion: Completion) -> Finished:
     )
 
 
-def _facts(llm: LLM, load_seconds: float) -> EngineFacts:
+def engine_facts(llm: LLM, load_seconds: float) -> EngineFacts:
+    """What is known of a loaded model, without its chat template."""
     config, cache, threads = llm.config, llm.cache, llm.engine.slot.threads
     groups = typed_groups(cache, config.groups)
     type_k, type_v = cache.shown_types

@@ -23,6 +23,7 @@ __all__ = ["cli", "main", "run"]
 COMMANDS = {
     "chat": ("localkv.cli.chat", "Talk with a model."),
     "complete": ("localkv.cli.complete", "Continue a prompt, or answer it."),
+    "serve": ("localkv.cli.serve", "Serve a model over HTTP."),
     "embed": ("localkv.cli.embed", "Turn texts into vectors."),
     "perplexity": ("localkv.cli.perplexity", "Measure how well a cache type predicts a text."),
     "bench": ("localkv.cli.bench", "Measure how fast a model runs."),

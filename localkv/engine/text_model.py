@@ -158,6 +158,17 @@ class TextModel:
             **sampling,
         )
 
+    def batch_stream(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> TextStream:
+        """As `stream`, for one who runs the steps of `batch`, whatever `n_parallel` is.
+
+        Args:
+            prompt, options: as for `stream`.
+
+        Raises:
+            LocalKVError: as `stream`.
+        """
+        return self._stream(self.batch, prompt, **options)
+
     def astream(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> AsyncTextStream:
         """As `stream`, for `async for`; the event loop goes on while a piece is made.
 

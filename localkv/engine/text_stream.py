@@ -74,20 +74,25 @@ class Timings:
 
 
 class StopStrings:
-    """Ends a text where one of several strings begins, holding back text that may become one."""
+    """Ends a text where one of several strings begins, holding back text that may become one.
+
+    Attributes:
+        hit: the string that ended it, if one did.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = tuple(stop for stop in stops if stop)
         self.held = ""
-        self.hit = False
+        self.hit: str | None = None
 
     def push(self, piece: str) -> str:
         """Text that is certain; after a hit, the text before the stop string."""
         text = self.held + piece
-        starts = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
+        starts = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if starts:
-            self.hit, self.held = True, ""
-            return text[: min(starts)]
+            at, self.hit = min(starts, key=lambda found: found[0])
+            self.held = ""
+            return text[:at]
         keep = max((_overlap(text, stop) for stop in self.stops), default=0)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -160,6 +165,31 @@ class TextStream(Iterator[str]):
                 raise StopIteration
             return piece
 
+    def read(self, is_ready: Callable[[], bool]) -> str | None:
+        """The text of the tokens that are there; None once all of it was read.
+
+        Args:
+            is_ready: whether the next token is there, or none follows, so that nothing is run.
+        """
+        with self._one_at_a_time:
+            if self._finish_reason is not None:
+                return None
+            pieces, self._opening = [self._opening], ""
+            try:
+                while self._finish_reason is None and is_ready():
+                    pieces.append(self._next_piece())
+            except BaseException:
+                self.close()
+                raise
+            text = "".join(pieces)
+            self._text.append(text)
+            return text
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.hit
+
     @property
     def stats(self) -> GenerationStats:
         """Counts and seconds so far."""
@@ -187,7 +217,7 @@ class TextStream(Iterator[str]):
         token = next(self.generation, None)
         piece = self._decoder.flush() if token is None else self._decoder.push(token)
         piece = self._stops.push(piece)
-        if self._stops.hit:
+        if self._stops.hit is not None:
             self._finish_reason = "stop"
             self.generation.close()
         elif token is None:

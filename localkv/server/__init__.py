@@ -1,0 +1,1 @@
+"""`localkv serve`: a model for programs that speak HTTP."""

@@ -1,0 +1,66 @@
+"""The server's application: which path leads where, and how errors are told."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from localkv.server.dialects.openai_chat import chat_completions
+from localkv.server.dialects.openai_models import health, models
+from localkv.server.failures import RequestError
+from localkv.server.front import Front
+from localkv.server.json_answer import json_response
+
+Endpoint = Callable[[Front, Request], Awaitable[Response]]
+
+POST, GET = ["POST"], ["GET"]
+
+ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
+    ("/health", GET, health),
+    ("/v1/health", GET, health),
+    ("/models", GET, models),
+    ("/v1/models", GET, models),
+    ("/chat/completions", POST, chat_completions),
+    ("/v1/chat/completions", POST, chat_completions),
+]
+"""Path, methods, and who answers."""
+
+
+def application(front: Front) -> Starlette:
+    """The application of a server."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette):  # type: ignore[no-untyped-def]
+        yield
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return json_response({"error": error.fields}, error.status, error.headers)
+
+    async def not_found(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = "no such path" if error.status_code == 404 else "not allowed here"
+        failure = RequestError(error.status_code, f"{request.method} {request.url.path}: {what}")
+        return json_response({"error": failure.fields}, failure.status)
+
+    async def broken(request: Request, error: Exception) -> Response:
+        traceback.print_exception(error)
+        failure = RequestError(500, "the server has a bug; its log says more")
+        return json_response({"error": failure.fields}, 500)
+
+    return Starlette(
+        routes=[
+            Route(path, partial(endpoint, front), methods=methods)
+            for path, methods, endpoint in ENDPOINTS
+        ],
+        exception_handlers={RequestError: refused, HTTPException: not_found, Exception: broken},
+        lifespan=lifespan,
+    )

@@ -1,0 +1,202 @@
+"""The engine's process: `python -m localkv.server.engine_child`, messages of `wire` in and out.
+
+One thread runs the steps of the model, and nothing else; another reads what the front sends. It
+ends when its input does, so it never outlives the front, however that ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import BinaryIO
+
+from localkv.chat.local_engine import engine_facts
+from localkv.engine.requests.batch_engine import BatchEngine
+from localkv.errors import LocalKVError
+from localkv.llm import LLM
+from localkv.server.running_text import RunningText
+from localkv.server.wire import (
+    Accepted,
+    Cancel,
+    Event,
+    Facts,
+    Failed,
+    Load,
+    Message,
+    Progress,
+    Refused,
+    Status,
+    Step,
+    Submit,
+    ToEngine,
+    framed,
+    read_message,
+    to_engine,
+)
+from localkv.system.bus_errors import end_cleanly
+from localkv.system.limits import before_model, exhausted
+
+
+class EngineServer:
+    """Serves a loaded model.
+
+    Args:
+        llm: the model.
+        inbox: what the front sends.
+        send: sends it a message.
+    """
+
+    def __init__(
+        self, llm: LLM, inbox: SimpleQueue[ToEngine], send: Callable[[Message], None]
+    ) -> None:
+        self.llm = llm
+        self.batch: BatchEngine = llm.batch
+        self.inbox = inbox
+        self.send = send
+        self.texts = dict[int, RunningText]()
+        self._events = list[Event]()
+        self._answers = {Submit: self._submit, Cancel: self._cancel}
+
+    def run(self) -> None:
+        """Serve until the process ends."""
+        while True:
+            self._take_all(waits=not self.texts)
+            step_ms, rows = self._step()
+            for text in list(self.texts.values()):
+                self._events += text.news()
+                if text.has_ended:
+                    del self.texts[text.id]
+            events, self._events = self._events, []
+            self.send(Step(events, self._status(step_ms, rows)))
+
+    def _take_all(self, *, waits: bool) -> None:
+        """Do what the front asks for."""
+        try:
+            while True:
+                message = self.inbox.get(block=waits)
+                self._answers[type(message)](message)  # type: ignore[operator]
+                waits = False
+        except Empty:
+            pass
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            self.texts[message.id] = RunningText.begun(self.llm, message)
+            self._events.append(Accepted(message.id))
+        except LocalKVError as error:
+            kind = type(error).__name__
+            self._events.append(Refused(message.id, kind, error.message, error.hint))
+
+    def _cancel(self, message: Cancel) -> None:
+        if (text := self.texts.get(message.id)) is not None:
+            text.cancel()
+
+    def _step(self) -> tuple[float, tuple[int, int]]:
+        """Milliseconds of one step for all, and how many requests and tokens of prompts it had."""
+        if not any(text.waits for text in self.texts.values()):
+            return 0.0, (0, 0)
+        stats = self.batch.stats
+        n_generated, n_prompt, started = stats.n_generated, stats.n_prompt, time.perf_counter()
+        self.batch.step()
+        rows = stats.n_generated - n_generated, stats.n_prompt - n_prompt
+        return 1e3 * (time.perf_counter() - started), rows
+
+    def _status(self, step_ms: float, rows: tuple[int, int]) -> Status:
+        stats, pages, scheduler = self.batch.stats, self.batch.pages, self.batch.scheduler
+        return Status(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages_running=pages.running,
+            pages_shared=pages.shared,
+            pages_kept=pages.kept,
+            pages_free=pages.free,
+            n_steps=stats.n_steps,
+            n_generated=stats.n_generated,
+            n_prompt=stats.n_prompt,
+            n_reused=stats.n_reused,
+            n_preempted=stats.n_preempted,
+            busy_seconds=stats.seconds,
+            rows=rows,
+            step_ms=step_ms,
+        )
+
+
+def loaded(load: Load, send: Callable[[Message], None]) -> LLM:
+    """The model that the front asks for, of which it is told.
+
+    Raises:
+        LocalKVError: it can't be loaded.
+    """
+    started = time.perf_counter()
+    before_model()
+    options = load.options
+    llm = LLM(
+        options.model,
+        **options.arguments,
+        on_progress=lambda stage, done, total: send(Progress(stage, done, total)),
+    )
+    cache, pools = llm.cache, llm.engine.cache.pools
+    send(
+        Facts(
+            engine=engine_facts(llm, time.perf_counter() - started),
+            n_vocab=llm.config.n_vocab,
+            n_params=sum(math.prod(tensor.shape) for tensor in llm.gguf.tensors.values()),
+            n_embd=llm.config.n_embd,
+            n_parallel=cache.n_sequences,
+            cache_tokens=cache.n_tokens or cache.n_sequences * cache.n_ctx,
+            cache_bytes=llm.memory.cache_k + llm.memory.cache_v,
+            n_pages=sum(pool.n_pages for pool in pools),
+            kernels=llm.kernels,
+            warnings=tuple(dict.fromkeys(llm.warnings)),
+        )
+    )
+    return llm
+
+
+def serve(source: BinaryIO, out: BinaryIO) -> int:
+    """Serve until `source` ends; the process's exit code, if the model can't be loaded."""
+    inbox = SimpleQueue[ToEngine]()
+    body = read_message(source)
+    load = None if body is None else to_engine.decode(body)
+    if not isinstance(load, Load):
+        raise ValueError("the first message must name the model to load")
+
+    def listen() -> None:
+        try:
+            while (body := read_message(source)) is not None:
+                inbox.put(to_engine.decode(body))
+        finally:  # even if a message is damaged: nobody would notice the end any more
+            os._exit(0)
+
+    def send(message: Message) -> None:
+        out.write(framed(message))
+        out.flush()
+
+    Thread(target=listen, daemon=True).start()
+    try:
+        llm = loaded(load, send)
+    except (LocalKVError, MemoryError, OSError) as error:
+        known = error if isinstance(error, LocalKVError) else exhausted(error)
+        if known is None:
+            raise
+        send(Failed(known.message, known.hint, known.exit_code))
+        return known.exit_code
+    EngineServer(llm, inbox, send).run()
+    return 0
+
+
+def main() -> int:
+    """Keep stdout for the protocol: libraries' prints go to stderr."""
+    end_cleanly()
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return serve(sys.stdin.buffer, out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+"""The front's side of the engine's process: texts are submitted, and events come back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from itertools import count
+
+import msgspec
+
+from localkv.chat.engine import EngineOptions, EngineStoppedError
+from localkv.errors import ContextOverflowError, LocalKVError, UsageError
+from localkv.server.wire import (
+    LENGTH,
+    Cancel,
+    Ended,
+    Event,
+    Facts,
+    Failed,
+    FromEngine,
+    Load,
+    Message,
+    Progress,
+    Refused,
+    Status,
+    Step,
+    Submit,
+    framed,
+    from_engine,
+)
+from localkv.system.python_child import child_command, child_environment
+
+STOP_SECONDS = 2.0
+"""How long `stop` lets the process end by itself."""
+STDERR_TAIL = 4000
+"""Bytes of what it said last that are looked at when it is gone."""
+
+_ERRORS: dict[str, type[LocalKVError]] = {
+    cls.__name__: cls for cls in (ContextOverflowError, UsageError)
+}
+
+
+class EngineFailedError(LocalKVError):
+    """The engine could not load the model; it makes no sense to try again."""
+
+    def __init__(self, message: str, hint: str | None, exit_code: int) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code
+
+
+class Texts(AsyncIterator[list[tuple[int, Event]]]):
+    """Texts that were submitted together, as they grow.
+
+    Each item has everything that happened since the last, as (number of the text, event): a slow
+    reader gets fewer and larger ones. It ends when all texts have.
+
+    Args:
+        client: runs them.
+        ids: the client's numbers of the texts.
+    """
+
+    def __init__(self, client: EngineClient, ids: Sequence[int]) -> None:
+        self._client = client
+        self._numbers = {id: number for number, id in enumerate(ids)}
+        self._open = set(ids)
+        self._events = list[tuple[int, Event]]()
+        self._news = asyncio.Event()
+        self._error: Exception | None = None
+
+    def put(self, event: Event) -> None:
+        """An event of one of the texts."""
+        self._events.append((self._numbers[event.id], event))
+        if isinstance(event, Ended | Refused):
+            self._open.discard(event.id)
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """No further event will come."""
+        self._error = error
+        self._open.clear()
+        self._news.set()
+
+    async def begun(self) -> None:
+        """Wait until the engine has taken all of them.
+
+        Raises:
+            LocalKVError: it refuses one; the others are cancelled.
+            EngineStoppedError: it is gone.
+        """
+        n_known, n_texts = 0, len(self._numbers)
+        while n_known < n_texts:
+            await self._news.wait()
+            if self._error is not None:
+                raise self._error
+            for _, event in self._events:
+                if isinstance(event, Refused):
+                    self.close()
+                    error = _ERRORS.get(event.kind, LocalKVError)
+                    raise error(event.message, event.hint)
+            n_known = len({number for number, _ in self._events})
+            self._news.clear()
+        self._news.set()
+
+    async def __anext__(self) -> list[tuple[int, Event]]:
+        while not self._events:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if not self._open:
+                raise StopAsyncIteration
+            await self._news.wait()
+            self._news.clear()
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Nobody reads the rest: let the engine end them."""
+        self._client.forget(self._open)
+        self._open = set()
+
+
+class EngineClient:
+    """An engine's process.
+
+    Args:
+        options: the model to load, and how.
+        on_progress: is told how far that is.
+        command: the program, if it is another; for tests.
+
+    Attributes:
+        facts: of the model once it is loaded.
+        status: what the engine does.
+        on_status: is told each of them.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        command: Sequence[str] = (),
+    ) -> None:
+        self.options = options
+        self.facts: Facts | None = None
+        self.status = Status()
+        self.on_status: Callable[[Status], None] = lambda status: None
+        self._on_progress = on_progress
+        self._command = list(command) or child_command("localkv.server.engine_child")
+        self._process: asyncio.subprocess.Process | None = None
+        self._texts = dict[int, Texts]()
+        self._numbers = count(1)
+        self._loaded = asyncio.Event()
+        self._failure: Exception | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id, once it was started."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a model is loaded, and the process there."""
+        return self.facts is not None and self._failure is None
+
+    @property
+    def n_open(self) -> int:
+        """Texts that have not ended."""
+        return len(self._texts)
+
+    async def start(self) -> None:
+        """Start the process; it begins to load.
+
+        Raises:
+            EngineStoppedError: the system refuses.
+        """
+        try:
+            # a file, since a pipe would have to be emptied
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=self._stderr,
+                env=child_environment(),
+                start_new_session=True,  # Ctrl-C on the terminal is the front's
+            )
+        except OSError as error:
+            raise EngineStoppedError(f"the engine can't be started: {error}") from error
+        self._send(Load(self.options))
+        self._reading = asyncio.create_task(self._read())
+
+    async def loaded(self) -> Facts:
+        """Wait until the model is loaded.
+
+        Raises:
+            EngineFailedError: it can't be.
+            EngineStoppedError: the process is gone.
+        """
+        await self._loaded.wait()
+        if self.facts is None:
+            raise self._failure or EngineStoppedError("the engine was stopped")
+        return self.facts
+
+    async def ended(self) -> Exception:
+        """Wait until the process is gone; why it is."""
+        assert self._reading is not None
+        await asyncio.shield(self._reading)
+        return self._failure or EngineStoppedError("the engine was stopped")
+
+    def submit(self, requests: Sequence[Submit]) -> Texts:
+        """Let texts go on, which have no numbers yet.
+
+        Raises:
+            EngineStoppedError: the engine is not running.
+        """
+        ids = [next(self._numbers) for _ in requests]
+        texts = Texts(self, ids)
+        for id, request in zip(ids, requests, strict=True):
+            self._texts[id] = texts
+            self._send(_numbered(request, id))
+        return texts
+
+    def forget(self, ids: set[int]) -> None:
+        """End texts whose events nobody wants."""
+        for id in ids:
+            if self._texts.pop(id, None) is not None:
+                with suppress(EngineStoppedError):
+                    self._send(Cancel(id))
+
+    async def stop(self) -> None:
+        """End the process."""
+        if self._process is None or self._reading is None:
+            return
+        assert self._process.stdin is not None
+        self._failure = self._failure or EngineStoppedError("the engine was stopped")
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._reading), STOP_SECONDS)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._reading
+
+    def _send(self, message: Message) -> None:
+        if self._process is None or self._failure is not None:
+            raise EngineStoppedError("the engine is not running")
+        assert self._process.stdin is not None
+        self._process.stdin.write(framed(message))
+
+    async def _read(self) -> None:
+        """Hand on what the process says until it ends."""
+        assert self._process is not None
+        source = self._process.stdout
+        assert source is not None
+        try:
+            while True:
+                n_bytes = LENGTH.unpack(await source.readexactly(LENGTH.size))[0]
+                self._take(from_engine.decode(await source.readexactly(n_bytes)))
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            await self._conclude()
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Step):
+            for event in message.events:
+                self._hand_on(event)
+            self.status = message.status
+            self.on_status(message.status)
+        elif isinstance(message, Progress):
+            self._on_progress(message)
+        elif isinstance(message, Facts):
+            self.facts = message
+            self._loaded.set()
+        elif isinstance(message, Failed):
+            self._failure = EngineFailedError(message.message, message.hint, message.exit_code)
+
+    def _hand_on(self, event: Event) -> None:
+        texts = self._texts.get(event.id)
+        if texts is None:
+            return
+        if isinstance(event, Ended | Refused):
+            del self._texts[event.id]
+        texts.put(event)
+
+    async def _conclude(self) -> None:
+        """Tell everybody who waits that the process is gone."""
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        code = await self._process.wait()
+        if self._failure is None:
+            self._failure = self._reason(code)
+        self._stderr.close()
+        self._loaded.set()
+        for texts in set(self._texts.values()):
+            texts.fail(EngineStoppedError(str(self._failure)))
+        self._texts.clear()
+
+    def _reason(self, code: int) -> EngineStoppedError:
+        """Why it is gone, with the last that it had to say."""
+        how = f"exit code {code}"
+        if code < 0:
+            with suppress(ValueError):
+                how = signal.Signals(-code).name
+        size = os.fstat(self._stderr.fileno()).st_size
+        self._stderr.seek(max(0, size - STDERR_TAIL))
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        last = lines[-1].removeprefix("error: ") if lines else None
+        return EngineStoppedError(f"the engine stopped ({how})", last)
+
+
+def _numbered(request: Submit, id: int) -> Submit:
+    return msgspec.structs.replace(request, id=id)

@@ -1,0 +1,92 @@
+"""Errors as answers: a status, and an object that says what is wrong, in each dialect's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from localkv.chat.engine import EngineStoppedError
+from localkv.errors import ChatTemplateError, ContextOverflowError, LocalKVError, UsageError
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+"""`type` of an error by its status; llama-server's names, OpenAI's where that has none."""
+
+
+class RequestError(LocalKVError):
+    """A request can't be answered.
+
+    Args:
+        status: HTTP's.
+        message: one line.
+        hint: what would work.
+        type: instead of that of the status.
+        extra: further fields of the error's object.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        hint: str | None = None,
+        *,
+        type: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint)
+        self.status = status
+        self.type = type or TYPES.get(status, "server_error")
+        self.extra = dict(extra or {})
+        self.headers = dict(headers or {})
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The object `error` of OpenAI's API, as llama-server fills it in."""
+        return {"code": self.status, "message": str(self), "type": self.type, **self.extra}
+
+
+def unsupported(what: str, hint: str) -> RequestError:
+    """A part of an API that this server does not have."""
+    return RequestError(501, f"{what} is not supported", hint)
+
+
+def context_error(n_prompt: int, n_ctx: int, *, everybody: int | None = None) -> RequestError:
+    """A prompt that does not fit, with the numbers that clients look for.
+
+    Args:
+        everybody: tokens that the cache holds of all requests together, if that is what it exceeds.
+    """
+    room = n_ctx if everybody is None else everybody
+    return RequestError(
+        400,
+        f"the request has {n_prompt} tokens, but there is room for {room}",
+        "shorten the prompt, or start the server with a larger -c"
+        if everybody is None
+        else "shorten the prompt, or start the server with a larger --cache-tokens",
+        type="exceed_context_size_error",
+        extra={"n_prompt_tokens": n_prompt, "n_ctx": room},
+    )
+
+
+def as_request_error(error: LocalKVError) -> RequestError:
+    """Any error for users as the answer to a request."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, EngineStoppedError):
+        return RequestError(503, error.message, error.hint, headers={"retry-after": "5"})
+    if isinstance(error, ContextOverflowError | ChatTemplateError | UsageError):
+        return RequestError(400, error.message, error.hint)
+    return RequestError(500, error.message, error.hint)

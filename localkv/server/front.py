@@ -1,0 +1,205 @@
+"""What all dialects share: prompts are made, texts begun, and limits kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from localkv.errors import LocalKVError
+from localkv.loader.chat_prompt import ChatPrompt
+from localkv.sampling.params import SamplingParams
+from localkv.server.engine_client import Texts
+from localkv.server.failures import RequestError, as_request_error, context_error
+from localkv.server.prompt_model import PromptModel
+from localkv.server.sampling_fields import SamplingFields, sampling_params
+from localkv.server.settings import ServerSettings
+from localkv.server.supervisor import Supervisor
+from localkv.server.wire import Facts, Opening, Submit
+
+T = TypeVar("T")
+
+
+class Front:
+    """A server's side of requests.
+
+    Args:
+        settings: what it was started with.
+        supervisor: runs the engine.
+
+    Attributes:
+        started: seconds since 1970.
+    """
+
+    def __init__(self, settings: ServerSettings, supervisor: Supervisor) -> None:
+        self.settings = settings
+        self.supervisor = supervisor
+        self.started = int(time.time())
+        self._model: PromptModel | None = None
+        self._error: LocalKVError | None = None
+        self._model_ready = asyncio.Event()
+
+    async def load(self) -> None:
+        """Build the tokenizer, beside the event loop."""
+        options = self.settings.engine
+        try:
+            self._model = await asyncio.to_thread(
+                PromptModel,
+                options.model,
+                override_pre=options.arguments.get("override_pre"),
+                chat_template=options.chat_template,
+            )
+        except LocalKVError as error:
+            self._error = error
+        self._model_ready.set()
+
+    async def model(self) -> PromptModel:
+        """The tokenizer and the templates, once they are there.
+
+        Raises:
+            LocalKVError: there are none.
+        """
+        await self._model_ready.wait()
+        if self._model is None:
+            raise self._error or LocalKVError("the model is not there")
+        return self._model
+
+    @property
+    def facts(self) -> Facts:
+        """Of the loaded model.
+
+        Raises:
+            RequestError: it is loading, or its engine is started again.
+        """
+        facts = self.supervisor.facts
+        if facts is None:
+            raise RequestError(
+                503,
+                "Loading model",
+                headers={"retry-after": "1"},
+                extra={"progress": self.supervisor.progress},
+            )
+        return facts
+
+    async def apart(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call what takes long in a thread.
+
+        Raises:
+            RequestError: it has an error for the user.
+        """
+        try:
+            return await asyncio.to_thread(function, *arguments, **options)
+        except LocalKVError as error:
+            raise as_request_error(error) from error
+
+    async def tokens(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of a text."""
+        model = await self.model()
+        return await self.apart(model.tokenize, text, add_special, parse_special)
+
+    async def conversation(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> ChatPrompt:
+        """A conversation as the model reads it (`TextModel.chat_prompt`).
+
+        Raises:
+            RequestError: the template refuses it.
+        """
+        model = await self.model()
+        return await self.apart(model.conversation, messages, **options)
+
+    async def params(self, fields: SamplingFields) -> SamplingParams:
+        """How tokens are drawn.
+
+        Raises:
+            RequestError: a value makes no sense.
+        """
+        model = await self.model()
+        try:
+            return sampling_params(
+                fields,
+                self.settings.params,
+                lambda text: model.tokenize(text, add_special=False, parse_special=True),
+            )
+        except LocalKVError as error:
+            raise as_request_error(error) from error
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not the one that is loaded.
+
+        Raises:
+            RequestError: 404, with the name of the one that is.
+        """
+        known = (self.settings.model_name, *self.settings.aliases)
+        if name and self.settings.checks_model and name not in known:
+            raise RequestError(
+                404,
+                f"there is no model {name!r:.100} here",
+                f"use {known[0]!r}",
+                extra={"param": "model"},
+            )
+
+    async def begin(self, request: Submit, n: int = 1) -> Texts:
+        """Let a text go on, `n` times; all share the prompt, and each has a seed of its own.
+
+        Raises:
+            RequestError: the engine refuses it, is not there, or has too much to do.
+        """
+        facts = self.facts
+        n_prompt, n_ctx = len(request.ids), facts.engine.n_ctx
+        if n_prompt >= n_ctx:
+            raise context_error(n_prompt, n_ctx)
+        if n_prompt >= facts.cache_tokens:
+            raise context_error(n_prompt, n_ctx, everybody=facts.cache_tokens)
+        client = self.supervisor.client
+        if client.n_open + n > facts.n_parallel + self.settings.queue:
+            raise RequestError(
+                429,
+                f"{client.n_open} requests run or wait already",
+                "ask again later, or start the server with a larger --queue",
+                headers={"retry-after": str(self._seconds_to_wait())},
+            )
+        requests = [_with_seed(request, number) for number in range(n)]
+        try:
+            texts = client.submit(requests)
+            await texts.begun()
+        except LocalKVError as error:
+            raise as_request_error(error) from error
+        return texts
+
+    def _seconds_to_wait(self) -> int:
+        """About how long it takes until a place in the queue is free."""
+        return 1 + self.supervisor.client.status.waiting // 4
+
+    def n_predict(self, *asked: int | None) -> int | None:
+        """Most tokens of an answer; None sets no limit.
+
+        Args:
+            asked: what the request says, in fields of which the first counts.
+        """
+        given = next((most for most in asked if most is not None), self.settings.max_tokens)
+        return None if given is None or given < 0 else given
+
+
+def _with_seed(request: Submit, number: int) -> Submit:
+    seed = request.params.seed
+    if not number or seed is None or seed < 0:
+        return request
+    return msgspec.structs.replace(request, params=replace(request.params, seed=seed + number))
+
+
+def opening_of(prompt: ChatPrompt) -> Opening:
+    """What the engine has to know of a prompt besides its tokens."""
+    return Opening(
+        prompt.opening,
+        prompt.is_begun,
+        prompt.reasoning,
+        prompt.n_reasoned,
+        prompt.reasoning_budget,
+    )

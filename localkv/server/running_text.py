@@ -1,0 +1,120 @@
+"""One request in the engine's process, and what there is to tell of it after a step."""
+
+from __future__ import annotations
+
+from localkv.engine.requests.batched_generation import BatchedGeneration
+from localkv.engine.text_model import TextModel
+from localkv.engine.text_stream import TextStream
+from localkv.errors import LocalKVError
+from localkv.loader.chat_prompt import ChatPrompt
+from localkv.server.wire import Ended, Event, Opening, Piece, Reading, Submit
+
+
+class RunningText:
+    """A text that grows with the steps of the engine.
+
+    Args:
+        id: the front's number of it.
+        stream: the text.
+    """
+
+    def __init__(self, id: int, stream: TextStream) -> None:
+        generation = stream.generation
+        assert isinstance(generation, BatchedGeneration)
+        self.id = id
+        self.stream = stream
+        self.has_ended = False
+        self._generation = generation
+        self._n_held = -1
+        self._n_logprobs = 0
+
+    @classmethod
+    def begun(cls, model: TextModel, submit: Submit) -> RunningText:
+        """Let a request wait for its turn.
+
+        Raises:
+            LocalKVError: it can't be served.
+        """
+        prompt = submit.ids if submit.chat is None else chat_prompt(submit.ids, submit.chat)
+        stream = model.batch_stream(
+            prompt,
+            params=submit.params,
+            max_tokens=submit.max_tokens,
+            stop=submit.stop,
+            ignore_eos=submit.ignore_eos,
+            logprobs=submit.logprobs,
+        )
+        return cls(submit.id, stream)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it needs a step."""
+        return not self._is_ready()
+
+    def _is_ready(self) -> bool:
+        return self._generation.n_ready > 0 or self._generation.has_ended
+
+    def cancel(self) -> None:
+        """Nobody wants the rest."""
+        self.stream.close()
+
+    def news(self) -> list[Event]:
+        """What has happened since the last call."""
+        error = None
+        try:
+            text = self.stream.read(self._is_ready)
+        except LocalKVError as problem:
+            text, error = None, str(problem)
+        events = list[Event]()
+        if text or self._logprobs_are_new():
+            events.append(self._piece(text or ""))
+        elif text is not None and not self.stream.stats.n_generated:
+            events += self._reading()
+        if text is None or self._generation.finish_reason is not None:
+            self.has_ended = True
+            events.append(self._ended(error))
+        return events
+
+    def _logprobs_are_new(self) -> bool:
+        all_of_them = self.stream.token_logprobs
+        return all_of_them is not None and len(all_of_them) > self._n_logprobs
+
+    def _piece(self, text: str) -> Piece:
+        new = (self.stream.token_logprobs or ())[self._n_logprobs :]
+        self._n_logprobs += len(new)
+        return Piece(self.id, text, self.stream.stats.n_generated, new)
+
+    def _reading(self) -> list[Event]:
+        """How far the prompt is evaluated, if it is further than it was."""
+        request = self._generation.request
+        n_held = 0 if request.sequence is None else request.n_held
+        if n_held == self._n_held:
+            return []
+        self._n_held = n_held
+        return [Reading(self.id, request.n_prompt, request.n_reused, n_held)]
+
+    def _ended(self, error: str | None) -> Ended:
+        done = self.stream.completion
+        return Ended(
+            self.id,
+            done.finish_reason,
+            done.usage,
+            done.timings,
+            done.seed,
+            context_full=done.context_full,
+            stop=self.stream.stop_string,
+            error=error,
+        )
+
+
+def chat_prompt(ids: list[int], chat: Opening) -> ChatPrompt:
+    """The prompt of an answer, as the engine takes it."""
+    return ChatPrompt(
+        ids,
+        "",
+        opening=chat.opening,
+        is_begun=chat.is_begun,
+        reasoning=chat.reasoning,
+        n_reasoned=chat.n_reasoned,
+        reasoning_budget=chat.reasoning_budget,
+    )

@@ -1,0 +1,45 @@
+"""What the server is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from localkv.chat.engine import EngineOptions
+from localkv.sampling.params import SamplingParams
+
+MOST_BODY = 8 << 20
+"""Bytes of a request's body."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where a server listens, and what it allows.
+
+    Attributes:
+        engine: the model, and how it is loaded.
+        model_name: what clients call it.
+        aliases: what they may call it, too.
+        checks_model: refuse other names, which else mean this model, too.
+        host, port: where it listens; port 0 takes a free one.
+        params: how tokens are drawn where a request says nothing.
+        max_tokens: most tokens of an answer where a request says nothing; None sets no limit.
+        queue: requests that wait at most, besides those that run.
+        timeout: seconds that a request may take.
+        api_keys: one of which a request must have; empty for anybody.
+        cors: origins that browsers may call it from.
+        has_page: whether there is a page at `/`.
+    """
+
+    engine: EngineOptions
+    model_name: str
+    aliases: tuple[str, ...] = ()
+    checks_model: bool = False
+    host: str = "127.0.0.1"
+    port: int = 8080
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    queue: int = 256
+    timeout: float = 600.0
+    api_keys: frozenset[str] = frozenset()
+    cors: tuple[str, ...] = ()
+    has_page: bool = True

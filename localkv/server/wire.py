@@ -1,0 +1,238 @@
+"""The messages between the server's two processes, as bytes: a length, and MessagePack.
+
+The front sends `Load` first, then any of `Submit` and `Cancel`; the engine
+sends `Progress`, `Facts` or `Failed`, and then `Step`s. Nothing here knows of processes or HTTP.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO, TypeAlias
+
+import msgspec
+
+from localkv.chat.engine import EngineFacts, EngineOptions
+from localkv.engine.logprobs import TokenLogprob
+from localkv.engine.text_stream import Timings, Usage
+from localkv.loader.reasoning_tags import ReasoningTags
+from localkv.sampling.params import SamplingParams
+
+LENGTH = struct.Struct("<I")
+"""What stands before each message: its bytes."""
+
+
+class Message(msgspec.Struct, tag=True, frozen=True):
+    """What the processes say to each other."""
+
+
+class Load(Message, frozen=True):
+    """The first message to the engine: the model, and how it is loaded."""
+
+    options: EngineOptions
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """What `ChatPrompt` says of the place where an answer begins, apart from its tokens."""
+
+    opening: str = ""
+    is_begun: bool = False
+    reasoning: ReasoningTags | None = None
+    n_reasoned: int = 0
+    reasoning_budget: int | None = None
+
+
+class Submit(Message, frozen=True):
+    """A text that is to go on.
+
+    Attributes:
+        id: the front's number of it.
+        ids: tokens of the prompt.
+        params: how tokens are drawn.
+        max_tokens: most tokens; None goes on to the end of the context.
+        stop: strings that end it.
+        ignore_eos: it never ends by a token.
+        logprobs: alternatives of each token; None for none, and no probabilities at all.
+        chat: where an answer begins; None for plain text.
+    """
+
+    id: int
+    ids: list[int]
+    params: SamplingParams
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    chat: Opening | None = None
+
+
+class Cancel(Message, frozen=True):
+    """Nobody waits for this text any more."""
+
+    id: int
+
+
+class Progress(Message, frozen=True):
+    """Loading has come to a stage of `LOAD_STAGES`: `done` of `total` parts, if counted."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Facts(Message, frozen=True):
+    """A model is loaded.
+
+    Attributes:
+        engine: the model and its cache.
+        n_vocab: tokens in its vocabulary.
+        n_params: weights.
+        n_embd: width.
+        n_parallel: requests that run at the same time.
+        cache_tokens: that the cache holds of all requests together.
+        cache_bytes: what it takes.
+        n_pages: of the cache, all groups of layers together.
+        kernels: the implementation of each operation, in a few words.
+        warnings: one line each for the user.
+    """
+
+    engine: EngineFacts
+    n_vocab: int
+    n_params: int
+    n_embd: int
+    n_parallel: int
+    cache_tokens: int
+    cache_bytes: int
+    n_pages: int
+    kernels: dict[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+class Failed(Message, frozen=True):
+    """The model can't be loaded."""
+
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+class Accepted(Message, frozen=True):
+    """A request waits, or runs."""
+
+    id: int
+
+
+class Refused(Message, frozen=True):
+    """A request was not taken, before anything was computed.
+
+    Attributes:
+        kind: class of the error.
+    """
+
+    id: int
+    kind: str
+    message: str
+    hint: str | None
+
+
+class Reading(Message, frozen=True):
+    """So many tokens of a request's prompt are evaluated, `n_cached` of which were so before."""
+
+    id: int
+    n_prompt: int
+    n_cached: int
+    n_held: int
+
+
+class Piece(Message, frozen=True):
+    """A text goes on.
+
+    Attributes:
+        n_tokens: that were drawn so far.
+        logprobs: of the tokens since the last piece, if they were asked for.
+    """
+
+    id: int
+    text: str
+    n_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Ended(Message, frozen=True):
+    """A text is complete.
+
+    Attributes:
+        finish_reason: "stop", "length" or "cancelled".
+        stop: the stop string that ended it, if one did.
+        error: what went wrong, then; the text is not complete.
+    """
+
+    id: int
+    finish_reason: str
+    usage: Usage
+    timings: Timings
+    seed: int
+    context_full: bool = False
+    stop: str | None = None
+    error: str | None = None
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What the engine does, and did since it was started (`BatchStats`, `Pages`).
+
+    Attributes:
+        running, waiting: requests.
+        pages_*: of the cache, all groups of layers together.
+        n_*: since the start; `n_prompt` without what was reused.
+        busy_seconds: that steps took.
+        rows: of the last step: [requests that generate, tokens of prompts].
+        step_ms: that it took; 0 if there was none.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    pages_running: int = 0
+    pages_shared: int = 0
+    pages_kept: int = 0
+    pages_free: int = 0
+    n_steps: int = 0
+    n_generated: int = 0
+    n_prompt: int = 0
+    n_reused: int = 0
+    n_preempted: int = 0
+    busy_seconds: float = 0.0
+    rows: tuple[int, int] = (0, 0)
+    step_ms: float = 0.0
+
+
+Event: TypeAlias = Accepted | Refused | Reading | Piece | Ended
+
+
+class Step(Message, frozen=True):
+    """What one step of the engine brought."""
+
+    events: list[Event]
+    status: Status
+
+
+ToEngine: TypeAlias = Load | Submit | Cancel
+FromEngine: TypeAlias = Progress | Facts | Failed | Step
+
+_encoder = msgspec.msgpack.Encoder()
+to_engine = msgspec.msgpack.Decoder(ToEngine)
+from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def framed(message: Message) -> bytes:
+    """A message as it is sent."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def read_message(source: BinaryIO) -> bytes | None:
+    """The body of the next message; None at the end of the stream."""
+    head = source.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    n_bytes = LENGTH.unpack(head)[0]
+    body = source.read(n_bytes)
+    return body if len(body) == n_bytes else None

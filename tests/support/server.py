@@ -1,0 +1,93 @@
+"""`localkv serve` as its users start it, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from support.paths import MODELS
+
+START_SECONDS = 120.0
+SHIPPED_MODEL = MODELS / "tales-4M-Q8_0.gguf"
+
+
+class RunningServer:
+    """A server in a process of its own, on a port of its own.
+
+    Args:
+        arguments: of `localkv serve`, instead of those for the shipped model.
+
+    Attributes:
+        url: where it listens.
+    """
+
+    def __init__(
+        self, *arguments: str, model: Path = SHIPPED_MODEL, env: dict[str, str] | None = None
+    ) -> None:
+        command = [sys.executable, "-m", "localkv", "serve", "-m", str(model), "--port", "0"]
+        self.process = subprocess.Popen(
+            [*command, "-t", "1", "-np", "4", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        assert self.process.stderr is not None
+        self.lines = list[str]()
+        while not (match := re.search(r"listening on (https?://\S+?);", "".join(self.lines))):
+            line = self.process.stderr.readline()
+            if not line:
+                raise RuntimeError("".join(self.lines))
+            self.lines.append(line)
+        self.url = match[1]
+
+    def wait(self) -> RunningServer:
+        """Until the model is loaded."""
+        end = time.monotonic() + START_SECONDS
+        while self.get("/health")[0] != 200:
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise RuntimeError("the server does not load its model")
+            time.sleep(0.05)
+        return self
+
+    def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        """Status and JSON, or text, of a path."""
+        return self._answered(urllib.request.Request(self.url + path, headers=headers))
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        """The same of a request with a JSON body."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json", **headers}
+        return self._answered(urllib.request.Request(self.url + path, data, headers))
+
+    def _answered(self, request: urllib.request.Request) -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                status, text = answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read().decode()
+        try:
+            return status, json.loads(text)
+        except json.JSONDecodeError:
+            return status, text
+
+    def stop(self) -> int:
+        """End it as the system does; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(40)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        assert self.process.stderr is not None
+        self.lines += self.process.stderr.readlines()
+        self.process.stderr.close()
+        return code
