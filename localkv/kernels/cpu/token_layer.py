@@ -1,4 +1,4 @@
-"""The steps of one layer for one generated token, in the places of its program."""
+"""The steps of one layer for a few generated tokens, in the places of their program."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from localkv.kernels.cpu.store.job import RotateJob
 from localkv.kernels.cpu.token_places import TokenPlaces
 from localkv.kernels.layer_weights import LatentAttentionWeights, LayerWeights, Linear
 from localkv.simd.lanes import LANES
+from localkv.system.threads import n_threads
 
 
 class LayerSteps:
@@ -55,6 +56,7 @@ class LayerSteps:
     ) -> None:
         self.operations, self.attention, self.places = operations, attention, places
         self.index, self.layer = index, layer
+        self.n_tokens = places.n_tokens
         self.cache = places.given.caches[layer.rows]
         self.inputs = places.given.inputs[layer.positions]
 
@@ -100,7 +102,7 @@ class LayerSteps:
                 if recurrent_layer.is_fused(weights, spec):
                     return self._add_recurrent(part, x, spec, weights)
         assert spec.mixer is not None
-        out = self.places.buffer(f"mixed{part}", 1, spec.mixer.width)
+        out = self.places.buffer(f"mixed{part}", self.n_tokens, spec.mixer.width)
         mixer, layer = self.operations.mixers()[kind], self.layer
 
         def call(given: TokenBatch) -> None:
@@ -132,22 +134,23 @@ class LayerSteps:
         self, part: int, x: Floats, attn: AttentionSpec, weights: LayerWeights
     ) -> Floats:
         places, chain, cache = self.places, self.places.steps(), self.cache
-        shape = 1, attn.n_heads, attn.key_dim
+        n = self.n_tokens
+        shape = n, attn.n_heads, attn.key_dim
         q = places.buffer("q", *shape)
         named: dict[str, int | Where] = {
             "x": x,
             "q": q,
-            "k": chain.take(4 * attn.n_kv_heads * attn.key_dim),
-            "v": chain.take(4 * attn.n_kv_heads * attn.value_dim),
+            "k": chain.take(4 * n * attn.n_kv_heads * attn.key_dim),
+            "v": chain.take(4 * n * attn.n_kv_heads * attn.value_dim),
             **places.inputs(self.layer.positions),
             **places.stored(cache),
         }
-        gate = places.buffer(f"gate{part}", 1, attn.width) if attn.gated else None
+        gate = places.buffer(f"gate{part}", n, attn.width) if attn.gated else None
         if gate is not None:
             named["gate"] = gate
         chain.bind(**named)
         stored = None if attn.kv_from is not None else cache
-        self.operations.attention.add_projections(chain, 1, weights, attn, self.inputs, stored)
+        self.operations.attention.add_projections(chain, n, weights, attn, self.inputs, stored)
         sums = [self._add_sums(part, i, chain, q, attn) for i in range(len(cache.segments))]
         (out, lse), sinks = sums[0], weights.attention.sinks
         if len(sums) > 1:
@@ -155,8 +158,8 @@ class LayerSteps:
         elif sinks is not None:
             add_sinks(chain, out, lse, sinks, shape)
         if gate is None:
-            return out.reshape(1, attn.width)
-        add_gate(chain, gate, out, 1, attn)
+            return out.reshape(n, attn.width)
+        add_gate(chain, gate, out, n, attn)
         return gate
 
     def _add_sums(
@@ -167,7 +170,7 @@ class LayerSteps:
         segment = cache.segments[index]
         # what is not seen is not written, so segments have places of their own
         out = places.buffer(f"out{part} of {cache.part + index}", *q.shape)
-        lse = places.buffer(f"lse of {cache.part + index}", 1, attn.n_heads)
+        lse = places.buffer(f"lse of {cache.part + index}", self.n_tokens, attn.n_heads)
         turned = self._rotated(chain, q, segment.rotation_k, "turned q")
         self.attention.add(chain, turned, out, lse, cache, index, attn.params)
         return self._rotated(chain, out, segment.rotation_v, f"turned{part} of {index}"), lse
@@ -176,20 +179,21 @@ class LayerSteps:
         self, part: int, x: Floats, attn: LatentAttentionSpec, weights: LayerWeights
     ) -> Floats:
         places, chain, cache = self.places, self.places.steps(), self.cache
-        latents, shape = self.operations.latents, (1, attn.n_heads, attn.latent_dim)
-        q, out = places.buffer("absorbed", *shape), places.buffer(f"mixed{part}", 1, attn.width)
-        rotated = places.buffer("rotated", 1, attn.n_heads, attn.rope_dim)
+        n, latents = self.n_tokens, self.operations.latents
+        shape = n, attn.n_heads, attn.latent_dim
+        q, out = places.buffer("absorbed", *shape), places.buffer(f"mixed{part}", n, attn.width)
+        rotated = places.buffer("rotated", n, attn.n_heads, attn.rope_dim)
         named: dict[str, int | Where] = {
             "x": x,
             "absorbed": q,
             "rotated": rotated,
-            "latent": chain.take(4 * attn.latent_dim),
-            "key": chain.take(4 * attn.rope_dim),
+            "latent": chain.take(4 * n * attn.latent_dim),
+            "key": chain.take(4 * n * attn.rope_dim),
             **places.inputs(self.layer.positions),
             **places.stored(cache),
         }
         chain.bind(**named)
-        latents.add_queries(chain, 1, weights, attn, self.inputs, cache)
+        latents.add_queries(chain, n, weights, attn, self.inputs, cache)
         parts = [
             self._add_latent_sums(i, chain, q, rotated, attn) for i in range(len(cache.segments))
         ]
@@ -198,7 +202,7 @@ class LayerSteps:
         chain.bind(sums=parts[0][0], out=out)
         mixer = weights.mixer
         assert isinstance(mixer, LatentAttentionWeights)
-        latents.add_values(chain, 1, mixer.attn_v_b, attn)
+        latents.add_values(chain, n, mixer.attn_v_b, attn)
         return out
 
     def _add_latent_sums(
@@ -209,7 +213,7 @@ class LayerSteps:
         segment = cache.segments[index]
         # as in `_add_sums`
         sums = places.buffer(f"sums of {cache.part + index}", *q.shape)
-        lse = places.buffer(f"lse of {cache.part + index}", 1, attn.n_heads)
+        lse = places.buffer(f"lse of {cache.part + index}", self.n_tokens, attn.n_heads)
         q = self._rotated(chain, q, segment.rotation_k, "turned q")
         rotated = self._rotated(chain, rotated, segment.rotation_v, "turned part")
         self.attention.add_latents(chain, q, rotated, sums, lse, cache, index, attn.params)
@@ -230,10 +234,12 @@ class LayerSteps:
         places, chain, state = self.places, self.places.steps(), self.cache.state
         assert state is not None
         assert spec.mixer is not None
-        out = places.buffer(f"mixed{part}", 1, spec.mixer.width)
+        out = places.buffer(f"mixed{part}", self.n_tokens, spec.mixer.width)
         places.states = state.data
-        chain.bind(x=x, out=out, starts=places.start_table, slots=places.slot, states=state.data)
-        self.operations.recurrent.add(chain, 1, 1, weights, spec, state)
+        chain.bind(x=x, out=out, starts=places.start_table, slots=places.slots, states=state.data)
+        self.operations.recurrent.add(
+            chain, self.n_tokens, places.n_sequences, weights, spec, state
+        )
         return out
 
     def _add_output(
@@ -247,7 +253,7 @@ class LayerSteps:
         chain = self.places.steps()
         before = self._with_bias(chain, x, output, out, at_once=adds_at_once(post_norm, spec))
         chain.bind(mixed=mixed, residual=before, out=out)
-        operations.chains.add_residual(chain, "mixed", 1, output, post_norm, spec)
+        operations.chains.add_residual(chain, "mixed", self.n_tokens, output, post_norm, spec)
         return out
 
     def _with_bias(
@@ -259,9 +265,11 @@ class LayerSteps:
             return x
         chain.bind()
         one = self.operations.chains.floats(1.0)
-        n_bytes = x.nbytes
-        rows = Memory(last.bias, n_bytes), 0, 0, one, Memory(x, n_bytes), Memory(out, n_bytes)
-        chain.add(specialized(RESIDUALS)["residual"], ResidualJob(0, 1, x.shape[1], *rows), 1)
+        for before, after in zip(x, out, strict=True):
+            n_bytes = before.nbytes
+            rows = Memory(last.bias, n_bytes), 0, 0, one, Memory(before, n_bytes)
+            job = ResidualJob(0, 1, x.shape[1], *rows, Memory(after, n_bytes))
+            chain.add(specialized(RESIDUALS)["residual"], job, 1)
         return out
 
     def _add_ffn(self, x: Floats, source: Floats) -> Floats:
@@ -279,7 +287,7 @@ class LayerSteps:
             chain, x, down, out, at_once=adds_at_once(weights.post_ffn_norm, spec)
         )
         chain.bind(x=read, residual=before, out=out)
-        operations.add_mlp(chain, 1, weights, spec)
+        operations.add_mlp(chain, self.n_tokens, weights, spec)
         return out
 
     def _add_experts(self, x: Floats, source: Floats) -> Floats:
@@ -287,7 +295,7 @@ class LayerSteps:
         chain, out = self.places.steps(), self.places.free_row(x, source)
         routed = {"routed": source} if experts.reads_input(spec) else {}
         chain.bind(x=source if spec.parallel else x, residual=x, out=out, **routed)
-        experts.add(chain, 1, self.layer.weights, spec)
+        experts.add(chain, self.n_tokens, self.layer.weights, spec)
         return out
 
     def _add_embedded(self, x: Floats) -> Floats:
@@ -301,14 +309,14 @@ class LayerSteps:
             )
         chain, out = self.places.steps(), self.places.free_row(x)
         chain.bind(residual=x, row=row, out=out)
-        operations.add_embedded(chain, 1, weights, spec)
+        operations.add_embedded(chain, self.n_tokens, weights, spec)
         return out
 
     def _add_scale(self, x: Floats) -> None:
         """x times the layer's factor, in place."""
         factor = self.layer.weights.output_scale
         parameters = self.operations.chains.floats(factor)
-        job = ActivationJob(0, 1, x.shape[1], Memory(x, x.nbytes), 0, parameters)
+        job = ActivationJob(0, len(x), x.shape[1], Memory(x, x.nbytes), 0, parameters)
         chain = self.places.steps()
         chain.bind()
-        chain.add(specialized(ROW_STEPS)["scaled"], job, 1)
+        chain.add(specialized(ROW_STEPS)["scaled"], job, min(n_threads(), len(x)))

@@ -1,4 +1,4 @@
-"""Where the layers of one generated token work: chains, and memory that stays between them."""
+"""Where the layers of a few generated tokens work: chains, and memory that stays between them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ class TokenPlaces:
 
     Args:
         scratch: of chains.
-        given: a token's; of its inputs only sizes matter.
+        given: the tokens'; of its inputs only sizes matter.
 
     Attributes:
+        n_tokens, n_sequences: of the batch.
         stages: chains, and what is called between them, in order.
-        rows: three of [1, n_embd], of which one has a layer's input, one its output.
+        rows: three of [n_tokens, n_embd], of which one has a layer's input, one its output.
         embedded: as `TokenBatch` has it.
         states: of recurrent layers, float32 [slots, n].
     """
 
     def __init__(self, scratch: Scratch, given: TokenBatch, n_embd: int) -> None:
         self.scratch, self.given = scratch, given
+        self.n_tokens, self.n_sequences = given.batch.starts[-1], len(given.batch.generated)
         self.stages = list[Chain | Call]()
         self.chain: Chain | None = None
-        self.rows = [np.zeros((1, n_embd), np.float32) for _ in range(3)]
+        self.rows = [np.zeros((self.n_tokens, n_embd), np.float32) for _ in range(3)]
         self.embedded = None if given.embedded is None else np.empty_like(given.embedded)
-        self.start_table = np.array([0, 1], np.int32)
-        self.slot, self.token = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        self.start_table = np.array(given.batch.starts, np.int32)
+        self.slots, self.no_rows = np.zeros(self.n_sequences, np.int64), np.zeros(1, np.int64)
         self.states: NDArray[np.float32] | None = None
         self._buffers = dict[tuple[str, tuple[int, ...]], Floats]()
-        self._pools = dict[int, tuple[Int64s, int]]()
+        self._pools = dict[int, tuple[Int64s, Int64s, int]]()
         self._groups = dict[int, tuple[Int64s, tuple[int, int]]]()
         self._inputs = [_copied(one) for one in given.inputs]
 
@@ -74,7 +76,7 @@ class TokenPlaces:
         return dict(self._inputs[positions])
 
     def stored(self, cache: LayerCache) -> dict[str, int | Where]:
-        """Where the token's row goes in the segments that it is stored in, by the names of
+        """Where the tokens' rows go in the segments that they are stored in, by the names of
         chains."""
         found = dict[str, int | Where]()
         for i, rows in enumerate(cache.rows_of(self.given.batch)):
@@ -82,45 +84,47 @@ class TokenPlaces:
             if rows.groups is not None:
                 if part not in self._groups:
                     pages = len(cache.segments[i].k[0]), len(cache.segments[-1].k[0])
-                    self._groups[part] = np.full((1, 2), -1, np.int64), pages
-                found |= {f"n_groups{i}": 1, f"groups{i}": self._groups[part][0]}
+                    self._groups[part] = np.full((self.n_tokens, 2), -1, np.int64), pages
+                found |= {f"n_groups{i}": self.n_tokens, f"groups{i}": self._groups[part][0]}
                 continue
             if n_rows and part not in self._pools:
-                self._pools[part] = np.zeros(1, np.int64), len(cache.segments[i].k[0])
-            slot = self._pools[part][0] if n_rows else self.token
-            found |= {f"rows{i}": n_rows, f"tokens{i}": self.token, f"slots{i}": slot}
+                tokens, slots = np.zeros((2, n_rows), np.int64)
+                self._pools[part] = tokens, slots, len(cache.segments[i].k[0])
+            tokens, slots, _ = self._pools[part] if n_rows else (self.no_rows, self.no_rows, 0)
+            found |= {f"rows{i}": n_rows, f"tokens{i}": tokens, f"slots{i}": slots}
         return found
 
     def fill(self, x: Floats, given: TokenBatch) -> None:
-        """Write what differs from token to token.
+        """Write what differs from batch to batch.
 
         Raises:
-            BoundsError: the token is not of the caches that this was made for.
+            BoundsError: the tokens are not of the caches that this was made for.
         """
         batch = given.batch
         for places, one in zip(self._inputs, given.inputs, strict=True):
             for name, values in _arrays(one).items():
                 places[name][:] = values
-        for pool, (slot, n_pages) in self._pools.items():
+        for pool, (tokens, slots, n_pages) in self._pools.items():
             rows = batch.segments[pool]
-            check_slots(rows, 1, n_pages)
-            slot[:] = rows.slots
+            check_slots(rows, self.n_tokens, n_pages)
+            tokens[:], slots[:] = rows.tokens, rows.slots
         for part, (group, n_pages_of) in self._groups.items():
             groups = batch.segments[part].groups
             assert groups is not None
             check_groups(groups, *n_pages_of)
-            group[:] = groups if len(groups) else -1
+            group.fill(-1)
+            group[: len(groups)] = groups
         if self.states is not None:
-            self.slot[:] = batch.slots
-            if not 0 <= int(self.slot[0]) < len(self.states):
-                raise BoundsError(f"{len(self.states)} states of sequences, and slot {self.slot}")
+            self.slots[:] = batch.slots
+            if not 0 <= int(self.slots.min()) <= int(self.slots.max()) < len(self.states):
+                raise BoundsError(f"{len(self.states)} states of sequences, and slots {self.slots}")
         if self.embedded is not None:
             self.embedded[:] = given.embedded
         self.rows[0][:] = x
 
 
 def _arrays(inputs: TokenInputs) -> dict[str, Floats]:
-    """Those of a token, by the names of chains."""
+    """Those of tokens, by the names of chains."""
     found = dict[str, Floats]()
     if inputs.rope is not None:
         found |= {"cos": inputs.rope.cos, "sin": inputs.rope.sin}

@@ -1,10 +1,10 @@
-"""All layers for one generated token and its logits, as one chain.
+"""All layers for one generated token, or for a few, and their logits, as one chain.
 
 Between chains Python has to fill in addresses, helpers of other threads may fall asleep, and what
 it needs has left the caches, as each token reads all weights. So everything that a token's layers
 work on has a place that stays, and steps of all layers are one chain. What no chain can run is
 called in between (`TokenProgram.stages`). Workers and their order are those of layers that run one
-by one, and so are the bits.
+by one, and so are the bits. Tokens are of one text, as guesses are, or of several.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.token_steps import AttentionSteps
 from localkv.kernels.cpu.layer import CpuLayer
-from localkv.kernels.cpu.layer_chains import runs
+from localkv.kernels.cpu.layer_chains import FEW_TOKENS, runs
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain
 from localkv.kernels.cpu.token_layer import LayerSteps
@@ -28,18 +28,18 @@ from localkv.system.threads import n_threads
 
 LOGITS = "logits"
 """The name of the last chain's output, which is the caller's."""
-MANY_PROGRAMS = 4
+MANY_PROGRAMS = 2 * FEW_TOKENS
 """The most that are remembered."""
 
 
 class TokenProgram:
-    """The layers of a model for one token of one sequence.
+    """The layers of a model for a number of tokens.
 
     Args:
         operations: of layers, whose steps these are.
         attention: steps of attention.
         layers: of the model.
-        given: a token's, whose caches these are; of its inputs only sizes matter.
+        given: the tokens', whose caches these are; of its inputs only sizes matter.
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class TokenProgram:
     def _add_head(self, head: Head) -> None:
         """The steps of `CpuLayer.logits`."""
         chain, chains = self.places.steps(), self.operations.chains
+        n_tokens = self.places.n_tokens
         chain.bind()
-        h = chains.add_norm(chain, 1, head.norm, self.out)
-        add_products(chain, h, 1, [with_bias(head.output, LOGITS)])
+        h = chains.add_norm(chain, n_tokens, head.norm, self.out)
+        add_products(chain, h, n_tokens, [with_bias(head.output, LOGITS)])
         self.head = head
 
     def run(self, x: Floats, given: TokenBatch) -> Floats | None:
-        """x [1, n_embd] behind all layers, or its logits; None if the token's attention is cut
-        otherwise.
+        """x [tokens, n_embd] behind all layers, or the logits; None if attention is cut otherwise.
 
         Raises:
-            BoundsError: the token is not of the caches that this was made for.
+            BoundsError: the tokens are not of the caches that this was made for.
         """
         if not self.attention.prepare(given.batch):
             return None
@@ -92,7 +92,8 @@ class TokenProgram:
 
     def _logits(self, head: Head) -> Floats:
         """Run the last chain."""
-        last, out = self.places.stages[-1], np.empty((1, head.output.weight.shape[0]), np.float32)
+        last, shape = self.places.stages[-1], (self.places.n_tokens, head.output.weight.shape[0])
+        out = np.empty(shape, np.float32)
         assert isinstance(last, Chain)
         last.run(**{LOGITS: out})
         return np.asarray(capped_logits(out, head.spec))
@@ -125,7 +126,7 @@ class TokenPrograms:
     ) -> None:
         self.operations = operations
         self.attention, self.latents = attention, latents
-        self.kept = dict[tuple[int, bool], _Kept]()
+        self.kept = dict[tuple[object, ...], _Kept]()
 
     def forget(self) -> None:
         """Make all programs anew."""
@@ -134,17 +135,17 @@ class TokenPrograms:
     def __call__(
         self, x: Floats, layers: tuple[StackLayer, ...], given: TokenBatch
     ) -> Floats | None:
-        batch = given.batch
+        batch, n_tokens = given.batch, len(x)
         if (
-            batch.generated != (True,)
-            or len(x) != 1
-            or len(batch.logit_rows) != 1
+            n_tokens > FEW_TOKENS
+            or len(batch.logit_rows) != n_tokens
+            or not all(batch.generated)
             or any(layer.spec.laurel is not None for layer in layers)
         ):
             return None
         stored = tuple(len(rows.slots) for rows in batch.segments)
-        facts = n_threads(), stored, *map(_facts, given.inputs)
-        key = id(layers), given.head is not None
+        facts = n_threads(), stored, batch.starts, *map(_facts, given.inputs)
+        key = id(layers), given.head is not None, n_tokens, len(batch.generated)
         kept = self.kept.get(key)
         if kept is None or kept.facts != facts or not kept.program.is_for(layers, given):
             if len(self.kept) >= MANY_PROGRAMS:

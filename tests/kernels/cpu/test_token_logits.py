@@ -1,4 +1,5 @@
-"""The logits of a generated token, made in the chain of its layers, against those made after it."""
+"""The logits of generated tokens, made in the chain of their layers, against those of layers one by
+one."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from localkv.model import Transformer
 
 @pytest.mark.parametrize("in_chain", [True, False], ids=["in the chain", "by themselves"])
 def test_logits_of_a_token(in_chain: bool) -> None:
-    """With a scale and a cap of logits; also where no chain has the last product."""
+    """Alone and three together, with a scale and a cap of logits; also where no chain has the last
+    product."""
     backend = cpu_backend()
     model = synthetic_model("llama-tiny", "f16", backend)
     config = replace(model.config, logit_scale=0.5, logit_softcap=30.0)
@@ -27,8 +29,10 @@ def test_logits_of_a_token(in_chain: bool) -> None:
     for each in (backend, replace(backend, run_layers=run_one_by_one)):
         engine = Engine(Transformer(config, weights, each), CacheConfig(n_ctx=64))
         engine.evaluate([1, 2, 3])
-        tokens = [engine.evaluate([token], generated=True) for token in (4, 5)]
+        parts = [4], [5], [6, 7, 8], [9, 1, 2]
+        tokens = [engine.evaluate(part, "all", generated=True) for part in parts]
         results.append([logits.tobytes() for logits in tokens])
     assert results[0] == results[1]
-    (kept,) = backend.run_layers.kept.values()  # type: ignore[attr-defined]
-    assert (kept.program.head is not None) == in_chain
+    kept = backend.run_layers.kept.values()  # type: ignore[attr-defined]
+    assert [one.program.places.n_tokens for one in kept] == [1, 3]
+    assert [one.program.head is not None for one in kept] == [in_chain] * 2

@@ -26,11 +26,12 @@ _LENGTH = Sequence._fields.index("length")
 
 
 class TokenAttention:
-    """The call for one generated token of one sequence, in layers that see as far back.
+    """The call for a generated token of one sequence, or for several tokens, in layers that see as
+    far back.
 
     Args:
         attention: plans the work.
-        shape: of the queries, [1, n_heads, head_dim].
+        shape: of the queries, [tokens, n_heads, head_dim].
         segment, part: one of the layers', and its number among those of a batch.
     """
 
@@ -50,7 +51,7 @@ class TokenAttention:
         self._pages = b""
 
     def __call__(self, batch: Batch) -> tuple[Launch | None, Plan | None]:
-        """The one call of the token, `NOTHING` if it sees no row, None if there are several, or
+        """The one call of the batch, `NOTHING` if it sees no row, None if there are several, or
         others; and its plan, which has to be kept until the call has ended, and may be the next
         token's afterwards.
 

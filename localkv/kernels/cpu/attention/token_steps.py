@@ -1,7 +1,7 @@
-"""Attention of one generated token in many layers, as steps of a chain.
+"""Attention of one generated token, or of a few, in many layers, as steps of a chain.
 
 A layer's job lies in an array that stays where it is. Before the chain runs, it is filled with what
-the token's plan says, which is the same for all layers that see as far back.
+the tokens' plan says, which is the same for all layers that see as far back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LATENTS = _places(LatentJob, "q", "q_rotated", "out", "lse", "latent_planes", "
 """Items of a job in which layers differ."""
 
 Prepare = Callable[[Batch], tuple[Launch | None, object]]
-"""The one call of a token in such layers, `NOTHING` if it sees no row there, None if there are
+"""The one call of a batch in such layers, `NOTHING` if it sees no row there, None if there are
 several, or others; and what has to be kept until it has run: its plan, whose tables it reads."""
 
 
@@ -58,7 +58,7 @@ class _Alike:
         sums: where layers' sums and their log-sum-exp go, each place once.
         steps: chains and numbers of their steps.
         threads: that these run on.
-        done: int64 [layers, items], cleared for each token.
+        done: int64 [layers, items], cleared for each batch.
         filled: what the jobs were written from.
     """
 
@@ -94,7 +94,7 @@ class _Alike:
             lse.fill(-np.inf)
 
     def fill(self, launch: Launch, scratch: int) -> None:
-        """Write the jobs of a token."""
+        """Write the jobs of a batch."""
         n = len(self.steps)
         if self.done.shape != (n, launch.done_items):
             self.done = np.zeros((n, launch.done_items), np.int64)
@@ -115,7 +115,7 @@ class _Alike:
 
 
 class AttentionSteps:
-    """Those of a token in some layers.
+    """Those of tokens in some layers.
 
     Args:
         attention, latents: plan the work; the first has the memory for it.
@@ -147,8 +147,8 @@ class AttentionSteps:
         index: int,
         params: AttentionParams,
     ) -> None:
-        """A layer's attention over one of its segments: q, out [1, n_heads, head_dim] and lse
-        [1, n_heads] stay in place; all layers alike may share these."""
+        """A layer's attention over one of its segments: q, out [tokens, n_heads, head_dim] and
+        lse [tokens, n_heads] stay in place; all layers alike may share these."""
         segment, attention, shape = cache.segments[index], self.attention, q.shape
         if q.dtype != np.float32 or out.shape != shape or lse.shape != shape[:2]:
             raise BoundsError(f"queries {list(shape)}, sums {list(out.shape)}")
@@ -172,8 +172,9 @@ class AttentionSteps:
         index: int,
         params: AttentionParams,
     ) -> None:
-        """A layer's attention over latents of one of its segments: q, out [1, n_heads, latent_dim],
-        rotated parts of queries [1, n_heads, rope_dim] and lse [1, n_heads] stay in place."""
+        """A layer's attention over latents of one of its segments: q, out [tokens, n_heads,
+        latent_dim], rotated parts of queries [tokens, n_heads, rope_dim] and lse [tokens, n_heads]
+        stay in place."""
         segment, latents = cache.segments[index], self.latents
         shape, rope_dim = q.shape, rotated.shape
         if (
@@ -201,7 +202,7 @@ class AttentionSteps:
         group.add(chain, (q, rotated, out, lse), planes)
 
     def prepare(self, batch: Batch) -> bool:
-        """Write the jobs of a token; False if it takes other calls than one of each layer's."""
+        """Write the jobs of a batch; False if it takes other calls than one of each layer's."""
         found = list[tuple[_Alike, Launch]]()
         self._plans = list[object]()
         for group in self._groups.values():
