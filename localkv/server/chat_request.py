@@ -1,0 +1,127 @@
+"""A conversation that is to be answered, in OpenAI's words: what all dialects for chats lead to."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from localkv.loader.chat_prompt import ChatPrompt
+from localkv.server.answer import AnswerReader
+from localkv.server.answers import Answers
+from localkv.server.failures import RequestError, unsupported
+from localkv.server.front import Front, opening_of
+from localkv.server.sampling_fields import SamplingFields, stop_strings
+from localkv.server.wire import Submit
+
+MOST_CHOICES = 128
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    """The fields that mean something here; others are ignored."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n_predict: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking_budget_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    modalities: list[str] | None = None
+    functions: list[dict[str, Any]] | None = None
+
+
+async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
+    """The conversation as the model reads it.
+
+    Raises:
+        RequestError: the template refuses it.
+    """
+    return await front.conversation(
+        body.messages,
+        tools=body.tools,
+        template_kwargs=_template_kwargs(body),
+        enable_thinking=body.enable_thinking,
+        reasoning_budget=body.thinking_budget_tokens,
+        continue_final_message=bool(body.continue_final_message),
+        add_generation_prompt=None if body.continue_final_message else body.add_generation_prompt,
+    )
+
+
+async def begun(front: Front, body: ChatBody) -> Answers:
+    """Begin to answer a conversation.
+
+    Raises:
+        RequestError: it can't be answered.
+    """
+    front.check_model(body.model)
+    _check(body)
+    prompt = await rendered(front, body)
+    n = body.n or 1
+    logprobs = None
+    if body.logprobs:
+        logprobs = body.top_logprobs or 0
+    submit = Submit(
+        0,
+        prompt.ids,
+        await front.params(body),
+        max_tokens=front.n_predict(body.max_completion_tokens, body.max_tokens, body.n_predict),
+        stop=stop_strings(body.stop),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+        chat=opening_of(prompt),
+    )
+    texts = await front.begin(submit, n)
+    opened = prompt.reasoning.open if prompt.reasoning and not prompt.opening else ""
+    keeps = body.reasoning_format == "none"
+    readers = [AnswerReader(keeps_reasoning=keeps, opened=opened) for _ in range(n)]
+    return Answers(texts, readers)
+
+
+def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
+    """Variables of the template; `reasoning_effort` is one that gpt-oss's reads."""
+    if body.reasoning_effort is None:
+        return body.chat_template_kwargs
+    return {"reasoning_effort": body.reasoning_effort, **(body.chat_template_kwargs or {})}
+
+
+def _check(body: ChatBody) -> None:
+    """Refuse what makes no sense, or is not there.
+
+    Raises:
+        RequestError: says what.
+    """
+    if not body.messages:
+        raise RequestError(400, "messages is empty", "send at least one")
+    if body.n is not None and not 1 <= body.n <= MOST_CHOICES:
+        raise RequestError(400, f"n must be from 1 to {MOST_CHOICES}, not {body.n}")
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError(400, "top_logprobs needs logprobs: true")
+    if body.functions:
+        raise unsupported("functions", "use tools, which replaced it")
+    others = set(body.modalities or ()) - {"text"}
+    if others:
+        raise unsupported(f"the modality {sorted(others)[0]!r}", "this model writes text")
