@@ -63,7 +63,7 @@ DEFAULT_N_CTX = 4096
 FEW_NAMES = 8
 """Names of tensors that a warning spells out."""
 
-_HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "chat_template")
+_HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "grammar_tokens", "chat_template")
 """Attributes of `LLM` that end with `close`."""
 
 

@@ -20,6 +20,7 @@ _MEANT = {
     "typ_p": "typical typical_p",
     "logprobs": "top_logprobs n_probs",
     "seed": "random_seed random_state",
+    "schema": "json_schema response_schema",
     "parse_special": "special",
     "n_ctx": "num_ctx ctx_size context_length max_model_len max_seq_len",
     "n_batch": "num_batch batch_size n_ubatch ubatch_size",
@@ -34,11 +35,11 @@ MEANT = {other: name for name, others in _MEANT.items() for other in others.spli
 """Another library's name of an option -> ours."""
 
 _ONE_DEVICE = "the whole model runs on one device: device='cuda' or device='cpu'"
-_NO_GRAMMAR = "output can't be constrained by a grammar or a schema"
+_SCHEMA = "schema=... keeps the text to a JSON schema, grammar=... to GBNF or Lark"
 _GREEDY = "temperature=0 takes the most likely token each time"
 ADVICE = {
     **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu", "device_map"), _ONE_DEVICE),
-    **dict.fromkeys(("grammar", "format", "response_format", "json_schema"), _NO_GRAMMAR),
+    **dict.fromkeys(("format", "response_format"), _SCHEMA),
     **dict.fromkeys(("do_sample", "greedy"), _GREEDY),
     "embedding": "LLM.embed works with every model",
     "stream": "LLM.stream yields the text piece by piece",

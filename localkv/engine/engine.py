@@ -33,6 +33,7 @@ from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler
+from localkv.structured.constraint import Constraint
 
 WARM_UP_TOKENS = 16
 """A prompt of this length uses the kernels of long prompts, unless a GPU records them."""
@@ -297,6 +298,7 @@ class Engine:
         stop_ids: frozenset[int] = frozenset(),
         cancel: Event | None = None,
         forcing: Forcing | None = None,
+        constraint: Constraint | None = None,
         logprobs: int | None = None,
         speculation: Speculation | None = None,
     ) -> Generation:
@@ -310,6 +312,7 @@ class Engine:
             cancel: looked at while other threads have their turn, before every chunk of the prompt
                 and before every token.
             forcing: says which tokens are not drawn, but must come.
+            constraint: a grammar's, which says which tokens may be drawn.
             logprobs: alternatives that the generation notes for each token.
             speculation: how tokens are guessed, which changes nothing but the speed.
 
@@ -331,6 +334,7 @@ class Engine:
             stop_ids=stop_ids,
             cancel=cancel or Event(),
             forcing=forcing,
+            constraint=constraint,
             logprobs=logprobs,
             speculator=new_speculator(speculation, self.prices),
         )

@@ -19,6 +19,7 @@ from localkv.engine.speculation.speculator import Speculator
 from localkv.engine.token_text import Text
 from localkv.errors import LocalKVError
 from localkv.sampling.sampler import Sampler
+from localkv.structured.constraint import Constraint
 from localkv.system.turns import CancelledWaitError
 
 LEAST_SHARE = 0.05
@@ -114,6 +115,8 @@ class Generation(Iterator[int]):
         stop_ids: tokens that end the generation.
         cancel: looked at before every chunk of the prompt and before every token.
         forcing: may put tokens in place of drawn ones; they count like any other.
+        constraint: allows the tokens; the host draws them. Where it is over the generation ends,
+            with "stop".
         logprobs: alternatives that are noted for each token; None notes nothing. With a number the
             host draws the tokens.
         speculator: guesses tokens, which are evaluated together; the text stays the same. The host
@@ -137,6 +140,7 @@ class Generation(Iterator[int]):
         stop_ids: frozenset[int],
         cancel: Event,
         forcing: Forcing | None = None,
+        constraint: Constraint | None = None,
         logprobs: int | None = None,
         speculator: Speculator | None = None,
     ) -> None:
@@ -150,7 +154,8 @@ class Generation(Iterator[int]):
         self._ranked: list[RankedToken] = []
         self._speculator = speculator
         self._ahead = deque[tuple[int, NDArray[np.float32]]]()
-        on_host = logprobs is not None or speculator is not None
+        self._constraint = constraint
+        on_host = any(one is not None for one in (logprobs, speculator, constraint))
         self._draw = None if on_host else slot.model.draw(sampler.params)
         self._tokens: Iterator[int] | None = None
         room = n_ctx - len(prompt_ids)
@@ -185,7 +190,7 @@ class Generation(Iterator[int]):
             stats.decode_seconds += seconds
         stats.n_generated += 1
         if stats.n_generated == self._budget:
-            self._finish("length")
+            self._finish(self._end or "length")
         return token
 
     def _take_turn(self) -> None:
@@ -245,6 +250,10 @@ class Generation(Iterator[int]):
                 self._forcing.accept(token)
             if self._speculator is not None:
                 self._speculator.accept(token)
+            if self._constraint is not None:
+                self._constraint.accept(token)
+                if self._constraint.is_over:
+                    self._end = "stop"
             self._text.ids.append(token)
             self._ready.append((token, time.perf_counter() - started))
 
@@ -305,8 +314,10 @@ class Generation(Iterator[int]):
         """
         if self._cancel.is_set():
             return None
-        forced = self._forced()
-        token = self._sampler.sample(row) if forced is None else forced
+        token = self._forced()
+        if token is None:
+            constraint = self._constraint
+            token = self._sampler.sample(row if constraint is None else constraint.masked(row))
         if self._n_logprobs is not None and token not in self._stop_ids:
             self._ranked.append(ranked(row, token, self._n_logprobs))
         if self._ahead and self._ahead[0][0] == token:
@@ -329,6 +340,8 @@ class Generation(Iterator[int]):
         slot, text = self._slot, self._text
         missing = len(text.ids) - slot.sequence.length
         drafts = speculator.draft(room, missing=missing - 1)
+        if self._constraint is not None and drafts:
+            drafts = drafts[: self._constraint.n_valid(drafts)]
         started = time.perf_counter()
         logits = slot.logits(text, self._cancel, drafts)
         if logits is None:

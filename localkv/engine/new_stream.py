@@ -17,6 +17,10 @@ from localkv.loader.channels import ChannelDecoder, channel_markers
 from localkv.loader.tokenizer import Tokenizer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
+from localkv.structured.constraint import Constraint
+from localkv.structured.grammar import Grammar
+from localkv.structured.grammar_tokens import GrammarTokens
+from localkv.structured.scope import EVERYWHERE, Scope
 
 
 def new_stream(
@@ -33,6 +37,9 @@ def new_stream(
     kept: Container[int] = (),
     in_channels: bool = False,
     budget: ReasoningBudget | None = None,
+    grammar: Grammar | None = None,
+    grammar_tokens: GrammarTokens | None = None,
+    scope: Scope = EVERYWHERE,
     logprobs: int | None = None,
     speculation: Speculation | None = None,
 ) -> TextStream:
@@ -44,6 +51,7 @@ def new_stream(
         kept: control tokens that are part of the text.
         in_channels: an answer of several messages becomes one text, if the model writes such.
         budget: of an answer's reasoning.
+        grammar: what the text keeps to, where `scope` says; it needs `grammar_tokens`.
         speculation: how tokens are guessed, where a text is generated alone.
 
     Raises:
@@ -65,6 +73,16 @@ def new_stream(
         if tokenizer.kind != "spm"
         else None,
     )
+    constraint = None
+    if grammar is not None and grammar_tokens is not None:
+        banned = [token for token, bias in params.logit_bias.items() if bias == float("-inf")]
+        constraint = Constraint(
+            grammar_tokens,
+            grammar,
+            n_logits=engine.model.config.n_vocab,
+            scope=scope,
+            banned=banned,
+        )
     generate: Callable[..., TokenStream] = engine.generate
     if isinstance(engine, Engine):
         generate = partial(generate, speculation=speculation)
@@ -75,6 +93,7 @@ def new_stream(
         stop_ids=tokenizer.eog_ids,
         cancel=cancel,
         forcing=budget,
+        constraint=constraint,
         logprobs=logprobs,
     )
     stops = (stop,) if isinstance(stop, str) else stop

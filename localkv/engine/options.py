@@ -7,6 +7,7 @@ from threading import Event
 from typing import TypedDict
 
 from localkv.sampling.params import SamplingParams
+from localkv.structured.grammar import Grammar, Schema
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -57,6 +58,8 @@ class ChatOptions(SamplingOptions, total=False):
     stop: str | Sequence[str]
     ignore_eos: bool
     logprobs: int | None
+    schema: Schema | None
+    grammar: Grammar | str | None
     spec: str | None
     cancel: Event | None
     params: SamplingParams | None

@@ -9,6 +9,7 @@ from functools import cached_property
 from threading import Event
 from typing import Unpack, cast, overload
 
+from localkv.engine.answer_scope import answer_scope
 from localkv.engine.async_stream import AsyncTextStream
 from localkv.engine.engine import Engine
 from localkv.engine.new_stream import new_stream
@@ -32,6 +33,9 @@ from localkv.loader.reasoning_tags import REASONING_TAGS
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.option_names import check_options, keywords
 from localkv.sampling.params import SamplingParams
+from localkv.structured.grammar import Grammar, Schema, grammar_of
+from localkv.structured.grammar_tokens import GrammarTokens
+from localkv.structured.scope import EVERYWHERE
 
 TOOL_USE = "tool_use"
 """The name of a second chat template, for tools, as transformers knows it."""
@@ -88,6 +92,12 @@ class TextModel:
             if tokenizer.is_control(token) and tokenizer.id_to_token(token) in tag
         )
 
+    @cached_property
+    def grammar_tokens(self) -> GrammarTokens:
+        """What grammars know of the vocabulary: made with the first of them, which takes a second
+        for 100,000 tokens, or by `grammar_tokens.begin()` in a thread of its own."""
+        return GrammarTokens(self.tokenizer)
+
     def chat_template_from(self, source: str) -> ChatTemplate:
         """A Jinja template with this model's BOS and EOS, to use instead of the file's own."""
         bos, eos = (
@@ -115,6 +125,8 @@ class TextModel:
         ignore_eos: bool = False,
         parse_special: bool = False,
         logprobs: int | None = None,
+        schema: Schema | None = None,
+        grammar: Grammar | str | None = None,
         spec: str | None = None,
         cancel: Event | None = None,
         params: SamplingParams | None = None,
@@ -131,6 +143,10 @@ class TextModel:
             logprobs: note how probable each token was, and so many of the most probable ones at
                 its place (0 for none), before samplers. Tokens are then drawn on the host, where a
                 seed may give others than on a GPU.
+            schema: the text is JSON that this JSON schema describes; a mapping, or JSON text. With
+                "length" as its finish reason it broke off.
+            grammar: the text is one of this grammar: GBNF, as llama.cpp has it, llguidance's Lark,
+                or a `Grammar`. In an answer either of the two holds after its reasoning.
             spec: how tokens are guessed for this text, "none" or "ngram", and not as the LLM was
                 told to. The text is the same.
             cancel: set it, from any thread, to end after the next token, or while other threads
@@ -152,6 +168,8 @@ class TextModel:
             ignore_eos=ignore_eos,
             parse_special=parse_special,
             logprobs=logprobs,
+            schema=schema,
+            grammar=grammar,
             spec=spec,
             cancel=cancel,
             params=params,
@@ -195,11 +213,17 @@ class TextModel:
         ignore_eos: bool = False,
         parse_special: bool = False,
         logprobs: int | None = None,
+        schema: Schema | None = None,
+        grammar: Grammar | str | None = None,
         spec: str | None = None,
         cancel: Event | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> TextStream:
+        kept_to = grammar_of(schema, grammar)
+        scope = EVERYWHERE
+        if kept_to is not None and isinstance(prompt, ChatPrompt):
+            scope = answer_scope(prompt, self.tokenizer)
         ids = self._ids(prompt, parse_special)
         opening, kept, budget = "", frozenset[int](), None
         if isinstance(prompt, ChatPrompt):
@@ -219,6 +243,9 @@ class TextModel:
             kept=kept,
             in_channels=isinstance(prompt, ChatPrompt),
             budget=budget,
+            grammar=kept_to,
+            grammar_tokens=None if kept_to is None else self.grammar_tokens,
+            scope=scope,
             logprobs=logprobs,
             speculation=self._speculation(spec, engine),
         )

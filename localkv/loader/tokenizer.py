@@ -124,6 +124,11 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
+    def encode_within(self, text: str) -> list[int]:
+        """Ids of plain text that goes on after another: no token is read in its markup, and no
+        space is put before it."""
+        return self._encode_plain(_SURROGATE.sub("\ufffd", text))
+
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of a sequence of tokens, the inverse of `encode`.
 
@@ -221,6 +226,10 @@ class Tokenizer:
         vocabulary = self._vocabulary
         is_control = vocabulary.types[self._checked(token)] in _CONTROL_TYPES
         return is_control and token not in vocabulary.shown_ids
+
+    def is_marker(self, token: int) -> bool:
+        """Whether a token is of a control type, part of a text or not."""
+        return self._vocabulary.types[self._checked(token)] in _CONTROL_TYPES
 
     def _checked(self, token: int) -> int:
         if not 0 <= token < self.n_vocab:

@@ -26,6 +26,7 @@ from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError, counted
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler
+from localkv.structured.constraint import Constraint
 
 STEP_MS_CPU = 120.0
 STEP_MS_GPU = 30.0
@@ -150,6 +151,7 @@ class BatchEngine:
         stop_ids: frozenset[int] = frozenset(),
         cancel: Event | None = None,
         forcing: Forcing | None = None,
+        constraint: Constraint | None = None,
         logprobs: int | None = None,
         priority: int = 0,
         timeout: float | None = None,
@@ -182,16 +184,18 @@ class BatchEngine:
             deadline=None if timeout is None else now + timeout,
         )
         self._n_requests += 1
+        on_host = logprobs is not None or constraint is not None
         generation = BatchedGeneration(
             self,
             request,
             sampler,
             self.model.backend.arrays,
-            None if logprobs is not None else self.model.draw(sampler.params),
+            None if on_host else self.model.draw(sampler.params),
             n_ctx=room,
             max_tokens=max_tokens,
             stop_ids=stop_ids,
             forcing=forcing,
+            constraint=constraint,
             logprobs=logprobs,
         )
         if n_prompt > room:

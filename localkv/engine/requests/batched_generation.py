@@ -11,6 +11,7 @@ from localkv.engine.generation import FinishReason, Forcing, GenerationStats, ch
 from localkv.engine.logprobs import RankedToken, ranked
 from localkv.engine.requests.request import Request
 from localkv.sampling.sampler import Sampler
+from localkv.structured.constraint import Constraint
 
 
 class Steps(Protocol):
@@ -48,6 +49,7 @@ class BatchedGeneration(Iterator[int]):
         max_tokens: int | None,
         stop_ids: frozenset[int],
         forcing: Forcing | None,
+        constraint: Constraint | None,
         logprobs: int | None,
     ) -> None:
         self.request = request
@@ -60,6 +62,7 @@ class BatchedGeneration(Iterator[int]):
         self._draw = draw
         self._stop_ids = stop_ids
         self._forcing = forcing
+        self._constraint = constraint
         self._n_logprobs = logprobs
         self._ranked = list[RankedToken]()
         room = n_ctx - request.n_prompt
@@ -109,7 +112,7 @@ class BatchedGeneration(Iterator[int]):
             stats.n_reused, stats.n_lost = self.request.n_reused, self.request.n_lost
         stats.n_generated += 1
         if stats.n_generated == self._budget:
-            self._conclude("length")
+            self._conclude(self._end or "length")
         return token
 
     def _is_served(self) -> bool:
@@ -140,18 +143,23 @@ class BatchedGeneration(Iterator[int]):
         self._sampler.accept(token)
         if self._forcing is not None:
             self._forcing.accept(token)
+        if self._constraint is not None:
+            self._constraint.accept(token)
         ids.append(token)
         now = self._steps.clock()
         self._ready.append((token, now - self._drawn_at))
         self.request.n_unread += 1
         self._drawn_at = now
-        if len(ids) - self.request.n_prompt == self._budget:
+        if self._constraint is not None and self._constraint.is_over:
+            self._end = "stop"
+        elif len(ids) - self.request.n_prompt == self._budget:
             self._end = "length"
         return self._end is None
 
     def _drawn(self, logits: Array) -> int:
         if self._draw is None:
-            return self._sampler.sample(self._arrays.to_numpy(logits))
+            row, constraint = self._arrays.to_numpy(logits), self._constraint
+            return self._sampler.sample(row if constraint is None else constraint.masked(row))
         number = len(self.request.text.ids) - self.request.n_prompt
         random = self._arrays.int64([self._sampler.seed, number])
         return checked(int(self._draw(logits[None], random)))

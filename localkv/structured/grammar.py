@@ -1,0 +1,166 @@
+"""`Grammar`: what a text has to look like, in the notation of llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from localkv.errors import LocalKVError, UsageError
+from localkv.structured.gbnf import gbnf_to_lark, is_gbnf
+
+Schema = Mapping[str, object] | bool | str
+"""A JSON schema, as a value or as JSON text."""
+
+_WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+"""Between JSON's tokens, as llama.cpp has it: a small model must not go on with spaces forever."""
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A grammar whose syntax is right. It is of no model: any may write by it.
+
+    Attributes:
+        source: as llguidance takes it.
+        what: its kind, for errors.
+    """
+
+    source: str
+    what: str = "grammar"
+
+    @classmethod
+    def json_schema(cls, schema: Schema) -> Grammar:
+        """JSON that a schema describes: of draft 4 to 2020-12, all of it or an error.
+
+        Properties come in the order in which the schema lists them. Keywords that describe, such as
+        `title`, and those that no draft knows, say nothing about a text.
+
+        Raises:
+            UsageError: it is no schema, has a keyword that there is no grammar for (`not`,
+                `uniqueItems`, `if`), names a schema that is not there, or nothing satisfies it.
+        """
+        from llguidance import LLMatcher
+
+        what = "JSON schema"
+        try:
+            text = schema if isinstance(schema, str) else json.dumps(_plain(schema))
+            value = json.loads(text)
+        except RecursionError:
+            raise UsageError(f"the {what} is nested too deeply") from None
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the {what} is not JSON: {error}") from None
+        if value is False or not isinstance(value, bool | dict):
+            reason = "nothing satisfies it" if value is False else "it is no object"
+            raise UsageError(f"the {what} can't be used: {reason}")
+        source = LLMatcher.grammar_from_json_schema(
+            "{}" if value is True else text,
+            overrides={"lenient": False, "whitespace_pattern": _WHITE_SPACE},
+        )
+        return cls(source, what)._checked()
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def gbnf(cls, text: str) -> Grammar:
+        """A grammar as llama.cpp has them.
+
+        Raises:
+            UsageError: it is malformed.
+        """
+        return cls._of_lark(gbnf_to_lark(text))._checked()
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """A grammar in llguidance's dialect of Lark, whose lexemes are the longest that there are.
+
+        Tokens that it names are looked up when a model is to write by it, so an error may come
+        only then (`Constraint`).
+        """
+        return cls._of_lark(text)
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """All of the text matches a regular expression of Rust's `regex`.
+
+        Raises:
+            UsageError: it is malformed, or looks ahead or back.
+        """
+        from llguidance import LLMatcher
+
+        return cls(LLMatcher.grammar_from_regex(pattern), "regular expression")._checked()
+
+    @classmethod
+    def of_text(cls, text: str) -> Grammar:
+        """GBNF if it has a rule with `::=`, else Lark.
+
+        Raises:
+            UsageError: it is malformed.
+        """
+        return cls.gbnf(text) if is_gbnf(text) else cls.lark(text)
+
+    @classmethod
+    def _of_lark(cls, text: str) -> Grammar:
+        from llguidance import LLMatcher
+
+        return cls(LLMatcher.grammar_from_lark(text))
+
+    def _checked(self) -> Grammar:
+        from llguidance import LLMatcher
+
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(self.source)
+        if is_error:
+            raise self.refusal(messages[0])
+        return self
+
+    def refusal(self, message: str) -> UsageError:
+        """The error about a grammar that llguidance refuses, in one line."""
+        found = _UNIMPLEMENTED.match(message)
+        if found is None:
+            return UsageError(f"the {self.what} can't be used: {one_line(message)}")
+        keys = found[1].replace('"', "").split(", ")
+        return UsageError(
+            f"the {self.what} can't be used: no grammar for {', '.join(keys)}",
+            hint="leave it out, and check the finished text",
+        )
+
+
+def grammar_of(schema: Schema | None, grammar: Grammar | str | None) -> Grammar | None:
+    """The grammar that a caller asks for with one of two options, or None.
+
+    Raises:
+        UsageError: both are there, or the one is malformed.
+    """
+    if schema is not None and grammar is not None:
+        raise UsageError("schema and grammar both say what the text has to be: give one of them")
+    if schema is not None:
+        return Grammar.json_schema(schema)
+    if not isinstance(grammar, str | Grammar | None):
+        raise UsageError(f"grammar is a {type(grammar).__name__}, not text or a Grammar")
+    return Grammar.of_text(grammar) if isinstance(grammar, str) else grammar
+
+
+def one_line(message: str) -> str:
+    """An error of llguidance: what it says, without the pictures of where."""
+    head = message.partition("\n<state>")[0]
+    lines = [line.strip() for line in head.splitlines()]
+    kept = [line for i, line in enumerate(lines) if i == 0 or line.startswith("error:")]
+    return " ".join(kept) or "unknown"
+
+
+def failure(message: str) -> LocalKVError:
+    """The error about a grammar that took too much while a text was written."""
+    return LocalKVError(f"the grammar can't be followed any further: {one_line(message)}")
+
+
+def _plain(value: object) -> object:
+    """A copy of a schema whose mappings are dictionaries."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,91 @@
+"""`GrammarTokens`: a vocabulary as llguidance reads it, made once for a model."""
+
+from __future__ import annotations
+
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Protocol
+
+from localkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+class GrammarVocabulary(Protocol):
+    """A tokenizer as grammars need it; `Tokenizer` is one."""
+
+    n_vocab: int
+    bos_id: int | None
+    eos_id: int | None
+    eog_ids: frozenset[int]
+
+    def token_bytes(self, token: int, special: bool = False) -> bytes: ...
+
+    def is_marker(self, token: int) -> bool: ...
+
+    def encode_within(self, text: str) -> list[int]: ...
+
+    def token_to_id(self, text: str) -> int | None: ...
+
+
+class GrammarTokens:
+    """Makes llguidance's view of a vocabulary when it is asked for first, which takes a second for
+    100,000 tokens.
+
+    No text of a grammar is a control token; a grammar in Lark may name one by its id (`<[7]>`).
+
+    Args:
+        vocabulary: the model's tokenizer.
+    """
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._lock = Lock()
+        self._made: LLTokenizer | None = None
+
+    def begin(self) -> Thread:
+        """Make it in a thread of its own, so that nobody waits for it later."""
+        thread = Thread(target=self._make, name="localkv-grammar", daemon=True)
+        thread.start()
+        return thread
+
+    def _make(self) -> None:
+        if self.vocabulary.eog_ids:
+            _ = self.for_llguidance
+
+    @property
+    def for_llguidance(self) -> LLTokenizer:
+        """What matchers are made with.
+
+        Raises:
+            UsageError: the vocabulary has no token that ends a text.
+        """
+        with self._lock:
+            if self._made is None:
+                self._made = _tokenizer(self.vocabulary)
+            return self._made
+
+
+def _tokenizer(vocabulary: GrammarVocabulary) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    if not vocabulary.eog_ids:
+        raise UsageError("the model has no token that ends a text, which grammars need")
+    ends = sorted(vocabulary.eog_ids, key=lambda token: (token != vocabulary.eos_id, token))
+    wrapper = TokenizerWrapper(_Encoder(vocabulary, ends[0]))
+    return LLTokenizer(wrapper, n_vocab=vocabulary.n_vocab, eos_token=ends)
+
+
+class _Encoder:
+    """What llguidance asks of a tokenizer: the bytes of all tokens, and ids of a text."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, eos_id: int) -> None:
+        every = range(vocabulary.n_vocab)
+        self.eos_token_id = eos_id
+        self.bos_token_id = vocabulary.bos_id
+        self.special_token_ids = [token for token in every if vocabulary.is_marker(token)]
+        self.tokens = [vocabulary.token_bytes(token, special=True) for token in every]
+        self._vocabulary = vocabulary
+
+    def __call__(self, data: bytes) -> list[int]:
+        return self._vocabulary.encode_within(data.decode("utf-8", errors="replace"))
