@@ -20,12 +20,14 @@ class Answers:
 
     Attributes:
         ends: of the answers, None for those that go on.
+        n_reasoned: tokens of each that are reasoning.
     """
 
     def __init__(self, texts: Texts, readers: Sequence[AnswerReader]) -> None:
         self.texts = texts
         self.readers = list(readers)
         self.ends: list[Ended | None] = [None] * len(self.readers)
+        self.n_reasoned = [0] * len(self.readers)
 
     @property
     def ended(self) -> list[Ended]:
@@ -48,7 +50,10 @@ class Answers:
     def _deltas(self, index: int, event: Event) -> list[Delta]:
         reader = self.readers[index]
         if isinstance(event, Piece):
-            return reader.push(event.text)
+            deltas = reader.push(event.text)
+            if reader.reasoning and not reader.content:
+                self.n_reasoned[index] = event.n_tokens
+            return deltas
         if isinstance(event, Ended):
             if event.error:
                 raise RequestError(500, event.error)

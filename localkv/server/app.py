@@ -13,8 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from localkv.server.dialects.anthropic_messages import count_tokens, messages
 from localkv.server.dialects.openai_chat import chat_completions
 from localkv.server.dialects.openai_models import health, models
+from localkv.server.dialects.openai_responses import input_tokens, responses
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
@@ -30,6 +32,10 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/v1/models", GET, models),
     ("/chat/completions", POST, chat_completions),
     ("/v1/chat/completions", POST, chat_completions),
+    ("/v1/responses", POST, responses),
+    ("/v1/responses/input_tokens", POST, input_tokens),
+    ("/v1/messages", POST, messages),
+    ("/v1/messages/count_tokens", POST, count_tokens),
 ]
 """Path, methods, and who answers."""
 

@@ -8,8 +8,12 @@ from typing import Any
 from localkv.server.wire import Ended
 
 
-def openai_usage(ends: Sequence[Ended]) -> dict[str, Any]:
-    """The object `usage` of one answer or of several to the same prompt."""
+def openai_usage(ends: Sequence[Ended], n_reasoned: int = 0) -> dict[str, Any]:
+    """The object `usage` of one answer or of several to the same prompt.
+
+    Args:
+        n_reasoned: tokens of all of them that are reasoning.
+    """
     n_prompt = ends[0].usage.prompt_tokens if ends else 0
     n_completion = sum(end.usage.completion_tokens for end in ends)
     return {
@@ -19,6 +23,7 @@ def openai_usage(ends: Sequence[Ended]) -> dict[str, Any]:
         "prompt_tokens_details": {
             "cached_tokens": ends[0].usage.cached_tokens if ends else 0,
         },
+        "completion_tokens_details": {"reasoning_tokens": n_reasoned},
     }
 
 

@@ -126,7 +126,7 @@ class ChatAnswer:
         return self._object(
             "chat.completion",
             choices=choices,
-            usage=openai_usage(ends),
+            usage=openai_usage(ends, sum(self.answers.n_reasoned)),
             timings=native_timings(ends[0]),
         )
 
@@ -139,7 +139,7 @@ class ChatAnswer:
                 for chunk in self._chunks_of(index, one, deltas):
                     yield chunk
             if self.body.stream_options is not None and self.body.stream_options.include_usage:
-                usage = openai_usage(self.answers.ended)
+                usage = openai_usage(self.answers.ended, sum(self.answers.n_reasoned))
                 yield event(self._object("chat.completion.chunk", choices=[], usage=usage))
             yield DONE
         except RequestError as error:

@@ -1,0 +1,342 @@
+"""`/v1/messages`: Anthropic's API, which Claude Code and the package `anthropic` speak."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localkv.server.answers import Answers
+from localkv.server.chat_request import ChatBody, begun, rendered
+from localkv.server.event_stream import event, event_stream
+from localkv.server.failures import RequestError, unsupported
+from localkv.server.front import Front
+from localkv.server.json_answer import json_answer, json_response
+from localkv.server.json_body import decoded
+from localkv.server.parts import Part, PartEvent, Parts
+from localkv.server.wire import Ended
+
+BILLING = "x-anthropic-billing-header"
+"""How a block begins that Claude Code puts first, with another value in each request: it says
+nothing to a model, and no prompt would begin like an earlier one."""
+ERROR_TYPES = {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+"""Where Anthropic's names are others."""
+NATIVE_TYPES = {
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+}
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    type: str
+    budget_tokens: int | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class CountBody(msgspec.Struct, kw_only=True):
+    """What a prompt is made of."""
+
+    messages: list[Message]
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """The fields that mean something here; others are ignored."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+def chat_body(body: CountBody) -> ChatBody:
+    """The same request in OpenAI's words.
+
+    Raises:
+        RequestError: it has a part that is not supported.
+    """
+    system = [{"role": "system", "content": text}] if (text := _system(body.system)) else []
+    messages = [*system, *(one for message in body.messages for one in _messages(message))]
+    is_begun = bool(body.messages) and body.messages[-1].role == "assistant"
+    chat = ChatBody(
+        messages=messages,
+        model=body.model,
+        tools=[_tool(tool) for tool in body.tools or ()] or None,
+        continue_final_message=is_begun or None,
+    )
+    if (choice := body.tool_choice) is not None:
+        names: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
+        named = {"type": "function", "function": {"name": choice.name}}
+        chat.tool_choice = names.get(choice.type, named)
+        chat.parallel_tool_calls = not choice.disable_parallel_tool_use
+    if body.thinking is not None:
+        chat.enable_thinking = body.thinking.type != "disabled"
+        if body.thinking.type == "enabled":
+            chat.thinking_budget_tokens = body.thinking.budget_tokens
+    if isinstance(body, MessagesBody):
+        chat.max_tokens = body.max_tokens
+        chat.stop = body.stop_sequences
+        chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
+    return chat
+
+
+def _system(system: str | list[dict[str, Any]] | None) -> str:
+    texts = [system] if isinstance(system, str) else [_text(block) for block in system or ()]
+    return "\n".join(text for text in texts if text and not text.startswith(BILLING))
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    if tool.input_schema is None:
+        raise unsupported(f"the tool {tool.type or tool.name!r}", "tools need an input_schema")
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.input_schema,
+    }
+    return {"type": "function", "function": function}
+
+
+def _messages(message: Message) -> list[dict[str, Any]]:
+    """A message as those that templates know: results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results, texts, calls, thoughts = [], list[str](), [], list[str]()
+    for block in message.content:
+        kind = block.get("type")
+        if kind == "tool_use":
+            calls.append(_call(block))
+        elif kind == "tool_result":
+            results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": block.get("tool_use_id"),
+                    "content": _result(block.get("content")),
+                }
+            )
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking", "")))
+        elif kind != "redacted_thinking":
+            texts.append(_text(block))
+    one: dict[str, Any] = {"role": message.role, "content": "".join(texts)}
+    if calls:
+        one["tool_calls"] = calls
+    if thoughts:
+        one["reasoning_content"] = "".join(thoughts)
+    is_empty = results and not (texts or calls or thoughts)
+    return [*results, *([] if is_empty else [one])]
+
+
+def _call(block: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _result(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(_text(block) for block in content)
+    return content or ""
+
+
+def _text(block: Any) -> str:
+    """The text of a block.
+
+    Raises:
+        RequestError: it is another one.
+    """
+    if isinstance(block, dict) and block.get("type") == "text":
+        text = block.get("text")
+        if isinstance(text, str):
+            return text
+        raise RequestError(400, "a block of type text has no text")
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str):
+        raise RequestError(400, f"{block!r:.60} is not a content block")
+    raise unsupported(f"a content block of type {kind!r:.60}", "this model reads text")
+
+
+class MessageAnswer:
+    """The answer to one request.
+
+    Args:
+        answers: has one.
+        model: the name of the model that answers.
+    """
+
+    def __init__(self, answers: Answers, model: str) -> None:
+        self.answers = answers
+        self.parts = Parts()
+        self._head = {
+            "id": f"msg_{secrets.token_urlsafe(18)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The message, once it is complete.
+
+        Raises:
+            RequestError: it can't be completed.
+        """
+        async for _, _, deltas in self.answers.news():
+            self.parts.push(deltas)
+        self.parts.end()
+        (end,) = self.answers.ended
+        content = [_block(part, part.text) for part in self.parts.all]
+        return {**self._head, "content": content, **self._reason(end), "usage": _usage(end)}
+
+    def _reason(self, end: Ended) -> dict[str, Any]:
+        """Why it ended."""
+        if end.finish_reason == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if end.stop is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
+        calls = any(part.kind == "call" for part in self.parts.all)
+        return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The message as server-sent events."""
+        usage = {"input_tokens": 0, "output_tokens": 0}
+        try:
+            begun_message: dict[str, Any] = {
+                **self._head,
+                "content": [],
+                "stop_reason": None,
+                "stop_sequence": None,
+                "usage": usage,
+            }
+            yield _event("message_start", message=begun_message)
+            async for _, _, deltas in self.answers.news():
+                for one in _rendered(self.parts.push(deltas)):
+                    yield one
+            for one in _rendered(self.parts.end()):
+                yield one
+            (end,) = self.answers.ended
+            yield _event("message_delta", delta=self._reason(end), usage=_usage(end))
+            yield _event("message_stop")
+        except RequestError as error:
+            yield event(failure(error), "error")
+        finally:
+            self.answers.close()
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)
+
+
+def _rendered(events: Iterable[PartEvent]) -> list[bytes]:
+    """Events of parts as those of content blocks."""
+    return [one for part in events for one in _block_events(part)]
+
+
+def _block_events(now: PartEvent) -> list[bytes]:
+    part, index = now.part, now.part.index
+    if now.what == "begun":
+        return [_event("content_block_start", index=index, content_block=_block(part, ""))]
+    if now.what == "grown":
+        delta = {
+            "reasoning": {"type": "thinking_delta", "thinking": now.added},
+            "content": {"type": "text_delta", "text": now.added},
+            "call": {"type": "input_json_delta", "partial_json": now.added},
+        }[part.kind]
+        return [_event("content_block_delta", index=index, delta=delta)]
+    done = _event("content_block_stop", index=index)
+    if part.kind == "reasoning":
+        signature = {"type": "signature_delta", "signature": ""}
+        return [_event("content_block_delta", index=index, delta=signature), done]
+    return [done]
+
+
+def _block(part: Part, text: str) -> dict[str, Any]:
+    """A content block."""
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    if part.kind == "content":
+        return {"type": "text", "text": text}
+    return {"type": "tool_use", "id": part.id, "name": part.name, "input": _arguments(text)}
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text) if text else {}
+    except ValueError:
+        return {}
+
+
+def _usage(end: Ended) -> dict[str, int]:
+    usage = end.usage
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def failure(error: RequestError) -> dict[str, Any]:
+    """An error in Anthropic's shape."""
+    kind = error.type if error.type in NATIVE_TYPES else "api_error"
+    if error.status == 400:
+        kind = "invalid_request_error"
+    kind = ERROR_TYPES.get(error.status, kind)
+    return {"type": "error", "error": {"type": kind, "message": str(error), **error.extra}}
+
+
+def _refused(error: RequestError) -> Response:
+    return json_response(failure(error), error.status, error.headers)
+
+
+async def messages(front: Front, request: Request) -> Response:
+    """POST /v1/messages."""
+    try:
+        body = decoded(await request.body(), MessagesBody)
+        if body.max_tokens < 1:
+            raise RequestError(400, f"max_tokens must be at least 1, not {body.max_tokens}")
+        answer = MessageAnswer(
+            await begun(front, chat_body(body)), body.model or front.settings.model_name
+        )
+        if body.stream:
+            return event_stream(answer.events())
+        return await json_answer(request, answer.whole(), answer.answers.texts)
+    except RequestError as error:
+        return _refused(error)
+
+
+async def count_tokens(front: Front, request: Request) -> Response:
+    """POST /v1/messages/count_tokens: the prompt is rendered, and nothing computed."""
+    try:
+        body = decoded(await request.body(), CountBody)
+        prompt = await rendered(front, chat_body(body))
+        return json_response({"input_tokens": len(prompt.ids)})
+    except RequestError as error:
+        return _refused(error)

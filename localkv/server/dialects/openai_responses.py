@@ -1,0 +1,367 @@
+"""`/v1/responses`: OpenAI's newer API, which Codex speaks. Nothing is stored from call to call."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localkv.server.answers import Answers
+from localkv.server.chat_request import ChatBody, begun, rendered
+from localkv.server.event_stream import event, event_stream
+from localkv.server.failures import RequestError, unsupported
+from localkv.server.front import Front
+from localkv.server.json_answer import json_answer, json_response
+from localkv.server.json_body import decoded
+from localkv.server.parts import Part, PartEvent, Parts
+from localkv.server.wire import Ended
+
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+"""Parts of a content that are text."""
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    effort: str | None = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True):
+    format: dict[str, Any] | None = None
+
+
+class ResponsesBody(msgspec.Struct, kw_only=True):
+    """The fields that mean something here; others are ignored."""
+
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    metadata: dict[str, str] | None = None
+
+
+def chat_body(body: ResponsesBody) -> ChatBody:
+    """The same request in the words of the chat API.
+
+    Raises:
+        RequestError: it has a part that is not supported.
+    """
+    _check(body)
+    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    if isinstance(body.input, str):
+        messages.append({"role": "user", "content": body.input})
+    else:
+        messages += _messages(body.input or ())
+    return ChatBody(
+        messages=messages,
+        model=body.model,
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        tools=[_tool(tool) for tool in body.tools or ()] or None,
+        tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        response_format=_format(body.text),
+    )
+
+
+def _check(body: ResponsesBody) -> None:
+    if body.input is None:
+        raise RequestError(400, "there is no input")
+    kept = {
+        "previous_response_id": body.previous_response_id,
+        "conversation": body.conversation,
+        "store": body.store,
+    }
+    for name, value in kept.items():
+        if value:
+            raise RequestError(
+                400,
+                f"{name}: this server stores no responses",
+                "send the whole conversation as input, and store: false",
+                extra={"param": name},
+            )
+    if body.background:
+        raise unsupported("background", "leave it out, and read the stream")
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise unsupported(f"a tool of type {tool.get('type')!r:.60}", "only function is there")
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+
+
+def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice
+
+
+def _format(text: TextOptions | None) -> dict[str, Any] | None:
+    """`response_format` of the chat API."""
+    given = text.format if text is not None else None
+    if given is None or given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {k: v for k, v in given.items() if k != "type"}}
+
+
+def _messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of an input as messages. What the model wrote in a row is one message."""
+    messages = list[dict[str, Any]]()
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            role, text = item.get("role"), _text(item.get("content"))
+            if role == "assistant":
+                _own(messages)["content"] += text
+            else:
+                messages.append({"role": role, "content": text})
+        elif kind == "reasoning":
+            parts = item.get("content") or item.get("summary")
+            _own(messages)["reasoning_content"] = _text(parts)
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            _own(messages).setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            content = _text(item.get("output"))
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+            )
+        else:
+            raise unsupported(f"an input of type {kind!r:.60}", "messages and function calls are")
+    return messages
+
+
+def _own(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that the model is writing."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise RequestError(400, f"{content!r:.60} is not a content")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "refusal":
+            texts.append(str(part.get("refusal", "")))
+        elif kind in TEXTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            raise unsupported(f"a content of type {kind!r:.60}", "this model reads text")
+    return "".join(texts)
+
+
+class ResponseAnswer:
+    """The answer to one request.
+
+    Args:
+        body: the request.
+        answers: has one.
+        model: the name of the model that answers.
+    """
+
+    def __init__(self, body: ResponsesBody, answers: Answers, model: str) -> None:
+        self.body, self.answers = body, answers
+        self.parts = Parts()
+        self._ids = list[str]()
+        self._n_events = 0
+        self._head = {
+            "id": f"resp_{secrets.token_urlsafe(18)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None},
+            "store": False,
+            "temperature": body.temperature,
+            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+        }
+
+    def _response(self, status: str, end: Ended | None = None, **fields: Any) -> dict[str, Any]:
+        output = [self._item(part, "completed") for part in self.parts.all] if end else []
+        return {
+            **self._head,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": output,
+            "usage": None if end is None else _usage(end, self.answers.n_reasoned[0]),
+            **fields,
+        }
+
+    def _final(self, end: Ended) -> dict[str, Any]:
+        """The whole response."""
+        if end.finish_reason == "length":
+            details = {"reason": "max_output_tokens"}
+            return self._response("incomplete", end, incomplete_details=details)
+        return self._response("completed", end)
+
+    async def whole(self) -> dict[str, Any]:
+        """The response, once it is complete.
+
+        Raises:
+            RequestError: it can't be completed.
+        """
+        async for _, _, deltas in self.answers.news():
+            self.parts.push(deltas)
+        self.parts.end()
+        (end,) = self.answers.ended
+        return self._final(end)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The response as server-sent events."""
+        try:
+            response = self._response("in_progress")
+            yield self._event("response.created", response=response)
+            yield self._event("response.in_progress", response=response)
+            async for _, _, deltas in self.answers.news():
+                for one in self._rendered(self.parts.push(deltas)):
+                    yield one
+            for one in self._rendered(self.parts.end()):
+                yield one
+            (end,) = self.answers.ended
+            final = self._final(end)
+            yield self._event(f"response.{final['status']}", response=final)
+        except RequestError as error:
+            problem = {"code": error.type, "message": str(error)}
+            failed = self._response("failed", error=problem)
+            yield self._event("response.failed", response=failed)
+        finally:
+            self.answers.close()
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._n_events += 1
+        return event({"type": kind, "sequence_number": self._n_events - 1, **fields}, kind)
+
+    def _rendered(self, events: Iterable[PartEvent]) -> list[bytes]:
+        render = {"begun": self._begun, "grown": self._grown, "done": self._done}
+        return [one for now in events for one in render[now.what](now)]
+
+    def _begun(self, now: PartEvent) -> list[bytes]:
+        part, at = now.part, {"output_index": now.part.index}
+        item = self._item(part, "in_progress")
+        if part.kind != "call":
+            item["content"] = []
+        added = self._event("response.output_item.added", item=item, **at)
+        if part.kind == "call":
+            return [added]
+        where = {**at, "item_id": self._id(part), "content_index": 0}
+        empty = _content(Part(0, part.kind))
+        return [added, self._event("response.content_part.added", part=empty, **where)]
+
+    def _grown(self, now: PartEvent) -> list[bytes]:
+        part = now.part
+        where = {"output_index": part.index, "item_id": self._id(part), "delta": now.added}
+        if part.kind == "call":
+            return [self._event("response.function_call_arguments.delta", **where)]
+        kind = "reasoning" if part.kind == "reasoning" else "output"
+        return [
+            self._event(f"response.{kind}_text.delta", content_index=0, **where, **_logprobs(part))
+        ]
+
+    def _done(self, now: PartEvent) -> list[bytes]:
+        part, at = now.part, {"output_index": now.part.index}
+        where: dict[str, Any] = {**at, "item_id": self._id(part)}
+        ends = list[bytes]()
+        if part.kind == "call":
+            fields = {"arguments": part.text, "name": part.name}
+            ends.append(self._event("response.function_call_arguments.done", **fields, **where))
+        else:
+            kind = "reasoning" if part.kind == "reasoning" else "output"
+            where["content_index"] = 0
+            fields = {"text": part.text, **_logprobs(part)}
+            ends.append(self._event(f"response.{kind}_text.done", **fields, **where))
+            ends.append(self._event("response.content_part.done", part=_content(part), **where))
+        item = self._item(part, "completed")
+        return [*ends, self._event("response.output_item.done", item=item, **at)]
+
+    def _id(self, part: Part) -> str:
+        """The id of the item that a part is."""
+        prefix = {"reasoning": "rs", "content": "msg", "call": "fc"}[part.kind]
+        while len(self._ids) <= part.index:
+            self._ids.append(f"{prefix}_{secrets.token_urlsafe(12)}")
+        return self._ids[part.index]
+
+    def _item(self, part: Part, status: str) -> dict[str, Any]:
+        """A part as an output item."""
+        head = {"id": self._id(part), "status": status}
+        if part.kind == "call":
+            return {
+                "type": "function_call",
+                **head,
+                "call_id": part.id,
+                "name": part.name,
+                "arguments": part.text,
+            }
+        if part.kind == "reasoning":
+            return {"type": "reasoning", **head, "summary": [], "content": [_content(part)]}
+        return {"type": "message", **head, "role": "assistant", "content": [_content(part)]}
+
+
+def _logprobs(part: Part) -> dict[str, Any]:
+    """A field that events of text must have; there are none here."""
+    return {} if part.kind == "reasoning" else {"logprobs": []}
+
+
+def _content(part: Part) -> dict[str, Any]:
+    if part.kind == "reasoning":
+        return {"type": "reasoning_text", "text": part.text}
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
+
+
+def _usage(end: Ended, n_reasoned: int) -> dict[str, Any]:
+    usage = end.usage
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": n_reasoned},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+async def responses(front: Front, request: Request) -> Response:
+    """POST /v1/responses."""
+    body = decoded(await request.body(), ResponsesBody)
+    answers = await begun(front, chat_body(body))
+    answer = ResponseAnswer(body, answers, front.settings.model_name)
+    if body.stream:
+        return event_stream(answer.events())
+    return await json_answer(request, answer.whole(), answers.texts)
+
+
+async def input_tokens(front: Front, request: Request) -> Response:
+    """POST /v1/responses/input_tokens: the prompt is rendered, and nothing computed."""
+    body = decoded(await request.body(), ResponsesBody)
+    prompt = await rendered(front, chat_body(body))
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
