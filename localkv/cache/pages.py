@@ -164,6 +164,10 @@ class PagePool:
 
     def n_places(self, length: int) -> int:
         """Pages up to the last one of a sequence of `length` tokens."""
+        if not length:
+            return (
+                0  # nor one for rows before the first token, where a tail's pages begin with such
+            )
         return pages_for(max(0, min(length, self.end) - self.first))
 
     def n_rows(self, length: int) -> int:
