@@ -155,18 +155,6 @@ class Sampler:
         return best
 
 
-def sample_rows(logits: npt.NDArray[np.float32], samplers: Sequence[Sampler]) -> list[int]:
-    """The next token of several texts, each as its own sampler alone would draw it.
-
-    Args:
-        logits: float32 [len(samplers), n_vocab].
-
-    Raises:
-        LocalKVError: a row's logits are NaN, or all of them -inf.
-    """
-    return [sampler.sample(row) for sampler, row in zip(samplers, logits, strict=True)]
-
-
 def _find_breakers(
     params: SamplingParams,
     n_vocab: int,

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localkv.errors import LocalKVError
 from localkv.sampling import candidates
 from localkv.sampling.params import SamplingParams
-from localkv.sampling.sampler import Sampler, sample_rows
+from localkv.sampling.sampler import Sampler
 from localkv.sampling.state import MOST_UNDONE
 from support.plain_sampler import holding, plain_draw
 
@@ -95,17 +94,6 @@ def test_no_bins_where_rounding_would_decide() -> None:
     keys = np.arange(4096.0)[::-1] / 1000
     assert candidates._fewest_by_bins(keys, even, 0.5, "left") is None
     assert len(candidates._fewest_by_bins(keys, even, 0.5001, "left")) == 2049
-
-
-def test_rows_are_drawn_as_if_each_were_alone() -> None:
-    logits = np.stack(rows(3000, 2))
-    every = [SamplingParams(seed=i, **chain) for i, chain in enumerate(CHAINS[:5])]
-    alone = [Sampler(params, n_vocab=3000).sample(row) for params, row in zip(every, logits)]  # noqa: B905
-    samplers = [Sampler(params, n_vocab=3000) for params in every]
-    assert sample_rows(logits, samplers) == alone
-    logits[3, 5] = np.nan
-    with pytest.raises(LocalKVError, match="NaN"):
-        sample_rows(logits, samplers)
 
 
 # Taking back.
