@@ -27,7 +27,7 @@ from localkv.engine.embedding import (
 )
 from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
-from localkv.engine.speculation.config import Speculation, check_speculation
+from localkv.engine.speculation.config import RECORDING_LEFT, Speculation
 from localkv.engine.states.state_conversion import choices_json
 from localkv.engine.states.state_identity import UNROTATED
 from localkv.engine.states.state_turns import load_state, save_state
@@ -130,8 +130,7 @@ class LLM(TextModel):
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
         spec: "ngram" guesses how a text goes on from what followed its last tokens when they came
             up before, and evaluates the guesses together: faster where a text repeats itself or its
-            prompt, with the same text as without ("none"), byte for byte. Not on a GPU, and only
-            for one text at a time.
+            prompt, with the same text as without ("none"), byte for byte on a CPU.
         draft_max, draft_min: most tokens guessed at a time, and fewer that are not worth it; how
             many are is measured.
         fit: "on" refuses a model that does not fit in memory before anything is allocated, and
@@ -226,7 +225,8 @@ class LLM(TextModel):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
         self.speculation = Speculation(spec, draft_max, draft_min)
-        check_speculation(self.speculation, backend, n_parallel)
+        if self.speculation.is_on and backend.records:
+            self.warnings.append(RECORDING_LEFT)
         place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)

@@ -25,7 +25,7 @@ from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.embedding import Pooling, pooled
 from localkv.engine.generation import Forcing, Generation
 from localkv.engine.logprobs import check_logprobs
-from localkv.engine.speculation.config import Speculation, check_speculation
+from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.prices import Prices
 from localkv.engine.speculation.speculator import new_speculator
 from localkv.engine.speculation.warm_up import warm_up_drafts
@@ -318,12 +318,10 @@ class Engine:
 
         Raises:
             ContextOverflowError: the prompt is longer than the context; nothing was computed.
-            UsageError: the vocabulary has fewer tokens than `logprobs`, or the backend records its
-                steps, so that it has no speculation.
+            UsageError: the vocabulary has fewer tokens than `logprobs`.
         """
         check_logprobs(logprobs, self.model.config.n_vocab)
         speculation = speculation or Speculation()
-        check_speculation(speculation, self.model.backend)
         self.check_prompt(prompt_ids)
         return Generation(
             self.slot,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -52,7 +52,7 @@ def new_stream(
         in_channels: an answer of several messages becomes one text, if the model writes such.
         budget: of an answer's reasoning.
         grammar: what the text keeps to, where `scope` says; it needs `grammar_tokens`.
-        speculation: how tokens are guessed, where a text is generated alone.
+        speculation: how tokens are guessed.
 
     Raises:
         ContextOverflowError: the prompt is longer than the context.
@@ -83,10 +83,7 @@ def new_stream(
             scope=scope,
             banned=banned,
         )
-    generate: Callable[..., TokenStream] = engine.generate
-    if isinstance(engine, Engine):
-        generate = partial(generate, speculation=speculation)
-    generation = generate(
+    generation: TokenStream = engine.generate(
         ids,
         sampler=sampler,
         max_tokens=max_tokens,
@@ -95,6 +92,7 @@ def new_stream(
         forcing=budget,
         constraint=constraint,
         logprobs=logprobs,
+        speculation=speculation,
     )
     stops = (stop,) if isinstance(stop, str) else stop
     decoder: TokenDecoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)

@@ -247,19 +247,11 @@ class TextModel:
             grammar_tokens=None if kept_to is None else self.grammar_tokens,
             scope=scope,
             logprobs=logprobs,
-            speculation=self._speculation(spec, engine),
+            speculation=self._speculation(spec),
         )
 
-    def _speculation(self, spec: str | None, engine: Engine | BatchEngine) -> Speculation | None:
-        if spec is None:
-            return self.speculation if isinstance(engine, Engine) else None
-        wanted = replace(self.speculation, drafter=spec)
-        if wanted.is_on and not isinstance(engine, Engine):
-            raise UsageError(
-                f"spec {spec!r} has no place among texts that are generated at the same time",
-                hint="leave it out, or generate one at a time: n_parallel=1, and complete",
-            )
-        return wanted
+    def _speculation(self, spec: str | None) -> Speculation:
+        return self.speculation if spec is None else replace(self.speculation, drafter=spec)
 
     def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
         """The tokens of a prompt."""
@@ -301,8 +293,8 @@ class TextModel:
     def complete_many(self, prompts: Prompts, **options: Unpack[StreamOptions]) -> list[Completion]:
         """Continue several prompts at the same time, `n_parallel` of them.
 
-        Each gets the text that it would get alone; prompts that begin alike are evaluated once
-        where they do, and share this part of the cache. No tokens are guessed (`spec`).
+        On a CPU each gets the text that it would get alone. Prompts that begin alike are evaluated
+        once where they do, and share this part of the cache.
 
         Args:
             prompts: all of which are checked first.

@@ -93,7 +93,7 @@ def test_a_batch_engine_decodes_so_where_steps_are_recorded(tmp_path: Path) -> N
     model = loaded("llama", tmp_path)
     cache = CacheConfig("q8_0", "q4_0", n_ctx=600, n_sequences=3)
     batch = BatchEngine(new_engine(model, cache, 64))
-    batch._recorded = RecordedBatches(model, batch.engine.cache)
+    batch._model_steps.recorded = RecordedBatches(model, batch.engine.cache)
     texts = [list(range(3)), list(range(90)), list(range(50))]
 
     def sampler(seed: int) -> Sampler:
@@ -106,4 +106,4 @@ def test_a_batch_engine_decodes_so_where_steps_are_recorded(tmp_path: Path) -> N
     alone = Engine(model, CacheConfig("q8_0", "q4_0", n_ctx=600), n_batch=64)
     for i, ids in enumerate(texts):
         assert tokens[i] == list(alone.generate(ids, sampler=sampler(i), max_tokens=6))
-    assert len(batch._recorded._recorded) >= 1
+    assert len(batch._model_steps.recorded._recorded) >= 1

@@ -15,7 +15,7 @@ from localkv.config import CacheConfig
 from localkv.engine import engine as engine_module
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation
-from localkv.engine.speculation.config import Speculation, check_speculation
+from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.ngram import NgramDrafter
 from localkv.engine.speculation.pace import Pace
 from localkv.engine.speculation.speculator import Speculator
@@ -273,17 +273,3 @@ def test_rows_that_cost_a_step_each_are_not_worth_it() -> None:
 def test_what_makes_no_sense_is_refused(values: tuple) -> None:
     with pytest.raises(UsageError):
         Speculation(*values)
-
-
-def test_steps_that_a_gpu_records_have_no_drafts(model: Transformer) -> None:
-    from dataclasses import replace
-
-    engine = Engine(model, CacheConfig(n_ctx=64))
-    engine.model = Transformer(model.config, model.weights, replace(model.backend, records=True))
-    with pytest.raises(UsageError, match="no place on a GPU"):
-        engine.generate(PROMPT, sampler=sampler(), speculation=SPECULATION)
-
-
-def test_several_texts_at_a_time_have_no_drafts(model: Transformer) -> None:
-    with pytest.raises(UsageError, match="at the same time"):
-        check_speculation(SPECULATION, model.backend, n_parallel=2)

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from threading import Event
 
 from localkv.cache.arrays import Array
-from localkv.cache.batch import Wanted
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Forcing
 from localkv.engine.logprobs import check_logprobs
+from localkv.engine.requests.batch_drafts import BatchDrafts
 from localkv.engine.requests.batched_generation import BatchedGeneration
-from localkv.engine.requests.recorded_batches import RecordedBatches
+from localkv.engine.requests.model_steps import ModelSteps
 from localkv.engine.requests.request import Request
 from localkv.engine.requests.request_rows import RequestRows
 from localkv.engine.requests.scheduler import Part, Scheduler, SchedulerConfig
+from localkv.engine.speculation.config import Speculation
+from localkv.engine.speculation.speculator import new_speculator
 from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError, counted
 from localkv.model import Transformer
@@ -50,6 +52,8 @@ class BatchStats:
         n_prompt: tokens of prompts that were evaluated.
         n_reused: tokens of prompts that were found evaluated.
         n_preempted: how often a request gave its pages to others.
+        n_drafted: tokens that were guessed and evaluated.
+        n_accepted: of those, which were right.
         seconds: that the steps took.
     """
 
@@ -58,6 +62,8 @@ class BatchStats:
     n_prompt: int = 0
     n_reused: int = 0
     n_preempted: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     seconds: float = 0.0
 
 
@@ -126,8 +132,8 @@ class BatchEngine:
                 f"{engine.cache.n_sequences} sequences"
             )
         self.scheduler = Scheduler(self.rows, config)
-        records = engine.loop is not None
-        self._recorded = RecordedBatches(engine.model, engine.cache) if records else None
+        self._model_steps = ModelSteps(engine, self.rows)
+        self._drafts = BatchDrafts(self.rows, engine.prices, config.step_ms)
         self._jobs = dict[int, _Job]()
         self._n_requests = 0
         self._unfinished = False
@@ -153,6 +159,7 @@ class BatchEngine:
         forcing: Forcing | None = None,
         constraint: Constraint | None = None,
         logprobs: int | None = None,
+        speculation: Speculation | None = None,
         priority: int = 0,
         timeout: float | None = None,
     ) -> BatchedGeneration:
@@ -184,7 +191,8 @@ class BatchEngine:
             deadline=None if timeout is None else now + timeout,
         )
         self._n_requests += 1
-        on_host = logprobs is not None or constraint is not None
+        speculator = new_speculator(speculation or Speculation(), self.engine.prices)
+        on_host = logprobs is not None or constraint is not None or speculator is not None
         generation = BatchedGeneration(
             self,
             request,
@@ -197,6 +205,7 @@ class BatchEngine:
             forcing=forcing,
             constraint=constraint,
             logprobs=logprobs,
+            speculator=speculator,
         )
         if n_prompt > room:
             raise ContextOverflowError(
@@ -273,8 +282,15 @@ class BatchEngine:
             self._cancel(self._jobs[request.number])
         parts = self.scheduler.step(started)
         if parts:
+            generations = {number: job.generation for number, job in self._jobs.items()}
+            parts = self._drafts.added(parts, generations)
             shape = self.scheduler.shape(parts)
-            self._draw(self._evaluate(parts))
+            began = self.clock()
+            ends = self._model_steps.evaluate(parts)
+            evaluated = self.clock() if self.engine.loop is None else None
+            self._draw(ends)
+            if not shape.n_prompt:  # a GPU has only been told before something is read
+                self._drafts.measured(parts, generations, (evaluated or self.clock()) - began)
             seconds = self.clock() - started
             stats = self.stats
             if shape.n_prompt or stats.n_steps % LEARN_FROM == 0:
@@ -298,67 +314,21 @@ class BatchEngine:
         self.rows.prefixes.forget()
         cache.drop(cache.new_sequence())
 
-    def _evaluate(self, parts: Sequence[Part]) -> list[tuple[Request, Array]]:
-        """Run the model on the parts of a step.
-
-        Returns:
-            of those that have no more, float32 [n_vocab] after their last token.
-        """
-        slot = self.engine.slot
-        n_tokens = sum(part.n_tokens for part in parts)
-        if n_tokens > len(parts):
-            slot.check_source()
-        slot.use_threads(n_tokens)
-        ends, others = list[tuple[Request, Array]](), parts
-        with slot.scratch_of(n_tokens):
-            if self._recorded is not None:
-                generating = [part.request for part in parts if part.request.is_decoding]
-                logits = self._decode_recorded(self._recorded, generating)
-                if logits is not None:
-                    ends = list(zip(generating, logits, strict=True))
-                    others = [part for part in parts if not part.request.is_decoding]
-            if others:
-                ends += self._evaluate_batch(others)
-        for part in parts:
-            self.rows.hold(part.request, part.n_tokens)
-        return ends
-
-    @staticmethod
-    def _decode_recorded(recorded: RecordedBatches, requests: Sequence[Request]) -> Array | None:
-        sequences = [request.sequence for request in requests if request.sequence is not None]
-        if not sequences:
-            return None
-        return recorded.logits(sequences, [request.text.ids[-1] for request in requests])
-
-    def _evaluate_batch(self, parts: Sequence[Part]) -> list[tuple[Request, Array]]:
-        pieces, generated, wanted, ends = [], [], list[Wanted](), []
-        for part in parts:
-            request = part.request
-            assert request.sequence is not None
-            at = request.n_held
-            pieces.append((request.sequence, request.text.ids[at : at + part.n_tokens]))
-            generated.append(at >= request.n_prompt)
-            is_end = part.n_tokens == request.n_missing
-            wanted.append("last" if is_end else "none")
-            if is_end:
-                ends.append(request)
-        cache, model = self.engine.cache, self.engine.model
-        batch = cache.batch(pieces, logits=wanted, generated=generated)
-        with model.backend.arrays.inference():
-            return list(zip(ends, model.forward(batch, cache), strict=True))
-
-    def _draw(self, ends: Sequence[tuple[Request, Array]]) -> None:
+    def _draw(self, ends: Sequence[tuple[Part, Array]]) -> None:
         """The next tokens of the requests of which nothing is missing."""
-        for request, row in ends:
-            job = self._jobs[request.number]
+        for part, rows in ends:
+            request, job, drafts = part.request, self._jobs[part.request.number], part.drafts
+            n_before, n_right = len(request.text.ids), 0
             try:
-                goes_on = job.generation.draw(row)
+                n_right = job.generation.draw_verified(rows, drafts)
             except LocalKVError as error:
                 job.generation.fail(error)
-                self._end(request)
-                continue
-            self.stats.n_generated += 1
-            if not goes_on:
+            self.stats.n_generated += len(request.text.ids) - n_before
+            if drafts:
+                self.stats.n_drafted += len(drafts)
+                self.stats.n_accepted += n_right
+                self.rows.retract(request, n_before + n_right)
+            if job.generation.has_ended:
                 self._end(request)
 
     def _cancel(self, job: _Job) -> None:

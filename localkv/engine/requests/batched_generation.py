@@ -10,6 +10,7 @@ from localkv.cache.arrays import Array, Arrays, Draw
 from localkv.engine.generation import FinishReason, Forcing, GenerationStats, checked
 from localkv.engine.logprobs import RankedToken, ranked
 from localkv.engine.requests.request import Request
+from localkv.engine.speculation.speculator import Speculator
 from localkv.sampling.sampler import Sampler
 from localkv.structured.constraint import Constraint
 
@@ -35,6 +36,7 @@ class BatchedGeneration(Iterator[int]):
         request: whose text grows with the tokens.
         arrays: where logits are.
         draw: draws tokens there; None if the host must.
+        speculator: guesses tokens; whoever runs the steps asks it.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class BatchedGeneration(Iterator[int]):
         forcing: Forcing | None,
         constraint: Constraint | None,
         logprobs: int | None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.request = request
+        self.speculator = speculator
         self.stats = GenerationStats(n_prompt=request.n_prompt)
         self.finish_reason: FinishReason | None = None
         self.context_full = False
@@ -77,6 +81,11 @@ class BatchedGeneration(Iterator[int]):
     def n_ready(self) -> int:
         """Tokens that are there to be asked for."""
         return len(self._ready)
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may still have besides the next one."""
+        return self._budget - (len(self.request.text.ids) - self.request.n_prompt) - 1
 
     @property
     def has_ended(self) -> bool:
@@ -119,6 +128,31 @@ class BatchedGeneration(Iterator[int]):
         """Whether there is a token, or none will be."""
         return bool(self._ready) or self._end is not None
 
+    def draw_verified(self, rows: Sequence[Array], drafts: Sequence[int]) -> int:
+        """Take the next token, and one more for each guess that was right; how many were.
+
+        Args:
+            rows: logits after the last token, and after each guess.
+
+        Raises:
+            LocalKVError: as `draw`.
+        """
+        ids, n_right, goes_on = self.request.text.ids, 0, True
+        if drafts:
+            self.stats.n_drafted += len(drafts)
+            self.stats.n_verified += 1
+        for row, draft in zip(rows, [*drafts, None], strict=True):
+            goes_on = self.draw(row)
+            if draft is None or self._end == "stop" or ids[-1] != draft:
+                break
+            n_right += 1
+            self.stats.n_accepted += 1
+            if self.speculator is not None:
+                self.speculator.pace.saved()
+            if not goes_on:
+                break
+        return n_right
+
     def draw(self, logits: Array) -> bool:
         """Take the next token, drawn from the logits after the last; whether another one follows.
 
@@ -132,6 +166,8 @@ class BatchedGeneration(Iterator[int]):
         if len(ids) == self.request.n_prompt:
             for token in ids:
                 self._sampler.accept(token)
+            if self.speculator is not None:
+                self.speculator.begin(ids)
         forced = None if self._forcing is None else self._forcing.forced()
         token = self._drawn(logits) if forced is None else forced
         if token in self._stop_ids:
@@ -145,6 +181,8 @@ class BatchedGeneration(Iterator[int]):
             self._forcing.accept(token)
         if self._constraint is not None:
             self._constraint.accept(token)
+        if self.speculator is not None:
+            self.speculator.accept(token)
         ids.append(token)
         now = self._steps.clock()
         self._ready.append((token, now - self._drawn_at))

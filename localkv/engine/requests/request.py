@@ -11,6 +11,10 @@ from localkv.engine.token_text import Text
 RequestState = Literal["waiting", "running", "done"]
 
 
+MOST_AGAIN = 16
+"""Generated tokens that are evaluated once more in a step like any other."""
+
+
 @dataclass(eq=False)
 class Request:
     """A text that is to be continued.
@@ -55,8 +59,11 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether all that is missing is the token that was drawn last."""
-        return self.sequence is not None and self.n_missing == 1 and self.n_held >= self.n_prompt
+        """Whether all that is missing is the token that was drawn last, or some that drafts were
+        taken back with."""
+        if self.sequence is None or self.n_held < self.n_prompt:
+            return False
+        return self.n_missing <= MOST_AGAIN
 
     @property
     def n_prompt(self) -> int:

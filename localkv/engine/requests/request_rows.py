@@ -112,6 +112,29 @@ class RequestRows:
         elif ends_there or states.is_due(sequence):
             states.keep(sequence)
 
+    def reserve_drafts(self, request: Request, n_tokens: int, n_drafts: int) -> bool:
+        """Take the pages of guesses, too, that follow its next tokens and may be taken back; False
+        if there are none."""
+        sequence = request.sequence
+        assert sequence is not None
+        if self.reserve(request, n_tokens + n_drafts):
+            self.cache.states.mark(sequence)
+            return True
+        self.cache.cut_back(sequence, sequence.length)  # gives back what was taken of some pools
+        self.cache.reserve(sequence, sequence.length + n_tokens)
+        return False
+
+    def retract(self, request: Request, length: int) -> None:
+        """Take back the rows of guesses from position `length` on.
+
+        What can't be cut there is cut further back, and missing.
+        """
+        sequence = request.sequence
+        assert sequence is not None
+        if length < sequence.length:
+            self.cache.cut_back(sequence, length, exactly=True)
+        self.cache.states.unmark(sequence)
+
     def end(self, request: Request) -> None:
         """Take its sequence away, and keep its rows as long as there is room."""
         sequence, request.sequence = request.sequence, None

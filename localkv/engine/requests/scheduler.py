@@ -67,10 +67,17 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """The next `n_tokens` missing ones of a request, which are all of one kind."""
+    """The next `n_tokens` missing ones of a request, which are all of one kind, and guesses of
+    those that follow."""
 
     request: Request
     n_tokens: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Tokens that are evaluated."""
+        return self.n_tokens + len(self.drafts)
 
 
 @dataclass(frozen=True)
@@ -152,11 +159,11 @@ class Scheduler:
     def shape(self, parts: Iterable[Part]) -> StepShape:
         """What the cost model wants to know of a step."""
         parts = list(parts)
-        n_generating = sum(part.n_tokens for part in parts if part.request.is_decoding)
+        n_generating = sum(part.n_rows for part in parts if part.request.is_decoding)
         return StepShape(
             n_generating,
-            sum(part.n_tokens for part in parts) - n_generating,
-            sum(part.request.n_held + part.n_tokens for part in parts),
+            sum(part.n_rows for part in parts) - n_generating,
+            sum(part.request.n_held + part.n_rows for part in parts),
         )
 
     def _generating(self) -> list[Part]:
@@ -164,8 +171,8 @@ class Scheduler:
         parts = list[Part]()
         for request in sorted(self.running, key=lambda one: (-one.priority, one.number)):
             while request.state == "running" and request.is_decoding and not _has_enough(request):
-                if self.rows.reserve(request, 1):
-                    parts.append(Part(request, 1))
+                if self.rows.reserve(request, request.n_missing):
+                    parts.append(Part(request, request.n_missing))
                     break
                 victim = self._least_important()
                 parts = [part for part in parts if part.request is not victim]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from localkv.errors import UsageError
-
-if TYPE_CHECKING:
-    from localkv.kernels.backend import Backend
 
 DRAFTERS = ("none", "ngram")
 """What drafts: nothing, or the text itself, where its last tokens came up before."""
 
 MOST_DRAFTED = 63
 """Tokens that are drafted together at most."""
+
+
+RECORDING_LEFT = (
+    "tokens are drawn on the host because some are guessed, and a step with guesses is launched "
+    "kernel by kernel: on a GPU a seed may give other tokens than without"
+)
+"""What a user should know where the backend records its steps."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +52,3 @@ class Speculation:
             raise UsageError(
                 f"draft_min must be from 1 to draft_max ({self.draft_max}), not {self.draft_min}"
             )
-
-
-def check_speculation(speculation: Speculation, backend: Backend, n_parallel: int = 1) -> None:
-    """Refuse to speculate where tokens are drawn by recorded steps, or for several texts at a time.
-
-    Raises:
-        UsageError: says which of them it is.
-    """
-    if speculation.is_on and n_parallel > 1:
-        raise UsageError(
-            f"--spec {speculation.drafter} has no place among texts that are generated at the same "
-            "time",
-            hint="leave it out, or generate one at a time (n_parallel 1)",
-        )
-    if speculation.is_on and backend.records:
-        raise UsageError(
-            f"--spec {speculation.drafter} has no place on a GPU yet: it draws tokens one by one",
-            hint="leave it out, or use --device cpu",
-        )

@@ -42,6 +42,7 @@ class Pace:
         self._tests = [_PRIOR_TESTS] * (MOST_SURE + 1)
         self._hits = [_PRIOR_TESTS * n / (n + 10) for n in range(MOST_SURE + 1)]
         self._spent = self._lost = 0.0
+        self._n_texts = 1
         self._is_after_drafts = False
         self._least, self._age = 0.0, 0
 
@@ -57,25 +58,39 @@ class Pace:
 
     def measured(self, n_rows: int, seconds: float) -> None:
         """A batch of rows took so long."""
-        self._spent += seconds
+        self.spent(n_rows, seconds)
+        self.prices.measured(n_rows, seconds)
+
+    def spent(self, n_rows: int, seconds: float, *, n_texts: int = 1, n_drafted: int = 1) -> None:
+        """A batch of rows took so long, which `prices` know of.
+
+        Args:
+            n_rows: 1, or more with drafts.
+            n_texts: that share it.
+            n_drafted: of which so many have drafts.
+        """
+        self._n_texts = n_texts
+        self._spent += seconds / n_texts
         if n_rows > 1 or self._is_after_drafts:  # a step that follows drafts takes longer, too
-            self._lost += max(0.0, seconds - (self.prices.one or seconds))
+            self._lost += max(0.0, seconds - (self.prices.one or seconds)) / n_drafted
         self._is_after_drafts = n_rows > 1
         if n_rows > 1:
             self._age = 0
-        self.prices.measured(n_rows, seconds)
 
     def saved(self) -> None:
-        """A drafted token was right: one step less."""
-        self._lost = max(0.0, self._lost - self.prices.one)
+        """A drafted token was right: one step less, or the text's share of one."""
+        self._lost = max(0.0, self._lost - self.prices.one / self._n_texts)
 
-    def worth(self, confidence: int, most: int, *, missing: int = 0) -> int:
+    def worth(self, confidence: int, most: int, *, missing: int = 0, others: int = 0) -> int:
         """How many of at most `most` tokens should be drafted, perhaps none.
 
         Args:
             confidence: in the first of them.
             missing: rows that are to be evaluated besides the next token's.
+            others: texts that share the step: what it takes longer is time of all of them.
         """
+        if others + 1 != self._n_texts:
+            self._n_texts, self._age = others + 1, 0
         chance = self._chance(confidence)
         if chance < self._least_chance(most) or not self._may_lose(chance):
             return 0
@@ -83,7 +98,8 @@ class Pace:
         alone = self.prices.steps(1 + missing)
         for n in range(1, most + 1):
             if n in SIZES:
-                gain = expected * alone / self.prices.steps(1 + missing + n)
+                longer = self.prices.steps(1 + missing + n) / alone - 1
+                gain = expected / (1 + self._n_texts * longer)
                 if gain > best_gain:
                     best, best_gain = n, gain
             chance *= self._chance(min(confidence + n, MOST_SURE))
@@ -95,7 +111,11 @@ class Pace:
     def _least_chance(self, most: int) -> float:
         """Of the first token; with less no number of them is worth it. Roughly, to be quick."""
         if not self._age:
-            bounds = [(_MARGIN * self.prices.steps(1 + n) - 1) / n for n in SIZES if n <= most]
+            bounds = [
+                (_MARGIN * (1 + self._n_texts * (self.prices.steps(1 + n) - 1)) - 1) / n
+                for n in SIZES
+                if n <= most
+            ]
             self._least, self._age = min(bounds, default=2.0), _REFRESHED
         self._age -= 1
         return self._least
@@ -106,4 +126,4 @@ class Pace:
     def _may_lose(self, chance: float) -> bool:
         """Whether there may be drafts, the first of which is right by this chance."""
         steps = _LOST_STEPS if chance >= _LIKELY else 0.0
-        return self._lost <= _LOSS * self._spent + steps * self.prices.one
+        return self._lost <= _LOSS * self._spent + steps * self.prices.one / self._n_texts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 _ROW = 0.15
 """Of a step: what a further row costs, before it was measured. Measured on 2 cores with 1.5B
 weights of 4 bits, 4 rows take 1.22 steps and 8 take 2.07."""
@@ -9,16 +11,24 @@ _SMOOTHED = 0.2
 """Weight of a new measurement."""
 
 
+def _guess(n_rows: int) -> float:
+    return 1 + _ROW * (n_rows - 1)
+
+
 class Prices:
     """Seconds of an engine's batches by their number of rows, which all its generations measure.
+
+    Args:
+        guess: the price of a number of rows, in steps of one row, before it was measured.
 
     Attributes:
         seconds: smoothed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guess: Callable[[int], float] = _guess) -> None:
         self.seconds: dict[int, float] = {}
         self._is_warm: set[int] = set()
+        self._guess = guess
 
     @property
     def one(self) -> float:
@@ -43,11 +53,13 @@ class Prices:
     def steps(self, n_rows: int) -> float:
         """The price of a batch, in steps of one row."""
         if not self.one or n_rows == 1:
-            return 1 + _ROW * (n_rows - 1)
+            return self._guess(n_rows)
         known = self.seconds.get(n_rows)
         if known is not None:
             return known / self.one
         below = max(n for n in self.seconds if n < n_rows)
+        if below == 1:
+            return self._guess(n_rows)
         price = self.seconds[below] / self.one
-        row = _ROW if below == 1 else max(_ROW / 3, (price - 1) / (below - 1))
+        row = max(_ROW / 3, (price - 1) / (below - 1))
         return price + row * (n_rows - below)

@@ -40,18 +40,19 @@ class Speculator:
             self.pace.guessed(confidence, right=self._drafter.draft(1)[0] == token)
         self._drafter.accept(token)
 
-    def draft(self, most: int, *, missing: int = 0) -> Sequence[int]:
+    def draft(self, most: int, *, missing: int = 0, others: int = 0) -> Sequence[int]:
         """Tokens that should be evaluated with the next one; none if that would not be faster.
 
         Args:
             most: the text may have so many more, besides the next one.
             missing: rows that are to be evaluated besides the next token's.
+            others: texts that share the step.
         """
         confidence = self._drafter.confidence
         if not confidence:
             return ()
         most = min(most, self.config.draft_max)
-        worth = self.pace.worth(confidence, most, missing=missing)
+        worth = self.pace.worth(confidence, most, missing=missing, others=others)
         if worth < self.config.draft_min:
             return ()
         return self._drafter.draft(worth)

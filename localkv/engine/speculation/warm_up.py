@@ -21,6 +21,7 @@ def warm_up_drafts(slot: CacheSlot, prices: Prices, draft_max: int) -> None:
         for _ in range(_TIMES if n_tokens <= most else 0):
             slot.truncate(0)
             started = time.perf_counter()
-            slot.forward(slot.model, [0] * n_tokens, "all", generated=True)
+            logits = slot.evaluate([0] * n_tokens, "all", generated=True)
+            slot.model.backend.arrays.to_numpy(logits)  # a GPU has only been told so far
             prices.measured(n_tokens, time.perf_counter() - started)
     slot.truncate(0)

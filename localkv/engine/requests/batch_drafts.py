@@ -1,0 +1,104 @@
+"""Guesses in steps of many requests: which of them are evaluated, and what they turn out to cost.
+
+A step has guesses if all that it evaluates was generated: beside a prompt's piece, which fills the
+step's time, they have no place. What guesses cost is a matter of how many texts share a step, since
+all of them wait for the rows of one; so prices are known for each number of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from localkv.engine.requests.batched_generation import BatchedGeneration
+from localkv.engine.requests.request_rows import RequestRows
+from localkv.engine.requests.scheduler import AHEAD, Part
+from localkv.engine.speculation.prices import Prices
+from localkv.engine.speculation.speculator import Speculator
+
+
+class BatchDrafts:
+    """Adds guesses to steps.
+
+    Args:
+        rows: of the requests.
+        prices: of batches of one text.
+        step_ms: milliseconds that a step of several texts may take with guesses.
+    """
+
+    def __init__(self, rows: RequestRows, prices: Prices, step_ms: float) -> None:
+        self.rows = rows
+        self.step_ms = step_ms
+        self._prices = {1: prices}
+
+    def added(
+        self, parts: Sequence[Part], generations: Mapping[int, BatchedGeneration]
+    ) -> list[Part]:
+        """The parts of a step, with the guesses that are worth their rows.
+
+        Args:
+            generations: by their requests' numbers.
+        """
+        if not all(part.request.is_decoding for part in parts):
+            return [*parts]
+        prices, made = self._prices_of(len(parts)), list[Part]()
+        missing = sum(part.n_tokens for part in parts) - len(parts)
+        for part in parts:
+            generation = generations[part.request.number]
+            room = min(generation.room, AHEAD - 1 - part.request.n_unread)
+            drafts: Sequence[int] = ()
+            if generation.speculator is not None and room > 0:
+                speculator = generation.speculator
+                speculator.pace.prices = prices
+                drafts = speculator.draft(room, missing=missing, others=len(parts) - 1)
+            if drafts and self._fits(part, drafts, prices, missing, len(parts)):
+                part = Part(part.request, part.n_tokens, tuple(drafts))
+                missing += len(drafts)
+            made.append(part)
+        return made
+
+    def _fits(
+        self, part: Part, drafts: Sequence[int], prices: Prices, missing: int, n_texts: int
+    ) -> bool:
+        """Whether there is room for guesses in the cache, and in the time of a step."""
+        n_rows = 1 + missing + len(drafts)
+        if n_texts > 1 and 1e3 * prices.one * prices.steps(n_rows) > self.step_ms:
+            return False
+        return self.rows.reserve_drafts(part.request, part.n_tokens, len(drafts))
+
+    def measured(
+        self,
+        parts: Sequence[Part],
+        generations: Mapping[int, BatchedGeneration],
+        seconds: float,
+    ) -> None:
+        """Note what a step took, all of whose requests generate."""
+        n_texts, prices = len(parts), self._prices_of(len(parts))
+        n_rows = 1 + sum(part.n_rows for part in parts) - n_texts
+        n_drafted = sum(bool(part.drafts) for part in parts)
+        prices.measured(n_rows, seconds)
+        for part, speculator in _speculators(parts, generations):
+            pace = speculator.pace
+            if part.drafts:
+                pace.spent(n_rows, seconds, n_texts=n_texts, n_drafted=n_drafted)
+            else:  # the guesses of others are not its loss
+                pace.spent(1, min(seconds, prices.one or seconds), n_texts=n_texts)
+
+    def _prices_of(self, n_texts: int) -> Prices:
+        """Prices of 1, 2, ... rows besides those of the other texts."""
+        if n_texts not in self._prices:
+            one = self._prices[1]
+
+            def guess(n_rows: int) -> float:
+                return one.steps(n_texts - 1 + n_rows) / one.steps(n_texts)
+
+            self._prices[n_texts] = Prices(guess)
+        return self._prices[n_texts]
+
+
+def _speculators(
+    parts: Sequence[Part], generations: Mapping[int, BatchedGeneration]
+) -> Iterator[tuple[Part, Speculator]]:
+    for part in parts:
+        speculator = generations[part.request.number].speculator
+        if speculator is not None:
+            yield part, speculator
