@@ -20,12 +20,16 @@ from localkv.server.dialects.openai_responses import input_tokens, responses
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
+from localkv.server.page_files import cache_meter, page
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
 
 POST, GET = ["POST"], ["GET"]
 
 ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
+    ("/", GET, page),
+    ("/page/{name}", GET, page),
+    ("/localkv/cache", GET, cache_meter),
     ("/health", GET, health),
     ("/v1/health", GET, health),
     ("/models", GET, models),
