@@ -50,6 +50,7 @@ from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
 from localkv.option_names import check_options, keywords
 from localkv.system.bus_errors import end_cleanly_from_threads
+from localkv.system.garbage import uncollected
 from localkv.system.loading_line import OnProgress, reporting
 from localkv.system.machine_memory import Budget, machine_memory
 from localkv.system.placement import place_caller, place_process
@@ -294,6 +295,7 @@ class LLM(TextModel):
             self._check_fit(memory, backend)
         matrix_types = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
         with (
+            uncollected(),
             reporting(printable(self.gguf.path.name), progress, on_progress) as report,
             backend.compiling_ahead(
                 matrix_types,

@@ -14,6 +14,7 @@ from localkv.cli.preset_choice import say_preset
 from localkv.cli.profile_options import profile_arguments
 from localkv.cli.speculation_options import speculation_arguments
 from localkv.cli.terminal import OwnText
+from localkv.system.garbage import uncollected
 from localkv.system.limits import before_model
 from localkv.system.loading_line import LoadingLine
 
@@ -41,7 +42,8 @@ def load_llm(values: Mapping[str, Any], *, quiet: bool = False) -> LLM:
     if arguments["kv_scales"] is not None:
         arguments["kv_scales"] = read_kv_scales(arguments["kv_scales"])
     before_model()
-    from localkv.llm import LLM
+    with uncollected():
+        from localkv.llm import LLM
 
     with LoadingLine(one_line(path.name), write=_to_terminal) as line:
         llm = LLM(path, **arguments, on_progress=line)

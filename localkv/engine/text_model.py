@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Event
-from typing import Unpack, cast, overload
+from typing import TYPE_CHECKING, Unpack, cast, overload
 
 from localkv.engine.answer_scope import answer_scope
-from localkv.engine.async_stream import AsyncTextStream
 from localkv.engine.engine import Engine
 from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
@@ -36,6 +35,9 @@ from localkv.sampling.params import SamplingParams
 from localkv.structured.grammar import Grammar, Schema, grammar_of
 from localkv.structured.grammar_tokens import GrammarTokens
 from localkv.structured.scope import EVERYWHERE
+
+if TYPE_CHECKING:
+    from localkv.engine.async_stream import AsyncTextStream
 
 TOOL_USE = "tool_use"
 """The name of a second chat template, for tools, as transformers knows it."""
@@ -199,6 +201,8 @@ class TextModel:
         Raises:
             LocalKVError: as `stream`.
         """
+        from localkv.engine.async_stream import AsyncTextStream  # imports asyncio
+
         cancel = options.get("cancel") or Event()
         options["cancel"] = cancel
         return AsyncTextStream(self.stream(prompt, **options), cancel)

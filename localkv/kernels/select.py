@@ -7,6 +7,7 @@ import importlib.util
 from localkv.config import DEVICES
 from localkv.errors import UsageError
 from localkv.kernels.backend import Backend
+from localkv.system.garbage import uncollected
 from localkv.system.installed_torch import built_without_cuda
 from localkv.system.nvidia_driver import gpus_are_hidden, nvidia_driver_is_here
 
@@ -67,7 +68,8 @@ def select_backend(device: str = "auto", *, k_before_rope: bool = False) -> Back
     if device == "cuda" and reason:
         raise UsageError(f"device cuda can't be used: {reason}", hint=remedy)
     if device == "cpu" or reason:
-        from localkv.kernels.cpu.cpu_backend import cpu_backend
+        with uncollected():
+            from localkv.kernels.cpu.cpu_backend import cpu_backend
 
         return cpu_backend()
     from localkv.kernels.gpu.triton_backend import triton_backend
