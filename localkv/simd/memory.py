@@ -33,6 +33,17 @@ from localkv.simd.vector import (
 )
 
 
+def on_stack(builder: Builder, n_bytes: int, alignment: int) -> Value:
+    """The address, an i64, of memory on the stack of the function, with anything in it.
+
+    Numba's `alloca_once` would fill it, a byte at a time, which LLVM takes minutes over.
+    """
+    with builder.goto_entry_block():
+        place = builder.alloca(ir.ArrayType(i8, n_bytes))
+    place.align = alignment
+    return builder.ptrtoint(place, i64)
+
+
 def half_bits_to_float(builder: Builder, bits: Value) -> Value:
     """<16 x i16> with the bits of halves -> <16 x float>, exactly."""
     if CONVERTS_HALF:

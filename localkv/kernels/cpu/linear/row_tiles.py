@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 from localkv.kernels.cpu.linear.rows import addresses, row_dots
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.lanes import LANES
+from localkv.simd.memory import on_stack
 from localkv.simd.shuffle import joined
 from localkv.simd.vector import constant, f32, i8, i32, i64, lanes_of
 
@@ -29,10 +30,7 @@ def stack_memory(typing: Typing, n_bytes: Kind) -> Intrinsic:
     size = n_bytes.literal_value
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
-        with b.goto_entry_block():  # `alloca_once` would fill it, a byte at a time
-            place = b.alloca(ir.ArrayType(i8, size))
-        place.align = SUM_BYTES
-        return b.ptrtoint(place, i64)
+        return on_stack(b, size, SUM_BYTES)
 
     return types.int64(n_bytes), generate
 

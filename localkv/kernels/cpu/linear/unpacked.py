@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -44,7 +43,8 @@ from localkv.simd.kinds import (
     Typing,
     Value,
 )
-from localkv.simd.vector import constant, f32, i8, i64
+from localkv.simd.memory import on_stack
+from localkv.simd.vector import constant, f32
 
 GROUP_TOKENS = 64
 """Tokens that meet an unpacked record, a multiple of all tiles' sizes."""
@@ -64,12 +64,6 @@ def _block_bytes(fmt: PanelFormat) -> int:
     return SUM_BYTES * (BLOCK_VECTORS + n_scales + n_minima)
 
 
-def _on_stack(b: Builder, n_bytes: int) -> Value:
-    place = cgutils.alloca_once(b, ir.ArrayType(i8, n_bytes))
-    place.align = SUM_BYTES
-    return b.ptrtoint(place, i64)
-
-
 @intrinsic(prefer_literal=True)
 def record_memory(typing: Typing, kind: Kind) -> Intrinsic:
     """The address of an unpacked record, on the stack of the function."""
@@ -77,7 +71,7 @@ def record_memory(typing: Typing, kind: Kind) -> Intrinsic:
     n_bytes = fmt.record_blocks * _block_bytes(fmt)
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
-        return _on_stack(b, n_bytes)
+        return on_stack(b, n_bytes, SUM_BYTES)
 
     return types.int64(kind), generate
 
@@ -87,7 +81,7 @@ def sums_memory(typing: Typing) -> Intrinsic:
     """The address of the sums of `GROUP_TOKENS` tokens, on the stack of the function."""
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
-        return _on_stack(b, GROUP_TOKENS * SUM_BYTES)
+        return on_stack(b, GROUP_TOKENS * SUM_BYTES, SUM_BYTES)
 
     return types.int64(), generate
 
