@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import logging
 import os
 import subprocess
@@ -11,10 +12,12 @@ import time
 from collections.abc import Iterator
 from ctypes import CFUNCTYPE, c_int64
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as GGMLType
+from numba.core.bytecode import FunctionIdentity
 
 from localkv.kernels.cpu.jit import compile_ahead, kernel_folder, kernel_source, machine_code
 from localkv.kernels.cpu.jit.compiler import compile_source
@@ -107,6 +110,35 @@ def test_code_that_lacks_a_symbol_is_not_linked() -> None:
     assert machine_code.link(function) != 0
     lacking = machine_code.Function(function.symbol, ("no_such_symbol",), function.code)
     assert machine_code.link(lacking) == 0
+
+
+HELPER = """
+from numba import njit
+@njit
+def value(x):
+    return value(x - 1) if x > 5 else {result}
+"""
+CALLER = """
+from numba import cfunc
+from helper_of_both import value
+@cfunc("int64(int64)")
+def call(x):
+    return value(x)
+"""
+
+
+def test_two_files_may_have_different_functions_of_one_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As processes compile them that have counted other functions before."""
+    addresses = []
+    for result in (1, 2):
+        module = ModuleType("helper_of_both")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(FunctionIdentity, "_unique_ids", itertools.count(50_000))
+        exec(HELPER.format(result=result), module.__dict__)
+        addresses.append(machine_code.link(compile_source(f"caller{result}", CALLER)["call"]))
+    assert [CFUNCTYPE(c_int64, c_int64)(address)(7) for address in addresses] == [1, 2]
 
 
 def test_a_damaged_file_is_compiled_anew(folder: Path) -> None:

@@ -9,7 +9,6 @@ and only callbacks, which they are put together in, are optimised and become mac
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -34,6 +33,7 @@ from localkv.kernels.cpu.jit.machine_code import (
 )
 from localkv.kernels.cpu.jit.parameters import Value, give
 from localkv.simd.vector import choose_cpu
+from localkv.system.garbage import uncollected
 
 _REFUSE = ctypes.cast(ctypes.pythonapi.PyErr_NoMemory, ctypes.c_void_p).value
 """Called in place of a function that has no machine code of its own: it raises."""
@@ -51,7 +51,7 @@ def compile_source(
     module = types.ModuleType(name)
     give(module, parameters or {})
     sys.modules[name] = module
-    with global_compiler_lock, _uncollected(), _callbacks_alone(name, callbacks(source)):
+    with global_compiler_lock, uncollected(), _callbacks_alone(name, callbacks(source)):
         exec(compile(source, f"<{name}>", "exec"), module.__dict__)
         return {
             key: _function(value) for key, value in vars(module).items() if isinstance(value, CFunc)
@@ -72,33 +72,35 @@ def _function(callback: Any) -> Function:
     return Function(callback.native_name, tuple(needs), bytes(code))
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Let Python look for no garbage: Numba makes millions of objects, and keeps most of them."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 class _Library(JITCodeLibrary):
-    """The code of one function; only that of a callback is finished."""
+    """The code of one function; only that of a callback is finished.
 
-    is_callback = False
+    Attributes:
+        callback: the C function's name, if it is one.
+    """
+
+    callback = ""
 
     def _optimize_final_module(self) -> None:
-        if self.is_callback:
+        if self.callback:
             super()._optimize_final_module()
 
     def _finalize_final_module(self) -> None:
-        if self.is_callback:
+        if self.callback:
+            self._hide_all_else()
             super()._finalize_final_module()
         else:
             self._finalize_dynamic_globals()
             self._finalized = True
+
+    def _hide_all_else(self) -> None:
+        """Leave the callback as the only name that other object files see: processes count
+        functions anew, so that two files could have different functions of one name."""
+        module = self._final_module
+        for item in (*module.functions, *module.global_variables):
+            is_own = item.name == self.callback or item.name.startswith("llvm.")
+            if not item.is_declaration and not is_own:
+                item.linkage = "internal"
 
 
 def _context() -> Any:
@@ -120,7 +122,7 @@ def _callbacks_alone(module_name: str, names: list[str]) -> Iterator[None]:
 
     def create_cfunc_wrapper(library: Any, function: Any, env: Any, call_helper: Any) -> None:
         if function.modname == module_name and function.qualname in names:
-            library.is_callback = True
+            library.callback = function.llvm_cfunc_wrapper_name
             library.add_ir_module(_wrapper(context, function))
 
     def create_cpython_wrapper(*args: Any, **options: Any) -> None:

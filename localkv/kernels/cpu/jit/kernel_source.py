@@ -11,9 +11,10 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from localkv.kernels.cpu.jit.parameters import Value
 logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parents[3]
-_PARAMETER = re.compile(r"\bparameter\(\"(\w+)\"")
+_PARAMETER = re.compile(r"parameter\(\"(\w+)\"")
 _BUILT_ON = (
     "simd/*.py",
     "formats/*/cpu.py",
@@ -104,11 +105,39 @@ _BUILT_ON = (
 def _foundation() -> bytes:
     """A hash of the sources that every kernel may be built on, and of what compiles them."""
     digest = hashlib.sha256(toolchain().encode())
-    for pattern in _BUILT_ON:
-        for path in sorted(PACKAGE.glob(pattern)):
-            name = path.relative_to(PACKAGE).as_posix()
-            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, content in _files(PACKAGE, _BUILT_ON):
+        digest.update(name.encode() + b"\0" + content + b"\0")
     return digest.digest()
+
+
+def _files(folder: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """The files whose names below `folder` match patterns, and what is in them.
+
+    As `Path.glob` would find them, which takes as long as to link all kernels of a model.
+    """
+    listed = dict[str, list[str]]()
+
+    def names(pattern: str) -> Iterator[str]:
+        before, star, after = pattern.partition("*")
+        if not star:
+            yield pattern
+            return
+        parent, _, prefix = before.rpartition("/")
+        suffix, slash, rest = after.partition("/")
+        if parent not in listed:
+            listed[parent] = sorted(os.listdir(folder / parent))
+        for name in listed[parent]:
+            if name.startswith(prefix) and name.endswith(suffix):
+                yield f"{parent}/{name}{slash}{rest}"
+
+    for pattern in patterns:
+        for name in names(pattern):
+            try:
+                with open(f"{folder}/{name}", "rb", buffering=0) as file:
+                    content = file.read()
+            except (FileNotFoundError, NotADirectoryError):  # not every format has all files
+                continue
+            yield name, content
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import io
 import json
 import re
 import sys
+import threading
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,8 @@ import llvmlite.binding as llvm
 
 from localkv.simd.cpu_features import CPU_FEATURES, CPU_NAME
 
-_CALLBACK = re.compile(r"^[@]cfunc\(.*\ndef (\w+)", re.MULTILINE)
+_CALLBACK = re.compile(r"\n[@]cfunc\(.*\ndef (\w+)")  # "^" would be tried everywhere
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_LINKED = list[Any]()
-"""LLVM's engines own the code that they linked."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +96,30 @@ def prepare() -> Any:
     return llvm.Target.from_triple(llvm.get_process_triple())
 
 
+@functools.cache
+def _engine() -> Any:
+    """What links all functions, and owns their code: an engine for each would take eight times as
+    long. Their names differ, and a file has no other names that the next one could mean."""
+    machine = prepare().create_target_machine(jit=True)
+    # the first engine lets LLVM find the symbols of this process
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+_one_at_a_time = threading.Lock()
+
+
 def link(function: Function) -> int:
     """The address of a function; 0 if its code is damaged or this process lacks what it needs."""
-    machine = prepare().create_target_machine(jit=True)
-    # the first of them lets LLVM find the symbols of this process
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    if any(llvm.address_of_symbol(name) is None for name in function.needs):
-        return 0
-    code = llvm.ObjectFileRef.from_data(function.code)
-    if not code._ptr:  # LLVM found no object file there; it would follow the null pointer
-        return 0
-    engine.add_object_file(code)
-    engine.finalize_object()
-    _LINKED.append(engine)
-    return int(engine.get_function_address(function.symbol))
+    with _one_at_a_time:
+        engine = _engine()
+        if any(llvm.address_of_symbol(name) is None for name in function.needs):
+            return 0
+        code = llvm.ObjectFileRef.from_data(function.code)
+        if not code._ptr:  # LLVM found no object file there; it would follow the null pointer
+            return 0
+        engine.add_object_file(code)
+        engine.finalize_object()
+        return int(engine.get_function_address(function.symbol))
 
 
 def pack(name: str, functions: Functions) -> bytes:
