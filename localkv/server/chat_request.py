@@ -12,6 +12,7 @@ from localkv.server.answers import Answers
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front, opening_of
 from localkv.server.sampling_fields import SamplingFields, stop_strings
+from localkv.server.structure import grammar_of
 from localkv.server.wire import Submit
 
 MOST_CHOICES = 128
@@ -93,6 +94,7 @@ async def begun(front: Front, body: ChatBody) -> Answers:
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         chat=opening_of(prompt),
+        grammar=await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar),
     )
     texts = await front.begin(submit, n)
     opened = prompt.reasoning.open if prompt.reasoning and not prompt.opening else ""

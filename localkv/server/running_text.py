@@ -43,6 +43,7 @@ class RunningText:
             stop=submit.stop,
             ignore_eos=submit.ignore_eos,
             logprobs=submit.logprobs,
+            grammar=submit.grammar,
         )
         return cls(submit.id, stream)
 

@@ -16,6 +16,7 @@ from localkv.engine.logprobs import TokenLogprob
 from localkv.engine.text_stream import Timings, Usage
 from localkv.loader.reasoning_tags import ReasoningTags
 from localkv.sampling.params import SamplingParams
+from localkv.structured.grammar import Grammar
 
 LENGTH = struct.Struct("<I")
 """What stands before each message: its bytes."""
@@ -53,6 +54,7 @@ class Submit(Message, frozen=True):
         ignore_eos: it never ends by a token.
         logprobs: alternatives of each token; None for none, and no probabilities at all.
         chat: where an answer begins; None for plain text.
+        grammar: what the text has to be.
     """
 
     id: int
@@ -63,6 +65,7 @@ class Submit(Message, frozen=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     chat: Opening | None = None
+    grammar: Grammar | None = None
 
 
 class Cancel(Message, frozen=True):

@@ -1,0 +1,77 @@
+"""Answers that keep to a schema or a grammar, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from support.server import RunningServer
+
+
+class Pet(BaseModel):
+    """What the answer is to be."""
+
+    name: str = Field(max_length=8)
+    legs: Literal[2, 4]
+
+
+ASK: dict[str, Any] = {
+    "model": "tales",
+    "messages": [{"role": "user", "content": "A dog named Spot"}],
+    "max_tokens": 200,
+    "seed": 3,
+}
+
+
+def test_parse_gives_the_object(client: openai.OpenAI):
+    message = client.chat.completions.parse(**ASK, response_format=Pet).choices[0].message
+    assert isinstance(message.parsed, Pet)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object", "schema": Pet.model_json_schema()}},
+        {"json_schema": Pet.model_json_schema()},
+        {"grammar": 'root ::= "{\\"name\\": \\"" [a-z]{1,8} "\\"}"'},
+    ],
+    ids=["schema inside", "llama-server", "gbnf"],
+)
+def test_each_spelling_holds(server: RunningServer, fields: dict[str, Any]):
+    _, answer = server.post("/v1/chat/completions", {**ASK, **fields})
+    assert isinstance(json.loads(answer["choices"][0]["message"]["content"]), dict)
+
+
+def test_a_stream_holds(client: openai.OpenAI):
+    wanted = {"name": "pet", "schema": Pet.model_json_schema()}
+    chunks = client.chat.completions.create(
+        **ASK, response_format={"type": "json_schema", "json_schema": wanted}, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    Pet.model_validate_json(text)
+
+
+def test_any_object(client: openai.OpenAI):
+    answer = client.chat.completions.create(**ASK, response_format={"type": "json_object"})
+    assert (answer.choices[0].message.content or "").startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"response_format": {"type": "xml"}}, "xml"),
+        ({"response_format": {"type": "json_schema"}}, "no schema"),
+        ({"json_schema": {"not": {"type": "string"}}}, "not"),
+        ({"json_schema": {"$ref": "#/nowhere"}}, "nowhere"),
+        ({"json_schema": {}, "grammar": 'root ::= "a"'}, "give one"),
+        ({"grammar": "root ::= ("}, "grammar"),
+    ],
+)
+def test_what_can_not_be_kept_is_refused(server: RunningServer, fields: dict[str, Any], says: str):
+    status, answer = server.post("/v1/chat/completions", {**ASK, **fields})
+    assert status == 400
+    assert says in answer["error"]["message"]
