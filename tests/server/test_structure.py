@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from support.server import RunningServer
 
 
-class Pet(BaseModel):
+class Pet(BaseModel, extra="forbid"):
     """What the answer is to be."""
 
     name: str = Field(max_length=8)
