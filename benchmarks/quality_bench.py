@@ -27,7 +27,7 @@ from localkv.loader.weights import load_model
 from localkv.memory.plan import mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
-from localkv.quality.channels import channel_ranges
+from localkv.quality.channel_sizes import channel_sizes
 from localkv.quality.kv_profile import BUDGETS, Plan, learn_codebooks, measure, sensible_types
 from localkv.quality.scores import TokenScores, base_cache, joined, score_chunks
 from localkv.quality.statistics import divergence
@@ -158,13 +158,8 @@ class Bench:
 
     @cached_property
     def smoothing(self) -> Smoothing:
-        n_ctx = self.scope.row_tokens
-        ranges = channel_ranges(self.model, self.known, n_ctx=n_ctx, n_batch=n_ctx)
-        k, v = (
-            {i: found[side].absmax for i, found in enumerate(ranges) if found is not None}
-            for side in (0, 1)
-        )
-        return smoothing_of(self.llm.config, self.llm.gguf.tensors, k, v)
+        sizes = channel_sizes(self.model, self.known, n_ctx=self.scope.row_tokens)
+        return smoothing_of(self.llm.config, self.llm.gguf.tensors, sizes.k, sizes.v, q=sizes.q)
 
     @cached_property
     def smooth_model(self) -> Transformer:

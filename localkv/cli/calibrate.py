@@ -120,17 +120,13 @@ def _smoothed(
     from localkv.kernels.select import select_backend
     from localkv.loader.smoothing import NO_SMOOTHING, smoothing_of
     from localkv.loader.weights import load_model
-    from localkv.quality.channels import channel_ranges
+    from localkv.quality.channel_sizes import channel_sizes
 
     model, gguf, device = llm.engine.model, llm.gguf, llm.backend.name
     if not alpha:
         return model, NO_SMOOTHING
-    ranges = channel_ranges(model, chunks, n_ctx=plan.n_ctx, n_batch=plan.n_ctx)
-    absmax_k, absmax_v = (
-        {i: found[side].absmax for i, found in enumerate(ranges) if found is not None}
-        for side in (0, 1)
-    )
-    smoothing = smoothing_of(llm.config, llm.gguf.tensors, absmax_k, absmax_v, alpha)
+    sizes = channel_sizes(model, chunks, n_ctx=plan.n_ctx)
+    smoothing = smoothing_of(llm.config, llm.gguf.tensors, sizes.k, sizes.v, alpha, q=sizes.q)
     if not (smoothing.k or smoothing.v):
         note("no layer's weights can hold the smoothing of K or V")
         return model, NO_SMOOTHING
@@ -250,9 +246,9 @@ calibrate = Command(
             default=0.5,
             show_default=True,
             metavar="ALPHA",
-            help="Divide channels of K and V by their magnitude to this power, inside the weights. "
-            "The model stays as it is, and small channels keep their precision beside large ones; "
-            "0 is off.",
+            help="Divide channels of K and V by their magnitude to this power, and multiply K's "
+            "with that of queries to what is left of 1, inside the weights. The model stays as it "
+            "is, and small channels keep their precision beside large ones; 0 is off.",
         ),
         *(param for param in loading_options() if param.name in _USED),
         option(

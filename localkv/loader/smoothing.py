@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.spec import ModelSpec
 from localkv.cache.profile import KVProfile
 from localkv.config import CacheConfig
@@ -38,11 +40,15 @@ Exponents = tuple[tuple[int, ...], ...]
 """Of a layer's K or V: [n_kv_heads][channels]; a channel is divided by two to the power of its."""
 
 ALPHA = 0.5
-"""Strength: large channels are divided by their magnitude to this power (SmoothQuant's alpha,
-arXiv:2211.10438; QServe takes 0.5 for keys)."""
+"""Strength (SmoothQuant's alpha, arXiv:2211.10438, section 4; QServe takes 0.5 for keys)."""
 
 MOST = 8
 """The largest exponent, up or down."""
+LEAST = 2.0**-30
+"""Smaller sizes are taken for this one."""
+
+Sizes = NDArray[np.floating[Any]]
+"""[n_kv_heads, channels]."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +101,20 @@ def _factors(exponents: Mapping[int, Exponents]) -> dict[int, Factors]:
 def smoothing_of(
     config: ModelSpec,
     tensors: Mapping[str, TensorInfo],
-    absmax_k: Mapping[int, NDArray[np.float32]],
-    absmax_v: Mapping[int, NDArray[np.float32]],
+    k: Mapping[int, Sizes],
+    v: Mapping[int, Sizes],
     alpha: float = ALPHA,
+    *,
+    q: Mapping[int, Sizes] | None = None,
 ) -> Smoothing:
     """Smoothing of all layers whose weights can hold it.
+
+    A channel is divided by its size to the power of alpha. K's is multiplied with the size of the
+    queries that meet it to the power of 1 - alpha as well, if that is known: an error e of a
+    rotated row of K is alike in all channels and as large as the row, so its logits err by the
+    root of the sum of (q s)^2 times that of (K / s)^2, which is least where s^2 is K / q. What is
+    multiplied and divided by a power of two in a model then doesn't matter at all, as both sizes
+    show it.
 
     The others are left out: K where a norm has no weights or a type no scales of blocks
     (`can_scale_rows`), V where a norm follows, or `attn_output` is packed (its blocks run along a
@@ -107,41 +122,75 @@ def smoothing_of(
 
     Args:
         tensors: those of the model's file.
-        absmax_k, absmax_v: of layers, the largest magnitudes in the cache by channel:
-            [n_kv_heads, channels], K after RoPE.
-        alpha: 0 leaves all as it is, 1 makes all channels alike.
+        k, v: of layers, the magnitudes in the cache by channel: [n_kv_heads, channels], K after
+            RoPE. Of K root mean squares if there is `q`.
+        alpha: 1 makes all channels alike, 0 leaves them, or makes those of queries alike.
+        q: the same of queries, all heads that meet a head of K together.
 
     Raises:
         ValueError: alpha is not between 0 and 1.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha is between 0 and 1, not {alpha}")
-    k, v = dict[int, Exponents](), dict[int, Exponents]()
+    of_k, of_v = dict[int, Exponents](), dict[int, Exponents]()
     for layer, spec in attention_layers(config).items():
         if spec.kv_from is not None:
             continue
-        if layer in absmax_k and k_can_change(config, layer):
-            absmax = np.asarray(absmax_k[layer], np.float64)
-            absmax = np.maximum(absmax, absmax[:, pairs_of_channels(spec)])
-            if share_heads(config, layer):
-                absmax = np.broadcast_to(absmax.max(0), absmax.shape)
-            k[layer] = _exponents(absmax, alpha)
-        if layer in absmax_v and v_can_change(config, layer):
-            v[layer] = _exponents(np.asarray(absmax_v[layer], np.float64), alpha)
-    for sides, side in ((k, "k"), (v, "v")):
+        if layer in k and k_can_change(config, layer):
+            shared = share_heads(config, layer)
+            if q is None:
+                of_k[layer] = _exponents(_largest(k[layer], spec, shared), alpha)
+            else:
+                keys, queries = (_root_of_squares(x[layer], spec, shared) for x in (k, q))
+                of_k[layer] = _exponents(keys, alpha, queries)
+        if layer in v and v_can_change(config, layer):
+            of_v[layer] = _exponents(np.asarray(v[layer], np.float64), alpha)
+    for sides, side in ((of_k, "k"), (of_v, "v")):
         for layer in list(sides):
             alone = Smoothing(alpha, **{"k": {}, "v": {}, side: {layer: sides[layer]}})
             if not can_fold(alone.tensor_factors(config, tensors), tensors):
                 del sides[layer]
-    return Smoothing(alpha, k, v)
+    return Smoothing(alpha, of_k, of_v)
 
 
-def _exponents(absmax: NDArray[np.float64], alpha: float) -> Exponents:
-    """Those of channels, about their mean: so scales of a layer as a whole stay as they are."""
-    logs = np.log2(np.maximum(absmax, 2.0**-30))
-    counted = absmax > 0
+def _largest(sizes: Sizes, spec: AttentionSpec, shared: bool) -> NDArray[np.float64]:
+    """Of channels of K that share a factor, the largest."""
+    found: NDArray[np.float64] = np.asarray(sizes, np.float64)
+    found = np.maximum(found, found[:, pairs_of_channels(spec)])
+    if shared:
+        found = np.broadcast_to(found.max(0), found.shape)
+    return found
+
+
+def _root_of_squares(sizes: Sizes, spec: AttentionSpec, shared: bool) -> NDArray[np.float64]:
+    """Of channels of K, or of q, that share a factor, the root of the sum of squares."""
+    squares = np.square(np.asarray(sizes, np.float64))
+    squares = squares + squares[:, pairs_of_channels(spec)]
+    if shared:
+        squares = np.broadcast_to(squares.sum(0), squares.shape)
+    found: NDArray[np.float64] = np.sqrt(squares)
+    return found
+
+
+def _exponents(
+    sizes: NDArray[np.float64], alpha: float, others: NDArray[np.float64] | None = None
+) -> Exponents:
+    """Those of channels, about their mean: so scales of a layer as a whole stay as they are.
+
+    Args:
+        others: of what channels are multiplied with.
+    """
+    counted, logs = sizes > 0, alpha * np.log2(np.maximum(sizes, LEAST))
+    if others is not None:
+        counted = counted & (others > 0)
+        logs = logs - (1 - alpha) * np.log2(np.maximum(others, LEAST))
     mean = logs.mean(where=counted) if counted.any() else 0.0
-    exponents = np.where(counted, np.rint(alpha * (logs - mean)), 0).clip(-MOST, MOST)
+    # rounded about the place between whole numbers where most are: that is the same place if some
+    # channels are larger by a power of two, and their exponents are larger by as much
+    turns = np.exp(2j * np.pi * logs).sum(where=counted)
+    offset = np.angle(turns) / (2 * np.pi)
+    exponents = np.rint(logs - offset) - np.rint(mean - offset)
+    exponents = np.where(counted, exponents, 0).clip(-MOST, MOST)
     return tuple(tuple(row) for row in exponents.astype(int).tolist())
 
 

@@ -20,6 +20,7 @@ from localkv.formats.base import split_blocks
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.formats.scaled import can_scale_rows, scaled
 from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.reference.attention import attention_reference
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.channel_factors import attention_layers, pairs_of_channels, share_heads
 from localkv.loader.gguf_file import open_gguf
@@ -27,6 +28,7 @@ from localkv.loader.model_spec import model_spec
 from localkv.loader.random_blocks import random_blocks, set_scales
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
+from localkv.quality.channel_sizes import channel_sizes
 from support.dense_variants import dense_variant
 from support.hybrid_models import HybridModel, hybrid
 from support.paths import MODELS
@@ -179,6 +181,45 @@ def test_strength(tmp_path: Path) -> None:
         assert not k[0].any()
     with pytest.raises(ValueError, match="alpha"):
         smoothing_of(config, gguf.tensors, large, {}, 1.5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_twin_is_smoothed_to_the_model_itself(name: str, tmp_path: Path) -> None:
+    """By what queries and K are: powers of two that one has and the other lacks do not matter."""
+    plain, twin = variant(name).write(tmp_path / "plain.gguf"), tmp_path / "twin.gguf"
+    write_twin(plain, twin, Outliers(k_pairs=3, k_strength=8, v_channels=0))
+    cached = []
+    for path in (plain, twin):
+        gguf = open_gguf(path)
+        model = load_model(path, cpu_backend())[0]
+        sizes = channel_sizes(model, [IDS[:9], IDS], n_ctx=64)
+        found = smoothing_of(model_spec(gguf), gguf.tensors, sizes.k, {}, q=sizes.q)
+        other = engine(path, found)
+        other.logits(IDS)
+        cached.append(absmax(other, "k"))
+    for layer, k in cached[0].items():
+        factors = k / cached[1][layer]
+        np.testing.assert_allclose(factors, factors[0, 0], rtol=1e-5)
+
+
+def test_sizes_of_queries(tmp_path: Path) -> None:
+    """Against those that the reference's attention is given."""
+    path = variant("qwen3").write(tmp_path / "model.gguf")
+    seen = list[np.ndarray]()
+
+    def watched(q: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(q.numpy().astype(np.float64))
+        return attention_reference(q, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("localkv.kernels.reference.backend.attention_reference", watched)
+        engine(path, None).logits(IDS)
+    sizes = channel_sizes(load_model(path, cpu_backend())[0], [IDS], n_ctx=64)
+    for layer, spec in attention_layers(model_spec(open_gguf(path))).items():
+        squares = np.square(seen[layer]).mean(0)
+        squares = squares.reshape(spec.n_kv_heads, -1, spec.key_dim).sum(1)
+        found, pairs = np.square(sizes.q[layer]), pairs_of_channels(spec)
+        np.testing.assert_allclose(found + found[:, pairs], squares + squares[:, pairs], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f.is_weight])
