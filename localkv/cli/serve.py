@@ -93,6 +93,16 @@ _OPTIONS: list[click.Parameter] = [
 ]
 
 
+_SLOTS = option(
+    "--slots/--no-slots",
+    "has_slots",
+    panel=PANEL,
+    type=bool,
+    default=True,
+    help="Whether /slots tells what runs.  [default: slots]",
+)
+
+
 def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit code."""
     if unnamed := named_or_shipped(values):
@@ -120,6 +130,7 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
         params=params,
         max_tokens=values["n_predict"] if values["n_predict"] >= 0 else None,
         queue=values["queue"],
+        has_slots=values["has_slots"],
     )
 
     def ready(facts: Facts) -> None:
@@ -158,7 +169,7 @@ serve = Command(
         ),
     ],
     essentials="--host --port -np --cache-tokens -m -hf -c -ctk -ctv --preset -t",
-    params=[*_OPTIONS, *loading_options(), *sampling_options()],
+    params=[*_OPTIONS, _SLOTS, *loading_options(), *sampling_options()],
     callback=_run,
     help="Serve a model over HTTP, to programs that speak OpenAI's API.",
     epilog="Every option can also be set as LOCALKV_<NAME> (LOCALKV_CTX_SIZE), where llama.cpp has "

@@ -14,7 +14,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from localkv.server.dialects.anthropic_messages import count_tokens, messages
+from localkv.server.dialects.native_completion import completion
+from localkv.server.dialects.native_server import change_props, props, slots
+from localkv.server.dialects.native_tokens import apply_template, detokenize, tokenize
+from localkv.server.dialects.not_supported import MISSING, not_supported
 from localkv.server.dialects.openai_chat import chat_completions
+from localkv.server.dialects.openai_completions import completions
 from localkv.server.dialects.openai_models import health, models
 from localkv.server.dialects.openai_responses import input_tokens, responses
 from localkv.server.failures import RequestError
@@ -40,6 +45,16 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/v1/responses/input_tokens", POST, input_tokens),
     ("/v1/messages", POST, messages),
     ("/v1/messages/count_tokens", POST, count_tokens),
+    ("/v1/completions", POST, completions),
+    ("/completion", POST, completion),
+    ("/completions", POST, completion),
+    ("/tokenize", POST, tokenize),
+    ("/detokenize", POST, detokenize),
+    ("/apply-template", POST, apply_template),
+    ("/props", GET, props),
+    ("/props", POST, change_props),
+    ("/slots", GET, slots),
+    *((path, [*GET, *POST, "DELETE"], not_supported) for path in MISSING),
 ]
 """Path, methods, and who answers."""
 

@@ -19,6 +19,7 @@ from localkv.chat.local_engine import engine_facts
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.errors import LocalKVError
 from localkv.llm import LLM
+from localkv.server.places import placed
 from localkv.server.running_text import RunningText
 from localkv.server.wire import (
     Accepted,
@@ -60,6 +61,7 @@ class EngineServer:
         self.send = send
         self.texts = dict[int, RunningText]()
         self._events = list[Event]()
+        self._places = (0,) * llm.cache.n_sequences
         self._answers = {Submit: self._submit, Cancel: self._cancel}
 
     def run(self) -> None:
@@ -108,6 +110,8 @@ class EngineServer:
 
     def _status(self, step_ms: float, rows: tuple[int, int]) -> Status:
         stats, pages, scheduler = self.batch.stats, self.batch.pages, self.batch.scheduler
+        running = [text.id for text in self.texts.values() if text.is_running]
+        self._places = placed(self._places, running)
         return Status(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -123,6 +127,7 @@ class EngineServer:
             busy_seconds=stats.seconds,
             rows=rows,
             step_ms=step_ms,
+            places=self._places,
         )
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from localkv.chat.engine import EngineOptions, EngineStoppedError
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
+from localkv.server.open_texts import OpenTexts
 from localkv.server.wire import (
     LENGTH,
     Cancel,
@@ -65,6 +66,7 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
 
     def __init__(self, client: EngineClient, ids: Sequence[int]) -> None:
         self._client = client
+        self.ids = tuple(ids)
         self._numbers = {id: number for number, id in enumerate(ids)}
         self._open = set(ids)
         self._events = list[tuple[int, Event]]()
@@ -134,6 +136,7 @@ class EngineClient:
     Attributes:
         facts: of the model once it is loaded.
         status: what the engine does.
+        open: the texts that have not ended.
         on_status: is told each of them.
     """
 
@@ -146,6 +149,7 @@ class EngineClient:
         self.options = options
         self.facts: Facts | None = None
         self.status = Status()
+        self.open = OpenTexts()
         self.on_status: Callable[[Status], None] = lambda status: None
         self._on_progress = on_progress
         self._command = list(command) or child_command("localkv.server.engine_child")
@@ -221,12 +225,15 @@ class EngineClient:
         texts = Texts(self, ids)
         for id, request in zip(ids, requests, strict=True):
             self._texts[id] = texts
-            self._send(_numbered(request, id))
+            numbered = _numbered(request, id)
+            self._send(numbered)
+            self.open.add(numbered)
         return texts
 
     def forget(self, ids: set[int]) -> None:
         """End texts whose events nobody wants."""
         for id in ids:
+            self.open.pop(id, None)
             if self._texts.pop(id, None) is not None:
                 with suppress(EngineStoppedError):
                     self._send(Cancel(id))
@@ -281,6 +288,7 @@ class EngineClient:
             self._failure = EngineFailedError(message.message, message.hint, message.exit_code)
 
     def _hand_on(self, event: Event) -> None:
+        self.open.note(event)
         texts = self._texts.get(event.id)
         if texts is None:
             return

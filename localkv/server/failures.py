@@ -72,7 +72,8 @@ def context_error(n_prompt: int, n_ctx: int, *, everybody: int | None = None) ->
     room = n_ctx if everybody is None else everybody
     return RequestError(
         400,
-        f"the request has {n_prompt} tokens, but there is room for {room}",
+        # clients look for these words of llama-server's
+        f"the request has {n_prompt} tokens, which exceeds the available context size of {room}",
         "shorten the prompt, or start the server with a larger -c"
         if everybody is None
         else "shorten the prompt, or start the server with a larger --cache-tokens",

@@ -151,27 +151,44 @@ class Front:
         Raises:
             RequestError: the engine refuses it, is not there, or has too much to do.
         """
-        facts = self.facts
-        n_prompt, n_ctx = len(request.ids), facts.engine.n_ctx
-        if n_prompt >= n_ctx:
-            raise context_error(n_prompt, n_ctx)
-        if n_prompt >= facts.cache_tokens:
-            raise context_error(n_prompt, n_ctx, everybody=facts.cache_tokens)
+        return await self.begin_all([with_seed(request, number) for number in range(n)])
+
+    async def begin_all(self, requests: Sequence[Submit]) -> Texts:
+        """Let several texts go on.
+
+        Raises:
+            RequestError: the engine refuses one, is not there, or has too much to do.
+        """
+        facts, n = self.facts, len(requests)
+        most = facts.n_parallel + self.settings.queue
+        if n > most:
+            raise RequestError(
+                400, f"{n} texts are too many for one request", f"up to {most} are possible"
+            )
+        for request in requests:
+            self._check_room(facts, len(request.ids))
         client = self.supervisor.client
-        if client.n_open + n > facts.n_parallel + self.settings.queue:
+        if client.n_open + n > most:
             raise RequestError(
                 429,
                 f"{client.n_open} requests run or wait already",
                 "ask again later, or start the server with a larger --queue",
                 headers={"retry-after": str(self._seconds_to_wait())},
             )
-        requests = [_with_seed(request, number) for number in range(n)]
         try:
             texts = client.submit(requests)
             await texts.begun()
         except LocalKVError as error:
             raise as_request_error(error) from error
         return texts
+
+    @staticmethod
+    def _check_room(facts: Facts, n_prompt: int) -> None:
+        n_ctx = facts.engine.n_ctx
+        if n_prompt >= n_ctx:
+            raise context_error(n_prompt, n_ctx)
+        if n_prompt >= facts.cache_tokens:
+            raise context_error(n_prompt, n_ctx, everybody=facts.cache_tokens)
 
     def _seconds_to_wait(self) -> int:
         """About how long it takes until a place in the queue is free."""
@@ -187,7 +204,8 @@ class Front:
         return None if given is None or given < 0 else given
 
 
-def _with_seed(request: Submit, number: int) -> Submit:
+def with_seed(request: Submit, number: int) -> Submit:
+    """One of several texts to a prompt: each has a seed of its own."""
     seed = request.params.seed
     if not number or seed is None or seed < 0:
         return request

@@ -16,9 +16,10 @@ class RunningText:
     Args:
         id: the front's number of it.
         stream: the text.
+        tells_tokens: pieces say of which tokens they are.
     """
 
-    def __init__(self, id: int, stream: TextStream) -> None:
+    def __init__(self, id: int, stream: TextStream, *, tells_tokens: bool = False) -> None:
         generation = stream.generation
         assert isinstance(generation, BatchedGeneration)
         self.id = id
@@ -27,6 +28,8 @@ class RunningText:
         self._generation = generation
         self._n_held = -1
         self._n_logprobs = 0
+        self._tells_tokens = tells_tokens
+        self._n_told = 0
 
     @classmethod
     def begun(cls, model: TextModel, submit: Submit) -> RunningText:
@@ -45,12 +48,17 @@ class RunningText:
             logprobs=submit.logprobs,
             grammar=submit.grammar,
         )
-        return cls(submit.id, stream)
+        return cls(submit.id, stream, tells_tokens=submit.tells_tokens)
 
     @property
     def waits(self) -> bool:
         """Whether it needs a step."""
         return not self._is_ready()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a place among those that run at the same time."""
+        return self._generation.request.state == "running"
 
     def _is_ready(self) -> bool:
         return self._generation.n_ready > 0 or self._generation.has_ended
@@ -67,11 +75,12 @@ class RunningText:
         except LocalKVError as problem:
             text, error = None, str(problem)
         events = list[Event]()
-        if text or self._logprobs_are_new():
+        has_ended = text is None or self._generation.finish_reason is not None
+        if text or self._logprobs_are_new() or (has_ended and self._untold()):
             events.append(self._piece(text or ""))
         elif text is not None and not self.stream.stats.n_generated:
             events += self._reading()
-        if text is None or self._generation.finish_reason is not None:
+        if has_ended:
             self.has_ended = True
             events.append(self._ended(error))
         return events
@@ -83,7 +92,17 @@ class RunningText:
     def _piece(self, text: str) -> Piece:
         new = (self.stream.token_logprobs or ())[self._n_logprobs :]
         self._n_logprobs += len(new)
-        return Piece(self.id, text, self.stream.stats.n_generated, new)
+        tokens = self._untold()
+        self._n_told += len(tokens)
+        return Piece(self.id, text, self.stream.stats.n_generated, new, tokens)
+
+    def _untold(self) -> tuple[int, ...]:
+        """Tokens that no piece has named, if pieces do."""
+        if not self._tells_tokens:
+            return ()
+        request = self._generation.request
+        n_prompt, n_generated = request.n_prompt, self.stream.stats.n_generated
+        return tuple(request.text.ids[n_prompt + self._n_told : n_prompt + n_generated])
 
     def _reading(self) -> list[Event]:
         """How far the prompt is evaluated, if it is further than it was."""

@@ -28,6 +28,7 @@ class ServerSettings:
         api_keys: one of which a request must have; empty for anybody.
         cors: origins that browsers may call it from.
         has_page: whether there is a page at `/`.
+        has_slots: whether `/slots` tells what runs.
     """
 
     engine: EngineOptions
@@ -43,3 +44,4 @@ class ServerSettings:
     api_keys: frozenset[str] = frozenset()
     cors: tuple[str, ...] = ()
     has_page: bool = True
+    has_slots: bool = True

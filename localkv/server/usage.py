@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from localkv.server.wire import Ended
+from localkv.server.wire import Ended, Reading
 
 
-def openai_usage(ends: Sequence[Ended], n_reasoned: int = 0) -> dict[str, Any]:
-    """The object `usage` of one answer or of several to the same prompt.
+def openai_usage(
+    ends: Sequence[Ended], n_reasoned: int = 0, n: int | None = None
+) -> dict[str, Any]:
+    """The object `usage` of one answer or of several.
 
     Args:
+        ends: of the answers, those to the same prompt next to each other.
         n_reasoned: tokens of all of them that are reasoning.
+        n: answers to each prompt; None if there is one prompt only.
     """
-    n_prompt = ends[0].usage.prompt_tokens if ends else 0
+    firsts = ends[:: n or max(1, len(ends))]
+    n_prompt = sum(end.usage.prompt_tokens for end in firsts)
     n_completion = sum(end.usage.completion_tokens for end in ends)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_completion,
         "total_tokens": n_prompt + n_completion,
         "prompt_tokens_details": {
-            "cached_tokens": ends[0].usage.cached_tokens if ends else 0,
+            "cached_tokens": sum(end.usage.cached_tokens for end in firsts),
         },
         "completion_tokens_details": {"reasoning_tokens": n_reasoned},
     }
@@ -48,3 +53,8 @@ def native_timings(end: Ended) -> dict[str, Any]:
             else {}
         ),
     }
+
+
+def prompt_progress(now: Reading) -> dict[str, Any]:
+    """llama-server's object of how far a prompt is evaluated, but for the time."""
+    return {"total": now.n_prompt, "cache": now.n_cached, "processed": now.n_held}

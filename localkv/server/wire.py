@@ -55,6 +55,7 @@ class Submit(Message, frozen=True):
         logprobs: alternatives of each token; None for none, and no probabilities at all.
         chat: where an answer begins; None for plain text.
         grammar: what the text has to be.
+        tells_tokens: its pieces say of which tokens they are.
     """
 
     id: int
@@ -66,6 +67,7 @@ class Submit(Message, frozen=True):
     logprobs: int | None = None
     chat: Opening | None = None
     grammar: Grammar | None = None
+    tells_tokens: bool = False
 
 
 class Cancel(Message, frozen=True):
@@ -152,12 +154,14 @@ class Piece(Message, frozen=True):
     Attributes:
         n_tokens: that were drawn so far.
         logprobs: of the tokens since the last piece, if they were asked for.
+        tokens: drawn since the last piece, if they were asked for.
     """
 
     id: int
     text: str
     n_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: tuple[int, ...] = ()
 
 
 class Ended(Message, frozen=True):
@@ -189,6 +193,7 @@ class Status(msgspec.Struct, frozen=True):
         busy_seconds: that steps took.
         rows: of the last step: [requests that generate, tokens of prompts].
         step_ms: that it took; 0 if there was none.
+        places: the request that runs in each of `n_parallel` places, by its number; 0 for none.
     """
 
     running: int = 0
@@ -205,6 +210,7 @@ class Status(msgspec.Struct, frozen=True):
     busy_seconds: float = 0.0
     rows: tuple[int, int] = (0, 0)
     step_ms: float = 0.0
+    places: tuple[int, ...] = ()
 
 
 Event: TypeAlias = Accepted | Refused | Reading | Piece | Ended

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -14,15 +12,13 @@ from localkv.engine.logprobs import TokenLogprob, as_openai
 from localkv.server.answer import AnswerReader, CallArguments, CallBegun, Content, Delta, Reasoning
 from localkv.server.answers import Answers
 from localkv.server.chat_request import ChatBody, begun
-from localkv.server.event_stream import DONE, event, event_stream
-from localkv.server.failures import RequestError
+from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
+from localkv.server.event_stream import event, event_stream
 from localkv.server.front import Front
 from localkv.server.json_answer import json_answer
 from localkv.server.json_body import decoded
-from localkv.server.usage import native_timings, openai_usage
+from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading
-
-FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
 
 class Choice:
@@ -82,7 +78,7 @@ class Choice:
         return message
 
 
-class ChatAnswer:
+class ChatAnswer(OpenAIAnswer):
     """Answers to one request.
 
     Args:
@@ -91,18 +87,12 @@ class ChatAnswer:
         model: the name of the model that answers.
     """
 
-    def __init__(self, body: ChatBody, answers: Answers, model: str) -> None:
-        self.body, self.answers = body, answers
-        self.choices = [Choice(reader) for reader in answers.readers]
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": "localkv",
-        }
+    id_prefix, chunk_kind = "chatcmpl", "chat.completion.chunk"
 
-    def _object(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return {**self._head, "object": kind, **fields}
+    def __init__(self, body: ChatBody, answers: Answers, model: str) -> None:
+        super().__init__(answers, model, body.stream_options, n=len(answers.readers))
+        self.body = body
+        self.choices = [Choice(reader) for reader in answers.readers]
 
     async def whole(self) -> dict[str, Any]:
         """All answers, once they are there.
@@ -122,36 +112,26 @@ class ChatAnswer:
             }
             for index, choice in enumerate(self.choices)
         ]
-        ends = self.answers.ended
-        return self._object(
+        return self.object(
             "chat.completion",
             choices=choices,
-            usage=openai_usage(ends, sum(self.answers.n_reasoned)),
-            timings=native_timings(ends[0]),
+            usage=self.usage,
+            timings=native_timings(self.answers.ended[0]),
         )
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The answers as server-sent events."""
-        try:
-            for index in range(len(self.choices)):
-                yield self._chunk(index, {"role": "assistant", "content": None})
-            async for index, one, deltas in self.answers.news():
-                for chunk in self._chunks_of(index, one, deltas):
-                    yield chunk
-            if self.body.stream_options is not None and self.body.stream_options.include_usage:
-                usage = openai_usage(self.answers.ended, sum(self.answers.n_reasoned))
-                yield event(self._object("chat.completion.chunk", choices=[], usage=usage))
-            yield DONE
-        except RequestError as error:
-            yield event({"error": error.fields})
-        finally:
-            self.answers.close()
+    def opening_chunks(self) -> list[bytes]:
+        """Each answer's role."""
+        opening = {"role": "assistant", "content": None}
+        return [self._chunk(index, opening) for index in range(len(self.choices))]
 
-    def _chunks_of(self, index: int, one: Event, deltas: list[Delta]) -> list[bytes]:
+    def chunks_of(self, index: int, one: Event, deltas: list[Delta]) -> list[bytes]:
+        """What an event adds to the stream."""
         choice = self.choices[index]
         choice.note(one)
         if isinstance(one, Reading):
-            return [self._progress(index, one)] if self.body.return_progress else []
+            if not self.body.return_progress:
+                return []
+            return [self._chunk(index, {}, prompt_progress=prompt_progress(one))]
         objects = choice.take(deltas)
         logprobs = None
         if isinstance(one, Piece) and self.body.logprobs and one.logprobs:
@@ -166,10 +146,6 @@ class ChatAnswer:
             chunks.append(self._chunk(index, {}, choice.finish_reason, timings=timings))
         return chunks
 
-    def _progress(self, index: int, now: Reading) -> bytes:
-        progress = {"total": now.n_prompt, "cache": now.n_cached, "processed": now.n_held}
-        return self._chunk(index, {}, prompt_progress=progress)
-
     def _chunk(
         self,
         index: int,
@@ -182,7 +158,7 @@ class ChatAnswer:
         choice = {"index": index, "delta": delta, "finish_reason": finish_reason}
         if self.body.logprobs:
             choice["logprobs"] = logprobs
-        return event(self._object("chat.completion.chunk", choices=[choice], **fields))
+        return event(self.object(self.chunk_kind, choices=[choice], **fields))
 
 
 async def chat_completions(front: Front, request: Request) -> Response:

@@ -1,0 +1,245 @@
+"""`/v1/completions`: OpenAI's API for plain text, with llama-server's fields besides."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localkv.engine.logprobs import LEAST, TokenLogprob, as_openai
+from localkv.server.answer import AnswerReader, Content, Delta
+from localkv.server.answers import Answers
+from localkv.server.chat_request import MOST_CHOICES, StreamOptions
+from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
+from localkv.server.event_stream import event, event_stream
+from localkv.server.failures import RequestError, unsupported
+from localkv.server.front import Front, with_seed
+from localkv.server.json_answer import json_answer
+from localkv.server.json_body import decoded
+from localkv.server.sampling_fields import SamplingFields, stop_strings
+from localkv.server.structure import grammar_of
+from localkv.server.text_prompt import GivenPrompts, TextPrompt, text_prompts
+from localkv.server.usage import native_timings, prompt_progress
+from localkv.server.wire import Ended, Event, Piece, Reading, Submit
+
+
+class CompletionBody(SamplingFields, kw_only=True):
+    """The fields that mean something here; others are ignored."""
+
+    prompt: GivenPrompts
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n_predict: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    stop: str | list[str] | None = None
+    logprobs: int | None = None
+    return_progress: bool | None = None
+    response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+
+
+class Choice:
+    """One text while it comes.
+
+    Args:
+        echoed: the text of the prompt, if it belongs to the answer.
+    """
+
+    def __init__(self, echoed: str) -> None:
+        self.text = echoed
+        self.logprobs = list[TokenLogprob]()
+        self.end: Ended | None = None
+        self._offset = len(echoed)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, one: Event, deltas: list[Delta]) -> str:
+        """Note an event; the text that it adds."""
+        added = "".join(delta.text for delta in deltas if isinstance(delta, Content))
+        self.text += added
+        if isinstance(one, Piece):
+            self.logprobs += one.logprobs
+        elif isinstance(one, Ended):
+            self.end = one
+        return added
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's word for why it ended."""
+        assert self.end is not None
+        return FINISH_REASONS[self.end.finish_reason]
+
+    def logprobs_of(self, tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+        """The object `logprobs` of the next tokens, as this API has it, and as the chat API."""
+        offsets = list[int]()
+        for one in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(one.bytes))
+        return {
+            "tokens": [one.token for one in tokens],
+            "token_logprobs": [max(LEAST, one.logprob) for one in tokens],
+            "top_logprobs": [
+                {top.token: max(LEAST, top.logprob) for top in one.top_logprobs} for one in tokens
+            ],
+            "text_offset": offsets,
+            **as_openai(tokens),
+        }
+
+
+class CompletionAnswer(OpenAIAnswer):
+    """Texts for one request.
+
+    Args:
+        body: the request.
+        answers: the texts, as many as were asked for to each prompt.
+        echoed: what each begins with.
+        model: the name of the model that answers.
+    """
+
+    id_prefix, chunk_kind = "cmpl", "text_completion"
+
+    def __init__(
+        self, body: CompletionBody, answers: Answers, echoed: list[str], model: str
+    ) -> None:
+        super().__init__(answers, model, body.stream_options, body.n or 1)
+        self.body = body
+        self.choices = [Choice(text) for text in echoed]
+
+    async def whole(self) -> dict[str, Any]:
+        """All texts, once they are there.
+
+        Raises:
+            RequestError: one of them failed.
+        """
+        async for index, one, deltas in self.answers.news():
+            self.choices[index].take(one, deltas)
+        choices = [
+            self._choice(index, choice.text, tuple(choice.logprobs), choice.finish_reason)
+            for index, choice in enumerate(self.choices)
+        ]
+        ends = self.answers.ended
+        timings = {"timings": native_timings(ends[0])} if len(ends) == 1 else {}
+        return self.object(self.chunk_kind, choices=choices, usage=self.usage, **timings)
+
+    def opening_chunks(self) -> Iterable[bytes]:
+        """The prompts, if they belong to the answers."""
+        for index, choice in enumerate(self.choices):
+            if choice.text:
+                yield self._chunk(index, choice.text)
+
+    def chunks_of(self, index: int, one: Event, deltas: list[Delta]) -> list[bytes]:
+        """What an event adds to the stream."""
+        if isinstance(one, Reading):
+            if not self.body.return_progress:
+                return []
+            return [self._chunk(index, "", prompt_progress=prompt_progress(one))]
+        choice = self.choices[index]
+        text = choice.take(one, deltas)
+        logprobs = one.logprobs if isinstance(one, Piece) else ()
+        chunks = [self._chunk(index, text, logprobs)] if text or logprobs else []
+        if isinstance(one, Ended):
+            reason, timings = choice.finish_reason, native_timings(one)
+            chunks.append(self._chunk(index, "", finish_reason=reason, timings=timings))
+        return chunks
+
+    def _choice(
+        self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], finish_reason: str | None
+    ) -> dict[str, Any]:
+        are_wanted = self.body.logprobs is not None and bool(logprobs)
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self.choices[index].logprobs_of(logprobs) if are_wanted else None,
+            "finish_reason": finish_reason,
+        }
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        finish_reason: str | None = None,
+        **fields: Any,
+    ) -> bytes:
+        choice = self._choice(index, text, logprobs, finish_reason)
+        return event(self.object(self.chunk_kind, choices=[choice], **fields))
+
+
+def check_choices(n: int | None, field: str = "n") -> int:
+    """How many texts there are to a prompt.
+
+    Raises:
+        RequestError: there can't be so many.
+    """
+    if n is not None and not 1 <= n <= MOST_CHOICES:
+        raise RequestError(400, f"{field} must be from 1 to {MOST_CHOICES}, not {n}")
+    return n or 1
+
+
+def _check(body: CompletionBody) -> None:
+    """Refuse what makes no sense, or is not there.
+
+    Raises:
+        RequestError: says what.
+    """
+    n = check_choices(body.n)
+    if body.best_of is not None and body.best_of != n:
+        raise unsupported("best_of", "ask for n texts, with logprobs, and choose among them")
+    if body.suffix:
+        raise unsupported("suffix", "write the model's own tokens for filling in into the prompt")
+    if body.echo and body.logprobs is not None:
+        raise unsupported("logprobs of a prompt (echo)", "leave echo out for those of the answer")
+
+
+async def submits(
+    front: Front, body: SamplingFields, prompts: list[TextPrompt], n: int, **fields: Any
+) -> list[Submit]:
+    """The requests to the engine: `n` for each prompt.
+
+    Args:
+        fields: of each `Submit`.
+
+    Raises:
+        RequestError: a value makes no sense.
+    """
+    params = await front.params(body)
+    return [
+        with_seed(Submit(0, prompt.ids, params, ignore_eos=bool(body.ignore_eos), **fields), number)
+        for prompt in prompts
+        for number in range(n)
+    ]
+
+
+async def completions(front: Front, request: Request) -> Response:
+    """POST /v1/completions."""
+    body = decoded(await request.body(), CompletionBody)
+    front.check_model(body.model)
+    _check(body)
+    prompts, n = await text_prompts(front, body.prompt), body.n or 1
+    most = front.n_predict(body.max_tokens, body.max_completion_tokens, body.n_predict)
+    requests = await submits(
+        front,
+        body,
+        prompts,
+        n,
+        max_tokens=most,
+        stop=stop_strings(body.stop),
+        logprobs=body.logprobs,
+        grammar=await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar),
+    )
+    texts = await front.begin_all(requests)
+    answers = Answers(texts, [AnswerReader(keeps_reasoning=True) for _ in requests])
+    echoed = [prompt.text if body.echo else "" for prompt in prompts for _ in range(n)]
+    answer = CompletionAnswer(body, answers, echoed, front.settings.model_name)
+    if body.stream:
+        return event_stream(answer.chunks())
+    return await json_answer(request, answer.whole(), texts)
