@@ -54,13 +54,20 @@ def first_layers(shape: KnownShape, n_layers: int) -> KnownShape:
     return replace(shape, keys={**keys, "block_count": n_layers})
 
 
-def write_model(path: Path, shape: KnownShape, type_name: str) -> None:
-    """Matrices in a type, except for those that llama-quantize keeps in another."""
+def write_model(path: Path, shape: KnownShape, type_name: str, *, has_words: bool = False) -> None:
+    """Matrices in a type, except for those that llama-quantize keeps in another.
+
+    Args:
+        has_words: each token is a word, so that a server can send it; else there is no vocabulary.
+    """
     writer = gguf.GGUFWriter(path, shape.architecture)
     for key, value in shape.keys.items():
         _add_key(writer, f"{shape.architecture}.{key}", value)
     writer.add_vocab_size(shape.n_vocab)
-    writer.add_tokenizer_model("no_vocab")
+    if has_words:
+        _add_words(writer, shape.n_vocab)
+    else:
+        writer.add_tokenizer_model("no_vocab")
     prefixed = {f"{shape.architecture}.{key}": value for key, value in shape.keys.items()}
     shapes = {"token_embd.weight": (shape.n_vocab, shape.keys["embedding_length"])}
     facts = Facts(shape.architecture, shape.name, Metadata(prefixed), {**shapes, **shape.tensors})
@@ -79,6 +86,22 @@ def write_model(path: Path, shape: KnownShape, type_name: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_words(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    """A vocabulary of SentencePiece: <unk>, <s>, </s>, all bytes, and words."""
+    special = ["<unk>", "<s>", "</s>"]
+    all_bytes = [f"<0x{value:02X}>" for value in range(256)]
+    words = [f"\u2581w{number}" for number in range(n_vocab - len(special) - len(all_bytes))]
+    kinds = gguf.TokenType
+    types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL]
+    types += [kinds.BYTE] * len(all_bytes) + [kinds.NORMAL] * len(words)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*special, *all_bytes, *words])
+    writer.add_token_scores([0.0] * n_vocab)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
 
 
 def _add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
