@@ -25,6 +25,7 @@ from localkv.server.dialects.openai_responses import input_tokens, responses
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
+from localkv.server.openapi import described
 from localkv.server.page_files import cache_meter, page
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
@@ -57,6 +58,14 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     *((path, [*GET, *POST, "DELETE"], not_supported) for path in MISSING),
 ]
 """Path, methods, and who answers."""
+
+
+async def api_description(front: Front, request: Request) -> Response:
+    """GET /openapi.json: all of this, for programs."""
+    return json_response(described(ENDPOINTS, front.settings.model_name))
+
+
+ENDPOINTS.append(("/openapi.json", GET, api_description))
 
 
 def application(front: Front) -> Starlette:

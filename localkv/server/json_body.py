@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,8 +14,19 @@ MOST_NESTED = 64
 """Levels of objects and lists in a body."""
 
 T = TypeVar("T", bound=msgspec.Struct)
+F = TypeVar("F", bound=Callable[..., Any])
 
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
+def takes(kind: type[msgspec.Struct]) -> Callable[[F], F]:
+    """Of an endpoint: the type of its body, for the API's description."""
+
+    def marked(endpoint: F) -> F:
+        endpoint.body_type = kind  # type: ignore[attr-defined]
+        return endpoint
+
+    return marked
 
 
 def decoded(body: bytes, kind: type[T]) -> T:

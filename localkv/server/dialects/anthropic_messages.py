@@ -17,7 +17,7 @@ from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
-from localkv.server.json_body import decoded
+from localkv.server.json_body import decoded, takes
 from localkv.server.parts import Part, PartEvent, Parts
 from localkv.server.wire import Ended
 
@@ -316,6 +316,7 @@ def _refused(error: RequestError) -> Response:
     return json_response(failure(error), error.status, error.headers)
 
 
+@takes(MessagesBody)
 async def messages(front: Front, request: Request) -> Response:
     """POST /v1/messages."""
     try:
@@ -332,6 +333,7 @@ async def messages(front: Front, request: Request) -> Response:
         return _refused(error)
 
 
+@takes(CountBody)
 async def count_tokens(front: Front, request: Request) -> Response:
     """POST /v1/messages/count_tokens: the prompt is rendered, and nothing computed."""
     try:

@@ -18,7 +18,7 @@ from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.generation_settings import generation_settings
 from localkv.server.json_answer import json_answer
-from localkv.server.json_body import decoded
+from localkv.server.json_body import decoded, takes
 from localkv.server.running_timings import RunningTimings
 from localkv.server.sampling_fields import SamplingFields, stop_strings
 from localkv.server.structure import grammar_of
@@ -282,6 +282,7 @@ def _check(body: NativeBody) -> None:
         raise unsupported("lora", "merge the adapter into the model's file")
 
 
+@takes(NativeBody)
 async def completion(front: Front, request: Request) -> Response:
     """POST /completion."""
     body = decoded(await request.body(), NativeBody)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from localkv.server.chat_request import ChatBody, rendered
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
-from localkv.server.json_body import decoded
+from localkv.server.json_body import decoded, takes
 from localkv.server.text_prompt import checked_token
 
 
@@ -30,6 +30,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
+@takes(TokenizeBody)
 async def tokenize(front: Front, request: Request) -> Response:
     """POST /tokenize: the ids of a text, or of texts and ids in turn."""
     body = decoded(await request.body(), TokenizeBody)
@@ -62,6 +63,7 @@ def piece_of(data: bytes) -> str | list[int]:
         return list(data)
 
 
+@takes(DetokenizeBody)
 async def detokenize(front: Front, request: Request) -> Response:
     """POST /detokenize: the text of ids, control tokens written out."""
     body = decoded(await request.body(), DetokenizeBody)
@@ -70,6 +72,7 @@ async def detokenize(front: Front, request: Request) -> Response:
     return json_response({"content": await front.apart(model.detokenize, ids)})
 
 
+@takes(ChatBody)
 async def apply_template(front: Front, request: Request) -> Response:
     """POST /apply-template: a conversation as the text that the model reads."""
     body = decoded(await request.body(), ChatBody)

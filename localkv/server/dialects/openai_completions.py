@@ -18,7 +18,7 @@ from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front, with_seed
 from localkv.server.json_answer import json_answer
-from localkv.server.json_body import decoded
+from localkv.server.json_body import decoded, takes
 from localkv.server.sampling_fields import SamplingFields, stop_strings
 from localkv.server.structure import grammar_of
 from localkv.server.text_prompt import GivenPrompts, TextPrompt, text_prompts
@@ -219,6 +219,7 @@ async def submits(
     ]
 
 
+@takes(CompletionBody)
 async def completions(front: Front, request: Request) -> Response:
     """POST /v1/completions."""
     body = decoded(await request.body(), CompletionBody)

@@ -17,7 +17,7 @@ from localkv.server.event_stream import event, event_stream
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
-from localkv.server.json_body import decoded
+from localkv.server.json_body import decoded, takes
 from localkv.server.parts import Part, PartEvent, Parts
 from localkv.server.wire import Ended
 
@@ -350,6 +350,7 @@ def _usage(end: Ended, n_reasoned: int) -> dict[str, Any]:
     }
 
 
+@takes(ResponsesBody)
 async def responses(front: Front, request: Request) -> Response:
     """POST /v1/responses."""
     body = decoded(await request.body(), ResponsesBody)
@@ -360,6 +361,7 @@ async def responses(front: Front, request: Request) -> Response:
     return await json_answer(request, answer.whole(), answers.texts)
 
 
+@takes(ResponsesBody)
 async def input_tokens(front: Front, request: Request) -> Response:
     """POST /v1/responses/input_tokens: the prompt is rendered, and nothing computed."""
     body = decoded(await request.body(), ResponsesBody)
