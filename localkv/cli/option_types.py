@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,3 +58,21 @@ class Whole(click.types.IntParamType):
         if self.most is not None and number > self.most:
             self.fail(f"{number} is more than {self.most}", param, ctx)
         return number
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)(B?))?B?", re.IGNORECASE)
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def byte_size_of(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """The callback of a size: 24GiB, 24G (the same), 24GB (a power of ten), 512M, 1073741824."""
+    if value is None:
+        return None
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise click.BadParameter(
+            f"{value!r} is not a size such as 24GiB, 24GB or 512MiB", ctx, param
+        )
+    number, unit, binary, byte = match.groups()
+    base = 1000 if byte and not binary else 1024
+    return int(float(number) * (base ** _POWERS[unit.upper()] if unit else 1))

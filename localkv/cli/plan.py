@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from localkv.cli.completion import model_values
 from localkv.cli.loading_options import given_threads, window_options, window_settings
 from localkv.cli.messages import warn
 from localkv.cli.model_file import model_header
-from localkv.cli.option_types import TEXT, Whole
+from localkv.cli.option_types import TEXT, Whole, byte_size_of
 from localkv.cli.options import (
     compute_options,
     context_option,
@@ -46,23 +45,6 @@ if TYPE_CHECKING:
     from localkv.config import CacheConfig
     from localkv.memory.fit import Pair
     from localkv.system.machine_memory import Budget
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)(B?))?B?", re.IGNORECASE)
-_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
-
-
-def byte_size_of(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """The callback of a size: 24GiB, 24G (the same), 24GB (a power of ten), 512M, 1073741824."""
-    if value is None:
-        return None
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise click.BadParameter(
-            f"{value!r} is not a size such as 24GiB, 24GB or 512MiB", ctx, param
-        )
-    number, unit, binary, byte = match.groups()
-    base = 1000 if byte and not binary else 1024
-    return int(float(number) * (base ** _POWERS[unit.upper()] if unit else 1))
 
 
 def _types_option(side: str, short: str) -> click.Parameter:

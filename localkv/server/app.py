@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -9,6 +10,8 @@ from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,9 +25,10 @@ from localkv.server.dialects.openai_chat import chat_completions
 from localkv.server.dialects.openai_completions import completions
 from localkv.server.dialects.openai_models import health, models
 from localkv.server.dialects.openai_responses import input_tokens, responses
+from localkv.server.error_answer import error_answer
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
-from localkv.server.json_answer import json_response
+from localkv.server.guard import Guard
 from localkv.server.openapi import described
 from localkv.server.page_files import cache_meter, page
 
@@ -77,18 +81,20 @@ def application(front: Front) -> Starlette:
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        return json_response({"error": error.fields}, error.status, error.headers)
+        return error_answer(request.url.path, error)
 
     async def not_found(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         what = "no such path" if error.status_code == 404 else "not allowed here"
         failure = RequestError(error.status_code, f"{request.method} {request.url.path}: {what}")
-        return json_response({"error": failure.fields}, failure.status)
+        return error_answer(request.url.path, failure)
 
     async def broken(request: Request, error: Exception) -> Response:
-        traceback.print_exception(error)
+        # its text may be a part of somebody's prompt
+        where = "".join(traceback.format_tb(error.__traceback__))
+        print(f"error: {type(error).__name__}\n{where}", end="", file=sys.stderr)
         failure = RequestError(500, "the server has a bug; its log says more")
-        return json_response({"error": failure.fields}, 500)
+        return error_answer(request.url.path, failure)
 
     return Starlette(
         routes=[
@@ -96,5 +102,21 @@ def application(front: Front) -> Starlette:
             for path, methods, endpoint in ENDPOINTS
         ],
         exception_handlers={RequestError: refused, HTTPException: not_found, Exception: broken},
+        middleware=[*_cors(front), Middleware(Guard, front=front)],
         lifespan=lifespan,
     )
+
+
+def _cors(front: Front) -> list[Middleware]:
+    """Tells browsers which pages may read answers, if there are any."""
+    if not front.settings.cors:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=front.settings.cors,
+            allow_methods=["GET", "POST", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    ]

@@ -14,6 +14,7 @@ import msgspec
 
 from localkv.chat.engine import EngineOptions, EngineStoppedError
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
+from localkv.server.failures import RequestError
 from localkv.server.open_texts import OpenTexts
 from localkv.server.wire import (
     LENGTH,
@@ -72,18 +73,35 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
         self._events = list[tuple[int, Event]]()
         self._news = asyncio.Event()
         self._error: Exception | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end_after(self, seconds: float) -> None:
+        """Let those that have not ended by then fail, with status 504."""
+        error = RequestError(504, f"the request took more than {seconds:g} s", "see --timeout")
+
+        def expire() -> None:
+            self._client.forget(self._open)
+            self.fail(error)
+
+        self._timer = asyncio.get_running_loop().call_later(seconds, expire)
 
     def put(self, event: Event) -> None:
         """An event of one of the texts."""
         self._events.append((self._numbers[event.id], event))
         if isinstance(event, Ended | Refused):
             self._open.discard(event.id)
+            self._forget_deadline()
         self._news.set()
+
+    def _forget_deadline(self) -> None:
+        if self._timer is not None and not self._open:
+            self._timer.cancel()
 
     def fail(self, error: Exception) -> None:
         """No further event will come."""
         self._error = error
         self._open.clear()
+        self._forget_deadline()
         self._news.set()
 
     async def begun(self) -> None:
@@ -123,6 +141,7 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
         """Nobody reads the rest: let the engine end them."""
         self._client.forget(self._open)
         self._open = set()
+        self._forget_deadline()
 
 
 class EngineClient:

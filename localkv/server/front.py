@@ -33,12 +33,14 @@ class Front:
 
     Attributes:
         started: seconds since 1970.
+        is_draining: the server takes no new requests.
     """
 
     def __init__(self, settings: ServerSettings, supervisor: Supervisor) -> None:
         self.settings = settings
         self.supervisor = supervisor
         self.started = int(time.time())
+        self.is_draining = False
         self._model: PromptModel | None = None
         self._error: LocalKVError | None = None
         self._model_ready = asyncio.Event()
@@ -177,6 +179,7 @@ class Front:
             )
         try:
             texts = client.submit(requests)
+            texts.end_after(self.settings.timeout)
             await texts.begun()
         except LocalKVError as error:
             raise as_request_error(error) from error

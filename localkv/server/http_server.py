@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import resource
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import uvicorn
 
-from localkv.errors import UsageError
+from localkv.errors import UsageError, printable
 from localkv.server.app import application
+from localkv.server.connection import IDLE_SECONDS, Connection
 from localkv.server.front import Front
+from localkv.server.hosts import is_loopback
 from localkv.server.settings import ServerSettings
 from localkv.server.supervisor import Supervisor
 from localkv.server.wire import Facts
+
+OPEN_FILES = 4096
+"""Connections and files of the process, if the system allows so many."""
+END_SECONDS = 2
+"""How long answers have, once they are told that the engine is gone, to say so."""
+
+
+@dataclass
+class Ending:
+    """How a server is ended: it begins to drain, and then somebody may be in a hurry."""
+
+    begins: asyncio.Event = field(default_factory=asyncio.Event)
+    hurries: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def signalled(self) -> None:
+        """Ctrl-C or SIGTERM; the second one waits for nobody."""
+        (self.hurries if self.begins.is_set() else self.begins).set()
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -33,6 +55,59 @@ def listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
+def check_exposure(settings: ServerSettings, address: str) -> list[str]:
+    """Refuse to let everybody in from other machines; warnings about what else they can see.
+
+    Raises:
+        UsageError: there is no key, and nobody said that there need be none.
+    """
+    if is_loopback(address):
+        return []
+    if not settings.api_keys and not settings.is_insecure:
+        raise UsageError(
+            f"--host {settings.host} lets other machines in, without a key",
+            hint="set --api-key-file FILE, or --insecure if all who reach it may use it",
+        )
+    if settings.ssl_cert is None:
+        return ["requests and keys of other machines are not encrypted (--ssl-cert-file)"]
+    return []
+
+
+def uvicorn_config(settings: ServerSettings, front: Front) -> uvicorn.Config:
+    """uvicorn's settings, loaded.
+
+    Raises:
+        UsageError: the files for TLS can't be used.
+    """
+    # what clients send is none of the log's business, and errors are told elsewhere
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+    config = uvicorn.Config(
+        application(front),
+        http=Connection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        proxy_headers=False,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=END_SECONDS,
+        ssl_keyfile=settings.ssl_key,
+        ssl_certfile=settings.ssl_cert,
+    )
+    try:
+        config.load()
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        files = " and ".join(
+            printable(file) for file in (settings.ssl_cert, settings.ssl_key) if file
+        )
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"{files}: {reason}", hint="--ssl-cert-file and --ssl-key-file are files in PEM"
+        ) from None
+    return config
+
+
 class _Uvicorn(uvicorn.Server):
     """Signals are the caller's."""
 
@@ -47,9 +122,9 @@ async def serve(
     say: Callable[[str], None],
     on_listening: Callable[[str], None],
     on_ready: Callable[[Facts], None],
-    stop: asyncio.Event,
+    ending: Ending,
 ) -> None:
-    """Serve until `stop` is set.
+    """Serve until `ending` begins.
 
     Args:
         say: tells the user what happens, a line each.
@@ -59,33 +134,60 @@ async def serve(
     Raises:
         LocalKVError: the address can't be had, or the engine can't be kept running.
     """
-    sock = listening(settings.host, settings.port)
+    _allow_open_files()
     supervisor = Supervisor(settings.engine, say)
     front = Front(settings, supervisor)
-    config = uvicorn.Config(
-        application(front),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        timeout_graceful_shutdown=30,
-    )
-    server = _Uvicorn(config)
-    host, port = sock.getsockname()[:2]
-    on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    server = _Uvicorn(uvicorn_config(settings, front))
+    sock = listening(settings.host, settings.port)
+    with contextlib.closing(sock):
+        host, port = sock.getsockname()[:2]
+        warnings = check_exposure(settings, host)
+        scheme = "http" if settings.ssl_cert is None else "https"
+        on_listening(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+        for line in warnings:
+            say(f"warning: {line}")
+        await _run(server, sock, front, on_ready, ending)
+
+
+async def _run(
+    server: _Uvicorn,
+    sock: socket.socket,
+    front: Front,
+    on_ready: Callable[[Facts], None],
+    ending: Ending,
+) -> None:
+    supervisor = front.supervisor
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     running = asyncio.create_task(supervisor.run(on_ready))
     loading = asyncio.create_task(front.load())
-    stopping = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(ending.begins.wait())
     try:
         await asyncio.wait({serving, running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if running.done() and (error := running.exception()) is not None:
             raise error
+        front.is_draining = True
+        await _drained(server, front.settings.drain, ending.hurries)
     finally:
+        await supervisor.stop()  # answers that are not complete say so
         server.should_exit = True
+        server.force_exit = ending.hurries.is_set()
         with contextlib.suppress(Exception):
             await serving
-        await supervisor.stop()
         for task in (running, loading, stopping):
             task.cancel()
-        sock.close()
+
+
+async def _drained(server: _Uvicorn, seconds: float, hurries: asyncio.Event) -> None:
+    """Wait until all requests are answered, or nobody wants to wait any more."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while server.server_state.tasks and loop.time() < end and not hurries.is_set():
+        await asyncio.sleep(0.02)
+
+
+def _allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

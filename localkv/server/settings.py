@@ -29,6 +29,10 @@ class ServerSettings:
         cors: origins that browsers may call it from.
         has_page: whether there is a page at `/`.
         has_slots: whether `/slots` tells what runs.
+        allowed_hosts: names that it goes by, besides its address.
+        is_insecure: listen for other machines without a key.
+        ssl_key, ssl_cert: files in PEM; None for no TLS.
+        drain: seconds that running requests have when the server ends.
     """
 
     engine: EngineOptions
@@ -45,3 +49,8 @@ class ServerSettings:
     cors: tuple[str, ...] = ()
     has_page: bool = True
     has_slots: bool = True
+    allowed_hosts: tuple[str, ...] = ()
+    is_insecure: bool = False
+    ssl_key: str | None = None
+    ssl_cert: str | None = None
+    drain: float = 30.0

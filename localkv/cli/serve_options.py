@@ -1,0 +1,194 @@
+"""The options of `localkv serve` that are not about the model."""
+
+from __future__ import annotations
+
+import click
+
+from localkv.cli.option_types import Whole
+from localkv.cli.options import flag, option
+
+PANEL, ACCESS = "Server", "Access"
+PARALLEL = 16
+
+SERVER_OPTIONS: list[click.Parameter] = [
+    option(
+        "--host",
+        panel=PANEL,
+        llama_env="HOST",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        show_default=True,
+        help="The address to listen on.",
+    ),
+    option(
+        "--port",
+        panel=PANEL,
+        llama_env="PORT",
+        type=Whole(0, 65535),
+        metavar="N",
+        default=8080,
+        show_default=True,
+        help="The port to listen on; 0 takes a free one.",
+    ),
+    option(
+        "-a",
+        "--alias",
+        panel=PANEL,
+        llama_env="ALIAS",
+        metavar="NAMES",
+        help="What clients call the model, names with commas between them. [default: the file's "
+        "name]",
+    ),
+    option(
+        "-np",
+        "--parallel",
+        panel=PANEL,
+        llama_env="N_PARALLEL",
+        type=Whole(1),
+        metavar="N",
+        default=PARALLEL,
+        show_default=True,
+        help="Requests that run at the same time.",
+    ),
+    option(
+        "--cache-tokens",
+        panel=PANEL,
+        type=Whole(1),
+        metavar="N",
+        help="Tokens that the cache holds of all requests together. [default: four contexts]",
+    ),
+    option(
+        "-n",
+        "--predict",
+        "n_predict",
+        panel=PANEL,
+        type=int,
+        metavar="N",
+        default=-1,
+        show_default=True,
+        help="Most tokens of an answer where a request says nothing; -1 sets no limit.",
+    ),
+    option(
+        "--queue",
+        panel=PANEL,
+        type=Whole(0),
+        metavar="N",
+        default=256,
+        show_default=True,
+        help="Requests that wait at most; others get status 429.",
+    ),
+    option(
+        "--timeout",
+        "-to",
+        panel=PANEL,
+        llama_env="TIMEOUT",
+        type=Whole(1),
+        metavar="SECONDS",
+        default=600,
+        show_default=True,
+        help="The longest that a request may take, waiting included.",
+    ),
+    option(
+        "--drain",
+        panel=PANEL,
+        type=Whole(0),
+        metavar="SECONDS",
+        default=30,
+        show_default=True,
+        help="How long running requests may go on after SIGTERM or Ctrl-C; a second one waits for "
+        "nobody.",
+    ),
+    option(
+        "--api-key",
+        panel=ACCESS,
+        metavar="KEYS",
+        help="Let in only who has one of these keys, with commas between them. Others on this "
+        "machine can see command lines: --api-key-file and LOCALKV_API_KEY hide it.",
+    ),
+    option(
+        "--api-key-file",
+        panel=ACCESS,
+        metavar="FILE",
+        help="A file with such keys, one a line.",
+    ),
+    option(
+        "--ssl-cert-file",
+        panel=ACCESS,
+        llama_env="SSL_CERT_FILE",
+        metavar="FILE",
+        help="The certificate for https, in PEM.",
+    ),
+    option(
+        "--ssl-key-file",
+        panel=ACCESS,
+        llama_env="SSL_KEY_FILE",
+        metavar="FILE",
+        help="Its private key, in PEM.",
+    ),
+    flag(
+        "--insecure",
+        panel=ACCESS,
+        help="Let everybody in who reaches --host, without a key.",
+    ),
+    option(
+        "--allowed-hosts",
+        panel=ACCESS,
+        metavar="NAMES",
+        help="Names by which clients call this server, with commas between them. It always goes by "
+        "its address, --host, localhost and this machine's name; others are refused unless there "
+        "are keys.",
+    ),
+    option(
+        "--cors",
+        panel=ACCESS,
+        metavar="ORIGINS",
+        help="Origins whose pages may call this server, such as https://chat.example, with commas "
+        "between them; * for all. [default: none]",
+    ),
+    option(
+        "any_model",
+        "--any-model/--check-model",
+        panel=PANEL,
+        type=bool,
+        default=True,
+        help="Take requests for any model as meant for this one, or refuse those that name "
+        "another. [default: any]",
+    ),
+    option(
+        "ui",
+        "--ui/--no-ui",
+        panel=PANEL,
+        llama_env="UI",
+        type=bool,
+        default=True,
+        help="Serve a page for chats at /, or not. [default: ui]",
+    ),
+    option(
+        "--step-ms",
+        panel=PANEL,
+        type=click.FloatRange(min=1),
+        metavar="MS",
+        help="Milliseconds that a step of all requests should take: prompts get what is left of "
+        "it. [default: 120 on a CPU, 30 on a GPU]",
+    ),
+    option(
+        "--chat-template-file",
+        panel=PANEL,
+        llama_env="CHAT_TEMPLATE_FILE",
+        metavar="FILE",
+        help="A Jinja template instead of the model's own.",
+    ),
+    flag(
+        "--metrics",
+        panel=PANEL,
+        help="Accepted for llama-server's users: /metrics is always there.",
+    ),
+    option(
+        "--slots/--no-slots",
+        "has_slots",
+        panel=PANEL,
+        type=bool,
+        default=True,
+        help="Whether /slots tells what runs.  [default: slots]",
+    ),
+]

@@ -1,0 +1,13 @@
+"""Errors as answers."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from localkv.server.failures import RequestError
+from localkv.server.json_answer import json_response
+
+
+def error_answer(path: str, error: RequestError) -> Response:
+    """What a client of a path is told."""
+    return json_response({"error": error.fields}, error.status, error.headers)
