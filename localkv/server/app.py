@@ -29,6 +29,7 @@ from localkv.server.error_answer import error_answer
 from localkv.server.failures import RequestError
 from localkv.server.front import Front
 from localkv.server.guard import Guard
+from localkv.server.json_answer import json_response
 from localkv.server.openapi import described
 from localkv.server.page_files import cache_meter, page
 
