@@ -21,6 +21,8 @@ from localkv.server.dialects.native_completion import completion
 from localkv.server.dialects.native_server import change_props, props, slots
 from localkv.server.dialects.native_tokens import apply_template, detokenize, tokenize
 from localkv.server.dialects.not_supported import MISSING, not_supported
+from localkv.server.dialects.ollama_answer import chat, generate
+from localkv.server.dialects.ollama_models import running, show, tags, version
 from localkv.server.dialects.openai_chat import chat_completions
 from localkv.server.dialects.openai_completions import completions
 from localkv.server.dialects.openai_models import health, models
@@ -60,6 +62,12 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/props", GET, props),
     ("/props", POST, change_props),
     ("/slots", GET, slots),
+    ("/api/chat", POST, chat),
+    ("/api/generate", POST, generate),
+    ("/api/tags", GET, tags),
+    ("/api/show", POST, show),
+    ("/api/ps", GET, running),
+    ("/api/version", GET, version),
     *((path, [*GET, *POST, "DELETE"], not_supported) for path in MISSING),
 ]
 """Path, methods, and who answers."""

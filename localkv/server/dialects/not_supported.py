@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from localkv.server.failures import unsupported
 from localkv.server.front import Front
+from localkv.server.json_answer import json_response
 
 _MODEL_WRITES = "this server's models write text"
 _LORA = "merge the adapter into the model's file"
@@ -40,5 +41,8 @@ MISSING = {
 
 
 async def not_supported(front: Front, request: Request) -> Response:
-    """Say so."""
-    raise unsupported(*MISSING[request.url.path])
+    """Say so; ollama's errors are texts."""
+    error = unsupported(*MISSING[request.url.path])
+    if request.url.path.startswith("/api/"):
+        return json_response({"error": str(error)}, error.status)
+    raise error
