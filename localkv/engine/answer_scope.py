@@ -8,28 +8,37 @@ from localkv.loader.channels import channel_markers
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.reasoning_tags import REASONING_TAGS
 from localkv.loader.tokenizer import Tokenizer
-from localkv.structured.scope import EVERYWHERE, Scope, mark
+from localkv.structured.grammar import Grammar
+from localkv.structured.scope import EVERYWHERE, Scope, text_pattern
 
 _FINAL = re.compile(rb"<\|channel\|>final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 """What begins the answer proper where a model writes channels."""
+_LAST = 64
+"""Tokens at the end of a prompt in which the end of reasoning is looked for."""
 
 
-def answer_scope(prompt: ChatPrompt, tokenizer: Tokenizer) -> Scope:
+def answer_scope(grammar: Grammar, prompt: ChatPrompt, tokenizer: Tokenizer) -> Scope:
     """Where a grammar holds that the answer to a prompt has to keep to.
 
     A prompt that ends within the reasoning leaves that free. Else the model may begin with the tag
     that opens one, if that is a token of it, or with what the grammar allows.
     """
-    if channel_markers(tokenizer):
-        last = prompt.text.rpartition("<|start|>")[2]
-        return EVERYWHERE if _FINAL.search(last.encode()) else Scope(after=_FINAL)
-    if prompt.reasoning is not None:
-        return Scope(after=mark(prompt.reasoning.close), skips_space=True)
-    if prompt.is_begun or prompt.text.rstrip().endswith(tuple(t.close for t in REASONING_TAGS)):
+    mark = text_pattern(grammar.after) if grammar.after else None
+    if grammar.is_all:
         return EVERYWHERE
+    last = tokenizer.decode(prompt.ids[-_LAST:])
+    if channel_markers(tokenizer):
+        is_final = _FINAL.search(last.rpartition("<|start|>")[2].encode()) is not None
+        return Scope(before=None if is_final else _FINAL, mark=mark)
+    if prompt.reasoning is not None:
+        close = text_pattern(prompt.reasoning.close)
+        return Scope(before=close, mark=mark, skips_space=True)
+    closes = tuple(tags.close for tags in REASONING_TAGS)
+    if prompt.is_begun or last.rstrip().endswith(closes):
+        return Scope(mark=mark)
     openings = {}
     for tags in REASONING_TAGS:
         token = tokenizer.token_to_id(tags.open)
         if token is not None:
-            openings[token] = mark(tags.close)
-    return Scope(openings=openings, skips_space=True)
+            openings[token] = text_pattern(tags.close)
+    return Scope(openings=openings, mark=mark, skips_space=True)

@@ -227,7 +227,7 @@ class TextModel:
         kept_to = grammar_of(schema, grammar)
         scope = EVERYWHERE
         if kept_to is not None and isinstance(prompt, ChatPrompt):
-            scope = answer_scope(prompt, self.tokenizer)
+            scope = answer_scope(kept_to, prompt, self.tokenizer)
         ids = self._ids(prompt, parse_special)
         opening, kept, budget = "", frozenset[int](), None
         if isinstance(prompt, ChatPrompt):

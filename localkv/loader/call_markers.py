@@ -14,7 +14,7 @@ CALL_MARKERS = (
     *("<|tool_call_start|>", "<|tool_call_end|>"),  # LFM2
     *("<|START_ACTION|>", "<|END_ACTION|>"),  # Command
     *("<|tools_prefix|>", "<|tools_suffix|>"),  # Apertus
-    *("<|tool_call>", "<tool_call|>"),  # Gemma 4
+    *("<|tool_call>", "<tool_call|>", '<|"|>'),  # Gemma 4, and its quotation mark
     *("<minimax:tool_call>", "</minimax:tool_call>"),  # MiniMax
     *("<seed:tool_call>", "</seed:tool_call>"),  # Seed
     *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),  # DeepSeek

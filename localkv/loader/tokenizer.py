@@ -125,9 +125,11 @@ class Tokenizer:
         return ids
 
     def encode_within(self, text: str) -> list[int]:
-        """Ids of plain text that goes on after another: no token is read in its markup, and no
-        space is put before it."""
-        return self._encode_plain(_SURROGATE.sub("\ufffd", text))
+        """Ids of plain text that goes on after another: no space is put before it."""
+        text, ids = _SURROGATE.sub("\ufffd", text), list[int]()
+        for fragment in self._fragments(text, bytes(len(text))):
+            ids += [fragment] if isinstance(fragment, int) else self._encode_plain(fragment)
+        return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Text of a sequence of tokens, the inverse of `encode`.

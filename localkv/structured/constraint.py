@@ -61,12 +61,12 @@ class Constraint:
         self._n_logits = n_logits
         self._banned = np.array(sorted(banned), np.int64)
         self._fresh = _matcher(tokens, grammar)
-        self._after = scope.after
+        self._awaited = [one for one in (scope.before, scope.mark) if one is not None]
         self._text = b""
         self._matcher: LLMatcher | None = None
         self._may_open = bool(scope.openings)
         self._n_skipped = MOST_SPACES
-        if scope.after is None:
+        if not self._awaited:
             self._begin(b"")
 
     @property
@@ -124,10 +124,11 @@ class Constraint:
         """
         matcher, may_open, n_skipped = self._matcher, self._may_open, self._n_skipped
         self._may_open, self._n_skipped = False, MOST_SPACES
-        if matcher is None:
+        if may_open and token in self._scope.openings:
+            self._matcher = None
+            self._awaited.insert(0, self._scope.openings[token])
+        elif matcher is None:
             self._look_for_mark(token)
-        elif may_open and token in self._scope.openings:
-            self._matcher, self._after = None, self._scope.openings[token]
         elif (
             n_skipped < MOST_SPACES
             and token in self._spaces()
@@ -141,13 +142,15 @@ class Constraint:
 
     def _look_for_mark(self, token: int) -> None:
         self._text += self._tokens.vocabulary.token_bytes(token, special=True)
-        assert self._after is not None
-        found = self._after.search(self._text)
-        if found is None:
-            self._text = self._text[-MOST_SEARCHED:]
-            return
-        rest, self._text = self._text[found.end() :], b""
-        if self._scope.skips_space:
+        while self._awaited:
+            found = self._awaited[0].search(self._text)
+            if found is None:
+                self._text = self._text[-MOST_SEARCHED:]
+                return
+            self._text = self._text[found.end() :]
+            del self._awaited[0]
+        rest, self._text = self._text, b""
+        if self._scope.skips_space and self._scope.mark is None:
             rest, self._n_skipped = rest.lstrip(), 0
         self._begin(rest)
 
@@ -161,8 +164,8 @@ class Constraint:
         if self._matcher.validate_tokens(ids) == len(ids):
             self._matcher.consume_tokens(ids)
             self._end_if_stopped()
-        elif self._scope.is_loose:
-            self._matcher, self._text = None, rest[-MOST_SEARCHED:]
+        elif self._scope.mark is not None:
+            self._set_free(rest)
         else:
             raise failure(f"the text goes on with {rest!r}")
 
@@ -171,10 +174,16 @@ class Constraint:
         self._check(self._matcher)
         if not self._matcher.is_stopped():
             return
-        if self._scope.repeats:
-            self._matcher = None
+        if self._scope.mark is not None:
+            self._set_free(b"")
         else:
             self.is_over = True
+
+    def _set_free(self, text: bytes) -> None:
+        """Wait for the next mark, the beginning of which may be at a text's end."""
+        assert self._scope.mark is not None
+        self._matcher, self._text = None, text[-MOST_SEARCHED:]
+        self._awaited = [self._scope.mark]
 
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():

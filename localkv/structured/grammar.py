@@ -13,7 +13,7 @@ from localkv.structured.gbnf import gbnf_to_lark, is_gbnf
 Schema = Mapping[str, object] | bool | str
 """A JSON schema, as a value or as JSON text."""
 
-_WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 """Between JSON's tokens, as llama.cpp has it: a small model must not go on with spaces forever."""
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 
@@ -25,10 +25,15 @@ class Grammar:
     Attributes:
         source: as llguidance takes it.
         what: its kind, for errors.
+        after: text is free up to this, then keeps to the grammar to its end, then is free again;
+            "" where all of the text keeps to it. (It is of an answer, whose reasoning is free.)
+        is_all: reasoning keeps to it, too.
     """
 
     source: str
     what: str = "grammar"
+    after: str = ""
+    is_all: bool = False
 
     @classmethod
     def json_schema(cls, schema: Schema) -> Grammar:
@@ -56,7 +61,7 @@ class Grammar:
             raise UsageError(f"the {what} can't be used: {reason}")
         source = LLMatcher.grammar_from_json_schema(
             "{}" if value is True else text,
-            overrides={"lenient": False, "whitespace_pattern": _WHITE_SPACE},
+            overrides={"lenient": False, "whitespace_pattern": WHITE_SPACE},
         )
         return cls(source, what)._checked()
 
@@ -109,17 +114,25 @@ class Grammar:
 
         return cls(LLMatcher.grammar_from_lark(text))
 
-    def _checked(self) -> Grammar:
+    def check(self) -> None:
+        """Refuse it if llguidance does.
+
+        Raises:
+            UsageError: in one line.
+        """
         from llguidance import LLMatcher
 
         is_error, messages = LLMatcher.validate_grammar_with_warnings(self.source)
         if is_error:
             raise self.refusal(messages[0])
+
+    def _checked(self) -> Grammar:
+        self.check()
         return self
 
     def refusal(self, message: str) -> UsageError:
         """The error about a grammar that llguidance refuses, in one line."""
-        found = _UNIMPLEMENTED.match(message)
+        found = _UNIMPLEMENTED.search(message)
         if found is None:
             return UsageError(f"the {self.what} can't be used: {one_line(message)}")
         keys = found[1].replace('"', "").split(", ")

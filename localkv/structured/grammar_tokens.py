@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Protocol
 
@@ -88,4 +89,32 @@ class _Encoder:
         self._vocabulary = vocabulary
 
     def __call__(self, data: bytes) -> list[int]:
-        return self._vocabulary.encode_within(data.decode("utf-8", errors="replace"))
+        """Ids whose bytes are these, or no grammar could have them.
+
+        They are the tokenizer's, unless those stand for something else: SentencePiece takes U+2581
+        for a space. Then they are the longest tokens there are.
+        """
+        ids = self._vocabulary.encode_within(data.decode("utf-8", errors="replace"))
+        return ids if b"".join(self.tokens[token] for token in ids) == data else self._greedy(data)
+
+    def _greedy(self, data: bytes) -> list[int]:
+        ids, at = list[int](), 0
+        while at < len(data):
+            size = min(len(data) - at, self._longest)
+            while size > 1 and data[at : at + size] not in self._plain:
+                size -= 1
+            token = self._plain.get(data[at : at + size])
+            if token is not None:
+                ids.append(token)
+            at += size
+        return ids
+
+    @cached_property
+    def _plain(self) -> dict[bytes, int]:
+        """The tokens of plain text by their bytes."""
+        special = frozenset(self.special_token_ids)
+        return {data: i for i, data in enumerate(self.tokens) if data and i not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._plain), default=1)

@@ -14,26 +14,24 @@ class Scope:
     """Where a grammar begins to hold, and whether it does so again.
 
     Attributes:
-        after: the grammar begins where the text has this; None for the text's beginning.
-        openings: tokens that may come in the grammar's place at the text's beginning, each with
-            what it takes to end what it opened: reasoning.
-        repeats: text is free again after the grammar's end, until `after` is there once more;
-            else the text ends with it.
-        is_loose: text that does not keep to the grammar, right after the mark in the same token,
-            leaves the text free: it was no mark. Else it is an error.
-        skips_space: line breaks may come between the mark and the grammar.
+        before: the text is free up to this, reasoning's end; None if it does not begin so.
+        openings: tokens that may come first instead, each with what ends what it opened: reasoning.
+            `before` is that, then.
+        mark: the grammar holds after each of these, to its end, and the text is free elsewhere;
+            None if all of the text keeps to the grammar, and ends with it. What goes on in the
+            mark's token and does not keep to the grammar shows that it was no mark.
+        skips_space: line breaks may come between `before` and the grammar.
     """
 
-    after: re.Pattern[bytes] | None = None
+    before: re.Pattern[bytes] | None = None
     openings: dict[int, re.Pattern[bytes]] = field(default_factory=dict)
-    repeats: bool = False
-    is_loose: bool = False
+    mark: re.Pattern[bytes] | None = None
     skips_space: bool = False
 
 
 EVERYWHERE = Scope()
 
 
-def mark(text: str) -> re.Pattern[bytes]:
+def text_pattern(text: str) -> re.Pattern[bytes]:
     """A pattern that finds a text."""
     return re.compile(re.escape(text.encode()))

@@ -13,7 +13,7 @@ from localkv.loader.tokenizer import load_tokenizer
 from localkv.structured.constraint import Constraint
 from localkv.structured.grammar import Grammar
 from localkv.structured.grammar_tokens import GrammarTokens
-from localkv.structured.scope import Scope, mark
+from localkv.structured.scope import Scope, text_pattern
 from support.paths import ROOT
 
 VOCABULARY = load_tokenizer(ROOT / "models/tales-4M-Q8_0.gguf")
@@ -127,7 +127,7 @@ def test_a_model_with_more_logits_than_tokens() -> None:
 
 def test_it_holds_after_a_mark_wherever_tokens_end() -> None:
     """After `</think>` and a line break; what comes before it is free."""
-    scope = Scope(after=mark("</think>"), skips_space=True)
+    scope = Scope(before=text_pattern("</think>"), skips_space=True)
     for text in ("I think</think>", "so </think>\n", "x</think>\n\n"):
         one = constraint(scope=scope)
         assert not one.holds
@@ -140,7 +140,7 @@ def test_it_holds_after_a_mark_wherever_tokens_end() -> None:
 
 def test_a_token_may_open_what_comes_before_it() -> None:
     opening = VOCABULARY.token_to_id("<|user|>")
-    scope = Scope(openings={opening: mark("</think>")}, skips_space=True)
+    scope = Scope(openings={opening: text_pattern("</think>")}, skips_space=True)
     one = constraint(scope=scope)
     assert one.allowed()[opening]
     one.accept(opening)
@@ -153,7 +153,7 @@ def test_a_token_may_open_what_comes_before_it() -> None:
 
 
 def test_it_holds_again_after_each_mark_if_it_repeats() -> None:
-    scope = Scope(after=mark("<c>"), repeats=True, is_loose=True)
+    scope = Scope(mark=text_pattern("<c>"))
     one = constraint(Grammar.gbnf('root ::= "yes</c>"'), scope=scope)
     for _ in range(2):
         for token in VOCABULARY.encode_within("well <c>"):
@@ -162,6 +162,25 @@ def test_it_holds_again_after_each_mark_if_it_repeats() -> None:
         written(one, "yes</c>")
         assert not one.holds
         assert not one.is_over
+
+
+def test_marks_within_reasoning_are_none() -> None:
+    """Neither in reasoning that the prompt opens, nor in one that the answer does."""
+    opening = VOCABULARY.token_to_id("<|user|>")
+    think = {opening: text_pattern("</think>")}
+    mark = text_pattern("<c>")
+    grammar = Grammar.gbnf('root ::= "yes</c>"')
+    for scope in (Scope(before=think[opening], mark=mark), Scope(openings=think, mark=mark)):
+        one = constraint(grammar, scope=scope)
+        if scope.openings:
+            one.accept(opening)
+        for token in VOCABULARY.encode_within("I <c> may</think>so <c>"):
+            assert not one.holds
+            one.accept(token)
+        assert one.holds
+        for token in VOCABULARY.encode_within("yes</c>and <c"):
+            one.accept(token)
+        assert not one.holds
 
 
 def test_lark_is_refused_with_the_model_at_hand() -> None:

@@ -113,6 +113,14 @@ def test_gbnf_has_the_language_of_its_regular_expression(
         assert accepts(grammar, text) == bool(re.fullmatch(expression, text)), (gbnf, text)
 
 
+def test_a_character_that_the_tokenizer_takes_for_another() -> None:
+    """SentencePiece encodes U+2581 as a space; what is forced must be what is written."""
+    text = "<\u2581a b\u2581>"
+    ids = TOKENS.for_llguidance.tokenize_str(text)
+    assert TOKENS.for_llguidance.decode_str(ids) == text
+    assert accepts(Grammar.gbnf(f'root ::= "{text}"'), text)
+
+
 def test_other_notations() -> None:
     assert accepts(Grammar.of_text('start: "a" /[0-9]+/'), "a12")
     assert accepts(Grammar.regex("a|bc"), "bc")

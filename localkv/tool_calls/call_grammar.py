@@ -1,0 +1,69 @@
+"""Grammars that calls of tools have to keep to, in the syntax of a model's family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from localkv.errors import UsageError
+from localkv.structured.grammar import Grammar
+from localkv.tool_calls.family import CallRules, Family, quoted
+from localkv.tool_calls.tools import Tools
+
+
+class MarkVocabulary(Protocol):
+    """A tokenizer as far as marks are concerned; `Tokenizer` is one."""
+
+    def token_to_id(self, text: str) -> int | None: ...
+
+    def is_marker(self, token: int) -> bool: ...
+
+
+def call_grammar(family: Family, tools: Tools, vocabulary: MarkVocabulary) -> Grammar | None:
+    """What an answer that may call tools keeps to, as the grammar of a request.
+
+    With "required", or the name of a tool, the answer is one call, or several if they may be. With
+    "auto" text is free up to a mark, and a call after it keeps to the grammar; where there is
+    no mark, or no grammar for a tool's arguments, calls are as free as text.
+
+    Returns:
+        None if nothing is to be kept to.
+
+    Raises:
+        UsageError: a call is required, and there is no grammar for a tool's arguments.
+    """
+    if not tools:
+        return None
+
+    def term(text: str) -> str:
+        token = vocabulary.token_to_id(text)
+        is_marker = token is not None and vocabulary.is_marker(token)
+        return f"<[{token}]>" if is_marker else quoted(text)
+
+    rules = family.rules(list(tools), term)
+    if tools.choice == "auto":
+        return _after_mark(rules)
+    body = rules.many if tools.parallel else rules.one
+    mark = term(rules.mark) if rules.mark else ""
+    grammar = _checked(Grammar.lark(_lark(f"{rules.before} {mark} {body}", rules)))
+    return replace(grammar, is_all=bool(rules.before))
+
+
+def _after_mark(rules: CallRules) -> Grammar | None:
+    if not rules.mark or rules.before:
+        return None
+    try:
+        grammar = _checked(Grammar.lark(_lark(rules.one, rules)))
+    except UsageError:
+        return None
+    return replace(grammar, after=rules.mark)
+
+
+def _checked(grammar: Grammar) -> Grammar:
+    named = replace(grammar, what="grammar of the tools' calls")
+    named.check()
+    return named
+
+
+def _lark(start: str, rules: CallRules) -> str:
+    return "\n".join(["%llguidance {}", f"start: {start}", *rules.rules, ""])

@@ -1,0 +1,120 @@
+"""`Family`: how the models of a family write calls; and what the families' files share."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from localkv.structured.grammar import WHITE_SPACE
+from localkv.tool_calls.source import Source, Steps
+from localkv.tool_calls.tools import Tool, Tools
+
+Term = Callable[[str], str]
+"""A text as a term of Lark: a control token by its id, else a literal."""
+
+
+@dataclass(frozen=True)
+class CallRules:
+    """Lark's rules for calls.
+
+    Attributes:
+        mark: the text that calls begin with; "" if there is none.
+        one: what follows the mark where there is one call.
+        many: what follows where there may be several.
+        rules: that these two name, a line each.
+        before: what may come before the mark, where a call is required.
+    """
+
+    mark: str
+    one: str
+    many: str
+    rules: Sequence[str]
+    before: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How calls are written.
+
+    Attributes:
+        name: of the family.
+        parse: takes all of a text.
+        rules: of calls of some tools.
+        id_size: characters of an id; 0 for any.
+    """
+
+    name: str
+    parse: Callable[[Source, Tools], Steps[None]]
+    rules: Callable[[Sequence[Tool], Term], CallRules]
+    id_size: int = 0
+
+
+def everything_between(source: Source, mark: str, call: Callable[[], Steps[bool]]) -> Steps[None]:
+    """Take all of a text, with a call after each mark. A mark without one is text.
+
+    Args:
+        call: takes what follows the mark; False if that is no call, and the source may be anywhere.
+    """
+    while (yield from source.text_up_to(mark)):
+        begin, n_calls = source.at, source.n_calls
+        if not (yield from call()) and source.n_calls == n_calls:
+            source.at = begin
+            source.say(mark)
+
+
+def after(source: Source, *closing: str) -> Steps[None]:
+    """Take texts that should follow, with white space before each, as far as they do."""
+    for text in closing:
+        at = source.at
+        yield from source.spaces()
+        if not (yield from source.follows(text)):
+            source.at = at
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_of(schema: object) -> str:
+    """JSON of a schema, as a term of Lark."""
+    options = {"whitespace_pattern": WHITE_SPACE, "lenient": False}
+    value = {**schema, "x-guidance": options} if isinstance(schema, dict) else schema
+    return f"%json {json.dumps(value)}"
+
+
+def object_schema(tool: Tool) -> dict[str, object]:
+    """The schema of a tool's arguments, of an object in any case."""
+    return {"type": "object", **tool.parameters}
+
+
+def text_rule(name: str, mark: str, term: Term) -> str:
+    """A rule for any text up to a mark, with it.
+
+    A control token is no text, so it ends one. Else the text ends where the mark is there first.
+    """
+    closing = term(mark)
+    if closing != quoted(mark):
+        return f"{name}: {name.upper()}? {closing}\n{name.upper()}: /(.|\\n)+/"
+    escaped = re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", mark)
+    return f"{name}[lazy]: /(.|\\n)*?{escaped}/"
+
+
+def alternatives(terms: Sequence[str]) -> str:
+    """Any of some terms."""
+    return "(" + " | ".join(terms) + ")"
+
+
+def json_calls(tools: Sequence[Tool], key: str = "arguments") -> tuple[str, list[str]]:
+    """A call as a JSON object: the term, and the rules that it names.
+
+    Args:
+        key: of the arguments.
+    """
+    rules = []
+    for i, tool in enumerate(tools):
+        begin = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
+        rules.append(f'call_{i}: {quoted(begin)} {json_of(object_schema(tool))} "}}"')
+    return alternatives([f"call_{i}" for i in range(len(tools))]), rules

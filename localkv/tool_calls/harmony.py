@@ -1,0 +1,41 @@
+"""gpt-oss's calls: messages to a recipient, `<|channel|>commentary to=functions.NAME`.
+
+`localkv.loader.channels` makes calls in Hermes' manner of them before anybody reads the text, so
+they are parsed as those; only the grammar is of what the model itself writes.
+(https://cookbook.openai.com/articles/openai-harmony)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localkv.tool_calls import hermes
+from localkv.tool_calls.family import (
+    CallRules,
+    Family,
+    Term,
+    alternatives,
+    json_of,
+    object_schema,
+    quoted,
+    text_rule,
+)
+from localkv.tool_calls.tools import Tool
+
+
+def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
+    channel, message, start = term("<|channel|>"), term("<|message|>"), term("<|start|>")
+    rules = [
+        f"call_{i}: {quoted(f'commentary to=functions.{tool.name} ')} {term('<|constrain|>')} "
+        f'"json" {message} {json_of(object_schema(tool))}'
+        for i, tool in enumerate(tools)
+    ]
+    rules += [
+        text_rule("thinking", "<|end|>", term),
+        f'thought: {channel} "analysis" {message} thinking {start} "assistant"',
+    ]
+    calls = alternatives([f"call_{i}" for i in range(len(tools))])
+    return CallRules("<|channel|>", calls, calls, rules, before="thought?")
+
+
+HARMONY = Family("harmony", hermes.parse, _rules)

@@ -1,0 +1,90 @@
+"""`[TOOL_CALLS]`: Mistral's calls, as a JSON list, or `NAME[ARGS]{...}` each after a mark.
+
+Ids are nine letters and digits. (mistral-common; Mistral Small 3.2's form has `[CALL_ID]`, too.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from localkv.tool_calls.family import (
+    CallRules,
+    Family,
+    Term,
+    after,
+    alternatives,
+    everything_between,
+    json_calls,
+    json_of,
+    object_schema,
+    quoted,
+)
+from localkv.tool_calls.json_call import json_call
+from localkv.tool_calls.source import Source, Steps
+from localkv.tool_calls.tools import Tool, Tools
+
+CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MOST_NAME = 200
+
+
+def parse(source: Source, tools: Tools) -> Steps[None]:
+    """Take all of a text, in either form."""
+
+    def call() -> Steps[bool]:
+        yield from source.spaces()
+        if (yield from source.peek()) in ("[", "{"):
+            return (yield from _listed(source))
+        return (yield from _named(source))
+
+    yield from everything_between(source, CALLS, call)
+
+
+def _listed(source: Source) -> Steps[bool]:
+    is_list, n_calls = (yield from source.follows("[")), source.n_calls
+    while True:
+        yield from source.spaces()
+        if not (yield from json_call(source)):
+            break
+        yield from source.spaces()
+        if not (yield from source.follows(",")):
+            break
+    if is_list and source.n_calls > n_calls:
+        yield from after(source, "]")
+    return source.n_calls > n_calls
+
+
+def _named(source: Source) -> Steps[bool]:
+    name = yield from source.up_to((ARGS, "{"), MOST_NAME)
+    if name is None:
+        return False
+    name = name.partition(CALL_ID)[0].strip()
+    if source.text[source.at - 1] == "{":
+        source.at -= 1
+    yield from source.spaces()
+    if not name or (yield from source.peek()) != "{":
+        return False
+    source.begin_call(name)
+    value = yield from source.value(source.argue)
+    source.end_call(is_whole=value is not None)
+    return True
+
+
+def _list_rules(tools: Sequence[Tool], term: Term) -> CallRules:
+    calls, rules = json_calls(tools)
+    return CallRules(CALLS, f'"[" {calls} "]"', f'"[" {calls} (", " {calls})* "]"', rules)
+
+
+def _named_rules(tools: Sequence[Tool], term: Term, *, has_id: bool) -> CallRules:
+    id = f"{term(CALL_ID)} /[a-zA-Z0-9]{{9}}/ " if has_id else ""
+    rules = [
+        f"call_{i}: {quoted(tool.name)} {id}{term(ARGS)} {json_of(object_schema(tool))}"
+        for i, tool in enumerate(tools)
+    ]
+    calls = alternatives([f"call_{i}" for i in range(len(tools))])
+    return CallRules(CALLS, calls, f"{calls} ({term(CALLS)} {calls})*", rules)
+
+
+MISTRAL_LIST = Family("mistral", parse, _list_rules, id_size=9)
+MISTRAL = Family("mistral-args", parse, partial(_named_rules, has_id=False), id_size=9)
+MISTRAL_ID = Family("mistral-call-id", parse, partial(_named_rules, has_id=True), id_size=9)

@@ -1,0 +1,233 @@
+"""`Source`: a text that comes in pieces, and what a parser does with it.
+
+Parsers are generators: they take characters as if all of the text were there, and yield where they
+need more than there is. What they decide depends on the text alone, and never on its pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator
+from typing import TypeAlias, TypeVar
+
+from localkv.tool_calls.events import CallArguments, CallBegun, CallEnded, CallEvent, Content
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+"""A part of a parser with a result; it yields where it needs more text."""
+
+_SPACES = " \t\r\n"
+_AFTER_VALUE = ",}]" + _SPACES
+_OUTSIDE = re.compile(r'[\s{}\[\]:,"0-9+\-.Eaeflnrstu]')
+"""Characters that JSON has outside of strings."""
+MOST_NESTED = 200
+"""Depth of an object: deeper ones are no arguments."""
+
+
+class Source:
+    """The text so far, where the parser is in it, and the events so far.
+
+    Args:
+        new_id: makes the ids of calls.
+
+    Attributes:
+        at: index of the next character.
+        n_calls: that have begun.
+    """
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self.text = ""
+        self.at = 0
+        self.is_all = False
+        self.events: list[CallEvent] = []
+        self.n_calls = 0
+        self._new_id = new_id
+        self._spaces = ""
+        self._is_edge = True
+        self._open: int | None = None
+
+    # characters
+
+    def peek(self) -> Steps[str]:
+        """The next character, or "" at the end."""
+        while self.at >= len(self.text) and not self.is_all:
+            yield
+        return self.text[self.at : self.at + 1]
+
+    def follows(self, wanted: str) -> Steps[bool]:
+        """Whether the text goes on with this, which is then taken."""
+        while True:
+            there = self.text[self.at : self.at + len(wanted)]
+            if there == wanted:
+                self.at += len(wanted)
+                return True
+            if self.is_all or not wanted.startswith(there):
+                return False
+            yield
+
+    def spaces(self) -> Steps[None]:
+        """Take white space."""
+        while (yield from self.peek()) in _SPACES and self.at < len(self.text):
+            self.at += 1
+
+    def up_to(self, marks: tuple[str, ...], most: int) -> Steps[str | None]:
+        """The text before the first of some marks, which is taken, too; None if it does not come
+        within so many characters."""
+        begin = self.at
+        while True:
+            part = self.text[begin : begin + most]
+            found = [(at, mark) for mark in marks if (at := part.find(mark)) >= 0]
+            if found:
+                at, mark = min(found)
+                self.at = begin + at + len(mark)
+                return part[:at]
+            if self.is_all or len(self.text) - begin >= most:
+                return None
+            yield
+
+    def text_up_to(self, *marks: str) -> Steps[str | None]:
+        """Say the text before the first of some marks, none of which begins another, as it comes.
+
+        Returns:
+            the mark, which is taken; None at the end.
+        """
+        most = max(len(mark) for mark in marks)
+        while True:
+            found = [(at, mark) for mark in marks if (at := self.text.find(mark, self.at)) >= 0]
+            if found:
+                end, mark = min(found)
+                self.say(self.text[self.at : end])
+                self.at = end + len(mark)
+                return mark
+            end = len(self.text)
+            if not self.is_all:  # the beginning of a mark waits
+                tail = self.text[max(self.at, end - most + 1) :]
+                end -= max(
+                    (n for n in range(1, len(tail) + 1) if _begins(marks, tail[-n:])), default=0
+                )
+            self.say(self.text[self.at : end])
+            self.at = end
+            if self.is_all:
+                return None
+            yield
+
+    def streamed_up_to(self, mark: str, take: Callable[[str], None]) -> Steps[bool]:
+        """Hand on the text before a mark as it comes, and take the mark; False if it never came."""
+        while True:
+            found = self.text.find(mark, self.at)
+            end = found if found >= 0 else len(self.text) - (0 if self.is_all else len(mark) - 1)
+            if end > self.at:
+                take(self.text[self.at : end])
+                self.at = end
+            if found >= 0:
+                self.at = found + len(mark)
+                return True
+            if self.is_all:
+                return False
+            yield
+
+    # JSON
+
+    def string(self) -> Steps[str | None]:
+        """A JSON string, or None if there is none."""
+        begin = self.at
+        if (yield from self.peek()) != '"':
+            return None
+        self.at += 1
+        while char := (yield from self.peek()):
+            self.at += 1
+            if char == "\\":
+                yield from self.peek()
+                self.at += 1
+            elif char == '"':
+                value = _parsed(self.text[begin : self.at])
+                return value if isinstance(value, str) else None
+        return None
+
+    def value(self, take: Callable[[str], None] = lambda piece: None) -> Steps[str | None]:
+        """The text of a JSON value, or None if there is none; `take` has it as it comes."""
+        begin, closers, is_string = self.at, list[str](), False
+        while char := (yield from self.peek()):
+            if is_string:
+                self.at += 1
+                if char == "\\":
+                    yield from self.peek()
+                    take(self.text[self.at - 1 : self.at + 1])
+                    self.at += 1
+                    continue
+                is_string = char != '"'
+            elif _OUTSIDE.match(char) is None or (
+                not closers and self.at > begin and char in _AFTER_VALUE
+            ):
+                break
+            else:
+                self.at += 1
+                if char in "{[":
+                    closers.append("}" if char == "{" else "]")
+                elif char in "}]" and (not closers or closers.pop() != char):
+                    return None
+                if len(closers) > MOST_NESTED:
+                    return None
+                is_string = char == '"'
+            take(char)
+            if not closers and not is_string and char in '}]"':
+                break
+        text = self.text[begin : self.at]
+        return text if _parsed(text) is not _NOTHING else None
+
+    # events
+
+    def say(self, text: str) -> None:
+        """A piece of text is no call. White space beside calls is dropped."""
+        if self._is_edge:
+            self._spaces += text[: len(text) - len(text.lstrip())]
+            text = text.lstrip()
+            if not text:
+                return
+            if not self.n_calls:
+                text = self._spaces + text
+            self._is_edge, self._spaces = False, ""
+        if text:
+            self.events.append(Content(text))
+
+    def begin_call(self, name: str) -> None:
+        """A call has begun."""
+        self._open = self.n_calls
+        self.events.append(CallBegun(self.n_calls, self._new_id(), name))
+        self.n_calls += 1
+        self._is_edge, self._spaces = True, ""
+
+    def argue(self, text: str) -> None:
+        """A piece of the open call's arguments."""
+        if self._open is not None and text:
+            self.events.append(CallArguments(self._open, text))
+
+    def end_call(self, *, is_whole: bool) -> None:
+        """The open call is over."""
+        if self._open is not None:
+            self.events.append(CallEnded(self._open, is_whole))
+            self._open = None
+
+    def finish(self) -> None:
+        """Nothing comes any more."""
+        self.end_call(is_whole=False)
+        if self._spaces and not self.n_calls:
+            self.events.append(Content(self._spaces))
+        self._spaces = ""
+
+
+_NOTHING = object()
+
+
+def _begins(marks: tuple[str, ...], text: str) -> bool:
+    return any(mark.startswith(text) for mark in marks)
+
+
+def _parsed(text: str) -> object:
+    """What JSON text stands for; `_NOTHING` if it is none."""
+    try:
+        value: object = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return _NOTHING
+    return value

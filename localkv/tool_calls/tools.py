@@ -1,0 +1,136 @@
+"""`Tools`: the tools of a request, which the model may call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localkv.errors import UsageError
+
+TOOL_CHOICES = ("auto", "required", "none")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool.
+
+    Attributes:
+        name: by which it is called.
+        parameters: the JSON schema of its arguments, of an object.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """The schemas of the arguments by name."""
+        properties = self.parameters.get("properties")
+        return properties if isinstance(properties, Mapping) else {}
+
+    def types_of(self, argument: str) -> frozenset[str]:
+        """The JSON types that an argument may have, as far as its schema says so."""
+        schema = self.properties.get(argument)
+        if not isinstance(schema, Mapping):
+            return frozenset()
+        if "enum" in schema and isinstance(schema["enum"], list | tuple):
+            return frozenset("string" if isinstance(one, str) else "any" for one in schema["enum"])
+        found = set[str]()
+        for part in (schema, *_parts(schema)):
+            kind = part.get("type")
+            found |= {kind} if isinstance(kind, str) else set(kind or ())
+        return frozenset(found)
+
+
+class Tools:
+    """The tools of a request, and which of them the answer has to call.
+
+    Args:
+        described: as OpenAI's API and transformers have them, checked.
+        choice: "auto" leaves it to the model, "required" wants a call, "none" wants none, and the
+            name of a tool wants this one; also as OpenAI's objects.
+        parallel: an answer may have several calls.
+
+    Attributes:
+        choice: "auto", "required" or "none".
+        callable: the tools that may be called.
+
+    Raises:
+        UsageError: a tool has no name, or there is none of the wanted name.
+    """
+
+    def __init__(
+        self,
+        described: Sequence[Mapping[str, Any]] = (),
+        choice: str | Mapping[str, Any] = "auto",
+        *,
+        parallel: bool = True,
+    ) -> None:
+        every = [_tool(one, f"tools[{i}]") for i, one in enumerate(described)]
+        self.parallel = parallel
+        self.choice, name = _choice(choice)
+        self.callable = [] if self.choice == "none" else every
+        if name is not None:
+            self.callable = [tool for tool in every if tool.name == name]
+            if not self.callable:
+                names = ", ".join(tool.name for tool in every)
+                raise UsageError(
+                    f"tool_choice names {name!r}, which is none of the tools",
+                    hint=f"they are: {names}" if names else "there are none",
+                )
+        elif self.choice == "required" and not every:
+            raise UsageError("tool_choice wants a call, and there are no tools")
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self.callable)
+
+    def __bool__(self) -> bool:
+        return bool(self.callable)
+
+    def has(self, name: str) -> bool:
+        """Whether a tool of this name may be called."""
+        return any(tool.name == name for tool in self.callable)
+
+    def types_of(self, name: str, argument: str) -> frozenset[str]:
+        """The JSON types that a tool's argument may have, as far as they are known."""
+        found = (tool.types_of(argument) for tool in self.callable if tool.name == name)
+        return next(found, frozenset())
+
+
+def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    for key in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(key)
+        if isinstance(parts, list | tuple):
+            found += [part for part in parts if isinstance(part, Mapping)]
+    return found
+
+
+def _tool(described: Mapping[str, Any], where: str) -> Tool:
+    if not isinstance(described, Mapping):
+        raise UsageError(f"{where} is a {type(described).__name__}, not a JSON schema")
+    function = described.get("function", described)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{where} has no name")
+    parameters = function.get("parameters", function.get("input_schema"))
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping):
+        raise UsageError(f"{where}.function.parameters is no JSON schema of an object")
+    return Tool(name, parameters)
+
+
+def _choice(choice: str | Mapping[str, Any]) -> tuple[str, str | None]:
+    """ "auto", "required" or "none", and the name of the tool that is wanted, if it is one."""
+    if isinstance(choice, str):
+        return (choice, None) if choice in TOOL_CHOICES else ("required", choice)
+    if isinstance(choice, Mapping):
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str):
+            return "required", name
+    raise UsageError(
+        "tool_choice is none", hint='"auto", "required", "none", or the name of a tool'
+    )

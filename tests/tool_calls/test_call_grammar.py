@@ -1,0 +1,187 @@
+"""Grammars of calls: what they allow is what the parsers read, in each family's own syntax."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from localkv.errors import UsageError
+from localkv.loader.chat_template import ChatTemplate
+from localkv.loader.tokenizer import load_tokenizer
+from localkv.structured.constraint import Constraint
+from localkv.structured.grammar import Grammar
+from localkv.structured.grammar_tokens import GrammarTokens
+from localkv.tool_calls.bare_json import GENERIC, LLAMA3
+from localkv.tool_calls.call_grammar import call_grammar
+from localkv.tool_calls.deepseek import DEEPSEEK, DEEPSEEK_FENCED
+from localkv.tool_calls.detection import family_of
+from localkv.tool_calls.events import gathered
+from localkv.tool_calls.family import Family
+from localkv.tool_calls.gemma import GEMMA4
+from localkv.tool_calls.harmony import HARMONY
+from localkv.tool_calls.hermes import HERMES
+from localkv.tool_calls.mistral import MISTRAL, MISTRAL_ID, MISTRAL_LIST
+from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.tools import Tools
+from localkv.tool_calls.xml_parameters import QWEN_CODER
+from support import family_templates
+from support.paths import ROOT
+
+VOCABULARY = load_tokenizer(ROOT / "models/tales-4M-Q8_0.gguf")
+TOKENS = GrammarTokens(VOCABULARY)
+LOOK = {
+    "name": "look",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "at": {"type": "string", "maxLength": 20},
+            "n": {"type": "integer", "maximum": 99},
+            "kind": {"enum": ["x", "y"]},
+        },
+        "required": ["at"],
+        "additionalProperties": False,
+    },
+}
+STOP = {"name": "stop", "parameters": {"type": "object", "additionalProperties": False}}
+DESCRIBED = [{"type": "function", "function": one} for one in (LOOK, STOP)]
+TEXTS = [
+    (HERMES, '<tool_call>\n{"name": "look", "arguments": ARGS}\n</tool_call>', "\n"),
+    (LLAMA3, '{"name": "look", "parameters": ARGS}', "; "),
+    (GENERIC, '{"name": "look", "arguments": ARGS}', "\n"),
+    (MISTRAL_LIST, '[TOOL_CALLS][{"name": "look", "arguments": ARGS}]', None),
+    (MISTRAL, "[TOOL_CALLS]look[ARGS]ARGS", ""),
+    (MISTRAL_ID, "[TOOL_CALLS]look[CALL_ID]abcdefgh1[ARGS]ARGS", ""),
+    (
+        QWEN_CODER,
+        "<tool_call>\n<function=look>\n<parameter=at>\nhome </p>\n</parameter>\n"
+        "<parameter=n>\n7\n</parameter>\n</function>\n</tool_call>",
+        "\n",
+    ),
+    (
+        DEEPSEEK,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>ARGS<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>",
+        None,
+    ),
+    (
+        DEEPSEEK_FENCED,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\nARGS\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        None,
+    ),
+    (GEMMA4, '<|tool_call>call:look{at:<|"|>home </p><|"|>,n:7}<tool_call|>', ""),
+]
+"""A call in each family's syntax, and what is between two of them."""
+ARGS = {"at": "home </p>", "n": 7}
+
+
+def grammar(family: Family, choice: object = "required", **options: object) -> Grammar:
+    found = call_grammar(family, Tools(DESCRIBED, choice, **options), VOCABULARY)
+    assert found is not None
+    return found
+
+
+def accepts(one: Grammar, text: str) -> bool:
+    matcher = LLMatcher(TOKENS.for_llguidance, one.source, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = TOKENS.for_llguidance.tokenize_str(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(("family", "text", "between"), TEXTS)
+def test_a_required_call_is_one_that_the_parser_reads(
+    family: Family, text: str, between: str | None
+) -> None:
+    text = text.replace("ARGS]ARGS", "ARGS]" + json.dumps(ARGS))
+    text = text.replace(" ARGS", " " + json.dumps(ARGS)).replace("\nARGS", "\n" + json.dumps(ARGS))
+    text = text.replace("｜>ARGS", "｜>" + json.dumps(ARGS))
+    for choice in ("required", "look", {"type": "function", "function": {"name": "look"}}):
+        assert accepts(grammar(family, choice), text), choice
+    assert not accepts(grammar(family, "stop"), text)
+    assert not accepts(grammar(family), "no")
+    reader = CallReader(family, Tools(DESCRIBED))
+    rest, [call] = gathered([*reader.push(text), *reader.end()])
+    assert (rest, call.name, call.values, call.is_whole) == ("", "look", ARGS, True)
+    if between is not None:
+        assert accepts(grammar(family), text + between + text)
+        assert not accepts(grammar(family, parallel=False), text + between + text)
+    after = call_grammar(family, Tools(DESCRIBED), VOCABULARY)  # "auto"
+    if family in (LLAMA3, GENERIC):
+        assert after is None
+    else:
+        assert after is not None
+        assert accepts(after, text.removeprefix(after.after))
+
+
+@pytest.mark.parametrize("family", [HERMES, LLAMA3, MISTRAL_LIST, MISTRAL, DEEPSEEK_FENCED])
+def test_whatever_is_drawn_by_it_is_a_call(family: Family) -> None:
+    rng = random.Random(7)
+    for _ in range(4):
+        one, data = Constraint(TOKENS, grammar(family), n_logits=VOCABULARY.n_vocab), b""
+        while not one.is_over:
+            tokens = [int(token) for token in np.flatnonzero(one.allowed())]
+            if VOCABULARY.eos_id in tokens:
+                break
+            one.accept(token := rng.choice(tokens))
+            data += VOCABULARY.token_bytes(token)
+        reader = CallReader(family, Tools(DESCRIBED))
+        rest, calls = gathered([*reader.push(data.decode()), *reader.end()])
+        assert rest == ""
+        for call in calls:
+            assert call.is_whole
+            assert set(call.values) <= set(LOOK["parameters"]["properties"])
+            assert call.name == "stop" or len(call.values["at"]) <= 20
+        assert calls
+
+
+def test_harmony_thinks_first_and_names_its_recipient() -> None:
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    text = f"<|channel|>commentary to=functions.look <|constrain|>json<|message|>{json.dumps(ARGS)}"
+    assert accepts(grammar(HARMONY), text)
+    assert accepts(grammar(HARMONY), thought + text)
+    assert not accepts(grammar(HARMONY), thought)
+
+
+def test_no_grammar_for_a_tool_is_an_error_only_if_it_must_be_called() -> None:
+    odd = {"name": "odd", "parameters": {"type": "object", "not": {}}}
+    assert call_grammar(HERMES, Tools([odd]), VOCABULARY) is None
+    with pytest.raises(UsageError, match="no grammar for not"):
+        call_grammar(HERMES, Tools([odd], "required"), VOCABULARY)
+    assert call_grammar(HERMES, Tools([odd], "none"), VOCABULARY) is None
+
+
+@pytest.mark.parametrize("choice", ["nobody", {"function": {"name": "nobody"}}])
+def test_a_tool_that_there_is_not_cannot_be_chosen(choice: object) -> None:
+    with pytest.raises(UsageError, match="none of the tools"):
+        Tools(DESCRIBED, choice)
+    with pytest.raises(UsageError, match="no tools"):
+        Tools([], "required")
+    with pytest.raises(UsageError, match="tool_choice"):
+        Tools(DESCRIBED, {"type": "function"})
+    with pytest.raises(UsageError, match="has no name"):
+        Tools([{"type": "function"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("QWEN3", HERMES),
+        ("LLAMA31", LLAMA3),
+        ("MISTRAL", MISTRAL_LIST),
+        ("DEEPSEEK", DEEPSEEK),
+        ("GPT_OSS", HARMONY),
+    ],
+)
+def test_a_template_shows_its_family(name: str, family: Family) -> None:
+    shown = getattr(family_templates, name)
+    found = family_of(ChatTemplate(shown.source, bos_token=shown.bos, eos_token=shown.eos))
+    assert found.name.partition("-")[0] == family.name.partition("-")[0]
+
+
+def test_a_template_without_calls_is_generic() -> None:
+    for source in ("{{ messages[0].content }}", "{{ raise_exception('no') }}", "{% if %}"):
+        assert family_of(ChatTemplate(source, bos_token="", eos_token="")) is GENERIC

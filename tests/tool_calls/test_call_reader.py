@@ -1,0 +1,237 @@
+"""Calls of tools in texts of every family: however a text is cut, and whatever is in it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localkv.tool_calls.bare_json import GENERIC, LLAMA3
+from localkv.tool_calls.deepseek import DEEPSEEK, DEEPSEEK_FENCED
+from localkv.tool_calls.events import CallEvent, Content, ToolCall, gathered
+from localkv.tool_calls.family import Family
+from localkv.tool_calls.gemma import GEMMA4
+from localkv.tool_calls.harmony import HARMONY
+from localkv.tool_calls.hermes import HERMES
+from localkv.tool_calls.mistral import MISTRAL, MISTRAL_ID, MISTRAL_LIST
+from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.tools import Tools
+from localkv.tool_calls.xml_parameters import QWEN_CODER
+
+FAMILIES = {
+    one.name: one
+    for one in (
+        *(HERMES, HARMONY, LLAMA3, GENERIC, MISTRAL_LIST, MISTRAL, MISTRAL_ID),
+        *(QWEN_CODER, DEEPSEEK, DEEPSEEK_FENCED, GEMMA4),
+    )
+}
+TOOLS = Tools(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "look",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "at": {"type": "string"},
+                        "n": {"type": "integer"},
+                        "of": {"type": "array", "items": {"type": "number"}},
+                        "or": {"type": ["string", "null"]},
+                    },
+                    "required": ["at"],
+                },
+            },
+        },
+        {"name": "stop"},
+    ]
+)
+
+
+def read(family: Family, pieces: list[str]) -> list[CallEvent]:
+    """Events of a text, those of a kind that follow each other as one."""
+    ids = (f"id{n}" for n in itertools.count())
+    reader = CallReader(family, TOOLS, new_id=lambda: next(ids))
+    events = [event for piece in pieces for event in reader.push(piece)]
+    joined: list[CallEvent] = []
+    for event in [*events, *reader.end()]:
+        if joined and type(joined[-1]) is type(event) and hasattr(event, "text"):
+            joined[-1] = type(event)(**{**vars(event), "text": joined[-1].text + event.text})
+        else:
+            joined.append(event)
+    return joined
+
+
+def calls(family: Family, text: str) -> tuple[str, list[tuple[str, object]]]:
+    content, found = gathered(read(family, [text]))
+    assert all(isinstance(one, ToolCall) and one.is_whole for one in found), text
+    return content, [(one.name, one.values) for one in found]
+
+
+LOOK = ("look", {"at": 'a <b> "c"\nd', "n": 3})
+AT = '"a <b> \\"c\\"\\nd"'
+OBJECT = '{"at": ' + AT + ', "n": 3}'
+STOP = ("stop", {})
+_TEXTS = [
+    (HERMES, '<tool_call>\n{"name": "look", "arguments": OBJECT}\n</tool_call>', [LOOK]),
+    (
+        HERMES,
+        'Yes.\n<tool_call>{"arguments": OBJECT, "name": "look"}</tool_call>\n'
+        '<tool_call>{"name": "stop", "arguments": null}</tool_call>\n',
+        [LOOK, STOP],
+    ),
+    (HERMES, '<tool_call>{"name": "stop"}</tool_call>', [STOP]),
+    (HERMES, '<tool_call>{"name": "look", "arguments": TEXT}', [LOOK]),
+    (LLAMA3, '{"name": "look", "parameters": OBJECT}', [LOOK]),
+    (
+        LLAMA3,
+        '<|python_tag|>{"type": "function", "name": "look", "parameters": OBJECT}; '
+        '{"name": "stop", "parameters": {}}',
+        [LOOK, STOP],
+    ),
+    (LLAMA3, "<|python_tag|>look.call(at=AT, n=3)", [LOOK]),
+    (GENERIC, 'So:\n```json\n{"name": "look", "arguments": OBJECT}\n```', [LOOK]),
+    (
+        GENERIC,
+        '[{"name": "look", "args": OBJECT}, {"name": "stop", "args": {}}]',
+        [LOOK, STOP],
+    ),
+    (
+        MISTRAL_LIST,
+        '[TOOL_CALLS] [{"name": "look", "arguments": OBJECT, "id": "abc123456"}, '
+        '{"name": "stop", "arguments": {}}]',
+        [LOOK, STOP],
+    ),
+    (MISTRAL, "[TOOL_CALLS]look[ARGS]OBJECT[TOOL_CALLS]stop[ARGS]{}", [LOOK, STOP]),
+    (MISTRAL_ID, "Hm.[TOOL_CALLS]look[CALL_ID]abc123456[ARGS]OBJECT", [LOOK]),
+    (
+        QWEN_CODER,
+        '<tool_call>\n<function=look>\n<parameter=at>\na <b> "c"\nd\n</parameter>\n'
+        "<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
+        [LOOK, STOP],
+    ),
+    (
+        QWEN_CODER,
+        "<function=look>\n<parameter=at>7</parameter>\n<parameter=or>null</parameter>\n"
+        "<parameter=of>[1, 2.5]</parameter>\n<parameter=new>{}</parameter></function>",
+        [("look", {"at": "7", "or": None, "of": [1, 2.5], "new": {}})],
+    ),
+    (
+        DEEPSEEK,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>OBJECT<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>stop<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [LOOK, STOP],
+    ),
+    (
+        DEEPSEEK_FENCED,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\nOBJECT\n```"
+        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>stop\n```json\n{}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [LOOK, STOP],
+    ),
+    (
+        GEMMA4,
+        '<|tool_call>call:look{at:<|"|>a <b> "c"\nd<|"|>,n:3}<tool_call|>'
+        "<|tool_call>call:stop{}<tool_call|>",
+        [LOOK, STOP],
+    ),
+    (
+        GEMMA4,
+        '<|tool_call>call:look{of:[1,-2.5e3],or:null,in:{a:true,b:[<|"|>x<|"|>]}}<tool_call|>',
+        [("look", {"of": [1, -2500.0], "or": None, "in": {"a": True, "b": ["x"]}})],
+    ),
+]
+TEXTS = [
+    (
+        family,
+        text.replace("OBJECT", OBJECT).replace("AT", AT).replace("TEXT", json.dumps(OBJECT)),
+        wanted,
+    )
+    for family, text, wanted in _TEXTS
+]
+"""Of each family: a text, and the calls in it."""
+
+
+@pytest.mark.parametrize(("family", "text", "wanted"), TEXTS)
+def test_calls_of_every_family(family: Family, text: str, wanted: list[tuple[str, object]]) -> None:
+    content, found = calls(family, text)
+    assert found == wanted
+    assert content.strip() in ("", "Yes.", "So:", "Hm.")
+
+
+PLAIN = [
+    "Just text, <b>bold</b> and [1] {x}.",
+    ' \n{"name": "somebody", "age": 3}',
+    '```json\n{"name": "somebody"}\n```',
+    "<tool_call>oops</tool_call>",
+    '<tool_call>{"name": 5}</tool_call> then',
+    "[TOOL_CALLS] nothing",
+    "[TOOL_CALLS]look[ARGS]no",
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look",
+    "<|tool_call>call:look<tool_call|>",
+    "<tool_call>\n<function=",
+    "<|python_tag|>print(1)",
+    "<tool_ca",
+    "",
+    "  \n",
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_that_is_no_call_stays_as_it_is(name: str) -> None:
+    for text in PLAIN:
+        assert gathered(read(FAMILIES[name], [text])) == (text, ()), text
+
+
+_MARKS = (
+    '<tool_call> </tool_call> {"name":"look","arguments": {"at":"x"}} [TOOL_CALLS] [ARGS] look { } '
+    '[ ] " \\ , : <function=look> <parameter=at> </parameter> </function> <|tool_call> call:look{ '
+    '<tool_call|> <|"|> at: <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> '
+    "<｜tool▁call▁end｜> ```json ``` function <|python_tag|> look.call( ; 1 -2e5 null \\u00e9 é x"
+)
+MARKS = _MARKS.split()
+PIECES = st.lists(st.sampled_from([*MARKS, " ", "\n"]), max_size=14).map("".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.sampled_from(list(FAMILIES)),
+    text=st.one_of(PIECES, st.sampled_from([text for _, text, _ in TEXTS]), st.text(max_size=30)),
+    seed=st.integers(0, 99),
+)
+def test_any_cutting_gives_the_same_and_nothing_fails(name: str, text: str, seed: int) -> None:
+    rng, family = random.Random(seed), FAMILIES[name]
+    cuts = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(8)))
+    pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    whole = read(family, [text])
+    assert read(family, pieces) == whole
+    assert read(family, list(text)) == whole
+    for call in gathered(whole)[1]:
+        if call.is_whole:
+            assert isinstance(json.loads(call.arguments, strict=False), dict), call
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    """A call begins once its name is known, and what follows does not wait for its end."""
+    reader = CallReader(HERMES, TOOLS)
+    assert reader.push("Well. <tool_") == [Content("Well. ")]
+    begun = reader.push('call>{"name": "look", "arguments": {"at": "one')
+    assert [type(one).__name__ for one in begun] == ["CallBegun", "CallArguments"]
+    assert begun[1].text == '{"at": "one'
+    assert [one.text for one in reader.push(" two")] == [" two"]
+    ended = reader.end()
+    assert [(one.index, one.is_whole) for one in ended] == [(0, False)]
+
+
+def test_ids_are_as_the_family_takes_them() -> None:
+    [call] = gathered(CallReader(MISTRAL, TOOLS).push("[TOOL_CALLS]stop[ARGS]{}"))[1]
+    assert len(call.id) == 9
+    assert call.id.isalnum()
+    [call] = gathered(CallReader(HERMES, TOOLS).push('<tool_call>{"name": "stop"}'))[1]
+    assert call.id.startswith("call_")
+    assert call.message()["function"] == {"name": "stop", "arguments": "{}"}
