@@ -298,6 +298,7 @@ class LLM(TextModel):
             uncollected(),
             reporting(printable(self.gguf.path.name), progress, on_progress) as report,
             backend.compiling_ahead(
+                self.gguf.tensors["token_embd.weight"].format.name,
                 matrix_types,
                 self.config,
                 self.cache,

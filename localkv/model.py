@@ -22,7 +22,15 @@ from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.altup import AltUpStreams
-from localkv.kernels.backend import Backend, Head, StackLayer, TokenBatch, TokenInputs
+from localkv.kernels.backend import (
+    Backend,
+    Head,
+    NextToken,
+    StackLayer,
+    TokenBatch,
+    TokenInputs,
+    run_nothing_next,
+)
 from localkv.kernels.laurel import with_laurel
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Method, Use, uses
@@ -80,6 +88,7 @@ class Transformer:
         )
         self._freqs = dict[tuple[RopeSpec, str], Array]()
         self._rotations = dict[tuple[RopeSpec, str], TokenRotations]()
+        self._next_rotations = dict[int, list[TokenRotations | None]]()
 
     def first_layers(self, n: int) -> Transformer:
         """The model with its first `n` layers only; its caches may have more."""
@@ -162,6 +171,28 @@ class Transformer:
             before_layer(index, streams.x)
             self._run_layer(index, self._stack[index], streams, given)
         return backend.logits(streams.x, weights.output_norm, weights.output, config)
+
+    def next_logits(self, token: int, position: int, before: Batch, n_ctx: int) -> Array | None:
+        """As `forward` with a generated token that differs from the only one of `before` in its id
+        and its position, and whose row goes to the same page.
+
+        Args:
+            n_ctx: tokens of the cache's context.
+
+        Returns:
+            float32 [1, n_vocab], or None where the backend does not know `before`, or nothing at
+            all from token to token, and the token has to be run as any other.
+        """
+        weights, backend = self.weights, self.backend
+        if backend.run_next is run_nothing_next or weights.per_layer or weights.altup:
+            return None
+        rotations = self._rotations_at(position, n_ctx)
+        if rotations is None:
+            return None
+        embedding = weights.token_embd, self.config.embedding_scale
+        return backend.run_next(
+            self._stack, NextToken(token, position, *embedding, rotations, before)
+        )
 
     def hidden(self, batch: Batch, cache: KVCache) -> Array:
         """As `forward`, up to the last norm.
@@ -273,6 +304,19 @@ class Transformer:
         if key not in self._rotations:
             self._rotations[key] = TokenRotations(freqs, rope, arrays)
         return self._rotations[key].table(int(positions[0]))
+
+    def _rotations_at(self, position: int, n_ctx: int) -> list[RopeTable | None] | None:
+        """Of each of `_position_kinds`; None if a kind does something else, too, or was never
+        seen."""
+        if n_ctx not in self._next_rotations:
+            found = list[TokenRotations | None]()
+            for rope, temperature in self._position_kinds:
+                key = None if rope is None else (rope, rope.divisors_in(n_ctx))
+                if temperature is not None or (key is not None and key not in self._rotations):
+                    return None
+                found.append(None if key is None else self._rotations[key])
+            self._next_rotations[n_ctx] = found
+        return [None if x is None else x.table(position) for x in self._next_rotations[n_ctx]]
 
     def _frequencies(self, rope: RopeSpec, n_ctx: int) -> Array:
         """float32 [pairs], made when they are first needed."""

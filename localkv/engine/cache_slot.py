@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, TypeVar
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Wanted
 from localkv.cache.kv_cache import KVCache
+from localkv.cache.steady_rows import SteadyRows
 from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.prefix_cache import PrefixCache
 from localkv.engine.token_text import Text, marked, unmarked
@@ -88,6 +89,7 @@ class CacheSlot:
         self.ids: list[int] = []
         self.generated: list[bool] = []
         self._text: Text | None = None
+        self._steady: SteadyRows | None = None
         self._unfinished = False
         self.threads = chosen_threads()
         self._turns: Turns | None = model.backend.turns  # None once it is closed
@@ -147,6 +149,9 @@ class CacheSlot:
         """Forget the tokens from position `length` on, and as many before it as the cache must;
         returns how many are left."""
         self._text = None
+        steady, sequence = self._steady, self.sequence
+        if length >= sequence.length and steady is not None and steady.hold(sequence):
+            return sequence.length
         length = self.cache.cut_back(self.sequence, length, exactly=self.exact)
         del self.ids[length:], self.generated[length:]
         return length
@@ -172,9 +177,21 @@ class CacheSlot:
         if self.loop is not None and len(ids) == 1:
             with self.scratch_of(1):
                 out = self.loop.logits(self.sequence, ids[0])
-        else:
+        elif not generated or len(ids) > 1 or (out := self._next_logits(ids[0])) is None:
             out = self.forward(self.model, ids, logits, generated=generated)
         self._hold(ids, generated=generated)
+        return out
+
+    def _next_logits(self, token: int) -> Array | None:
+        """Logits of a generated token, if it is like the one before but for its position."""
+        steady, sequence = self._steady, self.sequence
+        if steady is None or not steady.hold(sequence):
+            return None
+        self.use_threads(1)
+        position, n_ctx = sequence.length, self.cache.n_ctx
+        out = self.model.next_logits(token, position, steady.batch, n_ctx)
+        if out is not None:
+            steady.step(sequence)
         return out
 
     def hidden(self, ids: Sequence[int], rows: Literal["last", "all"]) -> Array:
@@ -214,7 +231,10 @@ class CacheSlot:
         self.use_threads(len(ids))
         batch = self.cache.batch([(self.sequence, ids)], logits=logits, generated=generated)
         with self.scratch_of(len(ids)), model.backend.arrays.inference():
-            return model.forward(batch, self.cache)
+            out = model.forward(batch, self.cache)
+        if generated and len(ids) == 1:
+            self._steady = SteadyRows(self.cache, self.sequence, batch, self.sequence.length)
+        return out
 
     def leave(self) -> None:
         """Keep the tokens that are held as a text, and hold none."""

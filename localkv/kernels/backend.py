@@ -54,7 +54,11 @@ OnKernel = Callable[[int, int], None]
 
 
 def nothing_ahead(
-    matrix_types: Iterable[str], config: ModelSpec, cache: CacheConfig, on_kernel: OnKernel
+    embedding_type: str,
+    matrix_types: Iterable[str],
+    config: ModelSpec,
+    cache: CacheConfig,
+    on_kernel: OnKernel,
 ) -> AbstractContextManager[None]:
     """What backends do that compile everything when it is first used."""
     return nullcontext()
@@ -123,6 +127,34 @@ one by one, or what `logits` makes of that if there is a head; None where the ba
 that is run so."""
 
 
+class NextToken(NamedTuple):
+    """A generated token that differs from one before it in its id and its position only: its row
+    goes to the same page.
+
+    Attributes:
+        token_embd, scale: as `Backend.embed` takes them.
+        rotations: by `StackLayer.positions`.
+        before: the batch of that other token alone.
+    """
+
+    token: int
+    position: int
+    token_embd: PackedTensor
+    scale: float
+    rotations: Sequence[RopeTable | None]
+    before: Batch
+
+
+RunNext = Callable[[tuple[StackLayer, ...], NextToken], Array | None]
+"""(layers, token) -> its logits [1, n_vocab], the same bits as those of a batch; None unless
+`before` is the last one that `run_layers` ran with these layers, and what that left will do."""
+
+
+def run_nothing_next(layers: tuple[StackLayer, ...], token: NextToken) -> Array | None:
+    """What backends do that keep nothing from token to token."""
+    return None
+
+
 def run_one_by_one(x: Array, layers: tuple[StackLayer, ...], given: TokenBatch) -> Array | None:
     """What backends do that have operations of layers only."""
     return None
@@ -166,6 +198,7 @@ class Backend:
         add_layer_input: (x, row, layer, spec) -> x + what the layer makes of its embeddings of the
             tokens, [tokens, P] (`per_layer_input.py`).
         run_layers: all layers at once, for the batches for which it has that.
+        run_next: layers and logits of a generated token like the one before it.
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         late: the same for weights that may be laid out after loading; None if none are.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
@@ -175,9 +208,10 @@ class Backend:
         methods: how operations are carried out, for the start summary and for what is slow.
         head_dim_multiple: what the size of a head must be a multiple of.
         compiles: kernels are compiled when they are first used, so a model is warmed up at load.
-        compiling_ahead: (weight types of matrices, model, cache, what is told how many kernels are
-            compiled and how many had to be) -> a context to load the model and to warm it up in:
-            meanwhile other cores compile what this will need, and then what comes after it.
+        compiling_ahead: (weight types of the embedding and of matrices, model, cache, what is told
+            how many kernels are compiled and how many had to be) -> a context to load the model and
+            to warm it up in: meanwhile other cores compile what this will need, and then what comes
+            after it.
         compile_together: runs a function that launches kernels, and compiles these at the same time
             instead of running them; None if kernels are not compiled so.
         records: launches read all that changes from the device's memory, so that those of a token
@@ -201,6 +235,7 @@ class Backend:
     prepare: Callable[[PackedTensor], PackedTensor]
     methods: Methods
     run_layers: RunLayers = run_one_by_one
+    run_next: RunNext = run_nothing_next
     late: LatePreparation | None = None
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
     hardware: str = ""
@@ -208,7 +243,7 @@ class Backend:
     head_dim_multiple: int = 1
     compiles: bool = False
     compiling_ahead: Callable[
-        [Iterable[str], ModelSpec, CacheConfig, OnKernel], AbstractContextManager[None]
+        [str, Iterable[str], ModelSpec, CacheConfig, OnKernel], AbstractContextManager[None]
     ] = nothing_ahead
     compile_together: Callable[[Callable[[], None]], None] | None = None
     records: bool = False

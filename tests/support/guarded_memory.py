@@ -125,11 +125,11 @@ def _guarded_scratch(memory: GuardedMemory) -> Iterator[Any]:
     run_steps = chain.run_steps
 
     def run(self: chain.Chain, **values: Any) -> None:
-        def poisoned_steps(steps: array[int]) -> None:
+        def poisoned_steps(steps: array[int], n_threads: int) -> None:
             data = self.scratch.data
             for place in vars(self).get("parts", ()):
                 data[place.offset : place.offset + place.n_bytes] = POISON
-            run_steps(steps)
+            run_steps(steps, n_threads)
             ours = np.zeros(len(data), bool)
             for place in vars(self).get("parts", ()):
                 ours[place.offset : place.offset + place.n_bytes] = True

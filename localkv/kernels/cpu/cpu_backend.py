@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.backend import Backend
+from localkv.kernels.backend import Backend, NextToken, StackLayer
 from localkv.kernels.compose import compose
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
@@ -23,9 +23,10 @@ from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.jit.compile_ahead import compiling_ahead
 from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
 from localkv.kernels.cpu.layer import CpuLayer
+from localkv.kernels.cpu.linear.embedding import Embedding
 from localkv.kernels.cpu.linear.products import CpuProducts
 from localkv.kernels.cpu.methods import methods
-from localkv.kernels.cpu.row_operations import activate_cpu, apply_rope_cpu, embed_cpu, norm_cpu
+from localkv.kernels.cpu.row_operations import activate_cpu, apply_rope_cpu, norm_cpu
 from localkv.kernels.cpu.runtime.chain import Scratch
 from localkv.kernels.cpu.store.group_store import store_groups_cpu
 from localkv.kernels.cpu.store.rotate import rotate_cpu
@@ -90,7 +91,8 @@ def cpu_backend() -> Backend:
         compiles=True,
     )
     layer = CpuLayer(composed, scratch, attention, products, latents)
-    programs = TokenPrograms(layer, attention, latents)
+    embedding = Embedding()
+    programs = TokenPrograms(layer, attention, latents, embedding)
 
     def forget() -> None:
         """Drop what an operation that broke off may have left half done."""
@@ -99,20 +101,25 @@ def cpu_backend() -> Backend:
         latents.forget()
         layer.forget()
         programs.forget()
+        embedding.forget()
 
     def embed(token_ids: NDArray[np.int64], token_embd: PackedTensor, scale: float) -> Array:
         if products.late.evaluate(len(token_ids)):
             forget()
-        return embed_cpu(token_ids, token_embd, scale)
+        return embedding(token_ids, token_embd, scale)
+
+    def run_next(layers: tuple[StackLayer, ...], token: NextToken) -> Array | None:
+        return programs.run_next(layers, token) if products.late.are_laid else None
 
     return replace(
         composed,
         embed=embed,
         late=_LateWeights(products, forget),
         run_layers=programs,
+        run_next=run_next,
         turns=Turns(forget),
-        compiling_ahead=lambda types, model, cache, on_kernel: compiling_ahead(
-            *needed_kernels(types, model, cache), on_kernel=on_kernel
+        compiling_ahead=lambda embedding, types, model, cache, on_kernel: compiling_ahead(
+            *needed_kernels(embedding, types, model, cache), on_kernel=on_kernel
         ),
         **layer.operations(),
     )

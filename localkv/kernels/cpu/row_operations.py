@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from localkv.arch.ffn_spec import Activation, MlpSpec
-from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.activation import activate
-from localkv.kernels.backend import scaled
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import Floats, whole_vectors
 from localkv.kernels.cpu.jit.kernel_source import KernelSource
@@ -65,14 +62,6 @@ def norm_step(norm: Norm, x: Where, eps: Where, out: Where, n_rows: int) -> tupl
         bias=bias,
     )
     return {"rms": "norm", "layer": "layer_norm"}[norm.spec.kind], job
-
-
-def embed_cpu(ids: NDArray[np.int64], token_embd: PackedTensor, scale: float) -> Floats:
-    """As `Backend.embed`; the row of an only token is decoded where it is."""
-    first = int(ids[0])
-    is_one = len(ids) == 1 and 0 <= first < token_embd.shape[0]
-    x = token_embd[slice(first, first + 1) if is_one else ids].decode()
-    return scaled(x if x.flags.writeable else x.copy(), scale)  # floats may be the file's
 
 
 def norm_cpu(x: Floats, norm: Norm) -> Floats:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.layer_cache import LayerCache
-from localkv.kernels.backend import TokenBatch, TokenInputs
+from localkv.kernels.backend import NextToken, TokenBatch, TokenInputs
 from localkv.kernels.bounds import BoundsError, check_slots
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch, Where
@@ -48,6 +48,10 @@ class TokenPlaces:
         self._pools = dict[int, tuple[Int64s, Int64s, int]]()
         self._groups = dict[int, tuple[Int64s, tuple[int, int]]]()
         self._inputs = [_copied(one) for one in given.inputs]
+        self._rotation_places = [
+            tuple(one[name][0].data for name in ("cos", "sin") if name in one)
+            for one in self._inputs
+        ]
 
     def steps(self) -> Chain:
         """The chain to which steps are added."""
@@ -93,6 +97,19 @@ class TokenPlaces:
             tokens, slots, _ = self._pools[part] if n_rows else (self.no_rows, self.no_rows, 0)
             found |= {f"rows{i}": n_rows, f"tokens{i}": tokens, f"slots{i}": slots}
         return found
+
+    def fill_next(self, token: NextToken, position: int) -> None:
+        """As `fill`, but for x, for a token behind the one at `position`.
+
+        Views of memory, and items one by one: to copy arrays NumPy reads more of its own code and
+        data, none of which is in a cache here.
+        """
+        for place, table in zip(self._rotation_places, token.rotations, strict=True):
+            if table is not None:
+                place[0][:], place[1][:] = table.cos[0].data, table.sin[0].data
+        more = token.position - position
+        for pool, (_, slots, _) in self._pools.items():
+            slots[0] = int(token.before.segments[pool].slots[0]) + more
 
     def fill(self, x: Floats, given: TokenBatch) -> None:
         """Write what differs from batch to batch.

@@ -13,13 +13,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.kernels.backend import Head, StackLayer, TokenBatch, TokenInputs, capped_logits
+from localkv.cache.batch import Batch
+from localkv.kernels.backend import (
+    Head,
+    NextToken,
+    StackLayer,
+    TokenBatch,
+    TokenInputs,
+    capped_logits,
+)
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.token_steps import AttentionSteps
 from localkv.kernels.cpu.layer import CpuLayer
 from localkv.kernels.cpu.layer_chains import FEW_TOKENS, runs
+from localkv.kernels.cpu.linear.embedding import Embedding
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain
 from localkv.kernels.cpu.token_layer import LayerSteps
@@ -40,6 +49,10 @@ class TokenProgram:
         attention: steps of attention.
         layers: of the model.
         given: the tokens', whose caches these are; of its inputs only sizes matter.
+
+    Attributes:
+        last: the batch that was run last, if its token can be moved on (`run_next`).
+        position: of its token.
     """
 
     def __init__(
@@ -58,6 +71,8 @@ class TokenProgram:
             x = LayerSteps(operations, attention, self.places, index, layer).add(x)
         self.out = x
         self.head: Head | None = None
+        self.last: Batch | None = None
+        self.position = 0
         if given.head is not None and runs(given.head.output):
             self._add_head(given.head)
 
@@ -76,8 +91,11 @@ class TokenProgram:
         Raises:
             BoundsError: the tokens are not of the caches that this was made for.
         """
+        self.last = None
         if not self.attention.prepare(given.batch):
             return None
+        if self.head is not None and len(self.places.stages) == self.places.n_tokens == 1:
+            self.last, self.position = given.batch, int(given.batch.positions[0])
         self.places.fill(x, given)
         for stage in self.places.stages[: -1 if self.head else None]:
             if isinstance(stage, Chain):
@@ -89,6 +107,21 @@ class TokenProgram:
         if given.head is not None:
             return self.operations.logits(self.out, *given.head)
         return self.out.copy()
+
+    def run_next(self, token: NextToken, embedding: Embedding) -> Floats | None:
+        """As `run` with the token of `last`, at another position, whose row goes to the same page.
+
+        Returns:
+            logits, or None if its attention is cut otherwise.
+        """
+        if self.head is None or self.last is None:
+            return None
+        if not self.attention.move(self.last, token.position - self.position):
+            self.last = None
+            return None
+        self.places.fill_next(token, self.position)
+        embedding.put(token.token, token.token_embd, token.scale, self.places.rows[0])
+        return self._logits(self.head)
 
     def _logits(self, head: Head) -> Floats:
         """Run the last chain."""
@@ -119,18 +152,30 @@ class TokenPrograms:
     Args:
         operations: of layers.
         attention, latents: over packed K and V, and over packed latents.
+        embedding: of tokens.
     """
 
     def __init__(
-        self, operations: CpuLayer, attention: PackedAttention, latents: LatentAttention
+        self,
+        operations: CpuLayer,
+        attention: PackedAttention,
+        latents: LatentAttention,
+        embedding: Embedding,
     ) -> None:
-        self.operations = operations
+        self.operations, self.embedding = operations, embedding
         self.attention, self.latents = attention, latents
         self.kept = dict[tuple[object, ...], _Kept]()
 
     def forget(self) -> None:
         """Make all programs anew."""
         self.kept.clear()
+
+    def run_next(self, layers: tuple[StackLayer, ...], token: NextToken) -> Floats | None:
+        """As `Backend.run_next` has it."""
+        kept = self.kept.get((id(layers), True, 1, 1))
+        if kept is None or kept.program.last is not token.before or kept.facts[0] != n_threads():
+            return None
+        return kept.program.run_next(token, self.embedding)
 
     def __call__(
         self, x: Floats, layers: tuple[StackLayer, ...], given: TokenBatch

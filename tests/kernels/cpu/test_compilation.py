@@ -313,7 +313,8 @@ specialize.stored = lambda source: used.append(source) or stored(source)
 path, type_k, type_v = sys.argv[1:]
 llm = LLM(path, cache_type_k=type_k, cache_type_v=type_v, n_ctx=256, device="cpu")
 types = [info.format.name for info in llm.gguf.tensors.values() if len(info.shape) > 1]
-prompt, generated = needed_kernels(types, llm.config, llm.cache)
+embedding = llm.gguf.tensors["token_embd.weight"].format.name
+prompt, generated = needed_kernels(embedding, types, llm.config, llm.cache)
 print(sorted(source.template for source in set(prompt) ^ set(used)))
 used.clear()
 llm.engine.evaluate([1, 2, 3])

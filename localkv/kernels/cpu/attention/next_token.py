@@ -74,9 +74,20 @@ class TokenAttention:
             self.launch, self._is_own = launches[0], True
             self._pages = rows.page_table.tobytes()
 
-    def _visible(self, rows: SegmentBatch, batch: Batch, length: int) -> tuple[int, int]:
-        """As `visible_rows`, of the only token, without NumPy."""
-        position = int(batch.positions[0])
+    def move(self, batch: Batch, more: int) -> bool:
+        """Whether the call is that of a token so many positions behind the only one of a batch
+        now, whose row goes to the same page. The batch was the last that this was called with.
+        """
+        rows = batch.segments[self.part]
+        (length,) = rows.lengths
+        if self.launch is NOTHING:
+            return length == 0
+        if len(rows.slots):
+            length += more
+        return self._is_own and self._see(rows, int(batch.positions[0]) + more, length)
+
+    def _visible(self, rows: SegmentBatch, position: int, length: int) -> tuple[int, int]:
+        """As `visible_rows`, of a token, without NumPy."""
         first, end = int(self.params.first_visible(position)), position + 1
         if rows.tail is not None:
             begin = max(rows.tail.begin(position), *rows.exact_from)
@@ -84,8 +95,8 @@ class TokenAttention:
                 first = max(first, begin)
             else:
                 end = min(end, begin)
-        first, end = (min(max(0, at - rows.first_position), length) for at in (first, end))
-        return first, end
+        begin = rows.first_position
+        return min(max(0, first - begin), length), min(max(0, end - begin), length)
 
     def _moved_on(self, rows: SegmentBatch, batch: Batch) -> bool:
         """Make the plan this token's, if it sees the pages that the one before saw."""
@@ -100,14 +111,22 @@ class TokenAttention:
         ):
             return False
         (length,) = rows.lengths
-        first, end = self._visible(rows, batch, length)
-        before, end_before = plan.visible.items[0].tolist()
+        return self._see(rows, int(batch.positions[0]), length)
+
+    def _see(self, rows: SegmentBatch, position: int, length: int) -> bool:
+        """Have the token at a position see what it sees of a segment with `length` rows, if these
+        are in the pages of those that the one before saw."""
+        plan = self.plan
+        assert plan is not None
+        first, end = self._visible(rows, position, length)
+        visible = plan.visible.items
+        before, end_before = int(visible[0, 0]), int(visible[0, 1])
         if (
             first >= end
             or first // PAGE_TOKENS != before // PAGE_TOKENS
             or pages_for(end) != pages_for(end_before)
         ):
             return False
-        plan.visible.items[0] = first, end
+        visible[0, 0], visible[0, 1] = first, end
         plan.decodes[0].sequences.items[0, _LENGTH] = length
         return True

@@ -44,6 +44,9 @@ Prepare = Callable[[Batch], tuple[Launch | None, object]]
 """The one call of a batch in such layers, `NOTHING` if it sees no row there, None if there are
 several, or others; and what has to be kept until it has run: its plan, whose tables it reads."""
 
+Move = Callable[[Batch, int], bool]
+"""Whether such a call is, as it is now, that of a token so many positions behind."""
+
 
 @dataclass
 class _Alike:
@@ -59,7 +62,8 @@ class _Alike:
         steps: chains and numbers of their steps.
         threads: that these run on.
         done: int64 [layers, items], cleared for each batch.
-        filled: what the jobs were written from.
+        filled: what the jobs were written from; None for jobs without work.
+        move: as `prepare` for a token behind a batch's; None if it can't.
     """
 
     prepare: Prepare
@@ -72,6 +76,7 @@ class _Alike:
     threads: int = 0
     done: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     filled: tuple[Launch, int] | None = None
+    move: Move | None = None
 
     def add(self, chain: Chain, arrays: Sequence[Floats], tables: Sequence[Table]) -> None:
         """A layer with these arrays and tables, in the order of its items."""
@@ -127,6 +132,7 @@ class AttentionSteps:
         self.n_layers = n_layers
         self._groups = dict[tuple[object, ...], _Alike]()
         self._plans = list[object]()
+        self._most = 0
 
     def _group(
         self, key: tuple[object, ...], prepare: Prepare, worker: int, places: list[int], n: int
@@ -158,6 +164,7 @@ class AttentionSteps:
         n, worker = len(Job._fields), worker_of(TEMPLATE)
         tables = attention.segment_tables(segment, shape[-1])
         group = self._group(key, prepare, worker, _ROWS, n)
+        group.move = group.move or prepare.move
         group.add_sums(out, lse)
         group.add(chain, (q, out, lse), (tables.k_planes, tables.v_planes))
 
@@ -211,13 +218,27 @@ class AttentionSteps:
                 return False
             self._plans.append(plan)
             found.append((group, launch))
-        most = max((one.scratch_floats + one.partial_floats for _, one in found), default=0)
+        self._most = most = max(
+            (one.scratch_floats + one.partial_floats for _, one in found), default=0
+        )
         scratch = self.attention.scratch.take(most)
         for group, launch in found:
             if launch is NOTHING:
                 group.clear()
             else:
                 group.fill(launch, scratch)
+        return True
+
+    def move(self, batch: Batch, more: int) -> bool:
+        """As `prepare` for a token that is so many positions behind a batch's only one, which was
+        prepared last, and whose row goes to the same page."""
+        for group in self._groups.values():
+            if group.move is None or not group.move(batch, more):
+                return False
+        scratch = self.attention.scratch.take(self._most)
+        for group in self._groups.values():
+            if group.filled is not None:
+                group.fill(group.filled[0], scratch)
         return True
 
 

@@ -61,6 +61,7 @@ _BUILT_ON = (
     "kernels/cpu/jit/parameters.py",
     "kernels/cpu/linear/activation_job.py",
     "kernels/cpu/linear/blocks.py",
+    "kernels/cpu/linear/embedding_job.py",
     "kernels/cpu/linear/head_job.py",
     "kernels/cpu/linear/in_place.py",
     "kernels/cpu/linear/job.py",

@@ -25,6 +25,7 @@ from localkv.kernels.cpu.layer_chains import (
     activate_source,
     has_common_kernel,
 )
+from localkv.kernels.cpu.linear.embedding import embedding_source
 from localkv.kernels.cpu.linear.head_products import head_source
 from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS
 from localkv.kernels.cpu.linear.late_panels import LATE_PRODUCTS
@@ -39,7 +40,7 @@ from localkv.kernels.cpu.store.store_kv import store_source
 
 
 def needed_kernels(
-    matrix_types: Iterable[str], config: ModelSpec, cache: CacheConfig
+    embedding_type: str, matrix_types: Iterable[str], config: ModelSpec, cache: CacheConfig
 ) -> tuple[list[KernelSource], list[KernelSource]]:
     """Those of a first prompt, in the order in which they are needed, and those of what follows.
 
@@ -47,11 +48,12 @@ def needed_kernels(
     what to compile ahead, not what there has to be.
 
     Args:
+        embedding_type: name of the weight format of the embedding.
         matrix_types: names of the weight formats of matrices.
     """
     names = sorted(set(matrix_types))
     sources: list[KernelSource | None] = [HELPERS]
-    generated = list[KernelSource]()
+    generated: list[KernelSource | None] = [embedding_source(embedding_type)]
     if any(name in PANEL_FORMAT_NAMES and name not in IN_PLACE_FORMATS for name in names):
         sources.append(LATE_PRODUCTS)
         generated.append(KernelSource("linear/fill"))

@@ -93,6 +93,7 @@ class Chain:
         self.kept = list[NDArray[Any]]()
         self.base = 0
         self.n_items = 0
+        self.n_threads = 1
 
     def take(self, n_bytes: int) -> Place:
         """Scratch memory that is the chain's own while it runs."""
@@ -137,17 +138,20 @@ class Chain:
             else:
                 self.items.append(item)
         self.steps.extend((worker, 0, threads - 1))
+        self.n_threads = max(self.n_threads, threads)
 
     def add_kept(self, worker: int, job: NDArray[np.int64], threads: int) -> int:
         """A step whose job lies in an array, which may be filled anew for each run; its number."""
         self.kept.append(job)
         self.starts.append(-1)
         self.steps.extend((worker, address(job), threads - 1))
+        self.n_threads = max(self.n_threads, threads)
         return len(self.starts) - 1
 
     def use_threads(self, step: int, threads: int) -> None:
         """Run a step on another number of threads from now on."""
         self.steps[3 * step + 2] = threads - 1
+        self.n_threads = max(self.n_threads, threads)
 
     def _address(self, where: Where, n_bytes: int) -> int:
         """The next item, as far as it is known now."""
@@ -197,4 +201,4 @@ class Chain:
                 value = address(value)
             for i in self.names[name]:
                 items[i] = value
-        run_steps(self.steps)
+        run_steps(self.steps, self.n_threads)

@@ -190,13 +190,13 @@ def run_worker(worker: int, job: int, n_threads: int) -> None:
         _POOL.run_loop(worker, job, n_threads)
 
 
-def run_steps(steps: array[int]) -> None:
-    """Run workers one after the other: worker, job and how many threads help, for each step.
+def run_steps(steps: array[int], n_threads: int) -> None:
+    """Run workers one after the other: worker, job and how many threads help, for each step, fewer
+    than `n_threads`.
 
     The first item of a job is its counter, which becomes 0.
     """
     n_steps = len(steps) // 3
-    n_threads = 1 + max(steps[2::3])
     if HAS_FUTEX or n_threads == 1:
         _POOL.run_steps(steps.buffer_info()[0], n_steps, n_threads)
         return
