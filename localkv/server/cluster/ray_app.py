@@ -1,0 +1,254 @@
+"""The server as an application of Ray Serve: `serve run localkv.server.cluster.ray_app:build`.
+
+    serve run localkv.server.cluster.ray_app:build model=model.gguf replicas=2 cache_type_k=q8_0
+
+`Gate` takes requests, and `Engine`s answer them, each with the front and the engine's process of
+`localkv serve`. A request goes to the engine that has evaluated most of how it begins
+(`PrefixRouter`); what an engine computes does not depend on that, only how soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
+
+from localkv.chat.engine import EngineOptions
+from localkv.server.app import application
+from localkv.server.cluster.prefix_directory import (
+    PrefixDirectory,
+    prefix_keys,
+    ranked,
+    text_of,
+)
+from localkv.server.failures import RequestError
+from localkv.server.front import Front
+from localkv.server.json_answer import json_response
+from localkv.server.settings import MOST_BODY, ServerSettings
+from localkv.server.supervisor import Supervisor
+
+STATS_SECONDS = 1.0
+"""How often engines tell what they hold."""
+ENGINE_HEADER = b"x-localkv-engine"
+"""Of an answer: the engine that it comes from."""
+
+
+class Forwarded(msgspec.Struct):
+    """A request on its way to an engine.
+
+    Attributes:
+        keys: of how its prompt begins (`prefix_keys`).
+    """
+
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    keys: list[bytes]
+
+
+class PrefixRouter(RequestRouter):
+    """Sends a request where most of its beginning is evaluated, if there is not too much to do."""
+
+    def initialize_state(self) -> None:
+        self._directory = PrefixDirectory()
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Replicas in the order in which they are to be tried."""
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        self._directory.keep(list(by_name))
+        for name, replica in by_name.items():
+            if n_tokens := replica.routing_stats.get("cache_tokens"):
+                self._directory.hold(name, n_tokens)
+        loads = {
+            name: self.replica_queue_len_cache.get(replica.replica_id) or 0
+            for name, replica in by_name.items()
+        }
+        order = ranked(self._directory, loads, _keys_of(pending_request))
+        return [[by_name[name]] for name in order]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        """Remember where a request went."""
+        self._directory.add(replica_id.unique_id, _keys_of(pending_request))
+
+
+def _keys_of(request: PendingRequest | None) -> list[bytes]:
+    if request is None or not request.args:
+        return []
+    # Ray may have made the class of the argument anew, so that it is none of this module's
+    keys: list[bytes] = getattr(request.args[0], "keys", [])
+    return keys
+
+
+@serve.deployment(
+    request_router_config=RequestRouterConfig(
+        request_router_class=PrefixRouter, request_routing_stats_period_s=STATS_SECONDS
+    ),
+    health_check_period_s=5,
+)
+class Engine:
+    """One engine, with the front that speaks its dialects; both live and end with the replica."""
+
+    async def __init__(self, settings: ServerSettings) -> None:  # type: ignore[misc]  # Ray waits
+        self._supervisor = Supervisor(settings.engine, say=print)
+        front = Front(settings, self._supervisor)
+        self._app = application(front)
+        ready = asyncio.Event()
+        self._running = asyncio.create_task(self._supervisor.run(lambda facts: ready.set()))
+        await front.load()
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        self.check_health()
+
+    def check_health(self) -> None:
+        """Raise what ended the engine, so that Ray starts another replica."""
+        if self._running.done():
+            self._running.result()
+            raise RuntimeError("the engine has ended")
+
+    def record_routing_stats(self) -> dict[str, int]:
+        """What the router has to know."""
+        facts = self._supervisor.facts
+        return {} if facts is None else {"cache_tokens": facts.cache_tokens}
+
+    async def answer(self, request: Forwarded) -> AsyncIterator[tuple[int, list[Any]] | bytes]:
+        """Status and headers of the answer, then its body in pieces."""
+        sent = asyncio.Queue[Message | None]()
+        inbox = asyncio.Queue[Message]()
+        inbox.put_nowait({"type": "http.request", "body": request.body, "more_body": False})
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": request.method,
+            "scheme": "http",
+            "path": request.path,
+            "raw_path": request.path.encode(),
+            "query_string": request.query,
+            "root_path": "",
+            "headers": request.headers,
+            "client": None,
+            "server": None,
+        }
+
+        async def run() -> None:
+            try:
+                await self._app(scope, inbox.get, sent.put)
+            finally:
+                sent.put_nowait(None)
+
+        running = asyncio.create_task(run())
+        name = serve.get_replica_context().replica_id.unique_id.encode()
+        try:
+            while (message := await sent.get()) is not None:
+                if message["type"] == "http.response.start":
+                    yield message["status"], [*message["headers"], (ENGINE_HEADER, name)]
+                elif message.get("body"):
+                    yield message["body"]
+            await running
+        finally:
+            inbox.put_nowait({"type": "http.disconnect"})
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+    async def __del__(self) -> None:
+        await self._supervisor.stop()
+
+
+@serve.deployment(max_ongoing_requests=1000)
+class Gate:
+    """Takes requests from the network, and hands their answers back as they come."""
+
+    def __init__(self, engines: DeploymentHandle) -> None:
+        self._engines = engines.options(stream=True)
+
+    async def __call__(self, request: Request) -> Response:
+        """Forward a request."""
+        body = await request.body()
+        if len(body) > MOST_BODY:
+            error = RequestError(413, f"the body has more than {MOST_BODY:,} bytes")
+            return json_response({"error": error.fields}, error.status)
+        forwarded = Forwarded(
+            request.method,
+            request.url.path,
+            request.url.query.encode(),
+            list(request.headers.raw),
+            body,
+            _keys(body),
+        )
+        answer = aiter(self._engines.answer.remote(forwarded))
+        status, headers = await anext(answer)
+        response = StreamingResponse(answer, status)
+        response.raw_headers = [pair for pair in headers if pair[0] != b"content-length"]
+        return response
+
+
+def _keys(body: bytes) -> list[bytes]:
+    """How the prompt in a body begins; nothing for other bodies."""
+    try:
+        fields = msgspec.json.decode(body)
+        return prefix_keys(text_of(fields)) if isinstance(fields, dict) else []
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
+def build(arguments: dict[str, str]) -> serve.Application:
+    """The application.
+
+    Args:
+        arguments: "model", a file that all nodes have; "replicas", a number, or "most_replicas",
+            with which Ray starts as many as there is work for; "cpus" and "gpus" of each; "name";
+            all others are arguments of `LLM`.
+    """
+    known = dict(arguments)
+    model = known.pop("model")
+    name = known.pop("name", Path(model).stem)
+    most = known.pop("most_replicas", None)
+    replicas = int(known.pop("replicas", "1"))
+    resources = {
+        "num_cpus": float(known.pop("cpus", "1")),
+        "num_gpus": float(known.pop("gpus", "0")),
+    }
+    engine_arguments = {key: _value(text) for key, text in known.items()}
+    n_parallel = int(engine_arguments.setdefault("n_parallel", 16))
+    settings = ServerSettings(EngineOptions(model, engine_arguments), name)
+    options: dict[str, Any] = {
+        "max_ongoing_requests": n_parallel + settings.queue,
+        "ray_actor_options": resources,
+    }
+    if most is None:
+        options["num_replicas"] = replicas
+    else:
+        options["autoscaling_config"] = AutoscalingConfig(
+            min_replicas=replicas, max_replicas=int(most), target_ongoing_requests=n_parallel / 2
+        )
+    engine: Any = Engine
+    gate: Any = Gate
+    return gate.bind(engine.options(**options).bind(settings))
+
+
+def _value(text: str) -> Any:
+    """A number or a truth value, if the text is one."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
