@@ -69,6 +69,7 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
         ssl_key=values["ssl_key_file"],
         ssl_cert=values["ssl_cert_file"],
         drain=values["drain"],
+        log_file=values["log_file"],
     )
 
     def ready(facts: Facts) -> None:

@@ -191,4 +191,12 @@ SERVER_OPTIONS: list[click.Parameter] = [
         default=True,
         help="Whether /slots tells what runs.  [default: slots]",
     ),
+    option(
+        "--log-file",
+        panel=PANEL,
+        llama_env="LOG_FILE",
+        metavar="FILE",
+        help="A file for a line of JSON about each request, - for stderr: path, status, "
+        "milliseconds, tokens; never texts or keys. [default: none]",
+    ),
 ]

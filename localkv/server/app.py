@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from localkv.server.dialects.anthropic_messages import count_tokens, messages
+from localkv.server.dialects.metrics import metrics
 from localkv.server.dialects.native_completion import completion
 from localkv.server.dialects.native_server import change_props, props, slots
 from localkv.server.dialects.native_tokens import apply_template, detokenize, tokenize
@@ -34,6 +35,7 @@ from localkv.server.guard import Guard
 from localkv.server.json_answer import json_response
 from localkv.server.openapi import described
 from localkv.server.page_files import cache_meter, page
+from localkv.server.recorder import Recorder
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
 
@@ -68,6 +70,7 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/api/show", POST, show),
     ("/api/ps", GET, running),
     ("/api/version", GET, version),
+    ("/metrics", GET, metrics),
     *((path, [*GET, *POST, "DELETE"], not_supported) for path in MISSING),
 ]
 """Path, methods, and who answers."""
@@ -111,7 +114,11 @@ def application(front: Front) -> Starlette:
             for path, methods, endpoint in ENDPOINTS
         ],
         exception_handlers={RequestError: refused, HTTPException: not_found, Exception: broken},
-        middleware=[*_cors(front), Middleware(Guard, front=front)],
+        middleware=[
+            Middleware(Recorder, front=front),
+            *_cors(front),
+            Middleware(Guard, front=front),
+        ],
         lifespan=lifespan,
     )
 

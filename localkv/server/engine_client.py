@@ -15,6 +15,7 @@ import msgspec
 from localkv.chat.engine import EngineOptions, EngineStoppedError
 from localkv.errors import ContextOverflowError, LocalKVError, UsageError
 from localkv.server.failures import RequestError
+from localkv.server.observed_texts import ObservedTexts
 from localkv.server.open_texts import OpenTexts
 from localkv.server.wire import (
     LENGTH,
@@ -63,6 +64,9 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
     Args:
         client: runs them.
         ids: the client's numbers of the texts.
+
+    Attributes:
+        observer: is told what happens to them.
     """
 
     def __init__(self, client: EngineClient, ids: Sequence[int]) -> None:
@@ -74,12 +78,14 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
         self._news = asyncio.Event()
         self._error: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.observer: ObservedTexts | None = None
 
     def end_after(self, seconds: float) -> None:
         """Let those that have not ended by then fail, with status 504."""
         error = RequestError(504, f"the request took more than {seconds:g} s", "see --timeout")
 
         def expire() -> None:
+            self.break_off("timeout")
             self._client.forget(self._open)
             self.fail(error)
 
@@ -88,6 +94,8 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
     def put(self, event: Event) -> None:
         """An event of one of the texts."""
         self._events.append((self._numbers[event.id], event))
+        if self.observer is not None:
+            self.observer.take(event)
         if isinstance(event, Ended | Refused):
             self._open.discard(event.id)
             self._forget_deadline()
@@ -96,6 +104,11 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
     def _forget_deadline(self) -> None:
         if self._timer is not None and not self._open:
             self._timer.cancel()
+
+    def break_off(self, why: str) -> None:
+        """Those that are open will not be complete."""
+        if self.observer is not None:
+            self.observer.broke_off(self._open, why)
 
     def fail(self, error: Exception) -> None:
         """No further event will come."""
@@ -139,6 +152,7 @@ class Texts(AsyncIterator[list[tuple[int, Event]]]):
 
     def close(self) -> None:
         """Nobody reads the rest: let the engine end them."""
+        self.break_off("disconnected")
         self._client.forget(self._open)
         self._open = set()
         self._forget_deadline()
@@ -326,6 +340,7 @@ class EngineClient:
         self._stderr.close()
         self._loaded.set()
         for texts in set(self._texts.values()):
+            texts.break_off("engine")
             texts.fail(EngineStoppedError(str(self._failure)))
         self._texts.clear()
 

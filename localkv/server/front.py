@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -15,11 +15,17 @@ from localkv.loader.chat_prompt import ChatPrompt
 from localkv.sampling.params import SamplingParams
 from localkv.server.engine_client import Texts
 from localkv.server.failures import RequestError, as_request_error, context_error
+from localkv.server.observed_texts import ObservedTexts
 from localkv.server.prompt_model import PromptModel
+from localkv.server.request_record import current
 from localkv.server.sampling_fields import SamplingFields, sampling_params
 from localkv.server.settings import ServerSettings
 from localkv.server.supervisor import Supervisor
 from localkv.server.wire import Facts, Opening, Submit
+
+if TYPE_CHECKING:
+    from localkv.server.access_log import AccessLog
+    from localkv.server.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -34,19 +40,27 @@ class Front:
     Attributes:
         started: seconds since 1970.
         is_draining: the server takes no new requests.
+        log: of requests, if there is one.
+        metrics: once the tokenizer is there.
     """
 
-    def __init__(self, settings: ServerSettings, supervisor: Supervisor) -> None:
+    def __init__(
+        self, settings: ServerSettings, supervisor: Supervisor, log: AccessLog | None = None
+    ) -> None:
         self.settings = settings
         self.supervisor = supervisor
         self.started = int(time.time())
         self.is_draining = False
+        self.log = log
+        self.metrics: Metrics | None = None
         self._model: PromptModel | None = None
         self._error: LocalKVError | None = None
         self._model_ready = asyncio.Event()
 
     async def load(self) -> None:
-        """Build the tokenizer, beside the event loop."""
+        """Build the tokenizer, and metrics, beside the event loop."""
+        metrics = await asyncio.to_thread(_new_metrics, self.supervisor)
+        self.metrics, self.supervisor.client.on_status = metrics, metrics.take_status
         options = self.settings.engine
         try:
             self._model = await asyncio.to_thread(
@@ -180,7 +194,14 @@ class Front:
         try:
             texts = client.submit(requests)
             texts.end_after(self.settings.timeout)
-            await texts.begun()
+            if self.metrics is not None:
+                n_prompts = dict(zip(texts.ids, (len(one.ids) for one in requests), strict=True))
+                texts.observer = ObservedTexts(self.metrics, current.get(), n_prompts)
+            try:
+                await texts.begun()
+            except asyncio.CancelledError:
+                texts.close()
+                raise
         except LocalKVError as error:
             raise as_request_error(error) from error
         return texts
@@ -205,6 +226,13 @@ class Front:
         """
         given = next((most for most in asked if most is not None), self.settings.max_tokens)
         return None if given is None or given < 0 else given
+
+
+def _new_metrics(supervisor: Supervisor) -> Metrics:
+    """Metrics, whose library takes a while to import."""
+    from localkv.server.metrics import Metrics
+
+    return Metrics(supervisor)
 
 
 def with_seed(request: Submit, number: int) -> Submit:

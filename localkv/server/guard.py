@@ -66,7 +66,7 @@ class Guard:
             number = self._keys.number(given_key(headers))
             if number is None:
                 raise RequestError(401, "Invalid API Key", headers={"www-authenticate": "Bearer"})
-            scope["state"]["key"] = number
+            scope["state"]["record"].key = number
         if self._front.is_draining and path not in WHILE_DRAINING:
             raise RequestError(
                 503,

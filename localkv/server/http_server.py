@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from localkv.errors import UsageError, printable
+from localkv.server.access_log import AccessLog
 from localkv.server.app import application
 from localkv.server.connection import IDLE_SECONDS, Connection
 from localkv.server.front import Front
@@ -136,7 +137,8 @@ async def serve(
     """
     _allow_open_files()
     supervisor = Supervisor(settings.engine, say)
-    front = Front(settings, supervisor)
+    log = None if settings.log_file is None else AccessLog(settings.log_file, say)
+    front = Front(settings, supervisor, log)
     server = _Uvicorn(uvicorn_config(settings, front))
     sock = listening(settings.host, settings.port)
     with contextlib.closing(sock):
@@ -175,6 +177,8 @@ async def _run(
             await serving
         for task in (running, loading, stopping):
             task.cancel()
+        if front.log is not None:
+            front.log.close()
 
 
 async def _drained(server: _Uvicorn, seconds: float, hurries: asyncio.Event) -> None:

@@ -33,6 +33,7 @@ class ServerSettings:
         is_insecure: listen for other machines without a key.
         ssl_key, ssl_cert: files in PEM; None for no TLS.
         drain: seconds that running requests have when the server ends.
+        log_file: where a line for each request goes; "-" for stderr, None for nowhere.
     """
 
     engine: EngineOptions
@@ -54,3 +55,4 @@ class ServerSettings:
     ssl_key: str | None = None
     ssl_cert: str | None = None
     drain: float = 30.0
+    log_file: str | None = None

@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from localkv.chat.engine import EngineOptions
 from localkv.server.engine_client import EngineClient, EngineFailedError
-from localkv.server.wire import Facts, Progress
+from localkv.server.wire import Facts, Progress, Status
 
 MOST_DEATHS, WITHIN_SECONDS = 3, 60.0
 """So many engines may die in so short a time; then the server ends."""
@@ -42,7 +44,18 @@ class Supervisor:
         self._progress = Progress("header")
         self._deaths = deque[float](maxlen=MOST_DEATHS)
         self._is_stopping = False
+        self._before = Status()
         self.client = self._new_client()
+
+    @property
+    def total(self) -> Status:
+        """What all engines did so far; the rest is that of the one that runs."""
+        now, before = self.client.status, self._before
+        counts = {
+            name: getattr(now, name) + getattr(before, name)
+            for name in ("n_steps", "n_generated", "n_prompt", "n_reused", "n_preempted")
+        }
+        return msgspec.structs.replace(now, **counts)
 
     def _new_client(self) -> EngineClient:
         return EngineClient(self._options, self._note, self._command)
@@ -94,6 +107,7 @@ class Supervisor:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             self.n_restarts += 1
+            self._before = self.total
             on_status, self.client = self.client.on_status, self._new_client()
             self.client.on_status = on_status
 

@@ -1,0 +1,18 @@
+"""`/metrics`, for Prometheus."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localkv.server.failures import RequestError
+from localkv.server.front import Front
+
+
+async def metrics(front: Front, request: Request) -> Response:
+    """GET /metrics: what the server does and did, in Prometheus' text format."""
+    from localkv.server.metrics import CONTENT_TYPE
+
+    if front.metrics is None:
+        raise RequestError(503, "the server is starting", headers={"retry-after": "1"})
+    return Response(front.metrics.text(), media_type=CONTENT_TYPE)

@@ -1,0 +1,211 @@
+"""What Prometheus reads: our names, and those of vLLM and llama-server for what is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from localkv.server.request_record import RequestRecord
+from localkv.server.supervisor import Supervisor
+from localkv.server.wire import Status
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SHORT = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1, 2.5)
+LONG = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+STEPS = (1, 2, 5, 10, 20, 30, 50, 80, 120, 200, 300, 500, 1000, 5000)
+
+
+class Metrics:
+    """Counts what happens.
+
+    Args:
+        supervisor: its engine's status is read, too.
+    """
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._supervisor = supervisor
+
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"localkv_{name}", words, labels, registry=registry)
+
+        def seconds(name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"localkv_{name}_seconds", words, buckets=buckets, registry=registry)
+
+        self.http = counter("http_requests", "HTTP requests by status.", "status")
+        self.ended = counter("texts_ended", "Texts by the reason of their end.", "reason")
+        self.prompt = counter("prompt_tokens", "Tokens of prompts that were evaluated.")
+        self.prefix_asked = counter("prefix_asked_tokens", "Tokens of prompts.")
+        self.prefix_hit = counter("prefix_hit_tokens", "Tokens of prompts found in the cache.")
+        self.generated = counter("generated_tokens", "Tokens that were drawn.")
+        self.drafted = counter("drafted_tokens", "Tokens that were guessed.")
+        self.accepted = counter("accepted_tokens", "Tokens that were guessed rightly.")
+        self.prompt_seconds = counter("prompt_seconds", "Seconds until first tokens.")
+        self.decode_seconds = counter("decode_seconds", "Seconds between first and last tokens.")
+        self.first_token = seconds("first_token", "From a request to its first token.", LONG)
+        self.next_token = seconds("next_token", "From a token to the next.", SHORT)
+        self.request_seconds = seconds("text", "From a request to the end of its text.", LONG)
+        self.steps = Histogram(
+            "localkv_step_milliseconds",
+            "Steps of the engine by the requests that generate in it; those with a part of a "
+            "prompt apart.",
+            ["rows"],
+            buckets=STEPS,
+            registry=registry,
+        )
+        registry.register(_Engine(self, supervisor))
+
+    def take_status(self, status: Status) -> None:
+        """The engine has made a step."""
+        n_rows, n_prompt = status.rows
+        if status.step_ms:
+            self.steps.labels("prompt" if n_prompt else rows_label(n_rows)).observe(status.step_ms)
+
+    def answered(self, record: RequestRecord) -> None:
+        """A request is done."""
+        self.http.labels(record.status).inc()
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' format."""
+        return generate_latest(self.registry)
+
+
+def rows_label(n_rows: int) -> str:
+    """Powers of two: the number of rows, or the next larger one."""
+    return str(1 << max(0, n_rows - 1).bit_length())
+
+
+class _Engine(Collector):
+    """What the engine's status says, and other programs' names of what is counted."""
+
+    def __init__(self, metrics: Metrics, supervisor: Supervisor) -> None:
+        self._metrics, self._supervisor = metrics, supervisor
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._own()
+        yield from self._vllm()
+        yield from self._llama()
+
+    def _own(self) -> Iterator[Metric]:
+        status, facts = self._supervisor.client.status, self._supervisor.facts
+        yield _gauge("localkv_requests_running", "Requests that run.", status.running)
+        yield _gauge("localkv_requests_waiting", "Requests that wait.", status.waiting)
+        yield _gauge("localkv_engine_up", "Whether the model is loaded.", facts is not None)
+        pages = GaugeMetricFamily(
+            "localkv_cache_pages",
+            "Pages of the cache: of requests that run, only of texts that are kept, of nobody.",
+            labels=["state"],
+        )
+        n_pages = 0 if facts is None else facts.n_pages
+        pages.add_metric(["running"], status.pages_running)
+        pages.add_metric(["kept"], status.pages_kept)
+        pages.add_metric(["free"], n_pages - status.pages_running - status.pages_kept)
+        yield pages
+        yield _gauge("localkv_cache_pages_shared", "Those of several texts.", status.pages_shared)
+        yield _gauge("localkv_cache_bytes", "Of K and V.", facts.cache_bytes if facts else 0)
+        yield _counter("localkv_preemptions", "Requests that gave way.", self._n("n_preempted"))
+        yield _counter("localkv_steps", "Steps of the engine.", self._n("n_steps"))
+        restarts = self._supervisor.n_restarts
+        yield _counter("localkv_engine_restarts", "Engines that died.", restarts)
+
+    def _n(self, name: str) -> float:
+        """A count of this engine and of those before it."""
+        value: float = getattr(self._supervisor.total, name)
+        return value
+
+    def _vllm(self) -> Iterator[Metric]:
+        status, facts, counts = (
+            self._supervisor.client.status,
+            self._supervisor.facts,
+            self._metrics,
+        )
+        n_pages = facts.n_pages if facts else 0
+        used = status.pages_running / n_pages if n_pages else 0.0
+        yield _gauge("vllm:num_requests_running", "localkv_requests_running", status.running)
+        yield _gauge("vllm:num_requests_waiting", "localkv_requests_waiting", status.waiting)
+        yield _gauge("vllm:kv_cache_usage_perc", "1 is all pages of running requests.", used)
+        for name, counted in (
+            ("prompt_tokens", counts.prefix_asked),
+            ("generation_tokens", counts.generated),
+            ("prefix_cache_queries", counts.prefix_asked),
+            ("prefix_cache_hits", counts.prefix_hit),
+            ("spec_decode_num_draft_tokens", counts.drafted),
+            ("spec_decode_num_accepted_tokens", counts.accepted),
+        ):
+            yield _counter(f"vllm:{name}", _name(counted), _value(counted))
+        n_preempted = self._n("n_preempted")
+        yield _counter("vllm:num_preemptions", "localkv_preemptions", n_preempted)
+        for name, histogram in (
+            ("time_to_first_token_seconds", counts.first_token),
+            ("inter_token_latency_seconds", counts.next_token),
+            ("e2e_request_latency_seconds", counts.request_seconds),
+        ):
+            yield _renamed(histogram, f"vllm:{name}")
+
+    def _llama(self) -> Iterator[Metric]:
+        status, counts = self._supervisor.client.status, self._metrics
+        n_steps = self._n("n_steps")
+        for name, words, value in (
+            ("prompt_tokens", "localkv_prompt_tokens", _value(counts.prompt)),
+            ("prompt_tokens_cached", "localkv_prefix_hit_tokens", _value(counts.prefix_hit)),
+            ("prompt_seconds", "localkv_prompt_seconds", _value(counts.prompt_seconds)),
+            ("tokens_predicted", "localkv_generated_tokens", _value(counts.generated)),
+            ("tokens_predicted_seconds", "localkv_decode_seconds", _value(counts.decode_seconds)),
+            ("n_decode", "localkv_steps", n_steps),
+            ("spec_decode_num_draft_tokens", "localkv_drafted_tokens", _value(counts.drafted)),
+            ("spec_decode_num_accepted_tokens", "localkv_accepted_tokens", _value(counts.accepted)),
+        ):
+            yield _counter(f"llamacpp:{name}", words, value)
+        for name, words, value in (
+            ("prompt_tokens_seconds", "Tokens of prompts per second.", self._rate("prompt")),
+            ("predicted_tokens_seconds", "Tokens drawn per second.", self._rate("decode")),
+            ("requests_processing", "localkv_requests_running", status.running),
+            ("requests_deferred", "localkv_requests_waiting", status.waiting),
+            (
+                "n_busy_slots_per_decode",
+                "Tokens drawn in a step.",
+                _value(counts.generated) / max(1.0, n_steps),
+            ),
+        ):
+            yield _gauge(f"llamacpp:{name}", words, value)
+
+    def _rate(self, of: str) -> float:
+        counts = self._metrics
+        tokens, seconds = (
+            (counts.prompt, counts.prompt_seconds)
+            if of == "prompt"
+            else (counts.generated, counts.decode_seconds)
+        )
+        return _value(tokens) / max(1e-9, _value(seconds)) if _value(seconds) else 0.0
+
+
+def _gauge(name: str, words: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, words, value=float(value))
+
+
+def _counter(name: str, words: str, value: float) -> Metric:
+    return CounterMetricFamily(name, words, value=float(value))
+
+
+def _name(counter: Counter) -> str:
+    name: str = next(iter(counter.collect())).name
+    return name
+
+
+def _value(counter: Counter) -> float:
+    return float(next(iter(counter.collect())).samples[0].value)
+
+
+def _renamed(histogram: Histogram, name: str) -> Metric:
+    """The same under another name."""
+    family = next(iter(histogram.collect()))
+    other = Metric(name, family.name, "histogram")
+    other.samples = [
+        sample._replace(name=name + sample.name.removeprefix(family.name))
+        for sample in family.samples
+    ]
+    return other

@@ -1,0 +1,53 @@
+"""Notes what becomes of each request: the outermost part of the application."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localkv.server.request_record import RequestRecord, current, request_id
+
+if TYPE_CHECKING:
+    from localkv.server.front import Front
+
+LOST = 499
+"""nginx's status of a request whose client was gone before an answer."""
+
+
+class Recorder:
+    """Gives each request an id, and writes its line into the log.
+
+    Args:
+        app: answers.
+        front: has the log and the metrics, if there are any.
+    """
+
+    def __init__(self, app: ASGIApp, front: Front) -> None:
+        self._app, self._front = app, front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        record = RequestRecord(request_id(given), scope["method"], scope["path"])
+        scope.setdefault("state", {})["record"] = record
+        token = current.set(record)
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            current.reset(token)
+            record.status = record.status or LOST
+            if self._front.metrics is not None:
+                self._front.metrics.answered(record)
+            if self._front.log is not None:
+                self._front.log.write(record)

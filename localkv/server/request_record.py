@@ -1,0 +1,48 @@
+"""What is noted of a request while it is answered, for the log and the metrics."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass
+class RequestRecord:
+    """One request; nothing here tells what it is about.
+
+    Attributes:
+        id: the client's, or one of ours.
+        key: the number of its API key; 0 for none.
+        n_prompt, n_cached, n_generated: tokens of all its texts.
+        ended: why texts of it ended before they were complete.
+    """
+
+    id: str
+    method: str
+    path: str
+    key: int = 0
+    status: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    ended: str = ""
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """Since it came."""
+        return time.perf_counter() - self.started
+
+
+current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
+"""The request that a task answers."""
+
+
+def request_id(given: str) -> str:
+    """A client's id of a request if it is one, else one of ours."""
+    return given if _GIVEN_ID.fullmatch(given) else secrets.token_hex(8)
