@@ -14,6 +14,7 @@ from localkv.server.front import Front, opening_of
 from localkv.server.sampling_fields import SamplingFields, stop_strings
 from localkv.server.structure import grammar_of
 from localkv.server.wire import Submit
+from localkv.tool_calls.reader import CallReader
 
 MOST_CHOICES = 128
 
@@ -63,7 +64,7 @@ async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
     """
     return await front.conversation(
         body.messages,
-        tools=body.tools,
+        tools=None if body.tool_choice == "none" else body.tools,
         template_kwargs=_template_kwargs(body),
         enable_thinking=body.enable_thinking,
         reasoning_budget=body.thinking_budget_tokens,
@@ -80,6 +81,16 @@ async def begun(front: Front, body: ChatBody) -> Answers:
     """
     front.check_model(body.model)
     _check(body)
+    model = await front.model()
+    family, tools, calls = await front.apart(
+        model.calls,
+        body.tools or (),
+        body.tool_choice or "auto",
+        parallel=body.parallel_tool_calls is not False,
+    )
+    grammar = await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar)
+    if grammar is not None and tools:
+        raise unsupported("a grammar or a schema beside tools", 'set tool_choice to "none"')
     prompt = await rendered(front, body)
     n = body.n or 1
     logprobs = None
@@ -94,12 +105,17 @@ async def begun(front: Front, body: ChatBody) -> Answers:
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         chat=opening_of(prompt),
-        grammar=await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar),
+        grammar=grammar or calls,
     )
     texts = await front.begin(submit, n)
     opened = prompt.reasoning.open if prompt.reasoning and not prompt.opening else ""
     keeps = body.reasoning_format == "none"
-    readers = [AnswerReader(keeps_reasoning=keeps, opened=opened) for _ in range(n)]
+    readers = [
+        AnswerReader(
+            CallReader(family, tools) if tools else None, keeps_reasoning=keeps, opened=opened
+        )
+        for _ in range(n)
+    ]
     return Answers(texts, readers)
 
 

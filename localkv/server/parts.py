@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from localkv.server.answer import CallArguments, CallBegun, Delta, Reasoning
+from localkv.server.answer import Delta, Reasoning
+from localkv.tool_calls.events import CallArguments, CallBegun
 
 
 @dataclass

@@ -14,6 +14,12 @@ from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.template_process import start_ahead
+from localkv.structured.grammar import Grammar
+from localkv.tool_calls.bare_json import GENERIC
+from localkv.tool_calls.call_grammar import call_grammar
+from localkv.tool_calls.detection import family_of
+from localkv.tool_calls.family import Family
+from localkv.tool_calls.tools import Tools
 
 
 class PromptModel(TextModel):
@@ -45,6 +51,25 @@ class PromptModel(TextModel):
     def template(self) -> ChatTemplate | None:
         """What conversations are rendered with, if there is anything."""
         return self._own or self.chat_template
+
+    def calls(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        choice: str | Mapping[str, Any],
+        *,
+        parallel: bool,
+    ) -> tuple[Family, Tools, Grammar | None]:
+        """How the model writes calls, the tools that it may call, and what its answer keeps to.
+
+        Raises:
+            UsageError: a tool is none, or not there, or no grammar is for what is required.
+        """
+        known = Tools(tools, choice, parallel=parallel)
+        template = self._own or self.tool_template
+        if template is None or not known:
+            return GENERIC, known, None
+        family = family_of(template)
+        return family, known, call_grammar(family, known, self.tokenizer)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """A conversation as the model reads it. `TextModel.chat_prompt` describes the arguments.

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from localkv.server.answer import AnswerReader, CallArguments, CallBegun
+from localkv.server.answer import AnswerReader
 from localkv.server.answers import Answers
 from localkv.server.dialects.ollama_answer import OllamaAnswer
 from localkv.server.dialects.ollama_request import ChatRequest, Options, chat_body
+from localkv.tool_calls.events import CallArguments, CallBegun
 from support.server import RunningServer
 
 MESSAGES = [{"role": "user", "content": "Tell me of a dog."}]

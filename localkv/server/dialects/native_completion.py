@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv.engine.logprobs import TokenLogprob, as_openai
-from localkv.server.answer import AnswerReader, Content, Delta
+from localkv.server.answer import AnswerReader, Delta
 from localkv.server.answers import Answers
 from localkv.server.dialects.openai_completions import check_choices, submits
 from localkv.server.event_stream import event, event_stream
@@ -25,6 +25,7 @@ from localkv.server.structure import grammar_of
 from localkv.server.text_prompt import GivenPrompts, text_prompts
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Accepted, Ended, Event, Piece, Reading, Submit
+from localkv.tool_calls.events import Content
 
 MISSING = object()
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from localkv.engine.logprobs import TokenLogprob, as_openai
-from localkv.server.answer import AnswerReader, CallArguments, CallBegun, Content, Delta, Reasoning
+from localkv.server.answer import AnswerReader, Delta, Reasoning
 from localkv.server.answers import Answers
 from localkv.server.chat_request import begun
 from localkv.server.dialects.ollama_request import (
@@ -35,6 +35,7 @@ from localkv.server.sampling_fields import stop_strings
 from localkv.server.structure import grammar_of
 from localkv.server.text_prompt import text_prompts
 from localkv.server.wire import Ended, Event, Piece
+from localkv.tool_calls.events import CallArguments, CallBegun, Content
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv.engine.logprobs import TokenLogprob, as_openai
-from localkv.server.answer import AnswerReader, CallArguments, CallBegun, Content, Delta, Reasoning
+from localkv.server.answer import AnswerReader, Delta, Reasoning
 from localkv.server.answers import Answers
 from localkv.server.chat_request import ChatBody, begun
 from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
@@ -19,6 +19,7 @@ from localkv.server.json_answer import json_answer
 from localkv.server.json_body import decoded, takes
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading
+from localkv.tool_calls.events import CallArguments, CallBegun, Content
 
 
 class Choice:

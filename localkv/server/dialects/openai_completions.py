@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localkv.engine.logprobs import LEAST, TokenLogprob, as_openai
-from localkv.server.answer import AnswerReader, Content, Delta
+from localkv.server.answer import AnswerReader, Delta
 from localkv.server.answers import Answers
 from localkv.server.chat_request import MOST_CHOICES, StreamOptions
 from localkv.server.dialects.openai_answer import FINISH_REASONS, OpenAIAnswer
@@ -24,6 +24,7 @@ from localkv.server.structure import grammar_of
 from localkv.server.text_prompt import GivenPrompts, TextPrompt, text_prompts
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading, Submit
+from localkv.tool_calls.events import Content
 
 
 class CompletionBody(SamplingFields, kw_only=True):
