@@ -46,6 +46,7 @@ from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.model_spec import model_spec
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.weights import load_model
+from localkv.memory.cache_tokens import USUAL_CONTEXTS, tokens_in_bytes, tokens_that_fit
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
 from localkv.option_names import check_options, keywords
@@ -122,7 +123,10 @@ class LLM(TextModel):
         n_batch: most prompt tokens evaluated at a time.
         n_parallel: texts that are generated at the same time: by `complete_many`, and by streams
             that several threads read, or one in turn.
-        n_cache_tokens: tokens that the cache holds of all of them together; None for `n_ctx` each.
+        n_cache_tokens: tokens that the cache holds of all of them together; None for `n_ctx` each,
+            "fit" for four contexts, or what free memory has room for, if that is less.
+        n_cache_bytes: bytes that K and V of all of them take together, instead of that; as many
+            tokens as fit into them.
         step_ms: milliseconds that a step of all of them should take, on which it depends how long
             texts wait while another one's prompt is read; None is 120, or 30 on a GPU.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
@@ -193,7 +197,8 @@ class LLM(TextModel):
         cpu_strict: bool = False,
         n_batch: int = 512,
         n_parallel: int = 1,
-        n_cache_tokens: int | None = None,
+        n_cache_tokens: int | Literal["fit"] | None = None,
+        n_cache_bytes: int | None = None,
         step_ms: float | None = None,
         exact: bool = True,
         override_pre: str | None = None,
@@ -219,7 +224,8 @@ class LLM(TextModel):
         for option, value in (
             ("n_batch", n_batch),
             ("n_parallel", n_parallel),
-            ("n_cache_tokens", n_cache_tokens),
+            ("n_cache_tokens", None if n_cache_tokens == "fit" else n_cache_tokens),
+            ("n_cache_bytes", n_cache_bytes),
             ("n_threads", n_threads),
             ("n_threads_batch", n_threads_batch),
         ):
@@ -237,7 +243,7 @@ class LLM(TextModel):
             cache_type_k or CacheConfig.type_k,
             cache_type_v or CacheConfig.type_v,
             n_sequences=n_parallel,
-            n_tokens=n_cache_tokens,
+            n_tokens=None if n_cache_tokens == "fit" else n_cache_tokens,
             kv_rotation=kv_rotation,
             type_k_swa=cache_type_k_swa,
             type_v_swa=cache_type_v_swa,
@@ -291,6 +297,15 @@ class LLM(TextModel):
             is_file=use_mmap,
             changed=changed_tensors(smoothing, self.config, self.gguf.tensors),
         )
+        if n_cache_bytes is not None:
+            n_tokens = tokens_in_bytes(memory, self.cache, n_cache_bytes)
+            if n_tokens == n_parallel * self.cache.n_ctx:
+                self.warnings.append(
+                    f"the cache takes no more than {n_tokens:,} tokens need, {n_parallel} contexts"
+                )
+            self.cache = replace(self.cache, n_tokens=n_tokens)
+        elif n_cache_tokens == "fit":
+            self._fit_cache(memory, free_memory(backend) if fit == "on" else None)
         if fit == "on":
             self._check_fit(memory, backend)
         matrix_types = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
@@ -375,6 +390,22 @@ class LLM(TextModel):
             if name in _HELD:
                 raise ModelClosedError
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _fit_cache(self, memory: ModelMemory, budget: Budget | None) -> None:
+        """Give the cache of several texts as many tokens as there is room for.
+
+        Raises:
+            DoesNotFitError: there is none for one context.
+        """
+        if budget is not None:
+            check_fit(memory, replace(self.cache, n_sequences=1), budget)
+        n_tokens, n_ctx = tokens_that_fit(memory, self.cache, budget), self.cache.n_ctx
+        if n_tokens < min(USUAL_CONTEXTS, self.cache.n_sequences) * n_ctx:
+            self.warnings.append(
+                f"free memory has room for {n_tokens:,} tokens of all texts together, "
+                f"{n_tokens / n_ctx:.1f} contexts; fewer bits of K and V make room for more"
+            )
+        self.cache = replace(self.cache, n_tokens=n_tokens)
 
     def _check_fit(self, memory: ModelMemory, backend: Backend) -> None:
         """Refuse or warn of a model that does not fit, if free memory is known."""

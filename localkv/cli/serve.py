@@ -29,6 +29,8 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
     keys = read_keys(values["api_key"], values["api_key_file"])
     if (values["ssl_cert_file"] is None) != (values["ssl_key_file"] is None):
         raise UsageError("https needs both --ssl-cert-file and --ssl-key-file")
+    if values["cache_tokens"] is not None and values["cache_size"] is not None:
+        raise UsageError("--cache-tokens and --cache-size exclude each other")
     if unnamed := named_or_shipped(values):
         note(unnamed)
     path = model_file(values)
@@ -47,6 +49,9 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
     arguments = loading_arguments(values) | profile
     arguments["n_parallel"] = values["parallel"]
     arguments["n_cache_tokens"] = values["cache_tokens"]
+    arguments["n_cache_bytes"] = values["cache_size"]
+    if values["cache_tokens"] is None and values["cache_size"] is None:
+        arguments["n_cache_tokens"] = "fit"
     arguments["step_ms"] = values["step_ms"]
     names = _listed(alias) or (Path(path).stem,)
     settings = ServerSettings(

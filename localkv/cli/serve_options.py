@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localkv.cli.option_types import Whole
+from localkv.cli.option_types import Whole, byte_size_of
 from localkv.cli.options import flag, option
 
 PANEL, ACCESS = "Server", "Access"
@@ -55,7 +55,15 @@ SERVER_OPTIONS: list[click.Parameter] = [
         panel=PANEL,
         type=Whole(1),
         metavar="N",
-        help="Tokens that the cache holds of all requests together. [default: four contexts]",
+        help="Tokens that the cache holds of all requests together. [default: four contexts, or "
+        "what free memory has room for]",
+    ),
+    option(
+        "--cache-size",
+        panel=PANEL,
+        callback=byte_size_of,
+        metavar="SIZE",
+        help="The same in bytes, such as 4GiB: as many tokens as fit into them.",
     ),
     option(
         "-n",

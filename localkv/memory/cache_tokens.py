@@ -1,0 +1,72 @@
+"""How many tokens a cache of all requests together is given: from bytes, or from what is free."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from localkv.cache.layout import PAGE_TOKENS, pages_for
+from localkv.errors import UsageError, byte_size
+
+if TYPE_CHECKING:
+    from localkv.config import CacheConfig
+    from localkv.memory.plan import ModelMemory
+    from localkv.system.machine_memory import Budget
+
+USUAL_CONTEXTS = 4
+"""Contexts that many requests share, unless somebody says otherwise."""
+
+
+def tokens_in_bytes(memory: ModelMemory, cache: CacheConfig, n_bytes: int) -> int:
+    """The most tokens, in whole pages, whose K and V take at most `n_bytes`; never more than all
+    sequences can have.
+
+    Raises:
+        UsageError: not even a page does.
+    """
+    least = _bytes(memory, cache, PAGE_TOKENS)
+    if least > n_bytes:
+        raise UsageError(
+            f"K and V of {PAGE_TOKENS} tokens take {byte_size(least)}, more than a cache of "
+            f"{byte_size(n_bytes)}",
+            hint="give the cache more, or use smaller types of K and V",
+        )
+    whole = cache.n_sequences * cache.n_ctx
+    if _bytes(memory, cache, whole) <= n_bytes:
+        return whole
+    return _most(lambda n: _bytes(memory, cache, n) <= n_bytes, pages_for(whole))
+
+
+def tokens_that_fit(memory: ModelMemory, cache: CacheConfig, budget: Budget | None) -> int:
+    """Tokens of some contexts (`USUAL_CONTEXTS`), or as many as memory has room for, if that is
+    less; always one context's.
+
+    Args:
+        budget: free memory, if it is known.
+    """
+    wanted = min(USUAL_CONTEXTS, cache.n_sequences) * cache.n_ctx
+    if budget is None:
+        return wanted
+
+    def fits(n_tokens: int) -> bool:
+        return memory.plan(replace(cache, n_tokens=n_tokens)).resident <= budget.n_bytes
+
+    if fits(wanted):
+        return wanted
+    return max(cache.n_ctx, _most(fits, wanted // PAGE_TOKENS))
+
+
+def _bytes(memory: ModelMemory, cache: CacheConfig, n_tokens: int) -> int:
+    plan = memory.plan(replace(cache, n_tokens=n_tokens))
+    return plan.cache_k + plan.cache_v
+
+
+def _most(fits: Callable[[int], bool], most_pages: int) -> int:
+    """The largest number of tokens, in whole pages, that fits; 0 for none."""
+    most = 1
+    while most < most_pages and fits(most * PAGE_TOKENS):
+        most *= 2
+    pages = range(1, min(most, most_pages) + 1)
+    return PAGE_TOKENS * bisect_left(pages, True, key=lambda n: not fits(n * PAGE_TOKENS))
