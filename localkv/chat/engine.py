@@ -65,6 +65,8 @@ class EngineFacts:
     layers (`CacheGroup`). `n_batch`: most prompt tokens evaluated at a time.
     `pairs`: of each group, "q8_0/q4_0", where layers have types of their own.
     `n_threads_batch`: where several tokens are evaluated at once; None for the same as others.
+    `server`: the address of the one that it is loaded in; "" for a process of our own, and 0 is a
+    context that another one does not tell.
     `has_think_switch`, `takes_tools`: its chat template reads `enable_thinking`, and tools.
     """
 
@@ -97,6 +99,7 @@ class EngineFacts:
     pairs: tuple[str, ...] = ()
     kv_tail: int | None = None
     kv_sink: int | None = None
+    server: str = ""
 
     @property
     def threads(self) -> Threads:

@@ -44,6 +44,20 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         help="A Jinja template instead of the model's.",
     ),
     *chat_options("Chat"),
+    option(
+        "--server",
+        panel="Chat",
+        metavar="URL",
+        help="Talk with the model of a server that speaks OpenAI's API, such as localkv serve, "
+        "instead of one that is loaded here.",
+    ),
+    option(
+        "--api-key",
+        panel="Chat",
+        llama_env="API_KEY",
+        metavar="KEY",
+        help="The key that the server wants.",
+    ),
     flag("--continue", panel="Chat", help="Go on with the newest session, and its settings."),
     flag(
         "--exact",
@@ -78,6 +92,8 @@ def _run(
     chat_template_file: str | None,
     sessions: str | None,
     repair: bool,
+    server: str | None,
+    api_key: str | None,
     n_predict: int,
     stop: tuple[str, ...],
     ignore_eos: bool,
@@ -99,27 +115,28 @@ def _run(
         require_scales(asked_types(values), values["kv_scales"] is not None)
     if values["kv_scales"] is not None:
         read_kv_scales(values["kv_scales"])
-    if unnamed := named_or_shipped(values):
-        note(unnamed)
-    # errors are reported, and a missing model is fetched, before the screen opens
-    model = str(model_file(values))
-    if not Path(model).is_file():
-        from localkv.loader.gguf_file import open_gguf
-
-        open_gguf(model)
+    model = server or _local_model(values)
     from localkv.chat.engine import EngineOptions
     from localkv.chat.engine_process import EngineProcess
     from localkv.chat.session import ChatSession
     from localkv.chat.store import Store, default_path
     from localkv.tui.app import ChatApp
 
-    profile = profile_arguments(values, Path(model))
+    profile = {} if server else profile_arguments(values, Path(model))
     if "kv_bits" not in profile:
         say_preset(values)
     arguments = loading_arguments(values) | profile | speculation_arguments(values)
     if arguments["n_threads"] is None and arguments["cpus"] is None:
         arguments["n_threads"] = chat_threads()
     arguments["exact"] = values["exact"]
+    from localkv.chat.engine import ChatEngine
+    from localkv.chat.server_engine import ServerEngine, is_url
+
+    def engine(options: EngineOptions) -> ChatEngine:
+        if is_url(options.model):
+            return ServerEngine(options.model, api_key)
+        return EngineProcess(options)
+
     with closing(Store(sessions or default_path())) as store:
         session = ChatSession(
             store,
@@ -145,9 +162,22 @@ def _run(
             variables={**template_options["template_kwargs"], **thinking},
             uses=[name for name in ("tools", "reasoning_budget") if values[name] is not None],
         )
-        app = ChatApp(session, options, EngineProcess)
+        app = ChatApp(session, options, engine)
         app.run()
     return app.return_code or 0
+
+
+def _local_model(values: dict[str, Any]) -> str:
+    """The file of the model; errors are reported, and a missing one is fetched, before the screen
+    opens."""
+    if unnamed := named_or_shipped(values):
+        note(unnamed)
+    model = str(model_file(values))
+    if not Path(model).is_file():
+        from localkv.loader.gguf_file import open_gguf
+
+        open_gguf(model)
+    return model
 
 
 def _repair(sessions: str | None) -> int:

@@ -34,7 +34,7 @@ from localkv.server.front import Front
 from localkv.server.guard import Guard
 from localkv.server.json_answer import json_response
 from localkv.server.openapi import described
-from localkv.server.page_files import cache_meter, page
+from localkv.server.page_files import cache_meter, facts, page
 from localkv.server.recorder import Recorder
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
@@ -45,6 +45,7 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/", GET, page),
     ("/page/{name}", GET, page),
     ("/localkv/cache", GET, cache_meter),
+    ("/localkv/facts", GET, facts),
     ("/health", GET, health),
     ("/v1/health", GET, health),
     ("/models", GET, models),

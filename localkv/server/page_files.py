@@ -45,6 +45,11 @@ async def page(front: Front, request: Request) -> Response:
     return Response(content, media_type=media_type, headers=HEADERS)
 
 
+async def facts(front: Front, request: Request) -> Response:
+    """GET /localkv/facts: what a chat shows of the model (`EngineFacts`)."""
+    return json_response(front.facts.engine)
+
+
 async def cache_meter(front: Front, request: Request) -> Response:
     """GET /localkv/cache: what is in the cache of all requests together."""
     facts, status = front.facts, front.supervisor.client.status

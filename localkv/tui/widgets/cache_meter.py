@@ -60,15 +60,10 @@ class CacheMeter(_Meter):
             self.update(Content.styled("no model yet", "$muted"))
             return
         width = self.content_size.width or 32
-        self.update(
-            Content("\n").join(
-                [
-                    *_context_lines(state.facts, state.n_tokens, state.last, width),
-                    Content(""),
-                    *_cache_lines(cache_figures(state.facts), width),
-                ]
-            )
-        )
+        lines = _context_lines(state.facts, state.n_tokens, state.last, width)
+        if state.facts.layers:  # some servers do not tell
+            lines += [Content(""), *_cache_lines(cache_figures(state.facts), width)]
+        self.update(Content("\n").join(lines))
 
 
 def _context_lines(
@@ -81,7 +76,7 @@ def _context_lines(
             Content.styled("counting …", "$muted"),
             Content(""),
         ]
-    share = n_tokens / facts.n_ctx
+    share = n_tokens / facts.n_ctx if facts.n_ctx else 0.0
     left = max(0, facts.n_ctx - n_tokens)
     reused = f"{last.cached_tokens:,} of {last.prompt_tokens:,}" if last else "—"
     muted = "$muted"
@@ -131,21 +126,23 @@ class StatusLine(_Meter):
         if state.facts is None:
             self.update("")
             return
-        facts, figures = state.facts, cache_figures(state.facts)
+        facts = state.facts
         used = state.n_tokens
-        share = (used or 0) / facts.n_ctx
+        share = (used or 0) / facts.n_ctx if facts.n_ctx else 0.0
         line = Content.assemble(
             bar(share, 8, _fill_style(share)),
             f" {'…' if used is None else f'{used:,}'} of {facts.n_ctx:,}",
         )
         rate = state.tokens_per_second
         width = self.content_size.width or 76
-        for part in (
-            cache_types(figures),
-            Content(size(figures.n_bytes)),
-            Content(f"{rate:,.0f} tok/s" if rate else ""),
-            Content.styled("" if figures.is_f16 else f"f16: {size(figures.f16_bytes)}", "$muted"),
-        ):
+        speed = Content(f"{rate:,.0f} tok/s" if rate else "")
+        parts = [speed]
+        if facts.layers:
+            figures = cache_figures(facts)
+            f16 = "" if figures.is_f16 else f"f16: {size(figures.f16_bytes)}"
+            cache = [cache_types(figures), Content(size(figures.n_bytes))]
+            parts = [*cache, speed, Content.styled(f16, "$muted")]
+        for part in parts:
             if part and line.cell_length + 3 + part.cell_length <= width:
                 line = Content.assemble(line, "   ", part)
         self.update(line)

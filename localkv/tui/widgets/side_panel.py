@@ -29,10 +29,13 @@ class SidePanel(VerticalScroll, can_focus=False):
             Content.assemble(
                 (facts.name, "bold"),
                 "\n",
-                (
-                    f"{facts.architecture} · {size(facts.weight_bytes)} · "
-                    f"{facts.backend}, {facts.threads.in_words()}",
-                    "$muted",
-                ),
+                (facts.server or _runs_on(facts), "$muted"),
             )
         )
+
+
+def _runs_on(facts: EngineFacts) -> str:
+    return (
+        f"{facts.architecture} · {size(facts.weight_bytes)} · "
+        f"{facts.backend}, {facts.threads.in_words()}"
+    )

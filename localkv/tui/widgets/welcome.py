@@ -31,15 +31,18 @@ class Welcome(Static):
             facts: of the engine.
             carried: settings that came along from the chat before.
         """
-        figures = cache_figures(facts)
-        f16 = "" if figures.is_f16 else f"   f16 would take {size(figures.f16_bytes)}"
-        lines = [
-            Content.styled(facts.name, "bold"),
-            Content.styled(
-                f"{facts.n_ctx:,} tokens of context in {size(figures.n_bytes)}", "$muted"
-            ),
-            Content.assemble(cache_types(figures), (f16, "$muted")),
-        ]
+        lines = [Content.styled(facts.name, "bold")]
+        if facts.layers:
+            figures = cache_figures(facts)
+            f16 = "" if figures.is_f16 else f"   f16 would take {size(figures.f16_bytes)}"
+            lines += [
+                Content.styled(
+                    f"{facts.n_ctx:,} tokens of context in {size(figures.n_bytes)}", "$muted"
+                ),
+                Content.assemble(cache_types(figures), (f16, "$muted")),
+            ]
+        else:
+            lines.append(Content.styled(facts.server, "$muted"))
         if carried:
             lines += [Content(""), Content.styled("as before: " + ", ".join(carried), "$muted")]
         lines += [Content(""), Content.styled(_KEYS, "$muted")]
