@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import click
+
 from localkv.cli.command import Command
 from localkv.cli.loading_options import loading_arguments, loading_options
 from localkv.cli.messages import note
@@ -54,6 +56,8 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
         arguments["n_cache_tokens"] = "fit"
     arguments["step_ms"] = values["step_ms"]
     names = _listed(alias) or (Path(path).stem,)
+    if values["print_config"] is not None:
+        return _print_config(values, host, port, names[0], path)
     settings = ServerSettings(
         EngineOptions(str(path), arguments, template),
         names[0],
@@ -101,6 +105,28 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
         return INTERRUPTED if ending.hurries.is_set() else 0
 
     return asyncio.run(main())
+
+
+def _print_config(values: dict[str, Any], host: str, port: int, name: str, path: Any) -> int:
+    """Print what a client has to know; returns the exit code."""
+    from localkv.llm import DEFAULT_N_CTX
+    from localkv.loader.gguf_file import open_gguf
+    from localkv.loader.model_spec import model_spec
+    from localkv.server.client_config import CLIENTS, ServerAddress
+
+    trained = model_spec(open_gguf(path)).n_ctx_train
+    n_ctx = values["n_ctx"]
+    if n_ctx is None:
+        n_ctx = min(trained, DEFAULT_N_CTX)
+    is_any = host in ("0.0.0.0", "::")
+    scheme = "http" if values["ssl_cert_file"] is None else "https"
+    shown = "127.0.0.1" if is_any else f"[{host}]" if ":" in host else host
+    has_key = values["api_key"] is not None or values["api_key_file"] is not None
+    server = ServerAddress(
+        f"{scheme}://{shown}:{port}", name, n_ctx or trained, "YOUR_KEY" if has_key else "none"
+    )
+    click.echo(CLIENTS[values["print_config"]](server), nl=False)
+    return 0
 
 
 def _listed(names: str | None) -> tuple[str, ...]:

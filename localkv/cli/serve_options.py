@@ -10,7 +10,17 @@ from localkv.cli.options import flag, option
 PANEL, ACCESS = "Server", "Access"
 PARALLEL = 16
 
+CLIENTS = ("continue", "zed", "aider", "codex", "claude")
+
 SERVER_OPTIONS: list[click.Parameter] = [
+    option(
+        "--print-config",
+        panel=PANEL,
+        type=click.Choice(CLIENTS),
+        metavar="CLIENT",
+        help="Print what to paste into the settings of a client, and serve nothing: "
+        f"{', '.join(CLIENTS)}.",
+    ),
     option(
         "--host",
         panel=PANEL,
