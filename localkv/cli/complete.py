@@ -20,6 +20,7 @@ from localkv.cli.command import Command
 from localkv.cli.complete_prompt import STDIN, prompt_text
 from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
+from localkv.cli.grammar_options import grammar_of_options, grammar_options
 from localkv.cli.length_options import length_options
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.loading_options import loading_options
@@ -173,6 +174,7 @@ def _run(
     template_text = None
     if chat_template_file is not None:
         template_text = read_file(chat_template_file, "the chat template")
+    grammar = grammar_of_options(values)
     text = prompt_text(prompt, file, escape)
     if unnamed:
         note(unnamed)
@@ -199,6 +201,8 @@ def _run(
         }
         if logprobs is not None:
             options["logprobs"] = logprobs
+        if grammar is not None:
+            options["grammar"] = grammar
         if chat:
             pieces = _answer(llm, text, system_prompt, template_text, template_options, options)
         else:
@@ -215,6 +219,8 @@ def _run(
     states.save(llm, completion, quiet=quiet)
     if completion.context_full:
         note(f"the context of {llm.cache.n_ctx} tokens is full; a larger one (-c) makes more room")
+    if grammar is not None and completion.finish_reason == "length":
+        warn(f"the text broke off before it was all of what the {grammar.what} asks for")
     if stats:
         for line in _stats(llm, completion, waited):
             say(line)
@@ -289,7 +295,8 @@ def _summary(llm: LLM) -> list[str]:
 def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
     """The object that `--json` prints."""
     result = asdict(replace(completion, logprobs=None))
-    del result["logprobs"]
+    for name in ("logprobs", "tool_calls", "content"):  # no tools, no calls
+        del result[name]
     if completion.logprobs is not None:
         from localkv.engine.logprobs import as_openai
 
@@ -370,6 +377,10 @@ complete = Command(
             "A longer context in the same memory: K in 8 bits, V in 4",
             "localkv complete -m model.gguf -f long.txt -c 32768 -ctk q8_0 -ctv q4_0",
         ),
+        (
+            "JSON that a schema describes",
+            'localkv complete -m model.gguf --chat -p "A fruit?" -j \'{"enum": ["fig", "kiwi"]}\'',
+        ),
         ("For scripts", 'localkv complete -m model.gguf -p "2 + 2 =" -n 4 --temp 0 --json'),
     ],
     essentials="-p -f --chat -sys --think -m -hf -c -ctk -ctv --preset -n --temp -s -o --json "
@@ -379,6 +390,7 @@ complete = Command(
         *loading_options(),
         *length_options(),
         *sampling_options(),
+        *grammar_options(),
         *speculation_options(),
         *state_options(),
         *_OUTPUT_OPTIONS,

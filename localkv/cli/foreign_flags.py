@@ -66,8 +66,11 @@ _EMBED = "localkv embed prints embeddings"
 _NO_DRAFT = (
     "no model drafts tokens, which only changes the speed; complete and chat have --spec ngram"
 )
-_NO_GRAMMAR = "output can't be constrained by a grammar or a schema"
-_FORMAT = f"--json reports the text and its figures as JSON; {_NO_GRAMMAR}"
+_GRAMMAR = "localkv complete keeps its text to a grammar or a JSON schema"
+_FORMAT = (
+    "localkv complete -j SCHEMA keeps the text to a JSON schema; --json reports the text and its "
+    "figures"
+)
 _NO_TASKS = "`perplexity` scores plain text only, with no choice of how"
 _ROPE = "RoPE is scaled as the model file says; its settings can't be overridden"
 _HF_ONLY = "-hf ORG/REPO takes a model from Hugging Face; download any other and give its path"
@@ -134,7 +137,6 @@ FOREIGN_FLAGS = (
     _skipped("--skip-chat-parsing --no-skip-chat-parsing", "the text is never parsed"),
     _refused("-mm --mmproj --image --audio", "only text models are supported", 1),
     # sampling
-    _refused("--grammar --grammar-file -j --json-schema -jf --json-schema-file", _NO_GRAMMAR, 1),
     _refused("--format --response-format --schema", _FORMAT, 1),
     _refused("--n-probs --top-logprobs", "localkv complete --json --logprobs N prints them", 1),
     _refused("--mirostat", "--top-p, --min-p and --temp shape the distribution", 1, _FALSE),
@@ -181,7 +183,11 @@ FOREIGN_FLAGS = (
     _refused("--hidethinking", f"--no-think keeps a model from reasoning; {_TEMPLATE}"),
 )
 
+_GRAMMAR_FLAGS = (
+    _refused("--grammar --grammar-file -j --json-schema -jf --json-schema-file", _GRAMMAR, 1),
+)
 _BENCH_FLAGS = (  # llama-bench's, some of which take a value that elsewhere they lack
+    *_GRAMMAR_FLAGS,
     _skipped("-fa --flash-attn", _NO_CACHE_COPY, 1, refused_for=_FALSE),
     _skipped("-nkvo --no-kv-offload -nopo --no-op-offload --no-host", _ONE_DEVICE, 1),
     _skipped("-mmp --mmap -dio --direct-io", "the model is loaded before anything is timed", 1),
@@ -191,6 +197,7 @@ _BENCH_FLAGS = (  # llama-bench's, some of which take a value that elsewhere the
     _skipped("-v --verbose", "-o json says all that was measured"),
 )
 _CHAT_FLAGS = (
+    *_GRAMMAR_FLAGS,
     _skipped("-cnv --conversation -i --interactive -if --interactive-first", "this is the chat"),
     _skipped("-mli --multiline-input", "Ctrl+J starts a new line in the chat"),
     _refused("-no-cnv --no-conversation -st --single-turn", _CONVERSATION),

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+
 from localkv.loader.chat_prompt import ChatPrompt
-from localkv.loader.reasoning_tags import REASONING_TAGS, ReasoningTags, tags_at_start
+from localkv.loader.reasoning_tags import (
+    CHANNEL_END,
+    CHANNELS,
+    NEXT_MESSAGE,
+    REASONING_TAGS,
+    ReasoningTags,
+    tags_at_start,
+)
 from localkv.loader.tokenizer import Tokenizer
 
 _TAIL = 4 * max(len(tags.close) for tags in REASONING_TAGS)
@@ -21,14 +30,18 @@ class ReasoningBudget:
         most: tokens of reasoning; 0 closes it at once.
         prompt: where the answer begins.
         tokenizer: the model's.
+        calls: what follows the reasoning is a call of a tool, and no answer.
 
     Attributes:
         n_tokens: tokens of reasoning so far.
     """
 
-    def __init__(self, most: int, prompt: ChatPrompt, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, most: int, prompt: ChatPrompt, tokenizer: Tokenizer, *, calls: bool = False
+    ) -> None:
         self.n_tokens = prompt.n_reasoned
         self._most = most
+        self._calls = calls
         self._tokenizer = tokenizer
         self._tags: ReasoningTags | None = prompt.reasoning
         self._is_over = prompt.is_begun and prompt.reasoning is None
@@ -52,7 +65,7 @@ class ReasoningBudget:
         text = self._text.decode(errors="replace")
         if self._tags is None:
             self._look_for_opening(text.lstrip())
-        elif self._tags.close in text:
+        elif (CHANNEL_END if self._tags == CHANNELS else self._tags.close) in text:
             self._is_over = True
         else:
             self.n_tokens += 1
@@ -68,6 +81,15 @@ class ReasoningBudget:
             self._is_over = True
 
     def _close_if_spent(self) -> None:
+        if self._calls and _ends_within_character(self._text):
+            return  # a grammar of calls covers the reasoning, and has no half characters
         if self._tags is not None and not self._is_over and self.n_tokens >= self._most:
-            close = [(self._tags.close, True)]
-            self._forced = self._tokenizer.encode_segments(close, add_special=False)
+            is_message = self._calls and self._tags == CHANNELS
+            close = NEXT_MESSAGE if is_message else self._tags.close
+            self._forced = self._tokenizer.encode_segments([(close, True)], add_special=False)
+
+
+def _ends_within_character(text: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(text)
+    return bool(decoder.getstate()[0])

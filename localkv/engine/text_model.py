@@ -9,6 +9,7 @@ from functools import cached_property
 from threading import Event
 from typing import TYPE_CHECKING, Unpack, cast, overload
 
+from localkv.engine.answer_calls import AnswerCalls, ReadCalls
 from localkv.engine.answer_scope import answer_scope
 from localkv.engine.engine import Engine
 from localkv.engine.new_stream import new_stream
@@ -21,6 +22,7 @@ from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import Completion, TextStream
 from localkv.errors import UsageError
 from localkv.loader.call_markers import CALL_MARKERS
+from localkv.loader.chat_messages import checked_tools
 from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
 from localkv.loader.chat_template import (
     ChatTemplate,
@@ -233,7 +235,9 @@ class TextModel:
         if isinstance(prompt, ChatPrompt):
             opening, most = prompt.opening, prompt.reasoning_budget
             kept = self._kept_ids
-            budget = None if most is None else ReasoningBudget(most, prompt, self.tokenizer)
+            calls = kept_to is not None and kept_to.is_all
+            if most is not None:
+                budget = ReasoningBudget(most, prompt, self.tokenizer, calls=calls)
         return new_stream(
             engine,
             self.tokenizer,
@@ -356,6 +360,8 @@ class TextModel:
         *,
         template: ChatTemplate | None = None,
         tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: str | Mapping[str, object] = "auto",
+        parallel_tool_calls: bool = True,
         template_kwargs: Mapping[str, object] | None = None,
         enable_thinking: bool | None = None,
         reasoning_budget: int | None = None,
@@ -378,7 +384,12 @@ class TextModel:
                 any other fields that the template reads.
             template: instead of the file's own; of these, the one for tools (`tool_use`) if there
                 are tools.
-            tools: descriptions of tools, as OpenAI's API and transformers take them.
+            tools: descriptions of tools, as OpenAI's API and transformers take them. The calls in
+                an answer are the `tool_calls` of its completion, and `content` the rest.
+            tool_choice: "auto" leaves it to the model; "required", or the name of a tool, has the
+                answer be a call, by a grammar; "none" leaves the tools out of the prompt. OpenAI's
+                objects do, too.
+            parallel_tool_calls: a required call may be several.
             template_kwargs: more variables for the template.
             enable_thinking: the variable of that name: whether the model reasons before it answers.
                 None leaves it to the template.
@@ -400,6 +411,12 @@ class TextModel:
         """
         others = {"stream": STREAM_OPTIONS, "LLM(...)": keywords(type(self).__init__)}
         check_options(options, CHAT_OPTIONS, others)
+        template = template or (self.tool_template if tools else self.chat_template)
+        calls = None
+        if template is not None and (tools or tool_choice != "auto"):
+            described = checked_tools(tools) or ()
+            calls = AnswerCalls(template, described, tool_choice, parallel=parallel_tool_calls)
+            tools = None if calls.tools.choice == "none" else tools
         prompt = self.chat_prompt(
             messages,
             template=template,
@@ -413,7 +430,13 @@ class TextModel:
         )
         for line in prompt.warnings:
             warnings.warn(line, stacklevel=2)
-        return self.stream(prompt, **options)
+        if calls is None or not calls.tools:
+            return self.stream(prompt, **options)
+        if (grammar := calls.grammar(self.tokenizer, options)) is not None:
+            options["grammar"] = grammar
+        stream = self.stream(prompt, **options)
+        stream.calls = ReadCalls(calls, prompt)
+        return stream
 
 
 STREAM_OPTIONS = (*keywords(TextModel.stream), *SamplingOptions.__annotations__)

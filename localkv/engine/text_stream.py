@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Protocol
 
+from localkv.engine.answer_calls import ReadCalls
 from localkv.engine.generation import FinishReason, GenerationStats, TokenStream
 from localkv.engine.logprobs import TokenLogprob, named
+from localkv.tool_calls.events import ToolCall
 
 
 class TokenDecoder(Protocol):
@@ -32,6 +34,8 @@ class Completion:
         context_full: it ended with "length" because the context did.
         logprobs: of each token that `usage` counts, also of those of a stop string that ended the
             text; None unless they were asked for.
+        tool_calls: the calls in the answer, if it was told of tools.
+        content: the answer without its calls and its reasoning; None if it was told of none.
     """
 
     text: str
@@ -41,6 +45,8 @@ class Completion:
     seed: int
     context_full: bool = False
     logprobs: tuple[TokenLogprob, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,9 @@ class TextStream(Iterator[str]):
         seed: of the sampler.
         opening: text at the end of the prompt, which comes first.
         token_bytes: the bytes of a token, if its logprobs are asked for.
+
+    Attributes:
+        calls: looks for calls of tools in the finished text, if there are tools.
     """
 
     def __init__(
@@ -145,6 +154,7 @@ class TextStream(Iterator[str]):
         self._stops = StopStrings(stops)
         self._text: list[str] = []
         self._finish_reason: FinishReason | None = None
+        self.calls: ReadCalls | None = None
         self._token_bytes = token_bytes
         self._logprobs: list[TokenLogprob] = []
         self._one_at_a_time = RLock()
@@ -231,9 +241,10 @@ class TextStream(Iterator[str]):
         for _ in self:
             pass
         assert self._finish_reason is not None
-        stats = self.stats
+        stats, text = self.stats, "".join(self._text)
+        content, tool_calls = (None, ()) if self.calls is None else self.calls.of(text)
         return Completion(
-            text="".join(self._text),
+            text=text,
             finish_reason=self._finish_reason,
             usage=Usage(
                 prompt_tokens=stats.n_prompt,
@@ -254,4 +265,6 @@ class TextStream(Iterator[str]):
             seed=self.seed,
             context_full=self._finish_reason == "length" and self.generation.context_full,
             logprobs=self.token_logprobs,
+            tool_calls=tool_calls,
+            content=content,
         )

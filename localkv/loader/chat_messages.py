@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from localkv.errors import ChatTemplateError, UsageError
+from localkv.loader.call_ids import with_ids
 from localkv.loader.channels import writes_channels
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.continued_message import REASONING_FIELDS
@@ -29,13 +30,14 @@ def messages_for(template: ChatTemplate, messages: Sequence[Message]) -> list[Me
 
     The role `developer` becomes `system` where the template has no such role. Parts of text become
     one text, with a line break between, where it reads texts only. Arguments of tool calls become
-    objects where it reads those, else JSON text. Reasoning is there by the names that templates
-    read, as in transformers.
+    objects where it reads those, else JSON text. Calls without an id get one. Reasoning is there by
+    the names that templates read, as in transformers.
 
     Raises:
         UsageError: a message is not one, or has a part that is not text.
     """
-    return [_message(template, message, f"messages[{i}]") for i, message in enumerate(messages)]
+    shaped = [_message(template, message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return with_ids(template, shaped)
 
 
 def checked_tools(tools: Sequence[Message] | None) -> list[Message] | None:

@@ -24,6 +24,9 @@ CHANNELS = ReasoningTags(
 )
 """gpt-oss's: the close of its reasoning begins the message that is the answer."""
 
+CHANNEL_END, NEXT_MESSAGE = "<|end|>", "<|end|><|start|>assistant"
+"""What ends any message of gpt-oss's, and what begins another: a call follows reasoning, too."""
+
 REASONING_TAGS = (
     THINK_TAGS,  # Qwen, DeepSeek, GLM, Kimi, MiniMax M2, Granite, EXAONE, Hunyuan, Ernie, LFM2
     ReasoningTags("[THINK]", "[/THINK]"),  # Mistral

@@ -80,13 +80,16 @@ class Grammar:
         return cls._of_lark(gbnf_to_lark(text))._checked()
 
     @classmethod
-    def lark(cls, text: str) -> Grammar:
+    def lark(cls, text: str, what: str = "grammar") -> Grammar:
         """A grammar in llguidance's dialect of Lark, whose lexemes are the longest that there are.
 
-        Tokens that it names are looked up when a model is to write by it, so an error may come
-        only then (`Constraint`).
+        Tokens that it names are looked up when a model is to write by it, so an error about those
+        comes only then (`Constraint`).
+
+        Raises:
+            UsageError: it is malformed.
         """
-        return cls._of_lark(text)
+        return cls._of_lark(text, what)._checked()
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
@@ -109,25 +112,17 @@ class Grammar:
         return cls.gbnf(text) if is_gbnf(text) else cls.lark(text)
 
     @classmethod
-    def _of_lark(cls, text: str) -> Grammar:
+    def _of_lark(cls, text: str, what: str = "grammar") -> Grammar:
         from llguidance import LLMatcher
 
-        return cls(LLMatcher.grammar_from_lark(text))
+        return cls(LLMatcher.grammar_from_lark(text), what)
 
-    def check(self) -> None:
-        """Refuse it if llguidance does.
-
-        Raises:
-            UsageError: in one line.
-        """
+    def _checked(self) -> Grammar:
         from llguidance import LLMatcher
 
         is_error, messages = LLMatcher.validate_grammar_with_warnings(self.source)
         if is_error:
             raise self.refusal(messages[0])
-
-    def _checked(self) -> Grammar:
-        self.check()
         return self
 
     def refusal(self, message: str) -> UsageError:

@@ -10,6 +10,8 @@ from localkv.structured.grammar import Grammar
 from localkv.tool_calls.family import CallRules, Family, quoted
 from localkv.tool_calls.tools import Tools
 
+_WHAT = "grammar of the tools' calls"
+
 
 class MarkVocabulary(Protocol):
     """A tokenizer as far as marks are concerned; `Tokenizer` is one."""
@@ -45,7 +47,7 @@ def call_grammar(family: Family, tools: Tools, vocabulary: MarkVocabulary) -> Gr
         return _after_mark(rules)
     body = rules.many if tools.parallel else rules.one
     mark = term(rules.mark) if rules.mark else ""
-    grammar = _checked(Grammar.lark(_lark(f"{rules.before} {mark} {body}", rules)))
+    grammar = Grammar.lark(_lark(f"{rules.before} {mark} {body}", rules), _WHAT)
     return replace(grammar, is_all=bool(rules.before))
 
 
@@ -53,16 +55,10 @@ def _after_mark(rules: CallRules) -> Grammar | None:
     if not rules.mark or rules.before:
         return None
     try:
-        grammar = _checked(Grammar.lark(_lark(rules.one, rules)))
+        grammar = Grammar.lark(_lark(rules.one, rules), _WHAT)
     except UsageError:
         return None
     return replace(grammar, after=rules.mark)
-
-
-def _checked(grammar: Grammar) -> Grammar:
-    named = replace(grammar, what="grammar of the tools' calls")
-    named.check()
-    return named
 
 
 def _lark(start: str, rules: CallRules) -> str:

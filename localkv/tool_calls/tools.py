@@ -47,7 +47,8 @@ class Tools:
     """The tools of a request, and which of them the answer has to call.
 
     Args:
-        described: as OpenAI's API and transformers have them, checked.
+        described: as OpenAI's API and transformers have them. One without a name can't be called,
+            and is for the template alone.
         choice: "auto" leaves it to the model, "required" wants a call, "none" wants none, and the
             name of a tool wants this one; also as OpenAI's objects.
         parallel: an answer may have several calls.
@@ -57,7 +58,7 @@ class Tools:
         callable: the tools that may be called.
 
     Raises:
-        UsageError: a tool has no name, or there is none of the wanted name.
+        UsageError: a call is required, and a tool has no name or there is none of that name.
     """
 
     def __init__(
@@ -67,9 +68,13 @@ class Tools:
         *,
         parallel: bool = True,
     ) -> None:
-        every = [_tool(one, f"tools[{i}]") for i, one in enumerate(described)]
         self.parallel = parallel
         self.choice, name = _choice(choice)
+        every = [
+            tool
+            for i, one in enumerate(described)
+            if (tool := _tool(one, f"tools[{i}]", must_be=self.choice == "required"))
+        ]
         self.callable = [] if self.choice == "none" else every
         if name is not None:
             self.callable = [tool for tool in every if tool.name == name]
@@ -107,12 +112,14 @@ def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return found
 
 
-def _tool(described: Mapping[str, Any], where: str) -> Tool:
+def _tool(described: Mapping[str, Any], where: str, *, must_be: bool) -> Tool | None:
     if not isinstance(described, Mapping):
         raise UsageError(f"{where} is a {type(described).__name__}, not a JSON schema")
     function = described.get("function", described)
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
+        if not must_be:
+            return None
         raise UsageError(f"{where} has no name")
     parameters = function.get("parameters", function.get("input_schema"))
     if parameters is None:

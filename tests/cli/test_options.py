@@ -351,8 +351,6 @@ def test_a_flag_that_changes_nothing_is_noted(program, llm, model, flags: str) -
     [
         "-fa off",
         "--flash-attn=0",
-        "--grammar root",
-        "--json-schema {}",
         "--lora a.gguf",
         "--mirostat 2",
         "--rope-freq-base 10000",
@@ -387,6 +385,8 @@ def test_a_flag_that_would_change_the_result_is_refused(program, llm, model, fla
         ("complete --n-probs 5", "--logprobs N"),
         ("complete --format json", "--json"),
         ("chat -no-cnv", "localkv complete --chat answers one prompt"),
+        ("chat --grammar root", "localkv complete keeps its text"),
+        ("bench -j {}", "localkv complete keeps its text"),
         ("chat -p hello", "localkv complete --chat answers one prompt"),
         ("bench -fa 0", "attention always reads the packed cache"),
         ("bench -embd 1", "embeddings are not timed"),

@@ -183,6 +183,7 @@ def test_marks_within_reasoning_are_none() -> None:
         assert not one.holds
 
 
-def test_lark_is_refused_with_the_model_at_hand() -> None:
-    with pytest.raises(UsageError, match='unknown name: "foo"'):
-        constraint(Grammar.lark("start: foo"))
+def test_a_token_that_the_model_lacks_is_refused_with_the_model_at_hand() -> None:
+    grammar = Grammar.lark("start: <|nobody|> /a/")
+    with pytest.raises(UsageError, match="unknown special token"):
+        constraint(grammar)

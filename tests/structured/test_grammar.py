@@ -56,6 +56,7 @@ def test_a_schema_without_a_grammar_is_refused_in_one_line(schema: object, reaso
     [
         ("root ::= x", "no rule 'x'"),
         ('x ::= "a"', "no rule 'root'"),
+        ("start: foo", 'unknown name: "foo"'),
         ('root ::= "a', "Unexpected end of input"),
         ('root ::= "\\', "can't be read"),
         ("root ::= [b-a]", "can't be used"),

@@ -163,7 +163,8 @@ def test_a_tool_that_there_is_not_cannot_be_chosen(choice: object) -> None:
     with pytest.raises(UsageError, match="tool_choice"):
         Tools(DESCRIBED, {"type": "function"})
     with pytest.raises(UsageError, match="has no name"):
-        Tools([{"type": "function"}])
+        Tools([{"type": "function"}], "required")
+    assert not Tools([{"type": "function"}])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""What a request that has tools asks of an answer, and the calls in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from localkv.errors import UsageError
+from localkv.loader.chat_prompt import ChatPrompt
+from localkv.loader.chat_template import ChatTemplate
+from localkv.loader.reasoning_tags import CHANNELS, THINK_TAGS, tags_at_start
+from localkv.loader.tokenizer import Tokenizer
+from localkv.structured.grammar import Grammar
+from localkv.tool_calls.call_grammar import call_grammar
+from localkv.tool_calls.detection import family_of
+from localkv.tool_calls.events import ToolCall, gathered
+from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.tools import Tools
+
+
+class AnswerCalls:
+    """The tools of one request, in the syntax of the model's family.
+
+    Args:
+        template: the model's.
+        described: the tools, as `LLM.chat` takes them.
+        choice, parallel: as `LLM.chat` takes them.
+
+    Raises:
+        UsageError: a tool is not one, or the chosen one is not there.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        described: Sequence[Mapping[str, Any]],
+        choice: str | Mapping[str, Any],
+        *,
+        parallel: bool,
+    ) -> None:
+        self.tools = Tools(described, choice, parallel=parallel)
+        self.family = family_of(template)
+
+    def grammar(self, tokenizer: Tokenizer, options: Mapping[str, object]) -> Grammar | None:
+        """What the answer has to keep to, if anything.
+
+        Args:
+            options: of the request, which may ask for another grammar.
+
+        Raises:
+            UsageError: it does; or a call is required that there is no grammar for.
+        """
+        others = [name for name in ("schema", "grammar") if options.get(name) is not None]
+        if others and self.tools:
+            raise UsageError(
+                f"{others[0]} and tools both say what the answer has to be",
+                hint="tool_choice='none' leaves the tools out",
+            )
+        return call_grammar(self.family, self.tools, tokenizer)
+
+    def read(self, text: str, prompt: ChatPrompt) -> tuple[str, tuple[ToolCall, ...]]:
+        """An answer without reasoning and calls, and its calls.
+
+        Args:
+            text: of the stream that answers the prompt.
+        """
+        if prompt.reasoning is not None and not prompt.opening:
+            tags = THINK_TAGS if prompt.reasoning == CHANNELS else prompt.reasoning
+            text = tags.open + text
+        reader = CallReader(self.family, self.tools)
+        return gathered([*reader.push(_answer(text)), *reader.end()])
+
+
+class ReadCalls:
+    """The calls in one answer, looked for once: their ids are made then.
+
+    Args:
+        calls: looks for them.
+        prompt: which the answer follows.
+    """
+
+    def __init__(self, calls: AnswerCalls, prompt: ChatPrompt) -> None:
+        self._calls = calls
+        self._prompt = prompt
+        self._text = ""
+
+    def of(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """The content and the calls of the whole answer."""
+        self._text = text
+        return self._found
+
+    @cached_property
+    def _found(self) -> tuple[str, tuple[ToolCall, ...]]:
+        return self._calls.read(self._text, self._prompt)
+
+
+def _answer(text: str) -> str:
+    """A text without the reasoning that it begins with."""
+    tags = tags_at_start(text)
+    if tags is None:
+        return text
+    _, _, answer = text.partition(tags.close)
+    return answer.lstrip("\n")
