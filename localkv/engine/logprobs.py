@@ -5,6 +5,7 @@ They are those of the model's own distribution: before samplers, and before `log
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
@@ -96,6 +97,23 @@ def ranked(logits: NDArray[np.float32], token: int, n: int) -> RankedToken:
     best = best[np.argsort(-shifted[best], kind="stable")]
     top = tuple((int(at), logprob(int(at))) for at in best)
     return RankedToken(token, logprob(token), top)
+
+
+def ranked_among(
+    ids: NDArray[np.int64], probabilities: NDArray[np.float64], token: int, n: int
+) -> RankedToken:
+    """The place of a token among those that samplers have left, and the `n` most probable ones.
+
+    Args:
+        ids: tokens, [m].
+        probabilities: with which they are drawn, [m]; those of 0 are left out.
+        token: the drawn one.
+        n: of equal ones that with the lowest id comes first.
+    """
+    order = np.lexsort((ids, -probabilities))[:n]
+    best = ((int(ids[at]), float(probabilities[at])) for at in order if probabilities[at])
+    top = tuple((at, math.log(probability)) for at, probability in best)
+    return RankedToken(token, math.log(probabilities[ids == token].sum()), top)
 
 
 def named(one: RankedToken, token_bytes: Callable[[int], bytes]) -> TokenLogprob:

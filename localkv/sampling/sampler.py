@@ -111,10 +111,26 @@ class Sampler:
         """
         if self._takes_largest:
             return self._check(logits)
+        return self.sample_among(logits)[0]
+
+    def sample_among(self, logits: npt.NDArray[np.float32]) -> tuple[int, Ints, Floats]:
+        """The token that `sample` draws, and among which, some of them perhaps never.
+
+        Args:
+            logits: float32 [n_vocab], left as they are.
+
+        Returns:
+            The token; ids, int64 [n]; their probabilities, float64 [n]. The arrays are valid until
+            this thread draws again.
+
+        Raises:
+            LocalKVError: logits are NaN, or all of them -inf.
+        """
         ids, probabilities = self._distribution(logits)
         if len(ids) == 1 or np.count_nonzero(probabilities) == 1:
-            return int(ids[probabilities.argmax()])
-        return int(ids[drawn(probabilities, self._state.random.random())])
+            return int(ids[probabilities.argmax()]), ids, probabilities
+        token = int(ids[drawn(probabilities, self._state.random.random())])
+        return token, ids, probabilities
 
     def candidates(self, logits: npt.NDArray[np.float32]) -> tuple[Ints, Floats]:
         """The tokens that `sample` draws from and their probabilities.

@@ -21,10 +21,12 @@ class Answers:
     Attributes:
         ends: of the answers, None for those that go on.
         n_reasoned: tokens of each that are reasoning.
+        prompt: the text of the conversation, as the model reads it.
     """
 
-    def __init__(self, texts: Texts, readers: Sequence[AnswerReader]) -> None:
+    def __init__(self, texts: Texts, readers: Sequence[AnswerReader], prompt: str = "") -> None:
         self.texts = texts
+        self.prompt = prompt
         self.readers = list(readers)
         self.ends: list[Ended | None] = [None] * len(self.readers)
         self.n_reasoned = [0] * len(self.readers)

@@ -20,7 +20,12 @@ from localkv.server.dialects.anthropic_messages import count_tokens, messages
 from localkv.server.dialects.metrics import metrics
 from localkv.server.dialects.native_completion import completion
 from localkv.server.dialects.native_server import change_props, props, slots
-from localkv.server.dialects.native_tokens import apply_template, detokenize, tokenize
+from localkv.server.dialects.native_tokens import (
+    apply_template,
+    chat_tokens,
+    detokenize,
+    tokenize,
+)
 from localkv.server.dialects.not_supported import MISSING, not_supported
 from localkv.server.dialects.ollama_answer import chat, generate
 from localkv.server.dialects.ollama_models import running, show, tags, version
@@ -62,6 +67,8 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/tokenize", POST, tokenize),
     ("/detokenize", POST, detokenize),
     ("/apply-template", POST, apply_template),
+    ("/chat/completions/input_tokens", POST, chat_tokens),
+    ("/v1/chat/completions/input_tokens", POST, chat_tokens),
     ("/props", GET, props),
     ("/props", POST, change_props),
     ("/slots", GET, slots),

@@ -52,6 +52,7 @@ class ChatBody(SamplingFields, kw_only=True):
     continue_final_message: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
+    verbose: bool | None = None
     modalities: list[str] | None = None
     functions: list[dict[str, Any]] | None = None
 
@@ -116,7 +117,7 @@ async def begun(front: Front, body: ChatBody) -> Answers:
         )
         for _ in range(n)
     ]
-    return Answers(texts, readers)
+    return Answers(texts, readers, prompt.text)
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ def generation_settings(
     stream: bool = False,
     n_probs: int = 0,
     timings_per_token: bool = False,
+    post_sampling_probs: bool = False,
 ) -> dict[str, Any]:
     """The object `generation_settings` of an answer, and `params` of others.
 
@@ -74,6 +75,6 @@ def generation_settings(
         "min_keep": params.min_keep,
         "samplers": list(params.samplers),
         "timings_per_token": timings_per_token,
-        "post_sampling_probs": False,
+        "post_sampling_probs": post_sampling_probs,
         "lora": [],
     }

@@ -26,7 +26,7 @@ class RunningText:
         self.stream = stream
         self.has_ended = False
         self._generation = generation
-        self._n_held = -1
+        self._n_held = -1  # no row of its prompt is known
         self._n_logprobs = 0
         self._tells_tokens = tells_tokens
         self._n_told = 0
@@ -48,7 +48,9 @@ class RunningText:
             logprobs=submit.logprobs,
             grammar=submit.grammar,
         )
-        return cls(submit.id, stream, tells_tokens=submit.tells_tokens)
+        text = cls(submit.id, stream, tells_tokens=submit.tells_tokens)
+        text._generation.ranks_after_samplers = submit.after_samplers
+        return text
 
     @property
     def waits(self) -> bool:
@@ -74,12 +76,10 @@ class RunningText:
             text = self.stream.read(self._is_ready)
         except LocalKVError as problem:
             text, error = None, str(problem)
-        events = list[Event]()
+        events = self._reading()
         has_ended = text is None or self._generation.finish_reason is not None
         if text or self._logprobs_are_new() or (has_ended and self._untold()):
             events.append(self._piece(text or ""))
-        elif text is not None and not self.stream.stats.n_generated:
-            events += self._reading()
         if has_ended:
             self.has_ended = True
             events.append(self._ended(error))
@@ -105,13 +105,24 @@ class RunningText:
         return tuple(request.text.ids[n_prompt + self._n_told : n_prompt + n_generated])
 
     def _reading(self) -> list[Event]:
-        """How far the prompt is evaluated, if it is further than it was."""
+        """How far the prompt is evaluated, if it is further than it was: at first what was so
+        before, and at last all of it."""
         request = self._generation.request
-        n_held = 0 if request.sequence is None else request.n_held
-        if n_held == self._n_held:
+        n_prompt, n_reused = request.n_prompt, request.n_reused
+        if self._n_held == n_prompt:
             return []
-        self._n_held = n_held
-        return [Reading(self.id, request.n_prompt, request.n_reused, n_held)]
+        n_held = min(n_prompt, request.n_held)
+        if self.stream.stats.n_generated:
+            n_held = n_prompt
+        elif request.sequence is None:
+            return []  # it waits
+        news = list[Event]()
+        if n_held > self._n_held:
+            if self._n_held < 0 and n_reused < n_held:
+                news.append(Reading(self.id, n_prompt, n_reused, n_reused))
+            news.append(Reading(self.id, n_prompt, n_reused, n_held))
+            self._n_held = n_held
+        return news
 
     def _ended(self, error: str | None) -> Ended:
         done = self.stream.completion

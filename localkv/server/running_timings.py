@@ -9,14 +9,9 @@ from localkv.server.wire import Event, Piece, Reading
 
 
 class RunningTimings:
-    """Counts, and milliseconds since the prompt is evaluated and since the first token.
+    """Counts, and milliseconds since the prompt is evaluated and since the first token."""
 
-    Args:
-        n_prompt: tokens of the prompt.
-    """
-
-    def __init__(self, n_prompt: int) -> None:
-        self._n_prompt = n_prompt
+    def __init__(self) -> None:
         self._n_cached = 0
         self._n_read = 0
         self._n_drawn = 0
@@ -33,8 +28,12 @@ class RunningTimings:
         elif isinstance(event, Piece):
             if self._first is None:
                 self._first = now
-                self._n_read = self._n_prompt - self._n_cached
             self._n_drawn = event.n_tokens
+
+    @property
+    def milliseconds(self) -> float:
+        """Since the prompt is evaluated."""
+        return 0.0 if self._began is None else 1e3 * (time.perf_counter() - self._began)
 
     def now(self) -> dict[str, Any]:
         """The object."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from localkv.server.running_timings import RunningTimings
 from localkv.server.wire import Ended, Reading
 
 
@@ -55,6 +56,11 @@ def native_timings(end: Ended) -> dict[str, Any]:
     }
 
 
-def prompt_progress(now: Reading) -> dict[str, Any]:
-    """llama-server's object of how far a prompt is evaluated, but for the time."""
-    return {"total": now.n_prompt, "cache": now.n_cached, "processed": now.n_held}
+def prompt_progress(now: Reading, timings: RunningTimings) -> dict[str, Any]:
+    """llama-server's object of how far a prompt is evaluated."""
+    return {
+        "total": now.n_prompt,
+        "cache": now.n_cached,
+        "processed": now.n_held,
+        "time_ms": timings.milliseconds,
+    }

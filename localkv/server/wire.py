@@ -56,6 +56,7 @@ class Submit(Message, frozen=True):
         chat: where an answer begins; None for plain text.
         grammar: what the text has to be.
         tells_tokens: its pieces say of which tokens they are.
+        after_samplers: logprobs are those of the distribution that tokens are drawn from.
     """
 
     id: int
@@ -68,6 +69,7 @@ class Submit(Message, frozen=True):
     chat: Opening | None = None
     grammar: Grammar | None = None
     tells_tokens: bool = False
+    after_samplers: bool = False
 
 
 class Cancel(Message, frozen=True):

@@ -20,6 +20,7 @@ def test_a_text_whole_and_in_chunks(client: openai.OpenAI):
     chunks = list(_asked(client, stream=True, stream_options={"include_usage": True}))
     assert answer.choices[0].finish_reason == "length"
     assert "".join(c.choices[0].text for c in chunks if c.choices) == answer.choices[0].text
+    assert chunks[-1].timings["predicted_n"] == 8
     assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens == 8
 
 

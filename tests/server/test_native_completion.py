@@ -51,7 +51,9 @@ def test_a_stream_is_the_same_text_and_tokens(server: RunningServer):
     assert "".join(chunk["content"] for chunk in chunks) == whole["content"]
     assert [token for chunk in chunks for token in chunk["tokens"]] == whole["tokens"]
     assert [chunk["stop"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    assert chunks[0]["prompt_progress"]["processed"] == 0
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert progress[0]["processed"] == progress[0]["cache"] > 0
+    assert progress[-1]["processed"] == progress[-1]["total"] == whole["tokens_evaluated"]
     assert chunks[0]["timings"]["prompt_ms"] == 0.0
     assert pieces[-1]["timings"]["predicted_n"] == 8
 
@@ -90,6 +92,17 @@ def test_probabilities_and_chosen_fields(server: RunningServer):
     tokens = _asked(server, n_probs=3)["completion_probabilities"]
     assert [len(token["top_logprobs"]) for token in tokens] == [3] * 8
     assert all(token["logprob"] == token["top_logprobs"][0]["logprob"] for token in tokens)
+
+
+def test_probabilities_after_samplers(server: RunningServer):
+    after = {"n_probs": 40, "post_sampling_probs": True}
+    answer = _asked(server, temperature=1.0, seed=3, **after)
+    assert answer["content"] == _asked(server, temperature=1.0, seed=3)["content"]
+    for token in answer["completion_probabilities"]:
+        assert sum(top["prob"] for top in token["top_probs"]) == pytest.approx(1)
+        assert token["prob"] in [top["prob"] for top in token["top_probs"]]
+    greedy = _asked(server, **after)["completion_probabilities"]
+    assert {len(token["top_probs"]) for token in greedy} == {1}
 
 
 def test_ignored_ends_are_named_as_biases(server: RunningServer):

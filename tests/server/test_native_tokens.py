@@ -54,6 +54,15 @@ def test_a_conversation_as_the_model_reads_it(server: RunningServer):
     assert prompt != closed
 
 
+def test_the_tokens_of_a_conversation_are_counted(server: RunningServer):
+    body = {"messages": [{"role": "user", "content": "Tell me of a dog."}], "max_tokens": 1}
+    counted = server.post("/v1/chat/completions/input_tokens", body)[1]["input_tokens"]
+    answer = server.post("/v1/chat/completions", {**body, "verbose": True})[1]
+    assert counted == answer["usage"]["prompt_tokens"]
+    prompt = server.post("/apply-template", body)[1]["prompt"]
+    assert answer["__verbose"]["prompt"] == prompt
+
+
 def test_props(server: RunningServer):
     props = server.get("/props")[1]
     assert props["model_path"].endswith(".gguf")

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from localkv.cache.arrays import Array, Arrays, Draw
 from localkv.engine.generation import FinishReason, Forcing, GenerationStats, checked
-from localkv.engine.logprobs import RankedToken, ranked
+from localkv.engine.logprobs import RankedToken, ranked, ranked_among
 from localkv.engine.requests.request import Request
 from localkv.engine.speculation.speculator import Speculator
+from localkv.sampling.candidates import Floats, Ints
 from localkv.sampling.sampler import Sampler
 from localkv.structured.constraint import Constraint
 
@@ -37,6 +38,10 @@ class BatchedGeneration(Iterator[int]):
         arrays: where logits are.
         draw: draws tokens there; None if the host must.
         speculator: guesses tokens; whoever runs the steps asks it.
+
+    Attributes:
+        ranks_after_samplers: logprobs are those of the distribution that tokens are drawn from, not
+            the model's own; to be set before the first token.
     """
 
     def __init__(
@@ -69,6 +74,8 @@ class BatchedGeneration(Iterator[int]):
         self._constraint = constraint
         self._n_logprobs = logprobs
         self._ranked = list[RankedToken]()
+        self._among: tuple[Ints, Floats] | None = None
+        self.ranks_after_samplers = False
         room = n_ctx - request.n_prompt
         self._budget = max(0, room if max_tokens is None else min(max_tokens, room))
         self._fills_context = max_tokens is None or room < max_tokens
@@ -174,8 +181,7 @@ class BatchedGeneration(Iterator[int]):
             self._end = "stop"
             return False
         if self._n_logprobs is not None:
-            row = self._arrays.to_numpy(logits)
-            self._ranked.append(ranked(row, token, self._n_logprobs))
+            self._ranked.append(self._ranked_token(logits, token, self._n_logprobs))
         self._sampler.accept(token)
         if self._forcing is not None:
             self._forcing.accept(token)
@@ -194,10 +200,23 @@ class BatchedGeneration(Iterator[int]):
             self._end = "length"
         return self._end is None
 
+    def _ranked_token(self, logits: Array, token: int, n: int) -> RankedToken:
+        if not self.ranks_after_samplers:
+            return ranked(self._arrays.to_numpy(logits), token, n)
+        among, self._among = self._among, None
+        if among is None:  # it was put there, and nothing drawn
+            return RankedToken(token, 0.0, ((token, 0.0),)[:n])
+        return ranked_among(*among, token, n)
+
     def _drawn(self, logits: Array) -> int:
         if self._draw is None:
             row, constraint = self._arrays.to_numpy(logits), self._constraint
-            return self._sampler.sample(row if constraint is None else constraint.masked(row))
+            row = row if constraint is None else constraint.masked(row)
+            if not self.ranks_after_samplers:
+                return self._sampler.sample(row)
+            token, ids, probabilities = self._sampler.sample_among(row)
+            self._among = ids, probabilities
+            return token
         number = len(self.request.text.ids) - self.request.n_prompt
         random = self._arrays.int64([self._sampler.seed, number])
         return checked(int(self._draw(logits[None], random)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -24,7 +24,7 @@ from localkv.server.sampling_fields import SamplingFields, stop_strings
 from localkv.server.structure import grammar_of
 from localkv.server.text_prompt import GivenPrompts, text_prompts
 from localkv.server.usage import native_timings, prompt_progress
-from localkv.server.wire import Accepted, Ended, Event, Piece, Reading, Submit
+from localkv.server.wire import Ended, Event, Piece, Reading, Submit
 from localkv.tool_calls.events import Content
 
 MISSING = object()
@@ -84,7 +84,7 @@ class NativeText:
         self.logprobs = list[TokenLogprob]()
         self.n_tokens = 0
         self.end: Ended | None = None
-        self.timings = RunningTimings(len(submit.ids))
+        self.timings = RunningTimings()
         self.hides = hides
 
     def take(self, one: Event, deltas: list[Delta]) -> str:
@@ -134,7 +134,6 @@ class NativeAnswer:
     ) -> None:
         self.front, self.body, self.answers, self.texts = front, body, answers, texts
         self._prompts, self._never = prompts, never
-        self._began = time.perf_counter()
         self._places = [-1 if body.id_slot is None else body.id_slot] * len(texts)
 
     async def whole(self) -> Any:
@@ -171,12 +170,12 @@ class NativeAnswer:
     def _items(self, index: int, one: Event, added: str) -> list[dict[str, Any]]:
         """What an event adds to the stream."""
         text = self.texts[index]
-        if isinstance(one, Accepted | Reading):
+        if isinstance(one, Reading):
             return [self._progress(index, one)] if self.body.return_progress else []
         if isinstance(one, Piece) and not text.hides:
             fields: dict[str, Any] = {}
             if one.logprobs:
-                fields["completion_probabilities"] = as_openai(one.logprobs)["content"]
+                fields["completion_probabilities"] = self._probabilities(one.logprobs)
             if self.body.timings_per_token:
                 fields["timings"] = text.timings.now()
             return [self._partial(index, added, list(one.tokens), **fields)]
@@ -187,13 +186,11 @@ class NativeAnswer:
             return [*rest, self._picked(final)]
         return []
 
-    def _progress(self, index: int, one: Accepted | Reading) -> dict[str, Any]:
-        text = self.texts[index]
-        if isinstance(one, Accepted):
-            one = Reading(one.id, len(text.submit.ids), 0, 0)
-        progress = {**prompt_progress(one), "time_ms": 1e3 * (time.perf_counter() - self._began)}
-        timings = {"timings": text.timings.now()} if self.body.timings_per_token else {}
-        return self._partial(index, "", [], prompt_progress=progress, **timings)
+    def _progress(self, index: int, one: Reading) -> dict[str, Any]:
+        timings = self.texts[index].timings
+        told = {"timings": timings.now()} if self.body.timings_per_token else {}
+        progress = prompt_progress(one, timings)
+        return self._partial(index, "", [], prompt_progress=progress, **told)
 
     def _partial(
         self, index: int, content: str, tokens: list[int], **fields: Any
@@ -238,6 +235,7 @@ class NativeAnswer:
                 stream=bool(body.stream),
                 n_probs=submit.logprobs or 0,
                 timings_per_token=bool(body.timings_per_token),
+                post_sampling_probs=bool(body.post_sampling_probs),
             ),
             "prompt": self._prompts[index],
             "has_new_line": "\n" in text.text,
@@ -248,9 +246,22 @@ class NativeAnswer:
             "timings": timings,
         }
         if submit.logprobs is not None:
-            content = as_openai(tuple(text.logprobs))["content"]
-            final["completion_probabilities"] = content
+            final["completion_probabilities"] = self._probabilities(tuple(text.logprobs))
         return final
+
+    def _probabilities(self, tokens: tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:
+        """Those of tokens: logarithms before samplers, or after them as they are."""
+        items: list[dict[str, Any]] = as_openai(tokens)["content"]
+        if not self.body.post_sampling_probs:
+            return items
+
+        def item(one: dict[str, Any]) -> dict[str, Any]:
+            rest = {name: one[name] for name in ("id", "token", "bytes")}
+            return {**rest, "prob": math.exp(one["logprob"])}
+
+        return [
+            {**item(one), "top_probs": [item(top) for top in one["top_logprobs"]]} for one in items
+        ]
 
     def _picked(self, final: dict[str, Any]) -> dict[str, Any]:
         """The fields that are asked for: `a/b` is the field b of the object a."""
@@ -273,8 +284,6 @@ def _check(body: NativeBody) -> None:
         RequestError: says what.
     """
     check_choices(body.n_texts, "n_cmpl")
-    if body.post_sampling_probs and body.n_logprobs:
-        raise unsupported("post_sampling_probs", "leave it out: probabilities before samplers")
     if body.n_indent:
         raise unsupported("n_indent", "use a grammar")
     if body.t_max_predict_ms and body.t_max_predict_ms > 0:
@@ -301,6 +310,7 @@ async def completion(front: Front, request: Request) -> Response:
         logprobs=body.n_logprobs,
         grammar=await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar),
         tells_tokens=bool(body.stream or body.return_tokens),
+        after_samplers=bool(body.post_sampling_probs),
     )
     answers = Answers(
         await front.begin_all(requests), [AnswerReader(keeps_reasoning=True) for _ in requests]

@@ -78,3 +78,11 @@ async def apply_template(front: Front, request: Request) -> Response:
     body = decoded(await request.body(), ChatBody)
     prompt = await rendered(front, body)
     return json_response({"prompt": prompt.text})
+
+
+@takes(ChatBody)
+async def chat_tokens(front: Front, request: Request) -> Response:
+    """POST /v1/chat/completions/input_tokens: how many tokens a conversation has."""
+    body = decoded(await request.body(), ChatBody)
+    prompt = await rendered(front, body)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})

@@ -13,7 +13,8 @@ from localkv.server.answers import Answers
 from localkv.server.chat_request import StreamOptions
 from localkv.server.event_stream import DONE, event
 from localkv.server.failures import RequestError
-from localkv.server.usage import openai_usage
+from localkv.server.running_timings import RunningTimings
+from localkv.server.usage import native_timings, openai_usage
 from localkv.server.wire import Event
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
@@ -36,6 +37,7 @@ class OpenAIAnswer(ABC):
         self.answers = answers
         self._n = n
         self._has_usage = options is not None and bool(options.include_usage)
+        self.timings = [RunningTimings() for _ in answers.readers]
         self._head = {
             "id": f"{self.id_prefix}-{secrets.token_urlsafe(18)}",
             "created": int(time.time()),
@@ -48,9 +50,11 @@ class OpenAIAnswer(ABC):
         return {**self._head, "object": kind, **fields}
 
     @property
-    def usage(self) -> dict[str, Any]:
-        """The object `usage` of all answers."""
-        return openai_usage(self.answers.ended, sum(self.answers.n_reasoned), self._n)
+    def totals(self) -> dict[str, Any]:
+        """The objects `usage` of all answers, and `timings` of the first."""
+        ends = self.answers.ended
+        usage = openai_usage(ends, sum(self.answers.n_reasoned), self._n)
+        return {"usage": usage, "timings": native_timings(ends[0])}
 
     @abstractmethod
     def opening_chunks(self) -> Iterable[bytes]:
@@ -66,10 +70,11 @@ class OpenAIAnswer(ABC):
             for chunk in self.opening_chunks():
                 yield chunk
             async for index, one, deltas in self.answers.news():
+                self.timings[index].note(one)
                 for chunk in self.chunks_of(index, one, deltas):
                     yield chunk
             if self._has_usage:
-                yield event(self.object(self.chunk_kind, choices=[], usage=self.usage))
+                yield event(self.object(self.chunk_kind, choices=[], **self.totals))
             yield DONE
         except RequestError as error:
             yield event({"error": error.fields})

@@ -116,9 +116,14 @@ class ChatAnswer(OpenAIAnswer):
         return self.object(
             "chat.completion",
             choices=choices,
-            usage=self.usage,
-            timings=native_timings(self.answers.ended[0]),
+            **self.totals,
+            **self._verbose,
         )
+
+    @property
+    def _verbose(self) -> dict[str, Any]:
+        """What the model has read, where somebody wants to see that."""
+        return {"__verbose": {"prompt": self.answers.prompt}} if self.body.verbose else {}
 
     def opening_chunks(self) -> list[bytes]:
         """Each answer's role."""
@@ -132,19 +137,26 @@ class ChatAnswer(OpenAIAnswer):
         if isinstance(one, Reading):
             if not self.body.return_progress:
                 return []
-            return [self._chunk(index, {}, prompt_progress=prompt_progress(one))]
+            return [
+                self._chunk(index, {}, prompt_progress=prompt_progress(one, self.timings[index]))
+            ]
         objects = choice.take(deltas)
         logprobs = None
         if isinstance(one, Piece) and self.body.logprobs and one.logprobs:
             logprobs = as_openai(one.logprobs)
             objects = objects or [{}]
         chunks = list[bytes]()
+        told: dict[str, Any] = {}
+        if self.body.timings_per_token:
+            told["timings"] = self.timings[index].now()
         for delta in objects:
-            chunks.append(self._chunk(index, delta, logprobs=logprobs))
+            chunks.append(self._chunk(index, delta, logprobs=logprobs, **told))
             logprobs = None
         if isinstance(one, Ended):
             timings = native_timings(one)
-            chunks.append(self._chunk(index, {}, choice.finish_reason, timings=timings))
+            chunks.append(
+                self._chunk(index, {}, choice.finish_reason, timings=timings, **self._verbose)
+            )
         return chunks
 
     def _chunk(

@@ -44,6 +44,7 @@ class CompletionBody(SamplingFields, kw_only=True):
     stop: str | list[str] | None = None
     logprobs: int | None = None
     return_progress: bool | None = None
+    timings_per_token: bool | None = None
     response_format: dict[str, Any] | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
@@ -127,9 +128,7 @@ class CompletionAnswer(OpenAIAnswer):
             self._choice(index, choice.text, tuple(choice.logprobs), choice.finish_reason)
             for index, choice in enumerate(self.choices)
         ]
-        ends = self.answers.ended
-        timings = {"timings": native_timings(ends[0])} if len(ends) == 1 else {}
-        return self.object(self.chunk_kind, choices=choices, usage=self.usage, **timings)
+        return self.object(self.chunk_kind, choices=choices, **self.totals)
 
     def opening_chunks(self) -> Iterable[bytes]:
         """The prompts, if they belong to the answers."""
@@ -142,11 +141,16 @@ class CompletionAnswer(OpenAIAnswer):
         if isinstance(one, Reading):
             if not self.body.return_progress:
                 return []
-            return [self._chunk(index, "", prompt_progress=prompt_progress(one))]
+            return [
+                self._chunk(index, "", prompt_progress=prompt_progress(one, self.timings[index]))
+            ]
         choice = self.choices[index]
         text = choice.take(one, deltas)
         logprobs = one.logprobs if isinstance(one, Piece) else ()
-        chunks = [self._chunk(index, text, logprobs)] if text or logprobs else []
+        told: dict[str, Any] = {}
+        if self.body.timings_per_token:
+            told["timings"] = self.timings[index].now()
+        chunks = [self._chunk(index, text, logprobs, **told)] if text or logprobs else []
         if isinstance(one, Ended):
             reason, timings = choice.finish_reason, native_timings(one)
             chunks.append(self._chunk(index, "", finish_reason=reason, timings=timings))
