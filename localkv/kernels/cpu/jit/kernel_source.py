@@ -69,6 +69,7 @@ _BUILT_ON = (
     "kernels/cpu/linear/latent_step_job.py",
     "kernels/cpu/linear/norm_row.py",
     "kernels/cpu/linear/packing.py",
+    "kernels/cpu/linear/pair_tiles.py",
     "kernels/cpu/linear/panel_bytes.py",
     "kernels/cpu/linear/read_*.py",
     "kernels/cpu/linear/row_tiles.py",

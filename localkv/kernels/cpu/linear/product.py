@@ -18,8 +18,10 @@ from localkv.kernels.cpu.linear.job import (
     IN_PLACE_FORMATS,
     MAX_TILE,
     PART_BLOCKS,
+    ROW_TOKENS,
 )
 from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
+from localkv.kernels.cpu.linear.pair_tiles import PAIRS, multiply_pair
 from localkv.kernels.cpu.linear.read_job import (
     find_chunk,
     read_matrix,
@@ -62,8 +64,9 @@ def pack(address: Address, thread: Count) -> None:
         n = n_blocks - first if part == n_parts - 1 else PART_BLOCKS
         n_in = job.n_in - first * BLOCK
         x = job.x + 4 * (token * job.n_in + first * BLOCK)
-        if IN_PLACE and job.n_tokens == 1:
-            pack_planes(KIND, x, n_in, n, job.packed, first, n_blocks)
+        if IN_PLACE and job.n_tokens <= ROW_TOKENS:
+            planes = job.packed + token * n_blocks * ACTIVATION_BLOCK_BYTES
+            pack_planes(KIND, x, n_in, n, planes, first, n_blocks)
         else:
             start = tile_start(token, job.n_tokens)
             size = tile_size(start, job.n_tokens)
@@ -117,6 +120,27 @@ def multiply_unpacked(job: Any, matrix: Any, panels: Address, first: Count, last
 
 
 @njit
+def multiply_pairs(
+    job: Any, matrix: Any, panels: Address, first: Count, last: Count, start: Count
+) -> int:
+    """Two panels at a time, with the tile of tokens from `start` on; the first that is left."""
+    stride, more_stride = 4 * matrix.n_out, matrix.addend_stride
+    x = job.activations + start * job.token_bytes
+    i = first
+    while i + 1 < last:
+        panel = panels + (i - first) * job.panel_bytes
+        to = matrix.out + start * stride + 4 * LANES * i
+        plus = 0
+        if matrix.addend != 0:
+            plus = matrix.addend + start * more_stride + 4 * LANES * i
+        n = min(2 * LANES, matrix.n_out - i * LANES)
+        size, n_records = job.panel_bytes, job.n_records
+        multiply_pair(KIND, MAX_TILE, panel, size, n_records, x, to, stride, n, plus, more_stride)
+        i += 2
+    return i
+
+
+@njit
 def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: Count) -> None:
     """Multiply panels `first` to `last` of a matrix, which start at `panels`, with all tokens."""
     if UNPACKS and job.n_tokens >= MAX_TILE:
@@ -129,8 +153,10 @@ def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: 
     start = 0
     while start < n_tokens:
         size = tile_size(start, n_tokens)
-        x = job.activations + start * job.token_bytes
-        for i in range(first, last):
+        x, alone = job.activations + start * job.token_bytes, first
+        if PAIRS and not UNPACKS and size == MAX_TILE:
+            alone = multiply_pairs(job, matrix, panels, first, last, start)
+        for i in range(alone, last):
             panel = panels + (i - first) * job.panel_bytes
             to = matrix.out + start * stride + 4 * LANES * i
             plus = 0
@@ -153,21 +179,31 @@ def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: 
 
 @njit
 def multiply_rows(job: Any, matrix: Any, first: Count, last: Count) -> None:
-    """Multiply the rows of such panels, as they are in the file, with the only token."""
+    """Multiply the rows of such panels, as they are in the file, with the few tokens there are."""
     planes, n_all = job.activations, job.token_bytes // ACTIVATION_BLOCK_BYTES
-    row_bytes = matrix.item_bytes // LANES
+    row_bytes, token_bytes = matrix.item_bytes // LANES, job.token_bytes
+    n, stride, n_tokens = row_bytes // BLOCK_BYTES, 4 * matrix.n_out, job.n_tokens
     for i in range(first * LANES, min(last * LANES, matrix.n_out)):
-        row = matrix.data + i * row_bytes
-        total = multiply_row(row, row_bytes // BLOCK_BYTES, planes, n_all)
+        row, out = matrix.data + i * row_bytes, matrix.out + 4 * i
+        if n_tokens == 1:
+            multiply_row(1, row, n, planes, n_all, token_bytes, out, stride)
+        elif n_tokens == 2:
+            multiply_row(2, row, n, planes, n_all, token_bytes, out, stride)
+        elif n_tokens == 3:
+            multiply_row(3, row, n, planes, n_all, token_bytes, out, stride)
+        else:
+            multiply_row(4, row, n, planes, n_all, token_bytes, out, stride)
         if matrix.addend != 0:
-            total += get_f32(matrix.addend, i)
-        put_f32(matrix.out, i, total)
+            for token in range(n_tokens):
+                at = out + token * stride
+                more = matrix.addend + token * matrix.addend_stride
+                put_f32(at, 0, get_f32(at, 0) + get_f32(more, i))
 
 
 @njit
 def multiply_in_place(job: Any, thread: Count, matrix: Any, first: Count, last: Count) -> None:
     """The same with any number of tokens; panels are made a few at a time, in the thread's part."""
-    if job.n_tokens == 1:
+    if job.n_tokens <= ROW_TOKENS:
         multiply_rows(job, matrix, first, last)
         return
     panels = job.panels + thread * job.group * job.panel_bytes

@@ -76,7 +76,7 @@ class Sums:
         return self.builder.load(self.slots[i])
 
 
-def _dot(b: Builder, fmt: PanelFormat, total: Value, codes: Value, x: Value) -> Value:
+def dot_of_codes(b: Builder, fmt: PanelFormat, total: Value, codes: Value, x: Value) -> Value:
     if fmt.is_signed:
         return dot_of_signed_bytes(b, total, codes, x)
     return dot_of_bytes(b, total, codes, x, most=255 if fmt.zero == 128 else MOST_SIGNED)
@@ -127,7 +127,7 @@ def add_half(
         for j, code in enumerate(codes, half * len(codes)):
             for t in group:
                 x = splat(b, load_at(b, act, at.codes(j, t), i32))
-                totals[t] = _dot(b, fmt, totals[t], code, x)
+                totals[t] = dot_of_codes(b, fmt, totals[t], code, x)
         for t in group:
             d = splat(b, load_at(b, act, at.fact(SCALE, t), f32))
             sums.add_product(t, b.sitofp(totals[t], F32X16), b.fmul(scale, d))
