@@ -1,0 +1,233 @@
+"""llama.cpp's own tests of its server, run against `localkv serve`; a table of what came of them.
+
+    python benchmarks/llama_server_tests.py --tests llama.cpp/tools/server/tests --markdown FILE
+
+The tests are read from a checkout of llama.cpp and run on copies of them that are deleted again.
+What they expect of the texts and token counts of their own tiny model is relaxed, since another
+model answers (`RELAXED`); everything else must be as they say. Each test starts servers of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localkv.loader.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "models" / "tales-4M-Q8_0.gguf"
+SHIM = ROOT / "tests" / "server" / "llama_server_shim.py"
+PLUGIN = "llama_tests_plugin"
+FILES = (
+    "basic",
+    "chat_completion",
+    "compat_anthropic",
+    "compat_oai_responses",
+    "completion",
+    "ctx_shift",
+    "ignore_eos",
+    "metrics",
+    "security",
+    "slot_save",
+    "speculative",
+    "template",
+    "tokenize",
+    "tool_call",
+)
+"""The files that are about text; the others are about what this server does not do."""
+ENDING = ("ignore_eos",)
+"""Files in which texts may end by themselves."""
+OTHERS = "embedding, infill, kv_keep_only_active, lora, mcp_servers, proxy, rerank, router, sleep, "
+OTHERS += "stream, tools_builtin, vision_api, compat_gcp"
+
+PLUGIN_SOURCE = '''
+"""Nothing is downloaded, and no text is that of another model."""
+import json, os, sys
+sys.path.insert(0, os.environ["LLAMA_TESTS"])
+import utils
+utils.ServerPreset.load_all = staticmethod(lambda: None)
+utils.match_regex = lambda regex, text: isinstance(text, str)
+utils.ServerProcess.start.__defaults__ = (600,)  # seconds, on a machine that has other work
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        reason = ""
+        if report.outcome == "failed":
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = crash.message if crash else str(report.longrepr)
+        elif report.outcome == "skipped":
+            reason = str(report.longrepr[-1])
+        row = {"test": report.nodeid, "outcome": report.outcome, "reason": reason}
+        with open(os.environ["LLAMA_TESTS_LOG"], "a") as log:
+            log.write(json.dumps(row) + "\\n")
+'''
+
+RELAXED: tuple[tuple[str, str], ...] = (
+    # counts of tokens of prompts, which another vocabulary has others of
+    (r'(\["prompt_n"\]) == n_prompt\b', r"\1 > 0"),
+    (r'(\["prompt_tokens"\]) == n_prompt\b', r"\1 > 0"),
+    (r'(\["prompt_n"\] \+ timings\["cache_n"\]) == n_prompt\b', r"\1 > 0"),
+    (r'(\["cached_tokens"\]) == n_cache\b', r"\1 >= min(n_cache, 1)"),
+    (r'(\["predicted_n"\]) == n_token_output\b', r"\1 >= 64"),
+    (r"\btotal_batch_count == batch_count\b", "total_batch_count >= 2"),
+    # the name of the program
+    (r'\.startswith\("b"\)', '.startswith("localkv")'),
+)
+"""Regular expressions on the tests' lines, and what stands there instead."""
+
+REASONS: tuple[tuple[str, str], ...] = ()
+"""Regular expressions on names of tests that fail, and why that is meant."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a test.
+
+    Attributes:
+        test: "test_basic.py::test_props[True]".
+        outcome: "passed", "failed" or "skipped".
+        reason: of the test's own, if it did not pass.
+    """
+
+    test: str
+    outcome: str
+    reason: str
+
+    @property
+    def file(self) -> str:
+        """The file's noun."""
+        return self.test.split("::")[0].removeprefix("test_").removesuffix(".py")
+
+
+def copied(tests: Path, folder: Path) -> Path:
+    """A copy of the tests, relaxed, in the same place of a tree like llama.cpp's."""
+    copy = folder / "tools" / "server" / "tests"
+    shutil.copytree(tests, copy)
+    templates = tests.parents[2] / "models" / "templates"
+    if templates.is_dir():
+        (folder / "models").mkdir()
+        (folder / "models" / "templates").symlink_to(templates)
+    for path in (copy / "unit").glob("test_*.py"):
+        text = path.read_text()
+        for pattern, instead in RELAXED:
+            text = re.sub(pattern, instead, text)
+        path.write_text(text)
+    (copy / f"{PLUGIN}.py").write_text(PLUGIN_SOURCE)
+    (copy / "wget.py").write_text("def download(url, out):\n    raise OSError('no network')\n")
+    return copy
+
+
+def results_of(
+    copy: Path, files: Sequence[str], model: Path, *, seconds: float, select: str | None
+) -> list[Result]:
+    """Run the tests of some files, one file after the other."""
+    ends = " ".join(str(token) for token in sorted(load_tokenizer(model).eog_ids))
+    found = list[Result]()
+    for file in files:
+        never = "" if file in ENDING else ends
+        found += _results_of(copy, file, model, never=never, seconds=seconds, select=select)
+    return found
+
+
+def _results_of(
+    copy: Path, file: str, model: Path, *, never: str, seconds: float, select: str | None
+) -> list[Result]:
+    shim = copy / "llama-server"
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SHIM}" "$@"\n')
+    shim.chmod(0o755)
+    log = copy / "results.jsonl"
+    log.write_text("")
+    environment: Mapping[str, str] = {
+        **os.environ,
+        "LLAMA_SERVER_BIN_PATH": str(shim),
+        "LLAMA_TESTS": str(copy),
+        "LLAMA_TESTS_LOG": str(log),
+        "SHIM_MODEL": str(model),
+        "SHIM_NEVER": never,
+        "PORT": str(_free_port()),
+        "PYTHONPATH": f"{copy}{os.pathsep}{ROOT}",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-m", "not slow", "--tb=short"]
+    command.append(f"unit/test_{file}.py")
+    if select:
+        command += ["-k", select]
+    try:
+        subprocess.run(command, cwd=copy, env=environment, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"{file}: not complete after {seconds} seconds", file=sys.stderr)
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    return [
+        Result(row["test"].removeprefix("unit/"), row["outcome"], row["reason"]) for row in rows
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def why(result: Result) -> str:
+    """The reason of a failure: the known one, or the test's own words."""
+    for pattern, reason in REASONS:
+        if re.search(pattern, result.test):
+            return reason
+    return result.reason.splitlines()[0][:160] if result.reason else ""
+
+
+def markdown(results: Iterable[Result]) -> str:
+    """Counts of each file, and every test that did not pass, with the reason."""
+    rows = list(results)
+    lines = ["| file | passed | failed | skipped |", "| --- | ---: | ---: | ---: |"]
+    for file in dict.fromkeys(row.file for row in rows):
+        counts = Counter(row.outcome for row in rows if row.file == file)
+        numbers = (counts["passed"], counts["failed"], counts["skipped"])
+        lines.append(f"| {file} | " + " | ".join(str(n) for n in numbers) + " |")
+    counts = Counter(row.outcome for row in rows)
+    total = (counts["passed"], counts["failed"], counts["skipped"])
+    lines.append("| **all** | " + " | ".join(f"**{n}**" for n in total) + " |")
+    lines += ["", "| not passed | why |", "| --- | --- |"]
+    for row in rows:
+        if row.outcome != "passed":
+            reason = why(row).replace("|", "\\|")
+            lines.append(f"| `{row.test.replace('|', chr(92) + '|')}` | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tests", type=Path, required=True, help="llama.cpp/tools/server/tests")
+    parser.add_argument("--model", type=Path, default=MODEL, help="the model that answers")
+    parser.add_argument("--files", nargs="+", default=FILES, metavar="NAME", help="test_NAME.py")
+    parser.add_argument("--select", metavar="EXPRESSION", help="pytest's -k")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="for each file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copied(given.tests.resolve(), Path(folder))
+        results = results_of(
+            copy, given.files, given.model.resolve(), seconds=given.seconds, select=given.select
+        )
+    if given.json:
+        given.json.write_text(json.dumps([vars(row) for row in results], indent=1))
+    text = markdown(results)
+    if given.markdown:
+        given.markdown.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

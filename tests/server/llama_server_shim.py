@@ -1,0 +1,122 @@
+"""Starts `localkv serve` with the options that llama-server would have been started with.
+
+llama.cpp's own tests of its server start it anew for each test; this stands in for it. The model is
+that of SHIM_MODEL, whichever is asked for, and the tokens of SHIM_NEVER are never drawn: texts are
+as long as those of a model that does not end them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+
+SAME = {
+    "--port": "--port",
+    "--host": "--host",
+    "--temp": "--temp",
+    "--seed": "--seed",
+    "--alias": "-a",
+    "--threads": "-t",
+    "--batch-size": "-b",
+    "--ubatch-size": "-ub",
+    "-ctk": "-ctk",
+    "-ctv": "-ctv",
+    "--n-predict": "-n",
+    "--api-key": "--api-key",
+    "--chat-template-file": "--chat-template-file",
+}
+"""Options that have a value, and what they are called here."""
+FLAGS = {"--slots": "--slots", "--no-slots": "--no-slots", "--no-ui": "--no-ui"}
+WITHOUT_EFFECT = {
+    "--offline",
+    "--cont-batching",
+    "--metrics",
+    "--jinja",
+    "--no-jinja",
+    "--verbose",
+    "--no-cache-idle-slots",
+    "--swa-full",
+}
+"""What is always so here, or makes no difference."""
+VALUES_WITHOUT_EFFECT = {
+    "--hf-repo",
+    "--hf-file",
+    "--model-url",
+    "--n-gpu-layers",
+    "--cache-ram",
+    "-fa",
+    "--reasoning-format",
+}
+CONTEXT, PARALLEL, UNIFIED = "--ctx-size", "--parallel", "--kv-unified"
+TEMPLATE = "--chat-template"
+LLAMA_SLOTS = 4
+
+
+def translated(arguments: Sequence[str], model: str, never: Sequence[str] = ()) -> list[str]:
+    """The arguments of `localkv serve`.
+
+    llama-server shares its context among slots unless it is told not to; here each request may use
+    all of `-c`, and the cache has a size of its own.
+
+    Args:
+        arguments: of llama-server.
+        model: the file to serve.
+        never: tokens that are not drawn.
+
+    Raises:
+        ValueError: there is nothing like an option.
+    """
+    rest, found = list(arguments), list[str]()
+    n_ctx, n_slots, is_shared = 0, LLAMA_SLOTS, False
+    while rest:
+        name = rest.pop(0)
+        if name in SAME:
+            found += [SAME[name], rest.pop(0)]
+        elif name in FLAGS:
+            found.append(FLAGS[name])
+        elif name == CONTEXT:
+            n_ctx = int(rest.pop(0))
+        elif name == PARALLEL:
+            n_slots = int(rest.pop(0))
+        elif name == UNIFIED:
+            is_shared = True
+        elif name == TEMPLATE:
+            found += ["--chat-template-file", _template_file(rest.pop(0))]
+        elif name in VALUES_WITHOUT_EFFECT or (name == "--reasoning" and rest[0] == "auto"):
+            rest.pop(0)
+        elif name not in WITHOUT_EFFECT:
+            raise ValueError(f"localkv serve has nothing like {name}")
+    if n_ctx:
+        found += ["-c", str(n_ctx if is_shared else n_ctx // n_slots)]
+        found += ["--cache-tokens", str(n_ctx)]
+    found += [argument for token in never for argument in ("-l", f"{token}-inf")]
+    return ["serve", "-m", model, "-np", str(n_slots), *found]
+
+
+def _template_file(given: str) -> str:
+    """A file with a template that was given as text.
+
+    Raises:
+        ValueError: it is the name of one that llama.cpp has built in.
+    """
+    if " " not in given and "{" not in given:
+        raise ValueError(f"localkv has no template of its own called {given!r}")
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja", delete=False) as file:
+        file.write(given)
+    return file.name
+
+
+def main() -> None:
+    """Become the server."""
+    try:
+        never = os.environ.get("SHIM_NEVER", "").split()
+        arguments = translated(sys.argv[1:], os.environ["SHIM_MODEL"], never)
+    except ValueError as error:
+        sys.exit(f"shim: {error}")
+    os.execv(sys.executable, [sys.executable, "-m", "localkv", *arguments])
+
+
+if __name__ == "__main__":
+    main()
