@@ -134,25 +134,33 @@ def _room(candidates: Candidates, n: int) -> Candidates:
     return Candidates(scratch(f"{name} ids", n).view(np.int64), scratch(f"{name} logits", n))
 
 
-def largest(keys: Floats, k: int) -> Ints:
+def starting_with(logits: npt.NDArray[np.float32], k: int) -> Candidates:
+    """The k most likely tokens, as `top_k` keeps them, without a copy of the others' logits."""
+    kept = largest(logits, k)
+    return Candidates(kept, logits[kept].astype(np.float64))
+
+
+def largest(keys: Floats | npt.NDArray[np.float32], k: int) -> Ints:
     """Indices, ascending, of the k largest keys [n]; of equal keys those with the lowest index."""
     n = len(keys)
     if k >= n:
         return np.arange(n)
     columns = n // 64
-    kth = -np.inf
-    if k <= columns // 4:
-        # The maxima of k columns are at least this large, so the k-th largest key is, too.
-        maxima = keys[: 64 * columns].reshape(64, columns).max(axis=0)
-        kth = np.partition(maxima, columns - k)[columns - k]
+    if k > columns // 4:
+        return _largest_of(keys, k)
+    # The maxima of k columns are at least this large, so the k largest keys are, too.
+    maxima = keys[: 64 * columns].reshape(64, columns).max(axis=0)
+    found = np.flatnonzero(maxima >= np.partition(maxima, columns - k)[columns - k])
+    in_columns = np.add.outer(np.arange(0, 64 * columns, columns), found).ravel()
+    places = np.concatenate([in_columns, np.arange(64 * columns, n)])
+    return places[_largest_of(keys[places], k)]
+
+
+def _largest_of(keys: Floats | npt.NDArray[np.float32], k: int) -> Ints:
+    kth = np.partition(keys, len(keys) - k)[len(keys) - k]
     above = np.flatnonzero(keys > kth)
-    if len(above) < k:
-        equal = np.flatnonzero(keys == kth)
-    else:
-        values = keys[above]
-        kth = np.partition(values, len(values) - k)[len(values) - k]
-        above, equal = above[values > kth], above[values == kth]
-    return np.sort(np.concatenate([above, equal[: k - len(above)]]))
+    equal = np.flatnonzero(keys == kth)[: k - len(above)]
+    return np.sort(np.concatenate([above, equal]))
 
 
 def fewest(

@@ -21,6 +21,7 @@ from localkv.sampling.candidates import (
     drawn,
     softmax,
     starting,
+    starting_with,
 )
 from localkv.sampling.dry import Breakers, dry_breakers
 from localkv.sampling.params import SamplingParams
@@ -66,6 +67,8 @@ class Sampler:
         self._ids = all_ids(n_vocab)
         active = active_samplers(params)
         self._chain = [entry.function for entry in active]
+        begins_with_k = bool(active) and active[0].name == "top_k" and not params.logit_bias
+        self._n_first = params.top_k if begins_with_k else 0
         self._takes_largest = (
             any(entry.name == "temperature" for entry in active)
             and params.temperature <= 0
@@ -153,11 +156,14 @@ class Sampler:
         Valid until this thread draws again.
         """
         self._check(logits)
-        candidates = starting(self._ids, logits)
+        if self._n_first:
+            candidates, chain = starting_with(logits, self._n_first), self._chain[1:]
+        else:
+            candidates, chain = starting(self._ids, logits), self._chain
         if self.params.logit_bias:
             candidates = logit_bias(candidates, self.params.logit_bias)
         with np.errstate(over="ignore"):
-            for function in self._chain:
+            for function in chain:
                 candidates = function(candidates, self.params, self._state)
         return candidates.ids, softmax(candidates.logits)
 
