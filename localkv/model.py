@@ -186,7 +186,7 @@ class Transformer:
         weights, backend = self.weights, self.backend
         if backend.run_next is run_nothing_next or weights.per_layer or weights.altup:
             return None
-        rotations = self._rotations_at(position, n_ctx)
+        rotations = self._rotations_in(n_ctx)
         if rotations is None:
             return None
         embedding = weights.token_embd, self.config.embedding_scale
@@ -305,7 +305,7 @@ class Transformer:
             self._rotations[key] = TokenRotations(freqs, rope, arrays)
         return self._rotations[key].table(int(positions[0]))
 
-    def _rotations_at(self, position: int, n_ctx: int) -> list[RopeTable | None] | None:
+    def _rotations_in(self, n_ctx: int) -> list[TokenRotations | None] | None:
         """Of each of `_position_kinds`; None if a kind does something else, too, or was never
         seen."""
         if n_ctx not in self._next_rotations:
@@ -316,7 +316,7 @@ class Transformer:
                     return None
                 found.append(None if key is None else self._rotations[key])
             self._next_rotations[n_ctx] = found
-        return [None if x is None else x.table(position) for x in self._next_rotations[n_ctx]]
+        return self._next_rotations[n_ctx]
 
     def _frequencies(self, rope: RopeSpec, n_ctx: int) -> Array:
         """float32 [pairs], made when they are first needed."""

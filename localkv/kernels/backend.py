@@ -24,7 +24,7 @@ from localkv.kernels.device_memory import DeviceMemory
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Methods
 from localkv.kernels.namespace import namespace
-from localkv.kernels.rope import RopeTable
+from localkv.kernels.rope import RopeTable, TokenRotations
 from localkv.sampling.params import SamplingParams
 from localkv.system.turns import Turns
 
@@ -141,7 +141,7 @@ class NextToken(NamedTuple):
     position: int
     token_embd: PackedTensor
     scale: float
-    rotations: Sequence[RopeTable | None]
+    rotations: Sequence[TokenRotations | None]
     before: Batch
 
 

@@ -81,6 +81,7 @@ class TokenRotations:
         self.freqs, self.rope, self.arrays = freqs, rope, arrays
         self._first = -1
         self._table = RopeTable(freqs, freqs, rope.interleaved)
+        self._views = memoryview(b""), memoryview(b"")
 
     def table(self, position: int) -> RopeTable:
         """Cosines and sines of a position, with the bits that it has among others."""
@@ -89,8 +90,18 @@ class TokenRotations:
             positions = np.arange(first, first + NEARBY)
             self._table = rope_table(self.freqs, positions, self.rope, self.arrays)
             self._first = first
+            self._views = self._table.cos.reshape(-1).data, self._table.sin.reshape(-1).data
         row = slice(position - first, position - first + 1)
         return RopeTable(self._table.cos[row], self._table.sin[row], self.rope.interleaved)
+
+    def put(self, position: int, cos: memoryview, sin: memoryview) -> None:
+        """Write those of a position, which is sooner done than to make a table of it."""
+        at = position - self._first
+        if not 0 <= at < NEARBY:
+            self.table(position)
+            at = position - self._first
+        n = len(cos)
+        cos[:], sin[:] = (view[at * n : at * n + n] for view in self._views)
 
 
 def position_scale(positions: Array, temperature: Temperature, arrays: Arrays) -> Array:

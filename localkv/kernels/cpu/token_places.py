@@ -104,9 +104,9 @@ class TokenPlaces:
         Views of memory, and items one by one: to copy arrays NumPy reads more of its own code and
         data, none of which is in a cache here.
         """
-        for place, table in zip(self._rotation_places, token.rotations, strict=True):
-            if table is not None:
-                place[0][:], place[1][:] = table.cos[0].data, table.sin[0].data
+        for place, rotations in zip(self._rotation_places, token.rotations, strict=True):
+            if rotations is not None:
+                rotations.put(token.position, *place)
         more = token.position - position
         for pool, (_, slots, _) in self._pools.items():
             slots[0] = int(token.before.segments[pool].slots[0]) + more

@@ -48,6 +48,7 @@ class TokenAttention:
         self.plan: Plan | None = None
         self.launch: Launch | None = None
         self._is_own = False
+        self._sees_all = not params.window and not params.chunk
         self._pages = b""
 
     def __call__(self, batch: Batch) -> tuple[Launch | None, Plan | None]:
@@ -79,11 +80,16 @@ class TokenAttention:
         now, whose row goes to the same page. The batch was the last that this was called with.
         """
         rows = batch.segments[self.part]
-        (length,) = rows.lengths
+        length = rows.lengths[0]
         if self.launch is NOTHING:
             return length == 0
         if len(rows.slots):
             length += more
+            if self._sees_all and self._is_own:
+                assert self.plan is not None
+                self.plan.visible.items[0, 1] = length
+                self.plan.decodes[0].sequences.items[0, _LENGTH] = length
+                return True
         return self._is_own and self._see(rows, int(batch.positions[0]) + more, length)
 
     def _visible(self, rows: SegmentBatch, position: int, length: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from localkv.kernels.cpu.jit.kernel_source import KernelSource
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.embedding_job import EmbeddingJob
-from localkv.kernels.cpu.runtime.thread_pool import run_alone
+from localkv.kernels.cpu.runtime.thread_pool import worker_call
 
 _ROW, _OUT = (EmbeddingJob._fields.index(name) for name in ("row", "out"))
 
@@ -35,7 +35,7 @@ class _Rows:
 
     def __init__(self, weight: PackedTensor, scale: float, source: KernelSource) -> None:
         self.weight, self.scale = weakref.ref(weight), scale
-        self.worker = specialized(source)["worker"]
+        self.run = worker_call(specialized(source)["worker"])
         layout, rows = LAYOUTS[weight.format.name], weight.rows
         n_in = weight.shape[-1]
         row_bytes = weight.format.row_bytes(n_in)
@@ -62,11 +62,14 @@ class _Rows:
         )
         self.job = np.array(job, np.int64)
         self.address = address(self.job)
+        self.out: Floats | None = None
 
     def put(self, token: int, out: Floats) -> None:
         """Decode a row to float32 [1, n_in]."""
-        self.job[_ROW], self.job[_OUT] = self.first + token * self.row_bytes, address(out)
-        run_alone(self.worker, self.address)
+        if out is not self.out:
+            self.out, self.job[_OUT] = out, address(out)
+        self.job[_ROW] = self.first + token * self.row_bytes
+        self.run(self.address, 0)
 
 
 class Embedding:

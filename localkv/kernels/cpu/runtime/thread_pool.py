@@ -54,9 +54,15 @@ def _callable(name: str, n_arguments: int) -> Callable[..., None]:
 _WORKER = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
 
+@functools.cache
+def worker_call(worker: int) -> Callable[[int, int], None]:
+    """A worker as a function of a job and the number of the thread; to make one takes time."""
+    return _WORKER(worker)
+
+
 def run_alone(worker: int, job: int) -> None:
     """Run a worker on this thread only."""
-    _WORKER(worker)(job, 0)
+    worker_call(worker)(job, 0)
 
 
 def _help(index: int, help_out: Callable[[int], None], state: int) -> None:
