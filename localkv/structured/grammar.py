@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from localkv.errors import LocalKVError, UsageError
@@ -15,6 +15,7 @@ Schema = Mapping[str, object] | bool | str
 
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 """Between JSON's tokens, as llama.cpp has it: a small model must not go on with spaces forever."""
+_NO_EXTENSION = "NoExtension"
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
@@ -59,9 +60,10 @@ class Grammar:
         if value is False or not isinstance(value, bool | dict):
             reason = "nothing satisfies it" if value is False else "it is no object"
             raise UsageError(f"the {what} can't be used: {reason}")
-        source = LLMatcher.grammar_from_json_schema(
-            "{}" if value is True else text,
-            overrides={"lenient": False, "whitespace_pattern": WHITE_SPACE},
+        options = {"lenient": False, "whitespace_pattern": WHITE_SPACE}
+        schema_text = "{}" if value is True else text
+        source = _source(
+            lambda: LLMatcher.grammar_from_json_schema(schema_text, overrides=options), what
         )
         return cls(source, what)._checked()
 
@@ -100,7 +102,8 @@ class Grammar:
         """
         from llguidance import LLMatcher
 
-        return cls(LLMatcher.grammar_from_regex(pattern), "regular expression")._checked()
+        what = "regular expression"
+        return cls(_source(lambda: LLMatcher.grammar_from_regex(pattern), what), what)._checked()
 
     @classmethod
     def of_text(cls, text: str) -> Grammar:
@@ -115,7 +118,7 @@ class Grammar:
     def _of_lark(cls, text: str, what: str = "grammar") -> Grammar:
         from llguidance import LLMatcher
 
-        return cls(LLMatcher.grammar_from_lark(text), what)
+        return cls(_source(lambda: LLMatcher.grammar_from_lark(text), what), what)
 
     def _checked(self) -> Grammar:
         from llguidance import LLMatcher
@@ -162,7 +165,24 @@ def one_line(message: str) -> str:
 
 def failure(message: str) -> LocalKVError:
     """The error about a grammar that took too much while a text was written."""
-    return LocalKVError(f"the grammar can't be followed any further: {one_line(message)}")
+    reason = one_line(message)
+    if reason.startswith(_NO_EXTENSION):
+        reason = "no text of it goes on here"
+    return LocalKVError(f"the grammar can't be followed any further: {reason}")
+
+
+def _source(make: Callable[[], str], what: str) -> str:
+    """What llguidance makes of a text.
+
+    Raises:
+        UsageError: it is nested too deeply, or has a number or a character that there is not.
+    """
+    try:
+        return make()
+    except ValueError as error:  # UnicodeEncodeError is one
+        if "recursion limit" in str(error):
+            raise UsageError(f"the {what} is nested too deeply") from None
+        raise UsageError(f"the {what} can't be read: {one_line(str(error))}") from None
 
 
 def _plain(value: object) -> object:

@@ -42,6 +42,10 @@ def accepts(grammar: Grammar, text: str) -> bool:
         ("{", "is not JSON"),
         ("[1]", "no object"),
         ({"const": {1}}, "is not JSON"),
+        ({"const": "\ud800"}, "can't be read"),
+        ({"minimum": 10**400}, "number out of range"),
+        ('{"not":' * 300 + "{}" + "}" * 300, "nested too deeply"),
+        ('{"not":' * 5000 + "{}" + "}" * 5000, "nested too deeply"),
     ],
 )
 def test_a_schema_without_a_grammar_is_refused_in_one_line(schema: object, reason: str) -> None:
@@ -57,6 +61,8 @@ def test_a_schema_without_a_grammar_is_refused_in_one_line(schema: object, reaso
         ("root ::= x", "no rule 'x'"),
         ('x ::= "a"', "no rule 'root'"),
         ("start: foo", 'unknown name: "foo"'),
+        ('root ::= "\ud800"', "surrogates not allowed"),
+        ("start: " + "(" * 500 + '"a"' + ")" * 500, "too deeply nested"),
         ('root ::= "a', "Unexpected end of input"),
         ('root ::= "\\', "can't be read"),
         ("root ::= [b-a]", "can't be used"),
