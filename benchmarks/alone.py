@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -31,10 +32,12 @@ class Worker:
 
     Attributes:
         ready: the first answer.
+        start_seconds: from the start of the process to there.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
+        started = time.perf_counter()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -44,6 +47,7 @@ class Worker:
         )
         try:
             self.ready = self._answer()
+            self.start_seconds = time.perf_counter() - started
             self._stop()
         except BaseException:
             self.close()

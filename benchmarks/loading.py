@@ -1,12 +1,20 @@
 """Loading a model, its first token and 32 tokens: localkv and llama.cpp, in turn.
 
 Each program loads a random model in a process of its own, with its own defaults, and is the only
-one that runs. Imports are over when the clock starts, and the file is in memory: a round that does
-not count comes first. What is put off while a model is loaded (llama.cpp reads a mapped file with
-the first token, localkv makes panels during the next 16) is part of the columns that follow.
+one that runs. The file is in memory: a round that does not count comes first. It also writes the
+bytecode that an installed package has.
+
+    load                of a model and a cache for 1,024 tokens, once all is imported. No file has
+                        a tokenizer. localkv links its kernels and runs a layer, llama.cpp plans
+                        its buffers, and copies the weights that it lays out anew.
+    load and a token    and what either has put off: llama.cpp reads a mapped file with the first
+                        token, localkv makes panels during the next 16, which the next column has.
+    load and 32 tokens
+    start to a token    the first of these and, before it, Python and its imports, in which
+                        llama.cpp's library is opened.
 
 PYTHON is an interpreter that has llama-cpp-python; without `--peer` only localkv runs. The table of
-docs/benchmarks.md takes 15 minutes:
+docs/benchmarks.md, of all types of weights and of models with experts, takes an hour:
 
     python benchmarks/loading.py --peer PYTHON
 
@@ -33,13 +41,14 @@ from alone import end_on_signals
 from cpu_vs_llama_cpp import SETTLE_SECONDS, Program, say
 from random_model import shape_of, write_model
 from speed_report import OURS, PEER
+from speed_tables import ALL_TYPES, EXPERT_SHAPES
 
-COLUMNS = ("load", "load and a token", "load and 32 tokens")
+COLUMNS = ("load", "load and a token", "load and 32 tokens", "start to a token")
 TOKENS = 32
 N_CTX = 1024
 MODELS = (
-    *(f"llama-1.1b:{name}" for name in ("q4_0", "mxfp4", "q6_K", "q8_0", "q5_0", "q3_K")),
-    *(f"qwen3-30b-a3b@6x64:{name}" for name in ("q4_0", "q4_K")),
+    *(f"llama-1.1b:{name}" for name in ALL_TYPES),
+    *(f"{shape}:{name}" for shape in EXPERT_SHAPES for name in ("q4_0", "q4_K", "mxfp4")),
 )
 
 Seconds = dict[str, list[tuple[float, ...]]]
@@ -57,7 +66,8 @@ def run(path: Path, interpreters: Mapping[str, str], options: argparse.Namespace
                 first = program.load_seconds + program.ask("first")
                 last = first + (TOKENS - 1) * program.ask(f"first {TOKENS - 1}")
             if turn >= 0:
-                found[name].append((program.load_seconds, first, last))
+                begun = program.start_seconds + first
+                found[name].append((program.load_seconds, first, last, begun))
     return found
 
 
@@ -98,6 +108,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     interpreters = {OURS: sys.executable, **({PEER: options.peer} if options.peer else {})}
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has bytecode
     end_on_signals()
     rows, figures = list[list[str]](), dict[str, Seconds]()
     for model in options.models:

@@ -285,7 +285,12 @@ def repeated_state(state: bytes, length: int) -> bytes:
 
 SESSIONS: dict[str, type[Session]] = {"localkv": LocalKV, "llama.cpp": LlamaCpp}
 MODULES = {
-    "localkv": ("localkv.llm", "localkv.cli.complete", "localkv.cli.loading"),
+    "localkv": (
+        "localkv.llm",
+        "localkv.cli.complete",
+        "localkv.cli.loading",
+        "localkv.kernels.cpu.cpu_backend",
+    ),
     "llama.cpp": ("llama_cpp",),
 }
 """What a program imports before it loads; the first one's package has the version."""

@@ -13,7 +13,7 @@ PEER is an interpreter that has llama-cpp-python, and LLAMA_CLI llama.cpp's own 
 Columns, in seconds: *start* until the model is opened, *load* until it is ready, *first token* from
 then on, *whole process* from its start to its end as its parent sees it; and the most memory that
 it had, which counts pages of mapped files that it touched. A round that does not count comes first,
-so that files are in memory.
+so that files are in memory, and bytecode is written, which an installed package has.
 """
 
 from __future__ import annotations
@@ -187,6 +187,7 @@ def main() -> None:
     if options.be_peer:
         be_peer(str(options.model), options.prompt, options.n)
         return
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has bytecode
     runs = measure(programs(options), options.rounds)
     if options.json:
         values = {name: [asdict(run) for run in of_program] for name, of_program in runs.items()}

@@ -17,11 +17,12 @@ from loading import row, table  # noqa: E402
 
 
 def test_cells_are_medians() -> None:
-    ours = [(0.2, 0.3, 1.0), (0.1, 0.4, 2.0), (0.3, 0.2, 3.0)]
+    ours = [(0.2, 0.3, 1.0, 0.5), (0.1, 0.4, 2.0, 0.6), (0.3, 0.2, 3.0, 0.4)]
     alone = row("llama:q4_0", {"localkv": ours})
-    assert alone == ["llama:q4_0", "0.200", "0.300", "2.000"]
-    cells = row("llama:q4_0", {"localkv": ours, "llama.cpp": [(0.1, 0.6, 4.0)] * 3})
-    assert cells[1:] == ["0.200 / 0.100 = 2.00", "0.300 / 0.600 = 0.50", "2.000 / 4.000 = 0.50"]
+    assert alone == ["llama:q4_0", "0.200", "0.300", "2.000", "0.500"]
+    cells = row("llama:q4_0", {"localkv": ours, "llama.cpp": [(0.1, 0.6, 4.0, 0.2)] * 3})
+    assert cells[1:3] == ["0.200 / 0.100 = 2.00", "0.300 / 0.600 = 0.50"]
+    assert cells[3:] == ["2.000 / 4.000 = 0.50", "0.500 / 0.200 = 2.50"]
     assert table([cells]).splitlines()[2].startswith("| llama:q4_0 | 0.200 / 0.100")
 
 
@@ -32,4 +33,6 @@ def test_a_small_model() -> None:
     command += ["--rounds", "1", "--settle", "0"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"\| llama-tiny:q4_0 \| 0\.\d+ \| 0\.\d+ \| \d+\.\d+ \|", done.stdout)
+    assert re.search(
+        r"\| llama-tiny:q4_0 \| 0\.\d+ \| 0\.\d+ \| \d+\.\d+ \| \d+\.\d+ \|", done.stdout
+    )
