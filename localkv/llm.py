@@ -318,7 +318,7 @@ class LLM(TextModel):
                 self.config,
                 self.cache,
                 lambda done, of: report("kernels", done, of),
-            ),
+            ) as all_linked,
         ):
             model, unused = load_model(
                 self.gguf,
@@ -335,7 +335,8 @@ class LLM(TextModel):
             )
             if backend.compiles:
                 report("kernels", 0, 0)
-                self.engine.warm_up()
+                if self.speculation.is_on or not all_linked:
+                    self.engine.warm_up()
                 if self.speculation.is_on:
                     self.engine.warm_up_drafts(self.speculation)
             if backend.late is not None:

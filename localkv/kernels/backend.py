@@ -59,9 +59,9 @@ def nothing_ahead(
     config: ModelSpec,
     cache: CacheConfig,
     on_kernel: OnKernel,
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[bool]:
     """What backends do that compile everything when it is first used."""
-    return nullcontext()
+    return nullcontext(False)
 
 
 def drawn_by_host(params: SamplingParams) -> Draw | None:
@@ -211,7 +211,7 @@ class Backend:
         compiling_ahead: (weight types of the embedding and of matrices, model, cache, what is told
             how many kernels are compiled and how many had to be) -> a context to load the model and
             to warm it up in: meanwhile other cores compile what this will need, and then what comes
-            after it.
+            after it. It says whether all of it is linked already, so that nothing is to warm up.
         compile_together: runs a function that launches kernels, and compiles these at the same time
             instead of running them; None if kernels are not compiled so.
         records: launches read all that changes from the device's memory, so that those of a token
@@ -243,7 +243,7 @@ class Backend:
     head_dim_multiple: int = 1
     compiles: bool = False
     compiling_ahead: Callable[
-        [str, Iterable[str], ModelSpec, CacheConfig, OnKernel], AbstractContextManager[None]
+        [str, Iterable[str], ModelSpec, CacheConfig, OnKernel], AbstractContextManager[bool]
     ] = nothing_ahead
     compile_together: Callable[[Callable[[], None]], None] | None = None
     records: bool = False

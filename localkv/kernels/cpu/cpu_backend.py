@@ -6,22 +6,27 @@ own (`formats/cpu/page_order.py`), so a cache is written and read by this backen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Array
+from localkv.config import CacheConfig
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.backend import Backend, NextToken, StackLayer
 from localkv.kernels.compose import compose
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
-from localkv.kernels.cpu.jit.compile_ahead import compiling_ahead
+from localkv.kernels.cpu.jit.compile_ahead import OnKernel, compiling_ahead
+from localkv.kernels.cpu.jit.kernel_source import is_stored
 from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
+from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.layer import CpuLayer
 from localkv.kernels.cpu.linear.embedding import Embedding
 from localkv.kernels.cpu.linear.products import CpuProducts
@@ -118,8 +123,24 @@ def cpu_backend() -> Backend:
         run_layers=programs,
         run_next=run_next,
         turns=Turns(forget),
-        compiling_ahead=lambda embedding, types, model, cache, on_kernel: compiling_ahead(
-            *needed_kernels(embedding, types, model, cache), on_kernel=on_kernel
-        ),
+        compiling_ahead=_kernels_ahead,
         **layer.operations(),
     )
+
+
+@contextmanager
+def _kernels_ahead(
+    embedding_type: str,
+    matrix_types: Iterable[str],
+    model: ModelSpec,
+    cache: CacheConfig,
+    on_kernel: OnKernel,
+) -> Iterator[bool]:
+    """As `Backend.compiling_ahead`; if those of prompts are all compiled, they are linked, and so
+    are those of generated tokens that are, which takes some milliseconds."""
+    first, later = needed_kernels(embedding_type, matrix_types, model, cache)
+    with compiling_ahead(first, later, on_kernel=on_kernel) as all_compiled:
+        if all_compiled:
+            for source in (*first, *filter(is_stored, later)):
+                specialized(source)
+        yield all_compiled

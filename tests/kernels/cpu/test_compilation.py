@@ -302,11 +302,19 @@ def test_all_that_a_model_needs_is_known_before(
 ) -> None:
     path = RandomModel().write(tmp_path / "model.gguf", GGMLType[kind])
     program = """
+import contextlib
 import sys
 import time
 from localkv import LLM
+from localkv.kernels.cpu import cpu_backend
 from localkv.kernels.cpu.jit import specialize
 from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
+ahead = cpu_backend.compiling_ahead
+@contextlib.contextmanager
+def always_warm_up(*sources, **options):
+    with ahead(*sources, **options):
+        yield False
+cpu_backend.compiling_ahead = always_warm_up
 used = []
 stored = specialize.stored
 specialize.stored = lambda source: used.append(source) or stored(source)

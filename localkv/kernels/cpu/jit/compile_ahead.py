@@ -226,10 +226,11 @@ def compiling_ahead(
     *,
     n_cores: int | None = None,
     on_kernel: OnKernel = lambda done, total: None,
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """Have other cores compile those of `sources` that no process has compiled before.
 
-    After the block they go on with what is left.
+    After the block they go on with what is left. The block is told whether nothing has to be
+    compiled for it.
 
     Args:
         sources: what the block will need, in this order.
@@ -237,13 +238,14 @@ def compiling_ahead(
         n_cores: all that may be used, this process's included; None counts them.
         on_kernel: called as the block comes to need `sources`, and not if none is missing.
     """
-    helpers = _new_helpers(_missing(sources), _missing(later), n_cores, on_kernel)
+    missing = _missing(sources)
+    helpers = _new_helpers(missing, _missing(later), n_cores, on_kernel)
     if helpers is None:
-        yield
+        yield not missing
         return
     try:
         helpers.tell()
-        yield
+        yield False
     except BaseException:
         helpers.close()
         raise
