@@ -28,9 +28,7 @@ from localkv.engine.embedding import (
 from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.speculation.config import RECORDING_LEFT, Speculation
-from localkv.engine.states.state_conversion import choices_json
 from localkv.engine.states.state_identity import UNROTATED
-from localkv.engine.states.state_turns import load_state, save_state
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.kernels.backend import Backend
@@ -455,6 +453,8 @@ class LLM(TextModel):
         Raises:
             UsageError: nothing was evaluated, or the file can't be written.
         """
+        from localkv.engine.states.state_turns import save_state
+
         return save_state(self.engine.slot, path, self._identity)
 
     def load_state(
@@ -481,6 +481,8 @@ class LLM(TextModel):
             UsageError: the file can't be read, is damaged, or is of another model, of other types
                 of K and V, or for a larger context.
         """
+        from localkv.engine.states.state_turns import load_state
+
         return load_state(
             self.engine.slot,
             path,
@@ -491,6 +493,8 @@ class LLM(TextModel):
 
     @property
     def _identity(self) -> dict[str, str]:
+        from localkv.engine.states.state_conversion import choices_json
+
         model = model_identity(self.gguf, self.config, self.cache.n_ctx, self._smoothing)
         if self._k_before_rope:
             model["rope"] = UNROTATED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -102,4 +103,6 @@ def main() -> NoReturn:
 
         sys.exit(answer_shell(cli, instruction))
     guard_streams()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # Python would look through all objects for garbage, while the memory is given back
+    sys.exit(code)

@@ -70,8 +70,6 @@ def config_defaults(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import tomllib
-
     shown = printable(path)
     try:
         if is_endless(path):
@@ -79,7 +77,9 @@ def _read(path: Path) -> dict[str, Any]:
         text = read_input(path, MOST_BYTES, shown).decode()
         if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
             raise UsageError(f"{shown}: more than {MOST_DOTS} dots in one line")
-        return tomllib.loads(text.replace("\r\n", "\n"))
+        from tomllib import loads  # a file that isn't there needs none of it
+
+        return loads(text.replace("\r\n", "\n"))
     except (FileNotFoundError, NotADirectoryError):
         if "LOCALKV_CONFIG" in os.environ:
             raise UsageError(f"{shown}: no such file, which LOCALKV_CONFIG names") from None
@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{shown}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{shown}: not UTF-8") from error
-    except (tomllib.TOMLDecodeError, ValueError) as error:
+    except ValueError as error:  # among them what TOML can't be
         raise UsageError(f"{shown}: {error}") from error
     except RecursionError as error:
         raise UsageError(f"{shown}: too many brackets within each other") from error

@@ -6,11 +6,11 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
+from typing import TYPE_CHECKING
 
 from localkv.engine.engine import Engine
 from localkv.engine.generation import TokenStream
 from localkv.engine.reasoning_budget import ReasoningBudget
-from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import TextStream, TokenDecoder
 from localkv.loader.channels import ChannelDecoder, channel_markers
@@ -21,6 +21,9 @@ from localkv.structured.constraint import Constraint
 from localkv.structured.grammar import Grammar
 from localkv.structured.grammar_tokens import GrammarTokens
 from localkv.structured.scope import EVERYWHERE, Scope
+
+if TYPE_CHECKING:
+    from localkv.engine.requests.batch_engine import BatchEngine
 
 
 def new_stream(

@@ -16,8 +16,6 @@ from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
 from localkv.engine.prompts import Prompt, Prompts, are_many
 from localkv.engine.reasoning_budget import ReasoningBudget
-from localkv.engine.requests.batch_engine import BatchEngine
-from localkv.engine.requests.many_streams import completions
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import Completion, TextStream
 from localkv.errors import UsageError
@@ -40,6 +38,7 @@ from localkv.structured.scope import EVERYWHERE
 
 if TYPE_CHECKING:
     from localkv.engine.async_stream import AsyncTextStream
+    from localkv.engine.requests.batch_engine import BatchEngine
 
 TOOL_USE = "tool_use"
 """The name of a second chat template, for tools, as transformers knows it."""
@@ -296,6 +295,8 @@ class TextModel:
     @cached_property
     def batch(self) -> BatchEngine:
         """Serves several requests at the same time, as many as `n_parallel`."""
+        from localkv.engine.requests.batch_engine import BatchEngine  # one alone does without
+
         return BatchEngine(self.engine, step_ms=self._step_ms)
 
     def complete_many(self, prompts: Prompts, **options: Unpack[StreamOptions]) -> list[Completion]:
@@ -311,6 +312,8 @@ class TextModel:
         Raises:
             LocalKVError: as `stream`; by any of them, and then none is completed.
         """
+        from localkv.engine.requests.many_streams import completions
+
         self._many_ids(prompts, options.get("parse_special", False), "prompt")
         every: list[Prompt] = [*prompts]
         streams = list[TextStream]()

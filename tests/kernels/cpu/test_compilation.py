@@ -336,13 +336,14 @@ print(sorted(source.template for source in set(generated) ^ set(used)))
     assert done.stdout.split() == ["[]"] * 3, done.stderr
 
 
-def test_a_warm_start_does_without_numba_and_torch(tiny_model: Path) -> None:
+def test_a_warm_start_does_without_what_it_has_no_use_for(tiny_model: Path) -> None:
     """The second process finds what the first one has compiled; neither makes a request."""
     program = """
 import sys
 from localkv import LLM
 text = LLM(sys.argv[1], device="cpu", n_ctx=256).complete("The fox", max_tokens=2).text
 heavy = ("numba", "torch", "triton", "huggingface_hub", "localkv.loader.hub.client")
+heavy += ("asyncio", "localkv.engine.requests.batch_engine", "localkv.formats.iq1_s.cpu")
 print(len(text) > 0, [name for name in heavy if name in sys.modules])
 """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
