@@ -39,6 +39,8 @@ from localkv.system.python_child import child_command, child_environment
 
 STOP_SECONDS = 2.0
 """How long `stop` lets the process end by itself."""
+END_SECONDS = 0.5
+"""How long a process that closed its output may take to be gone."""
 STDERR_TAIL = 4000
 """Bytes of what it said last that are looked at when it is gone."""
 
@@ -332,9 +334,12 @@ class EngineClient:
     async def _conclude(self) -> None:
         """Tell everybody who waits that the process is gone."""
         assert self._process is not None
-        with suppress(ProcessLookupError):
-            self._process.kill()
-        code = await self._process.wait()
+        try:  # killed while it ends, it would leave no exit code
+            code = await asyncio.wait_for(self._process.wait(), END_SECONDS)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            code = await self._process.wait()
         if self._failure is None:
             self._failure = self._reason(code)
         self._stderr.close()

@@ -95,7 +95,8 @@ class Supervisor:
             except EngineFailedError:
                 raise
             except Exception as error:
-                self._say(str(error))
+                if not self._is_stopping:
+                    self._say(str(error))
             problem = await self.client.ended()
             if self._is_stopping:
                 return
