@@ -58,6 +58,12 @@ sys.path.insert(0, os.environ["LLAMA_TESTS"])
 import utils
 utils.ServerPreset.load_all = staticmethod(lambda: None)
 utils.match_regex = lambda regex, text: isinstance(text, str)
+ask = utils.ServerProcess.make_request
+def asked(self, method, path, data=None, *others, **options):
+    if self.debug and data and path.endswith("/chat/completions"):
+        data.setdefault("verbose", True)  # what --verbose does to all requests
+    return ask(self, method, path, data, *others, **options)
+utils.ServerProcess.make_request = asked
 utils.ServerProcess.start.__defaults__ = (600,)  # seconds, on a machine that has other work
 
 def pytest_runtest_logreport(report):
@@ -86,7 +92,29 @@ RELAXED: tuple[tuple[str, str], ...] = (
 )
 """Regular expressions on the tests' lines, and what stands there instead."""
 
-REASONS: tuple[tuple[str, str], ...] = ()
+REASONS: tuple[tuple[str, str], ...] = (
+    ("test_server_multiple_addresses", "`--host` is one address"),
+    ("aliases_and_tags", "models have no tags"),
+    (
+        "ctx_shift_enabled",
+        "no context is shifted: a text ends with `length` where the context does",
+    ),
+    (
+        "chatml|test_chat_template$|apply_chat_template|mutual_exclusion",
+        "no templates are built in by name; `--chat-template-file` takes any",
+    ),
+    ("assistant_prefill", "a last answer goes on if the request says `continue_final_message`"),
+    ("invalid_chat_completion_req", "two answers in a row are left to the template"),
+    ("image|vision", "images are status 501 here, not 500; models with images are not there"),
+    ("backend_sampling", "`--backend_sampling` is about GPUs of llama.cpp"),
+    ("test_speculative", "the draft model is downloaded"),
+    (r"test_reasoning\[.*-(on|off)-", "requests say `enable_thinking`; there is no `--reasoning`"),
+    (
+        "test_date_inside_prompt",
+        "llama.cpp gives templates `date_string` and `datetime`; here `chat_template_kwargs` can",
+    ),
+    ("embedding", "there are no embeddings"),
+)
 """Regular expressions on names of tests that fail, and why that is meant."""
 
 

@@ -17,16 +17,19 @@ class Answers:
     Args:
         texts: as the engine writes them.
         readers: one for each.
+        prompt: the text of the conversation, as the model reads it.
+        n_prompt: its tokens.
 
     Attributes:
         ends: of the answers, None for those that go on.
         n_reasoned: tokens of each that are reasoning.
-        prompt: the text of the conversation, as the model reads it.
     """
 
-    def __init__(self, texts: Texts, readers: Sequence[AnswerReader], prompt: str = "") -> None:
+    def __init__(
+        self, texts: Texts, readers: Sequence[AnswerReader], prompt: str = "", n_prompt: int = 0
+    ) -> None:
         self.texts = texts
-        self.prompt = prompt
+        self.prompt, self.n_prompt = prompt, n_prompt
         self.readers = list(readers)
         self.ends: list[Ended | None] = [None] * len(self.readers)
         self.n_reasoned = [0] * len(self.readers)

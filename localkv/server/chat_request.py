@@ -117,7 +117,7 @@ async def begun(front: Front, body: ChatBody) -> Answers:
         )
         for _ in range(n)
     ]
-    return Answers(texts, readers, prompt.text)
+    return Answers(texts, readers, prompt.text, len(prompt.ids))
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:

@@ -41,6 +41,12 @@ def test_a_stream_is_the_same_message(claude: anthropic.Anthropic):
     assert final.usage.output_tokens == whole.usage.output_tokens
 
 
+def test_a_stream_says_first_how_long_the_prompt_is(claude: anthropic.Anthropic):
+    start = next(iter(claude.messages.create(**ASK, stream=True)))
+    count = claude.messages.count_tokens(model="tales", messages=ASK["messages"])
+    assert start.message.usage.input_tokens == count.input_tokens
+
+
 def test_tokens_are_counted_as_the_prompt_has_them(claude: anthropic.Anthropic):
     system = [{"type": "text", "text": "Be kind."}]
     count = claude.messages.count_tokens(model="tales", messages=ASK["messages"], system=system)

@@ -226,7 +226,8 @@ class MessageAnswer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """The message as server-sent events."""
-        usage = {"input_tokens": 0, "output_tokens": 0}
+        # what of it was in the cache is known at the end
+        usage = {"input_tokens": self.answers.n_prompt, "output_tokens": 0}
         try:
             begun_message: dict[str, Any] = {
                 **self._head,
