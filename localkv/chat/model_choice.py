@@ -33,7 +33,7 @@ from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
-from localkv.presets import PRESETS
+from localkv.presets import USUAL
 from localkv.system.machine_memory import machine_memory, process_bytes
 from localkv.system.threads import default_threads
 
@@ -86,7 +86,7 @@ class Models:
         """The options of one model for another.
 
         A KV profile belongs to one model, so the other's takes its place; where it has none, all
-        layers get the pair of a preset with at most as many bits.
+        layers get a usual pair of at most as many bits.
         """
         arguments = dict(options.arguments)
         if "kv_profile" in arguments and not model.samefile(options.model):
@@ -137,14 +137,13 @@ class Models:
 
 
 def _pair_within(bits: float) -> tuple[str, str]:
-    """The types of a preset with at most so many bits per value, or of the smallest."""
-    pairs = [(preset.type_k, preset.type_v) for preset in PRESETS.values()]
+    """Usual types of at most so many bits per value, or the smallest."""
 
     def bits_of(pair: tuple[str, str]) -> float:
         formats = [KV_FORMATS[name] for name in pair]
         return sum(8 * fmt.block_bytes / fmt.block_size for fmt in formats) / 2
 
-    return next((pair for pair in pairs if bits_of(pair) <= bits), pairs[-1])
+    return next((pair for pair in USUAL if bits_of(pair) <= bits), USUAL[-1])
 
 
 def _means(name: str, model: LocalModel) -> bool:

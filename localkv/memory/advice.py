@@ -12,7 +12,7 @@ from localkv.formats import KV_FORMATS
 from localkv.memory.fit import Pair, usual_pairs
 from localkv.memory.plan import MemoryPlan, ModelMemory, mean_bits
 from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
-from localkv.presets import PAIRS, PRESETS
+from localkv.presets import PAIRS, USUAL
 
 if TYPE_CHECKING:
     from localkv.loader.kv_risks import KVRisk
@@ -76,7 +76,7 @@ class Recommendation:
 def shown_pairs(memory: ModelMemory) -> list[Pair]:
     """The pairs of a table where the user names none, from the most bits to the fewest."""
     usual = usual_pairs(memory.config)
-    return list(PAIRS) if len(usual) == len(PRESETS) else usual  # else blocks don't fit the heads
+    return list(PAIRS) if len(usual) == len(USUAL) else usual  # else blocks don't fit the heads
 
 
 def pair_fit(memory: ModelMemory, cache: CacheConfig, pair: Pair, budget: int) -> PairFit:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from localkv.errors import DoesNotFitError, byte_size
 from localkv.memory.plan import fits_head
-from localkv.presets import PRESETS
+from localkv.presets import USUAL
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
@@ -28,9 +28,8 @@ WITHOUT_BLOCKS: Pair = ("fp8_e4m3_token", "fp8_e4m3_token")
 
 
 def usual_pairs(config: ModelSpec) -> list[Pair]:
-    """The presets' pairs that a model's heads can be kept in, from the most bits to the fewest."""
-    pairs = [(preset.type_k, preset.type_v) for preset in PRESETS.values()]
-    fitting = [pair for pair in pairs if all(fits_head(name, config) for name in pair)]
+    """The usual pairs that a model's heads can be kept in, from the most bits to the fewest."""
+    fitting = [pair for pair in USUAL if all(fits_head(name, config) for name in pair)]
     return fitting if len(fitting) > 1 else [*fitting, WITHOUT_BLOCKS]
 
 

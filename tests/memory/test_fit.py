@@ -29,7 +29,7 @@ from localkv.loader.shapes import SHAPES, shape_tensors
 from localkv.memory.advice import recommend
 from localkv.memory.fit import check_fit, smaller_pairs, usual_pairs
 from localkv.memory.plan import ModelMemory, fits_head, mean_bits
-from localkv.presets import PRESETS
+from localkv.presets import USUAL
 from localkv.system.machine_memory import Budget
 from support.layouts import with_attention
 from support.program import Program
@@ -146,7 +146,7 @@ def test_the_line_names_both_ways_out() -> None:
 
 def test_only_fewer_bytes_are_offered() -> None:
     memory = shape_memory()
-    pairs = [(preset.type_k, preset.type_v) for preset in PRESETS.values()]
+    pairs = list(USUAL)
     assert smaller_pairs(memory, CacheConfig("f32", "f32")) == pairs
     assert smaller_pairs(memory, CacheConfig("q8_0", "q8_0")) == pairs[2:]
     assert smaller_pairs(memory, CacheConfig("q4_0", "q4_0")) == []
