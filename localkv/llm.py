@@ -27,7 +27,8 @@ from localkv.engine.embedding import (
 )
 from localkv.engine.engine import Engine
 from localkv.engine.prompts import Text, Texts, are_many
-from localkv.engine.speculation.config import RECORDING_LEFT, Speculation
+from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check_drafter
+from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.states.state_identity import UNROTATED
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
@@ -45,6 +46,7 @@ from localkv.loader.model_spec import model_spec
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.weights import load_model
 from localkv.memory.cache_tokens import USUAL_CONTEXTS, tokens_in_bytes, tokens_that_fit
+from localkv.memory.draft_file import DraftFile
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
 from localkv.option_names import check_options, keywords
@@ -131,11 +133,15 @@ class LLM(TextModel):
             bit. Generated text is read again where the next prompt contains it. False reuses it as
             it lies in the cache: a conversation goes on sooner, and may go on with other words.
         override_pre: use this pre-tokenizer instead of the file's (`tokenizer.ggml.pre`).
+        draft_model: a small GGUF file with the same tokens, which guesses how a text goes on.
+        cache_type_k_draft, cache_type_v_draft: types of K and of V in its own cache.
         spec: "ngram" guesses how a text goes on from what followed its last tokens when they came
-            up before, and evaluates the guesses together: faster where a text repeats itself or its
-            prompt, with the same text as without ("none"), byte for byte on a CPU.
+            up before, "draft" with `draft_model` (None does, if there is one, but for one text at a
+            time only). Guesses are evaluated together: faster where many are right, with the same
+            text as without ("none"), byte for byte on a CPU.
         draft_max, draft_min: most tokens guessed at a time, and fewer that are not worth it; how
             many are is measured.
+        draft_p_min: tokens that the draft model finds less probable are not guessed.
         fit: "on" refuses a model that does not fit in memory before anything is allocated, and
             warns of mapped weights that do not fit; "off" tries.
         mlock: keep the weights in memory (on a CPU). Where the system allows less, some are kept
@@ -158,6 +164,7 @@ class LLM(TextModel):
             known to suffer from, weights that do not all stay in memory, an operation that is slow
             because it has no kernel.
         speculation: how tokens are guessed.
+        draft: the model that guesses them, if there is one.
         load_seconds: time from the start to readiness.
 
     Raises:
@@ -167,6 +174,8 @@ class LLM(TextModel):
             model.
         DoesNotFitError: there is not enough memory.
     """
+
+    draft: LLM | None = None
 
     def __init__(
         self,
@@ -200,9 +209,13 @@ class LLM(TextModel):
         step_ms: float | None = None,
         exact: bool = True,
         override_pre: str | None = None,
-        spec: str = "none",
+        draft_model: str | os.PathLike[str] | None = None,
+        cache_type_k_draft: str = CacheConfig.type_k,
+        cache_type_v_draft: str = CacheConfig.type_v,
+        spec: str | None = None,
         draft_max: int = Speculation.draft_max,
         draft_min: int = Speculation.draft_min,
+        draft_p_min: float = Speculation.draft_p_min,
         fit: str = "on",
         mlock: bool = False,
         use_mmap: bool = True,
@@ -229,9 +242,11 @@ class LLM(TextModel):
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{option} must be at least 1, not {value}")
-        self.speculation = Speculation(spec, draft_max, draft_min)
+        drafter = spec or ("draft" if draft_model is not None else "none")
+        self.speculation = Speculation(drafter, draft_max, draft_min, draft_p_min)
         if self.speculation.is_on and backend.records:
             self.warnings.append(RECORDING_LEFT)
+        check_drafter(self.speculation, draft_model, n_parallel)
         place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
@@ -295,6 +310,11 @@ class LLM(TextModel):
             is_file=use_mmap,
             changed=changed_tensors(smoothing, self.config, self.gguf.tensors),
         )
+        draft = None
+        if draft_model is not None:
+            types = cache_type_k_draft, cache_type_v_draft
+            draft = DraftFile.of(_local_path(draft_model), self.gguf, *types)
+            memory = replace(memory, draft=draft.memory(memory))
         if n_cache_bytes is not None:
             n_tokens = tokens_in_bytes(memory, self.cache, n_cache_bytes)
             if n_tokens == n_parallel * self.cache.n_ctx:
@@ -339,6 +359,15 @@ class LLM(TextModel):
                     self.engine.warm_up_drafts(self.speculation)
             if backend.late is not None:
                 backend.late.begin()
+        if draft is not None:
+            self.draft = self._drafting(
+                draft,
+                device=backend.name,
+                n_threads=n_threads,
+                n_threads_batch=n_threads_batch,
+                n_batch=n_batch,
+                use_mmap=use_mmap,
+            )
         place_caller()
         self.gguf.check_unchanged()
         if unused:
@@ -371,6 +400,8 @@ class LLM(TextModel):
         Whoever calls it again, or a stream of it, gets a `LocalKVError`; what `__init__` found out
         (`config`, `memory`, `warnings`) stays. To close it twice does nothing.
         """
+        if self.draft is not None:
+            self.draft.close()
         if "engine" in self.__dict__:
             with suppress(ModelClosedError):  # another thread was faster
                 self.engine.close()
@@ -405,6 +436,25 @@ class LLM(TextModel):
                 f"{n_tokens / n_ctx:.1f} contexts; fewer bits of K and V make room for more"
             )
         self.cache = replace(self.cache, n_tokens=n_tokens)
+
+    def _drafting(self, file: DraftFile, **arguments: Any) -> LLM:
+        """Load a model that drafts for this one."""
+        draft = LLM(
+            file.gguf.path,
+            n_ctx=file.n_ctx(self.cache.n_ctx),
+            cache_type_k=file.cache.type_k,
+            cache_type_v=file.cache.type_v,
+            exact=False,
+            fit="off",  # it was counted before
+            progress=False,
+            **arguments,
+        )
+        self.warnings += [f"draft: {line}" for line in draft.warnings]
+        self.engine.draft = DraftModel(
+            draft.engine.slot, draft.cache.n_ctx, file.n_shared, self.engine.prices
+        )
+        self.engine.draft.warm_up()
+        return draft
 
     def _check_fit(self, memory: ModelMemory, backend: Backend) -> None:
         """Refuse or warn of a model that does not fit, if free memory is known."""

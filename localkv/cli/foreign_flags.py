@@ -63,9 +63,6 @@ _CONVERSATION = "localkv chat is a conversation; localkv complete --chat answers
 _NO_CONVERSATION = "only localkv chat is a conversation"
 _SERVER = "there is no server: localkv complete --json is for scripts, LLM(...) for Python"
 _EMBED = "localkv embed prints embeddings"
-_NO_DRAFT = (
-    "no model drafts tokens, which only changes the speed; complete and chat have --spec ngram"
-)
 _GRAMMAR = "localkv complete keeps its text to a grammar or a JSON schema"
 _FORMAT = (
     "localkv complete -j SCHEMA keeps the text to a JSON schema; --json reports the text and its "
@@ -151,8 +148,6 @@ FOREIGN_FLAGS = (
     _refused("--yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor", _ROPE, 1),
     _refused("--yarn-beta-slow --yarn-beta-fast", _ROPE, 1),
     _refused("--override-kv", "--override-pre NAME sets tokenizer.ggml.pre, the rest is fixed", 1),
-    _skipped("-md --model-draft --spec-draft-model --draft-p-min", _NO_DRAFT, 1),
-    _skipped("-ctkd --cache-type-k-draft -ctvd --cache-type-v-draft", _NO_DRAFT, 1),
     # servers and embeddings
     _refused("--port --host --path --api-key --api-key-file --api-prefix", _SERVER, 1),
     _refused("--ssl-key-file --ssl-cert-file --threads-http -to --timeout", _SERVER, 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from localkv.cache.cache_checks import keeps_latents
@@ -33,6 +33,16 @@ def memory_line(llm: LLM) -> str:
         f"memory: weights {weights}, {rows}{byte_size(plan.cache_v)}, {_states(plan)}"
         f"scratch {byte_size(plan.scratch)} (context {cache.n_ctx}{_windows(plan, cache.n_ctx)})"
         + (f", on {llm.backend.hardware}" if llm.backend.hardware else "")
+        + (f"; {draft_part(plan.draft, llm.draft)}" if llm.draft and plan.draft else "")
+    )
+
+
+def draft_part(plan: MemoryPlan, draft: LLM) -> str:
+    """The memory of the model that drafts."""
+    return (
+        f"draft {draft.config.name or draft.gguf.path.stem}: weights {byte_size(plan.weights)}, "
+        f"{cache_types(draft)} {byte_size(plan.cache_k + plan.cache_v)}, "
+        f"scratch {byte_size(plan.scratch)}"
     )
 
 
@@ -80,11 +90,13 @@ def memory_bytes(plan: MemoryPlan) -> str:
         f"V {plan.cache_v}, "
         + (f"states {plan.states}, checkpoints {plan.checkpoints}, " if plan.states else "")
         + f"scratch {plan.scratch} bytes"
+        + (f"; draft {memory_bytes(plan.draft)}" if plan.draft else "")
     )
 
 
-def memory_json(plan: MemoryPlan) -> dict[str, int]:
+def memory_json(plan: MemoryPlan) -> dict[str, Any]:
     """Its part of `--json`; the cache's groups are in another."""
-    sizes = asdict(plan)
-    del sizes["groups"]
-    return {**sizes, "total": plan.total}
+    sizes = asdict(replace(plan, draft=None))
+    del sizes["groups"], sizes["draft"]
+    draft = {} if plan.draft is None else {"draft": memory_json(plan.draft)}
+    return {**sizes, **draft, "total": plan.total}

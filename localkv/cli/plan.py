@@ -35,6 +35,7 @@ from localkv.cli.plan_profile import (
 )
 from localkv.cli.preset_choice import preset_or_given, say_preset
 from localkv.cli.profile_options import profile_option
+from localkv.cli.speculation_options import draft_model_options
 from localkv.errors import DoesNotFitError, LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.system.threads import default_threads
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from localkv.cli.plan_report import PlannedModel
     from localkv.config import CacheConfig
     from localkv.memory.fit import Pair
+    from localkv.memory.plan import ModelMemory
     from localkv.system.machine_memory import Budget
 
 
@@ -120,6 +122,8 @@ def _run(
         min(values["batch_size"], values["ubatch_size"]),
         max(threads, given_threads(values["threads_batch"]) or 0),
     )
+    if values["draft_model"] is not None:
+        model_memory = _with_draft(model_memory, model, values)
     with_profile = smoothed_memory(model_memory, profile)
     if values["kv_profile"] is not None:
         model_memory = with_profile  # types that are named are those of a smoothed model, too
@@ -193,7 +197,24 @@ def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
         quant,
         kv_risks(header, config),
         "tokenizer.chat_template" in header.metadata,
+        header,
     )
+
+
+def _with_draft(memory: ModelMemory, model: PlannedModel, values: Mapping[str, Any]) -> ModelMemory:
+    """The same with a model that drafts.
+
+    Raises:
+        ModelFileError: its file can't be used.
+        UsageError: there is no file whose tokens it could have, or it has others.
+    """
+    from localkv.memory.draft_file import DraftFile
+
+    if model.header is None:
+        raise UsageError("-md drafts for a model in a file", hint="leave out --synthetic")
+    types = values["cache_type_k_draft"], values["cache_type_v_draft"]
+    draft = DraftFile.of(values["draft_model"], model.header, *types)
+    return replace(memory, draft=draft.memory(memory))
 
 
 def _synthetic_model(name: str) -> PlannedModel:
@@ -202,7 +223,7 @@ def _synthetic_model(name: str) -> PlannedModel:
 
     shape, type_name = shape_and_type(name)
     tensors = shape_tensors(shape, type_name)
-    return PlannedModel(name, SHAPES[shape], tensors, type_name, [], False, is_shape=True)
+    return PlannedModel(name, SHAPES[shape], tensors, type_name, [], False)
 
 
 def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
@@ -279,7 +300,9 @@ def _fitting(
 
 
 def _model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
-    """The flags that name the model and the place where it runs."""
+    """The flags that name the models and the place where they run."""
+    from localkv.config import CacheConfig
+
     if model.is_shape:
         return []
     flags = ["-m", model.path]
@@ -290,6 +313,10 @@ def _model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
         flags = ["-m", values["model"] or model.path]
     if values["device"] != "auto":
         flags += ["--device", values["device"]]
+    if values["draft_model"] is not None:
+        flags += ["-md", values["draft_model"]]
+        for flag, name in (("-ctkd", "cache_type_k_draft"), ("-ctvd", "cache_type_v_draft")):
+            flags += [flag, values[name]] if values[name] != CacheConfig.type_k else []
     return flags
 
 
@@ -326,6 +353,7 @@ plan = Command(
         preset_option(),
         profile_option(),
         *window_options(),
+        *draft_model_options(),
         *compute_options("one per core"),
         option(
             "--plot",

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from localkv.cli.memory_report import memory_json
 from localkv.cli.messages import one_line
 from localkv.cli.options import DEFAULT_BATCH
 from localkv.cli.table import table
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup, ModelSpec
     from localkv.loader.gguf_header import TensorInfo
     from localkv.loader.kv_risks import KVRisk
+    from localkv.loader.model_header import ModelHeader
     from localkv.memory.advice import PairFit, QuantFit, Recommendation
     from localkv.memory.fit import Pair
     from localkv.memory.plan import ModelMemory
@@ -35,7 +37,7 @@ class PlannedModel:
         quant: the type of most weights.
         risks: its known weaknesses with packed caches.
         has_template: it can be talked with.
-        is_shape: there is no file.
+        header: of the file; None if there is only a shape.
     """
 
     path: str
@@ -44,7 +46,11 @@ class PlannedModel:
     quant: str
     risks: list[KVRisk]
     has_template: bool
-    is_shape: bool = False
+    header: ModelHeader | None = None
+
+    @property
+    def is_shape(self) -> bool:
+        return self.header is None
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,7 @@ def plan_lines(plan: Plan) -> list[str]:
          f"{bits_per_weight(plan.model.tensors):.3g} bits per weight"),
         ("scratch", f"at most {byte_size(some.scratch)}, in batches of {plan.memory.n_batch}"),
         *_state_facts(plan),
+        *_draft_facts(plan),
         ("memory", f"{byte_size(plan.budget.n_bytes)}, {plan.budget.source}; "
          f"backend {plan.memory.backend} ({plan.why_backend})"),
         ("context", f"{sequences}{cache.n_ctx} tokens (-c)"),
@@ -174,6 +181,22 @@ def _state_facts(plan: Plan) -> list[tuple[str, str]]:
     if some.checkpoints:
         text += f", and at most {byte_size(some.checkpoints)} of checkpoints"
     return [("states", text)]
+
+
+def _draft_facts(plan: Plan) -> list[tuple[str, str]]:
+    """What a model that drafts takes, if there is one."""
+    draft, own = plan.pairs[0].plan.draft, plan.memory.draft
+    if draft is None or own is None:
+        return []
+    types = "/".join(own.cache.shown_types)
+    return [
+        (
+            "draft",
+            f"{byte_size(draft.total)}: weights {byte_size(draft.weights)}, K and V of "
+            f"{min(plan.cache.n_ctx, own.memory.config.n_ctx_train)} tokens in {types} "
+            f"{byte_size(draft.cache_k + draft.cache_v)}, scratch {byte_size(draft.scratch)}",
+        )
+    ]
 
 
 def _pair_table(plan: Plan) -> list[str]:
@@ -308,6 +331,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "scratch": some.scratch,
         "states": some.states,
         "checkpoints": some.checkpoints,
+        **({} if some.draft is None else {"draft": memory_json(some.draft)}),
         "pairs": [_pair_json(plan, fit) for fit in plan.pairs],
         "quants": [
             {

@@ -25,9 +25,10 @@ from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.embedding import Pooling, pooled
 from localkv.engine.generation import Forcing, Generation
 from localkv.engine.logprobs import check_logprobs
-from localkv.engine.speculation.config import Speculation
+from localkv.engine.speculation.config import Speculation, check_drafter
+from localkv.engine.speculation.draft_model import DraftModel, ModelSpeculator
 from localkv.engine.speculation.prices import Prices
-from localkv.engine.speculation.speculator import new_speculator
+from localkv.engine.speculation.speculator import Speculator, new_speculator
 from localkv.engine.speculation.warm_up import warm_up_drafts
 from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError
@@ -60,6 +61,9 @@ class Engine:
         check_source: called before anything is evaluated; raises if the weights are no longer
             those that were loaded.
 
+    Attributes:
+        draft: a smaller model that drafts, if there is one.
+
     Raises:
         UsageError: a type's scales are missing or not this model's.
         LocalKVError: the cache does not fit the memory. Of all methods: this is a fork of the
@@ -82,6 +86,7 @@ class Engine:
         self.n_ctx = cache.n_ctx
         check_scales(cache, model.config)
         self.prices = Prices()
+        self.draft: DraftModel | None = None
         self.cache = allocated_cache(model, cache, n_batch, make_cache)
         self.slot = CacheSlot(model, self.cache, n_batch, exact=exact, check_source=check_source)
 
@@ -119,7 +124,7 @@ class Engine:
         Generations and other users of `slot` get a `ModelClosedError` from now on.
         """
         self.slot.close()
-        del self.model, self.cache, self.check_source
+        del self.model, self.cache, self.draft, self.check_source
 
     def warm_up(self) -> None:
         """Run the model on some tokens and forget them, so that all kernels it needs are compiled.
@@ -151,7 +156,10 @@ class Engine:
 
     def warm_up_drafts(self, speculation: Speculation) -> None:
         """Run batches of the sizes that drafts have, and measure what they cost."""
-        self.slot.turn(lambda: warm_up_drafts(self.slot, self.prices, speculation.draft_max))
+        any_size = speculation.drafter == "draft"
+        self.slot.turn(
+            lambda: warm_up_drafts(self.slot, self.prices, speculation.draft_max, any_size=any_size)
+        )
 
     def _rehearse(self, sizes: list[int]) -> None:
         """Make the launches of `warm_up` on a GPU, once for each kind of layer."""
@@ -334,5 +342,13 @@ class Engine:
             forcing=forcing,
             constraint=constraint,
             logprobs=logprobs,
-            speculator=new_speculator(speculation, self.prices),
+            speculator=self._speculator(speculation),
         )
+
+    def _speculator(self, speculation: Speculation) -> Speculator | None:
+        """What drafts for a new generation, or None."""
+        if speculation.drafter != "draft":
+            return new_speculator(speculation, self.prices)
+        check_drafter(speculation, self.draft)
+        assert self.draft is not None
+        return ModelSpeculator(speculation, self.draft)

@@ -150,8 +150,8 @@ class TextModel:
                 "length" as its finish reason it broke off.
             grammar: the text is one of this grammar: GBNF, as llama.cpp has it, llguidance's Lark,
                 or a `Grammar`. In an answer either of the two holds after its reasoning.
-            spec: how tokens are guessed for this text, "none" or "ngram", and not as the LLM was
-                told to. The text is the same.
+            spec: how tokens are guessed for this text, "none", "ngram" or, if a model that drafts
+                is loaded, "draft", and not as the LLM was told to. The text is the same.
             cancel: set it, from any thread, to end after the next token, or while other threads
                 have their turn.
             params: how tokens are drawn.

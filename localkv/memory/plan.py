@@ -96,6 +96,7 @@ class MemoryPlan:
             (`PER_LAYER_ROWS`): they need not be in any memory, so they are in no sum.
         states: of recurrent layers, for all sequences.
         checkpoints: copies of them in the host's memory, when there are as many as there can be.
+        draft: all of a model that drafts for this one, if there is one.
     """
 
     weights_mapped: int
@@ -107,6 +108,7 @@ class MemoryPlan:
     weights_by_row: int = 0
     states: int = 0
     checkpoints: int = 0
+    draft: MemoryPlan | None = None
 
     @property
     def weights(self) -> int:
@@ -114,7 +116,9 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache_k + self.cache_v + self.scratch + self.states_in_all
+        draft = 0 if self.draft is None else self.draft.total
+        own = self.weights + self.cache_k + self.cache_v + self.scratch + self.states_in_all
+        return own + draft
 
     @property
     def states_in_all(self) -> int:
@@ -124,7 +128,26 @@ class MemoryPlan:
     @property
     def resident(self) -> int:
         """Bytes that always have to be in memory: all but mapped weights."""
-        return self.total - self.weights_mapped
+        mapped = 0 if self.draft is None else self.draft.weights_mapped
+        return self.total - self.weights_mapped - mapped
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """The memory of a model that drafts, with the cache that it will have.
+
+    Attributes:
+        memory: of the model.
+        cache: its types; it is as long as that of the large model, as far as it can be.
+    """
+
+    memory: ModelMemory
+    cache: CacheConfig
+
+    def plan(self, n_ctx: int) -> MemoryPlan:
+        """The bytes beside a context of so many tokens."""
+        n_ctx = min(n_ctx, self.memory.config.n_ctx_train)
+        return self.memory.plan(replace(self.cache, n_ctx=n_ctx))
 
 
 @dataclass(frozen=True)
@@ -140,6 +163,7 @@ class ModelMemory:
         is_file: weights are mapped; those of a model that is made in memory, or read into it, are
             not.
         changed: names of tensors that are copied, as smoothing changes them.
+        draft: a smaller model that drafts for this one.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -149,6 +173,7 @@ class ModelMemory:
     n_threads: int
     is_file: bool = True
     changed: frozenset[str] = frozenset()
+    draft: DraftMemory | None = None
 
     @cached_property
     def weights(self) -> tuple[int, int]:
@@ -194,7 +219,8 @@ class ModelMemory:
         k, v = (sum(getattr(group, side) for group in groups) for side in ("cache_k", "cache_v"))
         by_row = _by_row_bytes(self.tensors) if self.is_file else 0
         states = self._state_bytes(cache)
-        return MemoryPlan(*self.weights, k, v, scratch, groups, by_row, *states)
+        draft = None if self.draft is None else self.draft.plan(cache.n_ctx)
+        return MemoryPlan(*self.weights, k, v, scratch, groups, by_row, *states, draft)
 
     def _state_bytes(self, cache: CacheConfig) -> tuple[int, int]:
         """Of states, and of their checkpoints, where these are in the same memory."""

@@ -54,6 +54,7 @@ class FakeLLM:
     loaded: ClassVar[dict[str, Any]] = {}
     asked: ClassVar[dict[str, Any]] = {}
     speculation = Speculation()
+    draft = None
 
     def __init__(self, path: Path, *, on_progress: object = None, **arguments: Any) -> None:
         type(self).loaded = {"path": path, **arguments}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from localkv.errors import UsageError
 
-DRAFTERS = ("none", "ngram")
-"""What drafts: nothing, or the text itself, where its last tokens came up before."""
+DRAFTERS = ("none", "ngram", "draft")
+"""What drafts: nothing; the text itself, where its last tokens came up before; a smaller model."""
 
 MOST_DRAFTED = 63
 """Tokens that are drafted together at most."""
@@ -28,6 +28,7 @@ class Speculation:
         drafter: one of `DRAFTERS`.
         draft_max: most tokens drafted at a time; how many are worth it is measured.
         draft_min: fewer are not worth it.
+        draft_p_min: a model drafts no token that it finds less probable.
 
     Raises:
         UsageError: a value out of its range.
@@ -36,6 +37,7 @@ class Speculation:
     drafter: str = "none"
     draft_max: int = 15
     draft_min: int = 1
+    draft_p_min: float = 0.0
 
     @property
     def is_on(self) -> bool:
@@ -52,3 +54,36 @@ class Speculation:
             raise UsageError(
                 f"draft_min must be from 1 to draft_max ({self.draft_max}), not {self.draft_min}"
             )
+        if not 0 <= self.draft_p_min <= 1:
+            raise UsageError(f"draft_p_min must be from 0 to 1, not {self.draft_p_min}")
+
+
+def check_drafter(speculation: Speculation, model: object, n_parallel: int = 1) -> None:
+    """Refuse a drafter without the model that it needs, and a model without use.
+
+    Args:
+        model: the one that drafts, or None.
+
+    Raises:
+        UsageError: says which of them it is.
+    """
+    if speculation.drafter == "draft" and model is None:
+        raise UsageError(
+            "--spec draft needs a model that drafts",
+            hint="-md FILE names one, with the tokenizer of the model",
+        )
+    if speculation.drafter != "draft" and model is not None:
+        raise UsageError(
+            f"-md names a model that drafts, but --spec is {speculation.drafter}",
+            hint="leave out one of them: with -md, --spec is draft",
+        )
+    if speculation.drafter == "draft" and n_parallel > 1:
+        raise one_text_at_a_time()
+
+
+def one_text_at_a_time() -> UsageError:
+    """What a model that drafts can't do."""
+    return UsageError(
+        "a model drafts for one text at a time, not for several that share their steps",
+        hint="--spec ngram guesses for all of them",
+    )

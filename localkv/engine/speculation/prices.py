@@ -35,6 +35,10 @@ class Prices:
         """Seconds of a step of one row; 0 before it was measured."""
         return self.seconds.get(1, 0.0)
 
+    def is_warm(self, n_rows: int) -> bool:
+        """Whether there was a batch of this size before."""
+        return n_rows in self._is_warm
+
     def measured(self, n_rows: int, seconds: float) -> None:
         """A batch took so long.
 

@@ -9,15 +9,27 @@ from localkv.engine.speculation.pace import SIZES
 from localkv.engine.speculation.prices import Prices
 
 _TIMES = 3
+_QUICK = 2e-3
+"""Seconds of a step, beside which it matters what is made once for each size."""
 
 
-def warm_up_drafts(slot: CacheSlot, prices: Prices, draft_max: int) -> None:
+def warm_up_drafts(
+    slot: CacheSlot, prices: Prices, draft_max: int, *, any_size: bool = False
+) -> None:
     """Run each size some times, in a turn, and note what it costs; the first time takes long.
 
     The cache starts empty afterwards.
+
+    Args:
+        any_size: there are drafts of other sizes, too, which small models don't wait for later.
     """
     most = min(slot.cache.n_ctx, slot.n_batch)
-    for n_tokens in (1, *(1 + size for size in SIZES if size <= draft_max)):
+    sizes = [1, *(1 + size for size in SIZES if size <= draft_max)]
+    if any_size:
+        sizes += sorted(set(range(2, 2 + draft_max)) - {*sizes})
+    for n_tokens in sizes:
+        if n_tokens - 1 not in (0, *SIZES) and prices.one > _QUICK:
+            continue
         for _ in range(_TIMES if n_tokens <= most else 0):
             slot.truncate(0)
             started = time.perf_counter()

@@ -1,0 +1,54 @@
+"""`DraftFile`: a model's file that is to draft for another model, before it is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from localkv.arch.spec import ModelSpec
+from localkv.config import CacheConfig
+from localkv.loader.gguf_file import GGUFFile, open_gguf
+from localkv.loader.model_header import ModelHeader
+from localkv.loader.model_spec import model_spec
+from localkv.loader.shared_tokens import shared_tokens
+from localkv.memory.plan import DraftMemory, ModelMemory
+
+
+@dataclass(frozen=True)
+class DraftFile:
+    """A file, and what is said of it besides.
+
+    Attributes:
+        config: its sizes.
+        n_shared: tokens that both models have.
+        cache: the types of its own cache.
+    """
+
+    gguf: GGUFFile
+    config: ModelSpec
+    n_shared: int
+    cache: CacheConfig
+
+    @classmethod
+    def of(
+        cls, path: str | os.PathLike[str], model: ModelHeader, type_k: str, type_v: str
+    ) -> DraftFile:
+        """Open a file.
+
+        Raises:
+            ModelFileError: it can't be used.
+            UsageError: its tokens are not those of `model`.
+        """
+        gguf = open_gguf(path)
+        n_shared = shared_tokens(model, gguf)
+        return cls(gguf, model_spec(gguf), n_shared, CacheConfig(type_k, type_v))
+
+    def n_ctx(self, n_ctx: int) -> int:
+        """Tokens of its context, beside that of the model."""
+        return min(n_ctx, self.config.n_ctx_train)
+
+    def memory(self, model: ModelMemory) -> DraftMemory:
+        """What it takes beside a model."""
+        tensors = tuple(self.gguf.tensors.values())
+        own = replace(model, tensors=tensors, config=self.config, changed=frozenset(), draft=None)
+        return DraftMemory(own, self.cache)
