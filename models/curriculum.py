@@ -83,11 +83,11 @@ TOTAL_TOKENS = int(CYCLES[-1].until)
 _WARM_STEPS = 30
 
 
-def stage_at(tokens: int) -> Stage:
+def stage_at(tokens: float) -> Stage:
     return next(stage for stage in STAGES if tokens < stage.until)
 
 
-def rate_factor(step: int, tokens: int) -> float:
+def rate_factor(step: int, tokens: float) -> float:
     """What the learning rates are multiplied with: warm-up, then the cycles."""
     begin = 0.0
     for cycle in CYCLES:

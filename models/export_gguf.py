@@ -1,4 +1,4 @@
-"""Writes the model as GGUF: architecture `llama`, once in F16 and once in Q8_0.
+"""Writes a model as GGUF: architecture `llama`, in F16 and Q8_0; the small one in Q8_0 alone.
 
 Run as a program, it exports a checkpoint: `python models/export_gguf.py --work DIR --out models`.
 """
@@ -15,11 +15,14 @@ from document import ASSISTANT, SYSTEM, USER
 from network import Network, Shape
 from tokenizer import Tokenizer
 
-NAME = "tales-4M"
-DESCRIPTION = (
-    "A very small model that tells short stories about animals and remembers facts. Trained from "
-    "nothing on generated text; its attention heads were preset before training."
-)
+DESCRIPTIONS = {
+    "tales-4M": "A very small model that tells short stories about animals and remembers facts. "
+    "Trained from nothing on generated text; its attention heads were preset before training.",
+    "tales-draft": "A still smaller model that drafts tokens for tales-4M, whose tokenizer it has. "
+    "Trained from nothing on the same text; its attention heads were preset before training.",
+}
+TYPES = {"tales-4M": ("F16", "Q8_0"), "tales-draft": ("Q8_0",)}
+"""By model, the types of matrices that there are files of."""
 LICENSE = "MIT"
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -40,14 +43,17 @@ _FORMATS = {
 }
 
 
-def export(network: Network, tokenizer: Tokenizer, folder: Path) -> list[Path]:
+def export(
+    network: Network, tokenizer: Tokenizer, folder: Path, name: str = "tales-4M"
+) -> list[Path]:
     """Write one file per format and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    for suffix, (file_type, matrix_type) in _FORMATS.items():
-        path = folder / f"{NAME}-{suffix}.gguf"
+    for suffix in TYPES[name]:
+        file_type, matrix_type = _FORMATS[suffix]
+        path = folder / f"{name}-{suffix}.gguf"
         writer = gguf.GGUFWriter(path, "llama")
-        _add_model(writer, network.shape, file_type)
+        _add_model(writer, network.shape, file_type, name)
         _add_tokenizer(writer, tokenizer)
         _add_tensors(writer, network, matrix_type)
         writer.write_header_to_file()
@@ -58,10 +64,12 @@ def export(network: Network, tokenizer: Tokenizer, folder: Path) -> list[Path]:
     return paths
 
 
-def _add_model(writer: gguf.GGUFWriter, shape: Shape, file_type: gguf.LlamaFileType) -> None:
+def _add_model(
+    writer: gguf.GGUFWriter, shape: Shape, file_type: gguf.LlamaFileType, name: str
+) -> None:
     writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_name(NAME)
-    writer.add_description(DESCRIPTION)
+    writer.add_name(name)
+    writer.add_description(DESCRIPTIONS[name])
     writer.add_license(LICENSE)
     writer.add_file_type(file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -126,11 +134,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Export a checkpoint as GGUF.")
     parser.add_argument("--work", type=Path, required=True, help="folder with the checkpoint")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", choices=TYPES, default="tales-4M")
     options = parser.parse_args()
     state = torch.load(options.work / "checkpoint.pt", weights_only=True)
     network = Network(Shape(**state["shape"]))
     network.load_state_dict(state["network"])
-    for path in export(network, Tokenizer(options.work / "tokenizer.model"), options.out):
+    for path in export(
+        network, Tokenizer(options.work / "tokenizer.model"), options.out, options.model
+    ):
         print(path, path.stat().st_size)
 
 

@@ -36,6 +36,13 @@ class Shape:
         return asdict(self)
 
 
+SHAPES = {
+    "tales-4M": Shape(),
+    "tales-draft": Shape(width=128, layers=2, heads=2, kv_heads=1, hidden=384),
+}
+"""By name: the model that ships, and a small one that drafts its tokens."""
+
+
 def rope_frequencies(shape: Shape) -> Tensor:
     half = torch.arange(0, shape.head_width, 2, dtype=torch.float32)
     return shape.rope_base ** (-half / shape.head_width)

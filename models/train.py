@@ -1,7 +1,9 @@
 """Trains the model from nothing and writes its GGUF files.
 
     python models/train.py --out models
+    python models/train.py --out models --model tales-draft --teacher models/tales-4M-F16.gguf
 
+With a teacher the model learns its predictions, and not the text alone.
 Training resumes from the checkpoint in the working folder if there is one.
 """
 
@@ -14,6 +16,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,16 @@ from curriculum import TOTAL_TOKENS, rate_factor, stage_at
 from document import LOSS_WEIGHTS, Kind
 from evaluation import report
 from export_gguf import export
-from network import Network, Shape, wire
+from network import SHAPES, Network, wire
 from optimizer import Optimizer
+from teacher import load_teacher
 from tokenizer import Tokenizer, train_tokenizer
 from torch import Tensor
 
 _TOKENIZER_DOCUMENTS = 6000
 _LOG_EVERY = 20
+LOGS = {"tales-4M": "training-log.jsonl", "tales-draft": "training-log-draft.jsonl"}
+"""By model, the file that its log is kept in."""
 
 
 class Trainer:
@@ -42,11 +48,12 @@ class Trainer:
         vocabulary_file = options.work / "tokenizer.model"
         if not vocabulary_file.exists():
             lines = tokenizer_texts(options.seed, _TOKENIZER_DOCUMENTS)
-            train_tokenizer(lines, Shape().vocabulary, vocabulary_file)
+            train_tokenizer(lines, SHAPES[options.model].vocabulary, vocabulary_file)
         self.tokenizer = Tokenizer(vocabulary_file)
         torch.manual_seed(options.seed)
-        self.network = Network(Shape(vocabulary=self.tokenizer.size))
+        self.network = Network(replace(SHAPES[options.model], vocabulary=self.tokenizer.size))
         wire(self.network, options.seed)
+        self.teacher = load_teacher(options.teacher, self.tokenizer) if options.teacher else None
         self.optimizer = Optimizer(self.network, options.matrix_rate, options.other_rate)
         self.step = self.tokens = 0
         self.seconds = 0.0
@@ -75,7 +82,8 @@ class Trainer:
         self._save()
 
     def _train_step(self, totals: dict[str, list[float]]) -> int:
-        stage = stage_at(self.tokens)
+        progress = self.tokens * TOTAL_TOKENS / self.options.tokens
+        stage = stage_at(progress)
         rng = random.Random(f"{self.options.seed}:{self.step}")
         length = stage.draw_length(rng)
         rows = [
@@ -89,16 +97,28 @@ class Trainer:
             logits = self.network(inputs)
         logits = logits.float().flatten(0, 1)
         losses = F.cross_entropy(logits, targets, reduction="none")
-        weights = self._weights[kinds]
-        loss = (losses * weights).sum() / weights.sum()
+        if self.teacher is None:
+            weights = self._weights[kinds]
+            loss = (losses * weights).sum() / weights.sum()
+        else:
+            taught = self._taught(inputs).flatten(0, 1)
+            loss = F.kl_div(logits.log_softmax(-1), taught, reduction="batchmean", log_target=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        self.optimizer.step(rate_factor(self.step, self.tokens))
+        self.optimizer.step(rate_factor(self.step, progress))
         self.network.zero_grad(set_to_none=True)
         self._count(totals, logits.detach(), targets, losses.detach(), kinds)
         self.step += 1
         self.tokens += inputs.numel()
         return length
+
+    @torch.no_grad()
+    def _taught(self, inputs: Tensor) -> Tensor:
+        """What the teacher gives the tokens that may follow: logarithms of probabilities."""
+        assert self.teacher is not None
+        with torch.autocast("cpu", torch.bfloat16):
+            logits: Tensor = self.teacher(inputs)
+        return logits.float().log_softmax(-1)
 
     @staticmethod
     def _count(
@@ -159,20 +179,26 @@ class Trainer:
 def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the GGUF files")
+    parser.add_argument("--model", choices=SHAPES, default="tales-4M")
     parser.add_argument(
         "--work",
         type=Path,
-        default=Path(tempfile.gettempdir()) / "tales-4M",
-        help="folder for the tokenizer, the checkpoint and the log",
+        help="folder for the tokenizer, the checkpoint and the log; by default one in the system's "
+        "folder for temporary files",
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=TOTAL_TOKENS)
+    parser.add_argument(
+        "--tokens", type=int, default=TOTAL_TOKENS, help="the curriculum shrinks to so many"
+    )
+    parser.add_argument("--teacher", type=Path, help="GGUF file of a model with this tokenizer")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--matrix-rate", type=float, default=0.01)
     parser.add_argument("--other-rate", type=float, default=2e-3)
     parser.add_argument("--checkpoint-minutes", type=float, default=2.0)
     parser.add_argument("--probes", type=int, default=40, help="probes per cell of the table")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.work = options.work or Path(tempfile.gettempdir()) / options.model
+    return options
 
 
 def main() -> None:
@@ -180,8 +206,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     trainer = Trainer(options)
     trainer.run()
-    export(trainer.network, trainer.tokenizer, options.out)
-    shutil.copy(options.work / "log.jsonl", options.out / "training-log.jsonl")
+    export(trainer.network, trainer.tokenizer, options.out, options.model)
+    shutil.copy(options.work / "log.jsonl", options.out / LOGS[options.model])
     report(trainer.network, trainer.tokenizer, options.probes)
 
 
