@@ -6,9 +6,13 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from localkv.errors import LocalKVError, UsageError
 from localkv.structured.gbnf import gbnf_to_lark, is_gbnf
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 Schema = Mapping[str, object] | bool | str
 """A JSON schema, as a value or as JSON text."""
@@ -60,7 +64,7 @@ class Grammar:
         if value is False or not isinstance(value, bool | dict):
             reason = "nothing satisfies it" if value is False else "it is no object"
             raise UsageError(f"the {what} can't be used: {reason}")
-        options = {"lenient": False, "whitespace_pattern": WHITE_SPACE}
+        options: JsonCompileOptions = {"lenient": False, "whitespace_pattern": WHITE_SPACE}
         schema_text = "{}" if value is True else text
         source = _source(
             lambda: LLMatcher.grammar_from_json_schema(schema_text, overrides=options), what
