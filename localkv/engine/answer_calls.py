@@ -59,6 +59,10 @@ class AnswerCalls:
             )
         return call_grammar(self.family, self.tools, tokenizer)
 
+    def in_answer(self, prompt: ChatPrompt) -> ReadCalls:
+        """What looks for the calls in the answer to a prompt."""
+        return ReadCalls(self, prompt)
+
     def read(self, text: str, prompt: ChatPrompt) -> tuple[str, tuple[ToolCall, ...]]:
         """An answer without reasoning and calls, and its calls.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from threading import Event
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,9 @@ from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler
-from localkv.structured.constraint import Constraint
+
+if TYPE_CHECKING:
+    from localkv.structured.constraint import Constraint
 
 WARM_UP_TOKENS = 16
 """A prompt of this length uses the kernels of long prompts, unless a GPU records them."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,10 @@ from localkv.engine.speculation.speculator import Speculator
 from localkv.engine.token_text import Text
 from localkv.errors import LocalKVError
 from localkv.sampling.sampler import Sampler
-from localkv.structured.constraint import Constraint
 from localkv.system.turns import CancelledWaitError
+
+if TYPE_CHECKING:
+    from localkv.structured.constraint import Constraint
 
 LEAST_SHARE = 0.05
 """Seconds of tokens that a generation draws, at least, in a turn that others wait for."""

@@ -17,13 +17,12 @@ from localkv.loader.channels import ChannelDecoder, channel_markers
 from localkv.loader.tokenizer import Tokenizer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
-from localkv.structured.constraint import Constraint
-from localkv.structured.grammar import Grammar
-from localkv.structured.grammar_tokens import GrammarTokens
-from localkv.structured.scope import EVERYWHERE, Scope
 
 if TYPE_CHECKING:
     from localkv.engine.requests.batch_engine import BatchEngine
+    from localkv.structured.grammar import Grammar
+    from localkv.structured.grammar_tokens import GrammarTokens
+    from localkv.structured.scope import Scope
 
 
 def new_stream(
@@ -42,7 +41,7 @@ def new_stream(
     budget: ReasoningBudget | None = None,
     grammar: Grammar | None = None,
     grammar_tokens: GrammarTokens | None = None,
-    scope: Scope = EVERYWHERE,
+    scope: Scope | None = None,
     logprobs: int | None = None,
     speculation: Speculation | None = None,
 ) -> TextStream:
@@ -54,7 +53,8 @@ def new_stream(
         kept: control tokens that are part of the text.
         in_channels: an answer of several messages becomes one text, if the model writes such.
         budget: of an answer's reasoning.
-        grammar: what the text keeps to, where `scope` says; it needs `grammar_tokens`.
+        grammar: what the text keeps to, where `scope` says, or everywhere; it needs
+            `grammar_tokens`.
         speculation: how tokens are guessed.
 
     Raises:
@@ -78,12 +78,15 @@ def new_stream(
     )
     constraint = None
     if grammar is not None and grammar_tokens is not None:
+        from localkv.structured.constraint import Constraint
+        from localkv.structured.scope import EVERYWHERE
+
         banned = [token for token, bias in params.logit_bias.items() if bias == float("-inf")]
         constraint = Constraint(
             grammar_tokens,
             grammar,
             n_logits=engine.model.config.n_vocab,
-            scope=scope,
+            scope=scope or EVERYWHERE,
             banned=banned,
         )
     generation: TokenStream = engine.generate(

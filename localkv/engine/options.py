@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from threading import Event
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from localkv.sampling.params import SamplingParams
-from localkv.structured.grammar import Grammar, Schema
+
+if TYPE_CHECKING:
+    from localkv.structured.grammar import Grammar, Schema
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -9,8 +9,6 @@ from functools import cached_property
 from threading import Event
 from typing import TYPE_CHECKING, Unpack, cast, overload
 
-from localkv.engine.answer_calls import AnswerCalls, ReadCalls
-from localkv.engine.answer_scope import answer_scope
 from localkv.engine.engine import Engine
 from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
@@ -32,13 +30,13 @@ from localkv.loader.reasoning_tags import REASONING_TAGS
 from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
 from localkv.option_names import check_options, keywords
 from localkv.sampling.params import SamplingParams
-from localkv.structured.grammar import Grammar, Schema, grammar_of
-from localkv.structured.grammar_tokens import GrammarTokens
-from localkv.structured.scope import EVERYWHERE
 
 if TYPE_CHECKING:
     from localkv.engine.async_stream import AsyncTextStream
     from localkv.engine.requests.batch_engine import BatchEngine
+    from localkv.structured.grammar import Grammar, Schema
+    from localkv.structured.grammar_tokens import GrammarTokens
+    from localkv.structured.scope import Scope
 
 TOOL_USE = "tool_use"
 """The name of a second chat template, for tools, as transformers knows it."""
@@ -99,6 +97,8 @@ class TextModel:
     def grammar_tokens(self) -> GrammarTokens:
         """What grammars know of the vocabulary: made with the first of them, which takes a second
         for 100,000 tokens, or by `grammar_tokens.begin()` in a thread of its own."""
+        from localkv.structured.grammar_tokens import GrammarTokens
+
         return GrammarTokens(self.tokenizer)
 
     def chat_template_from(self, source: str) -> ChatTemplate:
@@ -225,10 +225,7 @@ class TextModel:
         params: SamplingParams | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> TextStream:
-        kept_to = grammar_of(schema, grammar)
-        scope = EVERYWHERE
-        if kept_to is not None and isinstance(prompt, ChatPrompt):
-            scope = answer_scope(kept_to, prompt, self.tokenizer)
+        kept_to, scope = self._kept_to(prompt, schema, grammar)
         ids = self._ids(prompt, parse_special)
         opening, kept, budget = "", frozenset[int](), None
         if isinstance(prompt, ChatPrompt):
@@ -256,6 +253,20 @@ class TextModel:
             logprobs=logprobs,
             speculation=self._speculation(spec),
         )
+
+    def _kept_to(
+        self, prompt: Prompt, schema: Schema | None, grammar: Grammar | str | None
+    ) -> tuple[Grammar | None, Scope | None]:
+        """The grammar that a text keeps to, and where, if not everywhere."""
+        if schema is None and grammar is None:
+            return None, None
+        from localkv.engine.answer_scope import answer_scope
+        from localkv.structured.grammar import grammar_of
+
+        kept_to = grammar_of(schema, grammar)
+        if kept_to is None or not isinstance(prompt, ChatPrompt):
+            return kept_to, None
+        return kept_to, answer_scope(kept_to, prompt, self.tokenizer)
 
     def _speculation(self, spec: str | None) -> Speculation:
         return self.speculation if spec is None else replace(self.speculation, drafter=spec)
@@ -417,6 +428,8 @@ class TextModel:
         template = template or (self.tool_template if tools else self.chat_template)
         calls = None
         if template is not None and (tools or tool_choice != "auto"):
+            from localkv.engine.answer_calls import AnswerCalls
+
             described = checked_tools(tools) or ()
             calls = AnswerCalls(template, described, tool_choice, parallel=parallel_tool_calls)
             tools = None if calls.tools.choice == "none" else tools
@@ -438,7 +451,7 @@ class TextModel:
         if (grammar := calls.grammar(self.tokenizer, options)) is not None:
             options["grammar"] = grammar
         stream = self.stream(prompt, **options)
-        stream.calls = ReadCalls(calls, prompt)
+        stream.calls = calls.in_answer(prompt)
         return stream
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from localkv.engine.answer_calls import ReadCalls
 from localkv.engine.generation import FinishReason, GenerationStats, TokenStream
 from localkv.engine.logprobs import TokenLogprob, named
-from localkv.tool_calls.events import ToolCall
+
+if TYPE_CHECKING:
+    from localkv.engine.answer_calls import ReadCalls
+    from localkv.tool_calls.events import ToolCall
 
 
 class TokenDecoder(Protocol):

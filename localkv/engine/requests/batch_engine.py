@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Event
+from typing import TYPE_CHECKING
 
 from localkv.cache.arrays import Array
 from localkv.cache.layout import PAGE_TOKENS
@@ -28,7 +29,9 @@ from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError, counted
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler
-from localkv.structured.constraint import Constraint
+
+if TYPE_CHECKING:
+    from localkv.structured.constraint import Constraint
 
 STEP_MS_CPU = 120.0
 STEP_MS_GPU = 30.0

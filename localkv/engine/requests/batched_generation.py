@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from localkv.cache.arrays import Array, Arrays, Draw
 from localkv.engine.generation import FinishReason, Forcing, GenerationStats, checked
@@ -13,7 +13,9 @@ from localkv.engine.requests.request import Request
 from localkv.engine.speculation.speculator import Speculator
 from localkv.sampling.candidates import Floats, Ints
 from localkv.sampling.sampler import Sampler
-from localkv.structured.constraint import Constraint
+
+if TYPE_CHECKING:
+    from localkv.structured.constraint import Constraint
 
 
 class Steps(Protocol):
