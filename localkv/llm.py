@@ -491,11 +491,14 @@ class LLM(TextModel):
         logits: Logits = self.backend.arrays.to_numpy(self.engine.logits(ids))
         return logits
 
-    def save_state(self, path: str | os.PathLike[str]) -> int:
+    def save_state(self, path: str | os.PathLike[str], ids: Sequence[int] | None = None) -> int:
         """Write the text that was evaluated last, prompt and answer, with its rows of K and V.
 
         The file takes its name once all of it is on the disk. It serves this model with the same
         types of K and V, on any device and in any context that has room (docs/states.md).
+
+        Args:
+            ids: write the text that begins most like these tokens instead, of those that are kept.
 
         Returns:
             the tokens of the text.
@@ -505,7 +508,7 @@ class LLM(TextModel):
         """
         from localkv.engine.states.state_turns import save_state
 
-        return save_state(self.engine.slot, path, self._identity)
+        return save_state(self.engine.slot, path, self._identity, ids)
 
     def load_state(
         self,

@@ -18,7 +18,7 @@ from localkv.cli.profile_options import profile_arguments
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.serve_options import SERVER_OPTIONS
-from localkv.errors import UsageError, byte_size, counted
+from localkv.errors import UsageError, byte_size, counted, printable
 
 INTERRUPTED = 130
 """The exit code of who was ended by Ctrl-C."""
@@ -79,6 +79,7 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
         ssl_cert=values["ssl_cert_file"],
         drain=values["drain"],
         log_file=values["log_file"],
+        state_dir=_folder(values["state_dir"]),
     )
 
     def ready(facts: Facts) -> None:
@@ -127,6 +128,17 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     )
     click.echo(CLIENTS[values["print_config"]](server), nl=False)
     return 0
+
+
+def _folder(path: str | None) -> str | None:
+    """A folder that is there.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if path is not None and not Path(path).is_dir():
+        raise UsageError(f"--state-dir {printable(path)} is no folder", hint="make it first")
+    return None if path is None else str(Path(path).resolve())
 
 
 def _listed(names: str | None) -> tuple[str, ...]:

@@ -217,4 +217,11 @@ SERVER_OPTIONS: list[click.Parameter] = [
         help="A file for a line of JSON about each request, - for stderr: path, status, "
         "milliseconds, tokens; never texts or keys. [default: none]",
     ),
+    option(
+        "--state-dir",
+        "--slot-save-path",
+        panel=PANEL,
+        metavar="FOLDER",
+        help="Where /slots/ID?action=save and restore keep their files. [default: none]",
+    ),
 ]

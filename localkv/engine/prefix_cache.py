@@ -94,7 +94,7 @@ class PrefixCache:
             return
         for text in [text for text in self.texts if n_common(text.ids, ids) == len(text.ids)]:
             if self.cache.reachable(sequence, len(text.ids), exactly=self.exact) == len(text.ids):
-                self._drop(text)
+                self.drop(text)
         self.texts.append(KeptText(sequence, ids))
         if len(self.texts) > self.most:
             self.drop_oldest()
@@ -103,14 +103,14 @@ class PrefixCache:
         """Forget the text that was not used for the longest time; whether there was one."""
         if not self.texts:
             return False
-        self._drop(self.texts[0])
+        self.drop(self.texts[0])
         self.n_dropped += 1
         return True
 
     def clear(self) -> None:
         """Forget all."""
         while self.texts:
-            self._drop(self.texts[-1])
+            self.drop(self.texts[-1])
 
     def forget(self) -> None:
         """Forget all, whatever an exception between two instructions has left of them."""
@@ -118,7 +118,8 @@ class PrefixCache:
         for text in texts:
             text.sequence.clear()
 
-    def _drop(self, text: KeptText) -> None:
+    def drop(self, text: KeptText) -> None:
+        """Forget one."""
         self.texts.remove(text)
         self._give_back(text.sequence)
 

@@ -20,6 +20,7 @@ from localkv.server.dialects.anthropic_messages import count_tokens, messages
 from localkv.server.dialects.metrics import metrics
 from localkv.server.dialects.native_completion import completion
 from localkv.server.dialects.native_server import change_props, props, slots
+from localkv.server.dialects.native_states import slot_action
 from localkv.server.dialects.native_tokens import (
     apply_template,
     chat_tokens,
@@ -72,6 +73,7 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/props", GET, props),
     ("/props", POST, change_props),
     ("/slots", GET, slots),
+    ("/slots/{id}", POST, slot_action),
     ("/api/chat", POST, chat),
     ("/api/generate", POST, generate),
     ("/api/tags", GET, tags),

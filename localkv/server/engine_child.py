@@ -21,6 +21,7 @@ from localkv.errors import LocalKVError
 from localkv.llm import LLM
 from localkv.server.places import placed
 from localkv.server.running_text import RunningText
+from localkv.server.slot_states import SlotStates
 from localkv.server.wire import (
     Accepted,
     Cancel,
@@ -31,6 +32,7 @@ from localkv.server.wire import (
     Message,
     Progress,
     Refused,
+    SlotAction,
     Status,
     Step,
     Submit,
@@ -62,7 +64,8 @@ class EngineServer:
         self.texts = dict[int, RunningText]()
         self._events = list[Event]()
         self._places = (0,) * llm.cache.n_sequences
-        self._answers = {Submit: self._submit, Cancel: self._cancel}
+        self._slots = SlotStates(llm)
+        self._answers = {Submit: self._submit, Cancel: self._cancel, SlotAction: self._act}
 
     def run(self) -> None:
         """Serve until the process ends."""
@@ -72,6 +75,7 @@ class EngineServer:
             for text in list(self.texts.values()):
                 self._events += text.news()
                 if text.has_ended:
+                    self._slots.note(self._places, text.id, text.ids)
                     del self.texts[text.id]
             events, self._events = self._events, []
             self.send(Step(events, self._status(step_ms, rows)))
@@ -93,6 +97,13 @@ class EngineServer:
         except LocalKVError as error:
             kind = type(error).__name__
             self._events.append(Refused(message.id, kind, error.message, error.hint))
+
+    def _act(self, action: SlotAction) -> None:
+        try:
+            self._events.append(self._slots.act(action))
+        except LocalKVError as error:
+            kind = type(error).__name__
+            self._events.append(Refused(action.id, kind, error.message, error.hint))
 
     def _cancel(self, message: Cancel) -> None:
         if (text := self.texts.get(message.id)) is not None:

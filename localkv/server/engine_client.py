@@ -29,6 +29,8 @@ from localkv.server.wire import (
     Message,
     Progress,
     Refused,
+    SlotAction,
+    SlotDone,
     Status,
     Step,
     Submit,
@@ -264,6 +266,24 @@ class EngineClient:
             self._send(numbered)
             self.open.add(numbered)
         return texts
+
+    async def act(self, action: SlotAction) -> SlotDone:
+        """Let something be done with a text that is kept; the action has no number yet.
+
+        Raises:
+            EngineStoppedError: the engine is not running.
+            LocalKVError: it can't be done.
+        """
+        id = next(self._numbers)
+        texts = self._texts[id] = Texts(self, [id])
+        try:
+            self._send(msgspec.structs.replace(action, id=id))
+            await texts.begun()
+            [(_, event)] = await anext(texts)
+            assert isinstance(event, SlotDone)
+            return event
+        finally:
+            self._texts.pop(id, None)
 
     def forget(self, ids: set[int]) -> None:
         """End texts whose events nobody wants."""

@@ -53,6 +53,11 @@ class RunningText:
         return text
 
     @property
+    def ids(self) -> list[int]:
+        """Its tokens so far, those of the prompt included."""
+        return self._generation.request.text.ids
+
+    @property
     def waits(self) -> bool:
         """Whether it needs a step."""
         return not self._is_ready()

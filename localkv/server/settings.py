@@ -34,6 +34,7 @@ class ServerSettings:
         ssl_key, ssl_cert: files in PEM; None for no TLS.
         drain: seconds that running requests have when the server ends.
         log_file: where a line for each request goes; "-" for stderr, None for nowhere.
+        state_dir: the folder of saved slots; None for none.
     """
 
     engine: EngineOptions
@@ -56,3 +57,4 @@ class ServerSettings:
     ssl_cert: str | None = None
     drain: float = 30.0
     log_file: str | None = None
+    state_dir: str | None = None

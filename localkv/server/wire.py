@@ -1,6 +1,6 @@
 """The messages between the server's two processes, as bytes: a length, and MessagePack.
 
-The front sends `Load` first, then any of `Submit` and `Cancel`; the engine
+The front sends `Load` first, then any of `Submit`, `Cancel` and `SlotAction`; the engine
 sends `Progress`, `Facts` or `Failed`, and then `Step`s. Nothing here knows of processes or HTTP.
 """
 
@@ -76,6 +76,31 @@ class Cancel(Message, frozen=True):
     """Nobody waits for this text any more."""
 
     id: int
+
+
+class SlotAction(Message, frozen=True):
+    """Save, restore or erase the text that had a place last.
+
+    Attributes:
+        id: the front's number of it.
+        action: "save", "restore" or "erase".
+        place: which.
+        path: of the file.
+    """
+
+    id: int
+    action: str
+    place: int
+    path: str = ""
+
+
+class SlotDone(Message, frozen=True):
+    """It is done: so many tokens and bytes, in so many milliseconds."""
+
+    id: int
+    n_tokens: int
+    n_bytes: int
+    ms: float
 
 
 class Progress(Message, frozen=True):
@@ -215,7 +240,7 @@ class Status(msgspec.Struct, frozen=True):
     places: tuple[int, ...] = ()
 
 
-Event: TypeAlias = Accepted | Refused | Reading | Piece | Ended
+Event: TypeAlias = Accepted | Refused | SlotDone | Reading | Piece | Ended
 
 
 class Step(Message, frozen=True):
@@ -225,7 +250,7 @@ class Step(Message, frozen=True):
     status: Status
 
 
-ToEngine: TypeAlias = Load | Submit | Cancel
+ToEngine: TypeAlias = Load | Submit | Cancel | SlotAction
 FromEngine: TypeAlias = Progress | Facts | Failed | Step
 
 _encoder = msgspec.msgpack.Encoder()
