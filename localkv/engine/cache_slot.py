@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple, TypeVar
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Wanted
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.steady_rows import SteadyRows
 from localkv.engine.decode_loop import DecodeLoop
+from localkv.engine.next_token import NextTokens
 from localkv.engine.prefix_cache import PrefixCache
 from localkv.engine.token_text import Text, marked, unmarked
 from localkv.errors import ModelClosedError
@@ -89,7 +89,7 @@ class CacheSlot:
         self.ids: list[int] = []
         self.generated: list[bool] = []
         self._text: Text | None = None
-        self._steady: SteadyRows | None = None
+        self._next = NextTokens(model, cache)
         self._unfinished = False
         self.threads = chosen_threads()
         self._turns: Turns | None = model.backend.turns  # None once it is closed
@@ -115,7 +115,7 @@ class CacheSlot:
 
         def let_go() -> None:
             self._turns = None
-            del self.model, self.cache, self.loop, self.prefixes, self.check_source
+            del self.model, self.cache, self.loop, self.prefixes, self.check_source, self._next
 
         self.turn(let_go)
 
@@ -149,9 +149,8 @@ class CacheSlot:
         """Forget the tokens from position `length` on, and as many before it as the cache must;
         returns how many are left."""
         self._text = None
-        steady, sequence = self._steady, self.sequence
-        if length >= sequence.length and steady is not None and steady.hold(sequence):
-            return sequence.length
+        if length >= self.sequence.length and self._next.hold(self.sequence):
+            return self.sequence.length
         length = self.cache.cut_back(self.sequence, length, exactly=self.exact)
         del self.ids[length:], self.generated[length:]
         return length
@@ -184,15 +183,8 @@ class CacheSlot:
 
     def _next_logits(self, token: int) -> Array | None:
         """Logits of a generated token, if it is like the one before but for its position."""
-        steady, sequence = self._steady, self.sequence
-        if steady is None or not steady.hold(sequence):
-            return None
         self.use_threads(1)
-        position, n_ctx = sequence.length, self.cache.n_ctx
-        out = self.model.next_logits(token, position, steady.batch, n_ctx)
-        if out is not None:
-            steady.step(sequence)
-        return out
+        return self._next.logits(self.sequence, token)
 
     def hidden(self, ids: Sequence[int], rows: Literal["last", "all"]) -> Array:
         """Run a prompt's `ids`, in one batch, after those that are held.
@@ -233,7 +225,7 @@ class CacheSlot:
         with self.scratch_of(len(ids)), model.backend.arrays.inference():
             out = model.forward(batch, self.cache)
         if generated and len(ids) == 1:
-            self._steady = SteadyRows(self.cache, self.sequence, batch, self.sequence.length)
+            self._next.note(self.sequence, batch)
         return out
 
     def leave(self) -> None:

@@ -286,13 +286,15 @@ class BatchEngine:
         parts = self.scheduler.step(started)
         if parts:
             generations = {number: job.generation for number, job in self._jobs.items()}
-            parts = self._drafts.added(parts, generations)
+            guesses = any(one.speculator is not None for one in generations.values())
+            if guesses:
+                parts = self._drafts.added(parts, generations)
             shape = self.scheduler.shape(parts)
             began = self.clock()
             ends = self._model_steps.evaluate(parts)
             evaluated = self.clock() if self.engine.loop is None else None
             self._draw(ends)
-            if not shape.n_prompt:  # a GPU has only been told before something is read
+            if guesses and not shape.n_prompt:  # a GPU has only been told before something is read
                 self._drafts.measured(parts, generations, (evaluated or self.clock()) - began)
             seconds = self.clock() - started
             stats = self.stats

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Wanted
 from localkv.engine.engine import Engine
+from localkv.engine.next_token import NextTokens
 from localkv.engine.requests.recorded_batches import RecordedBatches
 from localkv.engine.requests.request_rows import RequestRows
 from localkv.engine.requests.scheduler import Part
@@ -28,6 +29,7 @@ class ModelSteps:
         self.rows = rows
         records = engine.loop is not None
         self.recorded = RecordedBatches(engine.model, engine.cache) if records else None
+        self._next = NextTokens(engine.model, engine.cache)
 
     def evaluate(self, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
         """Run the model on the parts of a step.
@@ -49,7 +51,9 @@ class ModelSteps:
                 if logits is not None:
                     ends = [(part, row[None]) for part, row in zip(single, logits, strict=True)]
                     others = [part for part in parts if part not in single]
-            if others:
+            if len(others) == 1 and self.recorded is None:
+                ends = self._evaluate_next(others[0]) or self._evaluate_batch(others)
+            elif others:
                 ends += self._evaluate_batch(others)
         for part in parts:
             self.rows.hold(part.request, part.n_rows)
@@ -62,6 +66,15 @@ class ModelSteps:
         if not sequences:
             return None
         return recorded.logits(sequences, [request.text.ids[-1] for request in requests])
+
+    def _evaluate_next(self, part: Part) -> list[tuple[Part, Array]] | None:
+        """A step of one generated token, if it is like the one before but for its position."""
+        request = part.request
+        if part.n_rows != 1 or not request.is_decoding:
+            return None
+        assert request.sequence is not None
+        logits = self._next.logits(request.sequence, request.text.ids[-1])
+        return None if logits is None else [(part, logits)]
 
     def _evaluate_batch(self, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
         pieces, generated, wanted = [], [], list[Wanted]()
@@ -82,4 +95,6 @@ class ModelSteps:
         batch = cache.batch(pieces, logits=wanted, generated=generated)
         with model.backend.arrays.inference():
             logits = model.forward(batch, cache)
+        if len(pieces) == 1 and generated[0] and len(pieces[0][1]) == 1:
+            self._next.note(pieces[0][0], batch)
         return [(part, logits[end - 1 - len(part.drafts) : end]) for part, end in ends]
