@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "models"))
 
 from outliers import write_twin  # noqa: E402
-from quality import TWINS, rows  # noqa: E402
+from quality import TWINS  # noqa: E402
+from quality_bench import Bench, Scope  # noqa: E402
 
-from localkv import LLM  # noqa: E402
 from localkv.cache.layer_types import in_words  # noqa: E402
 from localkv.cache.profile import LayerTypes  # noqa: E402
 from localkv.config import CacheConfig  # noqa: E402
@@ -51,20 +51,20 @@ def fresh(
 
 def measure_model(name: str, path: Path, args: argparse.Namespace) -> None:
     """One model; prints its table."""
-    llm = LLM(path, n_ctx=ROW_TOKENS, n_threads=args.threads)
-    model = llm.engine.model
-    known = rows(llm, args.rows, ROW_TOKENS, f"profile:{args.seed}")
+    scope = Scope(args.rows, ROW_TOKENS)
+    bench = Bench(name, path, scope, device="auto", threads=args.threads, seed=args.seed)
+    model, known = bench.model, bench.rows(args.rows, "profile")
     profile = measure(model, known, Plan(TYPES, BUDGETS, ROW_TOKENS), digest="", text="corpus")
     found: list[tuple[float, str, LayerTypes]] = [
         (one.bits, in_words(one.layers), one.layers) for one in profile.lists
     ]
     for pair in ((k, v) for k in TYPES for v in TYPES):
-        if (bits := mean_bits(pair, llm.config)) <= MOST_UNIFORM:
+        if (bits := mean_bits(pair, model.config)) <= MOST_UNIFORM:
             types = tuple(layer and pair for layer in base_types(model))
             found.append((bits, f"all {'/'.join(pair)}", types))
     klds = fresh(
         model,
-        rows(llm, args.rows, ROW_TOKENS, f"text:{args.seed}"),
+        bench.text,
         [types for _, _, types in found],
     )
     print(f"{name}\n\n| bits | KLD | K/V by layer |\n|---|---|---|")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from localkv.arch.mixer_spec import AttentionSpec
 from localkv.arch.spec import LayerSpec
@@ -17,6 +18,24 @@ from localkv.kernels.namespace import namespace
 from localkv.kernels.primitives import Primitives
 from localkv.kernels.store_kv import pack_groups, store_rotated
 
+Attend = Callable[
+    [Primitives, Array, LayerCache, Batch, AttentionSpec, AttentionWeights, TokenInputs], Array
+]
+"""(primitives, q, cache, batch, attention, its weights, inputs) -> [tokens, n_heads, channels]."""
+
+
+def attend_after_rope(
+    p: Primitives,
+    q: Array,
+    cache: LayerCache,
+    batch: Batch,
+    attn: AttentionSpec,
+    weights: AttentionWeights,
+    inputs: TokenInputs,
+) -> Array:
+    """K is in the cache as q meets it."""
+    return attention(p.attention, q, cache, batch, attn.params, weights.sinks, rotate=p.rotate)
+
 
 def grouped_attention(
     p: Primitives,
@@ -26,21 +45,30 @@ def grouped_attention(
     inputs: TokenInputs,
     cache: LayerCache,
     batch: Batch,
+    *,
+    attend: Attend = attend_after_rope,
+    stores_turned: bool = True,
 ) -> Array:
-    """As `Backend.mixers` has it."""
+    """As `Backend.mixers` has it.
+
+    Args:
+        stores_turned: K is stored after RoPE, or else before it, as `attend` expects it.
+    """
     weights, attn = layer.attention, spec.attention
     h = x if layer.attn_norm is None else p.norm(x, layer.attn_norm)
-    q, gate = queries(p, h, weights, attn, inputs)
+    q, gate = _queries(p, h, weights, attn, inputs)
     if attn.kv_from is None:
-        k, v = key_and_value(p, h, weights, attn)
-        k = _turned(p, k, weights.attn_k_norm, attn, inputs)
+        k, v = _key_and_value(p, h, weights, attn)
+        of_k = inputs if stores_turned else replace(inputs, rope=None)
+        k = _turned(p, k, weights.attn_k_norm, attn, of_k)
         store_rotated(p.store_kv, p.rotate, k, v, cache, cache.rows_of(batch))
         pack_groups(p.pack_groups, cache, cache.rows_of(batch))
-    out = attention(p.attention, q, cache, batch, attn.params, weights.sinks, rotate=p.rotate)
-    return gated(out, gate)
+    out = attend(p, q, cache, batch, attn, weights, inputs)
+    out = out.reshape(len(out), -1)
+    return out if gate is None else out * sigmoid(gate)
 
 
-def queries(
+def _queries(
     p: Primitives, h: Array, weights: AttentionWeights, attn: AttentionSpec, inputs: TokenInputs
 ) -> tuple[Array, Array | None]:
     """q of new tokens [tokens, n_heads, channels], and the gate of their outputs, if there is
@@ -53,13 +81,7 @@ def queries(
     return q if inputs.q_scale is None else q * inputs.q_scale[:, None, None], gate
 
 
-def gated(out: Array, gate: Array | None) -> Array:
-    """Outputs [tokens, n_heads, channels] as rows, times their gate."""
-    out = out.reshape(len(out), -1)
-    return out if gate is None else out * sigmoid(gate)
-
-
-def key_and_value(
+def _key_and_value(
     p: Primitives, h: Array, weights: AttentionWeights, attn: AttentionSpec
 ) -> tuple[Array, Array]:
     """K, neither normed nor rotated, and V of new tokens: [tokens, n_kv_heads, channels]."""

@@ -11,10 +11,11 @@ from localkv.arch.mixer_spec import AttentionSpec
 from localkv.kernels.activation import activate
 from localkv.kernels.backend import Backend
 from localkv.kernels.compose import compose
+from localkv.kernels.grouped_attention import grouped_attention
 from localkv.kernels.method import Method, Methods
 from localkv.kernels.primitives import Primitives
 from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.reference.before_rope import attention_before_rope, lacks_before_rope
+from localkv.kernels.reference.before_rope import attend_before_rope, lacks_before_rope
 from localkv.kernels.reference.hadamard import hadamard_transform
 from localkv.kernels.reference.latent_attention import latents_reference
 from localkv.kernels.reference.linear import head_products, linear, moe_mlp
@@ -60,7 +61,9 @@ def reference_backend(
     if not k_before_rope:
         return backend
     mixers = dict(backend.mixers)
-    mixers[AttentionSpec] = partial(attention_before_rope, primitives)
+    mixers[AttentionSpec] = partial(
+        grouped_attention, primitives, attend=attend_before_rope, stores_turned=False
+    )
     words = f"{METHODS.attention.words}, K rotated as it is read"
     methods = replace(METHODS, attention=Method(words))
     return replace(backend, mixers=mixers, methods=methods, lacks=lacks_before_rope)

@@ -15,32 +15,21 @@ from localkv.cache.batch import Batch
 from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.kernels.attention import merge_segments, times_scales
 from localkv.kernels.backend import TokenInputs
-from localkv.kernels.grouped_attention import gated, key_and_value, norm_heads, queries
-from localkv.kernels.layer_weights import LayerWeights
+from localkv.kernels.layer_weights import AttentionWeights
 from localkv.kernels.primitives import Primitives
 from localkv.kernels.reference.attention import attention_reference
-from localkv.kernels.store_kv import pack_groups, store_rotated
 
 
-def attention_before_rope(
+def attend_before_rope(
     p: Primitives,
-    x: Tensor,
-    layer: LayerWeights,
-    spec: LayerSpec,
-    inputs: TokenInputs,
+    q: Tensor,
     cache: LayerCache,
     batch: Batch,
+    attn: AttentionSpec,
+    weights: AttentionWeights,
+    inputs: TokenInputs,
 ) -> Tensor:
-    """As `Backend.mixers` has it."""
-    weights, attn = layer.attention, spec.attention
-    h = x if layer.attn_norm is None else p.norm(x, layer.attn_norm)
-    q, gate = queries(p, h, weights, attn, inputs)
-    if attn.kv_from is None:
-        k, v = key_and_value(p, h, weights, attn)
-        if weights.attn_k_norm is not None:
-            k = norm_heads(p.norm, k, weights.attn_k_norm)
-        store_rotated(p.store_kv, p.rotate, k, v, cache, cache.rows_of(batch))
-        pack_groups(p.pack_groups, cache, cache.rows_of(batch))
+    """As `Attend` has it: rows of K are turned when they are read."""
 
     def turned(k: Tensor, first: int, segment: Segment) -> Tensor:
         # a matrix of Hadamard's undoes itself
@@ -55,7 +44,7 @@ def attention_before_rope(
     for segment, rows in zip(cache.segments, cache.rows_of(batch), strict=True):
         out, lse = attention_reference(q, segment, rows, batch, attn.params, turned)
         parts.append((p.rotate(times_scales(out, segment.scale_v), segment.rotation_v), lse))
-    merged: Tensor = gated(merge_segments(parts, weights.sinks), gate)
+    merged: Tensor = merge_segments(parts, weights.sinks)
     return merged
 
 
