@@ -198,7 +198,7 @@ MARKS = _MARKS.split()
 PIECES = st.lists(st.sampled_from([*MARKS, " ", "\n"]), max_size=14).map("".join)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(list(FAMILIES)),
     text=st.one_of(PIECES, st.sampled_from([text for _, text, _ in TEXTS]), st.text(max_size=30)),
