@@ -188,6 +188,9 @@ class Finished:
     seed: int
     context_full: bool = False
     lost_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verified_batches: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -170,6 +170,9 @@ def _finished(completion: Completion) -> Finished:
         seed=completion.seed,
         context_full=completion.context_full,
         lost_tokens=usage.lost_tokens,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+        verified_batches=usage.verified_batches,
     )
 
 

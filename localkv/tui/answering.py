@@ -138,7 +138,9 @@ class Answering(EngineScreen):
         else:
             await self._discard(answer)
             await self.offer_answer()
-        self.query_one(Speed).draw(stats.decode_per_second)
+        speed = self.query_one(Speed)
+        speed.draw(stats.decode_per_second)
+        speed.show_guesses(stats.drafted_tokens, stats.accepted_tokens)
         self.show_meter()
         self.refresh_bindings()
         if not stats.context_full and stats.finish_reason != "cancelled":

@@ -190,6 +190,16 @@ async def _stats(screen: ChatScreen, argument: str) -> None:
         ]
         if last.lost_tokens:
             rows.insert(2, ("not reused", f"{counted(last.lost_tokens, 'token')}: {WHY_LOST}"))
+        if last.drafted_tokens:
+            rows.insert(
+                -1,
+                (
+                    "guesses",
+                    f"{last.accepted_tokens:,} of {last.drafted_tokens:,} right "
+                    f"({last.accepted_tokens / last.drafted_tokens:.0%}), in "
+                    f"{counted(last.verified_batches, 'verification')}",
+                ),
+            )
     await screen.transcript.note(_rows(rows))
 
 

@@ -56,6 +56,7 @@ class FakeEngine:
     Attributes:
         requests: what was asked.
         closed: whether somebody has closed it.
+        guesses: fields of `Finished` about guessed tokens.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class FakeEngine:
         self.facts = facts
         self.loading = loading
         self.context_full = context_full
+        self.guesses: dict[str, int] = {}
         self.requests: list[ChatRequest] = []
         self.closed = False
         self._cancelled = Event()
@@ -128,6 +130,7 @@ class FakeEngine:
             decode_per_second=1 / TOKEN_SECONDS,
             seed=42,
             context_full=self.context_full and not cancelled,
+            **self.guesses,
         )
 
     def cancel(self) -> None:

@@ -63,6 +63,19 @@ async def test_slash_commands(command: str, answer: str) -> None:
         assert me.prompt.text == ""
 
 
+async def test_guesses_are_counted() -> None:
+    engine = FakeEngine(["A folder."])
+    engine.guesses = {"drafted_tokens": 9, "accepted_tokens": 6, "verified_batches": 2}
+    async with user(engine) as me:
+        line = me.app.screen.query_one("#guesses")
+        assert not line.display
+        await me.ask("Hi")
+        await me.until(lambda: line.display)
+        assert "6 of 9 right" in str(line.render())
+        await me.send("/stats")
+        await me.until(lambda: "6 of 9 right (67%), in 2 verifications" in me.notes)
+
+
 async def test_a_path_is_no_command() -> None:
     async with user(FakeEngine(["A folder."])) as me:
         await me.ask("/usr/bin is what?")

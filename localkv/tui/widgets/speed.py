@@ -52,6 +52,7 @@ class Speed(Vertical):
     def compose(self) -> ComposeResult:
         yield History("Speed", "$primary")
         yield History("Between tokens", "$accent")
+        yield Static("", id="guesses")
 
     def on_mount(self) -> None:
         self._rates: deque[float] = deque(maxlen=N_VALUES)
@@ -70,6 +71,7 @@ class Speed(Vertical):
         self._latencies.clear()
         self._n_own = 0
         self.draw()
+        self.show_guesses(0, 0)
 
     def begin(self) -> None:
         """An answer begins: its figures are its own, the columns go on."""
@@ -83,6 +85,15 @@ class Speed(Vertical):
         self._n_own += 1
         self._rates.append(len(delta.seconds) / total)
         self._latencies.append(1000 * max(delta.seconds))
+
+    def show_guesses(self, n_drafted: int, n_accepted: int) -> None:
+        """Say how many guesses of the last answer were right, if it had some."""
+        line = self.query_one("#guesses", Static)
+        line.display = n_drafted > 0
+        if n_drafted:
+            figure = f"{n_accepted:,} of {n_drafted:,} right"
+            width = self.content_size.width or WIDTH
+            line.update(spread(Content.styled("Guesses", "bold"), figure, width))
 
     def draw(self, tokens_per_second: float | None = None) -> None:
         """Show new values, with the rate of the whole answer if it is known."""
