@@ -5,6 +5,7 @@
 # make test-fast  the tests that take less than five minutes together, on 2 cores; the first run
 #                 takes longer, since it compiles kernels and leaves them for the next
 # make attack     long searches for damaged and hostile input that does harm; `make test` has a part
+# make soak       ask a server for an hour, break off at random, and look for what it loses
 # make test-arm64 the tests of the CPU's kernels on 64-bit ARM, in an emulator; as root, slow
 # make lint       formatting, lint, types, import floors
 # make figures    make the documentation's figures again (some 15 minutes on 2 cores)
@@ -40,7 +41,7 @@ FIRST_START := Ready. The first start takes some seconds longer than others: ker
 	this processor, and kept.
 QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run chat test test-fast attack test-arm64 test-triton lint figures clean
+.PHONY: run chat test test-fast attack soak test-arm64 test-triton lint figures clean
 
 run: $(READY)
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
@@ -65,6 +66,9 @@ test-fast: .venv/.dev
 
 attack: .venv/.dev
 	$(BIN)/python -m pytest $(SHARED) -m attack tests/attack
+
+soak: .venv/.run
+	$(BIN)/python benchmarks/soak.py --minutes 60
 
 test-arm64: .venv/.dev
 	.ci/test-arm64
