@@ -66,6 +66,16 @@ def test_products(name: str, n_out: int) -> None:
             assert torch.equal(got, once[:n_tokens])
 
 
+@pytest.mark.parametrize("name", ["f16", "bf16", "q8_0"])
+def test_tall_matrices(name: str) -> None:
+    """So many rows that threads take as many at a time as they have memory for the sums of."""
+    products, weight = TensorProducts(), random_packed(name, 8192, 64)
+    x = torch.randn(8, 64)
+    once = check(products, x, weight)
+    for n_tokens in (1, 2, 4):
+        assert torch.equal(check(products, x[:n_tokens], weight), once[:n_tokens])
+
+
 @pytest.mark.parametrize("name", ["f16", "bf16", "f32"])
 def test_rows_that_are_no_whole_vectors(name: str) -> None:
     for n_in in (1, 15, 17, 504):

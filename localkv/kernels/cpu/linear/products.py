@@ -21,7 +21,7 @@ from localkv.kernels.bounds import check_array
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.linear.blocks import LAYOUTS
 from localkv.kernels.cpu.linear.head_products import head_products
-from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, MAX_TILE, MatrixJob, MultiplyJob
+from localkv.kernels.cpu.linear.job import IN_PLACE_FORMATS, MatrixJob, MultiplyJob
 from localkv.kernels.cpu.linear.late_panels import LatePanels, Panels
 from localkv.kernels.cpu.linear.matrices import (
     InPlaceTensor,
@@ -43,10 +43,9 @@ from localkv.kernels.linear import round_activations
 from localkv.system.threads import n_threads
 
 LONGER = 4
-"""Chunks for tokens of one tile are so many times as large as for others: no cache has to keep
-them, and where one begins nothing was asked of memory ahead."""
-ONE_TILE = {1, 2, 4, MAX_TILE}
-"""Numbers of tokens that are one tile."""
+"""Chunks for one token are so many times as large as for others: no cache has to keep them, and
+where one begins nothing was asked of memory ahead. Workers have memory for the sums of several
+tokens with chunks of `most_items`."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def _add_group(chain: Chain, x: Where, n_tokens: int, products: Sequence[Product
         sum(each.n_items for each in items),
         sum(each.n_items * each.item_bytes for each in items),
         n_tokens,
-        operands.most_items * (LONGER if n_tokens in ONE_TILE else 1),
+        operands.most_items * (LONGER if n_tokens == 1 else 1),
         n_threads(),
     )
     job = MultiplyJob(
