@@ -60,6 +60,8 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/v1/chat/completions", POST, chat_completions),
     ("/v1/responses", POST, responses),
     ("/v1/responses/input_tokens", POST, input_tokens),
+    ("/responses", POST, responses),
+    ("/responses/input_tokens", POST, input_tokens),
     ("/v1/messages", POST, messages),
     ("/v1/messages/count_tokens", POST, count_tokens),
     ("/v1/completions", POST, completions),

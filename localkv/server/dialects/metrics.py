@@ -15,4 +15,5 @@ async def metrics(front: Front, request: Request) -> Response:
 
     if front.metrics is None:
         raise RequestError(503, "the server is starting", headers={"retry-after": "1"})
-    return Response(front.metrics.text(), media_type=CONTENT_TYPE)
+    started = {"process-start-time-unix": str(front.started)}
+    return Response(front.metrics.text(), headers=started, media_type=CONTENT_TYPE)
