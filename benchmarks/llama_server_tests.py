@@ -125,6 +125,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("image|vision", "images are status 501 here, not 500; models with images are not there"),
     ("backend_sampling", "`--backend_sampling` is about GPUs of llama.cpp"),
     ("test_speculative", "the draft model is downloaded"),
+    (r"test_reasoning\[.*-auto-", "llama-server sets `enable_thinking`; here templates decide"),
     (r"test_reasoning\[.*-(on|off)-", "requests say `enable_thinking`; there is no `--reasoning`"),
     (
         "test_date_inside_prompt",
