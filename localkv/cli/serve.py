@@ -80,6 +80,7 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
         drain=values["drain"],
         log_file=values["log_file"],
         state_dir=_folder(values["state_dir"]),
+        cache_per_key=values["cache_per_key"],
     )
 
     def ready(facts: Facts) -> None:

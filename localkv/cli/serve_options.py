@@ -224,4 +224,10 @@ SERVER_OPTIONS: list[click.Parameter] = [
         metavar="FOLDER",
         help="Where /slots/ID?action=save and restore keep their files. [default: none]",
     ),
+    flag(
+        "--cache-per-key",
+        panel=ACCESS,
+        help="Requests share evaluated tokens only with those of the same key: nobody learns "
+        "by the time of an answer what others asked.",
+    ),
 ]

@@ -76,7 +76,7 @@ class PrefixCache:
     def n_common(self, ours: NDArray[np.int64], theirs: NDArray[np.int64]) -> int:
         """The number of leading tokens whose rows serve for both."""
         if not self.exact:
-            ours, theirs = ours % GENERATED, theirs % GENERATED
+            ours, theirs = ours & ~GENERATED, theirs & ~GENERATED
         return n_common(ours, theirs)
 
     def use(self, text: KeptText) -> None:

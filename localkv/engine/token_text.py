@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 GENERATED = 1 << 31
 """Marks a token that was evaluated as a generated one, in an array of marked ids."""
+SALTED = 1 << 32
+"""What a text's salt is multiplied with there."""
 
 
 @dataclass(eq=False)
@@ -19,14 +21,17 @@ class Text:
         ids: all of them; the owner of the text adds to them.
         n_prompt: the number of leading tokens that came at once, as a prompt; the others were drawn
             one by one.
+        salt: texts of different salts have no rows in common, whatever their tokens are.
     """
 
     ids: list[int]
     n_prompt: int
+    salt: int = 0
 
     def marked(self, length: int) -> NDArray[np.int64]:
         """The first `length` tokens: int64 [length], `marked`."""
-        return marked(self.ids[:length], np.arange(length) >= self.n_prompt)
+        ids = marked(self.ids[:length], np.arange(length) >= self.n_prompt)
+        return ids + self.salt * SALTED if self.salt else ids
 
 
 def marked(ids: list[int], generated: ArrayLike) -> NDArray[np.int64]:

@@ -191,12 +191,15 @@ class Front:
                 "ask again later, or start the server with a larger --queue",
                 headers={"retry-after": str(self._seconds_to_wait())},
             )
+        record = current.get()
+        if self.settings.cache_per_key and record is not None:
+            requests = [msgspec.structs.replace(one, salt=record.key) for one in requests]
         try:
             texts = client.submit(requests)
             texts.end_after(self.settings.timeout)
             if self.metrics is not None:
                 n_prompts = dict(zip(texts.ids, (len(one.ids) for one in requests), strict=True))
-                texts.observer = ObservedTexts(self.metrics, current.get(), n_prompts)
+                texts.observer = ObservedTexts(self.metrics, record, n_prompts)
             try:
                 await texts.begun()
             except asyncio.CancelledError:

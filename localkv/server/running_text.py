@@ -49,6 +49,7 @@ class RunningText:
             grammar=submit.grammar,
         )
         text = cls(submit.id, stream, tells_tokens=submit.tells_tokens)
+        text._generation.request.text.salt = submit.salt  # before any step looks for its rows
         text._generation.ranks_after_samplers = submit.after_samplers
         return text
 

@@ -35,6 +35,7 @@ class ServerSettings:
         drain: seconds that running requests have when the server ends.
         log_file: where a line for each request goes; "-" for stderr, None for nowhere.
         state_dir: the folder of saved slots; None for none.
+        cache_per_key: requests share what was evaluated with those of the same key only.
     """
 
     engine: EngineOptions
@@ -58,3 +59,4 @@ class ServerSettings:
     drain: float = 30.0
     log_file: str | None = None
     state_dir: str | None = None
+    cache_per_key: bool = False

@@ -57,6 +57,7 @@ class Submit(Message, frozen=True):
         grammar: what the text has to be.
         tells_tokens: its pieces say of which tokens they are.
         after_samplers: logprobs are those of the distribution that tokens are drawn from.
+        salt: only texts with the same share rows of the cache.
     """
 
     id: int
@@ -70,6 +71,7 @@ class Submit(Message, frozen=True):
     grammar: Grammar | None = None
     tells_tokens: bool = False
     after_samplers: bool = False
+    salt: int = 0
 
 
 class Cancel(Message, frozen=True):

@@ -33,6 +33,8 @@ async def slot_action(front: Front, request: Request) -> Response:
     folder, facts = front.settings.state_dir, front.facts
     if folder is None:
         raise unsupported("saving slots", "start the server with --slot-save-path FOLDER")
+    if front.settings.cache_per_key:
+        raise unsupported("saving slots with --cache-per-key", "leave one of them out")
     action = request.query_params.get("action", "")
     if action not in ACTIONS:
         raise RequestError(400, "Invalid action", f"use {', '.join(ACTIONS)}")
