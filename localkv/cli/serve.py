@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import uvloop
 
 from localkv.cli.command import Command
 from localkv.cli.loading_options import loading_arguments, loading_options
@@ -106,7 +107,7 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
         )
         return INTERRUPTED if ending.hurries.is_set() else 0
 
-    return asyncio.run(main())
+    return uvloop.run(main())
 
 
 def _print_config(values: dict[str, Any], host: str, port: int, name: str, path: Any) -> int:

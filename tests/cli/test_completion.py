@@ -90,7 +90,10 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("localkv d", ["detokenize", "doctor"]),
         (
             "localkv chat --kv-",
-            ["--kv-tail", "--kv-sink", "--kv-rotation", "--kv-scales", "--kv-profile", "--kv-bits"],
+            [
+                *("--kv-tail", "--kv-sink", "--kv-rotation", "--kv-k-before-rope"),
+                *("--kv-scales", "--kv-profile", "--kv-bits"),
+            ],
         ),
         ("localkv chat -ctk q8", ["q8_0", "q8_t", "q8_0c"]),
         ("localkv complete --cache-type-v=q5", ["q5_1", "q5_0"]),

@@ -381,8 +381,8 @@ def test_a_flag_that_would_change_the_result_is_refused(program, llm, model, fla
     [
         ("complete -i", "localkv chat is a conversation"),
         ("complete -cnv", "localkv chat is a conversation"),
-        ("complete --port 8080", "there is no server"),
-        ("complete --host 0.0.0.0", "there is no server"),
+        ("complete --port 8080", "localkv serve has it"),
+        ("complete --host 0.0.0.0", "localkv serve has it"),
         ("complete --embedding", "localkv embed"),
         ("complete --n-probs 5", "--logprobs N"),
         ("complete --format json", "--json"),
@@ -419,13 +419,17 @@ def test_an_option_of_another_command_is_found(program: Program) -> None:
         ["error: localkv perplexity has no option --pairs", "hint: localkv bench has it"],
     )
     assert program("plan", "--temp", "1").err_lines[1] == (
-        "hint: localkv chat and localkv complete have it"
+        "hint: localkv chat, localkv complete and localkv serve have it"
     )
 
 
 @pytest.mark.parametrize(
     ("command", "hint"),
-    [("run", "localkv chat talks"), ("serve", "there is no server"), ("ls", "localkv list shows")],
+    [
+        ("run", "localkv chat talks"),
+        ("server", "localkv serve serves"),
+        ("ls", "localkv list shows"),
+    ],
 )
 def test_a_command_of_another_program_has_a_hint(program: Program, command, hint: str) -> None:
     result = program(command, "llama3")
