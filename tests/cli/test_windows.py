@@ -12,7 +12,7 @@ import pytest
 from localkv import LLM
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.chat.cache_figures import cache_figures
-from localkv.chat.local_engine import _facts
+from localkv.chat.local_engine import engine_facts
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
@@ -114,7 +114,7 @@ def test_llm_has_types_and_rows_of_windows(path: Path) -> None:
         cache = llm.engine.cache
         assert (cache.n_bytes("k"), cache.n_bytes("v")) == (llm.memory.cache_k, llm.memory.cache_v)
         assert [group.type_k for group in llm.memory.groups] == ["f16", "q8_0"]
-        figures = cache_figures(_facts(llm, 0.0))
+        figures = cache_figures(engine_facts(llm, 0.0))
         assert (figures.bytes_k, figures.bytes_v) == (llm.memory.cache_k, llm.memory.cache_v)
         assert figures.windows == ((2, 3, ROWS),)
     with pytest.raises(UsageError, match="unknown K cache type 'nope'"):
