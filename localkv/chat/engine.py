@@ -222,6 +222,14 @@ class ChatEngine(Protocol):
         """Tokens that a request takes as a prompt. Raises the errors of `answer`."""
         ...
 
+    def save_state(self, path: str) -> int:
+        """Write what was evaluated last to a file; its tokens. Raises LocalKVError."""
+        ...
+
+    def load_state(self, path: str) -> int:
+        """Take such a file into the cache; its tokens. Raises LocalKVError."""
+        ...
+
     def cancel(self) -> None:
         """End the answer that is being written after its next token."""
         ...

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import BinaryIO
 
 from localkv.chat.engine import ChatEngine, EngineOptions
 from localkv.chat.local_engine import LocalEngine
-from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode, failure
+from localkv.chat.wire import (
+    Cancel,
+    CountTokens,
+    Failure,
+    LoadState,
+    SaveState,
+    TokenCount,
+    decode,
+    encode,
+    failure,
+)
 from localkv.errors import LocalKVError
 from localkv.system.bus_errors import end_cleanly
 from localkv.system.limits import exhausted
@@ -35,7 +46,11 @@ def serve(source: BinaryIO, out: BinaryIO) -> None:
                 if isinstance(request, Cancel):
                     engine.cancel()
                 elif isinstance(request, CountTokens):
-                    answers.put(_count(engine, request))
+                    answers.put(_counted(partial(engine.count_tokens, request)))
+                elif isinstance(request, SaveState):
+                    answers.put(_counted(partial(engine.save_state, request.path)))
+                elif isinstance(request, LoadState):
+                    answers.put(_counted(partial(engine.load_state, request.path)))
                 else:
                     answers.put(engine.answer(request))  # begun here: a Cancel comes after
         finally:  # even if a line is damaged: nobody would notice the end any more
@@ -67,8 +82,8 @@ def _failure(error: Exception) -> Failure:
     return failure(known)
 
 
-def _count(engine: ChatEngine, request: CountTokens) -> Iterator[TokenCount]:
-    yield TokenCount(engine.count_tokens(request))
+def _counted(count: Callable[[], int]) -> Iterator[TokenCount]:
+    yield TokenCount(count())
 
 
 def main() -> None:

@@ -23,7 +23,16 @@ from localkv.chat.engine import (
     LoadProgress,
     TextDelta,
 )
-from localkv.chat.wire import Cancel, CountTokens, Failure, TokenCount, decode, encode
+from localkv.chat.wire import (
+    Cancel,
+    CountTokens,
+    Failure,
+    LoadState,
+    SaveState,
+    TokenCount,
+    decode,
+    encode,
+)
 from localkv.errors import LocalKVError, UsageError
 from localkv.system.limits import exhausted
 from localkv.system.python_child import child_command, start_child
@@ -83,8 +92,17 @@ class EngineProcess:
             raise EngineStoppedError(f"the engine can't be started: {reason}") from error
 
     def count_tokens(self, request: ChatRequest) -> int:
+        return self._counted(CountTokens(**vars(request)))
+
+    def save_state(self, path: str) -> int:
+        return self._counted(SaveState(path))
+
+    def load_state(self, path: str) -> int:
+        return self._counted(LoadState(path))
+
+    def _counted(self, request: object) -> int:
         with self._asking:
-            self._send(CountTokens(**vars(request)))
+            self._send(request)
             count: TokenCount = self._receive(TokenCount)
             return count.n_tokens
 

@@ -129,6 +129,12 @@ class LocalEngine:
         yield from _deltas(stream)
         yield _finished(stream.completion)
 
+    def save_state(self, path: str) -> int:
+        return self._ready()[0].save_state(path)
+
+    def load_state(self, path: str) -> int:
+        return len(self._ready()[0].load_state(path))
+
     def cancel(self) -> None:
         self._cancel.set()
 

@@ -211,6 +211,12 @@ class ServerEngine:
             seed=seed,
         )
 
+    def save_state(self, path: str) -> int:
+        raise UsageError(f"{self.url} keeps what it has evaluated itself")
+
+    def load_state(self, path: str) -> int:
+        raise UsageError(f"{self.url} keeps what it has evaluated itself")
+
     def cancel(self) -> None:
         self._is_cancelled = True
         connection = self._answering

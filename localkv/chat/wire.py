@@ -38,6 +38,20 @@ class TokenCount:
 
 
 @dataclass(frozen=True)
+class SaveState:
+    """Asks to write what was evaluated last to a file; the answer is a `TokenCount`."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class LoadState:
+    """Asks to take such a file into the cache; the answer is a `TokenCount`."""
+
+    path: str
+
+
+@dataclass(frozen=True)
 class Cancel:
     """Asks to end the answer that is being written."""
 
@@ -63,6 +77,8 @@ _TYPES: dict[str, Any] = {
     for cls in (
         CountTokens,
         TokenCount,
+        SaveState,
+        LoadState,
         Cancel,
         Failure,
         ChatRequest,

@@ -60,6 +60,12 @@ _CHAT_OPTIONS: list[click.Parameter] = [
     ),
     flag("--continue", panel="Chat", help="Go on with the newest session, and its settings."),
     flag(
+        "--keep-state",
+        panel="Chat",
+        help="Keep what the model has evaluated of each session in a file beside the sessions, and "
+        "go on from there when it is opened again.",
+    ),
+    flag(
         "--exact",
         panel="Chat",
         help="Read each answer again as part of the next prompt, so that on a CPU no answer "
@@ -130,6 +136,7 @@ def _run(
         arguments["n_threads"] = chat_threads()
     arguments["exact"] = values["exact"]
     from localkv.chat.engine import ChatEngine
+    from localkv.chat.kept_states import KeptStates
     from localkv.chat.server_engine import ServerEngine, is_url
 
     def engine(options: EngineOptions) -> ChatEngine:
@@ -162,7 +169,8 @@ def _run(
             variables={**template_options["template_kwargs"], **thinking},
             uses=[name for name in ("tools", "reasoning_budget") if values[name] is not None],
         )
-        app = ChatApp(session, options, engine)
+        states = KeptStates(Path(sessions or default_path())) if values["keep_state"] else None
+        app = ChatApp(session, options, engine, states=states)
         app.run()
     return app.return_code or 0
 

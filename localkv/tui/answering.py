@@ -125,6 +125,7 @@ class Answering(EngineScreen):
         if event.driver is not self.driver or self.answer is None:
             return
         answer, self.answer = self.answer, None
+        self.evaluated = self.session.id
         stats = event.stats
         self.meter = replace(
             self.meter,
@@ -202,8 +203,10 @@ class Answering(EngineScreen):
 
     async def show_session(self, session: ChatSession) -> None:
         """Go over to another session."""
+        self.save_state()
         session.model_name = self.session.model_name
         self.session = session
+        self.load_state()
         self.editing = None
         self.meter = replace(self.meter, last=None, n_tokens=None, tokens_per_second=0.0)
         self.query_one(Speed).clear()
@@ -222,5 +225,4 @@ class Answering(EngineScreen):
 
     def on_unmount(self) -> None:
         self.keep_answer()
-        if self.driver is not None:
-            self.driver.close()
+        self.close_engine()

@@ -20,6 +20,7 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from localkv.chat.engine import EngineOptions
+from localkv.chat.kept_states import KeptStates
 from localkv.chat.session import ChatSession
 from localkv.errors import LocalKVError, counted
 from localkv.system.terminal_text import visible
@@ -54,6 +55,7 @@ class ChatApp(App[None]):
         options: the model to load, and how.
         new_engine: makes an engine that is not loaded yet.
         models: those that can be gone over to; None stands for `Models`.
+        states: where what sessions have evaluated is kept; None if it is not.
     """
 
     TITLE = "localkv"
@@ -69,13 +71,14 @@ class ChatApp(App[None]):
         options: EngineOptions,
         new_engine: EngineFactory,
         models: Models | None = None,
+        states: KeptStates | None = None,
     ) -> None:
         super().__init__()
         self._controls = ControlFilter()
         # an error that ends the program may quote an answer: Rich would send its control characters
         self.error_console = Console(file=sys.stderr, color_system=None, markup=False)
         self.store = session.store
-        self.chat = ChatScreen(session, options, new_engine, models)
+        self.chat = ChatScreen(session, options, new_engine, models, states)
 
     def on_mount(self) -> None:
         self.register_theme(DARK)

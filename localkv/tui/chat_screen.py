@@ -258,6 +258,11 @@ class ChatScreen(Completing):
         screen = SessionsScreen(self.session.store, self.session.id)
 
         def close(chosen: int | None) -> None:
+            for deleted in screen.deleted:
+                if self.states is not None:
+                    self.states.forget(deleted)
+                if self.evaluated == deleted:
+                    self.evaluated = None
             if chosen is not None:
                 self.call_later(self.open_session, chosen)
             elif self.session.id in screen.deleted:

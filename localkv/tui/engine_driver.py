@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
@@ -21,6 +22,8 @@ from localkv.tui.messages import (
     EngineFailed,
     EngineLoading,
     EngineReady,
+    StateLoaded,
+    StateNotSaved,
     TokensCounted,
     TurnsDropped,
 )
@@ -41,7 +44,8 @@ class EngineDriver:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # Textual finds the running app in a context variable
         context = contextvars.copy_context()
-        Thread(target=context.run, args=(self._work,), daemon=True).start()
+        self._thread = Thread(target=context.run, args=(self._work,), daemon=True)
+        self._thread.start()
 
     def _work(self) -> None:
         while job := self._jobs.get():
@@ -83,6 +87,28 @@ class EngineDriver:
         count = self.engine.count_tokens
         self._ask(lambda: TurnsDropped(self, session.drop_oldest_turns(n_ctx, count)))
 
+    def load_state(self, path: Path) -> None:
+        """Ends with StateLoaded."""
+
+        def job() -> None:
+            try:
+                self._tell(StateLoaded(self, self.engine.load_state(str(path))))
+            except Exception as error:
+                self._tell(StateLoaded(self, 0, as_error(error)))
+
+        self._jobs.put(job)
+
+    def save_state(self, path: Path) -> None:
+        """Ends without a message, or with StateNotSaved."""
+
+        def job() -> None:
+            try:
+                self.engine.save_state(str(path))
+            except Exception as error:
+                self._tell(StateNotSaved(self, as_error(error)))
+
+        self._jobs.put(job)
+
     def answer(self, request: ChatRequest) -> None:
         """Ends with AnswerEnded or AnswerFailed."""
 
@@ -107,10 +133,25 @@ class EngineDriver:
         self._cancelled = True
         self.engine.cancel()
 
-    def close(self) -> None:
-        """Stop the engine and the thread; does not wait for them."""
+    def close(self, *, saves: Path | None = None) -> None:
+        """Stop the engine and the thread; does not wait for them.
+
+        Args:
+            saves: where what was evaluated is written before; the process does not end meanwhile.
+        """
+        if saves is None:
+            self._jobs.put(None)
+            Thread(target=self.engine.close, daemon=True).start()
+            return
+        self.cancel()
+        self.save_state(saves)
         self._jobs.put(None)
-        Thread(target=self.engine.close, daemon=True).start()
+
+        def close() -> None:
+            self._thread.join()
+            self.engine.close()
+
+        Thread(target=close).start()
 
 
 def as_error(error: Exception) -> LocalKVError:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import on, work
@@ -13,10 +14,18 @@ from textual.screen import Screen
 
 from localkv.chat.conversation import Message
 from localkv.chat.engine import ChatEngine, EngineOptions, EngineStoppedError
+from localkv.chat.kept_states import KeptStates
 from localkv.chat.session import ChatSession
 from localkv.errors import LocalKVError
 from localkv.tui.engine_driver import EngineDriver, as_error
-from localkv.tui.messages import EngineFailed, EngineLoading, EngineReady, TokensCounted
+from localkv.tui.messages import (
+    EngineFailed,
+    EngineLoading,
+    EngineReady,
+    StateLoaded,
+    StateNotSaved,
+    TokensCounted,
+)
 from localkv.tui.widgets.cache_meter import MeterState
 from localkv.tui.widgets.load_strip import LoadStrip
 from localkv.tui.widgets.transcript import Transcript
@@ -38,8 +47,10 @@ class EngineScreen(Screen[None]):
         options: the model to load, and how.
         new_engine: makes an engine that is not loaded yet.
         models: those that can be gone over to; None stands for `Models`.
+        states: where what sessions have evaluated is kept; None if it is not.
 
     Attributes:
+        evaluated: the session whose text the engine evaluated last; None for none.
         loaded: the model that was loaded last, and how; None before the first.
         meter: the state of the context.
         answer: the message that is being written, or None.
@@ -52,8 +63,11 @@ class EngineScreen(Screen[None]):
         options: EngineOptions,
         new_engine: EngineFactory,
         models: Models | None = None,
+        states: KeptStates | None = None,
     ) -> None:
         super().__init__()
+        self.states = states
+        self.evaluated: int | None = None
         self.session = session
         session.on_problem = self._tell_problem
         self._problem = ("", 0.0)
@@ -100,12 +114,54 @@ class EngineScreen(Screen[None]):
 
     def start_engine(self) -> None:
         """Begin to load; the engine before is given up."""
-        if self.driver is not None:
-            self.driver.close()
-        self.meter = replace(self.meter, facts=None)
+        self.close_engine()
+        self.meter = replace(self.meter, facts=None, n_kept=0)
         self.query_one(LoadStrip).start()
         self.driver = EngineDriver(self.new_engine(self.options), self.post_message)
         self.driver.load()
+
+    def close_engine(self) -> None:
+        """Give the engine up; what it has evaluated is kept, if that is wanted."""
+        if self.driver is not None:
+            self.driver.close(saves=self._state_to_save())
+        self.evaluated = None
+
+    def _state_to_save(self) -> Path | None:
+        if self.states is None or self.evaluated is None or self.meter.facts is None:
+            return None
+        try:
+            return self.states.prepared(self.evaluated)
+        except OSError as error:
+            self._tell_problem(LocalKVError(f"{self.states.folder}: {error.strerror}"))
+            return None
+
+    def save_state(self) -> None:
+        """Keep what was evaluated, before something else is."""
+        if self.driver is not None and (path := self._state_to_save()) is not None:
+            self.driver.save_state(path)
+        self.evaluated = None
+
+    def load_state(self) -> None:
+        """Go on with what was kept of this session."""
+        self.meter = replace(self.meter, n_kept=0)
+        if self.states is None or self.driver is None or self.meter.facts is None:
+            return
+        if self.session.id != self.evaluated and (path := self.states.found(self.session.id)):
+            self.driver.load_state(path)
+
+    @on(StateLoaded)
+    def _state_loaded(self, event: StateLoaded) -> None:
+        if event.driver is not self.driver:
+            return
+        if event.error is not None:
+            text = f"what was kept of this session is not used: {event.error}"
+            self.notify(text, severity="warning", markup=False)
+        self.meter = replace(self.meter, n_kept=event.n_tokens)
+        self.show_meter()
+
+    @on(StateNotSaved)
+    def _state_not_saved(self, event: StateNotSaved) -> None:
+        self._tell_problem(event.error)
 
     async def restart_engine(self) -> None:
         """End whatever is running, and load anew."""
@@ -181,6 +237,7 @@ class EngineScreen(Screen[None]):
         self.show_meter()
         for line in facts.warnings:
             self.notify(line, severity="warning", timeout=10, markup=False)
+        self.load_state()
         if self.wants_answer:
             await self.begin_answer()
         else:

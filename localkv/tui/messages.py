@@ -71,6 +71,21 @@ class TokensCounted(EngineMessage):
 
 
 @dataclass
+class StateLoaded(EngineMessage):
+    """What was evaluated before is in the cache; or why it is not."""
+
+    n_tokens: int
+    error: LocalKVError | None = None
+
+
+@dataclass
+class StateNotSaved(EngineMessage):
+    """Why what was evaluated is not in a file."""
+
+    error: LocalKVError
+
+
+@dataclass
 class ContextMeasured(EngineMessage):
     """The conversation does not fit: what happened, its tokens, and those of its last turn."""
 

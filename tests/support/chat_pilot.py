@@ -15,6 +15,7 @@ from textual.widgets.markdown import MarkdownBlock
 
 from localkv.chat.conversation import Message
 from localkv.chat.engine import EngineOptions
+from localkv.chat.kept_states import KeptStates
 from localkv.chat.model_choice import LocalModel, Models
 from localkv.chat.session import ChatSession
 from localkv.chat.store import Store
@@ -156,6 +157,7 @@ async def user(
     session_id: int | None = None,
     wait: bool = True,
     models: Models | None = None,
+    states: KeptStates | None = None,
     **session: Any,
 ) -> AsyncIterator[User]:
     """A user of the chat, whose engines are these, one after the other."""
@@ -173,7 +175,11 @@ async def user(
         if session_id is not None:
             chat = chat.resumed(session_id)
         app = ChatApp(
-            chat, EngineOptions("tiny.gguf", {"n_threads": 3}), new_engine, models or FakeModels()
+            chat,
+            EngineOptions("tiny.gguf", {"n_threads": 3}),
+            new_engine,
+            models or FakeModels(),
+            states,
         )
         async with app.run_test(size=size, notifications=True) as pilot:
             somebody = User(app, pilot, made, options)

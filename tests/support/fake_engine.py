@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from threading import Event
 
 from localkv.chat.engine import (
@@ -13,7 +14,7 @@ from localkv.chat.engine import (
     LoadProgress,
     TextDelta,
 )
-from localkv.errors import ContextOverflowError
+from localkv.errors import ContextOverflowError, LocalKVError
 
 FACTS = EngineFacts(
     name="tiny-tales",
@@ -75,6 +76,9 @@ class FakeEngine:
         self.closed = False
         self._cancelled = Event()
         self._told: list[str] = []
+        self.saved: list[str] = []
+        self.loaded: list[str] = []
+        self.refuses_state: LocalKVError | None = None
 
     def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
         for stage in LOAD_STAGES:
@@ -132,6 +136,17 @@ class FakeEngine:
             context_full=self.context_full and not cancelled,
             **self.guesses,
         )
+
+    def save_state(self, path: str) -> int:
+        Path(path).write_text("\n".join(self._told))
+        self.saved.append(path)
+        return 7
+
+    def load_state(self, path: str) -> int:
+        self.loaded.append(path)
+        if self.refuses_state is not None:
+            raise self.refuses_state
+        return 7
 
     def cancel(self) -> None:
         self._cancelled.set()

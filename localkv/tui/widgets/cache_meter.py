@@ -24,12 +24,14 @@ class MeterState:
         n_tokens: tokens in the context; None if they were not counted yet.
         last: the last answer's figures.
         tokens_per_second: of the answer that is written now, or of the last.
+        n_kept: tokens that came from the state which was kept of this session.
     """
 
     facts: EngineFacts | None = None
     n_tokens: int | None = None
     last: Finished | None = None
     tokens_per_second: float = 0.0
+    n_kept: int = 0
 
 
 def _fill_style(share: float) -> str:
@@ -61,6 +63,9 @@ class CacheMeter(_Meter):
             return
         width = self.content_size.width or 32
         lines = _context_lines(state.facts, state.n_tokens, state.last, width)
+        if state.n_kept:
+            kept = Content.styled(f"{state.n_kept:,} tokens", "$muted")
+            lines.append(spread(Content.styled("kept from before", "$muted"), kept, width))
         if state.facts.layers:  # some servers do not tell
             lines += [Content(""), *_cache_lines(cache_figures(state.facts), width)]
         self.update(Content("\n").join(lines))
