@@ -19,6 +19,7 @@ from localkv.cli.profile_options import profile_arguments
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.serve_options import SERVER_OPTIONS
+from localkv.cli.speculation_options import speculation_arguments, speculation_options
 from localkv.errors import UsageError, byte_size, counted, printable
 
 INTERRUPTED = 130
@@ -49,7 +50,7 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
     profile = profile_arguments(values, Path(path))
     if "kv_bits" not in profile:
         say_preset(values)
-    arguments = loading_arguments(values) | profile
+    arguments = loading_arguments(values) | profile | speculation_arguments(values)
     arguments["n_parallel"] = values["parallel"]
     arguments["n_cache_tokens"] = values["cache_tokens"]
     arguments["n_cache_bytes"] = values["cache_size"]
@@ -162,7 +163,12 @@ serve = Command(
         ),
     ],
     essentials="--host --port --api-key-file -np --cache-tokens -m -hf -c -ctk -ctv --preset -t",
-    params=[*SERVER_OPTIONS, *loading_options(), *sampling_options()],
+    params=[
+        *SERVER_OPTIONS,
+        *loading_options(),
+        *sampling_options(),
+        *speculation_options(),
+    ],
     callback=_run,
     help="Serve a model over HTTP, to programs that speak OpenAI's API.",
     epilog="Every option can also be set as LOCALKV_<NAME> (LOCALKV_CTX_SIZE), where llama.cpp has "
