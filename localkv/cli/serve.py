@@ -21,6 +21,7 @@ from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.serve_options import SERVER_OPTIONS
 from localkv.cli.speculation_options import speculation_arguments, speculation_options
 from localkv.errors import UsageError, byte_size, counted, printable
+from localkv.system.terminal_text import visible
 
 INTERRUPTED = 130
 """The exit code of who was ended by Ctrl-C."""
@@ -127,7 +128,10 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     shown = "127.0.0.1" if is_any else f"[{host}]" if ":" in host else host
     has_key = values["api_key"] is not None or values["api_key_file"] is not None
     server = ServerAddress(
-        f"{scheme}://{shown}:{port}", name, n_ctx or trained, "YOUR_KEY" if has_key else "none"
+        f"{scheme}://{shown}:{port}",
+        visible(name),
+        n_ctx or trained,
+        "YOUR_KEY" if has_key else "none",
     )
     click.echo(CLIENTS[values["print_config"]](server), nl=False)
     return 0

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from localkv.errors import LocalKVError
 from localkv.server.dialects.anthropic_messages import count_tokens, messages
 from localkv.server.dialects.metrics import metrics
 from localkv.server.dialects.native_completion import completion
@@ -35,7 +36,7 @@ from localkv.server.dialects.openai_completions import completions
 from localkv.server.dialects.openai_models import health, models
 from localkv.server.dialects.openai_responses import input_tokens, responses
 from localkv.server.error_answer import error_answer
-from localkv.server.failures import RequestError
+from localkv.server.failures import RequestError, as_request_error
 from localkv.server.front import Front
 from localkv.server.guard import Guard
 from localkv.server.json_answer import json_response
@@ -104,8 +105,8 @@ def application(front: Front) -> Starlette:
         yield
 
     async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestError)
-        return error_answer(request.url.path, error)
+        assert isinstance(error, LocalKVError)
+        return error_answer(request.url.path, as_request_error(error))
 
     async def not_found(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -125,7 +126,7 @@ def application(front: Front) -> Starlette:
             Route(path, partial(endpoint, front), methods=methods)
             for path, methods, endpoint in ENDPOINTS
         ],
-        exception_handlers={RequestError: refused, HTTPException: not_found, Exception: broken},
+        exception_handlers={LocalKVError: refused, HTTPException: not_found, Exception: broken},
         middleware=[
             Middleware(Recorder, front=front),
             *_cors(front),

@@ -139,6 +139,10 @@ def _check(body: ChatBody) -> None:
         raise RequestError(400, f"n must be from 1 to {MOST_CHOICES}, not {body.n}")
     if body.top_logprobs and not body.logprobs:
         raise RequestError(400, "top_logprobs needs logprobs: true")
+    for i, tool in enumerate(body.tools or ()):
+        function = tool.get("function", tool)
+        if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+            raise RequestError(400, f"tools[{i}] has no name")
     if body.functions:
         raise unsupported("functions", "use tools, which replaced it")
     others = set(body.modalities or ()) - {"text"}

@@ -138,6 +138,11 @@ RUNS: dict[str, list[tuple[list[str], int | None]]] = {
     "rm": [([f"org/{ORDERS[2]}"], None), (["MODEL"], 2)],
     "pull": [([f"org/{ORDERS[2]}"], None)],
     "doctor": [([], None)],
+    "serve": [
+        (["-m", "UNKNOWN", "--port", "0"], 1),
+        (["-m", "MODEL", "--host", "0.0.0.0"], 2),
+        (["-m", "MODEL", "--print-config", "claude"], 0),
+    ],
     "chat": [(["-m", "UNKNOWN", "--cache-type-k", ORDERS[2]], 2)],
 }
 """Command -> what it is run with, and the exit code; None where any will do."""

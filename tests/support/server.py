@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from support.paths import MODELS
@@ -40,14 +41,26 @@ class RunningServer:
             text=True,
             env={**os.environ, **(env or {})},
         )
-        assert self.process.stderr is not None
         self.lines = list[str]()
-        while not (match := re.search(r"listening on (https?://\S+?);", "".join(self.lines))):
-            line = self.process.stderr.readline()
-            if not line:
-                raise RuntimeError("".join(self.lines))
-            self.lines.append(line)
+        self._listens = Event()
+        self._reading = Thread(target=self._read, daemon=True)  # a full pipe would stop the server
+        self._reading.start()
+        self._listens.wait(START_SECONDS)
+        match = re.search(r"listening on (https?://\S+?);", "".join(self.lines))
+        if match is None:
+            self.process.kill()
+            raise RuntimeError("".join(self.lines))
         self.url = match[1]
+
+    def _read(self) -> None:
+        """Take what it says as it comes."""
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                self.lines.append(line)
+                if "listening on http" in line:
+                    self._listens.set()
+        self._listens.set()
 
     def wait(self) -> RunningServer:
         """Until the model is loaded."""
@@ -87,7 +100,5 @@ class RunningServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        assert self.process.stderr is not None
-        self.lines += self.process.stderr.readlines()
-        self.process.stderr.close()
+        self._reading.join()
         return code

@@ -19,7 +19,7 @@ from localkv.kernels.cpu.linear.read_head_job import find_piece, read_head_job
 from localkv.kernels.cpu.linear.read_job import tile_size, tile_start
 from localkv.kernels.cpu.linear.tiles import multiply_tile
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import take_next
+from localkv.simd.memory import put_f32, take_next
 
 KIND = parameter("FORMAT", "q4_0")
 IN_PLACE = KIND in IN_PLACE_FORMATS
@@ -34,7 +34,7 @@ def multiply_alone(
     row_bytes = job.item_bytes // LANES
     for i in range(first * LANES, min(last * LANES, job.n_out)):
         row = rows + i * row_bytes
-        multiply_row(1, row, row_bytes // BLOCK_BYTES, packed, job.n_blocks, 0, out + 4 * i, 0)
+        put_f32(out, i, multiply_row(row, row_bytes // BLOCK_BYTES, packed, job.n_blocks))
 
 
 @njit

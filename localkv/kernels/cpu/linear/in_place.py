@@ -1,7 +1,7 @@
 """Products with Q8_0 as it lies in the file: no copy is made when a model is loaded.
 
-A few tokens meet rows one after the other, so that memory is read from the first byte to the last.
-For more of them a thread makes panels of rows in its cache. A row's sums are the same either way,
+One token meets rows one after the other, so that memory is read from the first byte to the last.
+For more tokens a thread makes panels of rows in its cache. A row's sums are the same either way,
 bit for bit: those of integers are exact, and blocks are added up in the same order.
 """
 
@@ -173,64 +173,41 @@ def _prefetch_group(b: Builder, row: Value) -> None:
         emit_prefetch(b, pointer_at(b, row, PREFETCH_BYTES + offset, i8))
 
 
-@intrinsic(prefer_literal=True)
-def multiply_row(
-    typing: Typing,
-    tokens: Kind,
-    row: Kind,
-    n_blocks: Kind,
-    planes: Kind,
-    n_all: Kind,
-    token_bytes: Kind,
-    out: Kind,
-    stride: Kind,
-) -> Intrinsic:
-    """A row times one to four tokens.
-
-    A token's sum is a chain of additions that wait for each other; those of several tokens don't,
-    so that two take hardly longer than one.
+@intrinsic
+def multiply_row(typing: Typing, row: Kind, n_blocks: Kind, planes: Kind, n_all: Kind) -> Intrinsic:
+    """A row times the only token -> float32.
 
     Args:
-        tokens: how many; known when compiling.
         row: address of its blocks; what follows it is asked for, too.
         planes: address of the packed activations (see `linear/packing.py`), of `n_all` blocks.
-        token_bytes: from token to token there.
-        out, stride: where the first token's sum goes, float32, and bytes from one to the next.
     """
-    n = tokens.literal_value
 
     def generate(context: Target, b: Builder, signature: Signature, args: Args) -> Value:
-        row, n_blocks, planes, n_all, token_bytes, out, stride = args[1:]
-        row, planes, out = (as_address(b, x) for x in (row, planes, out))
-        codes = [b.gep(planes, [b.mul(token_bytes, index_of(t))]) for t in range(n)]
-        facts = [b.gep(start, [b.mul(n_all, index_of(BLOCK))]) for start in codes]
-        scales = [b.gep(start, [b.mul(n_all, index_of(4 * SCALE))]) for start in facts]
-        starts = [b.gep(start, [b.mul(n_all, index_of(4 * START))]) for start in facts]
-        totals = [cgutils.alloca_once_value(b, ir.Constant(f32, 0.0)) for _ in range(n)]
+        row, n_blocks, planes, n_all = args
+        row, planes = as_address(b, row), as_address(b, planes)
+        facts = b.gep(planes, [b.mul(n_all, index_of(BLOCK))])
+        scales = b.gep(facts, [b.mul(n_all, index_of(4 * SCALE))])
+        starts = b.gep(facts, [b.mul(n_all, index_of(4 * START))])
+        total = cgutils.alloca_once_value(b, ir.Constant(f32, 0.0))
 
-        def at(block: Any, t: int) -> list[Any]:
-            sizes = ((row, BLOCK_BYTES), (codes[t], BLOCK), (scales[t], 4), (starts[t], 4))
+        def at(block: Any) -> list[Any]:
+            sizes = ((row, BLOCK_BYTES), (planes, BLOCK), (scales, 4), (starts, 4))
             return [b.gep(start, [b.mul(block, index_of(size))]) for start, size in sizes]
 
         n_groups = b.sdiv(n_blocks, index_of(GROUP_BLOCKS))
         with cgutils.for_range(b, n_groups) as loop:
-            group = b.mul(loop.index, index_of(GROUP_BLOCKS))
-            _prefetch_group(b, at(group, 0)[0])
-            for t, total in enumerate(totals):
-                values, factors = _group_terms(b, *at(group, t))
-                for i in range(GROUP_BLOCKS):
-                    value, factor = (
-                        b.extract_element(x, ir.Constant(i32, i)) for x in (values, factors)
-                    )
-                    b.store(_fused(b, value, factor, b.load(total)), total)
+            places = at(b.mul(loop.index, index_of(GROUP_BLOCKS)))
+            _prefetch_group(b, places[0])
+            values, factors = _group_terms(b, *places)
+            for i in range(GROUP_BLOCKS):
+                value, factor = (
+                    b.extract_element(x, ir.Constant(i32, i)) for x in (values, factors)
+                )
+                b.store(_fused(b, value, factor, b.load(total)), total)
         first = b.mul(n_groups, index_of(GROUP_BLOCKS))
         with cgutils.for_range(b, b.sub(n_blocks, first)) as loop:
-            for t, total in enumerate(totals):
-                value, factor = _block_terms(b, *at(b.add(first, loop.index), t))
-                b.store(_fused(b, value, factor, b.load(total)), total)
-        for t, total in enumerate(totals):
-            where = pointer_at(b, out, b.mul(stride, index_of(t)), f32)
-            b.store(b.load(total), where)
-        return context.get_dummy_value()
+            value, factor = _block_terms(b, *at(b.add(first, loop.index)))
+            b.store(_fused(b, value, factor, b.load(total)), total)
+        return b.load(total)
 
-    return types.void(tokens, *[types.intp] * 7), generate
+    return types.float32(*[types.intp] * 4), generate

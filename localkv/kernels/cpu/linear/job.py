@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 MAX_TILE = 8 if HAS_AVX512 else 4
 """Tokens of the largest tile of panels: as many as there are registers for."""
 
-ROW_TOKENS = 4
-"""Tokens that rows of formats in place are multiplied with as they lie in the file; for more of
-them panels are made."""
-
 TILE_ROWS, MAX_TILE_TOKENS = (4, 6) if HAS_AVX512 else (2, 2)
 """Rows as in the file, and tokens, that meet in the largest tile: as many sums as registers."""
 

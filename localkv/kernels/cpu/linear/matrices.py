@@ -26,7 +26,6 @@ from localkv.kernels.cpu.linear.job import (
     MAX_TILE,
     PART_BLOCKS,
     ROUNDED_ROWS,
-    ROW_TOKENS,
     TILE_ROWS,
     PackJob,
 )
@@ -303,9 +302,9 @@ class InPlaceTensor(KernelTensor):
         return self.facts
 
     def operands_with(self, chain: Chain, activations: Memory | int, n_tokens: int) -> Operands:
-        """For more than a few tokens, threads make panels of rows on the way."""
+        """For more than one token, threads make panels of rows on the way."""
         facts, panels, group = self.facts, NO_MEMORY, 0
-        if n_tokens > ROW_TOKENS:
+        if n_tokens != 1:
             many = max(1, min(CHUNK_PANELS, MADE_BYTES // facts.panel_bytes))
             group = 1 if n_tokens <= MAX_TILE else many
             n_bytes = n_threads() * group * facts.panel_bytes

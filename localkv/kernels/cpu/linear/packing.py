@@ -10,8 +10,8 @@ of T tokens, block after block of 32 columns:
 
 Columns come in the order in which the format's codes have them (`PanelFormat.columns`).
 
-For rows that are multiplied as they lie in the file (`linear/in_place.py`) a token's 8 bits are in
-planes instead: the codes of all blocks, then all scales, and the other three alike.
+For rows that are multiplied as they lie in the file (`linear/in_place.py`) the only token's 8 bits
+are in planes instead: the codes of all blocks, then all scales, and the other three alike.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def pack_planes(
     first: Kind,
     n_all: Kind,
 ) -> Intrinsic:
-    """Pack the activations of a token into planes.
+    """Pack the activations of the only token into planes.
 
     Args:
         x: address of float32 [n_in], which starts with block `first`.

@@ -18,7 +18,6 @@ from localkv.kernels.cpu.linear.job import (
     IN_PLACE_FORMATS,
     MAX_TILE,
     PART_BLOCKS,
-    ROW_TOKENS,
 )
 from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
 from localkv.kernels.cpu.linear.pair_tiles import PAIRS, multiply_pair
@@ -64,9 +63,8 @@ def pack(address: Address, thread: Count) -> None:
         n = n_blocks - first if part == n_parts - 1 else PART_BLOCKS
         n_in = job.n_in - first * BLOCK
         x = job.x + 4 * (token * job.n_in + first * BLOCK)
-        if IN_PLACE and job.n_tokens <= ROW_TOKENS:
-            planes = job.packed + token * n_blocks * ACTIVATION_BLOCK_BYTES
-            pack_planes(KIND, x, n_in, n, planes, first, n_blocks)
+        if IN_PLACE and job.n_tokens == 1:
+            pack_planes(KIND, x, n_in, n, job.packed, first, n_blocks)
         else:
             start = tile_start(token, job.n_tokens)
             size = tile_size(start, job.n_tokens)
@@ -179,31 +177,21 @@ def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: 
 
 @njit
 def multiply_rows(job: Any, matrix: Any, first: Count, last: Count) -> None:
-    """Multiply the rows of such panels, as they are in the file, with the few tokens there are."""
+    """Multiply the rows of such panels, as they are in the file, with the only token."""
     planes, n_all = job.activations, job.token_bytes // ACTIVATION_BLOCK_BYTES
-    row_bytes, token_bytes = matrix.item_bytes // LANES, job.token_bytes
-    n, stride, n_tokens = row_bytes // BLOCK_BYTES, 4 * matrix.n_out, job.n_tokens
+    row_bytes = matrix.item_bytes // LANES
     for i in range(first * LANES, min(last * LANES, matrix.n_out)):
-        row, out = matrix.data + i * row_bytes, matrix.out + 4 * i
-        if n_tokens == 1:
-            multiply_row(1, row, n, planes, n_all, token_bytes, out, stride)
-        elif n_tokens == 2:
-            multiply_row(2, row, n, planes, n_all, token_bytes, out, stride)
-        elif n_tokens == 3:
-            multiply_row(3, row, n, planes, n_all, token_bytes, out, stride)
-        else:
-            multiply_row(4, row, n, planes, n_all, token_bytes, out, stride)
+        row = matrix.data + i * row_bytes
+        total = multiply_row(row, row_bytes // BLOCK_BYTES, planes, n_all)
         if matrix.addend != 0:
-            for token in range(n_tokens):
-                at = out + token * stride
-                more = matrix.addend + token * matrix.addend_stride
-                put_f32(at, 0, get_f32(at, 0) + get_f32(more, i))
+            total += get_f32(matrix.addend, i)
+        put_f32(matrix.out, i, total)
 
 
 @njit
 def multiply_in_place(job: Any, thread: Count, matrix: Any, first: Count, last: Count) -> None:
     """The same with any number of tokens; panels are made a few at a time, in the thread's part."""
-    if job.n_tokens <= ROW_TOKENS:
+    if job.n_tokens == 1:
         multiply_rows(job, matrix, first, last)
         return
     panels = job.panels + thread * job.group * job.panel_bytes
