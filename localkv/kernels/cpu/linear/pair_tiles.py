@@ -38,9 +38,10 @@ from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target
 from localkv.simd.memory import emit_prefetch
 from localkv.simd.vector import constant, f32, i32, splat
 
-PAIRS = HAS_AVX512 and HAS_VNNI
-"""Whether there are registers for the sums of two panels, and instructions that leave the others
-free."""
+PAIR_FORMATS = ("q4_0", "q4_1", "q5_0") if HAS_AVX512 and HAS_VNNI else ()
+"""Formats that gain. Codes are read twice, so that they must be made fast of what is stored, which
+those of K-quants are not; and there have to be registers for the sums of two panels, and
+instructions that leave the others free."""
 GROUP = 4
 """Tokens whose products are in registers at once."""
 

@@ -20,7 +20,7 @@ from localkv.kernels.cpu.linear.job import (
     PART_BLOCKS,
 )
 from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
-from localkv.kernels.cpu.linear.pair_tiles import PAIRS, multiply_pair
+from localkv.kernels.cpu.linear.pair_tiles import PAIR_FORMATS, multiply_pair
 from localkv.kernels.cpu.linear.read_job import (
     find_chunk,
     read_matrix,
@@ -46,6 +46,7 @@ from localkv.simd.memory import get_f32, put_f32, take_next
 
 KIND = parameter("FORMAT", "q4_0")
 IN_PLACE = KIND in IN_PLACE_FORMATS
+PAIRS = KIND in PAIR_FORMATS
 UNPACKS = unpacks(KIND)
 
 
