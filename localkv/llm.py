@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, ov
 import numpy as np
 
 from localkv.arch.spec import ModelSpec
-from localkv.cache.cache_checks import check_cache, unused_type
-from localkv.cache.layout import group_layouts, pairs_of
+from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
-from localkv.cache.profiled import profiled
-from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.embedding import (
     Pooling,
@@ -25,7 +22,7 @@ from localkv.engine.embedding import (
     normalised,
     pooling_of_file,
 )
-from localkv.engine.engine import Engine
+from localkv.engine.loaded_engine import loaded_engine
 from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check_drafter
 from localkv.engine.speculation.draft_model import DraftModel
@@ -36,15 +33,12 @@ from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
 from localkv.kernels.method import in_words
 from localkv.kernels.select import select_backend, unused_gpu
-from localkv.loader.found_profile import model_profile
+from localkv.loader.chosen_cache import chosen_cache
 from localkv.loader.gguf_file import open_gguf
-from localkv.loader.kv_risks import kv_risks
 from localkv.loader.listed_tensors import check_tensors
-from localkv.loader.locked_weights import lock_weights
 from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.model_spec import model_spec
-from localkv.loader.smoothing import Smoothing, changed_tensors
-from localkv.loader.weights import load_model
+from localkv.loader.smoothing import changed_tensors
 from localkv.memory.cache_tokens import USUAL_CONTEXTS, tokens_in_bytes, tokens_that_fit
 from localkv.memory.draft_file import DraftFile
 from localkv.memory.fit import check_fit
@@ -62,8 +56,6 @@ Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 DEFAULT_N_CTX = 4096
 """Tokens of context where the user names none and the model can hold more."""
-FEW_NAMES = 8
-"""Names of tensors that a warning spells out."""
 
 _HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "grammar_tokens", "chat_template")
 """Attributes of `LLM` that end with `close`."""
@@ -255,6 +247,7 @@ class LLM(TextModel):
         cache = CacheConfig(
             cache_type_k or CacheConfig.type_k,
             cache_type_v or CacheConfig.type_v,
+            n_ctx=self._context(n_ctx),
             n_sequences=n_parallel,
             n_tokens=None if n_cache_tokens == "fit" else n_cache_tokens,
             kv_rotation=kv_rotation,
@@ -267,39 +260,24 @@ class LLM(TextModel):
             kv_tail=kv_tail,
             kv_sink=kv_sink,
         )
-        if kv_profile is not None and not isinstance(kv_profile, KVProfile):
-            kv_profile = model_profile(self.gguf, kv_profile)
         named = (cache_type_k, cache_type_v, cache_type_k_swa, cache_type_v_swa)
-        chosen = profiled(cache, kv_profile, kv_bits, names_types=any(named))
-        cache, self.kv_types = chosen.cache, chosen.types
-        smoothing = Smoothing.in_use(cache, kv_profile)
+        chosen = chosen_cache(
+            self.gguf,
+            self.config,
+            cache,
+            profile=kv_profile,
+            bits=kv_bits,
+            scales=kv_scales,
+            names_types=any(named),
+        )
+        self.cache, self.kv_types, smoothing = chosen.cache, chosen.types, chosen.smoothing
         self.warnings += chosen.warnings
-        check_cache(cache, self.config.groups)
-        kv_scales = chosen.scales if kv_scales is None else kv_scales
-        require_scales(cache.types, kv_scales is not None)
-        if kv_scales is not None and not isinstance(kv_scales, KVScales):
-            kv_scales = read_kv_scales(kv_scales)
-        self.cache = replace(cache, n_ctx=self._context(n_ctx), kv_scales=kv_scales)
-        if useless := unused_type(cache, self.config.groups):
-            self.warnings.append(useless)
-        group_layouts(self.cache, self.config.groups)  # refuses types that don't fit
-        check_scales(self.cache, self.config)
         check_layers(backend, self.config)
-        for group in self.config.groups:
-            if group.key_dim % backend.head_dim_multiple:
-                raise UsageError(
-                    f"head_dim {group.key_dim} is not a multiple of "
-                    f"{backend.head_dim_multiple}, as the {backend.name} backend needs",
-                    hint="use device reference, which is slow",
-                )
         n_threads = n_threads or default_threads(frozenset(cpus or ()))
         most_threads = max(n_threads, n_threads_batch or 0)
         if cpus is not None and len(set(cpus)) < most_threads:
             self.warnings.append(f"{most_threads} threads share {counted(len(set(cpus)), 'CPU')}")
         use_threads(n_threads, n_threads_batch)
-        for risk in kv_risks(self.gguf, self.config):
-            if any(risk.concerns(*types) for types in pairs_of(cache, self.config.groups)):
-                self.warnings.append(risk.reason)
         tensors = tuple(self.gguf.tensors.values())
         memory = ModelMemory(
             tensors,
@@ -326,39 +304,25 @@ class LLM(TextModel):
             self._fit_cache(memory, free_memory(backend) if fit == "on" else None)
         if fit == "on":
             self._check_fit(memory, backend)
-        matrix_types = [tensor.format.name for tensor in tensors if len(tensor.shape) > 1]
         with (
             uncollected(),
             reporting(printable(self.gguf.path.name), progress, on_progress) as report,
-            backend.compiling_ahead(
-                self.gguf.tensors["token_embd.weight"].format.name,
-                matrix_types,
-                self.config,
-                self.cache,
-                lambda done, of: report("kernels", done, of),
-            ) as all_linked,
         ):
-            model, unused = load_model(
+            loaded = loaded_engine(
                 self.gguf,
+                self.config,
                 backend,
-                on_layer=lambda done, of: report("weights", done, of),
+                self.cache,
+                n_batch=n_batch,
+                exact=exact,
                 smoothing=smoothing,
-                late=use_mmap and not mlock,
+                speculation=self.speculation,
+                mlock=mlock,
+                use_mmap=use_mmap,
+                report=report,
             )
-            if mlock and (problem := lock_weights(model.weights, backend)):
-                self.warnings.append(problem)
-            unchanged = self.gguf.check_unchanged
-            self.engine = Engine(
-                model, self.cache, n_batch=n_batch, exact=exact, check_source=unchanged
-            )
-            if backend.compiles:
-                report("kernels", 0, 0)
-                if self.speculation.is_on or not all_linked:
-                    self.engine.warm_up()
-                if self.speculation.is_on:
-                    self.engine.warm_up_drafts(self.speculation)
-            if backend.late is not None:
-                backend.late.begin()
+        self.engine = loaded.engine
+        self.warnings += loaded.warnings
         if draft is not None:
             self.draft = self._drafting(
                 draft,
@@ -370,13 +334,11 @@ class LLM(TextModel):
             )
         place_caller()
         self.gguf.check_unchanged()
-        if unused:
-            self.warnings.append(f"tensors that are not used: {_a_few(unused)}")
         self._kernels = dict[str, str]()
         used = tuple(
             info
             for name, info in self.gguf.tensors.items()
-            if name not in unused and not self.config.ignores(name)
+            if name not in loaded.unused and not self.config.ignores(name)
         )
         self._memory, self._fit = replace(memory, tensors=used), fit
         self.memory = self._memory.plan(self.cache)
@@ -622,13 +584,6 @@ def free_memory(backend: Backend) -> Budget | None:
     if backend.memory is not None:
         return Budget(backend.memory.room().free, "free on the GPU")
     return machine_memory()
-
-
-def _a_few(names: list[str]) -> str:
-    """The first names, and how many others there are."""
-    if len(names) <= FEW_NAMES + 1:
-        return ", ".join(names)
-    return f"{', '.join(names[:FEW_NAMES])} and {len(names) - FEW_NAMES} others"
 
 
 def _local_path(model: str | os.PathLike[str]) -> str | os.PathLike[str]:

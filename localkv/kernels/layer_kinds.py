@@ -11,7 +11,7 @@ from localkv.arch.mixer_spec import (
     ShortConvSpec,
 )
 from localkv.arch.spec import LayerSpec, ModelSpec
-from localkv.errors import ModelFileError
+from localkv.errors import ModelFileError, UsageError
 from localkv.kernels.backend import Backend
 
 WORDS: dict[type, str] = {
@@ -40,6 +40,7 @@ def check_layers(backend: Backend, config: ModelSpec) -> None:
 
     Raises:
         ModelFileError: names the layer and what is missing.
+        UsageError: its heads have a size that the backend can't take.
     """
     for kind in config.kinds:
         if reason := why_not(backend, kind):
@@ -47,4 +48,12 @@ def check_layers(backend: Backend, config: ModelSpec) -> None:
                 f"device {backend.name} can't run {reason} (layer {config.layers.index(kind)} "
                 f"of a {config.architecture} model)",
                 hint="use --device cpu" if backend.processor == "GPU" else None,
+            )
+    multiple = backend.head_dim_multiple
+    for group in config.groups:
+        if group.key_dim % multiple:
+            raise UsageError(
+                f"head_dim {group.key_dim} is not a multiple of {multiple}, as the "
+                f"{backend.name} backend needs",
+                hint="use device reference, which is slow",
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import localkv.llm as llm_module
+import localkv.engine.loaded_engine as loaded_engine
 import localkv.loader.weights as weights_module
 from localkv import LLM
 from localkv.cache.profile_file import read_profile
@@ -79,7 +79,7 @@ def test_a_model_is_in_memory_once(
 ) -> None:
     """What was loaded is gone before the smoothed model is."""
     first: list[weakref.ref] = []
-    load = llm_module.load_model
+    load = loaded_engine.load_model
 
     def load_first(*args, **options):
         found = load(*args, **options)
@@ -91,7 +91,7 @@ def test_a_model_is_in_memory_once(
         assert [kept() for kept in first] == [None, None]
         raise UsageError("loaded again")
 
-    monkeypatch.setattr(llm_module, "load_model", load_first)
+    monkeypatch.setattr(loaded_engine, "load_model", load_first)
     monkeypatch.setattr(weights_module, "load_model", load_again)
     done = program("calibrate", "-m", measured, *MEASURE, "-o", tmp_path / "p.json")
     assert done.err_lines[-1] == "error: loaded again", done.err
