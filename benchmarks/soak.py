@@ -2,209 +2,241 @@
 
     python benchmarks/soak.py --minutes 60
 
-Clients ask for texts of random lengths, many of which begin alike, in a cache that is too small for
-all: requests wait, are preempted, and drop each other's texts. Some break off, by a reset of the
-connection at a random moment. Then nothing may run, no page may be missing, a sample of the texts
-must have the same bytes when they are asked for alone, and the processes' memory may have grown by
-2 % since the end of the first tenth.
+In each round clients ask for texts of random lengths, many of which begin alike, in a cache that is
+too small for all: requests wait, are preempted, and drop each other's texts. Some keep to a schema,
+some break off, by a reset of the connection at a random moment, or read a byte at a time, and
+states are saved and restored between them. After a round nothing may run, no page may be missing,
+and each of its texts must have the same bytes when it is asked for alone (as many of them as there
+is time for: as long as the round was, three times).
+
+The processes' memory may have grown by 2 % at the end of the rounds since the end of the first
+fifth. In the last sixth of the time the engine is killed again and again at random moments while
+clients ask; each time another one must serve, and nothing else may fail.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
+import os
 import random
 import re
-import socket
-import struct
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any
-from urllib.parse import urlsplit
+
+from soak_client import Client, Findings, repeat_alone, run_clients
 
 MODEL = Path(__file__).parents[1] / "models" / "tales-4M-Q8_0.gguf"
 MOST_GROWTH = 0.02
-SAMPLE = 50
-WORDS = ["dog", "cat", "owl", "boat", "tree", "king", "cake", "rain", "door", "star"]
+START_SECONDS = 300.0
+"""How long the model may take to load; kernels may have to be compiled."""
+IDLE_SECONDS = 60.0
+"""How long it may take until nothing runs, once nobody asks."""
+KILL_SECONDS = 33.0
+"""Between two deaths of the engine: with three in a minute the server would end."""
+
+
+class Server:
+    """The server's process, with a folder for its states.
+
+    Args:
+        folder: for states, and for what it says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "localkv", "serve", "-m", str(MODEL), "--port", "0"]
+        command += ["-np", "8", "--cache-tokens", "2560", "--queue", "32"]
+        command += ["--state-dir", str(folder)]
+        self._said = folder / "said.txt"
+        with self._said.open("w") as said:
+            self.process = subprocess.Popen(command, stdout=said, stderr=said)
+        self.port = int(self._wait_for(r"listening on http://\S+:(\d+);"))
+
+    def _wait_for(self, pattern: str) -> str:
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            if found := re.search(pattern, self.said):
+                return found[1]
+            time.sleep(0.05)
+        self.process.kill()
+        sys.exit(f"the server does not start:\n{self.said}")
+
+    @property
+    def said(self) -> str:
+        """What it has written so far."""
+        return self._said.read_text()
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The process of the engine that runs now."""
+        for pid in self.processes[1:]:
+            if b"engine_child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        return None
+
+    @property
+    def processes(self) -> list[int]:
+        """The server and its children."""
+        pid = self.process.pid
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        return [pid, *(int(child) for task in tasks for child in task.read_text().split())]
+
+    @property
+    def memory(self) -> dict[int, int]:
+        """Bytes that each process has in memory, files it maps left out."""
+        status = {pid: Path(f"/proc/{pid}/status").read_text() for pid in self.processes}
+        return {
+            pid: 1024 * int(found[1])
+            for pid, text in status.items()
+            if (found := re.search(r"RssAnon:\s+(\d+)", text))
+        }
+
+    def stop(self) -> int:
+        """End it; its exit code."""
+        self.process.terminate()
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
 
 
 class Soak:
-    """A server, and clients that ask it.
+    """Rounds of load, and a look after each.
 
     Args:
-        url: of the server.
-        seconds: how long they ask.
+        server: that is asked.
+        n_clients: that ask it at the same time.
         seed: of what they ask.
     """
 
-    def __init__(self, url: str, seconds: float, seed: int) -> None:
-        self.address = urlsplit(url)
-        self.end = time.monotonic() + seconds
-        self.seed = seed
-        self.lock = Lock()
-        self.n_done = self.n_broken_off = self.n_refused = 0
-        self.problems = list[str]()
-        self.sample = list[tuple[dict[str, Any], str]]()
+    def __init__(self, server: Server, n_clients: int, seed: int) -> None:
+        self.server, self.n_clients, self.seed = server, n_clients, seed
+        self.findings = Findings()
+        self.began = time.monotonic()
 
-    def run(self, n_clients: int) -> None:
-        """Ask until the time is over."""
-        threads = [Thread(target=self._client, args=(n,)) for n in range(n_clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def round(self, seconds: float, *, engine_may_die: bool = False) -> None:
+        """Load, and then each answer again."""
+        self.seed += 1
+        findings = self.findings
+        client = Client(self.server.port, findings, engine_may_die=engine_may_die)
+        findings.answers.clear()
+        run_clients(client, self.n_clients, seconds, self.seed)
+        self.check_pages(client)
+        answers = list(findings.answers)
+        random.Random(self.seed).shuffle(answers)
+        repeat_alone(client, answers, time.monotonic() + 3 * seconds)
+        self.say(client)
 
-    def _client(self, number: int) -> None:
-        draw = random.Random(1000 * self.seed + number)
-        while time.monotonic() < self.end:
-            body = body_of(draw)
-            try:
-                if draw.random() < 0.3:
-                    self._break_off(body, draw)
-                else:
-                    self._ask(body, draw)
-            except (OSError, http.client.HTTPException) as error:
-                self._problem(f"{type(error).__name__}: {error}")
-
-    def _ask(self, body: dict[str, Any], draw: random.Random) -> None:
-        status, text = self.answer(body)
-        with self.lock:
-            if status == 429:
-                self.n_refused += 1
-                return
-            if status != 200:
-                self.problems.append(f"status {status}: {text[:200]}")
-                return
-            self.n_done += 1
-            if len(self.sample) < SAMPLE:
-                self.sample.append((body, text))
-            elif draw.random() < SAMPLE / self.n_done:
-                self.sample[draw.randrange(SAMPLE)] = body, text
-
-    def answer(self, body: dict[str, Any]) -> tuple[int, str]:
-        """Status and text of a request."""
-        connection = http.client.HTTPConnection(self.address.netloc, timeout=300)
-        connection.request("POST", "/completion", json.dumps(body))
-        response = connection.getresponse()
-        data = response.read().decode()
-        connection.close()
-        return response.status, json.loads(data)["content"] if response.status == 200 else data
-
-    def _break_off(self, body: dict[str, Any], draw: random.Random) -> None:
-        data = json.dumps({**body, "stream": draw.random() < 0.7}).encode()
-        head = f"POST /completion HTTP/1.1\r\nHost: {self.address.netloc}\r\n"
-        whole = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
-        with socket.create_connection((self.address.hostname, self.address.port), 60) as sock:
-            sock.sendall(whole[: draw.randrange(len(whole))] if draw.random() < 0.1 else whole)
-            time.sleep(draw.choice([0, 0.001, 0.01, 0.05, 0.2]))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        with self.lock:
-            self.n_broken_off += 1
-
-    def _problem(self, line: str) -> None:
-        with self.lock:
-            self.problems.append(line)
-
-    def get(self, path: str) -> Any:
-        """The JSON of a path."""
-        connection = http.client.HTTPConnection(self.address.netloc, timeout=60)
-        connection.request("GET", path)
-        value = json.loads(connection.getresponse().read())
-        connection.close()
-        return value
-
-    def check(self) -> None:
-        """Look for what is not as it must be."""
-        end = time.monotonic() + 60
-        while any((cache := self.get("/localkv/cache"))["requests"].values()):
+    def check_pages(self, client: Client) -> None:
+        """Nothing runs, and each page is free or of a text that is kept."""
+        end = time.monotonic() + IDLE_SECONDS
+        while any((cache := self.cache(client))["requests"].values()):
             if time.monotonic() > end:
-                self.problems.append(f"requests that nobody waits for: {cache['requests']}")
-                break
+                self.findings.problem(f"requests that nobody waits for: {cache['requests']}")
+                return
             time.sleep(0.1)
         pages = cache["pages"]
-        if pages["running"] or pages["kept"] + pages["free"] != pages["all"]:
-            self.problems.append(f"pages are missing: {pages}")
-        for body, text in self.sample:
-            if self.answer(body) != (200, text):
-                self.problems.append(f"another text alone: {json.dumps(body)[:200]}")
+        if pages["running"] or pages["lost"] or pages["kept"] + pages["free"] != pages["all"]:
+            self.findings.problem(f"pages are missing: {pages}")
 
+    def cache(self, client: Client) -> Any:
+        """What is in the cache, once an engine is there."""
+        if not self.wait_for_engine(client, START_SECONDS):
+            sys.exit(f"the server is gone:\n{self.server.said}")
+        return json.loads(client.get("/localkv/cache")[1])
 
-def body_of(draw: random.Random) -> dict[str, Any]:
-    """A random request; many begin alike."""
-    begins = f"Once upon a time there was a {draw.choice(WORDS[:3])}. " * draw.choice([1, 8, 30])
-    return {
-        "prompt": begins + " ".join(draw.choices(WORDS, k=draw.randrange(20))),
-        "n_predict": draw.choice([1, 5, 20, 80, 200]),
-        "ignore_eos": True,
-        "temperature": draw.choice([0, 0.8]),
-        "seed": draw.randrange(1 << 30),
-    }
+    @staticmethod
+    def wait_for_engine(client: Client, seconds: float) -> bool:
+        """Until a model is loaded; whether it is."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                if client.get("/health")[0] == 200:
+                    return True
+            except OSError:
+                return False
+            time.sleep(0.05)
+        return False
 
+    def say(self, client: Client) -> None:
+        """A line about all that was done so far."""
+        metrics = client.get("/metrics")[1]
+        preempted = re.search(r"^localkv_preemptions_total (\S+)", metrics, re.MULTILINE)
+        counts = self.findings.counts
+        memory = " + ".join(f"{size >> 20}" for size in self.server.memory.values())
+        print(
+            f"{time.monotonic() - self.began:.0f} s: {counts.answers} answers, "
+            f"{counts.repeated} repeated alone, {counts.broken_off} broken off, "
+            f"{counts.refused} refused, {counts.failed} failed, "
+            f"{float(preempted[1]) if preempted else 0:.0f} preempted, {memory} MiB, "
+            f"{len(self.findings.problems)} problems",
+            flush=True,
+        )
 
-def processes(pid: int) -> list[int]:
-    """A process and its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *map(int, children)]
-
-
-def resident(pid: int) -> int:
-    """Bytes that a process has in memory, files it maps left out."""
-    fields = dict(re.findall(r"(RssAnon|VmRSS):\s+(\d+)", Path(f"/proc/{pid}/status").read_text()))
-    return 1024 * int(fields["RssAnon"])
+    def kill(self, seconds: float) -> int:
+        """Kill the engine while clients ask; how often."""
+        n_kills, end = 0, time.monotonic() + seconds
+        client = Client(self.server.port, self.findings, engine_may_die=True)
+        draw = random.Random(self.seed)
+        while not n_kills or time.monotonic() + KILL_SECONDS < end:
+            began = time.monotonic()
+            asking = Thread(target=self.round, args=(4,), kwargs={"engine_may_die": True})
+            asking.start()
+            time.sleep(draw.uniform(0.5, 3.5))
+            if (pid := self.server.engine_pid) is not None:
+                os.kill(pid, signal.SIGKILL)
+                n_kills += 1
+            asking.join()
+            if not self.wait_for_engine(client, START_SECONDS):
+                sys.exit(f"no other engine was started:\n{self.server.said}")
+            time.sleep(max(0.0, began + KILL_SECONDS - time.monotonic()))
+        return n_kills
 
 
 def main() -> int:
     """Run it; 1 if something was lost."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--clients", type=int, default=24)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0, help="all of it (60)")
+    parser.add_argument("--clients", type=int, default=24, help="that ask at a time (24)")
+    parser.add_argument("--round", type=float, default=15.0, help="seconds of load a round (15)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    command = [sys.executable, "-m", "localkv", "serve", "-m", str(MODEL), "--port", "0"]
-    command += ["-np", "8", "--cache-tokens", "2560", "--queue", "32"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    try:
-        url = re.search(r"on (http://\S+?);", server.stderr.readline())
-        assert url is not None
-        server.stderr.readline()  # ready
-        warm = Soak(url[1], 6 * options.minutes, options.seed)
-        warm.run(options.clients)
-        before = {pid: resident(pid) for pid in processes(server.pid)}
-        soak = Soak(url[1], 54 * options.minutes, options.seed + 1)
-        soak.run(options.clients)
-        after = {pid: resident(pid) for pid in before}
-        soak.check()
-        n_preempted = re.search(r"^localkv_preemptions_total (\S+)", _metrics(soak), re.MULTILINE)
-    finally:
-        server.terminate()
-        code = server.wait()
-    problems = [*warm.problems, *soak.problems]
+    began, seconds = time.monotonic(), 60 * options.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder))
+        soak = Soak(server, options.clients, options.seed)
+        findings = soak.findings
+        try:
+            if not soak.wait_for_engine(Client(server.port, findings), START_SECONDS):
+                sys.exit(f"the model is not loaded after {START_SECONDS:g} s:\n{server.said}")
+            before = dict[int, int]()
+            while time.monotonic() - began < 5 / 6 * seconds or not before:
+                soak.round(options.round)
+                if not before and time.monotonic() - began > seconds / 5:
+                    before = server.memory
+            after = server.memory
+            n_kills = soak.kill(seconds - (time.monotonic() - began))
+        finally:
+            code = server.stop()
+        if "Traceback" in server.said:
+            findings.problem(f"the server said:\n{server.said[-2000:]}")
+    if before.keys() != after.keys():
+        findings.problem(f"other processes than at first: {[*before]}, {[*after]}")
     growth = sum(after.values()) / sum(before.values()) - 1
     if growth > MOST_GROWTH:
-        problems.append(f"memory has grown by {growth:.1%}")
+        findings.problem(f"memory has grown by {growth:.1%}")
     if code:
-        problems.append(f"exit code {code}")
-    print(
-        f"{soak.n_done} answers, {soak.n_broken_off} broken off, {soak.n_refused} refused, "
-        f"{float(n_preempted[1]) if n_preempted else 0:.0f} preempted, memory {growth:+.1%}, "
-        f"{len(soak.sample)} repeated alone"
-    )
-    for line in problems[:20]:
-        print(f"problem: {line}")
-    return 1 if problems else 0
-
-
-def _metrics(soak: Soak) -> str:
-    connection = http.client.HTTPConnection(soak.address.netloc, timeout=60)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text
+        findings.problem(f"exit code {code}")
+    n_problems = len(findings.problems)
+    print(f"memory {growth:+.1%}, engine killed {n_kills} times, {n_problems} problems", flush=True)
+    return 1 if findings.problems else 0
 
 
 if __name__ == "__main__":

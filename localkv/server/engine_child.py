@@ -129,7 +129,7 @@ class EngineServer:
             pages_running=pages.running,
             pages_shared=pages.shared,
             pages_kept=pages.kept,
-            pages_free=pages.free,
+            pages_lost=pages.lost,
             n_steps=stats.n_steps,
             n_generated=stats.n_generated,
             n_prompt=stats.n_prompt,

@@ -97,13 +97,16 @@ class _Engine(Collector):
         yield _gauge("localkv_engine_up", "Whether the model is loaded.", facts is not None)
         pages = GaugeMetricFamily(
             "localkv_cache_pages",
-            "Pages of the cache: of requests that run, only of texts that are kept, of nobody.",
+            "Pages of the cache: of requests that run, only of texts that are kept, of nobody; "
+            "lost ones would be a bug.",
             labels=["state"],
         )
         n_pages = 0 if facts is None else facts.n_pages
         pages.add_metric(["running"], status.pages_running)
         pages.add_metric(["kept"], status.pages_kept)
-        pages.add_metric(["free"], n_pages - status.pages_running - status.pages_kept)
+        pages.add_metric(["lost"], status.pages_lost)
+        n_taken = status.pages_running + status.pages_kept + status.pages_lost
+        pages.add_metric(["free"], n_pages - n_taken)
         yield pages
         yield _gauge("localkv_cache_pages_shared", "Those of several texts.", status.pages_shared)
         yield _gauge("localkv_cache_bytes", "Of K and V.", facts.cache_bytes if facts else 0)

@@ -64,7 +64,9 @@ async def cache_meter(front: Front, request: Request) -> Response:
                 "running": status.pages_running,
                 "shared": status.pages_shared,
                 "kept": status.pages_kept,
-                "free": facts.n_pages - status.pages_running - status.pages_kept,
+                "lost": status.pages_lost,
+                "free": facts.n_pages
+                - (status.pages_running + status.pages_kept + status.pages_lost),
             },
             "prompt_tokens": {"evaluated": status.n_prompt, "reused": status.n_reused},
             "requests": {"running": status.running, "waiting": status.waiting},

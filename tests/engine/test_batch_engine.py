@@ -236,10 +236,12 @@ def test_pages_are_told(load: Load) -> None:
     ]
     for _ in range(3):
         batch.step()
-    assert batch.pages == Pages(running=5, shared=2, kept=0, free=7)
+    assert batch.pages == Pages(running=5, shared=2, kept=0, lost=0)
     together(batch, generations)
-    assert batch.pages == Pages(running=0, shared=2, kept=5, free=7)
+    assert batch.pages == Pages(running=0, shared=2, kept=5, lost=0)
     assert batch.stats.n_reused == 2 * 512  # the first one's first step; 28 are not waited for
+    batch.engine.cache.pools[0].take()  # and tell nobody
+    assert batch.pages == Pages(running=0, shared=2, kept=5, lost=1)
 
 
 def test_threads_share_steps(load: Load) -> None:

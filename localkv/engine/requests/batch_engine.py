@@ -78,13 +78,14 @@ class Pages:
         running: that requests hold which run.
         shared: that several texts hold, running or kept.
         kept: that only texts hold which are kept; they are given back when they are needed.
-        free: that nobody holds.
+        lost: that are neither free nor of any text. There must be none; they are looked for only
+            while no request runs.
     """
 
     running: int
     shared: int
     kept: int
-    free: int
+    lost: int
 
 
 @dataclass(eq=False)
@@ -242,15 +243,20 @@ class BatchEngine:
     @property
     def pages(self) -> Pages:
         """Who holds the pages."""
-        running = shared = kept = free = 0
+        running = shared = kept = lost = 0
         sequences = [request.sequence for request in self.scheduler.running]
         for i, pool in enumerate(self.engine.cache.pools):
             held = {page for sequence in sequences if sequence for page in sequence.held(i)}
             running += len(held)
             shared += sum(n > 1 for n in pool.n_holders)
-            free += len(pool.free)
-            kept += pool.n_pages - len(pool.free) - len(held)
-        return Pages(running, shared, kept, free)
+            n_others = pool.n_pages - len(pool.free) - len(held)
+            if not sequences:
+                texts = self.rows.prefixes.texts
+                found = {page for text in texts for page in text.sequence.held(i)}
+                lost += n_others - len(found)
+                n_others = len(found)
+            kept += n_others
+        return Pages(running, shared, kept, lost)
 
     def step(self, unless: Callable[[], bool] = lambda: False) -> None:
         """Run one step in a turn of its own; it serves all requests that are there.
