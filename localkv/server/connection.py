@@ -1,12 +1,14 @@
 """A connection of a client: uvicorn's, with limits on what it costs while it says nothing useful.
 
 uvicorn limits how long a connection may be idle after an answer. Here, a head must come in time and
-is limited in size, a client that does not read is cut off, and only so many are connected at once.
+is limited in size, a client that does not read is cut off, and only so many are connected at once:
+fewer where the system gives the process few files, of which some are left for all else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -14,6 +16,8 @@ from localkv.server.event_stream import to_json
 from localkv.server.failures import RequestError
 
 MOST_CONNECTIONS = 1024
+SPARE_FILES = 64
+"""Files that connections leave to the rest of the process: pipes, logs, and another engine."""
 MOST_HEAD = 64 << 10
 """Bytes of a request's line and headers; a little more may come at once."""
 MOST_PIPELINED = 16
@@ -29,6 +33,16 @@ LINGER_SECONDS = 1.0
 unread, the system would drop the answer, too."""
 
 
+def most_connections() -> tuple[int, int]:
+    """Connections that are served, and all that are open at once with those that are told that
+    there are too many; what exceeds that is closed without a word."""
+    n_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if n_files == resource.RLIM_INFINITY:
+        n_files = 4 * MOST_CONNECTIONS
+    most_open = max(2, n_files - SPARE_FILES)
+    return min(MOST_CONNECTIONS, most_open // 2), most_open
+
+
 class Connection(HttpToolsProtocol):
     """One client's; the arguments are uvicorn's."""
 
@@ -39,8 +53,12 @@ class Connection(HttpToolsProtocol):
         self._is_refused = False
         self._has_head = False
         self._n_head = 0
-        if len(self.connections) > MOST_CONNECTIONS:
-            self.connections.discard(self)
+        most_served, most_open = most_connections()
+        if len(self.connections) > most_open:
+            self._is_refused = True
+            self.transport.abort()
+            return
+        if len(self.connections) > most_served:
             error = RequestError(503, "too many connections", headers={"retry-after": "1"})
             self._refuse(error)
             return

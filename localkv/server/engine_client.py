@@ -312,7 +312,9 @@ class EngineClient:
         if self._process is None or self._failure is not None:
             raise EngineStoppedError("the engine is not running")
         assert self._process.stdin is not None
-        self._process.stdin.write(framed(message))
+        # uvloop's, if the process has just died: `_conclude` will tell all that wait
+        with suppress(RuntimeError):
+            self._process.stdin.write(framed(message))
 
     async def _read(self) -> None:
         """Hand on what the process says until it ends."""

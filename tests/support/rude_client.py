@@ -68,11 +68,15 @@ def at_work(server: RunningServer) -> tuple[int, int, int]:
     return requests["running"], requests["waiting"], cache["pages"]["running"]
 
 
+def children(server: RunningServer) -> list[int]:
+    """The processes that it has started, by any of its threads."""
+    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
 def engine_pid(server: RunningServer) -> int:
     """The process of its engine."""
-    pid = server.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for child in children:
+    for child in children(server):
         if b"engine_child" in Path(f"/proc/{child}/cmdline").read_bytes():
-            return int(child)
+            return child
     raise AssertionError("there is no engine")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Event, Thread
+from types import MappingProxyType
 from typing import Any
 
 from support.paths import MODELS
@@ -26,20 +29,31 @@ class RunningServer:
 
     Args:
         arguments: of `localkv serve`, instead of those for the shipped model.
+        limits: most of what the system gives it, by `resource.RLIMIT_*`.
 
     Attributes:
         url: where it listens.
     """
 
     def __init__(
-        self, *arguments: str, model: Path = SHIPPED_MODEL, env: dict[str, str] | None = None
+        self,
+        *arguments: str,
+        model: Path = SHIPPED_MODEL,
+        env: dict[str, str] | None = None,
+        limits: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         command = [sys.executable, "-m", "localkv", "serve", "-m", str(model), "--port", "0"]
+
+        def limit() -> None:
+            for what, most in limits.items():
+                resource.setrlimit(what, (most, most))
+
         self.process = subprocess.Popen(
             [*command, "-t", "1", "-np", "4", *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **(env or {})},
+            preexec_fn=limit if limits else None,
         )
         self.lines = list[str]()
         self._listens = Event()
