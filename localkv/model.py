@@ -25,7 +25,7 @@ from localkv.kernels.altup import AltUpStreams
 from localkv.kernels.backend import (
     Backend,
     Head,
-    NextToken,
+    MovedBatch,
     StackLayer,
     TokenBatch,
     TokenInputs,
@@ -172,16 +172,19 @@ class Transformer:
             self._run_layer(index, self._stack[index], streams, given)
         return backend.logits(streams.x, weights.output_norm, weights.output, config)
 
-    def next_logits(self, token: int, position: int, before: Batch, n_ctx: int) -> Array | None:
-        """As `forward` with a generated token that differs from the only one of `before` in its id
-        and its position, and whose row goes to the same page.
+    def next_logits(
+        self, token_ids: Sequence[int], positions: Sequence[int], before: Batch, n_ctx: int
+    ) -> Array | None:
+        """As `forward` with generated tokens that differ from those of `before` in their ids and
+        positions, and whose rows go to the same pages.
 
         Args:
+            before: a batch with the logits of all tokens.
             n_ctx: tokens of the cache's context.
 
         Returns:
-            float32 [1, n_vocab], or None where the backend does not know `before`, or nothing at
-            all from token to token, and the token has to be run as any other.
+            float32 [tokens, n_vocab], or None where the backend does not know `before`, or nothing
+            at all from batch to batch, and the tokens have to be run as any others.
         """
         weights, backend = self.weights, self.backend
         if backend.run_next is run_nothing_next or weights.per_layer or weights.altup:
@@ -191,7 +194,7 @@ class Transformer:
             return None
         embedding = weights.token_embd, self.config.embedding_scale
         return backend.run_next(
-            self._stack, NextToken(token, position, *embedding, rotations, before)
+            self._stack, MovedBatch(token_ids, positions, *embedding, rotations, before)
         )
 
     def hidden(self, batch: Batch, cache: KVCache) -> Array:
@@ -300,22 +303,24 @@ class Transformer:
         freqs, arrays = self._frequencies(rope, n_ctx), self.backend.arrays
         if len(positions) > 1 or not isinstance(positions, np.ndarray):
             return rope_table(freqs, positions, rope, arrays)
+        return self._token_rotations(rope, n_ctx).table(int(positions[0]))
+
+    def _token_rotations(self, rope: RopeSpec, n_ctx: int) -> TokenRotations:
         key = rope, rope.divisors_in(n_ctx)
         if key not in self._rotations:
+            freqs, arrays = self._frequencies(rope, n_ctx), self.backend.arrays
             self._rotations[key] = TokenRotations(freqs, rope, arrays)
-        return self._rotations[key].table(int(positions[0]))
+        return self._rotations[key]
 
     def _rotations_in(self, n_ctx: int) -> list[TokenRotations | None] | None:
-        """Of each of `_position_kinds`; None if a kind does something else, too, or was never
-        seen."""
+        """Of each of `_position_kinds`; None if a kind does something else, too."""
         if n_ctx not in self._next_rotations:
-            found = list[TokenRotations | None]()
-            for rope, temperature in self._position_kinds:
-                key = None if rope is None else (rope, rope.divisors_in(n_ctx))
-                if temperature is not None or (key is not None and key not in self._rotations):
-                    return None
-                found.append(None if key is None else self._rotations[key])
-            self._next_rotations[n_ctx] = found
+            kinds = self._position_kinds
+            if any(temperature is not None for _, temperature in kinds):
+                return None
+            self._next_rotations[n_ctx] = [
+                None if rope is None else self._token_rotations(rope, n_ctx) for rope, _ in kinds
+            ]
         return self._next_rotations[n_ctx]
 
     def _frequencies(self, rope: RopeSpec, n_ctx: int) -> Array:

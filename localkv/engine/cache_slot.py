@@ -173,18 +173,21 @@ class CacheSlot:
         """
         if len(ids) > 1:
             self.check_source()
+        out = None
         if self.loop is not None and len(ids) == 1:
             with self.scratch_of(1):
                 out = self.loop.logits(self.sequence, ids[0])
-        elif not generated or len(ids) > 1 or (out := self._next_logits(ids[0])) is None:
+        elif generated and (logits == "all" or len(ids) == 1):
+            out = self._next_logits(ids)
+        if out is None:
             out = self.forward(self.model, ids, logits, generated=generated)
         self._hold(ids, generated=generated)
         return out
 
-    def _next_logits(self, token: int) -> Array | None:
-        """Logits of a generated token, if it is like the one before but for its position."""
-        self.use_threads(1)
-        return self._next.logits(self.sequence, token)
+    def _next_logits(self, ids: Sequence[int]) -> Array | None:
+        """Logits of generated tokens, if they are like some before but for their positions."""
+        self.use_threads(len(ids))
+        return self._next.logits([(self.sequence, ids)])
 
     def hidden(self, ids: Sequence[int], rows: Literal["last", "all"]) -> Array:
         """Run a prompt's `ids`, in one batch, after those that are held.
@@ -224,8 +227,8 @@ class CacheSlot:
         batch = self.cache.batch([(self.sequence, ids)], logits=logits, generated=generated)
         with self.scratch_of(len(ids)), model.backend.arrays.inference():
             out = model.forward(batch, self.cache)
-        if generated and len(ids) == 1:
-            self._next.note(self.sequence, batch)
+        if generated and len(batch.logit_rows) == len(ids):
+            self._next.note([self.sequence], batch)
         return out
 
     def leave(self) -> None:

@@ -226,18 +226,24 @@ class Generation(Iterator[int]):
         into new tokens, however many take turns.
         """
         started = time.perf_counter()
-        self._fetch_one()
+        self._fetch_some()
         if not self._slot.is_wanted:
             return
         fetched = time.perf_counter()
         until = fetched + max(LEAST_SHARE, fetched - started)
         while self._slot.is_wanted and time.perf_counter() < until and not self._has_all:
-            self._fetch_one()
+            self._fetch_some()
 
     @property
     def _has_all(self) -> bool:
         n_drawn = len(self._text.ids) - self._text.n_prompt
         return self._end is not None or n_drawn >= self._budget
+
+    def _fetch_some(self) -> None:
+        """Draw a token, and those behind it whose logits are there because they were guessed."""
+        self._fetch_one()
+        while self._ahead and self._end is None:
+            self._fetch_one()
 
     def _fetch_one(self) -> None:
         started = time.perf_counter()
@@ -340,6 +346,9 @@ class Generation(Iterator[int]):
             room: tokens that the text may have besides the next one.
         """
         slot, text = self._slot, self._text
+        if speculator.is_resting:
+            logits = slot.logits(text, self._cancel)
+            return None if logits is None else slot.model.backend.arrays.to_numpy(logits)[0]
         missing = len(text.ids) - slot.sequence.length
         drafts = speculator.draft(room, missing=missing - 1)
         if self._constraint is not None and drafts:
@@ -350,7 +359,6 @@ class Generation(Iterator[int]):
             return None
         rows: NDArray[np.float32] = slot.model.backend.arrays.to_numpy(logits)
         if len(rows) > 1:
-            rows = rows.copy()
             self._ahead.extend(zip(drafts, rows[1:], strict=True))
             self.stats.n_drafted += len(drafts)
             self.stats.n_verified += 1

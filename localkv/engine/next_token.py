@@ -1,6 +1,9 @@
-"""Generated tokens that are like the one before: run from their id and position alone."""
+"""Generated tokens that are like those of a batch before: run from ids and positions alone."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import accumulate
 
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch
@@ -9,9 +12,12 @@ from localkv.cache.pages import Sequence
 from localkv.cache.steady_rows import SteadyRows
 from localkv.model import Transformer
 
+MANY_SHAPES = 32
+"""The most that are remembered."""
+
 
 class NextTokens:
-    """What is known of the last generated token that was a batch of its own.
+    """What is known of the last batches of generated tokens, one of each shape.
 
     Args:
         model, cache: that tokens are run with.
@@ -19,23 +25,46 @@ class NextTokens:
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self._model, self._cache = model, cache
-        self._steady: SteadyRows | None = None
+        self._steady = dict[tuple[int, ...], tuple[Batch, list[SteadyRows]]]()
 
-    def note(self, sequence: Sequence, batch: Batch) -> None:
-        """Take note of a batch of one generated token, at the end of a sequence."""
-        self._steady = SteadyRows(self._cache, sequence, batch, sequence.length)
+    def note(self, sequences: Seq[Sequence], batch: Batch) -> None:
+        """Take note of a batch of generated tokens at the ends of sequences, which do not count
+        them yet. It has the logits of all."""
+        starts = batch.starts
+        if len(self._steady) >= MANY_SHAPES:
+            self._steady.clear()
+        self._steady[starts] = (
+            batch,
+            [
+                SteadyRows(self._cache, sequence, end - start)
+                for sequence, start, end in zip(sequences, starts, starts[1:], strict=False)
+            ],
+        )
 
     def hold(self, sequence: Sequence) -> bool:
         """Whether all that a token at the end of a sequence takes is there."""
-        return self._steady is not None and self._steady.hold(sequence)
+        found = self._steady.get((0, 1))
+        return found is not None and found[1][0].hold(sequence)
 
-    def logits(self, sequence: Sequence, token: int) -> Array | None:
-        """Logits of a generated token at the end of a sequence, float32 [1, n_vocab]; None if it
-        differs in more than its position from the one before, and has to be run as a batch."""
-        steady = self._steady
-        if steady is None or not steady.hold(sequence):
+    def logits(self, parts: Seq[tuple[Sequence, Seq[int]]]) -> Array | None:
+        """Logits of generated tokens at the ends of sequences, float32 [tokens, n_vocab].
+
+        None if they differ in more than their positions from a batch before, and have to be run as
+        a batch.
+        """
+        starts = tuple(accumulate((len(ids) for _, ids in parts), initial=0))
+        found = self._steady.get(starts)
+        if found is None:
             return None
-        out = self._model.next_logits(token, sequence.length, steady.batch, self._cache.n_ctx)
+        batch, steady = found
+        if not all(one.hold(sequence) for one, (sequence, _) in zip(steady, parts, strict=True)):
+            return None
+        token_ids, positions = list[int](), list[int]()
+        for sequence, ids in parts:
+            token_ids += ids
+            positions += range(sequence.length, sequence.length + len(ids))
+        out = self._model.next_logits(token_ids, positions, batch, self._cache.n_ctx)
         if out is not None:
-            steady.step(sequence)
+            for one, (sequence, _) in zip(steady, parts, strict=True):
+                one.step(sequence)
         return out

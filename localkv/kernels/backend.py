@@ -127,31 +127,34 @@ one by one, or what `logits` makes of that if there is a head; None where the ba
 that is run so."""
 
 
-class NextToken(NamedTuple):
-    """A generated token that differs from one before it in its id and its position only: its row
-    goes to the same page.
+class MovedBatch(NamedTuple):
+    """Generated tokens that differ from those of a batch before in their ids and positions only:
+    the rows of each sequence go to the same page.
 
     Attributes:
+        token_ids: of all sequences, one after the other, as many of each as before.
+        positions: of each token; those of a sequence follow one another.
         token_embd, scale: as `Backend.embed` takes them.
         rotations: by `StackLayer.positions`.
-        before: the batch of that other token alone.
+        before: the batch of those other tokens, with the logits of all of them.
     """
 
-    token: int
-    position: int
+    token_ids: Sequence[int]
+    positions: Sequence[int]
     token_embd: PackedTensor
     scale: float
     rotations: Sequence[TokenRotations | None]
     before: Batch
 
 
-RunNext = Callable[[tuple[StackLayer, ...], NextToken], Array | None]
-"""(layers, token) -> its logits [1, n_vocab], the same bits as those of a batch; None unless
-`before` is the last one that `run_layers` ran with these layers, and what that left will do."""
+RunNext = Callable[[tuple[StackLayer, ...], MovedBatch], Array | None]
+"""(layers, tokens) -> their logits [tokens, n_vocab], the same bits as those of a batch; None
+unless `before` is the last one of as many tokens that `run_layers` ran with these layers, and what
+that left will do."""
 
 
-def run_nothing_next(layers: tuple[StackLayer, ...], token: NextToken) -> Array | None:
-    """What backends do that keep nothing from token to token."""
+def run_nothing_next(layers: tuple[StackLayer, ...], moved: MovedBatch) -> Array | None:
+    """What backends do that keep nothing from batch to batch."""
     return None
 
 
@@ -198,7 +201,7 @@ class Backend:
         add_layer_input: (x, row, layer, spec) -> x + what the layer makes of its embeddings of the
             tokens, [tokens, P] (`per_layer_input.py`).
         run_layers: all layers at once, for the batches for which it has that.
-        run_next: layers and logits of a generated token like the one before it.
+        run_next: layers and logits of generated tokens like those of a batch before.
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         late: the same for weights that may be laid out after loading; None if none are.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a

@@ -18,7 +18,8 @@ from localkv.engine.generation import Generation
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.ngram import NgramDrafter
 from localkv.engine.speculation.pace import Pace
-from localkv.engine.speculation.speculator import Speculator
+from localkv.engine.speculation.prices import Prices
+from localkv.engine.speculation.speculator import LONGEST_PAUSE, Speculator
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -252,6 +253,28 @@ def test_drafts_that_are_wrong_are_not_worth_it() -> None:
     for _ in range(2):
         pace.saved()
     assert pace.worth(3, 8) > 0
+
+
+def test_a_text_without_repeats_is_looked_at_seldom() -> None:
+    """And at every token as soon as it repeats itself, of which nothing is missed meanwhile."""
+    prices = Prices()
+    for n, seconds in ((1, 0.010), (2, 0.011), (4, 0.012), (8, 0.014), (16, 0.02)):
+        prices.measured(n, seconds)
+        prices.measured(n, seconds)
+    speculator = Speculator(SPECULATION, prices)
+    speculator.begin(range(50))
+    looks = []
+    for token in range(50, 50 + 10 * LONGEST_PAUSE):
+        speculator.accept(token)
+        looks.append(not speculator.is_resting)
+        assert not speculator.draft(15)
+    assert sum(looks) <= 15
+    drafted = []
+    for token in range(55, 55 + 3 * LONGEST_PAUSE):
+        speculator.accept(token)
+        drafted.append(list(speculator.draft(3)))
+    assert drafted[-1] == [token + 1, token + 2, token + 3]
+    assert all(drafted[-LONGEST_PAUSE:])
 
 
 def test_rows_that_cost_a_step_each_are_not_worth_it() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Wanted
+from localkv.cache.pages import Sequence as CachedSequence
 from localkv.engine.engine import Engine
 from localkv.engine.next_token import NextTokens
 from localkv.engine.requests.recorded_batches import RecordedBatches
@@ -51,8 +52,8 @@ class ModelSteps:
                 if logits is not None:
                     ends = [(part, row[None]) for part, row in zip(single, logits, strict=True)]
                     others = [part for part in parts if part not in single]
-            if len(others) == 1 and self.recorded is None:
-                ends = self._evaluate_next(others[0]) or self._evaluate_batch(others)
+            if self.recorded is None:
+                ends = self._evaluate_next(others) or self._evaluate_batch(others)
             elif others:
                 ends += self._evaluate_batch(others)
         for part in parts:
@@ -67,14 +68,23 @@ class ModelSteps:
             return None
         return recorded.logits(sequences, [request.text.ids[-1] for request in requests])
 
-    def _evaluate_next(self, part: Part) -> list[tuple[Part, Array]] | None:
-        """A step of one generated token, if it is like the one before but for its position."""
-        request = part.request
-        if part.n_rows != 1 or not request.is_decoding:
+    def _evaluate_next(self, parts: Sequence[Part]) -> list[tuple[Part, Array]] | None:
+        """A step of generated tokens, if they are like those before but for their positions."""
+        pieces = list[tuple[CachedSequence, Sequence[int]]]()
+        for part in parts:
+            request = part.request
+            if part.n_tokens != 1 or not request.is_decoding:
+                return None
+            assert request.sequence is not None
+            pieces.append((request.sequence, (request.text.ids[-1], *part.drafts)))
+        logits = self._next.logits(pieces)
+        if logits is None:
             return None
-        assert request.sequence is not None
-        logits = self._next.logits(request.sequence, request.text.ids[-1])
-        return None if logits is None else [(part, logits)]
+        ends, end = list[tuple[Part, Array]](), 0
+        for part in parts:
+            start, end = end, end + part.n_rows
+            ends.append((part, logits[start:end]))
+        return ends
 
     def _evaluate_batch(self, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
         pieces, generated, wanted = [], [], list[Wanted]()
@@ -95,6 +105,6 @@ class ModelSteps:
         batch = cache.batch(pieces, logits=wanted, generated=generated)
         with model.backend.arrays.inference():
             logits = model.forward(batch, cache)
-        if len(pieces) == 1 and generated[0] and len(pieces[0][1]) == 1:
-            self._next.note(pieces[0][0], batch)
+        if all(generated) and len(logits) == batch.starts[-1]:
+            self._next.note([sequence for sequence, _ in pieces], batch)
         return [(part, logits[end - 1 - len(part.drafts) : end]) for part, end in ends]

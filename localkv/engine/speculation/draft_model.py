@@ -171,6 +171,11 @@ class ModelSpeculator(Speculator):
         self._guesses = deque[Guess]()
         self._is_known = True
 
+    @property
+    def is_resting(self) -> bool:
+        """Never: guesses of a model are seen as they are made."""
+        return False
+
     def begin(self, prompt: Iterable[int]) -> None:
         """Read a prompt."""
         ids = list(prompt)

@@ -24,6 +24,8 @@ _REFRESHED = 16
 """Decisions after which prices are looked at again."""
 _NO_CHANCE = 0.02
 """Further tokens are right so seldom that they are not looked at."""
+_CLOSE = 0.6
+"""Of the chance that the first token needs: with less it is not looked for at every token."""
 _LOSS = 0.01
 """Drafts may cost this share of the time more than they save."""
 _LOST_STEPS, _LIKELY = 3.0, 0.5
@@ -77,6 +79,10 @@ class Pace:
         if n_rows > 1:
             self._age = 0
 
+    def rested(self, n_steps: int) -> None:
+        """So many steps of a token each were not measured."""
+        self._spent += n_steps * self.prices.one
+
     def saved(self) -> None:
         """A drafted token was right: one step less, or the text's share of one."""
         self._lost = max(0.0, self._lost - self.prices.one / self._n_texts)
@@ -107,6 +113,10 @@ class Pace:
                 break
             expected += chance
         return best
+
+    def is_close(self, confidence: int) -> bool:
+        """Whether a guess would have to be not much surer to be worth it."""
+        return self._chance(confidence) >= _CLOSE * self._least
 
     def _least_chance(self, most: int) -> float:
         """Of the first token; with less no number of them is worth it. Roughly, to be quick."""

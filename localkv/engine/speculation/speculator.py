@@ -1,4 +1,9 @@
-"""`Speculator`: drafts for one generation, and keeps count of what they are worth."""
+"""`Speculator`: drafts for one generation, and keeps count of what they are worth.
+
+Where guesses are far from being worth it, it looks at a text only now and then, at some tokens
+together: what is seldom run finds nothing of its own in the processor's caches, and then the look
+takes longer than the guesses that it may miss are worth.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,9 @@ from localkv.engine.speculation.drafter import Drafter
 from localkv.engine.speculation.ngram import NgramDrafter
 from localkv.engine.speculation.pace import Pace
 from localkv.engine.speculation.prices import Prices
+
+LONGEST_PAUSE = 16
+"""Tokens between two looks, at most; each look in vain doubles them."""
 
 
 class Speculator:
@@ -28,6 +36,13 @@ class Speculator:
         self.config = config
         self.pace = Pace(prices)
         self._drafter = drafter or NgramDrafter()
+        self._unseen = list[int]()
+        self._pause = 0
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether `draft` would look at nothing and give nothing."""
+        return len(self._unseen) < self._pause
 
     def begin(self, prompt: Iterable[int]) -> None:
         """Take note of a prompt."""
@@ -36,9 +51,21 @@ class Speculator:
 
     def accept(self, token: int) -> None:
         """Take note of the text's next token, which proves or refutes a guess."""
-        if confidence := self._drafter.confidence:
-            self.pace.guessed(confidence, right=self._drafter.draft(1)[0] == token)
-        self._drafter.accept(token)
+        self._unseen.append(token)
+
+    def _look(self) -> int:
+        """See what has come since the last look; how sure the drafter is of what comes next."""
+        drafter, pace = self._drafter, self.pace
+        confidence = drafter.confidence
+        for token in self._unseen:
+            if confidence:
+                pace.guessed(confidence, right=drafter.draft(1)[0] == token)
+            drafter.accept(token)
+            confidence = drafter.confidence
+        if self._pause:
+            pace.rested(self._pause - 1)
+        self._unseen.clear()
+        return confidence
 
     def draft(self, most: int, *, missing: int = 0, others: int = 0) -> Sequence[int]:
         """Tokens that should be evaluated with the next one; none if that would not be faster.
@@ -48,14 +75,17 @@ class Speculator:
             missing: rows that are to be evaluated besides the next token's.
             others: texts that share the step.
         """
-        confidence = self._drafter.confidence
-        if not confidence:
+        if self.is_resting:
             return ()
-        most = min(most, self.config.draft_max)
-        worth = self.pace.worth(confidence, most, missing=missing, others=others)
-        if worth < self.config.draft_min:
-            return ()
-        return self._drafter.draft(worth)
+        confidence, most = self._look(), min(most, self.config.draft_max)
+        worth = 0
+        if confidence:
+            worth = self.pace.worth(confidence, most, missing=missing, others=others)
+        if worth or (confidence and self.pace.is_close(confidence)):
+            self._pause = 0
+        else:
+            self._pause = min(2 * self._pause or 1, LONGEST_PAUSE)
+        return self._drafter.draft(worth) if worth >= self.config.draft_min else ()
 
 
 def new_speculator(config: Speculation, prices: Prices) -> Speculator | None:

@@ -8,7 +8,7 @@ from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.speculation.pace import SIZES
 from localkv.engine.speculation.prices import Prices
 
-_TIMES = 3
+_TIMES = 4
 _QUICK = 2e-3
 """Seconds of a step, beside which it matters what is made once for each size."""
 
@@ -16,7 +16,8 @@ _QUICK = 2e-3
 def warm_up_drafts(
     slot: CacheSlot, prices: Prices, draft_max: int, *, any_size: bool = False
 ) -> None:
-    """Run each size some times, in a turn, and note what it costs; the first time takes long.
+    """Run each size some times, in a turn, and note what it costs, behind a first token; the first
+    time takes long.
 
     The cache starts empty afterwards.
 
@@ -27,11 +28,16 @@ def warm_up_drafts(
     sizes = [1, *(1 + size for size in SIZES if size <= draft_max)]
     if any_size:
         sizes += sorted(set(range(2, 2 + draft_max)) - {*sizes})
+    for _ in range(2):  # the second lays out what the first could do without
+        slot.truncate(0)
+        slot.evaluate([0])
     for n_tokens in sizes:
         if n_tokens - 1 not in (0, *SIZES) and prices.one > _QUICK:
             continue
-        for _ in range(_TIMES if n_tokens <= most else 0):
-            slot.truncate(0)
+        slot.truncate(0)
+        slot.evaluate([0])
+        for _ in range(_TIMES if n_tokens < most else 0):
+            slot.truncate(1)
             started = time.perf_counter()
             logits = slot.evaluate([0] * n_tokens, "all", generated=True)
             slot.model.backend.arrays.to_numpy(logits)  # a GPU has only been told so far

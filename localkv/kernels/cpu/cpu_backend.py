@@ -18,7 +18,7 @@ from localkv.arch.spec import ModelSpec
 from localkv.cache.arrays import Array
 from localkv.config import CacheConfig
 from localkv.formats.packed_tensor import PackedTensor
-from localkv.kernels.backend import Backend, NextToken, StackLayer
+from localkv.kernels.backend import Backend, MovedBatch, StackLayer
 from localkv.kernels.compose import compose
 from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.latent_attention import LatentAttention
@@ -113,8 +113,8 @@ def cpu_backend() -> Backend:
             forget()
         return embedding(token_ids, token_embd, scale)
 
-    def run_next(layers: tuple[StackLayer, ...], token: NextToken) -> Array | None:
-        return programs.run_next(layers, token) if products.late.are_laid else None
+    def run_next(layers: tuple[StackLayer, ...], moved: MovedBatch) -> Array | None:
+        return programs.run_next(layers, moved) if products.late.are_laid else None
 
     return replace(
         composed,

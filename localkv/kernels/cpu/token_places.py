@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.layer_cache import LayerCache
-from localkv.kernels.backend import NextToken, TokenBatch, TokenInputs
+from localkv.kernels.backend import MovedBatch, TokenBatch, TokenInputs
 from localkv.kernels.bounds import BoundsError, check_slots
 from localkv.kernels.cpu.arrays import Floats
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch, Where
@@ -30,6 +30,7 @@ class TokenPlaces:
         n_tokens, n_sequences: of the batch.
         stages: chains, and what is called between them, in order.
         rows: three of [n_tokens, n_embd], of which one has a layer's input, one its output.
+        entries: [1, n_embd] of each token, where the first layer's input is.
         embedded: as `TokenBatch` has it.
         states: of recurrent layers, float32 [slots, n].
     """
@@ -48,8 +49,11 @@ class TokenPlaces:
         self._pools = dict[int, tuple[Int64s, Int64s, int]]()
         self._groups = dict[int, tuple[Int64s, tuple[int, int]]]()
         self._inputs = [_copied(one) for one in given.inputs]
+        self.entries = [self.rows[0][i : i + 1] for i in range(self.n_tokens)]
         self._rotation_places = [
-            tuple(one[name][0].data for name in ("cos", "sin") if name in one)
+            [(one["cos"][i].data, one["sin"][i].data) for i in range(self.n_tokens)]
+            if "cos" in one
+            else []
             for one in self._inputs
         ]
 
@@ -98,18 +102,23 @@ class TokenPlaces:
             found |= {f"rows{i}": n_rows, f"tokens{i}": tokens, f"slots{i}": slots}
         return found
 
-    def fill_next(self, token: NextToken, position: int) -> None:
-        """As `fill`, but for x, for a token behind the one at `position`.
+    def fill_next(self, moved: MovedBatch, more: Sequence[int]) -> None:
+        """As `fill`, but for x.
 
         Views of memory, and items one by one: to copy arrays NumPy reads more of its own code and
         data, none of which is in a cache here.
+
+        Args:
+            more: how far each token is behind the one before.
         """
-        for place, rotations in zip(self._rotation_places, token.rotations, strict=True):
+        for places, rotations in zip(self._rotation_places, moved.rotations, strict=True):
             if rotations is not None:
-                rotations.put(token.position, *place)
-        more = token.position - position
-        for pool, (_, slots, _) in self._pools.items():
-            slots[0] = int(token.before.segments[pool].slots[0]) + more
+                for position, place in zip(moved.positions, places, strict=True):
+                    rotations.put(position, *place)
+        for pool, (tokens, slots, _) in self._pools.items():
+            before = moved.before.segments[pool].slots
+            for i in range(len(slots)):
+                slots[i] = int(before[i]) + more[tokens[i]]
 
     def fill(self, x: Floats, given: TokenBatch) -> None:
         """Write what differs from batch to batch.

@@ -9,6 +9,7 @@ by one, and so are the bits. Tokens are of one text, as guesses are, or of sever
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from localkv.cache.batch import Batch
 from localkv.kernels.backend import (
     Head,
-    NextToken,
+    MovedBatch,
     StackLayer,
     TokenBatch,
     TokenInputs,
@@ -51,8 +52,8 @@ class TokenProgram:
         given: the tokens', whose caches these are; of its inputs only sizes matter.
 
     Attributes:
-        last: the batch that was run last, if its token can be moved on (`run_next`).
-        position: of its token.
+        last: the batch that was run last, if its tokens can be moved on (`run_next`).
+        positions: of its tokens.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class TokenProgram:
         self.out = x
         self.head: Head | None = None
         self.last: Batch | None = None
-        self.position = 0
+        self.positions = list[int]()
         if given.head is not None and runs(given.head.output):
             self._add_head(given.head)
 
@@ -94,8 +95,8 @@ class TokenProgram:
         self.last = None
         if not self.attention.prepare(given.batch):
             return None
-        if self.head is not None and len(self.places.stages) == self.places.n_tokens == 1:
-            self.last, self.position = given.batch, int(given.batch.positions[0])
+        if self.head is not None and len(self.places.stages) == 1:
+            self.last, self.positions = given.batch, given.batch.positions.tolist()
         self.places.fill(x, given)
         for stage in self.places.stages[: -1 if self.head else None]:
             if isinstance(stage, Chain):
@@ -108,19 +109,21 @@ class TokenProgram:
             return self.operations.logits(self.out, *given.head)
         return self.out.copy()
 
-    def run_next(self, token: NextToken, embedding: Embedding) -> Floats | None:
-        """As `run` with the token of `last`, at another position, whose row goes to the same page.
+    def run_next(self, moved: MovedBatch, embedding: Embedding) -> Floats | None:
+        """As `run` with the tokens of `last`, at other positions, whose rows go to the same pages.
 
         Returns:
-            logits, or None if its attention is cut otherwise.
+            logits, or None if their attention is cut otherwise.
         """
         if self.head is None or self.last is None:
             return None
-        if not self.attention.move(self.last, token.position - self.position):
+        more = list(map(operator.sub, moved.positions, self.positions))
+        if not self.attention.move(self.last, moved.positions, more):
             self.last = None
             return None
-        self.places.fill_next(token, self.position)
-        embedding.put(token.token, token.token_embd, token.scale, self.places.rows[0])
+        self.places.fill_next(moved, more)
+        for token, entry in zip(moved.token_ids, self.places.entries, strict=True):
+            embedding.put(token, moved.token_embd, moved.scale, entry)
         return self._logits(self.head)
 
     def _logits(self, head: Head) -> Floats:
@@ -170,12 +173,13 @@ class TokenPrograms:
         """Make all programs anew."""
         self.kept.clear()
 
-    def run_next(self, layers: tuple[StackLayer, ...], token: NextToken) -> Floats | None:
+    def run_next(self, layers: tuple[StackLayer, ...], moved: MovedBatch) -> Floats | None:
         """As `Backend.run_next` has it."""
-        kept = self.kept.get((id(layers), True, 1, 1))
-        if kept is None or kept.program.last is not token.before or kept.facts[0] != n_threads():
+        before = moved.before
+        kept = self.kept.get((id(layers), True, len(moved.token_ids), len(before.generated)))
+        if kept is None or kept.program.last is not before or kept.facts[0] != n_threads():
             return None
-        return kept.program.run_next(token, self.embedding)
+        return kept.program.run_next(moved, self.embedding)
 
     def __call__(
         self, x: Floats, layers: tuple[StackLayer, ...], given: TokenBatch

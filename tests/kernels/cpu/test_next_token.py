@@ -21,17 +21,18 @@ from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.plan import Launch, Plan
 from localkv.kernels.rope import TokenRotations, rope_frequencies, rope_table
 
-SHAPE = 1, 4, 32
+SHAPE = 4, 32
+"""Query heads, and their channels."""
 TABLE = Sequence._fields.index("table")
 ADDRESSES = [Job._fields.index(name) for name in ("visible", "pieces", "sequences")]
 
 
-def token(cache: KVCache, length: int) -> Batch:
-    """A generated token behind `length` others, in the first pages that are free."""
+def tokens(cache: KVCache, length: int, n: int) -> Batch:
+    """Generated tokens behind `length` others, in the first pages that are free."""
     sequence = cache.new_sequence()
     cache.reserve(sequence, length)
     sequence.length = length
-    batch = cache.batch([(sequence, [0])], generated=True)
+    batch = cache.batch([(sequence, [0] * n)], generated=True)
     cache.drop(sequence)
     return batch
 
@@ -42,7 +43,7 @@ def said(launch: Launch | None, plan: Plan | None) -> object:
     assert plan is not None
     (decode,) = plan.decodes
     sequences, pages = decode.sequences.items.copy(), plan.batch.page_table
-    assert sequences[0, TABLE] == pages.ctypes.data
+    assert (sequences[:, TABLE] == pages.ctypes.data).all()
     sequences[:, TABLE] = 0
     job = np.array(launch.job)
     tables = plan.visible, decode.chunks, decode.sequences
@@ -58,10 +59,11 @@ def said(launch: Launch | None, plan: Plan | None) -> object:
     [AttentionParams(1.0), AttentionParams(1.0, window=300), AttentionParams(1.0, chunk=200)],
     ids=["all", "window", "chunk"],
 )
-def test_a_plan_is_moved_on(params: AttentionParams) -> None:
+@pytest.mark.parametrize(("n", "most"), [(1, 15), (5, 60), (12, 110)])
+def test_a_plan_is_moved_on(params: AttentionParams, n: int, most: int) -> None:
     """Also where a page is begun or left, and where the next token is none that follows."""
-    kept = check_moved((SegmentSpec("f16", "f16"),), 0, params)
-    assert len(kept) < 15  # of 168
+    kept = check_moved((SegmentSpec("f16", "f16"),), 0, params, n)
+    assert len(kept) < most  # of 168
 
 
 @pytest.mark.parametrize("part", [0, 1])
@@ -74,22 +76,23 @@ def test_a_plan_is_moved_on_with_a_tail(part: int) -> None:
 
 
 def check_moved(
-    segments: tuple[SegmentSpec, ...], part: int, params: AttentionParams
+    segments: tuple[SegmentSpec, ...], part: int, params: AttentionParams, n: int = 1
 ) -> list[object]:
-    """The plans of tokens, each as made anew."""
+    """The plans of batches of `n` tokens, each as made anew."""
     sizes = {"n_kv_heads": 2, "head_dim": SHAPE[-1], "n_ctx": 4 * PAGE_TOKENS}
     cache = uniform_cache(NumpyArrays(), n_layers=1, segments=segments, **sizes)
     segment, other = cache.layers[0].segments[part], cache.new_sequence()
     run = PackedAttention()
-    attention, kept = TokenAttention(run, SHAPE, segment, part, params), list[object]()
+    shape = n, *SHAPE
+    attention, kept = TokenAttention(run, shape, segment, part, params), list[object]()
     steps = (range(start, start + 40) for start in (190, 250, 500, 540))
     for length in (*itertools.chain(*steps), 7, 8, 600, 599, 1023, 601, -601, -602):
         if length == -601:  # other pages
             cache.reserve(other, 1)
-        batch = token(cache, abs(length))
+        batch = tokens(cache, min(abs(length), 4 * PAGE_TOKENS - n), n)
         launch, plan = attention(batch)
         rows = batch.segments[part]
-        fresh, _, wanted = PackedAttention().prepared(SHAPE, segment, rows, batch, params)
+        fresh, _, wanted = PackedAttention().prepared(shape, segment, rows, batch, params)
         if not wanted:
             assert launch is NOTHING
             continue

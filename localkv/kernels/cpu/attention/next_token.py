@@ -1,14 +1,16 @@
-"""The plan of a generated token, moved on to the next one.
+"""The plan of generated tokens, moved on to those that follow.
 
-From token to token a sequence's context grows by a row, and mostly its pages stay the same. Then so
-do the parts into which it is cut and the jobs of its workers; only the rows that the token sees
-differ. To make a plan anew takes longer than to write these: each token reads all weights, so
+From batch to batch a sequence's context grows by some rows, and mostly its pages stay the same.
+Then so do the parts into which it is cut and the jobs of its workers; only the rows that tokens see
+differ. To make a plan anew takes longer than to write these: each batch reads all weights, so
 that nothing of Python is left in the caches.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
+from collections.abc import Sequence as Seq
 
 from localkv.arch.mixer_spec import AttentionParams
 from localkv.cache.batch import Batch, SegmentBatch
@@ -22,11 +24,11 @@ TEMPLATE = "attention/rows"
 """The worker for generated tokens."""
 NOTHING = Launch("", array("q"), 1, 0)
 """In place of a call, for a token that sees no row."""
-_LENGTH = Sequence._fields.index("length")
+_TOKEN, _LENGTH = (Sequence._fields.index(name) for name in ("token", "length"))
 
 
 class TokenAttention:
-    """The call for a generated token of one sequence, or for several tokens, in layers that see as
+    """The call for a few generated tokens, of one sequence or of several, in layers that see as
     far back.
 
     Args:
@@ -50,16 +52,21 @@ class TokenAttention:
         self._is_own = False
         self._sees_all = not params.window and not params.chunk
         self._pages = b""
+        self._starts: tuple[int, ...] = (0,)
+        self._grows = list[bool]()
+        self._owners = list[int]()
 
     def __call__(self, batch: Batch) -> tuple[Launch | None, Plan | None]:
         """The one call of the batch, `NOTHING` if it sees no row, None if there are several, or
         others; and its plan, which has to be kept until the call has ended, and may be the next
-        token's afterwards.
+        tokens' afterwards.
 
         Raises:
             BoundsError: the batch is not of such a cache.
         """
         rows = batch.segments[self.part]
+        stored = rows.tokens.tolist()
+        self._grows = [first in stored for first in batch.starts[:-1]]
         if not self._moved_on(rows, batch):
             self._make(rows, batch)
         return self.launch, self.plan
@@ -73,30 +80,33 @@ class TokenAttention:
         elif plan.complete and len(launches) == 1 and launches[0].template == TEMPLATE:
             self.attention.give_away(plan, params)
             self.launch, self._is_own = launches[0], True
-            self._pages = rows.page_table.tobytes()
+            self._pages, self._starts = rows.page_table.tobytes(), batch.starts
+            tokens = plan.decodes[0].sequences.items[:, _TOKEN].tolist()
+            self._owners = [bisect_right(batch.starts, token) - 1 for token in tokens]
 
-    def move(self, batch: Batch, more: int) -> bool:
-        """Whether the call is that of a token so many positions behind the only one of a batch
-        now, whose row goes to the same page. The batch was the last that this was called with.
+    def move(self, batch: Batch, positions: Seq[int], more: Seq[int]) -> bool:
+        """Whether the call is now that of tokens at other positions than those of a batch, whose
+        rows go to the same pages. The batch was the last that this was called with.
+
+        Args:
+            more: how far each token is behind the one in its place.
         """
         rows = batch.segments[self.part]
-        length = rows.lengths[0]
         if self.launch is NOTHING:
-            return length == 0
-        if len(rows.slots):
-            length += more
-            if self._sees_all and self._is_own:
-                assert self.plan is not None
-                self.plan.visible.items[0, 1] = length
-                self.plan.decodes[0].sequences.items[0, _LENGTH] = length
-                return True
-        return self._is_own and self._see(rows, int(batch.positions[0]) + more, length)
+            return not any(rows.lengths)
+        lengths = [
+            length + more[first] if grows else length
+            for length, first, grows in zip(rows.lengths, batch.starts, self._grows, strict=False)
+        ]
+        return self._is_own and self._see(rows, positions, lengths)
 
-    def _visible(self, rows: SegmentBatch, position: int, length: int) -> tuple[int, int]:
+    def _visible(
+        self, rows: SegmentBatch, sequence: int, position: int, length: int
+    ) -> tuple[int, int]:
         """As `visible_rows`, of a token, without NumPy."""
-        first, end = int(self.params.first_visible(position)), position + 1
+        first, end = 0 if self._sees_all else int(self.params.first_visible(position)), position + 1
         if rows.tail is not None:
-            begin = max(rows.tail.begin(position), *rows.exact_from)
+            begin = max(rows.tail.begin(position), rows.exact_from[sequence])
             if rows.is_tail:
                 first = max(first, begin)
             else:
@@ -105,34 +115,38 @@ class TokenAttention:
         return min(max(0, first - begin), length), min(max(0, end - begin), length)
 
     def _moved_on(self, rows: SegmentBatch, batch: Batch) -> bool:
-        """Make the plan this token's, if it sees the pages that the one before saw."""
+        """Make the plan these tokens', if they see the pages that those before saw."""
         plan = self.plan
         if (
             plan is None
             or not self._is_own
             or batch.generated != plan.generated
-            or batch.starts != (0, 1)
+            or batch.starts != self._starts
             or rows.first_position != plan.batch.first_position
             or rows.page_table.tobytes() != self._pages
         ):
             return False
-        (length,) = rows.lengths
-        return self._see(rows, int(batch.positions[0]), length)
+        return self._see(rows, batch.positions.tolist(), rows.lengths)
 
-    def _see(self, rows: SegmentBatch, position: int, length: int) -> bool:
-        """Have the token at a position see what it sees of a segment with `length` rows, if these
-        are in the pages of those that the one before saw."""
-        plan = self.plan
-        assert plan is not None
-        first, end = self._visible(rows, position, length)
-        visible = plan.visible.items
-        before, end_before = int(visible[0, 0]), int(visible[0, 1])
-        if (
-            first >= end
-            or first // PAGE_TOKENS != before // PAGE_TOKENS
-            or pages_for(end) != pages_for(end_before)
-        ):
-            return False
-        visible[0, 0], visible[0, 1] = first, end
-        plan.decodes[0].sequences.items[0, _LENGTH] = length
+    def _see(self, rows: SegmentBatch, positions: Seq[int], lengths: Seq[int]) -> bool:
+        """Have the tokens at some positions see what they see of a segment with so many rows of
+        each sequence, if these are in the pages of those that the ones before saw."""
+        assert self.plan is not None
+        visible, seen = self.plan.visible.items, list[tuple[int, int]]()
+        for i, length in enumerate(lengths):
+            for token in range(self._starts[i], self._starts[i + 1]):
+                first, end = self._visible(rows, i, positions[token], length)
+                before, end_before = int(visible[token, 0]), int(visible[token, 1])
+                if (
+                    first >= end
+                    or first // PAGE_TOKENS != before // PAGE_TOKENS
+                    or pages_for(end) != pages_for(end_before)
+                ):
+                    return False
+                seen.append((first, end))
+        for token, (first, end) in enumerate(seen):
+            visible[token, 0], visible[token, 1] = first, end
+        sequences = self.plan.decodes[0].sequences.items
+        for row, i in enumerate(self._owners):
+            sequences[row, _LENGTH] = lengths[i]
         return True

@@ -44,8 +44,8 @@ Prepare = Callable[[Batch], tuple[Launch | None, object]]
 """The one call of a batch in such layers, `NOTHING` if it sees no row there, None if there are
 several, or others; and what has to be kept until it has run: its plan, whose tables it reads."""
 
-Move = Callable[[Batch, int], bool]
-"""Whether such a call is, as it is now, that of a token so many positions behind."""
+Move = Callable[[Batch, Sequence[int], Sequence[int]], bool]
+"""Whether such a call is, as it is now, that of tokens at other positions, each so far behind."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class _Alike:
         threads: that these run on.
         done: int64 [layers, items], cleared for each batch.
         filled: what the jobs were written from; None for jobs without work.
-        move: as `prepare` for a token behind a batch's; None if it can't.
+        move: as `prepare` for tokens behind a batch's; None if it can't.
     """
 
     prepare: Prepare
@@ -229,11 +229,11 @@ class AttentionSteps:
                 group.fill(launch, scratch)
         return True
 
-    def move(self, batch: Batch, more: int) -> bool:
-        """As `prepare` for a token that is so many positions behind a batch's only one, which was
-        prepared last, and whose row goes to the same page."""
+    def move(self, batch: Batch, positions: Sequence[int], more: Sequence[int]) -> bool:
+        """As `prepare` for tokens at other positions than those of a batch, each so far behind,
+        and in the same pages; the batch was prepared last."""
         for group in self._groups.values():
-            if group.move is None or not group.move(batch, more):
+            if group.move is None or not group.move(batch, positions, more):
                 return False
         scratch = self.attention.scratch.take(self._most)
         for group in self._groups.values():
