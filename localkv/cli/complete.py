@@ -109,6 +109,17 @@ _OUTPUT_OPTIONS: list[click.Parameter] = [
         "logarithms of the model's own probabilities, before all samplers.",
     ),
     option(
+        "--audit",
+        panel="Output",
+        type=click.Choice(["kept", "exact"]),
+        is_flag=False,
+        flag_value="kept",
+        metavar="[exact]",
+        help="Evaluate the text once more through an f16 cache, and say on stderr what the packed "
+        "cache changed: divergence, and the tokens with another most likely choice. With exact the "
+        "divergence leaves nothing out, and it takes twice as long.",
+    ),
+    option(
         "--stream/--no-stream",
         panel="Output",
         type=bool,
@@ -147,6 +158,7 @@ def _run(
     output: str | None,
     as_json: bool,
     logprobs: int | None,
+    audit: str | None,
     stream: bool,
     raw: bool,
     stats: bool,
@@ -201,6 +213,8 @@ def _run(
         }
         if logprobs is not None:
             options["logprobs"] = logprobs
+        if audit is not None:
+            options["audit"] = "exact" if audit == "exact" else True
         if grammar is not None:
             options["grammar"] = grammar
         if chat:
@@ -221,6 +235,9 @@ def _run(
         note(f"the context of {llm.cache.n_ctx} tokens is full; a larger one (-c) makes more room")
     if grammar is not None and completion.finish_reason == "length":
         warn(f"the text broke off before it was all of what the {grammar.what} asks for")
+    if audit is not None:
+        found = completion.audit
+        say(f"audit: {found.line() if found is not None else 'there are no tokens'}")
     if stats:
         for line in _stats(llm, completion, waited):
             say(line)
@@ -297,6 +314,8 @@ def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
     result = asdict(replace(completion, logprobs=None))
     for name in ("logprobs", "tool_calls", "content"):  # no tools, no calls
         del result[name]
+    if completion.audit is None:
+        del result["audit"]
     if completion.logprobs is not None:
         from localkv.engine.logprobs import as_openai
 

@@ -38,9 +38,9 @@ from localkv.errors import UsageError
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig, KVScales
+    from localkv.engine.token_scores import TokenScores
     from localkv.llm import LLM
     from localkv.quality.base_file import BaseFile, BaseWriter
-    from localkv.quality.scores import TokenScores
 
 DEFAULT_N_CTX = 512  # llama-perplexity's
 

@@ -19,6 +19,7 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import Sequence as CachedSequence
 from localkv.cache.scales import check_scales
 from localkv.config import CacheConfig
+from localkv.engine.audit.predictions import Predictions
 from localkv.engine.cache_room import allocated_cache
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.decode_loop import DecodeLoop
@@ -249,19 +250,38 @@ class Engine:
         self.slot.turn(work)
         return out
 
-    def logit_batches(self, ids: Sequence[int], *, first: int = 0) -> Iterator[Array]:
+    def logit_batches(
+        self,
+        ids: Sequence[int],
+        *,
+        first: int = 0,
+        n_prompt: int | None = None,
+        n_rows: int | None = None,
+    ) -> Iterator[Array]:
         """Logits of the positions from `first` on, a batch at a time, on the backend's device.
 
-        Nobody has to hold those of a whole context: float32 [at most n_batch, n_vocab] each. A part
+        Nobody has to hold those of a whole context: float32 [at most n_rows, n_vocab] each. A part
         is valid until the next is asked for, or another thread calls the engine.
+
+        Args:
+            n_prompt: evaluate so many tokens as a prompt's, and those behind them as generated
+                ones; None for all as a prompt.
+            n_rows: most positions of a part; None, or more than a batch, for a batch.
 
         Raises:
             ContextOverflowError: more ids than the context holds.
         """
         self.check_prompt(ids)
-        text = Text(list(ids), len(ids))
-        bounds = [*range(0, first, self.n_batch), *range(first, len(ids), self.n_batch), len(ids)]
-        parts = list(pairwise(bounds))
+        n_prompt = len(ids) if n_prompt is None else min(n_prompt, len(ids))
+        n_rows = min(n_rows or self.n_batch, self.n_batch)
+        text = Text(list(ids), n_prompt)
+        stretches = pairwise(sorted({0, first, n_prompt, len(ids)}))
+        bounds = [
+            at
+            for start, end in stretches
+            for at in range(start, end, self.n_batch if start < first else n_rows)
+        ]
+        parts = list(pairwise([*bounds, len(ids)]))
 
         def run_up_to(number: int) -> Array:
             """The parts that are missing; the logits of the last of them."""
@@ -270,9 +290,9 @@ class Engine:
                 self.slot.take(text)
             for start, end in parts[:number]:
                 if self.sequence.length <= start:
-                    self.slot.evaluate(ids[start:end])
+                    self.slot.evaluate(ids[start:end], generated=start >= n_prompt)
             start, end = parts[number]
-            return self.slot.evaluate(ids[start:end], "all")
+            return self.slot.evaluate(ids[start:end], "all", generated=start >= n_prompt)
 
         for number, (start, _) in enumerate(parts):
             if start >= first:
@@ -310,6 +330,7 @@ class Engine:
         forcing: Forcing | None = None,
         constraint: Constraint | None = None,
         logprobs: int | None = None,
+        predictions: Predictions | None = None,
         speculation: Speculation | None = None,
     ) -> Generation:
         """Continue a prompt.
@@ -324,6 +345,7 @@ class Engine:
             forcing: says which tokens are not drawn, but must come.
             constraint: a grammar's, which says which tokens may be drawn.
             logprobs: alternatives that the generation notes for each token.
+            predictions: keeps what an audit needs of the distribution of each token.
             speculation: how tokens are guessed, which changes nothing but the speed.
 
         Raises:
@@ -344,6 +366,7 @@ class Engine:
             forcing=forcing,
             constraint=constraint,
             logprobs=logprobs,
+            predictions=predictions,
             speculator=self._speculator(speculation),
         )
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import NO_TOKEN
+from localkv.engine.audit.predictions import Predictions
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.logprobs import RankedToken, ranked
 from localkv.engine.speculation.speculator import Speculator
@@ -86,6 +87,12 @@ class TokenStream(Protocol):
     stats: GenerationStats
     finish_reason: FinishReason | None
     context_full: bool
+    predictions: Predictions | None
+
+    @property
+    def ids(self) -> list[int]:
+        """The prompt, and the tokens so far."""
+        ...
 
     @property
     def logprobs(self) -> Sequence[RankedToken]:
@@ -121,6 +128,8 @@ class Generation(Iterator[int]):
             with "stop".
         logprobs: alternatives that are noted for each token; None notes nothing. With a number the
             host draws the tokens.
+        predictions: keeps what an audit needs of each token's distribution. The host draws the
+            tokens.
         speculator: guesses tokens, which are evaluated together; the text stays the same. The host
             draws the tokens.
 
@@ -129,6 +138,7 @@ class Generation(Iterator[int]):
         finish_reason: None while it runs, then "stop" (a stop token, which is not part of the
             ids), "length" (`max_tokens` or the end of the context) or "cancelled".
         context_full: it ended because the context did.
+        predictions: what was kept.
     """
 
     def __init__(
@@ -144,6 +154,7 @@ class Generation(Iterator[int]):
         forcing: Forcing | None = None,
         constraint: Constraint | None = None,
         logprobs: int | None = None,
+        predictions: Predictions | None = None,
         speculator: Speculator | None = None,
     ) -> None:
         self.stats = GenerationStats(n_prompt=len(prompt_ids))
@@ -153,11 +164,12 @@ class Generation(Iterator[int]):
         self._text = Text(list(prompt_ids), len(prompt_ids))
         self._sampler = sampler
         self._n_logprobs = logprobs
+        self.predictions = predictions
         self._ranked: list[RankedToken] = []
         self._speculator = speculator
         self._ahead = deque[tuple[int, NDArray[np.float32]]]()
         self._constraint = constraint
-        on_host = any(one is not None for one in (logprobs, speculator, constraint))
+        on_host = any(one is not None for one in (logprobs, predictions, speculator, constraint))
         self._draw = None if on_host else slot.model.draw(sampler.params)
         self._tokens: Iterator[int] | None = None
         room = n_ctx - len(prompt_ids)
@@ -169,6 +181,11 @@ class Generation(Iterator[int]):
         self._ready = deque[tuple[int, float]]()
         self._end: FinishReason | None = None
         self._error: Exception | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """The prompt, and the tokens so far."""
+        return self._text.ids[: self.stats.n_prompt + self.stats.n_generated]
 
     @property
     def logprobs(self) -> Sequence[RankedToken]:
@@ -326,8 +343,11 @@ class Generation(Iterator[int]):
         if token is None:
             constraint = self._constraint
             token = self._sampler.sample(row if constraint is None else constraint.masked(row))
-        if self._n_logprobs is not None and token not in self._stop_ids:
-            self._ranked.append(ranked(row, token, self._n_logprobs))
+        if token not in self._stop_ids:
+            if self._n_logprobs is not None:
+                self._ranked.append(ranked(row, token, self._n_logprobs))
+            if self.predictions is not None:
+                self.predictions.add(row, token)
         if self._ahead and self._ahead[0][0] == token:
             self.stats.n_accepted += 1
             if self._speculator is not None:

@@ -8,6 +8,7 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING
 
+from localkv.engine.audit.predictions import Predictions
 from localkv.engine.engine import Engine
 from localkv.engine.generation import TokenStream
 from localkv.engine.reasoning_budget import ReasoningBudget
@@ -43,6 +44,7 @@ def new_stream(
     grammar_tokens: GrammarTokens | None = None,
     scope: Scope | None = None,
     logprobs: int | None = None,
+    predictions: Predictions | None = None,
     speculation: Speculation | None = None,
 ) -> TextStream:
     """A stream that continues `ids`. `LLM.stream` describes the arguments.
@@ -55,6 +57,7 @@ def new_stream(
         budget: of an answer's reasoning.
         grammar: what the text keeps to, where `scope` says, or everywhere; it needs
             `grammar_tokens`.
+        predictions: keeps what an audit needs.
         speculation: how tokens are guessed.
 
     Raises:
@@ -98,13 +101,17 @@ def new_stream(
         forcing=budget,
         constraint=constraint,
         logprobs=logprobs,
+        predictions=predictions,
         speculation=speculation,
     )
     stops = (stop,) if isinstance(stop, str) else stop
-    decoder: TokenDecoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)
-    if in_channels and (markers := channel_markers(tokenizer)):
-        decoder = ChannelDecoder(decoder, markers, ids)
+    markers = channel_markers(tokenizer) if in_channels else None
+
+    def new_decoder() -> TokenDecoder:
+        decoder = tokenizer.stream_decoder(after=ids, skip_special=True, kept=kept)
+        return ChannelDecoder(decoder, markers, ids) if markers else decoder
+
     token_bytes = None if logprobs is None else partial(tokenizer.token_bytes, special=True)
     return TextStream(
-        generation, decoder, stops, sampler.seed, opening=opening, token_bytes=token_bytes
+        generation, new_decoder, stops, sampler.seed, opening=opening, token_bytes=token_bytes
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from threading import Event
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from localkv.sampling.params import SamplingParams
 
@@ -60,6 +60,7 @@ class ChatOptions(SamplingOptions, total=False):
     stop: str | Sequence[str]
     ignore_eos: bool
     logprobs: int | None
+    audit: bool | Literal["exact"]
     schema: Schema | None
     grammar: Grammar | str | None
     spec: str | None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Event
-from typing import TYPE_CHECKING, Unpack, cast, overload
+from typing import TYPE_CHECKING, Literal, Unpack, cast, overload
 
+from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
@@ -33,6 +35,7 @@ from localkv.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from localkv.engine.async_stream import AsyncTextStream
+    from localkv.engine.audit.audit import Audit
     from localkv.engine.requests.batch_engine import BatchEngine
     from localkv.structured.grammar import Grammar, Schema
     from localkv.structured.grammar_tokens import GrammarTokens
@@ -48,10 +51,12 @@ class TextModel:
     Attributes:
         gguf: the file that holds the tokenizer and the template.
         engine: token ids in, token ids out.
+        cache: the cache's types and context length.
     """
 
     gguf: GGUFFile
     engine: Engine
+    cache: CacheConfig
     speculation: Speculation = Speculation()
     _override_pre: str | None = None
     _step_ms: float | None = None
@@ -128,6 +133,7 @@ class TextModel:
         ignore_eos: bool = False,
         parse_special: bool = False,
         logprobs: int | None = None,
+        audit: bool | Literal["exact"] = False,
         schema: Schema | None = None,
         grammar: Grammar | str | None = None,
         spec: str | None = None,
@@ -146,6 +152,9 @@ class TextModel:
             logprobs: note how probable each token was, and so many of the most probable ones at
                 its place (0 for none), before samplers. Tokens are then drawn on the host, where a
                 seed may give others than on a GPU.
+            audit: find out what the packed cache changed, once the text is complete: the `audit` of
+                its `completion`. "exact" knows the whole distributions, and takes twice as long.
+                Tokens are drawn on the host, as with `logprobs`, unless it is "exact".
             schema: the text is JSON that this JSON schema describes; a mapping, or JSON text. With
                 "length" as its finish reason it broke off.
             grammar: the text is one of this grammar: GBNF, as llama.cpp has it, llguidance's Lark,
@@ -171,6 +180,7 @@ class TextModel:
             ignore_eos=ignore_eos,
             parse_special=parse_special,
             logprobs=logprobs,
+            audit=audit,
             schema=schema,
             grammar=grammar,
             spec=spec,
@@ -218,6 +228,7 @@ class TextModel:
         ignore_eos: bool = False,
         parse_special: bool = False,
         logprobs: int | None = None,
+        audit: bool | Literal["exact"] = False,
         schema: Schema | None = None,
         grammar: Grammar | str | None = None,
         spec: str | None = None,
@@ -225,6 +236,13 @@ class TextModel:
         params: SamplingParams | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> TextStream:
+        if audit not in (True, False, "exact"):
+            raise UsageError(f"audit is {audit!r}", hint='use True, False or "exact"')
+        predictions = None
+        if audit is True:
+            from localkv.engine.audit.predictions import Predictions
+
+            predictions = Predictions()
         kept_to, scope = self._kept_to(prompt, schema, grammar)
         ids = self._ids(prompt, parse_special)
         opening, kept, budget = "", frozenset[int](), None
@@ -234,7 +252,7 @@ class TextModel:
             calls = kept_to is not None and kept_to.is_all
             if most is not None:
                 budget = ReasoningBudget(most, prompt, self.tokenizer, calls=calls)
-        return new_stream(
+        stream = new_stream(
             engine,
             self.tokenizer,
             ids,
@@ -251,8 +269,71 @@ class TextModel:
             grammar_tokens=None if kept_to is None else self.grammar_tokens,
             scope=scope,
             logprobs=logprobs,
+            predictions=predictions,
             speculation=self._speculation(spec),
         )
+        if audit:
+            stream.audited = partial(self.audit, stream)
+        return stream
+
+    def check_further_cache(self, cache: CacheConfig) -> None:
+        """Refuse another cache for which there is no room now that the model is loaded.
+
+        Raises:
+            DoesNotFitError: names settings that would fit.
+        """
+        raise NotImplementedError
+
+    def audit(
+        self, stream: TextStream, *, n_batch: int | None = None, cancel: Event | None = None
+    ) -> Audit | None:
+        """What the packed cache changed in a text that was generated.
+
+        The text is evaluated once more, teacher-forced, through an f16 cache of its own; without
+        memory for one of the whole text, in windows. If the stream did not keep what it needs
+        (`audit`), the packed cache is evaluated again, too.
+
+        Args:
+            stream: one of this model's; of its text, what was read so far.
+            n_batch: most tokens evaluated at a time; None for as many as in prompts.
+            cancel: set it, from any thread, to end it after the batch at hand.
+
+        Returns:
+            None if there is no token, or it was cancelled.
+
+        Raises:
+            DoesNotFitError: there is no memory for an f16 cache.
+        """
+        from localkv.engine.audit.audit import audit_of
+        from localkv.engine.audit.second_reading import CancelledReadingError, SecondReading
+
+        generation, started = stream.generation, time.perf_counter()
+        stats = generation.stats
+        if not stats.n_generated:
+            return None
+        reading = SecondReading(
+            self.engine.model,
+            self.cache,
+            n_batch=min(n_batch or self.engine.n_batch, self.engine.n_batch),
+            check_room=self.check_further_cache,
+            is_cancelled=lambda: cancel is not None and cancel.is_set(),
+        )
+        predictions = generation.predictions
+        try:
+            found = reading.compare(generation.ids, stats.n_prompt, predictions)
+        except CancelledReadingError:
+            return None
+        return audit_of(
+            found,
+            types="/".join(self.cache.shown_types),
+            is_exact=predictions is None or found.window is not None,
+            seconds=time.perf_counter() - started,
+            places=stream.places(),
+            token_text=self._token_text,
+        )
+
+    def _token_text(self, token: int) -> str:
+        return self.tokenizer.token_bytes(token, special=True).decode("utf-8", errors="replace")
 
     def _kept_to(
         self, prompt: Prompt, schema: Schema | None, grammar: Grammar | str | None

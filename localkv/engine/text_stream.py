@@ -12,6 +12,7 @@ from localkv.engine.logprobs import TokenLogprob, named
 
 if TYPE_CHECKING:
     from localkv.engine.answer_calls import ReadCalls
+    from localkv.engine.audit.audit import Audit
     from localkv.tool_calls.events import ToolCall
 
 
@@ -38,6 +39,7 @@ class Completion:
             text; None unless they were asked for.
         tool_calls: the calls in the answer, if it was told of tools.
         content: the answer without its calls and its reasoning; None if it was told of none.
+        audit: what the packed cache changed, if that was asked for and there are tokens.
     """
 
     text: str
@@ -49,6 +51,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     content: str | None = None
+    audit: Audit | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class TextStream(Iterator[str]):
 
     Args:
         generation: yields the tokens.
-        decoder: turns them into text.
+        new_decoder: makes what turns them into text.
         stops: strings that end the text.
         seed: of the sampler.
         opening: text at the end of the prompt, which comes first.
@@ -137,12 +140,13 @@ class TextStream(Iterator[str]):
 
     Attributes:
         calls: looks for calls of tools in the finished text, if there are tools.
+        audited: audits the finished text for `completion`, if that is asked for.
     """
 
     def __init__(
         self,
         generation: TokenStream,
-        decoder: TokenDecoder,
+        new_decoder: Callable[[], TokenDecoder],
         stops: Sequence[str],
         seed: int,
         *,
@@ -152,11 +156,15 @@ class TextStream(Iterator[str]):
         self.generation = generation
         self.seed = seed
         self._opening = opening
-        self._decoder = decoder
+        self._n_opening = len(opening)
+        self._new_decoder = new_decoder
+        self._decoder = new_decoder()
         self._stops = StopStrings(stops)
         self._text: list[str] = []
         self._finish_reason: FinishReason | None = None
         self.calls: ReadCalls | None = None
+        self.audited: Callable[[], Audit | None] | None = None
+        self._audit: Audit | None = None
         self._token_bytes = token_bytes
         self._logprobs: list[TokenLogprob] = []
         self._one_at_a_time = RLock()
@@ -217,6 +225,22 @@ class TextStream(Iterator[str]):
                 self._logprobs.append(named(one, self._token_bytes))
             return tuple(self._logprobs)
 
+    def places(self) -> list[tuple[int, int]]:
+        """The characters of the text, from and to, that each token so far became.
+
+        A token that is a part of a character has those of the one that completes it; what is not
+        part of the text, as a stop string, has none.
+        """
+        stats, decoder = self.stats, self._new_decoder()
+        text = "".join(self._text)
+        ends = [self._n_opening]
+        for token in self.generation.ids[stats.n_prompt :]:
+            ends.append(min(ends[-1] + len(decoder.push(token)), len(text)))
+        return [
+            (start, next((later for later in ends[at:] if later > start), start))
+            for at, start in enumerate(ends[:-1], start=1)
+        ]
+
     def close(self) -> None:
         """End it, with "cancelled" unless it has ended."""
         with self._one_at_a_time:
@@ -244,6 +268,8 @@ class TextStream(Iterator[str]):
             pass
         assert self._finish_reason is not None
         stats, text = self.stats, "".join(self._text)
+        if self.audited is not None:
+            self._audit, self.audited = self.audited(), None
         content, tool_calls = (None, ()) if self.calls is None else self.calls.of(text)
         return Completion(
             text=text,
@@ -269,4 +295,5 @@ class TextStream(Iterator[str]):
             logprobs=self.token_logprobs,
             tool_calls=tool_calls,
             content=content,
+            audit=self._audit,
         )

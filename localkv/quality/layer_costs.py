@@ -20,9 +20,9 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.profile import LayerTypes
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.token_scores import score
 from localkv.model import Transformer
 from localkv.quality.chunks import first_scored
-from localkv.quality.scores import score
 
 BASE = "f16"
 _BLOCK_VALUES = 1 << 22

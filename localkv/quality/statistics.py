@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localkv.quality.scores import Array, TokenScores
+from localkv.engine.token_scores import Array, TokenScores
 
 KLD_PERCENTILES = (100, 99.9, 99, 95, 90, 50, 10, 5, 1, 0.1, 0)
 DELTA_P_PERCENTILES = (100, 99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1, 0)

@@ -16,6 +16,7 @@ from localkv.cache.profile import packed_ranges
 from localkv.cache.profile_file import write_profile
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.token_scores import score
 from localkv.errors import UsageError
 from localkv.formats.codebooks import NORMAL
 from localkv.kernels.cpu.cpu_backend import cpu_backend
@@ -30,7 +31,6 @@ from localkv.quality.calibration_text import calibration_text
 from localkv.quality.channels import channel_ranges
 from localkv.quality.kv_profile import Plan, measure, sensible_types
 from localkv.quality.layer_costs import ChunkCosts, base_types
-from localkv.quality.scores import score
 from support.held_bytes import held
 from support.program import Program
 from support.random_model import RandomModel

@@ -17,19 +17,14 @@ from localkv import LLM
 from localkv.cli.cache_pairs import fitting_pairs
 from localkv.cli.perplexity_plot import cut, unbeaten
 from localkv.config import CacheConfig
+from localkv.engine.token_scores import TokenScores, score
 from localkv.errors import LocalKVError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_spec import model_spec
 from localkv.memory.plan import context_bytes, mean_bits
 from localkv.quality.chunks import MIN_CONTEXT, text_chunks
-from localkv.quality.scores import (
-    TokenScores,
-    base_cache,
-    joined,
-    score,
-    score_chunks,
-)
+from localkv.quality.scores import base_cache, joined, score_chunks
 from localkv.quality.statistics import divergence, mean, perplexity
 from support.paths import DATA, MODELS
 from support.program import Program, localkv_process

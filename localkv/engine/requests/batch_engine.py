@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from localkv.cache.arrays import Array
 from localkv.cache.layout import PAGE_TOKENS
+from localkv.engine.audit.predictions import Predictions
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Forcing
 from localkv.engine.logprobs import check_logprobs
@@ -163,6 +164,7 @@ class BatchEngine:
         forcing: Forcing | None = None,
         constraint: Constraint | None = None,
         logprobs: int | None = None,
+        predictions: Predictions | None = None,
         speculation: Speculation | None = None,
         priority: int = 0,
         timeout: float | None = None,
@@ -196,7 +198,7 @@ class BatchEngine:
         )
         self._n_requests += 1
         speculator = new_speculator(speculation or Speculation(), self.engine.prices)
-        on_host = logprobs is not None or constraint is not None or speculator is not None
+        on_host = any(one is not None for one in (logprobs, predictions, constraint, speculator))
         generation = BatchedGeneration(
             self,
             request,
@@ -209,6 +211,7 @@ class BatchEngine:
             forcing=forcing,
             constraint=constraint,
             logprobs=logprobs,
+            predictions=predictions,
             speculator=speculator,
         )
         if n_prompt > room:

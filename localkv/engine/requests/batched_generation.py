@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from localkv.cache.arrays import Array, Arrays, Draw
+from localkv.engine.audit.predictions import Predictions
 from localkv.engine.generation import FinishReason, Forcing, GenerationStats, checked
 from localkv.engine.logprobs import RankedToken, ranked, ranked_among
 from localkv.engine.requests.request import Request
@@ -39,6 +40,7 @@ class BatchedGeneration(Iterator[int]):
         request: whose text grows with the tokens.
         arrays: where logits are.
         draw: draws tokens there; None if the host must.
+        predictions: keeps what an audit needs of each token's distribution.
         speculator: guesses tokens; whoever runs the steps asks it.
 
     Attributes:
@@ -60,6 +62,7 @@ class BatchedGeneration(Iterator[int]):
         forcing: Forcing | None,
         constraint: Constraint | None,
         logprobs: int | None,
+        predictions: Predictions | None = None,
         speculator: Speculator | None = None,
     ) -> None:
         self.request = request
@@ -75,6 +78,7 @@ class BatchedGeneration(Iterator[int]):
         self._forcing = forcing
         self._constraint = constraint
         self._n_logprobs = logprobs
+        self.predictions = predictions
         self._ranked = list[RankedToken]()
         self._among: tuple[Ints, Floats] | None = None
         self.ranks_after_samplers = False
@@ -100,6 +104,11 @@ class BatchedGeneration(Iterator[int]):
     def has_ended(self) -> bool:
         """Whether no further token will be drawn."""
         return self._end is not None
+
+    @property
+    def ids(self) -> list[int]:
+        """The prompt, and the tokens so far."""
+        return self.request.text.ids[: self.stats.n_prompt + self.stats.n_generated]
 
     @property
     def logprobs(self) -> Sequence[RankedToken]:
@@ -184,6 +193,8 @@ class BatchedGeneration(Iterator[int]):
             return False
         if self._n_logprobs is not None:
             self._ranked.append(self._ranked_token(logits, token, self._n_logprobs))
+        if self.predictions is not None:
+            self.predictions.add(self._arrays.to_numpy(logits), token)
         self._sampler.accept(token)
         if self._forcing is not None:
             self._forcing.accept(token)

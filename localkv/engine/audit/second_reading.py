@@ -1,0 +1,158 @@
+"""Evaluates a generated text once more, through an f16 cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from localkv.config import CacheConfig
+from localkv.engine.audit.comparison import Compared, compare_kept, compare_logits, joined
+from localkv.engine.audit.predictions import Predictions
+from localkv.engine.engine import Engine
+from localkv.engine.token_scores import Logits
+from localkv.errors import DoesNotFitError
+from localkv.model import Transformer
+
+_MOST_VALUES = 1 << 23
+"""Logits that are compared at a time."""
+_FEW_ROWS = 16
+"""Positions that are evaluated at a time at least."""
+LEAST_WINDOW = 256
+"""Tokens of a window: fewer say nothing of a longer text."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What came of it.
+
+    Attributes:
+        compared: the prediction of each generated token, by both caches.
+        window: tokens that each prediction saw at most, if not the whole text; else None.
+    """
+
+    compared: Compared
+    window: int | None
+
+
+class CancelledReadingError(Exception):
+    """Somebody ended it."""
+
+
+class SecondReading:
+    """Compares what a cache predicted with an f16 one, teacher-forced.
+
+    Prompt tokens are evaluated as a prompt's and the others as generated ones, so that on a CPU the
+    two differ in nothing but the cache.
+
+    Args:
+        model: weights on a backend.
+        cache: the one that the text was generated with.
+        n_batch: most tokens evaluated at a time.
+        check_room: raises DoesNotFitError for a further cache that memory has no room for.
+        is_cancelled: looked at before each batch.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: CacheConfig,
+        *,
+        n_batch: int,
+        check_room: Callable[[CacheConfig], object],
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._n_batch = n_batch
+        self._check_room = check_room
+        self._is_cancelled = is_cancelled
+
+    def compare(
+        self, ids: Sequence[int], n_prompt: int, predictions: Predictions | None
+    ) -> Reading:
+        """Compare all predictions of generated tokens.
+
+        Args:
+            ids: prompt and generated tokens, one of these at least.
+            n_prompt: tokens of the prompt.
+            predictions: what was kept of them as they were made; None evaluates the text through
+                the packed cache again.
+
+        Raises:
+            DoesNotFitError: memory has no room for a window of `LEAST_WINDOW` tokens.
+            CancelledReadingError: it was ended.
+        """
+        try:
+            self._check(len(ids), packed=predictions is None)
+        except DoesNotFitError:
+            return self._in_windows(ids, n_prompt)
+        text, at = ids[:-1], n_prompt
+        base = self._logits(self._base(len(ids)), text, n_prompt, n_prompt - 1)
+        parts = list[Compared]()
+        if predictions is None:
+            packed = self._logits(self._packed(len(ids)), text, n_prompt, n_prompt - 1)
+            for ours, theirs in zip(packed, base, strict=True):
+                parts.append(compare_logits(theirs, ours, ids[at : at + len(ours)]))
+                at += len(ours)
+        else:
+            for theirs in base:
+                kept = predictions[at - n_prompt : at - n_prompt + len(theirs)]
+                parts.append(compare_kept(theirs, kept))
+                at += len(theirs)
+        return Reading(joined(parts), None)
+
+    def _in_windows(self, ids: Sequence[int], n_prompt: int) -> Reading:
+        """Compare both caches within windows, of which the second half is scored; each begins with
+        the text's first token."""
+        window = len(ids)
+        while True:
+            window //= 2
+            try:
+                self._check(window, packed=True)
+                break
+            except DoesNotFitError:
+                if window // 2 < LEAST_WINDOW:
+                    raise
+        parts = list[Compared]()
+        for at in range(n_prompt, len(ids), window // 2):
+            end = min(at + window // 2, len(ids))
+            start = max(0, end - window)
+            text = [ids[0], *ids[start + 1 : end - 1]]
+            places = (max(1, n_prompt - start), at - 1 - start)
+            packed = self._logits(self._packed(window), text, *places)
+            base = self._logits(self._base(window), text, *places)
+            for ours, theirs in zip(packed, base, strict=True):
+                parts.append(compare_logits(theirs, ours, ids[at : at + len(ours)]))
+                at += len(ours)
+        return Reading(joined(parts), window)
+
+    def _check(self, n_tokens: int, *, packed: bool) -> None:
+        self._check_room(self._base(n_tokens))
+        if packed:
+            self._check_room(self._packed(n_tokens))
+
+    def _base(self, n_tokens: int) -> CacheConfig:
+        # the length of the context may change RoPE
+        return CacheConfig(
+            n_ctx=self._cache.n_ctx, n_tokens=n_tokens, kv_rotation="off", ctx_checkpoints=0
+        )
+
+    def _packed(self, n_tokens: int) -> CacheConfig:
+        return replace(self._cache, n_sequences=1, n_tokens=n_tokens, ctx_checkpoints=0)
+
+    def _logits(
+        self, cache: CacheConfig, ids: Sequence[int], n_prompt: int, first: int
+    ) -> Iterator[Logits]:
+        """Logits of the positions from `first` on: float32 [<= n_rows, n_vocab]."""
+        engine = Engine(self._model, cache, n_batch=self._n_batch)
+        n_rows = max(_FEW_ROWS, _MOST_VALUES // self._model.config.n_vocab)
+        batches = engine.logit_batches(ids, first=first, n_prompt=n_prompt, n_rows=n_rows)
+        to_numpy = self._model.backend.arrays.to_numpy
+        while not self._is_cancelled():
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield np.array(to_numpy(batch))
+        raise CancelledReadingError
