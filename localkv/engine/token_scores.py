@@ -12,6 +12,9 @@ from localkv.errors import LocalKVError
 Array = NDArray[np.float64]
 Logits = NDArray[np.float32]
 
+NOT_FINITE = "the model's logits are not finite, so nothing can be measured"
+"""The error about them."""
+
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -68,7 +71,7 @@ def log_softmax(logits: Logits) -> Array:
         LocalKVError: a logit is infinite or not a number.
     """
     if not np.isfinite(logits).all():
-        raise LocalKVError("the model's logits are not finite, so nothing can be measured")
+        raise LocalKVError(NOT_FINITE)
     x: Array = logits.astype(np.float64)
     x -= x.max(1, keepdims=True)
     x -= np.log(np.exp(x).sum(1, keepdims=True))

@@ -42,6 +42,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
     mirostat: int | None = None
+    audit: bool | None = None
     samplers: list[str] | str | None = None
     logit_bias: dict[str, float | bool] | list[list[Any]] | None = None
     ignore_eos: bool | None = None
@@ -70,6 +71,8 @@ def sampling_params(
     """
     if fields.mirostat:
         raise unsupported("mirostat", "use top_p, min_p or typical_p")
+    if fields.audit:
+        raise unsupported("audit", "use localkv complete --audit, or audit=True in Python")
     changes: dict[str, Any] = {
         name: value for name in _SAME if (value := getattr(fields, name)) is not None
     }

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.engine.audit.predictions import Prediction
-from localkv.engine.token_scores import Array, Logits, log_softmax, score
+from localkv.engine.audit.predictions import Distribution, Prediction
+from localkv.engine.token_scores import NOT_FINITE, Array, Logits, log_softmax, score
+from localkv.errors import LocalKVError
 
 
 @dataclass(frozen=True)
@@ -43,41 +44,45 @@ def compare_kept(base_logits: Logits, kept: Sequence[Prediction]) -> Compared:
     Args:
         base_logits: float32 [tokens, n_vocab].
         kept: of the same tokens.
+
+    Raises:
+        LocalKVError: a logit is infinite or not a number.
     """
-    log_p = log_softmax(base_logits)
-    each = np.arange(len(log_p))
-    bounds = np.array([_divergence(row, one) for row, one in zip(log_p, kept, strict=True)])
-    best_base = log_p.argmax(1)
-    return Compared(
-        nll=np.array([-one.drawn for one in kept]),
-        nll_base=-log_p[each, [one.token for one in kept]],
-        kld=bounds[:, 0],
-        kld_most=bounds[:, 1],
-        best=np.array([int(one.ids[0]) for one in kept]),
-        best_base=best_base,
-        p_best=np.exp([float(one.top[0]) for one in kept]),
-        p_best_base=np.exp(log_p[each, best_base]),
-    )
+    if not np.isfinite(base_logits).all():
+        raise LocalKVError(NOT_FINITE)
+    figures = np.empty((6, len(kept)))
+    best_base = np.empty(len(kept), np.int64)
+    for at, (logits, one) in enumerate(zip(base_logits, kept, strict=True)):
+        base = Distribution.of(logits)
+        best_base[at] = base.best
+        of_drawn = base.log_total - float(base.shifted[one.token])
+        of_best = math.exp(-one.log_total), math.exp(-base.log_total)
+        figures[:, at] = -one.drawn, of_drawn, *_divergence(base, one), *of_best
+    nll, nll_base, kld, kld_most, p_best, p_best_base = figures
+    best = np.array([one.best for one in kept])
+    return Compared(nll, nll_base, kld, kld_most, best, best_base, p_best, p_best_base)
 
 
-def _divergence(log_p: Array, kept: Prediction) -> tuple[float, float]:
+def _divergence(base: Distribution, kept: Prediction) -> tuple[float, float]:
     """The least and the most that the divergence of one token can be.
 
     Of the tokens that were not kept only their probability together is known, and the least of any.
     Taking them as one gives the least divergence (the log sum inequality; Cover and Thomas,
     Elements of Information Theory, 2.7), giving each the least probability the most.
 
-    Args:
-        log_p: float64 [n_vocab], the base's logarithms.
+    Overwrites `base.weights`.
     """
-    p = np.exp(log_p)
-    of_kept = float((p[kept.ids] * (log_p[kept.ids] - kept.top)).sum())
-    p[kept.ids] = 0
-    mass = float(p.sum())
+    weights, total = base.weights, base.total
+    shifted = base.shifted[kept.ids].astype(np.float64)
+    logs = (shifted - base.log_total) - (kept.shifted.astype(np.float64) - kept.log_total)
+    of_kept = float(weights[kept.ids] @ logs) / total
+    weights[kept.ids] = 0
+    mass = float(weights.sum(dtype=np.float64)) / total
     if mass == 0:
         return max(0.0, of_kept), max(0.0, of_kept)
     least = of_kept + mass * (math.log(mass) - max(kept.tail, kept.least))
-    most = of_kept + float((p * log_p).sum()) - mass * kept.least
+    each = float(weights @ base.shifted) / total - mass * base.log_total
+    most = of_kept + each - mass * kept.least
     return max(0.0, least), max(0.0, least, most)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,14 +11,39 @@ from numpy.typing import NDArray
 
 from localkv.sampling.candidates import largest
 
-LEAST_KEPT = -16.0
-"""Logarithm of the probability below which a token is not kept: llama-perplexity leaves those out
-of a divergence."""
+LEAST_KEPT = math.exp(-16)
+"""A token that is less probable is not kept: llama-perplexity leaves those out of a divergence."""
 MOST_KEPT = 1024
 """Tokens that are kept of a prediction at most: 8 KiB."""
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+
+
+class Distribution(NamedTuple):
+    """A distribution as it comes from logits; the logarithms are `shifted - log_total`.
+
+    Attributes:
+        best: the most probable token, of equal ones that with the lowest id.
+        shifted: float32 [n_vocab], the logits less the largest.
+        weights: float32 [n_vocab], their exponentials.
+        total: the sum of these.
+        log_total: its logarithm.
+    """
+
+    best: int
+    shifted: Floats
+    weights: Floats
+    total: float
+    log_total: float
+
+    @classmethod
+    def of(cls, logits: Floats) -> Distribution:
+        best = int(logits.argmax())
+        shifted = logits - logits[best]
+        weights = np.exp(shifted)
+        total = float(weights.sum(dtype=np.float64))
+        return cls(best, shifted, weights, total, math.log(total))
 
 
 class Prediction(NamedTuple):
@@ -28,16 +54,20 @@ class Prediction(NamedTuple):
     Attributes:
         token: the one that came.
         drawn: its logarithm.
-        ids: int32 [n], the most probable tokens, the first of them the most probable.
-        top: float32 [n], their logarithms.
+        best: the most probable token.
+        ids: int32 [n], the most probable tokens, ascending.
+        shifted, log_total: the logarithms of these are float32 [n] `shifted` less `log_total`, and
+            that of `best` is `-log_total`.
         tail: the logarithm of what all others have together; -inf for none.
         least: the smallest logarithm of any token.
     """
 
     token: int
     drawn: float
+    best: int
     ids: Ints
-    top: Floats
+    shifted: Floats
+    log_total: float
     tail: float
     least: float
 
@@ -65,25 +95,21 @@ class Predictions:
         Args:
             logits: [n_vocab], without NaN, the largest of them finite; left as they are.
         """
-        shifted = logits - logits.max()
-        weights = np.exp(shifted)
-        total = weights.sum(dtype=np.float64)
-        log_total = float(np.log(total))
-        best = np.flatnonzero(shifted >= LEAST_KEPT + log_total)
-        if len(best) > self._most:
-            best = best[largest(shifted[best], self._most)]
-        best = best[np.argsort(-shifted[best], kind="stable")]
-        tail = 0.0
-        if len(best) < len(logits):
-            weights[best] = 0
-            tail = float(weights.sum(dtype=np.float64) / total)
+        best, shifted, weights, total, log_total = Distribution.of(logits)
+        ids = np.flatnonzero(weights >= LEAST_KEPT * total)
+        if len(ids) > self._most:
+            ids = ids[largest(weights[ids], self._most)]
+        kept = float(weights[ids].sum(dtype=np.float64))
+        tail = total - kept if len(ids) < len(logits) else 0.0
         self._kept.append(
             Prediction(
                 token,
                 float(shifted[token]) - log_total,
-                best.astype(np.int32),
-                shifted[best] - np.float32(log_total),
-                float(np.log(tail)) if tail > 0 else float("-inf"),
+                best,
+                ids.astype(np.int32),
+                shifted[ids],
+                log_total,
+                math.log(tail / total) if tail > 0 else -math.inf,
                 float(shifted.min()) - log_total,
             )
         )
