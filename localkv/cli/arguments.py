@@ -26,6 +26,7 @@ def check_arguments(
         UsageError: an option is unknown, or another program's that would change the result.
     """
     takes_value = _options(command, ctx)
+    may_stand_alone = _with_optional_values(command, ctx)
     takes_arguments = any(isinstance(param, click.Argument) for param in command.params)
     rest = list(args)
     kept: list[str] = []
@@ -44,7 +45,7 @@ def check_arguments(
             continue
         name, value = _split(arg)
         if name in takes_value:
-            kept += _own(name, value, takes_value[name], rest)
+            kept += _own(name, value, takes_value[name], rest, name in may_stand_alone)
             asks_help |= name in (*ctx.help_option_names, WHOLE)
         elif foreign := foreign_flag(command.name, name):
             notes.append(_foreign(name, value, foreign, rest))
@@ -87,6 +88,16 @@ def _options(command: click.Command, ctx: click.Context) -> dict[str, bool]:
     }
 
 
+def _with_optional_values(command: click.Command, ctx: click.Context) -> set[str]:
+    """The spellings of options whose value may be left out."""
+    return {
+        name
+        for param in command.get_params(ctx)
+        if isinstance(param, click.Option) and isinstance(param.flag_value, str)
+        for name in param.opts
+    }
+
+
 def _split(arg: str) -> tuple[str, str | None]:
     """An option's name and the value attached with "="; `--ctx_size` is `--ctx-size`, as there."""
     name, equals, value = arg.partition("=")
@@ -95,11 +106,16 @@ def _split(arg: str) -> tuple[str, str | None]:
     return name, value if equals else None
 
 
-def _own(name: str, value: str | None, takes_value: bool, rest: list[str]) -> list[str]:
+def _own(
+    name: str, value: str | None, takes_value: bool, rest: list[str], may_stand_alone: bool
+) -> list[str]:
+    """An option with its value, which is removed from `rest`."""
     if not takes_value:
         return [name if value is None else f"{name}={value}"]
     if value is not None:
         return [name, value]
+    if may_stand_alone and rest and rest[0].startswith("-") and rest[0] != "-":
+        return [name]
     return [name, rest.pop(0)] if rest else [name]
 
 

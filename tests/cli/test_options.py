@@ -450,6 +450,21 @@ def test_values_that_look_like_flags_stay_values(program, llm, model) -> None:
     assert llm.asked["stop"] == ("--lora", "-fa")
 
 
+@pytest.mark.parametrize(
+    ("line", "audit"),
+    [
+        ("--audit -n 3", True),
+        ("-n 3 --audit", True),
+        ("--audit exact -n 3", "exact"),
+        ("--audit=exact -n 3", "exact"),
+    ],
+)
+def test_a_value_may_be_left_out(program, llm, model, line: str, audit: object) -> None:
+    result = program("complete", "-q", "-m", model, "-p", "x", *line.split())
+    assert result.code == 0, result.err
+    assert (llm.asked["audit"], llm.asked["max_tokens"]) == (audit, 3)
+
+
 def test_help_wins_over_notes_and_a_broken_configuration(program: Program) -> None:
     program.write_config("this is not TOML")
     result = program("complete", "-ngl", "99", "--help")
