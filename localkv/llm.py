@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, ov
 import numpy as np
 
 from localkv.arch.spec import ModelSpec
+from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
 from localkv.config import FIT, CacheConfig, KVScales
@@ -220,6 +221,8 @@ class LLM(TextModel):
         check_options(unknown, keywords(LLM.__init__), others)
         self.warnings: list[str] = []
         backend = select_backend(device, k_before_rope=k_before_rope)
+        if k_before_rope:
+            check_before_rope(kv_profile, kv_scales)
         if line := unused_gpu(device):
             self.warnings.append(line)
         if fit not in FIT:

@@ -49,6 +49,23 @@ def check_layer_types(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
         )
 
 
+def check_before_rope(profile: object, scales: object) -> None:
+    """Refuse what was measured of K as it is after RoPE, for a cache that has it before.
+
+    Args:
+        profile, scales: a KV profile and scales of heads, or None.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for option, given in (("kv_profile", profile), ("kv_scales", scales)):
+        if given is not None:
+            raise UsageError(
+                f"{option}: measured of K as it is after RoPE, and k_before_rope keeps it before",
+                hint="leave out one of the two",
+            )
+
+
 def check_windows(cache: CacheConfig, groups: Iterable[CacheGroup]) -> None:
     """Refuse settings of windows for a model whose layers have none.
 

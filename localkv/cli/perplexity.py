@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.scales import check_scales, read_kv_scales, require_scales
 from localkv.cli.cache_pairs import fitting_pairs, parse_pairs
 from localkv.cli.chunk_progress import ChunkProgress
@@ -137,6 +138,12 @@ def _run(
     if save_base is not None and not compare:
         _check_base_types(values)
     check_base_options(base_path, save_base, compare=compare, prefill_exact=prefill_exact)
+    if values["kv_k_before_rope"]:
+        check_before_rope(values["kv_profile"], values["kv_scales"])
+        if calibrate_file is not None:
+            raise UsageError(
+                "--calibrate-kv measures K as it is after RoPE", hint="leave out --kv-k-before-rope"
+            )
     scales = None
     if sweep is not None:
         scales = _sweep_scales(sweep, values["kv_scales"])

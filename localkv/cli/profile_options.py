@@ -65,7 +65,8 @@ def profile_arguments(values: Mapping[str, Any], model: Path) -> dict[str, Any]:
     if preset is not None:
         bits = preset_bits(preset)
         if name is None:
-            name = _found(model) if bits < _F16 else None
+            usable = bits < _F16 and not values["kv_k_before_rope"]
+            name = _found(model) if usable else None
     if name is None and bits is None:
         return {}
     if name is None and preset is not None:

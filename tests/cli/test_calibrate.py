@@ -74,6 +74,21 @@ def test_measure_and_use(program, measured: Path, tmp_path: Path) -> None:
         LLM(other, kv_profile=beside.with_suffix(".kv.json"), device="cpu", progress=False)
 
 
+def test_a_profile_is_not_for_k_before_rope(program, measured: Path) -> None:
+    """It was measured after; a preset, which would take it, does without it."""
+    run = ("-m", measured, "-p", "ab", "-n", 1, "--device", "reference", "--kv-k-before-rope")
+    for options in (("--kv-profile", "auto"), ("--kv-profile", "auto", "-ctk", "nuq4")):
+        refused = program("complete", *run, *options)
+        assert refused.code == 2
+        said = "error: kv_profile: measured of K as it is after RoPE, and k_before_rope keeps it"
+        assert refused.err_lines[0].startswith(said)
+    preset = ("complete", *run, "-v", "--preset", "quality")
+    assert program(*preset).code == 0
+    measures = ("-f", __file__, "--calibrate-kv", measured.with_suffix(".json"))
+    refused = program("perplexity", *run[:2], *run[-3:], *measures)
+    assert refused.err_lines[0] == "error: --calibrate-kv measures K as it is after RoPE"
+
+
 def test_a_model_is_in_memory_once(
     program, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

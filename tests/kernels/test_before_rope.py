@@ -45,6 +45,9 @@ def test_it_is_refused_elsewhere(tmp_path: Path) -> None:
     for device in ("cpu", "auto"):
         with pytest.raises(UsageError, match=f"k_before_rope: .* device {device} has no others"):
             LLM(path, device=device, k_before_rope=True)
+    for option in ("kv_profile", "kv_scales"):
+        with pytest.raises(UsageError, match=f"{option}: measured of K as it is after RoPE"):
+            LLM(path, device="reference", k_before_rope=True, **{option: tmp_path / "any.json"})
     write_latent(path, "minicpm3", latent_tensors("minicpm3"))
     with pytest.raises(ModelFileError, match="can't run latents with K before RoPE"):
         LLM(path, device="reference", k_before_rope=True)
