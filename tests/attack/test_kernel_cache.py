@@ -11,6 +11,7 @@ import pytest
 
 from localkv.kernels.cpu.jit import kernel_source
 from localkv.kernels.cpu.jit.compiler import compile_source
+from localkv.kernels.cpu.jit.kernel_folder import LOOKED
 from localkv.kernels.cpu.jit.kernel_source import KernelSource, stored
 from localkv.kernels.cpu.jit.machine_code import Functions, pack, unpack
 from localkv.kernels.cpu.jit.specialize import specialized
@@ -68,7 +69,7 @@ def check(
         assert compiled == [SOURCE], label
         assert path.read_bytes() == good, label
         assert path.stat().st_mode & 0o777 == 0o600
-        assert [file.name for file in folder.iterdir()] == [SOURCE.name], label
+        assert {file.name for file in folder.iterdir()} == {SOURCE.name, LOOKED}, label
 
     return check
 

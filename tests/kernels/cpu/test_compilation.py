@@ -259,7 +259,7 @@ def test_a_file_that_cannot_be_read_is_compiled_anew(folder: Path) -> None:
 
 
 def test_kernels_that_no_process_takes_are_removed(folder: Path) -> None:
-    """When one is compiled; taking one says that it is in use."""
+    """When one is compiled, once a day; taking one says that it is in use."""
     first, second = SOURCES
     specialized(first)
     now = time.time()
@@ -275,16 +275,31 @@ def test_kernels_that_no_process_takes_are_removed(folder: Path) -> None:
     foreign = put("notes.txt", 1000)
     put(first.name, 89.9)
     assert stored(first) is not None
+    kernel_folder.remove_unused(folder)
+    assert unused.exists()  # they were looked for a moment ago
+    put(kernel_folder.LOOKED, 1.1)
     specialized(second)
     assert stored(first) is not None
     assert [path.exists() for path in (unused, interrupted)] == [False, False]
     assert all(path.exists() for path in (recent, being_written, foreign))
     assert (folder / first.name).stat().st_mtime > now - 86400
+    put(kernel_folder.LOOKED, 1.1)
     put(second.name, 91)  # not taken since
     specialized.cache_clear()
     (folder / first.name).unlink()
     specialized(first)
     assert stored(second) is None
+
+
+def test_of_too_many_kernels_the_longest_unused_go(tmp_path: Path) -> None:
+    names = [f"localkv_{name}" for name in "badc"]
+    for days, name in enumerate(names):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (time.time() - days * 86400,) * 2)
+    (tmp_path / "notes.txt").write_bytes(bytes(1000))
+    kernel_folder.remove_unused(tmp_path, most_bytes=250)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*names[:2], "notes.txt", kernel_folder.LOOKED}
 
 
 @pytest.mark.usefixtures("folder")

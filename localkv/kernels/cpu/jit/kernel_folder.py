@@ -21,6 +21,10 @@ KEPT_DAYS = 90
 """How long a kernel is kept that no process takes: that of another version, CPU or model."""
 MOST_BYTES = 1 << 26
 """A kernel has some 100 KiB."""
+MOST_KEPT = 1 << 30
+"""Bytes of all of them."""
+LOOKED = "looked"
+"""A file whose time says when unused kernels were last looked for."""
 
 
 def cache_folder() -> Path:
@@ -97,14 +101,35 @@ def mark_used(path: Path) -> None:
             os.utime(path)
 
 
-def remove_unused(folder: Path) -> None:
-    """Remove kernels that were not taken for KEPT_DAYS, and what interrupted processes left.
+def remove_unused(folder: Path, most_bytes: int = MOST_KEPT) -> None:
+    """Remove kernels that were not taken for KEPT_DAYS, and what interrupted processes left; then
+    those that were not taken for the longest time, until the rest has `most_bytes` at most.
 
-    A process that is about to take one of them compiles it anew, as if it had never been there.
+    It looks at every file, so it does nothing within a day of the last time. A process that is
+    about to take one of them compiles it anew, as if it had never been there.
     """
-    now = time.time()
-    for pattern, days in (("localkv_*", KEPT_DAYS), ("*.tmp", 1)):
-        for path in folder.glob(pattern):
+    now, looked = time.time(), folder / LOOKED
+    with suppress(OSError):
+        if abs(now - looked.stat().st_mtime) < DAY:
+            return
+    with suppress(OSError):
+        looked.write_bytes(b"")
+    kept, n_bytes = list[tuple[float, int, str]](), 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            days = 1 if entry.name.endswith(".tmp") else KEPT_DAYS
+            if days == KEPT_DAYS and not entry.name.startswith("localkv_"):
+                continue
             with suppress(OSError):  # another process was faster, or holds it open on Windows
-                if path.stat().st_mtime < now - days * DAY:
-                    path.unlink()
+                info = entry.stat(follow_symlinks=False)
+                if info.st_mtime < now - days * DAY:
+                    os.unlink(entry.path)
+                else:
+                    kept.append((info.st_mtime, info.st_size, entry.path))
+                    n_bytes += info.st_size
+    for _, size, path in sorted(kept):
+        if n_bytes <= most_bytes:
+            return
+        with suppress(OSError):
+            os.unlink(path)
+        n_bytes -= size
