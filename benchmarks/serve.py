@@ -1,14 +1,23 @@
 """`localkv serve` beside llama-server: `python benchmarks/serve.py --peer FILE --json FILE`.
 
 A model with random weights (Q4_0, 1.1 billion unless --shape says another), K and V in q8_0,
-contexts of 4,096 tokens, 16 requests at a time. Both servers are loaded, and asked in turn, with
-the same tokens; a server that nobody asks waits without work. Each table's figures are medians of
-the rounds.
+contexts of 4,096 tokens in a cache of eight of them. llama-server has its own defaults for all
+else, but for flash attention, without which it has no q8_0 V, and its page, which is left out;
+--peer-options gives it others. Both servers are loaded, and asked in turn; one that nobody asks
+waits without work.
 
-- 1, 2, 4, 8 and 16 streams: tokens per second together, time to the first token, times between;
-- a long prompt while four streams are written, and a short one behind a long one;
-- the next turn of a conversation, and 16 requests with one beginning;
-- /health while a long prompt is read; 256 streams and 500 idle connections; requests that go away.
+- streams: 1, 2, 4, 8 and 16 ("4 streams" are those alone): tokens per second of all, from the first
+  request to the last token and while all are written, times to first tokens and between tokens;
+- long: a long prompt alone, and while four streams are written;
+- short: a short prompt behind a long one;
+- prefixes: the next turn of a conversation, and 16 requests with one beginning;
+- liveness: /health and /metrics while a long prompt is read;
+- gone: requests that go away;
+- crowd: 256 streams beside 500 idle connections.
+
+A part that a server has not done after --limit seconds is broken off, and says so; what it has
+found by then counts. With --json, figures are added to those that the file has of earlier runs
+with the same settings, so that all can be measured in pieces. The tables have medians.
 """
 
 from __future__ import annotations
@@ -16,28 +25,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import re
-import statistics
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from random_model import shape_of, write_model
-from serve_client import Client, Stream
+from serve_client import Client
+from serve_parts import PARTS, Asked, Figures, Part, Prompts
 from serve_report import plot, table
 
 from localkv.system.processor import processor_name
 
-COUNTS = (1, 2, 4, 8, 16)
-PROMPT, ANSWER = 128, 64
 PARALLEL = 16
-FIRST_WORD = 300
-"""Tokens from here on are words."""
+IDLE_SECONDS = 20.0
+"""How long a server may take to be idle again after a part that was broken off."""
+SERVERS = ("localkv", "llama-server")
 
 
 class Server:
@@ -49,10 +58,15 @@ class Server:
     """
 
     def __init__(self, command: Sequence[str], port: int = 0) -> None:
-        self.began = time.perf_counter()
+        self._command, self._port = command, port
+        self.start()
+
+    def start(self) -> None:
+        """Run it."""
+        self.began, port = time.perf_counter(), self._port
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=self.log, stderr=subprocess.STDOUT
+            [*self._command, "--port", str(port)], stdout=self.log, stderr=subprocess.STDOUT
         )
         while not port:
             self.log.seek(0)
@@ -67,7 +81,7 @@ class Server:
             sys.exit(f"a server ended:\n{self.log.read()[-2000:]}")
         time.sleep(0.005)
 
-    async def ready(self) -> dict[str, float]:
+    async def ready(self) -> Figures:
         """Seconds from the start to the first answer, and to a loaded model."""
         answers = 0.0
         while True:
@@ -80,231 +94,167 @@ class Server:
             if status == 200:
                 return {"answers_s": answers, "loaded_s": time.perf_counter() - self.began}
 
-    @property
     def memory_mib(self) -> float:
-        """What the process itself takes, without its children."""
+        """What the process itself takes, without its children and the files that it maps."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+)", status)
+        found = re.search(r"RssAnon:\s+(\d+)", status)
         return int(found[1]) / 1024 if found else 0.0
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
 
 
-class Prompts:
-    """Random tokens, which are others each time."""
+class Measured:
+    """Figures by what was measured and by server, of each round.
 
-    def __init__(self, n_vocab: int, seed: int = 1) -> None:
-        self._random, self._n_vocab = random.Random(seed), n_vocab
+    Args:
+        settings: that they belong to.
+        path: the file in which they are kept, if there is one.
 
-    def new(self, n: int) -> list[int]:
-        return [1, *(self._random.randrange(FIRST_WORD, self._n_vocab) for _ in range(n - 1))]
+    Raises:
+        SystemExit: its figures are of other settings.
+    """
 
+    def __init__(self, settings: dict[str, Any], path: Path | None) -> None:
+        self.settings, self._path = settings, path
+        self.rounds = dict[str, dict[str, list[Figures]]]()
+        if path is not None and path.exists():
+            known = json.loads(path.read_text())
+            for name, value in settings.items():
+                if value != known.get(name) and not (value is None or known.get(name) is None):
+                    sys.exit(
+                        f"{path} is of {name} {known.get(name)}, not {value}: name another file"
+                    )
+            self.rounds = known["rounds"]
+            self.settings = {name: known[name] or value for name, value in settings.items()}
 
-def percentile(values: Sequence[float], part: float) -> float:
-    """The value below which a part of them is."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+    @property
+    def all(self) -> dict[str, Any]:
+        """What the file has."""
+        return {**self.settings, "rounds": self.rounds}
 
-
-async def together(client: Client, prompts: Sequence[list[int]], n: int) -> list[Stream]:
-    """Streams that begin at the same time."""
-    return list(await asyncio.gather(*(client.complete(ids, n) for ids in prompts)))
-
-
-async def streams(client: Client, prompts: Prompts, count: int) -> dict[str, float]:
-    """So many equal streams: tokens per second of all while all are written, and times."""
-    done = await together(client, [prompts.new(PROMPT) for _ in range(count)], ANSWER)
-    begin = max(stream.times[0] for stream in done)
-    end = min(stream.times[-1] for stream in done)
-    n_tokens = sum(begin < at <= end for stream in done for at in stream.times)
-    gaps = [gap for stream in done for gap in stream.gaps]
-    rates = [len(stream.gaps) / (stream.times[-1] - stream.times[0]) for stream in done]
-    return {
-        "tokens_per_s": n_tokens / (end - begin) if end > begin else 0.0,
-        "first_ms": 1e3 * statistics.median(stream.first for stream in done),
-        "gap_p50_ms": 1e3 * percentile(gaps, 0.5),
-        "gap_p99_ms": 1e3 * percentile(gaps, 0.99),
-        "all_per_s": count * ANSWER / (max(s.times[-1] for s in done) - done[0].began),
-        "jain": sum(rates) ** 2 / (count * sum(rate**2 for rate in rates)),
-    }
-
-
-async def long_prompt(client: Client, prompts: Prompts, n_long: int) -> dict[str, float]:
-    """A long prompt alone, and while four streams are written."""
-    alone = (await client.complete(prompts.new(n_long), 2)).first
-    writing = [asyncio.create_task(client.complete(prompts.new(64), 240)) for _ in range(4)]
-    await asyncio.sleep(2.0)
-    began = time.perf_counter()
-    beside = await client.complete(prompts.new(n_long), 2)
-    done = [await task for task in writing]
-    gaps = [
-        b - a
-        for stream in done
-        for a, b in zip(stream.times, stream.times[1:], strict=False)
-        if b > began and a < beside.times[0]
-    ]
-    return {
-        "alone_s": alone,
-        "beside_s": beside.first,
-        "gap_p99_ms": 1e3 * percentile(gaps, 0.99) if gaps else 0.0,
-        "gap_max_ms": 1e3 * max(gaps, default=0.0),
-    }
+    def add(self, what: str, server: str, figures: Figures) -> None:
+        """Of one round."""
+        self.rounds.setdefault(what, {}).setdefault(server, []).append(figures)
+        told = {name: round(value, 2) for name, value in figures.items()}
+        print(what, server, told, file=sys.stderr, flush=True)
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.all, indent=1) + "\n")
 
 
-async def short_behind_long(client: Client, prompts: Prompts, n_long: int) -> dict[str, float]:
-    """A request of 50 tokens that comes while a long prompt is read."""
-    long = asyncio.create_task(client.complete(prompts.new(n_long), 2))
-    await asyncio.sleep(0.3)
-    short = await client.complete(prompts.new(50), 2)
-    await long
-    return {"first_ms": 1e3 * short.first}
+async def limited(part: Part, asked: Asked, server: Server, seconds: float) -> Figures:
+    """What a part finds; with `limit_s` if it was broken off."""
+    found = Figures()
+    try:
+        async with asyncio.timeout(seconds):
+            await part(asked, found)
+    except TimeoutError:
+        found["limit_s"] = seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_SECONDS):
+                await server.client.complete(asked.prompts.new(8), 1)
+                return found
+        server.stop()  # it has not noticed that nobody waits
+        server.start()
+        await server.ready()
+        asked.client = server.client
+    return found
 
 
-async def prefixes(client: Client, prompts: Prompts) -> dict[str, float]:
-    """What is evaluated of a conversation's next turn, and of 16 requests that begin alike."""
-    first = prompts.new(600)
-    answer = await client.complete(first, 32, return_tokens=True)
-    turn = await client.complete([*first, *prompts.new(40)], 2)
-    shared = prompts.new(1024)
-    done = await together(client, [[*shared, *prompts.new(16)] for _ in range(16)], 4)
-    return {
-        "turn_new": 40.0,
-        "turn_read": float(turn.n_read),
-        "shared_all": 16 * 1040.0,
-        "shared_read": float(sum(stream.n_read for stream in done)),
-        "shared_s": max(s.times[-1] for s in done) - done[0].began,
-        "answer_chars": float(len(answer.text)),
-    }
-
-
-async def liveness(client: Client, prompts: Prompts, n_long: int) -> dict[str, float]:
-    """/health while a long prompt is read."""
-    long = asyncio.create_task(client.complete(prompts.new(n_long), 1))
-    took = []
-    while not long.done():
-        took.append((await client.get("/health"))[1])
-        await asyncio.sleep(0.02)
-    await long
-    return {"p99_ms": 1e3 * percentile(took, 0.99), "n": float(len(took))}
-
-
-async def crowd(server: Server, prompts: Prompts) -> dict[str, float]:
-    """256 streams beside 500 connections that say nothing."""
-    client = server.client
-    idle = [await asyncio.open_connection("127.0.0.1", client.port) for _ in range(500)]
-    tasks = [client.complete(prompts.new(16), 8) for _ in range(256)]
-    done = await asyncio.gather(*tasks, return_exceptions=True)
-    for _, writer in idle:
-        writer.close()
-    errors = [one for one in done if isinstance(one, BaseException)]
-    return {"errors": float(len(errors)), "front_mib": server.memory_mib}
-
-
-async def gone(client: Client, prompts: Prompts) -> dict[str, float]:
-    """How soon others are served when 16 clients go away in the middle of long answers."""
-    await asyncio.gather(*(client.complete(prompts.new(64), 2000, reads=3) for _ in range(16)))
-    after = await client.complete(prompts.new(16), 8)
-    return {"first_ms": 1e3 * after.first}
-
-
-async def measure(servers: dict[str, Server], n_vocab: int, arguments: argparse.Namespace) -> Any:
-    """All tables, the servers in turn."""
-    prompts, found = Prompts(n_vocab), dict[str, dict[str, list[dict[str, float]]]]()
-
-    async def turn(
-        what: str,
-        act: Callable[[Server], Awaitable[dict[str, float]]],
-        rounds: int = 1,
-        only: str = "",
-    ) -> None:
-        for number in range(rounds):
-            names = list(servers) if number % 2 == 0 else list(servers)[::-1]
-            for name in names:
-                if only and name != only:
-                    continue
-                figures = await act(servers[name])
-                found.setdefault(what, {}).setdefault(name, []).append(figures)
-                print(what, name, {k: round(v, 2) for k, v in figures.items()}, file=sys.stderr)
-
+async def measure(
+    servers: dict[str, Server], n_vocab: int, measured: Measured, options: argparse.Namespace
+) -> None:
+    """The parts that are asked for, the servers in turn."""
+    # other tokens in each run, none of which a server knows from the run before
+    prompts = Prompts(n_vocab, seed=time.time_ns())
+    n_long = min(options.context - 64, 3900)
     for name, server in servers.items():
-        found.setdefault("start", {})[name] = [await server.ready()]
+        measured.add("start", name, await server.ready())
+    asked = {
+        name: Asked(server.client, prompts, n_long, server.memory_mib)
+        for name, server in servers.items()
+    }
     for server in servers.values():
         await server.client.complete(prompts.new(64), 8)
-    for count in COUNTS:
-        await turn(
-            f"{count} streams",
-            lambda server, count=count: streams(server.client, prompts, count),
-            arguments.rounds,
-        )
-    n_long = min(arguments.context - 64, 3900)
-    await turn("long prompt", lambda server: long_prompt(server.client, prompts, n_long))
-    await turn("short behind long", lambda s: short_behind_long(s.client, prompts, n_long))
-    await turn("prefixes", lambda server: prefixes(server.client, prompts))
-    await turn("liveness", lambda server: liveness(server.client, prompts, n_long))
-    await turn("gone", lambda server: gone(server.client, prompts))
-    await turn("crowd", lambda server: crowd(server, prompts), only="localkv")
-    return {
-        what: {
-            name: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-            for name, rounds in by_name.items()
-        }
-        for what, by_name in found.items()
-    }
+    parts = [item for name in options.parts for item in PARTS[name]]
+    for number in range(options.rounds):
+        for what, part in parts:
+            for name in list(servers)[:: -1 if number % 2 else 1]:
+                figures = await limited(part, asked[name], servers[name], options.limit)
+                measured.add(what, name, figures)
 
 
-def commands(model: Path, arguments: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
+def commands(model: Path, options: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
     """How the servers are started, and their ports."""
+    pool = str(PARALLEL * options.context // 2)
     each = ["-m", str(model), "-ctk", "q8_0", "-ctv", "q8_0"]
-    ours = [sys.executable, "-m", "localkv", "serve", *each, "-c", str(arguments.context)]
-    ours += ["-np", str(PARALLEL), "--cache-tokens", str(PARALLEL * arguments.context // 2)]
-    found = {"localkv": (ours, 0)}
-    if arguments.peer:
-        pool = str(PARALLEL * arguments.context // 2)
-        peer = [
-            arguments.peer,
-            *each,
-            "-c",
-            pool,
-            "-np",
-            str(PARALLEL),
-            "-fa",
-            "on",
-            "--kv-unified",
-        ]
-        found["llama-server"] = ([*peer, "--no-webui"], arguments.peer_port)
-    return found
+    ours = [sys.executable, "-m", "localkv", "serve", *each, "-c", str(options.context)]
+    found = {"localkv": ([*ours, "-np", str(PARALLEL), "--cache-tokens", pool], 0)}
+    if options.peer:
+        peer = [options.peer, *each, "-c", pool, "-fa", "on", "--no-webui"]
+        found["llama-server"] = [*peer, *shlex.split(options.peer_options)], options.peer_port
+    return {name: command for name, command in found.items() if name in options.servers}
+
+
+def _names(known: Sequence[str]) -> Any:
+    """A type of options: names of a list, with commas between."""
+
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        if wrong := [name for name in found if name not in known]:
+            raise argparse.ArgumentTypeError(f"no {wrong[0]!r}: there are {', '.join(known)}")
+        return found
+
+    return names
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--peer", help="llama-server; without it localkv alone is measured")
     parser.add_argument("--peer-port", type=int, default=8123)
+    parser.add_argument("--peer-options", default="", help="for llama-server, such as '-np 16'")
+    parser.add_argument("--servers", type=_names(SERVERS), default=list(SERVERS))
+    every = [name for name in PARTS if not name.endswith(" streams")]
+    parser.add_argument("--parts", type=_names(list(PARTS)), default=every)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds, of each part (120)")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", default="llama-1.1b")
     parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--model", type=Path, help="where the model is, or is to be kept")
+    parser.add_argument("--json", type=Path, help="add the figures to those of a file")
     parser.add_argument("--plot", type=Path)
-    arguments = parser.parse_args()
-    shape = shape_of(arguments.shape)
+    options = parser.parse_args()
+    shape = shape_of(options.shape)
+    measured = Measured(
+        {
+            "machine": processor_name(),
+            "shape": options.shape,
+            "context": options.context,
+            "peer_options": options.peer_options if options.peer else None,
+        },
+        options.json,
+    )
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model.gguf"
-        write_model(model, shape, "q4_0", has_words=True)
+        model = options.model or Path(folder) / "model.gguf"
+        if not model.exists():
+            write_model(model, shape, "q4_0", has_words=True)
         servers = dict[str, Server]()
         try:
-            for name, (command, port) in commands(model, arguments).items():
+            for name, (command, port) in commands(model, options).items():
                 servers[name] = Server(command, port)
-            figures = asyncio.run(measure(servers, shape.n_vocab, arguments))
+            asyncio.run(measure(servers, shape.n_vocab, measured, options))
         finally:
             for server in servers.values():
                 server.stop()
-    result = {"machine": processor_name(), "shape": arguments.shape, "figures": figures}
-    print(table(result))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    if arguments.plot:
-        plot(result, arguments.plot)
+    print(table(measured.all))
+    if options.plot:
+        plot(measured.all, options.plot)
 
 
 if __name__ == "__main__":

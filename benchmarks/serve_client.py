@@ -71,12 +71,19 @@ class Client:
         return status, time.perf_counter() - began
 
     async def complete(
-        self, ids: Sequence[int], n: int, *, reads: int | None = None, **fields: Any
+        self,
+        ids: Sequence[int],
+        n: int,
+        *,
+        reads: int | None = None,
+        into: Stream | None = None,
+        **fields: Any,
     ) -> Stream:
         """An answer of `n` tokens to a prompt.
 
         Args:
             reads: go away after so many.
+            into: what grows, and is returned.
         """
         body = {
             "prompt": list(ids),
@@ -87,7 +94,7 @@ class Client:
             "cache_prompt": True,
             **fields,
         }
-        stream = Stream(time.perf_counter())
+        stream = into or Stream(time.perf_counter())
         reader, writer, status = await self._connected("POST", "/completion", body)
         try:
             while line := await reader.readline():
