@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from localkv.errors import UsageError
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.chat_template import ChatTemplate
 from localkv.loader.reasoning_tags import CHANNELS, THINK_TAGS, tags_at_start
 from localkv.loader.tokenizer import Tokenizer
-from localkv.structured.grammar import Grammar
+from localkv.structured.grammar import Grammar, grammar_of
 from localkv.tool_calls.call_grammar import call_grammar
 from localkv.tool_calls.detection import family_of
 from localkv.tool_calls.events import ToolCall, gathered
@@ -42,22 +41,17 @@ class AnswerCalls:
         self.tools = Tools(described, choice, parallel=parallel)
         self.family = family_of(template)
 
-    def grammar(self, tokenizer: Tokenizer, options: Mapping[str, object]) -> Grammar | None:
+    def grammar(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> Grammar | None:
         """What the answer has to keep to, if anything.
 
         Args:
-            options: of the request, which may ask for another grammar.
+            options: of the request, which may say what an answer without calls has to be.
 
         Raises:
-            UsageError: it does; or a call is required that there is no grammar for.
+            UsageError: there is no grammar for it, or for calls that need one.
         """
-        others = [name for name in ("schema", "grammar") if options.get(name) is not None]
-        if others and self.tools:
-            raise UsageError(
-                f"{others[0]} and tools both say what the answer has to be",
-                hint="tool_choice='none' leaves the tools out",
-            )
-        return call_grammar(self.family, self.tools, tokenizer)
+        answer = grammar_of(options.get("schema"), options.get("grammar"))
+        return call_grammar(self.family, self.tools, tokenizer, answer)
 
     def in_answer(self, prompt: ChatPrompt) -> ReadCalls:
         """What looks for the calls in the answer to a prompt."""

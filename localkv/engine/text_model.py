@@ -531,6 +531,7 @@ class TextModel:
             return self.stream(prompt, **options)
         if (grammar := calls.grammar(self.tokenizer, options)) is not None:
             options["grammar"] = grammar
+            options.pop("schema", None)
         stream = self.stream(prompt, **options)
         stream.calls = calls.in_answer(prompt)
         return stream

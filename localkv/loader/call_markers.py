@@ -20,5 +20,7 @@ CALL_MARKERS = (
     *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),  # DeepSeek
     *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),  # Kimi K2
-    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),  # GLM
+    "｜DSML｜",  # DeepSeek V3.2 and V4
 )

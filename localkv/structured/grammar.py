@@ -119,6 +119,18 @@ class Grammar:
         return cls.gbnf(text) if is_gbnf(text) else cls.lark(text)
 
     @classmethod
+    def either(cls, one: Grammar, other: Grammar) -> Grammar:
+        """A text is of one of two grammars, all of it.
+
+        Raises:
+            UsageError: llguidance refuses them together.
+        """
+        named = [{**_part(part.source), "name": f"part_{i}"} for i, part in enumerate((one, other))]
+        start = {"lark_grammar": "%llguidance {}\nstart: @part_0 | @part_1\n"}
+        what = f"{one.what} or the {other.what}"
+        return cls(json.dumps({"grammars": [start, *named]}), what)._checked()
+
+    @classmethod
     def _of_lark(cls, text: str, what: str = "grammar") -> Grammar:
         from llguidance import LLMatcher
 
@@ -187,6 +199,14 @@ def _source(make: Callable[[], str], what: str) -> str:
         if "recursion limit" in str(error):
             raise UsageError(f"the {what} is nested too deeply") from None
         raise UsageError(f"the {what} can't be read: {one_line(str(error))}") from None
+
+
+def _part(source: str) -> dict[str, object]:
+    """A grammar as llguidance takes it beside others; what is no JSON is Lark."""
+    if not source.startswith("{"):
+        return {"lark_grammar": source}
+    part: dict[str, object] = json.loads(source)["grammars"][0]
+    return part
 
 
 def _plain(value: object) -> object:

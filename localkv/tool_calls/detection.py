@@ -9,8 +9,33 @@ from localkv.errors import LocalKVError
 from localkv.loader.channels import writes_channels
 from localkv.loader.chat_messages import messages_for
 from localkv.loader.chat_template import ChatTemplate
-from localkv.tool_calls import bare_json, deepseek, gemma, harmony, hermes, mistral, xml_parameters
+from localkv.tool_calls import (
+    bare_json,
+    cohere,
+    deepseek,
+    deepseek_dsml,
+    gemma,
+    glm,
+    harmony,
+    hermes,
+    kimi,
+    minimax,
+    mistral,
+    seed_oss,
+    xml_parameters,
+)
 from localkv.tool_calls.family import Family
+
+_MARKED = (
+    (deepseek_dsml.V4_MARK, deepseek_dsml.DSML_V4),
+    (deepseek_dsml.MARK, deepseek_dsml.DSML),
+    (kimi.ARGUMENTS, kimi.KIMI),
+    (minimax.OPEN, minimax.MINIMAX),
+    (seed_oss.OPEN, seed_oss.SEED_OSS),
+    (glm.KEY, glm.GLM),
+    (cohere.ACTION, cohere.COMMAND),
+)
+"""Families that a mark of their own shows."""
 
 _NAME, _ASKED = "localkv_probe", "localkv-asked"
 _PARAMETERS = {"type": "object", "properties": {"word": {"type": "string"}}}
@@ -30,6 +55,9 @@ def family_of(template: ChatTemplate) -> Family:
     if writes_channels(template.source):
         return harmony.HARMONY
     shown = _shown(template) or template.source  # some leave calls out, and know their marks
+    for mark, family in _MARKED:
+        if mark in shown:
+            return family
     if deepseek.CALL in shown:
         return deepseek.DEEPSEEK_FENCED if "```json" in shown else deepseek.DEEPSEEK
     if mistral.CALLS in shown:
@@ -42,6 +70,8 @@ def family_of(template: ChatTemplate) -> Family:
         return gemma.GEMMA4
     if re.search(hermes.OPEN + _OBJECT, shown) or re.search(_TOLD, shown):
         return hermes.HERMES
+    if cohere.FENCED in shown and "tool_name" in shown:
+        return cohere.COMMAND_R
     if re.search(_OBJECT + r'",\s*"parameters"', shown):
         return bare_json.LLAMA3
     return bare_json.GENERIC

@@ -25,6 +25,7 @@ class CallRules:
         many: what follows where there may be several.
         rules: that these two name, a line each.
         before: what may come before the mark, where a call is required.
+        mark_term: the mark as a term of Lark; "" if that is `term(mark)`.
     """
 
     mark: str
@@ -32,6 +33,7 @@ class CallRules:
     many: str
     rules: Sequence[str]
     before: str = ""
+    mark_term: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,14 +109,21 @@ def alternatives(terms: Sequence[str]) -> str:
     return "(" + " | ".join(terms) + ")"
 
 
-def json_calls(tools: Sequence[Tool], key: str = "arguments") -> tuple[str, list[str]]:
+def json_calls(
+    tools: Sequence[Tool], key: str = "arguments", *, name_key: str = "name", id_key: str = ""
+) -> tuple[str, list[str]]:
     """A call as a JSON object: the term, and the rules that it names.
 
     Args:
         key: of the arguments.
+        name_key: of the name.
+        id_key: of a number before it, if there is one.
     """
-    rules = []
+    rules, before = [], quoted("{")
+    if id_key:
+        id_begin, id_end = quoted(f'{{"{id_key}": "'), quoted('", ')
+        before = f"{id_begin} /[0-9]{{1,3}}/ {id_end}"
     for i, tool in enumerate(tools):
-        begin = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
-        rules.append(f'call_{i}: {quoted(begin)} {json_of(object_schema(tool))} "}}"')
+        begin = f'"{name_key}": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
+        rules.append(f'call_{i}: {before} {quoted(begin)} {json_of(object_schema(tool))} "}}"')
     return alternatives([f"call_{i}" for i in range(len(tools))]), rules

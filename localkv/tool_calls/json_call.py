@@ -82,6 +82,29 @@ def json_call(
     return False
 
 
+def json_calls_in_list(source: Source, accepts: Callable[[str], bool] = bool) -> Steps[bool]:
+    """Take a call, or a list of them, as far as they are calls; False if there is none.
+
+    Args:
+        source: at the bracket or the brace.
+        accepts: as of `json_call`.
+    """
+    is_list, n_calls = (yield from source.follows("[")), source.n_calls
+    while True:
+        yield from source.spaces()
+        if not (yield from json_call(source, accepts)):
+            break
+        yield from source.spaces()
+        if not (yield from source.follows(",")):
+            break
+    at = source.at
+    if is_list and source.n_calls > n_calls:
+        yield from source.spaces()
+        if not (yield from source.follows("]")):
+            source.at = at
+    return source.n_calls > n_calls
+
+
 def _object(value: str) -> str:
     """Arguments as the text of an object: also of a string that holds one; "" if they are none."""
     parsed = json.loads(value, strict=False)

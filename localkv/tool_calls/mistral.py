@@ -12,7 +12,6 @@ from localkv.tool_calls.family import (
     CallRules,
     Family,
     Term,
-    after,
     alternatives,
     everything_between,
     json_calls,
@@ -20,7 +19,7 @@ from localkv.tool_calls.family import (
     object_schema,
     quoted,
 )
-from localkv.tool_calls.json_call import json_call
+from localkv.tool_calls.json_call import json_calls_in_list
 from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tools import Tool, Tools
 
@@ -34,24 +33,10 @@ def parse(source: Source, tools: Tools) -> Steps[None]:
     def call() -> Steps[bool]:
         yield from source.spaces()
         if (yield from source.peek()) in ("[", "{"):
-            return (yield from _listed(source))
+            return (yield from json_calls_in_list(source))
         return (yield from _named(source))
 
     yield from everything_between(source, CALLS, call)
-
-
-def _listed(source: Source) -> Steps[bool]:
-    is_list, n_calls = (yield from source.follows("[")), source.n_calls
-    while True:
-        yield from source.spaces()
-        if not (yield from json_call(source)):
-            break
-        yield from source.spaces()
-        if not (yield from source.follows(",")):
-            break
-    if is_list and source.n_calls > n_calls:
-        yield from after(source, "]")
-    return source.n_calls > n_calls
 
 
 def _named(source: Source) -> Steps[bool]:

@@ -1,12 +1,8 @@
-"""`<function=NAME><parameter=KEY>VALUE</parameter></function>`: Qwen3-Coder, Qwen 3.5.
-
-Values are plain text. The tool's schema says which of them are JSON.
-"""
+"""`<function=NAME><parameter=KEY>VALUE</parameter></function>`: Qwen3-Coder, Qwen 3.5, Seed-OSS."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from localkv.tool_calls.family import (
     CallRules,
@@ -14,131 +10,88 @@ from localkv.tool_calls.family import (
     Term,
     after,
     alternatives,
-    json_of,
     quoted,
     text_rule,
 )
 from localkv.tool_calls.source import Source, Steps
+from localkv.tool_calls.tagged_arguments import (
+    BROKEN_OFF,
+    MOST_NAME,
+    TEXT_RULE,
+    Argument,
+    argument_terms,
+    take_arguments,
+)
 from localkv.tool_calls.tools import Tool, Tools
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-MOST_NAME, MOST_VALUE = 200, 10_000_000
 
 
-def parse(source: Source, tools: Tools) -> Steps[None]:
-    """Take all of a text."""
-    while mark := (yield from source.text_up_to(OPEN, _FUNCTION)):
-        at, n_calls = source.at, source.n_calls
-        yield from source.spaces()
-        is_function = mark == _FUNCTION or (yield from source.follows(_FUNCTION))
-        if is_function and (yield from _call(source, tools)):
-            if mark == OPEN:
-                yield from after(source, CLOSE)
-        elif source.n_calls == n_calls:
-            source.at = at
-            source.say(mark)
+def xml_family(name: str, mark: str, mark_end: str, *, in_lines: bool) -> Family:
+    """A family that writes calls so.
+
+    Args:
+        mark, mark_end: what is around a call.
+        in_lines: values are in lines of their own.
+    """
+    return Family(name, _parse(mark, mark_end, in_lines), _rules(mark, mark_end, in_lines))
 
 
-def _call(source: Source, tools: Tools) -> Steps[bool]:
+def _parse(mark: str, mark_end: str, in_lines: bool) -> Callable[[Source, Tools], Steps[None]]:
+    def parse(source: Source, tools: Tools) -> Steps[None]:
+        while found := (yield from source.text_up_to(mark, _FUNCTION)):
+            at, n_calls = source.at, source.n_calls
+            yield from source.spaces()
+            is_function = found == _FUNCTION or (yield from source.follows(_FUNCTION))
+            if is_function and (yield from _call(source, tools, in_lines)):
+                if found == mark:
+                    yield from after(source, mark_end)
+            elif source.n_calls == n_calls:
+                source.at = at
+                source.say(found)
+
+    return parse
+
+
+def _call(source: Source, tools: Tools, in_lines: bool) -> Steps[bool]:
     name = yield from source.up_to((">",), MOST_NAME)
     if not name or any(char in name for char in '<"\n'):
         return False
-    source.begin_call(name)
-    source.argue("{")
-    separator, is_whole = "", True
-    while True:
-        yield from source.spaces()
+
+    def argument() -> Steps[Argument | None]:
         if not (yield from source.follows(_PARAMETER)):
-            break
+            return None
         key = yield from source.up_to((">",), MOST_NAME)
-        if key is None:
-            is_whole = False
-            break
-        source.argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-        separator = ", "
-        if not (yield from _value(source, tools.types_of(name, key))):
-            is_whole = False
-            break
+        return Argument(key, tools.types_of(name, key)) if key else BROKEN_OFF
+
+    source.begin_call(name)
+    is_whole = yield from take_arguments(source, argument, _PARAMETER_END, in_lines=in_lines)
     if is_whole:
         yield from after(source, _FUNCTION_END)
-        source.argue("}")
     source.end_call(is_whole=is_whole)
     return True
 
 
-def _value(source: Source, types: frozenset[str]) -> Steps[bool]:
-    """Hand on a value as JSON; False if it does not end."""
-    yield from source.follows("\n")
-    if types == {"string"}:
-        held = ""
+def _rules(mark: str, mark_end: str, in_lines: bool) -> Callable[[Sequence[Tool], Term], CallRules]:
+    line = "\n" if in_lines else ""
 
-        def take(piece: str) -> None:
-            nonlocal held
-            text = held + piece
-            held = "\n" if text.endswith("\n") else ""
-            source.argue(_escaped(text.removesuffix("\n")))
+    def rules_of(tools: Sequence[Tool], term: Term) -> CallRules:
+        def opening(key: str, is_text: bool) -> str:
+            return quoted(f"{_PARAMETER}{key}>{line}")
 
-        source.argue('"')
-        is_whole = yield from source.streamed_up_to(_PARAMETER_END, take)
-        source.argue('"')
-        return is_whole
-    text = yield from source.up_to((_PARAMETER_END,), MOST_VALUE)
-    if text is not None:
-        source.argue(_typed(text.removesuffix("\n"), types))
-    return text is not None
-
-
-def _typed(text: str, types: frozenset[str]) -> str:
-    """JSON of a value that may be text or JSON."""
-    try:
-        value = json.loads(text)
-        as_json = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
-        lowered = text.strip().lower()
-        if lowered in ("true", "false") and "boolean" in types:
-            return lowered
-        if lowered == "none" and "null" in types:
-            return "null"
-        return json.dumps(text, ensure_ascii=False)
-    if "string" in types and _kind(value) not in types:
-        return json.dumps(text, ensure_ascii=False)
-    return as_json
-
-
-def _kind(value: object) -> str:
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "", list: "array"}
-    return "null" if value is None else kinds.get(type(value), "object")
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
-    rules = [text_rule("text_value", _PARAMETER_END, term)]
-    end = quoted(f"\n{_PARAMETER_END}\n")
-    for i, tool in enumerate(tools):
-        required = tool.parameters.get("required") or ()
-        parts = []
-        for key, schema in tool.properties.items():
-            head = quoted(f"{_PARAMETER}{key}>\n")
-            if tool.types_of(key) == {"string"} and "enum" not in schema:
-                part = f'{head} text_value "\\n"'
-            elif tool.types_of(key) == {"string"}:
-                values = alternatives([quoted(str(one)) for one in schema["enum"]])
-                part = f"{head} {values} {end}"
-            else:
-                defs = {k: v for k, v in tool.parameters.items() if k in ("$defs", "definitions")}
-                part = f"{head} {json_of({**defs, **schema})} {end}"
-            parts.append(part if key in required else f"({part})?")
-        head = quoted(f"\n{_FUNCTION}{tool.name}>\n")
+        rules = [text_rule(TEXT_RULE, _PARAMETER_END, term)]
         tail = quoted(f"{_FUNCTION_END}\n")
-        rules.append(f"call_{i}: {head} {' '.join(parts)} {tail}")
-    calls = alternatives([f"call_{i}" for i in range(len(tools))])
-    rules.append(f"one_call: {calls} {term(CLOSE)}")
-    return CallRules(OPEN, "one_call", f'one_call ("\\n" {term(OPEN)} one_call)*', rules)
+        for i, tool in enumerate(tools):
+            head = quoted(f"\n{_FUNCTION}{tool.name}>\n")
+            given = argument_terms(tool, term, opening, _PARAMETER_END, in_lines=in_lines)
+            rules.append(f"call_{i}: {head} {given} {tail}")
+        calls = alternatives([f"call_{i}" for i in range(len(tools))])
+        rules.append(f"one_call: {calls} {term(mark_end)}")
+        many = f'one_call ("\\n" {term(mark)} one_call)*'
+        return CallRules(mark, "one_call", many, rules)
+
+    return rules_of
 
 
-QWEN_CODER = Family("qwen3-coder", parse, _rules)
+QWEN_CODER = xml_family("qwen3-coder", "<tool_call>", "</tool_call>", in_lines=True)

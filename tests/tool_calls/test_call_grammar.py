@@ -17,15 +17,21 @@ from localkv.structured.grammar import Grammar
 from localkv.structured.grammar_tokens import GrammarTokens
 from localkv.tool_calls.bare_json import GENERIC, LLAMA3
 from localkv.tool_calls.call_grammar import call_grammar
+from localkv.tool_calls.cohere import COMMAND, COMMAND_R
 from localkv.tool_calls.deepseek import DEEPSEEK, DEEPSEEK_FENCED
+from localkv.tool_calls.deepseek_dsml import DSML, DSML_V4
 from localkv.tool_calls.detection import family_of
 from localkv.tool_calls.events import gathered
 from localkv.tool_calls.family import Family
 from localkv.tool_calls.gemma import GEMMA4
+from localkv.tool_calls.glm import GLM
 from localkv.tool_calls.harmony import HARMONY
 from localkv.tool_calls.hermes import HERMES
+from localkv.tool_calls.kimi import KIMI
+from localkv.tool_calls.minimax import MINIMAX
 from localkv.tool_calls.mistral import MISTRAL, MISTRAL_ID, MISTRAL_LIST
 from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.seed_oss import SEED_OSS
 from localkv.tool_calls.tools import Tools
 from localkv.tool_calls.xml_parameters import QWEN_CODER
 from support import family_templates
@@ -74,6 +80,44 @@ TEXTS = [
         None,
     ),
     (GEMMA4, '<|tool_call>call:look{at:<|"|>home </p><|"|>,n:7}<tool_call|>', ""),
+    (
+        GLM,
+        "<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>home </p></arg_value>\n"
+        "<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+        "\n",
+    ),
+    (
+        KIMI,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+        "ARGS<|tool_call_end|><|tool_calls_section_end|>",
+        None,
+    ),
+    (
+        MINIMAX,
+        '<minimax:tool_call>\n<invoke name="look">\n<parameter name="at">home </p></parameter>\n'
+        '<parameter name="n">7</parameter>\n</invoke>\n</minimax:tool_call>',
+        None,
+    ),
+    (
+        SEED_OSS,
+        "<seed:tool_call>\n<function=look>\n<parameter=at>home </p></parameter>\n"
+        "<parameter=n>7</parameter>\n</function>\n</seed:tool_call>",
+        "\n",
+    ),
+    (
+        COMMAND,
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", "parameters": ARGS}]'
+        "<|END_ACTION|>",
+        None,
+    ),
+    (COMMAND_R, 'Action:\n```json\n[{"tool_name": "look", "parameters": ARGS}]\n```', None),
+    (
+        DSML,
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="at" '
+        'string="true">home </p></｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">7'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        None,
+    ),
 ]
 """A call in each family's syntax, and what is between two of them."""
 ARGS = {"at": "home </p>", "n": 7}
@@ -99,6 +143,7 @@ def test_a_required_call_is_one_that_the_parser_reads(
     text = text.replace("ARGS]ARGS", "ARGS]" + json.dumps(ARGS))
     text = text.replace(" ARGS", " " + json.dumps(ARGS)).replace("\nARGS", "\n" + json.dumps(ARGS))
     text = text.replace("｜>ARGS", "｜>" + json.dumps(ARGS))
+    text = text.replace("|>ARGS", "|>" + json.dumps(ARGS))
     for choice in ("required", "look", {"type": "function", "function": {"name": "look"}}):
         assert accepts(grammar(family, choice), text), choice
     assert not accepts(grammar(family, "stop"), text)
@@ -117,7 +162,9 @@ def test_a_required_call_is_one_that_the_parser_reads(
         assert accepts(after, text.removeprefix(after.after))
 
 
-@pytest.mark.parametrize("family", [HERMES, LLAMA3, MISTRAL_LIST, MISTRAL, DEEPSEEK_FENCED])
+@pytest.mark.parametrize(
+    "family", [HERMES, LLAMA3, MISTRAL_LIST, MISTRAL, DEEPSEEK_FENCED, COMMAND, KIMI]
+)
 def test_whatever_is_drawn_by_it_is_a_call(family: Family) -> None:
     rng = random.Random(7)
     for _ in range(4):
@@ -136,6 +183,27 @@ def test_whatever_is_drawn_by_it_is_a_call(family: Family) -> None:
             assert set(call.values) <= set(LOOK["parameters"]["properties"])
             assert call.name == "stop" or len(call.values["at"]) <= 20
         assert calls
+
+
+@pytest.mark.parametrize("family", [HERMES, LLAMA3, GLM, DSML])
+@pytest.mark.parametrize(
+    "answer", [Grammar.json_schema({"enum": ["yes", "no"]}), Grammar.gbnf('root ::= "\\"yes\\""')]
+)
+def test_calls_or_an_answer_of_a_schema(family: Family, answer: Grammar) -> None:
+    text = next(text for one, text, _ in TEXTS if one is family)
+    text = text.replace(" ARGS", " " + json.dumps(ARGS))
+    either = call_grammar(family, Tools(DESCRIBED), VOCABULARY, answer)
+    assert either is not None
+    assert accepts(either, text)
+    assert accepts(either, '"yes"')
+    for other in ("yes", text + '"yes"', '"yes"' + text, ""):
+        assert not accepts(either, other), other
+    required = call_grammar(family, Tools(DESCRIBED, "look"), VOCABULARY, answer)
+    assert required is not None
+    assert not accepts(required, '"yes"')
+    assert call_grammar(family, Tools([]), VOCABULARY, answer) is answer
+    with pytest.raises(UsageError, match="channels"):
+        call_grammar(HARMONY, Tools(DESCRIBED), VOCABULARY, answer)
 
 
 def test_harmony_thinks_first_and_names_its_recipient() -> None:
@@ -181,6 +249,30 @@ def test_a_template_shows_its_family(name: str, family: Family) -> None:
     shown = getattr(family_templates, name)
     found = family_of(ChatTemplate(shown.source, bos_token=shown.bos, eos_token=shown.eos))
     assert found.name.partition("-")[0] == family.name.partition("-")[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "family"),
+    [
+        ("<tool_call>NAME\n<arg_key>word</arg_key>\n<arg_value>x</arg_value>\n</tool_call>", GLM),
+        ("<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{}", KIMI),
+        ('<minimax:tool_call>\n<invoke name="NAME">', MINIMAX),
+        ("<seed:tool_call>\n<function=NAME>\n<parameter=word>x</parameter>", SEED_OSS),
+        ("<tool_call>\n<function=NAME>\n<parameter=word>\nx\n</parameter>", QWEN_CODER),
+        ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "NAME"', COMMAND),
+        ('Action:\n```json\n[{"tool_name": "NAME"', COMMAND_R),
+        ('<｜DSML｜function_calls>\n<｜DSML｜invoke name="NAME">', DSML),
+        ('<｜DSML｜tool_calls>\n<｜DSML｜invoke name="NAME">', DSML_V4),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{}", DEEPSEEK),
+    ],
+)
+def test_a_call_in_a_prompt_shows_its_family(call: str, family: Family) -> None:
+    shown = call.replace("NAME", "{{ call.function.name }}")
+    source = (
+        "{% for message in messages %}{{ message.content }}"
+        "{% for call in message.tool_calls %}" + shown + "{% endfor %}{% endfor %}"
+    )
+    assert family_of(ChatTemplate(source, bos_token="", eos_token="")) is family
 
 
 def test_a_template_without_calls_is_generic() -> None:

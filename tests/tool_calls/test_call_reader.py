@@ -11,14 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localkv.tool_calls.bare_json import GENERIC, LLAMA3
+from localkv.tool_calls.cohere import COMMAND, COMMAND_R
 from localkv.tool_calls.deepseek import DEEPSEEK, DEEPSEEK_FENCED
+from localkv.tool_calls.deepseek_dsml import DSML, DSML_V4
 from localkv.tool_calls.events import CallEvent, Content, ToolCall, gathered
 from localkv.tool_calls.family import Family
 from localkv.tool_calls.gemma import GEMMA4
+from localkv.tool_calls.glm import GLM
 from localkv.tool_calls.harmony import HARMONY
 from localkv.tool_calls.hermes import HERMES
+from localkv.tool_calls.kimi import KIMI
+from localkv.tool_calls.minimax import MINIMAX
 from localkv.tool_calls.mistral import MISTRAL, MISTRAL_ID, MISTRAL_LIST
 from localkv.tool_calls.reader import CallReader
+from localkv.tool_calls.seed_oss import SEED_OSS
 from localkv.tool_calls.tools import Tools
 from localkv.tool_calls.xml_parameters import QWEN_CODER
 
@@ -26,7 +32,8 @@ FAMILIES = {
     one.name: one
     for one in (
         *(HERMES, HARMONY, LLAMA3, GENERIC, MISTRAL_LIST, MISTRAL, MISTRAL_ID),
-        *(QWEN_CODER, DEEPSEEK, DEEPSEEK_FENCED, GEMMA4),
+        *(QWEN_CODER, DEEPSEEK, DEEPSEEK_FENCED, GEMMA4, GLM, KIMI, MINIMAX, SEED_OSS),
+        *(COMMAND, COMMAND_R, DSML, DSML_V4),
     )
 }
 TOOLS = Tools(
@@ -145,6 +152,68 @@ _TEXTS = [
         '<|tool_call>call:look{of:[1,-2.5e3],or:null,in:{a:true,b:[<|"|>x<|"|>]}}<tool_call|>',
         [("look", {"of": [1, -2500.0], "or": None, "in": {"a": True, "b": ["x"]}})],
     ),
+    (
+        GLM,
+        'Yes.\n<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>a <b> "c"\nd</arg_value>\n'
+        "<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>stop\n</tool_call>",
+        [LOOK, STOP],
+    ),
+    (
+        GLM,
+        "<tool_call>look<arg_key>at</arg_key><arg_value>7</arg_value><arg_key>of</arg_key>"
+        "<arg_value>[1, 2.5]</arg_value></tool_call><tool_call>else<arg_key>x</arg_key>"
+        "<arg_value>\n</arg_value></tool_call>",
+        [("look", {"at": "7", "of": [1, 2.5]}), ("else", {"x": "\n"})],
+    ),
+    (
+        KIMI,
+        "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0"
+        "<|tool_call_argument_begin|>OBJECT<|tool_call_end|><|tool_call_begin|>functions.stop:1"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        [LOOK, STOP],
+    ),
+    (
+        MINIMAX,
+        '<minimax:tool_call>\n<invoke name="look">\n<parameter name="at">a <b> "c"\nd</parameter>\n'
+        '<parameter name="n">3</parameter>\n</invoke>\n<invoke name="stop">\n</invoke>\n'
+        "</minimax:tool_call>",
+        [LOOK, STOP],
+    ),
+    (
+        SEED_OSS,
+        '<seed:tool_call>\n<function=look>\n<parameter=at>a <b> "c"\nd</parameter>\n'
+        "<parameter=n>3</parameter>\n</function>\n</seed:tool_call>\n"
+        "<seed:tool_call>\n<function=stop>\n</function>\n</seed:tool_call>",
+        [LOOK, STOP],
+    ),
+    (SEED_OSS, "<function=x><parameter=y>\nz\n</parameter></function>", [("x", {"y": "\nz\n"})]),
+    (
+        COMMAND,
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "look", "parameters": OBJECT},\n'
+        '    {"tool_call_id": "1", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>',
+        [LOOK, STOP],
+    ),
+    (
+        COMMAND_R,
+        'Action:\n```json\n[\n    {\n        "tool_name": "look",\n        "parameters": OBJECT\n'
+        '    },\n    {\n        "tool_name": "stop",\n        "parameters": {}\n    }\n]```',
+        [LOOK, STOP],
+    ),
+    (
+        DSML,
+        '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="at" '
+        'string="true">a <b> "c"\nd</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="'
+        'false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="stop">\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        [LOOK, STOP],
+    ),
+    (
+        DSML_V4,
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="in" '
+        'string="true">7</｜DSML｜parameter>\n<｜DSML｜parameter name="on" string='
+        '"false">{"a": [true]}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        [("look", {"in": "7", "on": {"a": [True]}})],
+    ),
 ]
 TEXTS = [
     (
@@ -175,6 +244,15 @@ PLAIN = [
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look",
     "<|tool_call>call:look<tool_call|>",
     "<tool_call>\n<function=",
+    "<tool_call>stop it</tool_call>",
+    "<tool_call>look</tool_ca",
+    "Action: I go home.",
+    'Action:\n```json\n[{"tool_name": "directly-answer", "parameters": {}}]```',
+    "<|START_ACTION|>[]<|END_ACTION|>",
+    "<|tool_calls_section_begin|><|tool_call_begin|>look<|tool_call_end|>",
+    '<minimax:tool_call>\n<invoke name="">\n</minimax:tool_call>',
+    "<｜DSML｜function_calls>\n<｜DSML｜invoke>",
+    "<seed:tool_call><function=",
     "<|python_tag|>print(1)",
     "<tool_ca",
     "",
@@ -192,7 +270,12 @@ _MARKS = (
     '<tool_call> </tool_call> {"name":"look","arguments": {"at":"x"}} [TOOL_CALLS] [ARGS] look { } '
     '[ ] " \\ , : <function=look> <parameter=at> </parameter> </function> <|tool_call> call:look{ '
     '<tool_call|> <|"|> at: <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> '
-    "<｜tool▁call▁end｜> ```json ``` function <|python_tag|> look.call( ; 1 -2e5 null \\u00e9 é x"
+    "<｜tool▁call▁end｜> ```json ``` function <|python_tag|> look.call( ; 1 -2e5 null \\u00e9 é x "
+    "<arg_key> </arg_key> <arg_value> </arg_value> <|START_ACTION|> Action: <minimax:tool_call> "
+    '<invoke name="look"> <parameter name="at"> </invoke> <seed:tool_call> '
+    "<｜DSML｜function_calls> "
+    '<｜DSML｜invoke name="look"> <｜DSML｜parameter name="at" string="true"> </｜DSML｜parameter> '
+    "<|tool_calls_section_begin|> <|tool_call_begin|> <|tool_call_argument_begin|> functions.look:0"
 )
 MARKS = _MARKS.split()
 PIECES = st.lists(st.sampled_from([*MARKS, " ", "\n"]), max_size=14).map("".join)

@@ -101,11 +101,20 @@ def test_what_contradicts_is_refused(llm: LLM, qwen: ChatTemplate) -> None:
     for options, reason in (
         ({"tools": TOOLS, "tool_choice": "nobody"}, "none of the tools"),
         ({"tool_choice": "required"}, "there are no tools"),
-        ({"tools": TOOLS, "schema": {}}, "both say what the answer has to be"),
+        ({"tools": TOOLS, "schema": {}, "grammar": "start: /x/"}, "give one of them"),
         ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "tool_choice is none"),
     ):
         with pytest.raises(UsageError, match=reason):
             llm.chat(ASKED, template=qwen, **options)
+
+
+def test_an_answer_keeps_to_its_schema_beside_tools(llm: LLM, qwen: ChatTemplate) -> None:
+    schema = {"enum": ["yes", "no"]}
+    options = {"template": qwen, "tools": TOOLS, "schema": schema, "max_tokens": 80}
+    for seed in range(4):
+        done = llm.chat(ASKED, seed=seed, **options).completion
+        assert (done.content in ('"yes"', '"no"')) != bool(done.tool_calls)
+        assert done.finish_reason == "stop" or done.tool_calls
 
 
 def test_ids_that_are_missing_or_refused_are_replaced() -> None:

@@ -1,0 +1,75 @@
+"""Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`
+in a section of calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from localkv.tool_calls.family import (
+    CallRules,
+    Family,
+    Term,
+    after,
+    alternatives,
+    everything_between,
+    json_of,
+    object_schema,
+    quoted,
+)
+from localkv.tool_calls.source import Source, Steps
+from localkv.tool_calls.tools import Tool, Tools
+
+CALLS, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, ARGUMENTS, CALL_END = (
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+MOST_NAME = 200
+_ID = re.compile(r"(?:functions\.)?([^\s:]+)(?::\d+)?")
+
+
+def parse(source: Source, tools: Tools) -> Steps[None]:
+    """Take all of a text."""
+
+    def calls() -> Steps[bool]:
+        n_calls, at = source.n_calls, source.at
+        while True:
+            yield from source.spaces()
+            if not (yield from source.follows(CALL)) or not (yield from _call(source)):
+                break
+            at = source.at
+        if source.n_calls > n_calls:
+            source.at = at
+            yield from after(source, CALLS_END)
+        return source.n_calls > n_calls
+
+    yield from everything_between(source, CALLS, calls)
+
+
+def _call(source: Source) -> Steps[bool]:
+    id = yield from source.up_to((ARGUMENTS,), MOST_NAME)
+    named = None if id is None else _ID.fullmatch(id.strip())
+    yield from source.spaces()
+    if named is None or (yield from source.peek()) != "{":
+        return False
+    source.begin_call(named[1])
+    value = yield from source.value(source.argue)
+    source.end_call(is_whole=value is not None)
+    yield from after(source, CALL_END)
+    return True
+
+
+def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
+    rules = [
+        f"call_{i}: {term(CALL)} {quoted(f'functions.{tool.name}:')} /[0-9]{{1,3}}/ "
+        f"{term(ARGUMENTS)} {json_of(object_schema(tool))} {term(CALL_END)}"
+        for i, tool in enumerate(tools)
+    ]
+    calls, end = alternatives([f"call_{i}" for i in range(len(tools))]), term(CALLS_END)
+    return CallRules(CALLS, f"{calls} {end}", f"{calls}+ {end}", rules)
+
+
+KIMI = Family("kimi", parse, _rules)
