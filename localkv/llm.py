@@ -129,9 +129,9 @@ class LLM(TextModel):
         draft_model: a small GGUF file with the same tokens, which guesses how a text goes on.
         cache_type_k_draft, cache_type_v_draft: types of K and of V in its own cache.
         spec: "ngram" guesses how a text goes on from what followed its last tokens when they came
-            up before, "draft" with `draft_model` (None does, if there is one, but for one text at a
-            time only). Guesses are evaluated together: faster where many are right, with the same
-            text as without ("none"), byte for byte on a CPU.
+            up before, "draft" with `draft_model` (None does, if there is one), for a text that has
+            the steps to itself. Guesses are evaluated together: faster where many are right, with
+            the same text as without ("none"), byte for byte on a CPU.
         draft_max, draft_min: most tokens guessed at a time, and fewer that are not worth it; how
             many are is measured.
         draft_p_min: tokens that the draft model finds less probable are not guessed.
@@ -241,7 +241,7 @@ class LLM(TextModel):
         self.speculation = Speculation(drafter, draft_max, draft_min, draft_p_min)
         if self.speculation.is_on and backend.records:
             self.warnings.append(RECORDING_LEFT)
-        check_drafter(self.speculation, draft_model, n_parallel)
+        check_drafter(self.speculation, draft_model)
         place_process(cpus, strict=cpu_strict)
         end_cleanly_from_threads()
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)

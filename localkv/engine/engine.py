@@ -26,10 +26,10 @@ from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.embedding import Pooling, pooled
 from localkv.engine.generation import Forcing, Generation
 from localkv.engine.logprobs import check_logprobs
-from localkv.engine.speculation.config import Speculation, check_drafter
-from localkv.engine.speculation.draft_model import DraftModel, ModelSpeculator
+from localkv.engine.speculation.config import Speculation
+from localkv.engine.speculation.draft_model import DraftModel
+from localkv.engine.speculation.new_speculator import new_speculator
 from localkv.engine.speculation.prices import Prices
-from localkv.engine.speculation.speculator import Speculator, new_speculator
 from localkv.engine.speculation.warm_up import warm_up_drafts
 from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError
@@ -367,13 +367,5 @@ class Engine:
             constraint=constraint,
             logprobs=logprobs,
             predictions=predictions,
-            speculator=self._speculator(speculation),
+            speculator=new_speculator(speculation, self.prices, self.draft),
         )
-
-    def _speculator(self, speculation: Speculation) -> Speculator | None:
-        """What drafts for a new generation, or None."""
-        if speculation.drafter != "draft":
-            return new_speculator(speculation, self.prices)
-        check_drafter(speculation, self.draft)
-        assert self.draft is not None
-        return ModelSpeculator(speculation, self.draft)

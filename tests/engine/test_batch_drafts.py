@@ -68,7 +68,7 @@ class Guesser(Speculator):
 def guess(monkeypatch: pytest.MonkeyPatch, guessers: Sequence[Speculator | None]) -> None:
     """The speculators of the next requests."""
     left = iter(guessers)
-    monkeypatch.setattr(batch_module, "new_speculator", lambda config, prices: next(left))
+    monkeypatch.setattr(batch_module, "new_speculator", lambda *_, **__: next(left))
 
 
 def prompt(seed: int, n: int) -> list[int]:

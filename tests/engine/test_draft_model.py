@@ -12,6 +12,7 @@ import pytest
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation
+from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.speculation.draft_pace import DraftPace, confidence_of
@@ -157,6 +158,27 @@ def test_where_a_draft_ends(models: list[Transformer]) -> None:
     generation = generated(engine, PROMPT, 9, **GREEDY)
     assert len(list(generation)) == 9
     assert generation.stats.n_drafted == 0
+
+
+def test_beside_others_nothing_is_drafted(models: list[Transformer]) -> None:
+    """Texts that share steps are those without a draft, which goes on with the one that is left."""
+    cache = CacheConfig(*PAIRS[0], n_ctx=300, n_sequences=2)
+    prompts, lengths = [PROMPT, PROMPT[3:33]], [60, 12]
+    texts = [
+        list(Engine(models[0], cache).generate(ids, sampler=sampler(), max_tokens=n))
+        for ids, n in zip(prompts, lengths, strict=True)
+    ]
+    engine = drafting(models[0], models[1], cache)
+    batch = BatchEngine(engine)
+    both = [
+        batch.generate(ids, sampler=sampler(), max_tokens=n, speculation=SPECULATION)
+        for ids, n in zip(prompts, lengths, strict=True)
+    ]
+    assert list(both[1]) == texts[1]
+    assert both[0].stats.n_drafted == both[1].stats.n_drafted == 0
+    assert list(both[0]) == texts[0]
+    assert both[0].stats.n_accepted > 0
+    assert batch.stats.n_accepted == both[0].stats.n_accepted
 
 
 def test_a_draft_switches_itself_off() -> None:

@@ -68,7 +68,7 @@ def sampler(seed: int = 3, **params: object) -> Sampler:
 
 def guess(monkeypatch: pytest.MonkeyPatch, guesser: Speculator) -> None:
     monkeypatch.setattr(
-        engine_module, "new_speculator", lambda config, prices: guesser if config.is_on else None
+        engine_module, "new_speculator", lambda config, *_: guesser if config.is_on else None
     )
 
 

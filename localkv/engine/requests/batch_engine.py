@@ -25,7 +25,7 @@ from localkv.engine.requests.request import Request
 from localkv.engine.requests.request_rows import RequestRows
 from localkv.engine.requests.scheduler import Part, Scheduler, SchedulerConfig
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.speculator import new_speculator
+from localkv.engine.speculation.new_speculator import new_speculator
 from localkv.engine.token_text import Text
 from localkv.errors import ContextOverflowError, LocalKVError, counted
 from localkv.model import Transformer
@@ -197,7 +197,9 @@ class BatchEngine:
             deadline=None if timeout is None else now + timeout,
         )
         self._n_requests += 1
-        speculator = new_speculator(speculation or Speculation(), self.engine.prices)
+        speculator = new_speculator(
+            speculation or Speculation(), self.engine.prices, self.engine.draft, reads_late=True
+        )
         on_host = any(one is not None for one in (logprobs, predictions, constraint, speculator))
         generation = BatchedGeneration(
             self,

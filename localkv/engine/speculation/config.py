@@ -58,7 +58,7 @@ class Speculation:
             raise UsageError(f"draft_p_min must be from 0 to 1, not {self.draft_p_min}")
 
 
-def check_drafter(speculation: Speculation, model: object, n_parallel: int = 1) -> None:
+def check_drafter(speculation: Speculation, model: object) -> None:
     """Refuse a drafter without the model that it needs, and a model without use.
 
     Args:
@@ -77,13 +77,3 @@ def check_drafter(speculation: Speculation, model: object, n_parallel: int = 1) 
             f"-md names a model that drafts, but --spec is {speculation.drafter}",
             hint="leave out one of them: with -md, --spec is draft",
         )
-    if speculation.drafter == "draft" and n_parallel > 1:
-        raise one_text_at_a_time()
-
-
-def one_text_at_a_time() -> UsageError:
-    """What a model that drafts can't do."""
-    return UsageError(
-        "a model drafts for one text at a time, not for several that share their steps",
-        hint="--spec ngram guesses for all of them",
-    )

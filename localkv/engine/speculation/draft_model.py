@@ -94,6 +94,11 @@ class DraftModel:
         if len(text.ids) <= self.n_ctx:
             self.slot.turn(work)
 
+    def lacks_much(self, text: Text) -> bool:
+        """Whether so many tokens of a text are missing that they are read as a prompt is."""
+        n_held = self.slot.sequence.length if self.slot.is_taken_by(text) else 0
+        return len(text.ids) - n_held > FEW_MISSING
+
     def draft(
         self, text: Text, most: int, p_min: float, goes_on: GoesOn
     ) -> tuple[list[Guess], float]:
@@ -161,11 +166,18 @@ class DraftModel:
 
 
 class ModelSpeculator(Speculator):
-    """Guesses tokens of a text with a model, while it is worth it."""
+    """Guesses tokens of a text with a model, while it is worth it and the text is alone.
 
-    def __init__(self, config: Speculation, model: DraftModel) -> None:
+    Args:
+        model: which has the rows of one text at a time.
+        reads_late: it reads a text when it first drafts for it, and not at the text's beginning:
+            others may run, for which it would have to wait.
+    """
+
+    def __init__(self, config: Speculation, model: DraftModel, *, reads_late: bool = False) -> None:
         self.config = config
         self.model = model
+        self._reads_late = reads_late
         self.pace: DraftPace = model.pace
         self._text = Text([], 0)
         self._guesses = deque[Guess]()
@@ -181,7 +193,7 @@ class ModelSpeculator(Speculator):
         ids = list(prompt)
         self._text = Text(ids, len(ids))
         self._is_known = max(ids) < self.model.n_vocab
-        if self._is_known:
+        if self._is_known and not self._reads_late:
             self.model.read(self._text)
 
     def accept(self, token: int) -> None:
@@ -198,8 +210,11 @@ class ModelSpeculator(Speculator):
         """As `Speculator.draft`."""
         pace, most = self.pace, min(most, self.config.draft_max)
         self._guesses.clear()
-        if most < self.config.draft_min or not (self._is_known and pace.may_draft()):
+        is_possible = self._is_known and not others and most >= self.config.draft_min
+        if not (is_possible and pace.may_draft()):
             return ()
+        if self._reads_late and self.model.lacks_much(self._text):
+            self.model.read(self._text)
         pace.begin(1 + missing, self.model.seconds)
 
         def goes_on(guess: Guess, number: int) -> bool:

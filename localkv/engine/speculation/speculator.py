@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from localkv.engine.speculation.config import Speculation, one_text_at_a_time
+from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.drafter import Drafter
 from localkv.engine.speculation.ngram import NgramDrafter
 from localkv.engine.speculation.pace import Pace
@@ -86,14 +86,3 @@ class Speculator:
         else:
             self._pause = min(2 * self._pause or 1, LONGEST_PAUSE)
         return self._drafter.draft(worth) if worth >= self.config.draft_min else ()
-
-
-def new_speculator(config: Speculation, prices: Prices) -> Speculator | None:
-    """What drafts for a new generation, or None.
-
-    Raises:
-        UsageError: a model should, which does so for a text alone (`ModelSpeculator`).
-    """
-    if config.drafter == "draft":
-        raise one_text_at_a_time()
-    return Speculator(config, prices) if config.is_on else None
