@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.serve_options import SERVER_OPTIONS
 from localkv.cli.speculation_options import speculation_arguments, speculation_options
 from localkv.errors import UsageError, byte_size, counted, printable
+from localkv.loader.named_templates import NAMED_TEMPLATES
 from localkv.system.terminal_text import visible
 
 INTERRUPTED = 130
 """The exit code of who was ended by Ctrl-C."""
 
 
-def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
+def _run(*, port: int, alias: str | None, **values: Any) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit code."""
     from localkv.server.api_keys import read_keys
 
@@ -40,9 +42,9 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
         note(unnamed)
     path = model_file(values)
     params = sampling_params(values, escape=False)
-    template = None
-    if values["chat_template_file"] is not None:
-        template = read_file(values["chat_template_file"], "the chat template")
+    template, hosts = _template(values), _listed(values["host"])
+    if not hosts:
+        raise UsageError("--host has no address", hint="as in --host 127.0.0.1")
     from localkv.chat.engine import EngineOptions
     from localkv.server.http_server import Ending, serve
     from localkv.server.settings import ServerSettings
@@ -60,17 +62,23 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
     arguments["step_ms"] = values["step_ms"]
     names = _listed(alias) or (Path(path).stem,)
     if values["print_config"] is not None:
-        return _print_config(values, host, port, names[0], path)
+        return _print_config(values, hosts[0], port, names[0], path)
     settings = ServerSettings(
         EngineOptions(str(path), arguments, template),
         names[0],
         names[1:],
         checks_model=not values["any_model"],
-        host=host,
+        tags=_listed(values["tags"]),
+        hosts=hosts,
         port=port,
         params=params,
         max_tokens=values["n_predict"] if values["n_predict"] >= 0 else None,
+        reasoning=values["reasoning"],
+        reasoning_format=values["reasoning_format"],
+        reasoning_budget=values["reasoning_budget"],
+        prefills=values["prefill_assistant"],
         queue=values["queue"],
+        has_metrics=values["has_metrics"],
         has_slots=values["has_slots"],
         timeout=values["timeout"],
         api_keys=keys,
@@ -93,7 +101,8 @@ def _run(*, host: str, port: int, alias: str | None, **values: Any) -> int:
         note(
             f"{settings.model_name}: {counted(facts.n_parallel, 'request')} at a time, up to "
             f"{engine.n_ctx:,} tokens each; the cache holds {facts.cache_tokens:,} tokens in "
-            f"{byte_size(facts.cache_bytes)} ({engine.type_k}/{engine.type_v})"
+            f"{byte_size(facts.cache_bytes)} ({engine.type_k}/{engine.type_v}); loaded in "
+            f"{engine.load_seconds:.1f} s, warmed up in {facts.warm_up_seconds:.1f} s"
         )
 
     async def main() -> int:
@@ -135,6 +144,28 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     )
     click.echo(CLIENTS[values["print_config"]](server), nl=False)
     return 0
+
+
+def _template(values: dict[str, Any]) -> str | None:
+    """The chat template that was given instead of the model's own.
+
+    Raises:
+        UsageError: there are two, or there is none of that name.
+    """
+    given, file = values["chat_template"], values["chat_template_file"]
+    if file is not None:
+        if given is not None:
+            raise UsageError("--chat-template and --chat-template-file exclude each other")
+        return read_file(file, "the chat template")
+    if given is None or given in NAMED_TEMPLATES:
+        return NAMED_TEMPLATES.get(given or "")
+    if re.fullmatch(r"[\w.-]+", given):
+        raise UsageError(
+            f"there is no chat template called {given!r}",
+            hint=f"use {', '.join(NAMED_TEMPLATES)}, or --chat-template-file FILE",
+        )
+    text: str = given
+    return text
 
 
 def _folder(path: str | None) -> str | None:

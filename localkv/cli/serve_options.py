@@ -6,6 +6,8 @@ import click
 
 from localkv.cli.option_types import Whole, byte_size_of
 from localkv.cli.options import flag, option
+from localkv.loader.named_templates import NAMED_TEMPLATES
+from localkv.server.settings import REASONING, REASONING_FORMATS
 
 PANEL, ACCESS = "Server", "Access"
 PARALLEL = 16
@@ -28,7 +30,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
         metavar="ADDRESS",
         default="127.0.0.1",
         show_default=True,
-        help="The address to listen on.",
+        help="The address to listen on, or several with commas between them.",
     ),
     option(
         "--port",
@@ -48,6 +50,13 @@ SERVER_OPTIONS: list[click.Parameter] = [
         metavar="NAMES",
         help="What clients call the model, names with commas between them. [default: the file's "
         "name]",
+    ),
+    option(
+        "--tags",
+        panel=PANEL,
+        llama_env="TAGS",
+        metavar="NAMES",
+        help="What /v1/models says of the model besides, words with commas between them.",
     ),
     option(
         "-np",
@@ -190,16 +199,68 @@ SERVER_OPTIONS: list[click.Parameter] = [
         "it. [default: 120 on a CPU, 30 on a GPU]",
     ),
     option(
+        "--chat-template",
+        panel=PANEL,
+        llama_env="CHAT_TEMPLATE",
+        metavar="NAME",
+        help="Another chat template than the model's own, by name "
+        f"({', '.join(NAMED_TEMPLATES)}), or as Jinja.",
+    ),
+    option(
         "--chat-template-file",
         panel=PANEL,
         llama_env="CHAT_TEMPLATE_FILE",
         metavar="FILE",
-        help="A Jinja template instead of the model's own.",
+        help="The same from a file.",
     ),
-    flag(
-        "--metrics",
+    option(
+        "-rea",
+        "--reasoning",
         panel=PANEL,
-        help="Accepted for llama-server's users: /metrics is always there.",
+        llama_env="REASONING",
+        type=click.Choice(REASONING),
+        default="auto",
+        show_default=True,
+        help="Whether the model reasons before it answers, where a request does not say so. auto: "
+        "if its template has llama-server's variable for it, enable_thinking.",
+    ),
+    option(
+        "--reasoning-format",
+        panel=PANEL,
+        llama_env="THINK",
+        type=click.Choice(REASONING_FORMATS),
+        default="auto",
+        show_default=True,
+        help="Where the reasoning is, if a request does not say so: none leaves it in the text, "
+        "deepseek and auto put it into reasoning_content.",
+    ),
+    option(
+        "--reasoning-budget",
+        panel=PANEL,
+        llama_env="THINK_BUDGET",
+        type=Whole(-1),
+        metavar="N",
+        default=-1,
+        show_default=True,
+        help="Most tokens of reasoning, where a request does not say so; -1 sets no limit.",
+    ),
+    option(
+        "--prefill-assistant/--no-prefill-assistant",
+        "prefill_assistant",
+        panel=PANEL,
+        llama_env="PREFILL_ASSISTANT",
+        type=bool,
+        default=True,
+        help="Go on with an assistant's message that is the last one, or answer it. [default: go "
+        "on]",
+    ),
+    option(
+        "--metrics/--no-metrics",
+        "has_metrics",
+        panel=PANEL,
+        type=bool,
+        default=True,
+        help="Whether /metrics tells Prometheus what the server does. [default: metrics]",
     ),
     option(
         "--slots/--no-slots",

@@ -141,6 +141,21 @@ class Engine:
         """
         self.slot.turn(self._warm_up)
 
+    def prepare(self) -> None:
+        """Do what else the first prompt would wait for: lay out weights that loading left for it,
+        and run all layers once."""
+
+        def work() -> None:
+            if self.model.backend.late is not None:
+                self.model.backend.late.finish()
+            if self.loop is None:  # else `warm_up` has run them
+                for n_tokens in (min(self.n_ctx - 1, self.n_batch, WARM_UP_TOKENS), 1):
+                    if n_tokens:
+                        self.slot.evaluate([0] * n_tokens, generated=n_tokens == 1)
+                self.slot.forget()
+
+        self.slot.turn(work)
+
     def _warm_up(self) -> None:
         if self.loop is None:
             self._try(self.model.first_layers(1), min(self.n_ctx, WARM_UP_TOKENS))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _MAX_WORDS = 300
 """Characters of an error that are shown: it may quote the template or the conversation."""
 
+_DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
+
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 
 
@@ -70,7 +72,8 @@ class TemplateProgram:
         """
         try:
             messages = [_with_role(message) for message in variables["messages"]]
-            parts = self._template.generate({**variables, **self._tokens, "messages": messages})
+            every = {**_dates(), **variables, **self._tokens, "messages": messages}
+            parts = self._template.generate(every)
             return list(segments(concatenate(_at_most(max_chars, parts))))
         except (ChatTemplateError, MemoryError):
             raise
@@ -184,6 +187,11 @@ def _track_literals(tree: nodes.Template, environment: Environment) -> None:
 
 def _raise_exception(message: str) -> NoReturn:
     raise ChatTemplateError(f"the chat template refuses the conversation: {_one_line(message)}")
+
+
+def _dates() -> dict[str, str]:
+    """Today, as llama.cpp tells templates that can't call `strftime_now`."""
+    return {name: _strftime_now(format) for name, format in _DATES.items()}
 
 
 def _strftime_now(format: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -11,8 +12,8 @@ from localkv.server.answer import AnswerReader
 from localkv.server.answers import Answers
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front, opening_of
-from localkv.server.sampling_fields import SamplingFields, stop_strings
-from localkv.server.structure import grammar_of
+from localkv.server.request_fields import RequestFields, grammar_for, place_of
+from localkv.server.sampling_fields import stop_strings
 from localkv.server.wire import Submit
 from localkv.tool_calls.reader import CallReader
 
@@ -23,23 +24,13 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class ChatBody(SamplingFields, kw_only=True):
+class ChatBody(RequestFields, kw_only=True):
     """The fields that mean something here; others are ignored."""
 
     messages: list[dict[str, Any]]
-    model: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n_predict: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -50,8 +41,6 @@ class ChatBody(SamplingFields, kw_only=True):
     thinking_budget_tokens: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
     verbose: bool | None = None
     modalities: list[str] | None = None
     functions: list[dict[str, Any]] | None = None
@@ -63,15 +52,36 @@ async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
     Raises:
         RequestError: the template refuses it.
     """
+    goes_on = body.continue_final_message
+    if goes_on is None and front.settings.prefills and not body.add_generation_prompt:
+        goes_on = _ends_in_answer(body.messages)
     return await front.conversation(
         body.messages,
         tools=None if body.tool_choice == "none" else body.tools,
         template_kwargs=_template_kwargs(body),
         enable_thinking=body.enable_thinking,
         reasoning_budget=body.thinking_budget_tokens,
-        continue_final_message=bool(body.continue_final_message),
-        add_generation_prompt=None if body.continue_final_message else body.add_generation_prompt,
+        continue_final_message=bool(goes_on),
+        add_generation_prompt=body.add_generation_prompt,
     )
+
+
+def _ends_in_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last message is the beginning of an answer.
+
+    Raises:
+        RequestError: so is the one before it.
+    """
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or not last.get("content") or last.get("tool_calls"):
+        return False
+    if len(messages) > 1 and messages[-2].get("role") == "assistant":
+        raise RequestError(
+            400,
+            "the last two messages are the assistant's, and only one can go on",
+            "put them together, or set continue_final_message to false",
+        )
+    return True
 
 
 async def begun(front: Front, body: ChatBody) -> Answers:
@@ -83,15 +93,13 @@ async def begun(front: Front, body: ChatBody) -> Answers:
     front.check_model(body.model)
     _check(body)
     model = await front.model()
-    family, tools, calls = await front.apart(
+    family, tools, grammar = await front.apart(
         model.calls,
         body.tools or (),
         body.tool_choice or "auto",
         parallel=body.parallel_tool_calls is not False,
+        answer=await grammar_for(front, body),
     )
-    grammar = await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar)
-    if grammar is not None and tools:
-        raise unsupported("a grammar or a schema beside tools", 'set tool_choice to "none"')
     prompt = await rendered(front, body)
     n = body.n or 1
     logprobs = None
@@ -106,11 +114,13 @@ async def begun(front: Front, body: ChatBody) -> Answers:
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         chat=opening_of(prompt),
-        grammar=grammar or calls,
+        grammar=grammar,
+        reuses=body.reuses,
+        place=place_of(front, body),
     )
     texts = await front.begin(submit, n)
     opened = prompt.reasoning.open if prompt.reasoning and not prompt.opening else ""
-    keeps = body.reasoning_format == "none"
+    keeps = (body.reasoning_format or front.settings.reasoning_format) == "none"
     readers = [
         AnswerReader(
             CallReader(family, tools) if tools else None, keeps_reasoning=keeps, opened=opened

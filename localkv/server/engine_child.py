@@ -23,6 +23,7 @@ from localkv.server.places import placed
 from localkv.server.running_text import RunningText
 from localkv.server.slot_states import SlotStates
 from localkv.server.wire import (
+    WARM_UP,
     Accepted,
     Cancel,
     Event,
@@ -75,7 +76,7 @@ class EngineServer:
             for text in list(self.texts.values()):
                 self._events += text.news()
                 if text.has_ended:
-                    self._slots.note(self._places, text.id, text.ids)
+                    self._slots.note(self._places, text)
                     del self.texts[text.id]
             events, self._events = self._events, []
             self.send(Step(events, self._status(step_ms, rows)))
@@ -157,9 +158,13 @@ def loaded(load: Load, send: Callable[[Message], None]) -> LLM:
         on_progress=lambda stage, done, total: send(Progress(stage, done, total)),
     )
     cache, pools = llm.cache, llm.engine.cache.pools
+    send(Progress(WARM_UP))
+    loaded_at = time.perf_counter()
+    llm.engine.prepare()
     send(
         Facts(
-            engine=engine_facts(llm, time.perf_counter() - started),
+            engine=engine_facts(llm, loaded_at - started),
+            warm_up_seconds=time.perf_counter() - loaded_at,
             n_vocab=llm.config.n_vocab,
             n_params=sum(math.prod(tensor.shape) for tensor in llm.gguf.tensors.values()),
             n_embd=llm.config.n_embd,

@@ -68,7 +68,11 @@ class Front:
                 options.model,
                 override_pre=options.arguments.get("override_pre"),
                 chat_template=options.chat_template,
+                reasoning=self.settings.reasoning,
+                reasoning_budget=self.settings.reasoning_budget,
             )
+            for line in self._model.warnings:
+                self.supervisor.say(f"warning: {line}")
         except LocalKVError as error:
             self._error = error
         self._model_ready.set()

@@ -41,7 +41,7 @@ class Guard:
         settings = front.settings
         self._app, self._front = app, front
         self._keys = ApiKeys(settings.api_keys)
-        self._hosts = known_hosts(settings.host, settings.allowed_hosts)
+        self._hosts = known_hosts(settings.hosts, settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

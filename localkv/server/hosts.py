@@ -20,14 +20,14 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def known_hosts(host: str, others: Collection[str]) -> frozenset[str]:
+def known_hosts(hosts: Collection[str], others: Collection[str]) -> frozenset[str]:
     """Names that a server goes by.
 
     Args:
-        host: where it was told to listen.
+        hosts: where it was told to listen.
         others: further ones.
     """
-    names = {"localhost", host, socket.gethostname(), *others}
+    names = {"localhost", *hosts, socket.gethostname(), *others}
     return frozenset(name.strip().lower().rstrip(".") for name in names if name.strip())
 
 

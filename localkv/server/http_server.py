@@ -56,8 +56,12 @@ def listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def check_exposure(settings: ServerSettings, address: str) -> list[str]:
+def check_exposure(settings: ServerSettings, host: str, address: str) -> list[str]:
     """Refuse to let everybody in from other machines; warnings about what else they can see.
+
+    Args:
+        host: as the user named it.
+        address: that it stands for.
 
     Raises:
         UsageError: there is no key, and nobody said that there need be none.
@@ -66,7 +70,7 @@ def check_exposure(settings: ServerSettings, address: str) -> list[str]:
         return []
     if not settings.api_keys and not settings.is_insecure:
         raise UsageError(
-            f"--host {settings.host} lets other machines in, without a key",
+            f"--host {host} lets other machines in, without a key",
             hint="set --api-key-file FILE, or --insecure if all who reach it may use it",
         )
     if settings.ssl_cert is None:
@@ -140,26 +144,29 @@ async def serve(
     log = None if settings.log_file is None else AccessLog(settings.log_file, say)
     front = Front(settings, supervisor, log)
     server = _Uvicorn(uvicorn_config(settings, front))
-    sock = listening(settings.host, settings.port)
-    with contextlib.closing(sock):
-        host, port = sock.getsockname()[:2]
-        warnings = check_exposure(settings, host)
-        scheme = "http" if settings.ssl_cert is None else "https"
-        on_listening(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-        for line in warnings:
+    with contextlib.ExitStack() as stack:
+        sockets, addresses, warnings, port = [], [], [], settings.port
+        for name in settings.hosts:
+            sockets.append(stack.enter_context(listening(name, port)))
+            host, port = sockets[-1].getsockname()[:2]
+            warnings += check_exposure(settings, name, host)
+            scheme = "http" if settings.ssl_cert is None else "https"
+            addresses.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+        on_listening(" and ".join(addresses))
+        for line in dict.fromkeys(warnings):
             say(f"warning: {line}")
-        await _run(server, sock, front, on_ready, ending)
+        await _run(server, sockets, front, on_ready, ending)
 
 
 async def _run(
     server: _Uvicorn,
-    sock: socket.socket,
+    sockets: list[socket.socket],
     front: Front,
     on_ready: Callable[[Facts], None],
     ending: Ending,
 ) -> None:
     supervisor = front.supervisor
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    serving = asyncio.create_task(server.serve(sockets=sockets))
     running = asyncio.create_task(supervisor.run(on_ready))
     loading = asyncio.create_task(front.load())
     stopping = asyncio.create_task(ending.begins.wait())

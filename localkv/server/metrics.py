@@ -24,6 +24,9 @@ class Metrics:
 
     Args:
         supervisor: its engine's status is read, too.
+
+    Attributes:
+        longest: tokens of the longest text so far, its prompt included.
     """
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -44,6 +47,7 @@ class Metrics:
         self.generated = counter("generated_tokens", "Tokens that were drawn.")
         self.drafted = counter("drafted_tokens", "Tokens that were guessed.")
         self.accepted = counter("accepted_tokens", "Tokens that were guessed rightly.")
+        self.longest = 0
         self.prompt_seconds = counter("prompt_seconds", "Seconds until first tokens.")
         self.decode_seconds = counter("decode_seconds", "Seconds between first and last tokens.")
         self.first_token = seconds("first_token", "From a request to its first token.", LONG)
@@ -108,6 +112,8 @@ class _Engine(Collector):
         n_taken = status.pages_running + status.pages_kept + status.pages_lost
         pages.add_metric(["free"], n_pages - n_taken)
         yield pages
+        longest = self._metrics.longest
+        yield _gauge("localkv_longest_text_tokens", "Of a prompt and its answer.", longest)
         yield _gauge("localkv_cache_pages_shared", "Those of several texts.", status.pages_shared)
         yield _gauge("localkv_cache_bytes", "Of K and V.", facts.cache_bytes if facts else 0)
         yield _counter("localkv_preemptions", "Requests that gave way.", self._n("n_preempted"))
@@ -167,6 +173,7 @@ class _Engine(Collector):
             ("prompt_tokens_seconds", "Tokens of prompts per second.", self._rate("prompt")),
             ("predicted_tokens_seconds", "Tokens drawn per second.", self._rate("decode")),
             ("requests_processing", "localkv_requests_running", status.running),
+            ("n_tokens_max", "localkv_longest_text_tokens", counts.longest),
             ("requests_deferred", "localkv_requests_waiting", status.waiting),
             (
                 "n_busy_slots_per_decode",

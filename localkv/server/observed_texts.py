@@ -62,6 +62,7 @@ class ObservedTexts:
         metrics.generated.inc(max(0, rest))
         self._record.n_generated += max(0, rest)
         self._prompt(event.id, usage.cached_tokens)
+        metrics.longest = max(metrics.longest, usage.total_tokens)
         metrics.drafted.inc(usage.drafted_tokens)
         metrics.accepted.inc(usage.accepted_tokens)
         metrics.prompt_seconds.inc(event.timings.prompt_seconds)

@@ -11,7 +11,7 @@ from typing import Any
 
 from localkv.engine.text_model import TextModel
 from localkv.loader.chat_prompt import ChatPrompt
-from localkv.loader.chat_template import ChatTemplate
+from localkv.loader.chat_template import THINK, ChatTemplate
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.template_process import start_ahead
 from localkv.structured.grammar import Grammar
@@ -29,6 +29,11 @@ class PromptModel(TextModel):
         path: the model's file.
         override_pre: use this pre-tokenizer instead of the file's.
         chat_template: a Jinja template instead of the file's own.
+        reasoning: whether the model reasons where a request says nothing, one of `REASONING`.
+        reasoning_budget: most tokens of it, where a request says nothing; -1 sets no limit.
+
+    Attributes:
+        warnings: one line for each argument that has no effect.
 
     Raises:
         ModelFileError: the file can't be used, or has no tokenizer that is supported.
@@ -40,12 +45,22 @@ class PromptModel(TextModel):
         *,
         override_pre: str | None = None,
         chat_template: str | None = None,
+        reasoning: str = "auto",
+        reasoning_budget: int = -1,
     ) -> None:
         start_ahead()
         self.gguf = open_gguf(path)
         self._override_pre = override_pre
         self.tokenizer  # noqa: B018  # built now, so that no request waits for it
         self._own = None if chat_template is None else self.chat_template_from(chat_template)
+        self._reasoning, self._reasoning_budget = reasoning, reasoning_budget
+        template = self.template
+        self.warnings = list[str]()
+        if reasoning != "auto" and template is not None and template.think_switch is None:
+            self.warnings.append(
+                f"--reasoning {reasoning} has no effect: the chat template has no switch for it"
+                + (" (--reasoning-budget 0 ends it at once)" if reasoning == "off" else "")
+            )
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -58,8 +73,12 @@ class PromptModel(TextModel):
         choice: str | Mapping[str, Any],
         *,
         parallel: bool,
+        answer: Grammar | None,
     ) -> tuple[Family, Tools, Grammar | None]:
         """How the model writes calls, the tools that it may call, and what its answer keeps to.
+
+        Args:
+            answer: what it keeps to without calls.
 
         Raises:
             UsageError: a tool is none, or not there, or no grammar is for what is required.
@@ -67,9 +86,9 @@ class PromptModel(TextModel):
         known = Tools(tools, choice, parallel=parallel)
         template = self._own or self.tool_template
         if template is None or not known:
-            return GENERIC, known, None
+            return GENERIC, known, answer
         family = family_of(template)
-        return family, known, call_grammar(family, known, self.tokenizer)
+        return family, known, call_grammar(family, known, self.tokenizer, answer)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """A conversation as the model reads it. `TextModel.chat_prompt` describes the arguments.
@@ -78,4 +97,20 @@ class PromptModel(TextModel):
             ChatTemplateError: the template fails on this conversation, or refuses it.
             UsageError: there is no template, a message is not one, or arguments contradict others.
         """
+        if options.get("reasoning_budget") is None and self._reasoning_budget >= 0:
+            options["reasoning_budget"] = self._reasoning_budget
+        if options.get("enable_thinking") is None:
+            options["enable_thinking"] = self._thinks(options)
         return self.chat_prompt(messages, template=self._own, **options)
+
+    def _thinks(self, options: Mapping[str, Any]) -> bool | None:
+        """What the switch for reasoning is set to, where a request does not; None leaves it."""
+        template = self._own or (self.tool_template if options.get("tools") else self.chat_template)
+        switch = None if template is None else template.think_switch
+        variables = options.get("template_kwargs") or {}
+        if switch is None or {switch, THINK} & set(variables):
+            return None
+        if self._reasoning != "auto":
+            return self._reasoning == "on"
+        is_ended = options.get("reasoning_budget") == 0
+        return True if switch == THINK and not is_ended else None

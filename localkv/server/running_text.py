@@ -17,12 +17,15 @@ class RunningText:
         id: the front's number of it.
         stream: the text.
         tells_tokens: pieces say of which tokens they are.
+        place: by which it can be saved; -1 for the one in which it runs.
     """
 
-    def __init__(self, id: int, stream: TextStream, *, tells_tokens: bool = False) -> None:
+    def __init__(
+        self, id: int, stream: TextStream, *, tells_tokens: bool = False, place: int = -1
+    ) -> None:
         generation = stream.generation
         assert isinstance(generation, BatchedGeneration)
-        self.id = id
+        self.id, self.place = id, place
         self.stream = stream
         self.has_ended = False
         self._generation = generation
@@ -48,8 +51,9 @@ class RunningText:
             logprobs=submit.logprobs,
             grammar=submit.grammar,
         )
-        text = cls(submit.id, stream, tells_tokens=submit.tells_tokens)
-        text._generation.request.text.salt = submit.salt  # before any step looks for its rows
+        text = cls(submit.id, stream, tells_tokens=submit.tells_tokens, place=submit.place)
+        request = text._generation.request  # no step has looked for its rows yet
+        request.text.salt, request.reuses = submit.salt, submit.reuses
         text._generation.ranks_after_samplers = submit.after_samplers
         return text
 

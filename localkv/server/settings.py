@@ -10,6 +10,13 @@ from localkv.sampling.params import SamplingParams
 MOST_BODY = 8 << 20
 """Bytes of a request's body."""
 
+REASONING = ("auto", "on", "off")
+"""Whether a model reasons where requests say nothing; "auto": if its template can be told to by the
+variable that llama-server sets."""
+
+REASONING_FORMATS = ("auto", "none", "deepseek")
+"""Where reasoning is: in the text with "none", else in a field of its own."""
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -19,15 +26,21 @@ class ServerSettings:
         engine: the model, and how it is loaded.
         model_name: what clients call it.
         aliases: what they may call it, too.
+        tags: words about it.
         checks_model: refuse other names, which else mean this model, too.
-        host, port: where it listens; port 0 takes a free one.
+        hosts, port: where it listens; port 0 takes a free one.
         params: how tokens are drawn where a request says nothing.
         max_tokens: most tokens of an answer where a request says nothing; None sets no limit.
+        reasoning: one of `REASONING`.
+        reasoning_format: one of `REASONING_FORMATS`.
+        reasoning_budget: most tokens of reasoning where a request says nothing; -1 sets no limit.
+        prefills: an assistant's message that is the last one goes on, instead of being answered.
         queue: requests that wait at most, besides those that run.
         timeout: seconds that a request may take.
         api_keys: one of which a request must have; empty for anybody.
         cors: origins that browsers may call it from.
         has_page: whether there is a page at `/`.
+        has_metrics: whether there is `/metrics`.
         has_slots: whether `/slots` tells what runs.
         allowed_hosts: names that it goes by, besides its address.
         is_insecure: listen for other machines without a key.
@@ -41,16 +54,22 @@ class ServerSettings:
     engine: EngineOptions
     model_name: str
     aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     checks_model: bool = False
-    host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ("127.0.0.1",)
     port: int = 8080
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
+    reasoning: str = "auto"
+    reasoning_format: str = "auto"
+    reasoning_budget: int = -1
+    prefills: bool = True
     queue: int = 256
     timeout: float = 600.0
     api_keys: frozenset[str] = frozenset()
     cors: tuple[str, ...] = ()
     has_page: bool = True
+    has_metrics: bool = True
     has_slots: bool = True
     allowed_hosts: tuple[str, ...] = ()
     is_insecure: bool = False

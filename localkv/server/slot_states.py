@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from localkv.engine.states.state_turns import forget_text
 from localkv.errors import UsageError
 from localkv.llm import LLM
+from localkv.server.running_text import RunningText
 from localkv.server.wire import SlotAction, SlotDone
 
 
@@ -23,16 +24,16 @@ class SlotStates:
         self._llm = llm
         self._last = dict[int, list[int]]()
 
-    def note(self, places: Sequence[int], id: int, ids: list[int]) -> None:
+    def note(self, places: Sequence[int], text: RunningText) -> None:
         """A text has ended.
 
         Args:
             places: the numbers of texts that had them last; one that was quick never had any.
-            id: its number.
-            ids: its tokens.
         """
-        place = places.index(id) if id in places else places.index(0) if 0 in places else 0
-        self._last[place] = ids
+        place, id = text.place, text.id
+        if place < 0:
+            place = places.index(id) if id in places else places.index(0) if 0 in places else 0
+        self._last[place] = text.ids
 
     def act(self, action: SlotAction) -> SlotDone:
         """Save, restore or erase one.

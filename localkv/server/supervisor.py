@@ -29,6 +29,7 @@ class Supervisor:
         command: the engine's program, if it is another; for tests.
 
     Attributes:
+        say: as above.
         client: the process that runs, or ran last.
         n_restarts: how often there was a new one.
     """
@@ -40,7 +41,8 @@ class Supervisor:
         command: Sequence[str] = (),
     ) -> None:
         self.n_restarts = 0
-        self._options, self._say, self._command = options, say, command
+        self.say = say
+        self._options, self._command = options, command
         self._progress = Progress("header")
         self._deaths = deque[float](maxlen=MOST_DEATHS)
         self._is_stopping = False
@@ -96,7 +98,7 @@ class Supervisor:
                 raise
             except Exception as error:
                 if not self._is_stopping:
-                    self._say(str(error))
+                    self.say(str(error))
             problem = await self.client.ended()
             if self._is_stopping:
                 return
@@ -104,7 +106,7 @@ class Supervisor:
             is_often = len(self._deaths) == MOST_DEATHS
             if is_first or (is_often and self._deaths[-1] - self._deaths[0] < WITHIN_SECONDS):
                 raise problem
-            self._say(f"{problem}; another one is started")
+            self.say(f"{problem}; another one is started")
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             self.n_restarts += 1

@@ -22,6 +22,10 @@ LENGTH = struct.Struct("<I")
 """What stands before each message: its bytes."""
 
 
+WARM_UP = "warm-up"
+"""The last stage before the engine is ready: the model runs once."""
+
+
 class Message(msgspec.Struct, tag=True, frozen=True):
     """What the processes say to each other."""
 
@@ -58,6 +62,8 @@ class Submit(Message, frozen=True):
         tells_tokens: its pieces say of which tokens they are.
         after_samplers: logprobs are those of the distribution that tokens are drawn from.
         salt: only texts with the same share rows of the cache.
+        reuses: rows that the cache has of the prompt are taken.
+        place: by which it can be saved; -1 for the one in which it runs.
     """
 
     id: int
@@ -72,6 +78,8 @@ class Submit(Message, frozen=True):
     tells_tokens: bool = False
     after_samplers: bool = False
     salt: int = 0
+    reuses: bool = True
+    place: int = -1
 
 
 class Cancel(Message, frozen=True):
@@ -106,7 +114,8 @@ class SlotDone(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Loading has come to a stage of `LOAD_STAGES`: `done` of `total` parts, if counted."""
+    """Loading has come to a stage of `LOAD_STAGES`, or `WARM_UP`: `done` of `total` parts, if
+    counted."""
 
     stage: str
     done: int = 0
@@ -118,6 +127,7 @@ class Facts(Message, frozen=True):
 
     Attributes:
         engine: the model and its cache.
+        warm_up_seconds: that it ran before it was ready.
         n_vocab: tokens in its vocabulary.
         n_params: weights.
         n_embd: width.
@@ -130,6 +140,7 @@ class Facts(Message, frozen=True):
     """
 
     engine: EngineFacts
+    warm_up_seconds: float
     n_vocab: int
     n_params: int
     n_embd: int

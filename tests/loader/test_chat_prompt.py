@@ -7,6 +7,7 @@ here where transformers' `continue_final_message` cuts them.
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def prompt(name: str, messages: list[dict[str, Any]], **options: Any) -> ChatPro
 def in_jinja(
     name: str, messages: list[dict[str, Any]], *, continues: bool = False, **variables: Any
 ) -> str:
-    """What transformers makes of a conversation."""
+    """What transformers makes of a conversation, told the date as llama.cpp tells it."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -83,6 +84,7 @@ def in_jinja(
     )
     family = FAMILIES[name]
     variables = {"tools": None, "add_generation_prompt": not continues, **variables}
+    variables.setdefault("date_string", datetime.now().strftime("%d %b %Y"))
     if continues:
         messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + TAG}]
     text = environment.from_string(family.source).render(

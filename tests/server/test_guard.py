@@ -103,12 +103,14 @@ def test_keys_in_files(tmp_path):
 
 
 def test_everybody_is_let_in_only_if_somebody_says_so():
-    front = front_of(host="0.0.0.0")
+    front = front_of(hosts=("0.0.0.0",))
     with pytest.raises(UsageError, match="without a key"):
-        check_exposure(front.settings, "0.0.0.0")
-    assert check_exposure(front_of(host="::1").settings, "::1") == []
-    assert check_exposure(front_of(host="0.0.0.0", is_insecure=True).settings, "0.0.0.0")
-    assert check_exposure(front_of(api_keys=frozenset({"a"})).settings, "10.0.0.1")
+        check_exposure(front.settings, "0.0.0.0", "0.0.0.0")
+    assert check_exposure(front_of(hosts=("::1",)).settings, "::1", "::1") == []
+    open_to_all = front_of(hosts=("0.0.0.0",), is_insecure=True).settings
+    assert check_exposure(open_to_all, "0.0.0.0", "0.0.0.0")
+    with_key = front_of(api_keys=frozenset({"a"})).settings
+    assert check_exposure(with_key, "ten.example", "10.0.0.1")
 
 
 def test_bodies_are_counted_while_they_come(monkeypatch):

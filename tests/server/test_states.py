@@ -43,6 +43,18 @@ def test_a_text_goes_on_from_a_file(saving: RunningServer, folder: Path):
 
 
 @pytest.mark.slow
+def test_a_text_has_the_slot_that_it_asks_for(saving: RunningServer):
+    ask = {"prompt": "A hen and a duck", "n_predict": 6, "temperature": 0, "id_slot": 2}
+    assert saving.post("/completion", ask)[1]["id_slot"] == 2
+    status, saved = saving.post("/slots/2?action=save", {"filename": "two.state"})
+    assert status == 200
+    assert saved["n_saved"] > 6
+    assert saving.post("/slots/2?action=erase", {})[0] == 200
+    assert saving.post("/completion", ask)[1]["timings"]["cache_n"] < 3  # BOS
+    assert saving.post("/completion", {**ask, "id_slot": 99})[0] == 400
+
+
+@pytest.mark.slow
 def test_what_can_not_be_saved_or_restored_is_refused(
     saving: RunningServer, folder: Path, server: RunningServer
 ):

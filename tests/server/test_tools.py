@@ -21,6 +21,7 @@ PARAMETERS = {
 FUNCTION = {"name": "weather", "description": "Tells the weather.", "parameters": PARAMETERS}
 TOOL = {"type": "function", "function": FUNCTION}
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 120}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [1, 2]}}}
 HERMES = """\
 {%- if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}
 For each call: <tool_call>
@@ -133,6 +134,15 @@ def test_none_is_called_where_none_may_be(tooled: RunningServer):
     status, answer = tooled.post("/v1/chat/completions", body)
     assert status == 200
     assert "tool_calls" not in answer["choices"][0]["message"]
+
+
+def test_a_schema_beside_tools_is_for_what_is_no_call(tooled: RunningServer):
+    fields = {"tools": [TOOL], "response_format": FORMAT}
+    for seed in range(3):
+        status, answer = tooled.post("/v1/chat/completions", {**ASK, **fields, "seed": seed})
+        assert status == 200
+        message = answer["choices"][0]["message"]
+        assert message.get("tool_calls") or json.loads(message["content"]) in (1, 2)
 
 
 @pytest.mark.parametrize(

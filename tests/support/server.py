@@ -60,7 +60,7 @@ class RunningServer:
         self._reading = Thread(target=self._read, daemon=True)  # a full pipe would stop the server
         self._reading.start()
         self._listens.wait(START_SECONDS)
-        match = re.search(r"listening on (https?://\S+?);", "".join(self.lines))
+        match = re.search(r"listening on (https?://[^\s;]+)", "".join(self.lines))
         if match is None:
             self.process.kill()
             raise RuntimeError("".join(self.lines))

@@ -32,6 +32,8 @@ class Request:
         n_lost: further ones that were the same, but whose rows were no longer there.
         n_preempted: how often it had to give its pages to others.
         n_unread: tokens that were drawn and that nobody has asked for yet.
+        reuses: rows that are there of its text already are taken; else only its own, after it had
+            to give way.
     """
 
     number: int
@@ -46,6 +48,7 @@ class Request:
     n_lost: int = 0
     n_preempted: int = 0
     n_unread: int = 0
+    reuses: bool = True
 
     @property
     def n_held(self) -> int:

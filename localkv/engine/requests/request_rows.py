@@ -36,14 +36,15 @@ class RequestRows:
         come to need one, or if it does better to wait: another one evaluates now what it begins
         with.
         """
-        ids = request.text.marked(len(request.text.ids) - 1)
-        live = [_as_kept(other) for other in running]
-        found, n_found = self.prefixes.find(ids, live)
-        for other in running:
-            theirs = other.text.marked(other.n_prompt)
-            n_soon = self.prefixes.n_common(theirs, ids)
-            if n_soon > other.n_held and n_soon - n_found >= WORTH_WAITING:
-                return False
+        found, n_found = None, 0
+        if request.reuses or request.n_preempted:
+            ids = request.text.marked(len(request.text.ids) - 1)
+            found, n_found = self.prefixes.find(ids, [_as_kept(other) for other in running])
+            for other in running:
+                theirs = other.text.marked(other.n_prompt)
+                n_soon = self.prefixes.n_common(theirs, ids)
+                if n_soon > other.n_held and n_soon - n_found >= WORTH_WAITING:
+                    return False
         source = self.cache.new_sequence() if found is None else found.sequence
         if running and not self._has_room(request, source, n_found, running):
             return False

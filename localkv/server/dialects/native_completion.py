@@ -19,9 +19,8 @@ from localkv.server.front import Front
 from localkv.server.generation_settings import generation_settings
 from localkv.server.json_answer import json_answer
 from localkv.server.json_body import decoded, takes
+from localkv.server.request_fields import RequestFields, text_fields
 from localkv.server.running_timings import RunningTimings
-from localkv.server.sampling_fields import SamplingFields, stop_strings
-from localkv.server.structure import grammar_of
 from localkv.server.text_prompt import GivenPrompts, text_prompts
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading, Submit
@@ -30,33 +29,19 @@ from localkv.tool_calls.events import Content
 MISSING = object()
 
 
-class NativeBody(SamplingFields, kw_only=True):
+class NativeBody(RequestFields, kw_only=True):
     """The fields that mean something here; others are ignored."""
 
     prompt: GivenPrompts
-    model: str | None = None
-    stream: bool | None = None
-    n_predict: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     n_cmpl: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
     n_probs: int | None = None
     logprobs: int | None = None
     post_sampling_probs: bool | None = None
     return_tokens: bool | None = None
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
     response_fields: list[str] | None = None
-    id_slot: int | None = None
-    cache_prompt: bool | None = None
     n_indent: int | None = None
     t_max_predict_ms: float | None = None
     lora: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | None = None
 
     @property
     def n_texts(self) -> int:
@@ -306,9 +291,8 @@ async def completion(front: Front, request: Request) -> Response:
         prompts,
         body.n_texts,
         max_tokens=1 if most == 0 else most,
-        stop=stop_strings(body.stop),
         logprobs=body.n_logprobs,
-        grammar=await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar),
+        **await text_fields(front, body),
         tells_tokens=bool(body.stream or body.return_tokens),
         after_samplers=bool(body.post_sampling_probs),
     )

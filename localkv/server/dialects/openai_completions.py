@@ -19,35 +19,23 @@ from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front, with_seed
 from localkv.server.json_answer import json_answer
 from localkv.server.json_body import decoded, takes
-from localkv.server.sampling_fields import SamplingFields, stop_strings
-from localkv.server.structure import grammar_of
+from localkv.server.request_fields import RequestFields, text_fields
+from localkv.server.sampling_fields import SamplingFields
 from localkv.server.text_prompt import GivenPrompts, TextPrompt, text_prompts
 from localkv.server.usage import native_timings, prompt_progress
 from localkv.server.wire import Ended, Event, Piece, Reading, Submit
 from localkv.tool_calls.events import Content
 
 
-class CompletionBody(SamplingFields, kw_only=True):
+class CompletionBody(RequestFields, kw_only=True):
     """The fields that mean something here; others are ignored."""
 
     prompt: GivenPrompts
-    model: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n_predict: int | None = None
-    n: int | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    stop: str | list[str] | None = None
     logprobs: int | None = None
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
-    response_format: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | None = None
-    grammar: str | None = None
 
 
 class Choice:
@@ -238,9 +226,8 @@ async def completions(front: Front, request: Request) -> Response:
         prompts,
         n,
         max_tokens=most,
-        stop=stop_strings(body.stop),
         logprobs=body.logprobs,
-        grammar=await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar),
+        **await text_fields(front, body),
     )
     texts = await front.begin_all(requests)
     answers = Answers(texts, [AnswerReader(keeps_reasoning=True) for _ in requests])

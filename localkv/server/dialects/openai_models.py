@@ -27,7 +27,8 @@ def described(front: Front) -> dict[str, Any]:
     facts = front.supervisor.facts
     described: dict[str, Any] = {
         "id": front.settings.model_name,
-        "aliases": list(front.settings.aliases),
+        "aliases": [front.settings.model_name, *front.settings.aliases],
+        "tags": list(front.settings.tags),
         "object": "model",
         "created": front.started,
         "owned_by": "localkv",

@@ -19,7 +19,9 @@ from localkv.server.front import Front
 from localkv.server.json_answer import json_answer, json_response
 from localkv.server.json_body import decoded, takes
 from localkv.server.parts import Part, PartEvent, Parts
-from localkv.server.wire import Ended
+from localkv.server.running_timings import RunningTimings
+from localkv.server.usage import native_timings, prompt_progress
+from localkv.server.wire import Ended, Reading
 
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 """Parts of a content that are text."""
@@ -53,6 +55,8 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
 
 
 def chat_body(body: ResponsesBody) -> ChatBody:
@@ -185,6 +189,7 @@ class ResponseAnswer:
     def __init__(self, body: ResponsesBody, answers: Answers, model: str) -> None:
         self.body, self.answers = body, answers
         self.parts = Parts()
+        self._timings = RunningTimings()
         self._ids = list[str]()
         self._n_events = 0
         self._head = {
@@ -240,18 +245,26 @@ class ResponseAnswer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """The response as server-sent events."""
+        body = self.body
         try:
             response = self._response("in_progress")
             yield self._event("response.created", response=response)
             yield self._event("response.in_progress", response=response)
-            async for _, _, deltas in self.answers.news():
+            async for _, now, deltas in self.answers.news():
+                self._timings.note(now)
+                if isinstance(now, Reading) and body.return_progress:
+                    progress = prompt_progress(now, self._timings)
+                    yield self._event(
+                        "response.in_progress", response=response, prompt_progress=progress
+                    )
                 for one in self._rendered(self.parts.push(deltas)):
                     yield one
             for one in self._rendered(self.parts.end()):
                 yield one
             (end,) = self.answers.ended
             final = self._final(end)
-            yield self._event(f"response.{final['status']}", response=final)
+            timings = {"timings": native_timings(end)} if body.timings_per_token else {}
+            yield self._event(f"response.{final['status']}", response=final, **timings)
         except RequestError as error:
             problem = {"code": error.type, "message": str(error)}
             failed = self._response("failed", error=problem)
@@ -281,7 +294,10 @@ class ResponseAnswer:
 
     def _grown(self, now: PartEvent) -> list[bytes]:
         part = now.part
-        where = {"output_index": part.index, "item_id": self._id(part), "delta": now.added}
+        where: dict[str, Any] = {"output_index": part.index, "item_id": self._id(part)}
+        where["delta"] = now.added
+        if self.body.timings_per_token:
+            where["timings"] = self._timings.now()
         if part.kind == "call":
             return [self._event("response.function_call_arguments.delta", **where)]
         kind = "reasoning" if part.kind == "reasoning" else "output"

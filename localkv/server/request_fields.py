@@ -1,0 +1,70 @@
+"""The fields that all requests for a text have, in OpenAI's words and llama-server's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localkv.server.failures import RequestError
+from localkv.server.front import Front
+from localkv.server.sampling_fields import SamplingFields, stop_strings
+from localkv.server.structure import grammar_of
+from localkv.structured.grammar import Grammar
+
+
+class RequestFields(SamplingFields, kw_only=True):
+    """What each API adds fields of its own to; None is the default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n_predict: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+
+    @property
+    def reuses(self) -> bool:
+        """Whether what the cache has of the prompt is taken."""
+        return self.cache_prompt is not False
+
+
+def place_of(front: Front, body: RequestFields) -> int:
+    """The place that a text is kept for, to be saved; -1 for the one in which it runs.
+
+    Raises:
+        RequestError: there is no such place.
+    """
+    place, n_places = -1 if body.id_slot is None else body.id_slot, front.facts.n_parallel
+    if not -1 <= place < n_places:
+        raise RequestError(400, f"id_slot is {place}", f"slots are 0 to {n_places - 1}")
+    return place
+
+
+async def grammar_for(front: Front, body: RequestFields) -> Grammar | None:
+    """What the text of an answer has to be; None if it is free.
+
+    Raises:
+        RequestError: the request says so in several fields, or there is no grammar for a schema.
+    """
+    return await front.apart(grammar_of, body.response_format, body.json_schema, body.grammar)
+
+
+async def text_fields(front: Front, body: RequestFields) -> dict[str, Any]:
+    """Fields of a `Submit` that goes on from plain text.
+
+    Raises:
+        RequestError: as `grammar_for` and `place_of`.
+    """
+    return {
+        "stop": stop_strings(body.stop),
+        "grammar": await grammar_for(front, body),
+        "reuses": body.reuses,
+        "place": place_of(front, body),
+    }
