@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 
 SAME = {
@@ -25,14 +24,22 @@ SAME = {
     "-ctv": "-ctv",
     "--n-predict": "-n",
     "--api-key": "--api-key",
+    "--chat-template": "--chat-template",
     "--chat-template-file": "--chat-template-file",
+    "--reasoning": "--reasoning",
+    "--reasoning-format": "--reasoning-format",
+    "--tags": "--tags",
+    "--slot-save-path": "--slot-save-path",
+    "--cors-origins": "--cors",
+    "--model-draft": "-md",
+    "--spec-draft-n-max": "--spec-draft-n-max",
+    "--spec-draft-n-min": "--spec-draft-n-min",
 }
 """Options that have a value, and what they are called here."""
 FLAGS = {"--slots": "--slots", "--no-slots": "--no-slots", "--no-ui": "--no-ui"}
 WITHOUT_EFFECT = {
     "--offline",
     "--cont-batching",
-    "--metrics",
     "--jinja",
     "--no-jinja",
     "--verbose",
@@ -47,10 +54,11 @@ VALUES_WITHOUT_EFFECT = {
     "--n-gpu-layers",
     "--cache-ram",
     "-fa",
-    "--reasoning-format",
 }
 CONTEXT, PARALLEL, UNIFIED = "--ctx-size", "--parallel", "--kv-unified"
-TEMPLATE = "--chat-template"
+METRICS, SPECULATION = "--metrics", "--spec-type"
+DRAFTERS = {"draft-simple": "draft"}
+"""llama-server's names of what guesses tokens."""
 LLAMA_SLOTS = 4
 
 
@@ -69,7 +77,7 @@ def translated(arguments: Sequence[str], model: str, never: Sequence[str] = ()) 
         ValueError: there is nothing like an option.
     """
     rest, found = list(arguments), list[str]()
-    n_ctx, n_slots, is_shared = 0, LLAMA_SLOTS, False
+    n_ctx, n_slots, is_shared, is_measured = 0, LLAMA_SLOTS, False, False
     while rest:
         name = rest.pop(0)
         if name in SAME:
@@ -82,30 +90,21 @@ def translated(arguments: Sequence[str], model: str, never: Sequence[str] = ()) 
             n_slots = int(rest.pop(0))
         elif name == UNIFIED:
             is_shared = True
-        elif name == TEMPLATE:
-            found += ["--chat-template-file", _template_file(rest.pop(0))]
-        elif name in VALUES_WITHOUT_EFFECT or (name == "--reasoning" and rest[0] == "auto"):
+        elif name == METRICS:
+            is_measured = True
+        elif name == SPECULATION and rest[0] in DRAFTERS:
+            found += ["--spec", DRAFTERS[rest.pop(0)]]
+        elif name in VALUES_WITHOUT_EFFECT:
             rest.pop(0)
         elif name not in WITHOUT_EFFECT:
             raise ValueError(f"localkv serve has nothing like {name}")
     if n_ctx:
         found += ["-c", str(n_ctx if is_shared else n_ctx // n_slots)]
         found += ["--cache-tokens", str(n_ctx)]
+    if not is_measured:
+        found.append("--no-metrics")
     found += [argument for token in never for argument in ("-l", f"{token}-inf")]
     return ["serve", "-m", model, "-np", str(n_slots), *found]
-
-
-def _template_file(given: str) -> str:
-    """A file with a template that was given as text.
-
-    Raises:
-        ValueError: it is the name of one that llama.cpp has built in.
-    """
-    if " " not in given and "{" not in given:
-        raise ValueError(f"localkv has no template of its own called {given!r}")
-    with tempfile.NamedTemporaryFile("w", suffix=".jinja", delete=False) as file:
-        file.write(given)
-    return file.name
 
 
 def main() -> None:

@@ -29,14 +29,17 @@ def test_a_context_is_shared_among_slots_as_there():
         "x",
         "--offline",
         "--no-slots",
+        "--spec-type",
+        "draft-simple",
     ]
     found = shim.translated(given, "m.gguf", never=["2"])
-    expected = "serve -m m.gguf -np 2 --port 80 --no-slots -c 256 --cache-tokens 512 -l 2-inf"
-    assert found == expected.split()
-    assert "512" in shim.translated([*given, "--kv-unified"], "m.gguf")[9:11]
+    expected = "serve -m m.gguf -np 2 --port 80 --no-slots --spec draft -c 256 --cache-tokens 512"
+    assert found == [*expected.split(), "--no-metrics", "-l", "2-inf"]
+    shared = shim.translated([*given, "--kv-unified", "--metrics"], "m.gguf")
+    assert shared[-4:] == ["-c", "512", "--cache-tokens", "512"]
 
 
-@pytest.mark.parametrize("options", [["--lora", "a"], ["--chat-template", "llama3"]])
+@pytest.mark.parametrize("options", [["--lora", "a"], ["--spec-type", "mtp"]])
 def test_what_there_is_not_is_named(options: list[str]):
-    with pytest.raises(ValueError, match=r"--lora|llama3"):
+    with pytest.raises(ValueError, match=r"--lora|--spec-type"):
         shim.translated(options, "m.gguf")
