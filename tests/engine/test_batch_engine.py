@@ -137,6 +137,52 @@ def test_it_ends_when_it_is_cancelled_or_late(load: Load) -> None:
     check_pages(engine.cache)
 
 
+@pytest.mark.parametrize("way", ["cancel", "close"])
+@pytest.mark.parametrize("state", ["queued", "in its prompt", "generating", "not read"])
+def test_whose_pages_are_spare_within_two_steps(load: Load, state: str, way: str) -> None:
+    """A request that is not wanted any more, wherever it is: another one can have its pages."""
+    model, cancel = load("llama"), Event()
+    n_pages = 4
+    config = replace(CACHE, n_sequences=2, n_tokens=n_pages * 256)
+    batch = BatchEngine(Engine(model, config, n_batch=64), n_parallel=2)
+    talking = batch.generate([1, 2, 3], sampler=sampler(model, 1), max_tokens=200)
+    others = [talking]
+    if state == "queued":
+        others.append(batch.generate([4, 5], sampler=sampler(model, 3), max_tokens=200))
+    ids = [i % 90 for i in range(400)]
+    one = batch.generate(ids, sampler=sampler(model, 2), max_tokens=300, cancel=cancel)
+
+    def step() -> None:
+        batch.step()
+        for other in others:
+            for _ in range(other.n_ready):
+                next(other)
+        for _ in range(one.n_ready if state == "generating" else 0):
+            next(one)
+
+    wanted = {"queued": 3, "in its prompt": 3, "generating": 30, "not read": AHEAD + 25}[state]
+    for _ in range(wanted):
+        step()
+    held = {"queued": 0, "in its prompt": 1}.get(state, 2)
+    assert batch.pages.running == len(others) + held
+    if way == "cancel":
+        cancel.set()
+    else:
+        one.close()
+    for _ in range(2):
+        step()
+    pages = batch.pages
+    assert pages.running == len(others)
+    assert pages.kept + sum(len(pool.free) for pool in batch.engine.cache.pools) == (
+        n_pages - len(others)
+    )
+    assert one.finish_reason == "cancelled" or next(one, None) is None
+    if state != "queued":
+        follow = batch.generate([7] * 500, sampler=sampler(model, 4), max_tokens=3)
+        assert len(list(follow)) == 3
+    check_pages(batch.engine.cache)
+
+
 def test_nan_ends_one_alone(load: Load) -> None:
     model = load("llama")
     batch = BatchEngine(Engine(model, replace(CACHE, n_sequences=2), n_batch=64))
@@ -229,7 +275,8 @@ def test_who_pauses_keeps_nobody_waiting(load: Load) -> None:
 
 def test_pages_are_told(load: Load) -> None:
     model = load("llama")
-    batch = BatchEngine(Engine(model, replace(CACHE, n_sequences=3), n_batch=512))
+    engine = Engine(model, replace(CACHE, n_sequences=3), n_batch=512)
+    batch = BatchEngine(engine, step_ms=1e6)
     ids = list(range(90)) * 6
     generations = [
         batch.generate([*ids, i], sampler=sampler(model, 1), max_tokens=3) for i in range(3)

@@ -194,6 +194,25 @@ def test_a_thousand_requests_in_a_cache_for_a_tenth() -> None:
     assert all(len(pool.free) == pool.n_pages for pool in simulation.cache.pools)
 
 
+@pytest.mark.parametrize("n_steps", range(0, 40, 3))
+def test_pages_of_one_that_ends_are_spare_at_once(n_steps: int) -> None:
+    """Queued, in its prompt or generating: nobody holds them, or only a text that is kept."""
+    rng = random.Random(n_steps)
+    simulation = Simulation(12, SchedulerConfig(2, n_batch=64, step_ms=60))
+    simulation.add(random_ids(rng, 30), 500)
+    one = simulation.add(random_ids(rng, 600), 200)
+    for _ in range(n_steps):
+        simulation.step()
+    simulation.scheduler.end(one)
+    for _ in range(2):
+        simulation.step()
+    simulation.check()
+    assert one.sequence is None
+    follow = simulation.add(random_ids(rng, 2500), 1)  # all pages but two
+    simulation.step()
+    assert follow.state == "running"
+
+
 def test_a_long_prompt_holds_nobody_up() -> None:
     """Once the costs are known, no step that has a token to give takes twice its milliseconds."""
     rng = random.Random(1)
@@ -209,13 +228,22 @@ def test_a_long_prompt_holds_nobody_up() -> None:
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    """Wherever in a step it comes; and in the step that gives its token the long one has what is
+    left of its time."""
     rng = random.Random(2)
-    simulation = Simulation(64, SchedulerConfig(8, n_batch=256))
+    simulation = Simulation(64, SchedulerConfig(8, n_batch=512))
     long = simulation.add(random_ids(rng, 4000), 2)
-    simulation.step()
+    for _ in range(3):
+        simulation.step()
+    (longest, _) = max(simulation.steps, key=lambda step: step[0])
+    assert longest > 300
     short = simulation.add(random_ids(rng, 50), 2)
+    simulation.step()
+    taken, parts = simulation.steps[-1]
+    assert [part.request for part in parts] == [short]
+    assert taken < 150
     simulation.run()
-    assert simulation.first[short] - short.arrived < 1.5
+    assert simulation.first[short] - short.arrived + longest / 1000 < 0.9
     assert simulation.first[short] < simulation.first[long]
 
 

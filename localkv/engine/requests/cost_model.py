@@ -2,8 +2,10 @@
 
 A step's time is modelled as a sum: a constant, a time for each sequence that generates a token,
 one for each token of a prompt, and one for each row of K and V that is read. The coefficients are
-fitted by recursive least squares with forgetting (Haykin, *Adaptive Filter Theory*, ch. 10), so
-that they follow a machine that gets busier.
+fitted by least squares, in which a step counts less the larger it is, and with each one after it,
+so that they follow a machine that gets busier. Steps in a row are mostly alike, and tell the sum
+but not its parts: so the fit is drawn a little towards a first guess, as many times as large as
+steps have been found to be (ridge regression; Hoerl and Kennard 1970), and no part is negative.
 """
 
 from __future__ import annotations
@@ -15,8 +17,13 @@ from numpy.typing import NDArray
 
 FORGETTING = 0.95
 """What a step counts less with each one after it."""
-SURE = 50.0
-"""How far, in squared milliseconds, the first guess may be from the truth."""
+DRAWN = 0.01
+"""What a coefficient that is twice the guess, or none of it, costs: as one step with such a squared
+relative error."""
+LEAST = 0.01
+"""Of the guess that a coefficient is at least."""
+SHORTEST = 1e-3
+"""Milliseconds that a step counts as at least, whatever a clock says."""
 WILD = 4.0
 """A step that took so many times as long as expected counts as one of so many times."""
 ROWS = 1000.0
@@ -49,21 +56,21 @@ class CostModel:
     Attributes:
         first_guess: of a step, of a generated token beside others, of a prompt's token, and of
             1,000 rows of K and V.
+        n_steps: that were learned from.
+        weights: the same four, as learned, all above 0.
     """
 
     first_guess: tuple[float, float, float, float] = (20.0, 2.0, 2.0, 1.0)
     n_steps: int = 0
-    _weights: NDArray[np.float64] = field(init=False)
-    _spread: NDArray[np.float64] = field(init=False)
+    weights: NDArray[np.float64] = field(init=False)
+    _gram: NDArray[np.float64] = field(init=False)
+    _moment: NDArray[np.float64] = field(init=False)
+    _taken: float = 0.0
+    _guessed: float = 0.0
 
     def __post_init__(self) -> None:
-        self._weights = np.array(self.first_guess)
-        self._spread = np.diag(SURE * np.square(self.first_guess))
-
-    @property
-    def weights(self) -> NDArray[np.float64]:
-        """The coefficients; none is below a thousandth of a millisecond."""
-        return np.maximum(self._weights, 1e-3)
+        self.weights = np.array(self.first_guess)
+        self._gram, self._moment = np.zeros((4, 4)), np.zeros(4)
 
     def milliseconds(self, shape: StepShape) -> float:
         """What a step is expected to take."""
@@ -76,14 +83,29 @@ class CostModel:
 
     def learn(self, shape: StepShape, milliseconds: float) -> None:
         """Take in what a step took."""
-        expected = self.milliseconds(shape)
+        expected, milliseconds = self.milliseconds(shape), max(milliseconds, SHORTEST)
         if self.n_steps:
             milliseconds = min(milliseconds, WILD * expected)
         self.n_steps += 1
-        x = shape.features
-        spread = self._spread @ x
-        gain = spread / (FORGETTING + x @ spread)
-        self._weights += gain * (milliseconds - self._weights @ x)
-        self._spread = (self._spread - np.outer(gain, spread)) / FORGETTING
-        # nothing is forgotten of what no step was about
-        np.clip(self._spread, -1e6, 1e6, out=self._spread)
+        guess, x = np.array(self.first_guess), shape.features
+        self._taken = FORGETTING * self._taken + milliseconds
+        size = float(guess @ x)
+        self._guessed = FORGETTING * self._guessed + size
+        self._gram = FORGETTING * self._gram + np.outer(x, x) / size**2
+        self._moment = FORGETTING * self._moment + x * (milliseconds / size**2)
+        prior, drawn = guess * (self._taken / self._guessed), DRAWN / guess**2
+        least = LEAST * prior
+        gram, moment = self._gram + np.diag(drawn), self._moment + drawn * prior
+        self.weights = least + _solved(gram, moment - gram @ least)
+
+
+def _solved(gram: NDArray[np.float64], moment: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The w >= 0 with gram w = moment, where those that would be negative are 0."""
+    found, free = np.zeros(len(moment)), np.ones(len(moment), bool)
+    while free.any():
+        some = np.linalg.solve(gram[np.ix_(free, free)], moment[free])
+        if some.min() >= 0:
+            found[free] = some
+            break
+        free[np.flatnonzero(free)[some.argmin()]] = False
+    return found

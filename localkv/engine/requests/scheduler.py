@@ -10,7 +10,9 @@ Rules, in this order:
    asked for yet. If a page is missing, one of the latter, or else the youngest of the lowest
    priority, gives its pages back and waits again, in front of all others; it goes on where it was.
 3. Prompts share the rest of the step's milliseconds, as the cost model has them, at least
-   `LEAST_SHARE` of them and `LEAST_TOKENS`; and all of a batch if nobody generates.
+   `LEAST_SHARE` of them and `LEAST_TOKENS`. If nobody generates they have `ALONE` times as many, so
+   that who comes meanwhile does not wait for long; but behind one that ends, and so has a token to
+   give, others have what is left of a step's.
 4. Of the prompts those with the larger priority come first, then those that were preempted, then
    those with the fewest tokens left, where each second of waiting counts as `AGEING` tokens less.
 5. A request begins if the pages of its whole prompt are there, and one more for each that runs and
@@ -28,6 +30,8 @@ from localkv.engine.requests.request import Request
 
 LEAST_SHARE = 0.25
 """Of a step's milliseconds that prompts have, if there are some."""
+ALONE = 5.0
+"""Steps' milliseconds that prompts have together if nobody generates."""
 LEAST_TOKENS = 16
 """Of prompts that a step has, if there are so many."""
 PIECE = 8
@@ -133,7 +137,7 @@ class Scheduler:
     def step(self, now: float) -> list[Part]:
         """What to evaluate next; nothing if nobody is there."""
         parts = self._generating()
-        prompts = self._prompts(now)
+        alone, prompts = not parts, self._prompts(now)
         n_tokens = self._prompt_tokens(parts) if prompts else 0
         for request in prompts:
             if n_tokens < 1:
@@ -146,6 +150,8 @@ class Scheduler:
             if n and self.rows.reserve(request, n):
                 parts.append(Part(request, n))
                 n_tokens -= n
+                if alone and n == request.n_missing:
+                    n_tokens = min(n_tokens, self._tokens_in(self.config.step_ms, parts))
         if not parts and self._blocks():  # all wait for pages that others have
             self._preempt(self._least_important())
             return self.step(now)
@@ -192,12 +198,15 @@ class Scheduler:
 
     def _prompt_tokens(self, parts: list[Part]) -> int:
         """Tokens of prompts in this step."""
-        most = self.config.n_batch
-        if not parts:
-            return most
-        n = self.cost.prompt_tokens(self.shape(parts), self.config.step_ms)
+        milliseconds = self.config.step_ms * (1.0 if parts else ALONE)
+        n = self._tokens_in(milliseconds, parts)
         share = int(LEAST_SHARE * self.config.step_ms / self.cost.weights[2])
-        return min(most, max(n, share, LEAST_TOKENS))
+        return min(self.config.n_batch, max(n, share, LEAST_TOKENS))
+
+    def _tokens_in(self, milliseconds: float, parts: list[Part]) -> int:
+        """Tokens of prompts for which there is time besides some parts, to the nearest piece."""
+        n = self.cost.prompt_tokens(self.shape(parts), milliseconds)
+        return (n + PIECE // 2) // PIECE * PIECE
 
     def _prompts(self, now: float) -> list[Request]:
         """Those that do not generate yet, in the order in which they are served."""
