@@ -79,7 +79,7 @@ class TokenRotations:
 
     def __init__(self, freqs: Array, rope: RopeSpec, arrays: Arrays) -> None:
         self.freqs, self.rope, self.arrays = freqs, rope, arrays
-        self._first = -1
+        self._first = -NEARBY
         self._table = RopeTable(freqs, freqs, rope.interleaved)
         self._views = memoryview(b""), memoryview(b"")
 

@@ -113,3 +113,15 @@ def test_rotations_of_one_token() -> None:
         alone = rope_table(freqs, np.array([100_000 + i]), rope, arrays)
         for x, y, z in ((one.cos, many.cos, alone.cos), (one.sin, many.sin, alone.sin)):
             assert x.tobytes() == y[i : i + 1].tobytes() == z.tobytes()
+
+
+def test_rotations_are_written_without_any_before() -> None:
+    """For the first position of a text, too."""
+    rope, arrays = RopeSpec(20, interleaved=False), NumpyArrays()
+    freqs = rope_frequencies(rope)
+    for position in (0, 4, 15, 16):
+        wanted = rope_table(freqs, np.array([position]), rope, arrays)
+        cos, sin = np.zeros_like(wanted.cos), np.zeros_like(wanted.sin)
+        TokenRotations(freqs, rope, arrays).put(position, cos[0].data, sin[0].data)
+        assert cos.tobytes() == wanted.cos.tobytes()
+        assert sin.tobytes() == wanted.sin.tobytes()
