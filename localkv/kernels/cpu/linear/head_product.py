@@ -12,14 +12,15 @@ from numba import cfunc, njit
 from localkv.formats.cpu.panel_layout import LANES
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.linear.head_job import TOKENS_AT_ONCE
-from localkv.kernels.cpu.linear.in_place import BLOCK_BYTES, make_panel, multiply_row
+from localkv.kernels.cpu.linear.in_place import ROWS, TOTALS_BYTES, make_panel, multiply_rows
 from localkv.kernels.cpu.linear.job import ACTIVATION_BLOCK_BYTES, IN_PLACE_FORMATS, MAX_TILE
 from localkv.kernels.cpu.linear.packing import pack_planes, pack_row
 from localkv.kernels.cpu.linear.read_head_job import find_piece, read_head_job
 from localkv.kernels.cpu.linear.read_job import tile_size, tile_start
+from localkv.kernels.cpu.linear.row_tiles import stack_memory
 from localkv.kernels.cpu.linear.tiles import multiply_tile
 from localkv.simd.kinds import Address, Count
-from localkv.simd.memory import put_f32, take_next
+from localkv.simd.memory import get_f32, put_f32, take_next
 
 KIND = parameter("FORMAT", "q4_0")
 IN_PLACE = KIND in IN_PLACE_FORMATS
@@ -31,10 +32,13 @@ def multiply_alone(
 ) -> None:
     """Rows as in the file, those of panels `first` to `last`, with the only token."""
     pack_planes(KIND, x, job.n_in, job.n_blocks, packed, 0, job.n_blocks)
-    row_bytes = job.item_bytes // LANES
-    for i in range(first * LANES, min(last * LANES, job.n_out)):
-        row = rows + i * row_bytes
-        put_f32(out, i, multiply_row(row, row_bytes // BLOCK_BYTES, packed, job.n_blocks))
+    row_bytes, sums = job.item_bytes // LANES, stack_memory(TOTALS_BYTES)
+    end = min(last * LANES, job.n_out)
+    for i in range(first * LANES, end, ROWS):
+        n = min(ROWS, end - i)
+        multiply_rows(rows + i * row_bytes, row_bytes, n, packed, job.n_blocks, sums)
+        for j in range(n):
+            put_f32(out, i + j, get_f32(sums, j))
 
 
 @njit

@@ -12,7 +12,7 @@ from numba import cfunc, njit
 
 from localkv.formats.cpu.panel_layout import BLOCK, LANES
 from localkv.kernels.cpu.jit.parameters import parameter
-from localkv.kernels.cpu.linear.in_place import BLOCK_BYTES, make_panel, multiply_row
+from localkv.kernels.cpu.linear.in_place import ROWS, TOTALS_BYTES, make_panel, multiply_rows
 from localkv.kernels.cpu.linear.job import (
     ACTIVATION_BLOCK_BYTES,
     IN_PLACE_FORMATS,
@@ -29,6 +29,7 @@ from localkv.kernels.cpu.linear.read_job import (
     tile_size,
     tile_start,
 )
+from localkv.kernels.cpu.linear.row_tiles import stack_memory
 from localkv.kernels.cpu.linear.tiles import multiply_tile
 from localkv.kernels.cpu.linear.unpacked import (
     GROUP_TOKENS,
@@ -177,23 +178,26 @@ def multiply_panels(job: Any, matrix: Any, panels: Address, first: Count, last: 
 
 
 @njit
-def multiply_rows(job: Any, matrix: Any, first: Count, last: Count) -> None:
+def multiply_alone(job: Any, matrix: Any, first: Count, last: Count) -> None:
     """Multiply the rows of such panels, as they are in the file, with the only token."""
     planes, n_all = job.activations, job.token_bytes // ACTIVATION_BLOCK_BYTES
-    row_bytes = matrix.item_bytes // LANES
-    for i in range(first * LANES, min(last * LANES, matrix.n_out)):
-        row = matrix.data + i * row_bytes
-        total = multiply_row(row, row_bytes // BLOCK_BYTES, planes, n_all)
-        if matrix.addend != 0:
-            total += get_f32(matrix.addend, i)
-        put_f32(matrix.out, i, total)
+    row_bytes, sums = matrix.item_bytes // LANES, stack_memory(TOTALS_BYTES)
+    end = min(last * LANES, matrix.n_out)
+    for i in range(first * LANES, end, ROWS):
+        n = min(ROWS, end - i)
+        multiply_rows(matrix.data + i * row_bytes, row_bytes, n, planes, n_all, sums)
+        for j in range(n):
+            total = get_f32(sums, j)
+            if matrix.addend != 0:
+                total += get_f32(matrix.addend, i + j)
+            put_f32(matrix.out, i + j, total)
 
 
 @njit
 def multiply_in_place(job: Any, thread: Count, matrix: Any, first: Count, last: Count) -> None:
     """The same with any number of tokens; panels are made a few at a time, in the thread's part."""
     if job.n_tokens == 1:
-        multiply_rows(job, matrix, first, last)
+        multiply_alone(job, matrix, first, last)
         return
     panels = job.panels + thread * job.group * job.panel_bytes
     while first < last:
