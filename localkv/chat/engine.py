@@ -143,6 +143,7 @@ class ChatRequest:
             the deltas hold what is new.
         template_kwargs: more variables of the chat template; values of JSON.
         tools: descriptions of tools as JSON schemas.
+        audit: keep what an audit of this answer needs, which then takes half as long.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -156,6 +157,7 @@ class ChatRequest:
     continued: str = ""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] = ()
+    audit: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,10 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of an answer, with the fields of `Completion`."""
+    """The end of an answer, with the fields of `Completion`.
+
+    `degenerate`: what is wrong with it and what would help, in one line; empty for nothing.
+    """
 
     finish_reason: str
     prompt_tokens: int
@@ -191,17 +196,40 @@ class Finished:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     verified_batches: int = 0
+    degenerate: str = ""
 
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
 
+@dataclass(frozen=True)
+class Audited:
+    """What the packed cache changed in the last answer (`localkv.engine.audit.audit.Audit`).
+
+    Attributes:
+        line: all of it in one line; empty if it was cancelled, or the answer has no tokens.
+        text: the answer; only what was new, if it was continued.
+        n_tokens: of the answer.
+        kld_mean: the mean divergence, in nats.
+        flips: in words, one for each token with another most likely choice.
+        starts, ends: the characters of `text` that each of these tokens became.
+    """
+
+    line: str = ""
+    text: str = ""
+    n_tokens: int = 0
+    kld_mean: float = 0.0
+    flips: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+
+
 class ChatEngine(Protocol):
     """Loads one model and answers one request at a time.
 
-    `load`, `answer` and `count_tokens` block and belong in a thread; `cancel` and `close` return at
-    once and may be called from any thread.
+    `load`, `answer`, `audit` and `count_tokens` block and belong in a thread; `cancel` and `close`
+    return at once and may be called from any thread.
     """
 
     def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
@@ -218,6 +246,15 @@ class ChatEngine(Protocol):
         """
         ...
 
+    def audit(self) -> Iterator[Audited]:
+        """What the packed cache changed in the last answer: one value, unless it is an error.
+
+        Raises:
+            EngineStoppedError: the engine is gone.
+            LocalKVError: there is no answer, or no memory for an f16 cache.
+        """
+        ...
+
     def count_tokens(self, request: ChatRequest) -> int:
         """Tokens that a request takes as a prompt. Raises the errors of `answer`."""
         ...
@@ -231,7 +268,7 @@ class ChatEngine(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End the answer that is being written after its next token."""
+        """End the answer that is being written after its next token, or the audit after a batch."""
         ...
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from typing import BinaryIO
 from localkv.chat.engine import ChatEngine, EngineOptions
 from localkv.chat.local_engine import LocalEngine
 from localkv.chat.wire import (
+    AuditAnswer,
     Cancel,
     CountTokens,
     Failure,
@@ -45,6 +46,8 @@ def serve(source: BinaryIO, out: BinaryIO) -> None:
                 request = decode(line)
                 if isinstance(request, Cancel):
                     engine.cancel()
+                elif isinstance(request, AuditAnswer):
+                    answers.put(engine.audit())  # begun here, too
                 elif isinstance(request, CountTokens):
                     answers.put(_counted(partial(engine.count_tokens, request)))
                 elif isinstance(request, SaveState):

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any
 
 from localkv.chat.engine import (
+    Audited,
     ChatRequest,
     EngineFacts,
     EngineOptions,
@@ -24,6 +25,7 @@ from localkv.chat.engine import (
     TextDelta,
 )
 from localkv.chat.wire import (
+    AuditAnswer,
     Cancel,
     CountTokens,
     Failure,
@@ -118,6 +120,11 @@ class EngineProcess:
                     if not isinstance(news, Finished):
                         self._abandon()
                     raise
+
+    def audit(self) -> Iterator[Audited]:
+        with self._asking:
+            self._send(AuditAnswer())
+            yield self._receive(Audited)
 
     def _abandon(self) -> None:
         """Let the answer end that nobody listens to any more."""

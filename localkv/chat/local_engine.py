@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from localkv.cache.layout import typed_groups, types_in
 from localkv.chat.engine import (
+    Audited,
     ChatRequest,
     EngineFacts,
     EngineOptions,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from localkv.loader.chat_prompt import ChatPrompt
     from localkv.loader.chat_template import ChatTemplate
 
+AUDIT_BATCH = 64
+"""Tokens that an audit evaluates at a time: as many are evaluated once it is cancelled."""
 DELTA_SECONDS = 0.05
 """Deltas come at most so often: a screen that is drawn 20 times a second needs no more."""
 
@@ -43,6 +46,7 @@ class LocalEngine:
         self._cancel = Event()
         self._closed = False
         self._loaded: tuple[LLM, ChatTemplate | None] | None = None
+        self._last: TextStream | None = None
 
     def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
         started = time.perf_counter()
@@ -118,16 +122,41 @@ class LocalEngine:
 
     def _answer(self, request: ChatRequest) -> Iterator[TextDelta | Finished]:
         llm, _ = self._ready()
-        stream = llm.stream(
+        self._last = stream = llm.stream(
             self._prompt(request),
             max_tokens=request.max_tokens,
             stop=request.stop,
             ignore_eos=request.ignore_eos,
             params=request.params,
             cancel=self._cancel,
+            audit=request.audit,
         )
+        stream.audited = None  # when it is asked for
         yield from _deltas(stream)
-        yield _finished(stream.completion)
+        degenerate = stream.degeneration().line(llm.cache)
+        yield replace(_finished(stream.completion), degenerate=degenerate)
+
+    def audit(self) -> Iterator[Audited]:
+        self._cancel.clear()
+        return self._audit()
+
+    def _audit(self) -> Iterator[Audited]:
+        llm, _ = self._ready()
+        if self._last is None:
+            raise UsageError("there is no answer to audit yet")
+        found = llm.audit(self._last, n_batch=AUDIT_BATCH, cancel=self._cancel)
+        if found is None:
+            yield Audited()
+            return
+        yield Audited(
+            line=found.line(),
+            text=self._last.completion.text,
+            n_tokens=found.n_tokens,
+            kld_mean=found.kld_mean,
+            flips=tuple(map(str, found.flips)),
+            starts=tuple(flip.start for flip in found.flips),
+            ends=tuple(flip.end for flip in found.flips),
+        )
 
     def save_state(self, path: str) -> int:
         return self._ready()[0].save_state(path)

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from localkv.chat.engine import (
+    Audited,
     ChatRequest,
     EngineFacts,
     EngineStoppedError,
@@ -216,6 +217,12 @@ class ServerEngine:
 
     def load_state(self, path: str) -> int:
         raise UsageError(f"{self.url} keeps what it has evaluated itself")
+
+    def audit(self) -> Iterator[Audited]:
+        raise UsageError(
+            f"{self.url} keeps the cache, and only the one that has it can audit an answer",
+            hint="load the model here: localkv chat -m FILE",
+        )
 
     def cancel(self) -> None:
         self._is_cancelled = True

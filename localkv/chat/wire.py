@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from localkv.chat.engine import (
+    Audited,
     ChatRequest,
     EngineFacts,
     EngineOptions,
@@ -52,8 +53,13 @@ class LoadState:
 
 
 @dataclass(frozen=True)
+class AuditAnswer:
+    """Asks what the packed cache changed in the last answer; the answer is an `Audited`."""
+
+
+@dataclass(frozen=True)
 class Cancel:
-    """Asks to end the answer that is being written."""
+    """Asks to end the answer that is being written, or the audit."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ _TYPES: dict[str, Any] = {
         TokenCount,
         SaveState,
         LoadState,
+        AuditAnswer,
+        Audited,
         Cancel,
         Failure,
         ChatRequest,

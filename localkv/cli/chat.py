@@ -58,6 +58,14 @@ _CHAT_OPTIONS: list[click.Parameter] = [
         metavar="KEY",
         help="The key that the server wants.",
     ),
+    option(
+        "--audit",
+        panel="Chat",
+        type=click.Choice(["auto"]),
+        metavar="auto",
+        help="Find out of each answer what the packed cache has changed, as /audit does, while "
+        "nobody presses a key.",
+    ),
     flag("--continue", panel="Chat", help="Go on with the newest session, and its settings."),
     flag(
         "--keep-state",
@@ -99,6 +107,7 @@ def _run(
     sessions: str | None,
     repair: bool,
     server: str | None,
+    audit: str | None,
     api_key: str | None,
     n_predict: int,
     stop: tuple[str, ...],
@@ -111,6 +120,11 @@ def _run(
     if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
         raise UsageError(
             "chat needs a terminal", hint="localkv complete --chat answers one prompt in a pipe"
+        )
+    if server and audit:
+        raise UsageError(
+            "--audit needs the model's cache, which a server keeps",
+            hint="load the model here, without --server",
         )
     params = sampling_params(values, escape=escape)
     template_options = chat_arguments(values, escape=escape)
@@ -170,7 +184,7 @@ def _run(
             uses=[name for name in ("tools", "reasoning_budget") if values[name] is not None],
         )
         states = KeptStates(Path(sessions or default_path())) if values["keep_state"] else None
-        app = ChatApp(session, options, engine, states=states)
+        app = ChatApp(session, options, engine, states=states, audits=audit is not None)
         app.run()
     return app.return_code or 0
 

@@ -241,6 +241,8 @@ def _run(
     if stats:
         for line in _stats(llm, completion, waited):
             say(line)
+        if line := pieces.degeneration().line(llm.cache):
+            say(f"degenerate:   {line}")
     return INTERRUPTED if completion.finish_reason == "cancelled" else 0
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 
+from localkv.engine.degeneration import Degeneration, degeneration
 from localkv.engine.generation import FinishReason, GenerationStats, TokenStream
 from localkv.engine.logprobs import TokenLogprob, named
 
@@ -224,6 +225,13 @@ class TextStream(Iterator[str]):
             for one in self.generation.logprobs[len(self._logprobs) :]:
                 self._logprobs.append(named(one, self._token_bytes))
             return tuple(self._logprobs)
+
+    def degeneration(self) -> Degeneration:
+        """Signs of a degenerated text in the tokens so far; entropies are looked at if they were
+        kept for an audit."""
+        stats, kept = self.stats, self.generation.predictions
+        entropies = [] if kept is None else kept.entropies[: stats.n_generated]
+        return degeneration(self.generation.ids[stats.n_prompt :], entropies)
 
     def places(self) -> list[tuple[int, int]]:
         """The characters of the text, from and to, that each token so far became.

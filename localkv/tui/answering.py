@@ -29,9 +29,11 @@ class Answering(EngineScreen):
 
     Attributes:
         editing: the message that is said differently, or None.
+        audits: what an audit needs is kept of each answer.
     """
 
     editing: Message | None = None
+    audits = False
     _drawn = 0.0
     _growth: Timer | None = None
     _written = 0
@@ -77,7 +79,7 @@ class Answering(EngineScreen):
         self._view().begin()
         self.query_one(Speed).begin()
         self._written = len(self.answer.content)
-        self.driver.answer(request)
+        self.driver.answer(replace(request, audit=self.audits))
         self.refresh_bindings()
 
     def _view(self) -> MessageView:

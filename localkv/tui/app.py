@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.console import Console
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.events import Event, Key
 from textual.filter import LineFilter
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
@@ -56,6 +57,7 @@ class ChatApp(App[None]):
         new_engine: makes an engine that is not loaded yet.
         models: those that can be gone over to; None stands for `Models`.
         states: where what sessions have evaluated is kept; None if it is not.
+        audits: answers are audited when nothing else goes on.
     """
 
     TITLE = "localkv"
@@ -72,6 +74,8 @@ class ChatApp(App[None]):
         new_engine: EngineFactory,
         models: Models | None = None,
         states: KeptStates | None = None,
+        *,
+        audits: bool = False,
     ) -> None:
         super().__init__()
         self._controls = ControlFilter()
@@ -79,6 +83,13 @@ class ChatApp(App[None]):
         self.error_console = Console(file=sys.stderr, color_system=None, markup=False)
         self.store = session.store
         self.chat = ChatScreen(session, options, new_engine, models, states)
+        self.chat.audits = audits
+
+    async def on_event(self, event: Event) -> None:
+        """Tell the chat of keys, whoever takes them."""
+        if isinstance(event, Key):
+            self.chat.key_pressed()
+        await super().on_event(event)
 
     def on_mount(self) -> None:
         self.register_theme(DARK)

@@ -239,6 +239,8 @@ class ChatScreen(Completing):
         """Stop whatever is running, else leave whatever is begun, else go back to the prompt."""
         if self.busy:
             await self.stop_answer()
+        elif self.stop_audit():
+            pass
         elif self.editing is not None:
             self.set_editing(None)
             self.query_one(Prompt).fill("")

@@ -11,10 +11,11 @@ from threading import Thread
 
 from textual.message import Message
 
-from localkv.chat.engine import ChatEngine, ChatRequest, Finished
+from localkv.chat.engine import Audited, ChatEngine, ChatRequest, Finished
 from localkv.chat.session import ChatSession
 from localkv.errors import LocalKVError
 from localkv.tui.messages import (
+    AnswerAudited,
     AnswerEnded,
     AnswerFailed,
     AnswerGrew,
@@ -128,8 +129,22 @@ class EngineDriver:
 
         self._jobs.put(job)
 
+    def audit(self) -> None:
+        """Ends with AnswerAudited."""
+
+        self._cancelled = False
+
+        def job() -> None:
+            try:
+                for audited in [Audited()] if self._cancelled else self.engine.audit():
+                    self._tell(AnswerAudited(self, audited))
+            except Exception as error:
+                self._tell(AnswerAudited(self, Audited(), as_error(error)))
+
+        self._jobs.put(job)
+
     def cancel(self) -> None:
-        """End the answer after its next token."""
+        """End the answer after its next token, or the audit."""
         self._cancelled = True
         self.engine.cancel()
 

@@ -11,12 +11,12 @@ from localkv.chat.cache_figures import CacheFigures, larger_cache
 from localkv.chat.engine import EngineOptions
 from localkv.config import MIXED
 from localkv.errors import LocalKVError
-from localkv.tui.answering import Answering
+from localkv.tui.auditing import Auditing
 from localkv.tui.full_context_screen import FullContextScreen
 from localkv.tui.messages import ContextMeasured, TurnsDropped
 
 
-class FullContext(Answering):
+class FullContext(Auditing):
     """Lets the user decide: nothing is cut without that.
 
     Afterwards the message that had no answer is answered, and an answer that was cut goes on.

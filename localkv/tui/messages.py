@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from localkv.chat.engine import EngineFacts, Finished, LoadProgress, TextDelta
+from localkv.chat.engine import Audited, EngineFacts, Finished, LoadProgress, TextDelta
 from localkv.errors import LocalKVError
 
 if TYPE_CHECKING:
@@ -61,6 +61,14 @@ class AnswerFailed(EngineMessage):
     """The answer ended with an error."""
 
     error: LocalKVError
+
+
+@dataclass
+class AnswerAudited(EngineMessage):
+    """What the packed cache changed in the last answer; or why that is not known."""
+
+    audited: Audited
+    error: LocalKVError | None = None
 
 
 @dataclass

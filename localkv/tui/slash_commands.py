@@ -31,6 +31,8 @@ WHY_LOST = "some layers no longer had what they keep of the text before them"
 
 THINK = {"on": True, "off": False, "auto": None}
 """Arguments of /think, and what they ask of the chat template."""
+AUDITS = {"auto": True, "off": False}
+"""Arguments of /audit, and whether answers are then audited by themselves."""
 _FROM_NOW = "from the next answer on, here and in new chats"
 
 
@@ -188,6 +190,8 @@ async def _stats(screen: ChatScreen, argument: str) -> None:
             ),
             ("finished", f"{last.finish_reason}, seed {last.seed}"),
         ]
+        if last.degenerate:
+            rows.append(("watch", last.degenerate))
         if last.lost_tokens:
             rows.insert(2, ("not reused", f"{counted(last.lost_tokens, 'token')}: {WHY_LOST}"))
         if last.drafted_tokens:
@@ -238,6 +242,17 @@ async def _copy(screen: ChatScreen, argument: str) -> None:
         views[-1].action_copy()
 
 
+async def _audit(screen: ChatScreen, argument: str) -> None:
+    if not argument:
+        screen.audit_answer()
+        return
+    if argument not in AUDITS:
+        raise UsageError(f"/audit {argument}: no such choice", hint=f"use {', '.join(AUDITS)}")
+    screen.audits = AUDITS[argument]
+    when = "when nothing else goes on" if screen.audits else "by /audit alone"
+    await screen.transcript.note(f"answers are audited {when}")
+
+
 async def _restart(screen: ChatScreen, argument: str) -> None:
     screen.action_restart_engine()
 
@@ -267,6 +282,7 @@ COMMANDS = (
     SlashCommand("/load WORDS", "resume a session; alone, list them", _load),
     SlashCommand("/export FILE", "write .md or .json", _export),
     SlashCommand("/copy", "copy the last answer; /copy code its code", _copy),
+    SlashCommand("/audit", "what the packed cache changed; auto, off", _audit),
     SlashCommand("/stats", "figures of the last answer", _stats),
     SlashCommand("/model NAME", "load another model; alone, choose one", _model),
     SlashCommand("/restart", "start the engine again", _restart),

@@ -309,3 +309,19 @@ def test_tools_and_variables_of_the_template(thinker: ChatEngine) -> None:
     plain = thinker.count_tokens(asked())
     assert thinker.count_tokens(asked(tools=({"name": "weather"},))) > plain
     assert thinker.count_tokens(asked(template_kwargs={"style": "as a pirate"})) > plain
+
+
+def test_an_audit_of_the_last_answer(engine: ChatEngine) -> None:
+    for audit in (False, True):
+        text, finished = said(engine, ChatRequest(HELLO, GREEDY, max_tokens=12, audit=audit))
+        (found,) = engine.audit()
+        assert found.text == text
+        assert found.n_tokens == finished.completion_tokens
+        assert len(found.flips) == len(found.starts) == len(found.ends)
+        assert f"of {found.n_tokens} tokens" in found.line
+
+
+def test_there_is_nothing_to_audit_before_an_answer(tiny_model: Path) -> None:
+    engine = loaded(LocalEngine(EngineOptions(str(tiny_model), ARGUMENTS)))
+    with pytest.raises(LocalKVError, match="no answer to audit"):
+        list(engine.audit())

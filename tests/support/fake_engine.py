@@ -8,6 +8,7 @@ from threading import Event
 
 from localkv.chat.engine import (
     LOAD_STAGES,
+    Audited,
     ChatRequest,
     EngineFacts,
     Finished,
@@ -57,7 +58,9 @@ class FakeEngine:
     Attributes:
         requests: what was asked.
         closed: whether somebody has closed it.
-        guesses: fields of `Finished` about guessed tokens.
+        n_audits: how often an audit was begun.
+        auditing: what happens in one; then `finds` is found.
+        guesses: more fields of `Finished`.
     """
 
     def __init__(
@@ -78,6 +81,9 @@ class FakeEngine:
         self._told: list[str] = []
         self.saved: list[str] = []
         self.loaded: list[str] = []
+        self.n_audits = 0
+        self.auditing: Script = ()
+        self.finds = Audited()
         self.refuses_state: LocalKVError | None = None
 
     def load(self, on_progress: Callable[[LoadProgress], None]) -> EngineFacts:
@@ -136,6 +142,15 @@ class FakeEngine:
             context_full=self.context_full and not cancelled,
             **self.guesses,
         )
+
+    def audit(self) -> Iterator[Audited]:
+        self._cancelled.clear()
+        self.n_audits += 1
+        return self._audit()
+
+    def _audit(self) -> Iterator[Audited]:
+        list(self._play(self.auditing))
+        yield Audited() if self._cancelled.is_set() else self.finds
 
     def save_state(self, path: str) -> int:
         Path(path).write_text("\n".join(self._told))

@@ -77,9 +77,13 @@ class Predictions:
 
     Args:
         most: tokens that are kept of a prediction at most.
+
+    Attributes:
+        entropies: of each prediction, in nats.
     """
 
     def __init__(self, most: int = MOST_KEPT) -> None:
+        self.entropies = list[float]()
         self._most = most
         self._kept = list[Prediction]()
 
@@ -96,6 +100,7 @@ class Predictions:
             logits: [n_vocab], without NaN, the largest of them finite; left as they are.
         """
         best, shifted, weights, total, log_total = Distribution.of(logits)
+        self.entropies.append(log_total - float(weights @ shifted) / total)
         ids = np.flatnonzero(weights >= LEAST_KEPT * total)
         if len(ids) > self._most:
             ids = ids[largest(weights[ids], self._most)]

@@ -9,6 +9,7 @@ from textual.widgets import Static
 
 from localkv.chat.engine import EngineFacts
 from localkv.tui.figures import size
+from localkv.tui.widgets.audit_figures import AuditFigures
 from localkv.tui.widgets.cache_meter import CacheMeter
 from localkv.tui.widgets.settings import Settings
 from localkv.tui.widgets.speed import Speed
@@ -21,6 +22,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         yield Static("", id="model")
         yield CacheMeter("", id="meter")
         yield Speed(id="speed")
+        yield AuditFigures("", id="audit")
         yield Settings(id="settings")
 
     def show_model(self, facts: EngineFacts) -> None:
