@@ -25,6 +25,7 @@ from localkv.cli.option_types import Whole
 from localkv.cli.options import flag, json_option, option
 from localkv.cli.perplexity_base import base_writer, check_base_options, open_base
 from localkv.cli.perplexity_calibrate import calibrate_kv
+from localkv.cli.perplexity_needle import find_needles
 from localkv.cli.perplexity_plot import plot
 from localkv.cli.perplexity_report import (
     CacheResult,
@@ -99,6 +100,13 @@ _MEASURE_OPTIONS: list[click.Parameter] = [
         help="Measure these caches and compare each with an f16 one: K/V,K/V,... such as "
         "f16/f16,bf16/f16, or pure (K as V), or all.",
     ),
+    flag(
+        "--needle",
+        panel="Measure",
+        help="Instead, hide a sentence in the text, a quarter, half and all of a context back, and "
+        "measure how often and how surely it is recalled: with an f16 cache and the one that is "
+        "asked for, or those of --sweep.",
+    ),
     option(
         "calibrate_file",
         "--calibrate-kv",
@@ -129,12 +137,15 @@ def _run(
     sweep: str | None,
     plot_file: str | None,
     calibrate_file: str | None,
+    needle: bool,
     as_json: bool,
     **values: Any,
 ) -> None:
     check_model_is_named(values)
     compare = kl_divergence or base_path is not None or sweep is not None
     _check(chunks, sweep, plot_file, calibrate_file)
+    if needle:
+        _check_needle()
     if save_base is not None and not compare:
         _check_base_types(values)
     check_base_options(base_path, save_base, compare=compare, prefill_exact=prefill_exact)
@@ -172,7 +183,14 @@ def _run(
         for cache in caches:
             check_scales(cache, llm.config)
             llm.check_further_cache(cache)
-    ids = llm.tokenize(text)
+    ids = llm.tokenize(text, add_special=not needle)
+    if needle:
+        f16 = base_cache(llm.cache.n_ctx)
+        if sweep is None and llm.cache.types != f16.types:
+            llm.check_further_cache(f16)
+            caches.insert(0, f16)
+        find_needles(llm, ids, caches, {"path": file, "n_tokens": len(ids)} if as_json else None)
+        return
     pieces = text_chunks(
         ids,
         llm.cache.n_ctx,
@@ -262,6 +280,25 @@ def _check(
         if sweep is None:
             raise UsageError("--plot draws what --sweep measures", hint="add --sweep pure")
         check_plot(plot_file)
+
+
+def _check_needle() -> None:
+    """Refuse options that a needle has no use for."""
+    others = {
+        "kl_divergence": "--kl-divergence",
+        "base_path": "--base",
+        "save_base": "--save-base",
+        "prefill_exact": "--prefill-exact",
+        "calibrate_file": "--calibrate-kv",
+        "plot_file": "--plot",
+        "chunks": "--chunks",
+    }
+    named = [flag for name, flag in others.items() if _on_command_line(name)]
+    if named:
+        raise UsageError(
+            f"--needle measures recall alone, without {' and '.join(named)}",
+            hint="run it on its own; --sweep names several caches",
+        )
 
 
 def _check_base_types(values: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from localkv.cache.codebook_uses import CodebookUse
 from localkv.cache.layout import SegmentSpec
 from localkv.config import CacheConfig
+from localkv.engine.degeneration import Degeneration
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import Completion, Timings, Usage
 from localkv.memory.plan import MemoryPlan
@@ -33,6 +34,9 @@ class FakeStream(Iterator[str]):
 
     def __next__(self) -> str:
         return next(self.pieces)
+
+    def degeneration(self) -> Degeneration:
+        return Degeneration(None, None)
 
 
 @dataclass
