@@ -127,7 +127,11 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("image|vision", "images are status 501 here, not 500; models with images are not there"),
     ("backend_sampling", "`--backend_sampling` is about GPUs of llama.cpp"),
     (
-        "test_with_and_without_draft|test_synth",
+        "test_with_and_without_draft",
+        "it wants a draft of any text; here it is measured how many tokens are worth guessing",
+    ),
+    (
+        "test_synth",
         "`--spec-synth-rates`, which has drafts accepted by chance, is llama.cpp's own test aid",
     ),
     ("test_with_ctx_shift", "no context is shifted"),
@@ -143,6 +147,10 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     ("cors_origins|cors_proxy", "they start a server of several models, or one with tools"),
     ("local_media", "no request names a file; images are not there"),
+    (
+        "llama_telemetry",
+        "a response that `max_output_tokens` ends is `response.incomplete`, as OpenAI's is",
+    ),
     ("static_assets", "the page is one file, without a service worker"),
     ("slot_restore_legacy", "files of states are not llama.cpp's"),
     ("on_multimodal|without_mmproj", "models with images are not there"),
