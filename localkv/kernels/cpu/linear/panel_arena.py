@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from localkv.kernels.cpu.linear.page_joiner import HUGE_BYTES, PageJoiner
+
 Bytes = npt.NDArray[np.uint8]
+
+JOINER = PageJoiner()
+"""Of all models."""
 
 
 class PanelArena:
@@ -17,7 +22,7 @@ class PanelArena:
     A product that streams through a weight is 2 to 3 % quicker with huge pages when decoding: with
     small ones the processor's prefetching stops every 4 KiB. But they take long to get, above all
     in a virtual machine, whose host has to find them, and loading would wait for them. So panels
-    are filled on small pages, and the system is asked to join these when it has time.
+    are filled on small pages, which are joined while they are in use.
     """
 
     PIECE_BYTES = 32 << 20
@@ -37,14 +42,20 @@ class PanelArena:
         return taken
 
     def join_pages(self, taken: Bytes) -> None:
-        """Let the system join small pages of what was taken."""
+        """Have small pages of what was taken joined."""
         memory: Any = taken
         while isinstance(memory, np.ndarray):
             whole, memory = memory, memory.base
+        if isinstance(memory, memoryview):  # as NumPy 2 has it
+            memory = memory.obj
         if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_HUGEPAGE"):
             start = taken.ctypes.data - whole.ctypes.data
             first = start // mmap.PAGESIZE * mmap.PAGESIZE
             memory.madvise(mmap.MADV_HUGEPAGE, first, start + taken.nbytes - first)
+            # a huge page that another matrix shares is joined with the one that ends in it
+            page = (taken.ctypes.data - 1) // HUGE_BYTES * HUGE_BYTES
+            end = taken.ctypes.data + taken.nbytes
+            JOINER.add(memory, max(page, whole.ctypes.data), end)
 
 
 def _memory(n_bytes: int) -> Bytes:
