@@ -89,6 +89,10 @@ class CacheConfig:
         swa_full: layers with a window keep all rows, not only those that later tokens see.
         type_k_rope: of the rotated parts of keys beside latents (`LatentAttentionSpec`), whose type
             is `type_k` and which are V as well.
+        kv_budget: bytes of K and V together, within which pages take the smaller types of
+            `kv_ladder` as they fill it; None for pages that stay as they are.
+        kv_ladder: pairs of types of K and V, from the first to the last (`cache/ladder.py`); the
+            first is `type_k` and `type_v`. Empty without a budget.
         layer_types: types of K and of V in each layer of the model, None for one without rows; of
             latents and of rotated parts of keys where a layer keeps these. Empty where all layers
             have those above; else those above mean nothing.
@@ -115,6 +119,8 @@ class CacheConfig:
     layer_types: tuple[tuple[str, str] | None, ...] = ()
     kv_tail: int | None = None
     kv_sink: int | None = None
+    kv_budget: int | None = None
+    kv_ladder: tuple[tuple[str, str], ...] = ()
     smoothing: str = ""
 
     def types_of(self, *, windowed: bool) -> tuple[str, str]:

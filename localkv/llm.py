@@ -40,6 +40,7 @@ from localkv.loader.listed_tensors import check_tensors
 from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.model_spec import model_spec
 from localkv.loader.smoothing import changed_tensors
+from localkv.memory.budgeted import Budgeted
 from localkv.memory.cache_tokens import USUAL_CONTEXTS, tokens_in_bytes, tokens_that_fit
 from localkv.memory.draft_file import DraftFile
 from localkv.memory.fit import check_fit
@@ -104,6 +105,11 @@ class LLM(TextModel):
             which looks for it beside the model and in the user's data folder. Each layer has the
             types that it lists, unless types are named here.
         kv_bits: bits per value, on average, that these may take; None is 5.
+        kv_budget: bytes of K and V together, or "auto" for what is free, less a reserve. When they
+            are full, the oldest pages change to the next types of the ladder; the context ends
+            where all of them have the last.
+        kv_ladder: the pairs of types that pages go through, "f16,q8_0/q8_0,q4_0/q4_0" or a
+            sequence of pairs; None takes f16, q8_0, q8_0/q4_0, q4_0.
         device: "auto", "cuda", "cpu" or "reference".
         n_threads: CPU threads; None takes `OMP_NUM_THREADS`, as far as there are cores, or one for
             each physical core. It has no effect on a GPU.
@@ -190,6 +196,8 @@ class LLM(TextModel):
         kv_scales: str | os.PathLike[str] | KVScales | None = None,
         kv_profile: str | os.PathLike[str] | KVProfile | None = None,
         kv_bits: float | None = None,
+        kv_budget: int | Literal["auto"] | None = None,
+        kv_ladder: str | Sequence[tuple[str, str]] | None = None,
         device: str = "auto",
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
@@ -263,6 +271,14 @@ class LLM(TextModel):
             kv_tail=kv_tail,
             kv_sink=kv_sink,
         )
+        budgeted = Budgeted.of(kv_budget, kv_ladder)
+        budgeted.check(
+            backend.name,
+            types=(cache_type_k, cache_type_v, kv_profile, kv_bits),
+            sizes=(n_cache_tokens, n_cache_bytes),
+            before_rope=k_before_rope,
+        )
+        cache = budgeted.cache(cache)
         named = (cache_type_k, cache_type_v, cache_type_k_swa, cache_type_v_swa)
         chosen = chosen_cache(
             self.gguf,
@@ -296,6 +312,10 @@ class LLM(TextModel):
             types = cache_type_k_draft, cache_type_v_draft
             draft = DraftFile.of(_local_path(draft_model), self.gguf, *types)
             memory = replace(memory, draft=draft.memory(memory))
+        self.cache, lines = budgeted.fitted(
+            self.cache, memory, lambda: free_memory(backend), names_context=bool(n_ctx)
+        )
+        self.warnings += lines
         if n_cache_bytes is not None:
             n_tokens = tokens_in_bytes(memory, self.cache, n_cache_bytes)
             if n_tokens == n_parallel * self.cache.n_ctx:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from localkv.cache.batch import SegmentBatch
+    from localkv.cache.layer_cache import Segment
     from localkv.formats.base import QuantFormat
 
 Array: TypeAlias = Any
@@ -56,6 +57,11 @@ class Arrays(Protocol):
         """uint8, of any contents."""
         ...
 
+    def strided(self, array: Array, first: int, shape: tuple[int, ...], page: int) -> Array:
+        """A view of bytes as pages: uint8 [pages, ...] of this shape, the first from byte `first`
+        on, each further one `page` bytes behind. Pages may overlap."""
+        ...
+
     def zeros(self, n_rows: int, n: int) -> Array:
         """float32 [n_rows, n]; on a CPU its memory begins at a cache line."""
         ...
@@ -92,6 +98,11 @@ class Arrays(Protocol):
         self, fmt: QuantFormat, side: str, plane: int, rows: NDArray[np.uint8]
     ) -> Array:
         """The inverse of `rows_of_pages`."""
+        ...
+
+    def repack_page(self, source: Segment, target: Segment, page: int) -> None:
+        """Pack a page of a segment as the page of that number of another one, whose bytes may be
+        the same. Of rows that were never stored nothing is known."""
         ...
 
     def memory_piece(self, n_columns: int) -> int:

@@ -25,6 +25,8 @@ class SegmentBatch:
         lengths: rows of each sequence that are valid once the batch's own rows are stored.
         length_table: the same, int32 [n_sequences], where the pages are.
         first_position: position of row 0 of the segment.
+        first_positions: the same of each sequence, in a segment that is a rung of a ladder, or
+            empty. Of rows in full pages it is a position before the batch, not their own.
         tokens: int64 [n], the batch's tokens whose rows belong to this segment.
         slots: int64 [n], the row of each of them: page * PAGE_TOKENS + offset.
         tail: where tails begin, if a token reads rows of this segment only up to there, or, in the
@@ -48,6 +50,13 @@ class SegmentBatch:
     exact_from: tuple[int, ...] = ()
     exact_table: Array | None = None
     groups: Array | None = None
+    first_positions: tuple[int, ...] = ()
+
+    def first_of(self, sequence: int) -> int:
+        """The position of row 0 of a sequence."""
+        if self.first_positions:
+            return self.first_positions[sequence]
+        return self.first_position
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
         UsageError: names the types that work.
     """
     check_layer_types(cache, groups)
+    check_budget(cache, groups)
     for group in typed_groups(cache, groups):
         type_k, type_v = types_in(cache, group)
         k, v = ("latent", "rotated key") if group.is_latent else ("K", "V")
@@ -28,6 +29,35 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
     check_windows(cache, groups)
     check_latents(cache, groups)
     check_tail(cache, [(group, types_in(cache, group)) for group in groups])
+
+
+def check_budget(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
+    """Refuse a budget where pages can't change their types.
+
+    Raises:
+        UsageError: names what stands in the way.
+    """
+    if cache.kv_budget is None:
+        return
+    reasons = [
+        (cache.layer_types, "types by layer"),
+        (cache.kv_tail, "a tail (--kv-tail)"),
+        (cache.kv_sink, "a sink (--kv-sink)"),
+        (any(group.reach for group in groups), "layers with a window"),
+        (any(group.is_latent for group in groups), "latents"),
+        (len(groups) > 1, "layers whose rows differ in size"),
+    ]
+    for found, what in reasons:
+        if found:
+            raise UsageError(
+                f"--kv-budget: pages can't change their types in a cache with {what}",
+                hint="leave it out, and choose types that fit (-ctk, -ctv)",
+            )
+    for pair in cache.kv_ladder:
+        for side, name, dim in zip(
+            "KV", pair, (groups[0].key_dim, groups[0].value_dim), strict=True
+        ):
+            _check_cache_type(side, name, dim)
 
 
 def check_layer_types(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:

@@ -18,8 +18,16 @@ from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.batch import Batch, SegmentBatch, Wanted, wanted_rows
 from localkv.cache.codebook_uses import CodebookUse
+from localkv.cache.ladder_pool import LadderPool, Requantised
+from localkv.cache.ladder_rows import LadderRows, rung_batch
 from localkv.cache.layer_cache import LayerCache, Segment, row_fields
-from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, GroupLayout
+from localkv.cache.layout import (
+    DECODED_AT_ONCE,
+    PAGE_TOKENS,
+    GroupLayout,
+    PoolLayout,
+    group_bytes,
+)
 from localkv.cache.pages import NO_SLOT, PagePool, Sequence
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.scales import head_scales
@@ -54,6 +62,7 @@ class KVCache:
         parts: the segments of groups, in the order of `Batch.segments`; such groups share them.
         layers: in the model's order; those without rows of their own have no segments.
         states: of the recurrent layers; false if there are none.
+        ladder: the pool of pages that change their types, or None.
         codebooks: those of types that have some, and where they come from.
     """
 
@@ -81,6 +90,8 @@ class KVCache:
         keeper = weakref.proxy(self)
         self.pools = list[PagePool]()
         self.parts = list[SegmentRows]()
+        self.ladder: LadderPool | None = None
+        self._arenas: LadderRows | None = None
         self._on_full: Callable[[], Callable[[], bool] | None] = lambda: None
         self._sequences = list[weakref.ref[Sequence]]()
         layers = dict[int, LayerCache]()
@@ -90,6 +101,9 @@ class KVCache:
                 first_parts[layout.paging] = len(self.parts)
                 self.parts += segment_rows(layout, n_ctx, len(self.pools))
                 for pool in layout.pools(n_ctx, n_batch):
+                    if layout.budget is not None:
+                        self._add_ladder(layout, pool)
+                        continue
                     n_pages = pool.n_pages(n_sequences, n_tokens)
                     self.pools.append(PagePool(len(self.pools), layout, pool, n_pages, keeper))
             for layer in layout.group.layers:
@@ -107,6 +121,15 @@ class KVCache:
         for i, state in self.states.layers.items():
             layers[i] = replace(layers.get(i, LayerCache(())), state=state)
         self.layers = [layers.get(i, LayerCache(())) for i in range(1 + max(layers))]
+
+    def _add_ladder(self, layout: GroupLayout, pool: PoolLayout) -> None:
+        if self.ladder is not None:
+            raise ValueError("a cache has one group of layers with a budget")
+        sizes = layout.ladder(self.n_ctx, self.n_sequences)
+        keeper = weakref.proxy(self)
+        self.ladder = LadderPool(len(self.pools), layout, pool, keeper, sizes)
+        self.pools.append(self.ladder)
+        self._arenas = LadderRows(self.arrays, layout, sizes)
 
     def _layer(
         self, layout: GroupLayout, layer: int, first_part: int, kv_scales: KVScales | None
@@ -138,7 +161,10 @@ class KVCache:
         made = dict[int, tuple[tuple[Array, ...], tuple[Array, ...]]]()
         segments = list[Segment]()
         for spec, rows in zip(layout.segments, parts, strict=True):
-            if rows.pool not in made:
+            if rows.rung is not None:
+                assert self._arenas is not None
+                made[rows.pool] = self._arenas.planes(layer, rows.rung)
+            elif rows.pool not in made:
                 n_pages = self.pools[rows.pool].n_pages
                 k = planes(spec.type_k, n_pages, group.key_dim)
                 made[rows.pool] = k, planes(spec.type_v, n_pages, group.value_dim)
@@ -158,7 +184,12 @@ class KVCache:
         return LayerCache(tuple(segments), first_part)
 
     def n_bytes(self, side: Literal["k", "v"]) -> int:
-        """Bytes allocated for K or for V."""
+        """Bytes allocated for K or for V; of a ladder's arenas K's share on the first rung."""
+        if self.ladder is not None:
+            of_k, of_v = group_bytes(
+                self.ladder.layout, n_ctx=self.n_ctx, n_sequences=self.n_sequences
+            )
+            return of_k if side == "k" else of_v
         planes = {
             id(plane): plane.nbytes
             for layer in self.layers
@@ -176,11 +207,11 @@ class KVCache:
         """
         sequence = Sequence(len(self.pools), slot=NO_SLOT)
         if stepped:
-            sequence.slot = self.states.free_slot(self._known())
+            sequence.slot = self.states.free_slot(self.known())
         self._sequences.append(weakref.ref(sequence))
         return sequence
 
-    def _known(self) -> list[Sequence]:
+    def known(self) -> list[Sequence]:
         """All sequences that there are."""
         self._sequences = [known for known in self._sequences if known() is not None]
         return [other for ref in self._sequences if (other := ref()) is not None]
@@ -204,7 +235,7 @@ class KVCache:
     def drop(self, sequence: Sequence) -> None:
         """Forget all tokens, whatever state an exception between two instructions has left."""
         sequence.clear()
-        known = self._known()
+        known = self.known()
         for pool in self.pools:
             pool.count(known)
 
@@ -292,6 +323,11 @@ class KVCache:
         """
         self._on_full = weakref.WeakMethod(make_room)
 
+    @property
+    def requantised(self) -> Requantised:
+        """Pages whose types have changed so far."""
+        return Requantised() if self.ladder is None else replace(self.ladder.requantised)
+
     def make_room(self) -> bool:
         """Have pages given back that can be spared; whether some were."""
         make_room = self._on_full()
@@ -299,8 +335,24 @@ class KVCache:
 
     def copy_page(self, pool: int, source: int, target: int) -> None:
         """Give a page of a pool the rows of another."""
+        if self.ladder is not None and self._arenas is not None:
+            n = self.ladder.sizes.units[self.ladder.rungs[source]]
+            self._arenas.copy(n, self.ladder.place(source), self.ladder.place(target))
+            return
         for plane in self._planes(pool):
             plane[target] = plane[source]
+
+    def move_run(self, n: int, first: int, to: int) -> None:
+        """Move units of a ladder's arenas."""
+        assert self._arenas is not None
+        self._arenas.move(n, first, to)
+
+    def repack_page(self, rung: int, place: int) -> None:
+        """Pack a page of a ladder as the next rung has it."""
+        for layer in self.layers:
+            if layer.segments:
+                source, target = layer.segments[rung : rung + 2]
+                self.arrays.repack_page(source, target, place)
 
     def clear_page(self, pool: int, page: int) -> None:
         """Make the rows of a page numbers."""
@@ -343,7 +395,7 @@ class KVCache:
             end = sequence.length + len(ids)
             self.reserve(sequence, end)
             if sequence.slot == NO_SLOT:
-                sequence.slot = self.states.free_slot(self._known())
+                sequence.slot = self.states.free_slot(self.known())
             self.states.step(sequence, sequence.length, end)
             starts.append(starts[-1] + len(ids))
             positions += range(sequence.length, end)
@@ -365,6 +417,9 @@ class KVCache:
     def _segment_batch(
         self, rows: SegmentRows, parts: Seq[tuple[Sequence, Seq[int]]], starts: list[int]
     ) -> SegmentBatch:
+        if rows.rung is not None:
+            assert self.ladder is not None
+            return rung_batch(rows, self.ladder, parts, starts, self.arrays)
         lengths, tokens, slots = [], [], []
         groups, exact_from = list[tuple[int, int]](), list[int]()
         for (sequence, ids), start in zip(parts, starts, strict=False):

@@ -17,6 +17,7 @@ from functools import cached_property
 
 from localkv.arch.mixer_spec import first_visible
 from localkv.arch.spec import CacheGroup
+from localkv.cache.ladder import LadderSizes, row_bytes
 from localkv.cache.tail import TAIL_TYPE, Tail, exact_rows
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
@@ -104,11 +105,20 @@ class GroupLayout:
 
     Attributes:
         keeps_all: rows stay when they have left the window, too.
+        budget: bytes, if segments are the rungs of a ladder (`cache/ladder.py`); else None.
     """
 
     group: CacheGroup
     segments: tuple[SegmentSpec, ...]
     keeps_all: bool = False
+    budget: int | None = None
+
+    def ladder(self, n_ctx: int, n_sequences: int = 1) -> LadderSizes:
+        """How the arena of a ladder is divided, for so many sequences of `n_ctx` tokens at most."""
+        assert self.budget is not None
+        pairs = [(spec.type_k, spec.type_v) for spec in self.segments]
+        n_pages = n_sequences * pages_for(n_ctx)
+        return LadderSizes.of(self.group, pairs, self.budget, PAGE_TOKENS, n_pages)
 
     @property
     def reach(self) -> int:
@@ -125,7 +135,7 @@ class GroupLayout:
         """Equal for layouts whose sequences take and give back the same pages at the same time, so
         that one page table serves them all."""
         rows = tuple((spec.first_position, spec.tail, spec.is_tail) for spec in self.segments)
-        return self.group.window, self.group.chunk, self.keeps_all, rows
+        return self.group.window, self.group.chunk, self.keeps_all, self.budget, rows
 
     @property
     def row_bytes(self) -> int:
@@ -175,6 +185,8 @@ class GroupLayout:
 
     def bounds(self, n_ctx: int) -> list[tuple[int, int]]:
         """(first, end) position of the rows of each segment within a context of `n_ctx` tokens."""
+        if self.budget is not None:
+            return [(0, n_ctx)] * len(self.segments)
         plain = [spec for spec in self.segments if not spec.is_tail]
         bounds = segment_bounds(plain, n_ctx)
         if len(plain) < len(self.segments):
@@ -201,6 +213,8 @@ class GroupLayout:
 
     def pool_of(self, segment: int) -> int:
         """Which of the pools has a segment's pages."""
+        if self.budget is not None:
+            return 0
         if not self.segments[-1].is_tail or len(self.segments) == 2:
             return segment
         return (1, 0, 1)[segment]
@@ -229,7 +243,7 @@ def group_layouts(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[Gro
         UsageError: `kv_rotation` is "on" and rows of a group can't be rotated.
     """
     return tuple(
-        GroupLayout(group, cache_segments(cache, group), keeps_all=cache.swa_full)
+        GroupLayout(group, cache_segments(cache, group), cache.swa_full, cache.kv_budget)
         for group in typed_groups(cache, groups)
     )
 
@@ -272,16 +286,20 @@ def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, 
         return cache.kv_rotation == "on"
 
     k, v = group.key_dim, group.value_dim
-    type_k, type_v = types_in(cache, group)
-    exact = exact_rows(cache, group, (type_k, type_v))
-    packed = SegmentSpec(
-        type_k,
-        type_v,
-        exact.sink,
-        rotation_k=k & -k if rotated(type_k, k) else 0,
-        rotation_v=V_ROTATION if rotated(type_v, v) else 0,
-        tail=exact.tail,
-    )
+
+    def spec(type_k: str, type_v: str) -> SegmentSpec:
+        return SegmentSpec(
+            type_k,
+            type_v,
+            rotation_k=k & -k if rotated(type_k, k) else 0,
+            rotation_v=V_ROTATION if rotated(type_v, v) else 0,
+        )
+
+    if cache.kv_budget is not None:
+        return tuple(spec(*pair) for pair in cache.kv_ladder)
+    types = types_in(cache, group)
+    exact = exact_rows(cache, group, types)
+    packed = replace(spec(*types), first_position=exact.sink, tail=exact.tail)
     sink = (SegmentSpec(TAIL_TYPE, TAIL_TYPE),) if exact.sink else ()
     return (*sink, packed, *(tail_segments(exact.tail) if exact.tail else ()))
 
@@ -326,8 +344,10 @@ def group_bytes(
     n_tokens: int | None = None,
 ) -> tuple[int, int]:
     """Bytes that `KVCache` allocates for K and for V of one group."""
-    k = v = 0
     group = layout.group
+    if layout.budget is not None:
+        return _arena_bytes(layout, n_ctx, n_sequences)
+    k = v = 0
     heads = len(group.layers) * group.n_kv_heads
     for pool in layout.pools(n_ctx, n_batch):
         spec = layout.segments[pool.segment]
@@ -335,6 +355,15 @@ def group_bytes(
         k += rows * FORMATS[spec.type_k].row_bytes(group.key_dim)
         v += rows * FORMATS[spec.type_v].row_bytes(group.value_dim)
     return k, v
+
+
+def _arena_bytes(layout: GroupLayout, n_ctx: int, n_sequences: int) -> tuple[int, int]:
+    """Bytes of a ladder's arenas: K and V share them, as they do a page on the first rung."""
+    sizes, group, first = layout.ladder(n_ctx, n_sequences), layout.group, layout.segments[0]
+    total = len(group.layers) * sizes.n_units * sizes.unit
+    of_k = FORMATS[first.type_k].row_bytes(group.key_dim)
+    k = total * of_k // row_bytes(group, (first.type_k, first.type_v))
+    return k, total - k
 
 
 def cache_bytes(

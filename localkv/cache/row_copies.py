@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.kv_cache import KVCache
+from localkv.cache.ladder_pool import LadderPool
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.cache.pages import PagePool, Sequence
+from localkv.cache.pages import NoPageError, PagePool, Sequence
 from localkv.cache.recurrent_state import Checkpoint, StateRows
 from localkv.formats.base import QuantFormat
 
@@ -35,11 +36,20 @@ class HeldRows:
         n_rows: up to the last one.
         gone: the places of pages that were given back, each of `PAGE_TOKENS` rows.
         exact_from: see `Sequence`.
+        rungs: of each page, in a pool that is a ladder's.
     """
 
     n_rows: int
     gone: tuple[int, ...] = ()
     exact_from: int = 0
+    rungs: tuple[int, ...] = ()
+
+    def of(self, plane: PlaneRows) -> HeldRows:
+        """Those that are in a plane: of a ladder's, the pages on its rung."""
+        if plane.rung is None:
+            return self
+        others = (place for place, rung in enumerate(self.rungs) if rung != plane.rung)
+        return replace(self, gone=tuple(others))
 
     @property
     def spans(self) -> list[tuple[int, int, int]]:
@@ -69,6 +79,7 @@ class PlaneRows:
         side, number: "k" or "v", and which of the type's planes.
         pool: index of the one that has the pages.
         pages: uint8 [n_pages, n_kv_heads, PAGE_TOKENS, blocks, plane bytes].
+        rung: of a ladder, or None.
     """
 
     layer: int
@@ -78,6 +89,7 @@ class PlaneRows:
     fmt: QuantFormat
     pool: int
     pages: Array
+    rung: int | None = None
 
     @property
     def name(self) -> str:
@@ -97,11 +109,11 @@ def planes(cache: KVCache) -> Iterator[PlaneRows]:
     for i, layer in enumerate(cache.layers):
         for number, segment in enumerate(layer.segments):
             rows = cache.parts[layer.part + number]
-            if cache.pools[rows.pool].segment != number:
+            if rows.rung is None and cache.pools[rows.pool].segment != number:
                 continue
             for side, fmt in (("k", segment.format_k), ("v", segment.format_v)):
                 for j, pages in enumerate(getattr(segment, side)):
-                    yield PlaneRows(i, number, side, j, fmt, rows.pool, pages)
+                    yield PlaneRows(i, number, side, j, fmt, rows.pool, pages, rows.rung)
 
 
 def held_rows(cache: KVCache, sequence: Sequence) -> list[HeldRows]:
@@ -111,6 +123,7 @@ def held_rows(cache: KVCache, sequence: Sequence) -> list[HeldRows]:
             pool.n_rows(sequence.length),
             tuple(sorted(sequence.gone[pool.index])),
             sequence.exact_from[pool.index],
+            _rungs(pool, sequence),
         )
         for pool in cache.pools
     ]
@@ -123,7 +136,7 @@ def rows_out(
     pool, pages = cache.pools[plane.pool], sequence.pages[plane.pool]
     empty = _empty_rows(pool)
     for spans in _some(held.spans):
-        ids = [pages[place] for place, _, _ in spans]
+        ids = _ids(pool, pages, spans)
         found = cache.arrays.rows_of_pages(plane.fmt, plane.side, plane.number, plane.pages[ids])
         rows = found.swapaxes(1, 2).reshape(-1, *plane.row_shape)
         if spans[0][0] == 0 and len(empty):
@@ -140,13 +153,14 @@ def rows_in(
     Args:
         held: what `rows` has; pages of it that the sequence does without are left out.
     """
+    pool = cache.pools[plane.pool]
     pages, gone = sequence.pages[plane.pool], sequence.gone[plane.pool]
     wanted = [span for span in held.spans if span[0] not in gone]
     for spans in _some(wanted):
         whole = np.zeros((len(spans), PAGE_TOKENS, *plane.row_shape), np.uint8)
         for page, (_, start, end) in zip(whole, spans, strict=True):
             page[: end - start] = rows[start:end]
-        ids = [pages[place] for place, _, _ in spans]
+        ids = _ids(pool, pages, spans)
         ordered = np.ascontiguousarray(whole.swapaxes(1, 2))
         plane.pages[ids] = cache.arrays.pages_of_rows(plane.fmt, plane.side, plane.number, ordered)
 
@@ -162,12 +176,15 @@ def take_pages(cache: KVCache, sequence: Sequence, held: Seq[HeldRows]) -> bool:
                 sequence.gone[pool.index].add(place)
                 pages.append(0)
                 continue
-            if not pool.has_room:
+            try:
+                pages.append(_taken(pool, rows, place))
+            except NoPageError:
                 return False
-            pages.append(pool.take())
             if place * PAGE_TOKENS >= rows.n_rows:
                 cache.clear_page(pool.index, pages[-1])
         sequence.exact_from[pool.index] = rows.exact_from
+        if _rungs(pool, sequence) != rows.rungs:  # the first went down for the last
+            return False
     return True
 
 
@@ -181,6 +198,24 @@ def dropped(pool: PagePool, length: int, held: HeldRows) -> set[int]:
             break
         gone.add(place)
     return gone
+
+
+def _taken(pool: PagePool, held: HeldRows, place: int) -> int:
+    """A page for the rows at a place."""
+    return pool.take_on(held.rungs[place]) if isinstance(pool, LadderPool) else pool.take()
+
+
+def _rungs(pool: PagePool, sequence: Sequence) -> tuple[int, ...]:
+    """Of the pages that a sequence has of a ladder's pool."""
+    if not isinstance(pool, LadderPool):
+        return ()
+    return tuple(pool.rungs[page] for page in sequence.pages[pool.index])
+
+
+def _ids(pool: PagePool, pages: Seq[int], spans: Seq[tuple[int, int, int]]) -> list[int]:
+    """Where pages are in a plane."""
+    ids = [pages[place] for place, _, _ in spans]
+    return [pool.place(page) for page in ids] if isinstance(pool, LadderPool) else ids
 
 
 def _empty_rows(pool: PagePool) -> range:

@@ -16,6 +16,7 @@ class SegmentRows:
     Attributes:
         first, end: positions.
         pool: index of the pool that has their pages.
+        rung: of the ladder that the segments are, or None.
         tail_pool, tail_first: the pool of the tail, if there is one, and the position of its row 0.
     """
 
@@ -25,6 +26,7 @@ class SegmentRows:
     pool: int
     tail_pool: int | None = None
     tail_first: int = 0
+    rung: int | None = None
 
     @property
     def begin(self) -> int:
@@ -90,6 +92,7 @@ def segment_rows(layout: GroupLayout, n_ctx: int, first_pool: int) -> list[Segme
             first_pool + layout.pool_of(i),
             tail_pool if spec.tail is not None else None,
             tail_first,
+            None if layout.budget is None else i,
         )
         for i, spec in enumerate(layout.segments)
     ]

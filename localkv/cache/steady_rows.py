@@ -27,7 +27,11 @@ class SteadyRows:
         self._written = list[tuple[PagePool, int]]()
         self._first, self._end = 0, cache.n_ctx
         position, end = sequence.length, sequence.length + n_tokens
+        self._ladder = cache.ladder
+        self._version = 0 if cache.ladder is None else cache.ladder.version
         for part in cache.parts:
+            if part.rung not in (None, 0):
+                continue  # of the same pages
             if part.spec.tail is not None:
                 self._end = 0  # what is packed, and what is seen packed, changes
             elif end <= part.first:
@@ -53,8 +57,14 @@ class SteadyRows:
             and sequence.slot == self._slot
             and (not self._cache.states or sequence.n_stepped == sequence.length)
             and sequence.pages == self._pages
+            and self._is_steady(sequence.length + self.n_tokens)
             and all(pool.n_holders[page] == 1 for pool, page in self._written)
         )
+
+    def _is_steady(self, length: int) -> bool:
+        """Whether pages of a ladder are where they were, and none is about to change."""
+        ladder = self._ladder
+        return ladder is None or (ladder.version == self._version and not ladder.is_due(length))
 
     def step(self, sequence: Sequence) -> None:
         """The tokens are about to be evaluated."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.chat.engine import EngineFacts
@@ -70,6 +71,7 @@ def cache_figures(
         layer_types=() if type_k else facts.layer_types,
         kv_tail=facts.kv_tail,
         kv_sink=facts.kv_sink,
+        **({} if type_k else ladder_settings(facts)),
     )
     as_f16 = CacheConfig("f16", "f16", swa_full=facts.swa_full)
     bytes_k, bytes_v, f16_k, f16_v = (
@@ -88,6 +90,14 @@ def cache_figures(
     return CacheFigures(*cache.shown_types, cache.n_ctx, bytes_k, bytes_v, f16, windows)
 
 
+def ladder_settings(facts: EngineFacts) -> dict[str, Any]:
+    """The fields of `CacheConfig` of a cache with a budget; none of another one."""
+    if facts.kv_budget is None:
+        return {}
+    ladder = tuple((k, v) for k, _, v in (pair.partition("/") for pair in facts.kv_ladder))
+    return {"kv_budget": facts.kv_budget, "kv_ladder": ladder}
+
+
 def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:
     """A cache with a larger context: in the present types or smaller ones, in as many bytes if any.
 
@@ -99,7 +109,7 @@ def larger_cache(facts: EngineFacts, n_tokens: int = 0) -> CacheFigures | None:
         facts: of the engine.
         n_tokens: of the conversation that it is to hold.
     """
-    if facts.server:
+    if facts.server or facts.kv_budget is not None:
         return None
     n_ctx = 2 * facts.n_ctx
     while 3 * n_ctx // 4 < n_tokens:

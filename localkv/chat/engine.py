@@ -63,6 +63,7 @@ class EngineFacts:
 
     `layers`, `kv_heads`, `key_dims`, `value_dims`, `windows`, `are_latent`: of each group of its
     layers (`CacheGroup`). `n_batch`: most prompt tokens evaluated at a time.
+    `kv_ladder`: pairs as "q8_0/q4_0" that pages go through within `kv_budget`, if there is one.
     `pairs`: of each group, "q8_0/q4_0", where layers have types of their own.
     `n_threads_batch`: where several tokens are evaluated at once; None for the same as others.
     `server`: the address of the one that it is loaded in; "" for a process of our own, and 0 is a
@@ -99,6 +100,8 @@ class EngineFacts:
     pairs: tuple[str, ...] = ()
     kv_tail: int | None = None
     kv_sink: int | None = None
+    kv_budget: int | None = None
+    kv_ladder: tuple[str, ...] = ()
     server: str = ""
 
     @property
@@ -169,11 +172,13 @@ class TextDelta:
         seconds: one value per token since the last delta: how long it took after the one before.
             The first token of an answer took the prompt as well, and is not among them.
         n_tokens: tokens in the context so far, prompt and answer.
+        pages: of a cache with a budget: how many have each pair of types of its ladder.
     """
 
     text: str
     seconds: tuple[float, ...] = ()
     n_tokens: int = 0
+    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -181,6 +186,7 @@ class Finished:
     """The end of an answer, with the fields of `Completion`.
 
     `degenerate`: what is wrong with it and what would help, in one line; empty for nothing.
+    `pages`: as in `TextDelta`.
     """
 
     finish_reason: str
@@ -197,6 +203,9 @@ class Finished:
     accepted_tokens: int = 0
     verified_batches: int = 0
     degenerate: str = ""
+    requantised_pages: int = 0
+    requantise_seconds: float = 0.0
+    pages: tuple[int, ...] = ()
 
     @property
     def total_tokens(self) -> int:

@@ -132,9 +132,9 @@ class LocalEngine:
             audit=request.audit,
         )
         stream.audited = None  # when it is asked for
-        yield from _deltas(stream)
+        yield from _deltas(stream, lambda: _pages(llm))
         degenerate = stream.degeneration().line(llm.cache)
-        yield replace(_finished(stream.completion), degenerate=degenerate)
+        yield replace(_finished(stream.completion, _pages(llm)), degenerate=degenerate)
 
     def audit(self) -> Iterator[Audited]:
         self._cancel.clear()
@@ -172,8 +172,14 @@ class LocalEngine:
         self.cancel()
 
 
-def _deltas(stream: TextStream) -> Iterator[TextDelta]:
-    """Pieces of a stream, those of `DELTA_SECONDS` together."""
+def _pages(llm: LLM) -> tuple[int, ...]:
+    """Pages on each rung of the cache's ladder, if it has one."""
+    ladder = llm.engine.cache.ladder
+    return () if ladder is None else tuple(ladder.counts())
+
+
+def _deltas(stream: TextStream, pages: Callable[[], tuple[int, ...]]) -> Iterator[TextDelta]:
+    """Pieces of a stream, those of `DELTA_SECONDS` together, with the pages that there are then."""
     stats = stream.stats
     texts: list[str] = []
     seconds: list[float] = []
@@ -186,13 +192,15 @@ def _deltas(stream: TextStream) -> Iterator[TextDelta]:
             decoded, n_timed = stats.decode_seconds, stats.n_generated
         now = time.perf_counter()
         if now - sent >= DELTA_SECONDS:
-            yield TextDelta("".join(texts), tuple(seconds), stats.n_prompt + stats.n_generated)
+            n_tokens = stats.n_prompt + stats.n_generated
+            yield TextDelta("".join(texts), tuple(seconds), n_tokens, pages())
             texts, seconds, sent = [], [], now
     if texts:
-        yield TextDelta("".join(texts), tuple(seconds), stats.n_prompt + stats.n_generated)
+        n_tokens = stats.n_prompt + stats.n_generated
+        yield TextDelta("".join(texts), tuple(seconds), n_tokens, pages())
 
 
-def _finished(completion: Completion) -> Finished:
+def _finished(completion: Completion, pages: tuple[int, ...]) -> Finished:
     usage, timings = completion.usage, completion.timings
     return Finished(
         finish_reason=completion.finish_reason,
@@ -208,6 +216,9 @@ def _finished(completion: Completion) -> Finished:
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
         verified_batches=usage.verified_batches,
+        requantised_pages=usage.requantised_pages,
+        requantise_seconds=timings.requantise_seconds,
+        pages=pages,
     )
 
 
@@ -237,6 +248,8 @@ def engine_facts(llm: LLM, load_seconds: float) -> EngineFacts:
         type_k_rope=cache.type_k_rope,
         kv_tail=cache.kv_tail,
         kv_sink=cache.kv_sink,
+        kv_budget=cache.kv_budget,
+        kv_ladder=tuple("/".join(pair) for pair in cache.kv_ladder),
         kv_rotation=cache.kv_rotation,
         weight_bytes=llm.gguf.n_bytes,
         backend=llm.backend.name,

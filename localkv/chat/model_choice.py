@@ -31,6 +31,7 @@ from localkv.loader.model_header import ModelHeader
 from localkv.loader.model_spec import model_spec
 from localkv.loader.smoothing import Smoothing, changed_tensors
 from localkv.loader.vocabulary import read_vocabulary
+from localkv.memory.budgeted import Budgeted
 from localkv.memory.fit import check_fit
 from localkv.memory.plan import ModelMemory
 from localkv.presets import USUAL
@@ -196,6 +197,8 @@ def _memory(
         n_ctx=min(config.n_ctx_train, CacheConfig.n_ctx) if n_ctx is None else n_ctx,
         kv_rotation=arguments.get("kv_rotation") or "auto",
     )
+    budgeted = Budgeted.of(arguments.get("kv_budget"), arguments.get("kv_ladder"))
+    cache = budgeted.cache(cache)
     profile = arguments.get("kv_profile")
     if profile is not None:
         profile = model_profile(open_gguf(header.path), profile)
@@ -221,4 +224,5 @@ def _memory(
         n_threads,
         changed=changed_tensors(Smoothing.in_use(cache, profile), config, header.tensors),
     )
+    cache, _ = budgeted.fitted(cache, memory, machine_memory, names_context=bool(n_ctx))
     return memory, cache

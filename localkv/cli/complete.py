@@ -347,7 +347,10 @@ def _types_json(cache: CacheConfig) -> dict[str, Any]:
     """The types of K and of V, and of each layer where these differ."""
     type_k, type_v = cache.shown_types
     layers = [pair and "/".join(pair) for pair in cache.layer_types]
-    return {"type_k": type_k, "type_v": type_v, **({"layer_types": layers} if layers else {})}
+    found: dict[str, Any] = {"type_k": type_k, "type_v": type_v}
+    if cache.kv_budget is not None:
+        found["ladder"] = ["/".join(pair) for pair in cache.kv_ladder]
+    return {**found, **({"layer_types": layers} if layers else {})}
 
 
 def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
@@ -363,6 +366,7 @@ def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
         f"eval:         {generated} in {timings.decode_seconds:.2f} s, "
         f"{timings.decode_per_second:.2f} tokens/s",
         *_speculated(llm, usage),
+        *_requantised(llm, completion),
         f"cache:        {cache_types(llm)}, "
         f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, "
         f"{byte_size(llm.memory.cache_k + llm.memory.cache_v)}",
@@ -371,6 +375,18 @@ def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
         f"products:     {llm.kernels['products']}",
         f"finished:     {completion.finish_reason}, seed {completion.seed}",
     ]
+
+
+def _requantised(llm: LLM, completion: Completion) -> list[str]:
+    """What became of the pages of a cache with a budget."""
+    ladder = llm.engine.cache.ladder
+    if ladder is None:
+        return []
+    seconds = completion.timings.requantise_seconds
+    pairs = ("/".join(pair) for pair in llm.cache.kv_ladder)
+    mix = ", ".join(f"{n} in {pair}" for n, pair in zip(ladder.counts(), pairs, strict=True) if n)
+    pages = counted(completion.usage.requantised_pages, "page")
+    return [f"requantised:  {pages} in {seconds:.3f} s; now {mix}"]
 
 
 def _speculated(llm: LLM, usage: Usage) -> list[str]:

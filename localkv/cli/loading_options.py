@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from localkv.cli.ladder_options import ladder_arguments, ladder_options
 from localkv.cli.option_types import Whole
 from localkv.cli.options import (
     compute_options,
@@ -199,6 +200,7 @@ def loading_options(
         ),
         profile_option(),
         bits_option(),
+        *ladder_options(),
         *compute_options(default_threads),
         *placement_options(),
         option(
@@ -279,4 +281,5 @@ def loading_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         "fit": values["fit"],
         "mlock": values["mlock"],
         "use_mmap": values["use_mmap"],
+        **ladder_arguments(values),
     }

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from localkv.cache.cache_checks import keeps_latents
+from localkv.cache.ladder import ladder_text
 from localkv.errors import byte_size, counted
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ def memory_line(llm: LLM) -> str:
     if keeps_latents(llm.config.groups):
         rows = f"latents (K and V) {cache.type_k} {byte_size(plan.cache_k)}, "
         rows += f"rotated keys {cache.type_k_rope} "
+    rows += f"{byte_size(plan.cache_v)}"
+    if cache.kv_budget is not None:
+        rows = f"{cache_types(llm)} in {byte_size(plan.cache_k + plan.cache_v)}"
     return (
-        f"memory: weights {weights}, {rows}{byte_size(plan.cache_v)}, {_states(plan)}"
+        f"memory: weights {weights}, {rows}, {_states(plan)}"
         f"scratch {byte_size(plan.scratch)} (context {cache.n_ctx}{_windows(plan, cache.n_ctx)})"
         + (f", on {llm.backend.hardware}" if llm.backend.hardware else "")
         + (f"; {draft_part(plan.draft, llm.draft)}" if llm.draft and plan.draft else "")
@@ -51,6 +55,8 @@ def cache_types(llm: LLM) -> str:
     cache = llm.cache
     if keeps_latents(llm.config.groups):
         return f"latents {cache.type_k}, rotated keys {cache.type_k_rope}"
+    if cache.kv_budget is not None:
+        return f"K/V {ladder_text(cache.kv_ladder)}"
     type_k, type_v = cache.shown_types
     return f"K {type_k}, V {type_v}"
 

@@ -160,9 +160,10 @@ def _run(
         scales = _sweep_scales(sweep, values["kv_scales"])
         values |= {"cache_type_k": "f16", "cache_type_v": "f16", "kv_scales": None}
         values["preset"] = values["kv_profile"] = values["kv_bits"] = None
+        values["kv_budget"] = values["kv_ladder"] = None
     if calibrate_file is not None:
         values |= {"cache_type_k": "f32", "cache_type_v": "f32", "preset": None}
-        values |= {"kv_profile": None, "kv_bits": None}
+        values |= {"kv_profile": None, "kv_bits": None, "kv_budget": None, "kv_ladder": None}
         values |= {"cache_type_k_swa": None, "cache_type_v_swa": None, "swa_full": False}
         values |= {"kv_tail": None, "kv_sink": None}
     text = without_final_newline(read_file(file, "the text"))
@@ -254,19 +255,20 @@ def _check(
         raise UsageError("--chunks 0 leaves nothing to measure", hint="-1 takes the whole text")
     if sweep is not None:
         parse_pairs(sweep)
-        if _on_command_line("cache_type_k", "cache_type_v", "preset", "kv_profile", "kv_bits"):
+        profile = ("kv_profile", "kv_bits", "kv_budget", "kv_ladder")
+        if _on_command_line("cache_type_k", "cache_type_v", "preset", *profile):
             raise UsageError(
                 "--sweep names the cache types",
-                hint="leave out -ctk, -ctv, --preset, --kv-profile and --kv-bits",
+                hint="leave out -ctk, -ctv, --preset, --kv-profile, --kv-bits and --kv-budget",
             )
     if calibrate_file is not None:
         swa = ("cache_type_k_swa", "cache_type_v_swa", "swa_full", "kv_tail", "kv_sink")
-        kv = ("kv_scales", "kv_profile", "kv_bits")
+        kv = ("kv_scales", "kv_profile", "kv_bits", "kv_budget", "kv_ladder")
         if _on_command_line("cache_type_k", "cache_type_v", "preset", *kv, *swa):
             raise UsageError(
                 "--calibrate-kv measures with an f32 cache",
                 hint="leave out -ctk, -ctv, -ctk-swa, -ctv-swa, --swa-full, --kv-tail, "
-                "--kv-sink, --preset, --kv-scales, --kv-profile and --kv-bits",
+                "--kv-sink, --preset, --kv-scales, --kv-profile, --kv-bits and --kv-budget",
             )
         if sweep is not None or _on_command_line(
             "kl_divergence", "base_path", "save_base", "prefill_exact"

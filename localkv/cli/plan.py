@@ -13,6 +13,7 @@ import click
 from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.command import Command
 from localkv.cli.completion import model_values
+from localkv.cli.ladder_options import ladder_options
 from localkv.cli.loading_options import given_threads, window_options, window_settings
 from localkv.cli.messages import warn
 from localkv.cli.model_file import model_header
@@ -42,6 +43,7 @@ from localkv.system.threads import default_threads
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
+    from localkv.cli.plan_ladder import LadderPlan
     from localkv.cli.plan_report import PlannedModel
     from localkv.config import CacheConfig
     from localkv.memory.fit import Pair
@@ -147,8 +149,10 @@ def _run(
     for line in plan.warnings:
         warn(line)
     by_layer = profile and profile_plan(values, profile, with_profile, cache, budget)
+    ladder = _ladder_plan(values, model, model_memory, cache, budget)
     if as_json:
         more_json = {"profile": by_layer.json()} if by_layer else {}
+        more_json |= {"ladder": ladder.json()} if ladder else {}
         click.echo(json.dumps({**plan_json(plan), **more_json}, ensure_ascii=False))
     else:
         more = (
@@ -156,8 +160,14 @@ def _run(
             if by_layer
             else []
         )
+        if ladder:
+            more = [*more, "", *ladder.lines()]
         click.echo("\n".join([*plan_lines(plan), *more]))
-    if plot_file is not None:
+    if plot_file is not None and ladder:
+        from localkv.cli.plan_ladder import draw as draw_ladder
+
+        draw_ladder(ladder, plot_file)
+    elif plot_file is not None:
         from localkv.cli.plan_plot import draw
 
         draw(plan, plot_file)
@@ -167,6 +177,32 @@ def _run(
 
 _MOST_COLUMNS = 6
 """Pairs that the table of other types of weights has room for."""
+
+
+def _ladder_plan(
+    values: Mapping[str, Any],
+    model: PlannedModel,
+    memory: ModelMemory,
+    cache: CacheConfig,
+    free: Budget,
+) -> LadderPlan | None:
+    """What becomes of pages within a budget, if there is one.
+
+    Raises:
+        UsageError: the model can't have such a cache.
+    """
+    from localkv.cache.cache_checks import check_cache
+    from localkv.cli.plan_ladder import LadderPlan
+    from localkv.memory.budgeted import Budgeted
+
+    budgeted = Budgeted.of(values["kv_budget"], values["kv_ladder"])
+    if budgeted.budget is None:
+        return None
+    budgeted.check(memory.backend, types=(), sizes=(), before_rope=False)
+    cache = budgeted.cache(cache)
+    check_cache(cache, memory.config.groups)
+    fitted, _ = budgeted.fitted(cache, memory, lambda: free, names_context=False)
+    return LadderPlan(model.config.name, replace(fitted, n_ctx=cache.n_ctx), memory)
 
 
 def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
@@ -352,6 +388,7 @@ plan = Command(
         flag("all_pairs", "--all", panel="KV cache", help="Plan for every pair of types."),
         preset_option(),
         profile_option(),
+        *ladder_options(),
         *window_options(),
         *draft_model_options(),
         *compute_options("one per core"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.cache.arrays import NO_TOKEN
+from localkv.cache.ladder_pool import Requantised
 from localkv.engine.audit.predictions import Predictions
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.logprobs import RankedToken, ranked
@@ -39,7 +40,7 @@ class GenerationStats:
     more as `n_lost` would have been, if layers with a window kept all rows and recurrent ones all
     states.
     Of `n_drafted` tokens that were guessed and evaluated `n_accepted` were right, in `n_verified`
-    batches.
+    batches. `requantised` are pages of the cache whose types changed meanwhile.
     `decode_seconds` covers the tokens after the first: the first comes with the prompt. Waiting for
     other threads is not counted; evaluating rows again because of them is.
     """
@@ -53,6 +54,7 @@ class GenerationStats:
     n_drafted: int = 0
     n_accepted: int = 0
     n_verified: int = 0
+    requantised: Requantised = field(default_factory=Requantised)
 
     @property
     def prompt_per_second(self) -> float:
@@ -263,8 +265,9 @@ class Generation(Iterator[int]):
             self._fetch_one()
 
     def _fetch_one(self) -> None:
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self._slot.cache.requantised
         token = self._drawn()
+        self.stats.requantised.add(self._slot.cache.requantised - before)
         if token is None:
             self._end = "cancelled"
         elif token in self._stop_ids:

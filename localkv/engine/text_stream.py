@@ -63,6 +63,7 @@ class Usage:
     before, too, but layers with a window no longer had the rows that they see (`swa_full`), or
     recurrent layers no state from there. Of the completion, `accepted_tokens` were guessed
     rightly, of `drafted_tokens` guesses that were evaluated in `verified_batches`.
+    `requantised_pages` of a cache with a budget changed to smaller types meanwhile.
     """
 
     prompt_tokens: int
@@ -73,16 +74,19 @@ class Usage:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     verified_batches: int = 0
+    requantised_pages: int = 0
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds, and tokens per second, of the prompt and of decoding."""
+    """Seconds, and tokens per second, of the prompt and of decoding; `requantise_seconds` of both
+    went into pages that changed their types."""
 
     prompt_seconds: float
     prompt_per_second: float
     decode_seconds: float
     decode_per_second: float
+    requantise_seconds: float = 0.0
 
 
 class StopStrings:
@@ -291,12 +295,14 @@ class TextStream(Iterator[str]):
                 drafted_tokens=stats.n_drafted,
                 accepted_tokens=stats.n_accepted,
                 verified_batches=stats.n_verified,
+                requantised_pages=stats.requantised.n_pages,
             ),
             timings=Timings(
                 prompt_seconds=stats.prompt_seconds,
                 prompt_per_second=stats.prompt_per_second,
                 decode_seconds=stats.decode_seconds,
                 decode_per_second=stats.decode_per_second,
+                requantise_seconds=stats.requantised.seconds,
             ),
             seed=self.seed,
             context_full=self._finish_reason == "length" and self.generation.context_full,

@@ -142,6 +142,13 @@ class QuantFormat:
         """
         return self.block_size > 1 and self.group_tokens == 1
 
+    @property
+    def repacks(self) -> bool:
+        """Whether rows in a cache can be unpacked and packed in another such type, one by one and
+        by themselves: without other tokens, measured scales or codebooks."""
+        alone = self.group_tokens == 1 and not self.n_centroids
+        return self.is_cache and alone and not self.scales_by_head
+
     def row_bytes(self, n_values: int) -> int:
         """Bytes of a row of `n_values`; a row must be a whole number of blocks."""
         if n_values % self.block_size:

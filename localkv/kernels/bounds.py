@@ -43,11 +43,14 @@ def check_ids(name: str, ids: Array, end: int) -> None:
         raise BoundsError(f"{name}: {least} to {most}, of {end}")
 
 
-def check_segment(segment: Segment, key_dim: int, value_dim: int | None = None) -> None:
+def check_segment(
+    segment: Segment, key_dim: int, value_dim: int | None = None, *, pages_apart: bool = False
+) -> None:
     """K and V have the planes of their types, all of as many pages and KV heads.
 
     Args:
         value_dim: channels of V, if not those of K.
+        pages_apart: the kernel takes planes whose pages are not one after the other.
     """
     pages_and_heads = segment.k[0].shape[:2]
     for side, fmt, planes, dim in (
@@ -59,7 +62,11 @@ def check_segment(segment: Segment, key_dim: int, value_dim: int | None = None) 
             raise BoundsError(f"{side}: {len(planes)} planes of {fmt.name}")
         for plane, field in zip(planes, fields, strict=True):
             shape = (*pages_and_heads, PAGE_TOKENS, *field)
-            check_array(f"a plane of {side} in {fmt.name}", plane, "uint8", *shape)
+            name = f"a plane of {side} in {fmt.name}"
+            if pages_apart and plane.shape == shape:
+                check_array(name, plane[:1], "uint8", min(1, shape[0]), *shape[1:])
+            else:
+                check_array(name, plane, "uint8", *shape)
 
 
 def check_tables(rows: SegmentBatch, batch: Batch) -> None:

@@ -101,7 +101,11 @@ class Answering(EngineScreen):
             return
         self.session.extend(self.answer, event.delta.text)
         self.query_one(Speed).add(event.delta)
-        self.meter = replace(self.meter, n_tokens=event.delta.n_tokens or self.meter.n_tokens)
+        self.meter = replace(
+            self.meter,
+            n_tokens=event.delta.n_tokens or self.meter.n_tokens,
+            pages=event.delta.pages or self.meter.pages,
+        )
         if self._growth is None:
             pause = DRAW_SECONDS + DRAW_SECONDS_PER_BLOCK * self._view().n_blocks
             wait = max(0.001, self._drawn + pause - time.monotonic())
@@ -134,6 +138,7 @@ class Answering(EngineScreen):
             n_tokens=stats.total_tokens,
             last=stats,
             tokens_per_second=stats.decode_per_second,
+            pages=stats.pages,
         )
         if answer.content or stats.finish_reason != "cancelled":
             self.session.finish(answer, stats)

@@ -194,6 +194,14 @@ async def _stats(screen: ChatScreen, argument: str) -> None:
             rows.append(("watch", last.degenerate))
         if last.lost_tokens:
             rows.insert(2, ("not reused", f"{counted(last.lost_tokens, 'token')}: {WHY_LOST}"))
+        if last.requantised_pages:
+            rows.insert(
+                -1,
+                (
+                    "requantised",
+                    f"{counted(last.requantised_pages, 'page')} in {last.requantise_seconds:.2f} s",
+                ),
+            )
         if last.drafted_tokens:
             rows.insert(
                 -1,

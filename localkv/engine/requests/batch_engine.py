@@ -301,8 +301,11 @@ class BatchEngine:
             if guesses:
                 parts = self._drafts.added(parts, generations)
             shape = self.scheduler.shape(parts)
-            began = self.clock()
+            began, before = self.clock(), self.engine.cache.requantised
             ends = self._model_steps.evaluate(parts)
+            for part in parts:
+                requantised = self._jobs[part.request.number].generation.stats.requantised
+                requantised.add(self.engine.cache.requantised - before)
             evaluated = self.clock() if self.engine.loop is None else None
             self._draw(ends)
             if guesses and not shape.n_prompt:  # a GPU has only been told before something is read

@@ -76,6 +76,7 @@ def save_text(
         tuple(rows.gone for rows in held),
         tuple(rows.exact_from for rows in held),
         tuple(item.length for item in kept),
+        next((rows.rungs for rows in held if rows.rungs), ()),
     )
     metadata = {
         "kind": KIND,
@@ -89,7 +90,7 @@ def save_text(
         StateTensor(KINDS, "U8", (len(ids),), in_parts((ids >= GENERATED).astype(np.uint8))),
     ]
     for plane in planes(cache):
-        rows = held[plane.pool]
+        rows = held[plane.pool].of(plane)
         parts = partial(rows_out, cache, sequence, plane, rows)
         tensors.append(StateTensor(plane.name, "U8", (rows.n_stored, *plane.row_shape), parts))
     for name, shape, values in _state_tensors(cache, kept):
@@ -152,6 +153,11 @@ class LoadedState:
         check_model(file, identity)
         source = cache
         if convert is not None and not fits(file, cache):
+            if cache.ladder is not None:
+                raise file.refused(
+                    "it has other types than this cache, whose pages change theirs (--kv-budget)",
+                    hint="convert it for a cache without a budget",
+                )
             source = cache_as_saved(file, cache, *convert)
         check_cache(file, source)
         try:
@@ -186,7 +192,7 @@ class LoadedState:
             KINDS: ("U8", (n_tokens,)),
         }
         for plane in planes(source):
-            wanted[plane.name] = "U8", (self.held[plane.pool].n_stored, *plane.row_shape)
+            wanted[plane.name] = "U8", (self.held[plane.pool].of(plane).n_stored, *plane.row_shape)
         for name, shape, _ in _state_tensors(self.cache, []):
             wanted[name] = "F32", (n_states, *shape[1:])
         return wanted
@@ -233,7 +239,7 @@ class LoadedState:
                 rows = (
                     file.tensor(plane.name) if self.conversion is None else self._converted(plane)
                 )
-                rows_in(cache, sequence, plane, self.held[plane.pool], rows)
+                rows_in(cache, sequence, plane, self.held[plane.pool].of(plane), rows)
             layers = cache.states.layers.items()
             sequence.kept = checkpoints_in(
                 cache,

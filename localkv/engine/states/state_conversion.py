@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from localkv.arch.spec import CacheGroup
 from localkv.cache.arrays import Arrays
 from localkv.cache.cache_checks import check_cache
+from localkv.cache.hadamard import hadamard
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS, group_layouts
@@ -187,8 +188,8 @@ class Conversion:
         segment = self.target.layers[layer].segments[number]
         scale, codebook, rotation = _facts(self.target, segment, side)
         codec = codec_of(plane.fmt, codebook)
-        packed = codec.encode(np.ascontiguousarray(_rotated(x, rotation) / scale))
-        again = _rotated(codec.decode(packed) * scale, rotation)
+        packed = codec.encode(np.ascontiguousarray(hadamard(x, rotation) / scale))
+        again = hadamard(codec.decode(packed) * scale, rotation)
         self._errors += float(np.square(again - x, dtype=np.float64).sum())
         self._squares += float(np.square(x, dtype=np.float64).sum())
         return tuple(np.ascontiguousarray(part.swapaxes(0, 1)) for part in packed)
@@ -208,7 +209,7 @@ class Conversion:
             stored = [self._read(plane.name).swapaxes(0, 1) for plane in self._from[key]]
             codec = codec_of(self._from[key][0].fmt, codebook)
             if len(at):
-                found = _rotated(codec.decode(stored) * scale, rotation)
+                found = hadamard(codec.decode(stored) * scale, rotation)
                 values[:, at[at >= 0]] = found[:, at >= 0]
                 known[at[at >= 0]] = True
         return _Rows(values, known)
@@ -245,16 +246,3 @@ def _facts(cache: KVCache, segment: Segment, side: str) -> tuple[Any, Seq[float]
     divisor = np.float32(1) if scale is None else to_numpy(scale)[:, None, None]
     table = None if codebook is None else to_numpy(codebook).tolist()
     return divisor, table, getattr(segment, f"rotation_{side}")
-
-
-def _rotated(x: Floats, block: int) -> Floats:
-    """Times the normalised Hadamard matrix, in the order of sums of the backends' kernels; applied
-    twice, it gives x back."""
-    if not block:
-        return x
-    y = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
-    for _ in range(block.bit_length() - 1):
-        even, odd = y[..., 0::2], y[..., 1::2]
-        y = np.concatenate((even + odd, even - odd), axis=-1)
-    out: Floats = (y * np.float32(1 / math.sqrt(block))).reshape(x.shape)
-    return out

@@ -22,6 +22,7 @@ class StateText:
         gone: of each pool, the places of pages that were given back.
         exact_from: of each pool; see `pages.Sequence`.
         states: the lengths after which states of recurrent layers were kept.
+        rungs: of the pages, in a cache with a budget; else empty.
     """
 
     n_tokens: int
@@ -29,15 +30,19 @@ class StateText:
     gone: tuple[tuple[int, ...], ...]
     exact_from: tuple[int, ...]
     states: tuple[int, ...]
+    rungs: tuple[int, ...] = ()
 
     def as_json(self) -> str:
         """The text for the file's metadata."""
-        return json.dumps(asdict(self))
+        found = asdict(self)
+        if not self.rungs:
+            del found["rungs"]
+        return json.dumps(found)
 
     def held(self, cache: KVCache) -> list[HeldRows]:
         """The rows that are there of each of the cache's pools."""
         return [
-            HeldRows(pool.n_rows(self.n_tokens), gone, exact_from)
+            HeldRows(pool.n_rows(self.n_tokens), gone, exact_from, self.rungs)
             for pool, gone, exact_from in zip(cache.pools, self.gone, self.exact_from, strict=True)
         ]
 
@@ -53,6 +58,8 @@ def read_state_text(text: str, cache: KVCache) -> StateText:
     except RecursionError as error:
         raise ValueError("too deep") from error
     names = {"n_tokens", "checkpoint", "gone", "exact_from", "states"}
+    if cache.ladder is not None:
+        names.add("rungs")
     if not isinstance(data, dict) or data.keys() != names:
         raise ValueError("other keys")
     (n_tokens,) = _whole([data["n_tokens"]], 1, 1 << 31)
@@ -69,7 +76,12 @@ def read_state_text(text: str, cache: KVCache) -> StateText:
     states = _ascending(data["states"], 1, n_tokens)
     if states and not cache.states:
         raise ValueError("states without recurrent layers")
-    return StateText(n_tokens, checkpoint, tuple(gone), exact_from, states)
+    rungs = tuple[int, ...]()
+    if cache.ladder is not None:
+        rungs = _whole(data["rungs"], 0, len(cache.ladder.sizes.units) - 1)
+        if len(rungs) != pages_for(n_tokens) or any(gone):
+            raise ValueError("other pages")
+    return StateText(n_tokens, checkpoint, tuple(gone), exact_from, states, rungs)
 
 
 def _whole(values: Any, least: int, most: int) -> tuple[int, ...]:

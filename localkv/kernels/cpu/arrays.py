@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from localkv.cache.arrays import Readback, Recorder
 from localkv.cache.batch import SegmentBatch
+from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.formats.base import QuantFormat
 from localkv.formats.cpu.page_order import ItemOrder
@@ -36,6 +37,14 @@ def address(x: NDArray[Any]) -> int:
         return int(x.ctypes.data)
 
 
+def all_bytes(plane: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """All that lies between the first byte of a plane's pages [pages, ...] and the last: uint8 [n].
+    Pages may be apart, or overlap where only some of them are in use."""
+    n_pages = len(plane)
+    n_bytes = (n_pages - 1) * plane.strides[0] + plane[0].nbytes if n_pages else 0
+    return np.lib.stride_tricks.as_strided(plane, (n_bytes,), (1,))
+
+
 def whole_vectors(x: Floats) -> Floats:
     """x [..., n] with zeros behind each row, up to a multiple of the lanes of a vector."""
     missing = -x.shape[-1] % LANES
@@ -50,6 +59,13 @@ class NumpyArrays:
         memory = np.empty(n_bytes + LINE - 1, np.uint8)
         first = -address(memory) % LINE
         return memory[first : first + n_bytes].reshape(shape)
+
+    def strided(
+        self, array: NDArray[np.uint8], first: int, shape: tuple[int, ...], page: int
+    ) -> NDArray[np.uint8]:
+        strides = (page, *(math.prod(shape[i:]) for i in range(2, len(shape) + 1)))
+        flat = array.reshape(-1)[first:]
+        return np.lib.stride_tricks.as_strided(flat, shape, strides)
 
     def zeros(self, n_rows: int, n: int) -> Floats:
         out: Floats = self.bytes((n_rows, 4 * n)).view(np.float32)
@@ -80,6 +96,11 @@ class NumpyArrays:
         self, fmt: QuantFormat, side: str, plane: int, rows: NDArray[np.uint8]
     ) -> NDArray[np.uint8]:
         return pages_of_rows(_order(fmt, side, plane), rows)
+
+    def repack_page(self, source: Segment, target: Segment, page: int) -> None:
+        from localkv.kernels.cpu.store.repack import repack_page_cpu  # which needs this file
+
+        repack_page_cpu(self, source, target, page)
 
     def memory_piece(self, n_columns: int) -> int:
         return n_columns if n_columns % LANES else LANES * vectors_of(n_columns)

@@ -90,7 +90,7 @@ def add_merge(
     sinks: Floats | None,
     shape: tuple[int, int, int],
 ) -> None:
-    """What attention summed in two or three segments, merged in the place of the first."""
+    """What attention summed in several segments, merged in the place of the first."""
     n_tokens, n_heads, size = shape
     rows = n_tokens * n_heads
     more: list[Item] = [0] * (MOST_PARTS - len(parts))

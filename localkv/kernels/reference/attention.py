@@ -92,7 +92,7 @@ def attention_reference(
     for i, length in enumerate(seg_batch.lengths):
         rows = slice(batch.starts[i], batch.starts[i + 1])
         positions = batch.positions[rows]
-        first = int(params.first_visible(positions).min()) - seg_batch.first_position
+        first = int(params.first_visible(positions).min()) - seg_batch.first_of(i)
         first = max(first, first_of_tail(positions, seg_batch, i))
         if first >= length or not length:
             continue
@@ -102,7 +102,7 @@ def attention_reference(
         pages = seg_batch.page_table[i, skipped : -(-length // PAGE_TOKENS)]
         k = read_pages(segment.format_k, segment.k, pages, n_keys, q.dtype, segment.codebook_k)
         v = read_pages(segment.format_v, segment.v, pages, n_keys, q.dtype, segment.codebook_v)
-        first_key = seg_batch.first_position + skipped * PAGE_TOKENS
+        first_key = seg_batch.first_of(i) + skipped * PAGE_TOKENS
         if turn is not None:
             k = turn(k, first_key, segment)
         logits = group_queries(q[rows], n_kv_heads) @ k.mT * params.softmax_scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from localkv.cache.arrays import Readback, Recorder
 from localkv.cache.batch import SegmentBatch
+from localkv.cache.layer_cache import Segment
 from localkv.cache.layout import PAGE_TOKENS
+from localkv.cache.repack import repack_page
 from localkv.formats.base import QuantFormat
 from localkv.kernels.unrecorded import Arrived, Unrecorded
 from localkv.system.threads import use_threads_now
@@ -31,6 +34,10 @@ class TorchArrays:
 
     def bytes(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=self.device)
+
+    def strided(self, array: Tensor, first: int, shape: tuple[int, ...], page: int) -> Tensor:
+        strides = (page, *(math.prod(shape[i:]) for i in range(2, len(shape) + 1)))
+        return array.as_strided(shape, strides, array.storage_offset() + first)
 
     def zeros(self, n_rows: int, n: int) -> Tensor:
         return torch.zeros(n_rows, n, device=self.device)
@@ -65,6 +72,9 @@ class TorchArrays:
         self, fmt: QuantFormat, side: str, plane: int, rows: NDArray[np.uint8]
     ) -> Tensor:
         return self.from_numpy(rows)
+
+    def repack_page(self, source: Segment, target: Segment, page: int) -> None:
+        repack_page(self, source, target, page)
 
     def memory_piece(self, n_columns: int) -> int:
         return n_columns

@@ -9,6 +9,7 @@ from textual.widgets import Static
 
 from localkv.chat.cache_figures import CacheFigures, cache_figures
 from localkv.chat.engine import EngineFacts, Finished
+from localkv.errors import counted
 from localkv.tui.figures import bar, size, spread
 
 NEARLY_FULL = 0.85
@@ -25,6 +26,7 @@ class MeterState:
         last: the last answer's figures.
         tokens_per_second: of the answer that is written now, or of the last.
         n_kept: tokens that came from the state which was kept of this session.
+        pages: of a cache with a budget, how many have each pair of its ladder.
     """
 
     facts: EngineFacts | None = None
@@ -32,6 +34,7 @@ class MeterState:
     last: Finished | None = None
     tokens_per_second: float = 0.0
     n_kept: int = 0
+    pages: tuple[int, ...] = ()
 
 
 def _fill_style(share: float) -> str:
@@ -68,6 +71,7 @@ class CacheMeter(_Meter):
             lines.append(spread(Content.styled("kept from before", "$muted"), kept, width))
         if state.facts.layers:  # some servers do not tell
             lines += [Content(""), *_cache_lines(cache_figures(state.facts), width)]
+            lines += _ladder_lines(state.facts, state.pages, width)
         self.update(Content("\n").join(lines))
 
 
@@ -124,6 +128,21 @@ def _cache_lines(figures: CacheFigures, width: int) -> list[Content]:
     return lines
 
 
+def _ladder_lines(facts: EngineFacts, pages: tuple[int, ...], width: int) -> list[Content]:
+    """How many pages have each pair of the ladder, if the cache has a budget."""
+    total = sum(pages)
+    lines = list[Content]()
+    for i, pair in enumerate(facts.kv_ladder):
+        n = pages[i] if i < len(pages) else 0
+        label = f"{pair:<11} {counted(n, 'page'):>9}  "
+        share = n / total if total else 0.0
+        style = "$foreground" if n else "$muted"
+        lines.append(
+            Content.assemble((label, style), bar(share, max(4, width - len(label)), "$primary"))
+        )
+    return lines
+
+
 class StatusLine(_Meter):
     """The meter in one line, for screens without room for the panel."""
 
@@ -144,13 +163,20 @@ class StatusLine(_Meter):
         parts = [speed]
         if facts.layers:
             figures = cache_figures(facts)
+            mix = ladder_words(facts, state.pages)
             f16 = "" if figures.is_f16 else f"f16: {size(figures.f16_bytes)}"
-            cache = [cache_types(figures), Content(size(figures.n_bytes))]
+            cache = [mix or cache_types(figures), Content(size(figures.n_bytes))]
             parts = [*cache, speed, Content.styled(f16, "$muted")]
         for part in parts:
             if part and line.cell_length + 3 + part.cell_length <= width:
                 line = Content.assemble(line, "   ", part)
         self.update(line)
+
+
+def ladder_words(facts: EngineFacts, pages: tuple[int, ...]) -> Content:
+    """The pairs of the ladder that pages have, and how many; empty without a ladder."""
+    found = zip(facts.kv_ladder, pages, strict=False)
+    return Content("  ".join(f"{n}×{pair}" for pair, n in found if n))
 
 
 def cache_types(figures: CacheFigures) -> Content:

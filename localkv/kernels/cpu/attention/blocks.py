@@ -101,7 +101,7 @@ def attend_block(address: Address, job: Job, piece: int, head: int, scratch: Add
     # what a token sees begins and ends no earlier than what the one before sees
     begin = first_visible(job, token + first_row // group) // TILE * TILE
     for t0 in range(begin, end_visible(job, token + (first_row + n_rows - 1) // group), TILE):
-        place = get_i64(block.table, t0 // PAGE_TOKENS) * job.n_kv_heads + head
+        place = (get_i64(block.table, t0 // PAGE_TOKENS), head)
         where = (k_blocks, t0 % PAGE_TOKENS // LANES)
         call_address(job.k_kernel, (k, scales, *regions(job.k_planes, place, 0), *where))
         where = (v_blocks, t0 % PAGE_TOKENS // LANES)

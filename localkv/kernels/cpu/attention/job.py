@@ -15,6 +15,11 @@ TILE_ROWS, TILE_VECTORS = (MOST_TILE_ROWS, 2) if HAS_AVX512 else (6, 1)
 """Rows and vectors whose products are in registers at once; the rows divide BLOCK_ROWS."""
 
 
+PLANE, OF_HEAD, OF_PAGE = 3, 1, 2
+"""Items of a plane in a table of planes, and which of them are the bytes of a page's KV head, and
+those from page to page."""
+
+
 class Job(NamedTuple):
     """One call.
 
@@ -34,7 +39,7 @@ class Job(NamedTuple):
         visible: int64 [tokens, 2], the first row of the segment that a token sees, and the end.
         pieces: the table of pieces; each has n_kv_heads items.
         sequences: the table of sequences (decode).
-        k_planes, v_planes: int64 [5, 2], address of a plane and its bytes per page and KV head.
+        k_planes, v_planes: int64 [6, 3], see `packed_attention.plane_table`.
         scratch, scratch_floats: memory of the threads (`BlockScratch` or `RowScratch`), and how
             much each has.
         n_rows, n_tiles: rows of a sequence, padded to tiles, and tiles (decode).

@@ -176,7 +176,7 @@ def attend_part(
         clear_row(out + row * latent_dim * 4, latent_dim, references + row * 4, totals + row * 64)
 
     for t0 in range(piece.first // TILE * TILE, piece.end, TILE):
-        place = get_i64(block.table, t0 // PAGE_TOKENS)
+        place = (get_i64(block.table, t0 // PAGE_TOKENS), 0)
         group = t0 % PAGE_TOKENS // LANES
         planes = regions(job.latent_planes, place, 0)
         where = (latent_dim // job.latent_block, group)

@@ -111,7 +111,7 @@ class TokenAttention:
                 first = max(first, begin)
             else:
                 end = min(end, begin)
-        begin = rows.first_position
+        begin = rows.first_of(sequence)
         return min(max(0, first - begin), length), min(max(0, end - begin), length)
 
     def _moved_on(self, rows: SegmentBatch, batch: Batch) -> bool:
@@ -123,6 +123,7 @@ class TokenAttention:
             or batch.generated != plan.generated
             or batch.starts != self._starts
             or rows.first_position != plan.batch.first_position
+            or rows.first_positions != plan.batch.first_positions
             or rows.page_table.tobytes() != self._pages
         ):
             return False

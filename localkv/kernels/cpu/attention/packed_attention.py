@@ -23,7 +23,7 @@ from localkv.formats.base import QuantFormat
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.attention.fetch_plan import plan_fetches
-from localkv.kernels.cpu.attention.job import TILE_ROWS, Job
+from localkv.kernels.cpu.attention.job import PLANE, TILE_ROWS, Job
 from localkv.kernels.cpu.attention.kernels import (
     cache_decoder,
     decode_k_kernel,
@@ -74,12 +74,12 @@ class ScratchMemory(threading.local):
 def plane_table(
     fmt: QuantFormat, planes: tuple[Bytes, ...], codebook: Floats | None = None
 ) -> Table:
-    """int64 [6, 2]: address and bytes of a region of up to four planes; the codes' plane again; the
-    address of the codebook, if there is one."""
-    rows = [(address(plane), plane.strides[1]) for plane in planes]
+    """int64 [6, 3]: address, bytes of a KV head and bytes from page to page of up to four planes;
+    the codes' plane again; the address of the codebook, if there is one."""
+    rows = [(address(plane), plane.strides[1], plane.strides[0]) for plane in planes]
     codes = rows[len(fmt.planes) - 1]
     numbers = 0 if codebook is None else address(codebook)
-    return table_of([*rows, *[(0, 0)] * (4 - len(rows)), codes, (numbers, 0)], 2)
+    return table_of([*rows, *[(0, 0, 0)] * (4 - len(rows)), codes, (numbers, 0, 0)], PLANE)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class SegmentTables:
 
 
 def make_tables(segment: Segment, head_dim: int) -> SegmentTables:
-    check_segment(segment, head_dim)
+    check_segment(segment, head_dim, pages_apart=True)
     n_pages, n_kv_heads = segment.k[0].shape[:2]
     blocks = []
     for fmt in (segment.format_k, segment.format_v):

@@ -90,6 +90,8 @@ def visible_rows(seg_batch: SegmentBatch, batch: Batch, params: AttentionParams)
             end = np.minimum(end, begin)
     lengths = np.repeat(seg_batch.lengths, n_new)
     rows = np.stack((first, end), axis=1) - seg_batch.first_position
+    if seg_batch.first_positions:
+        rows -= np.repeat(seg_batch.first_positions, n_new)[:, None]
     return rows.clip(0, lengths[:, None])
 
 

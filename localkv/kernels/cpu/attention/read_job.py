@@ -9,6 +9,9 @@ from localkv.kernels.cpu.attention.job import (
     BLOCK_ITEMS,
     CHUNK_ITEMS,
     JOB_ITEMS,
+    OF_HEAD,
+    OF_PAGE,
+    PLANE,
     SEQUENCE_ITEMS,
     Block,
     Chunk,
@@ -69,15 +72,17 @@ def rows_seen(job: Job, sequence: Sequence, page: int) -> tuple[int, int]:
 
 
 @njit
-def region(planes: Address, plane: int, place: int, row: int) -> Address:
-    """The address of a page and KV head (`place` counts those) in one plane, from a row on: a
-    multiple of the tokens that lie together."""
-    n_bytes = get_i64(planes, plane * 2 + 1)
-    return get_i64(planes, plane * 2) + place * n_bytes + n_bytes * row // PAGE_TOKENS
+def region(planes: Address, plane: int, place: tuple[int, int], row: int) -> Address:
+    """The address of a page and KV head in one plane, from a row on: a multiple of the tokens that
+    lie together."""
+    page, head = place
+    n_bytes = get_i64(planes, plane * PLANE + OF_HEAD)
+    first = get_i64(planes, plane * PLANE) + page * get_i64(planes, plane * PLANE + OF_PAGE)
+    return first + head * n_bytes + n_bytes * row // PAGE_TOKENS
 
 
 @njit
-def regions(planes: Address, place: int, row: int) -> Addresses:
+def regions(planes: Address, place: tuple[int, int], row: int) -> Addresses:
     """`region` in each of four planes, and the codebook."""
     return (
         region(planes, 0, place, row),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from numba import cfunc, njit
 
 from localkv.cache.layout import PAGE_TOKENS
-from localkv.kernels.cpu.attention.job import Chunk, Job, Sequence
+from localkv.kernels.cpu.attention.job import OF_HEAD, PLANE, Chunk, Job, Sequence
 from localkv.kernels.cpu.attention.queries import (
     gather_queries,
     put_output,
@@ -83,17 +83,17 @@ def keep_queries(q: Address, n: Count, kept: Address) -> None:
 
 
 @njit
-def fetch_scales(planes: Address, place: int) -> None:
+def fetch_scales(planes: Address, place: tuple[int, int]) -> None:
     """Ask for all planes of a page and KV head but the codes, which kernels fetch step by step."""
     for plane in range(4):
-        n_bytes = get_i64(planes, plane * 2 + 1)
-        if get_i64(planes, plane * 2) != get_i64(planes, LARGEST * 2):
+        n_bytes = get_i64(planes, plane * PLANE + OF_HEAD)
+        if get_i64(planes, plane * PLANE) != get_i64(planes, LARGEST * PLANE):
             for at in range(0, n_bytes, 64):
                 prefetch(region(planes, plane, place, 0), at)
 
 
 @njit
-def start_fetching(planes: Address, place: int, row: int) -> Address:
+def start_fetching(planes: Address, place: tuple[int, int], row: int) -> Address:
     """Ask for the first groups, from a row on, of a page that nobody has asked for; where the
     others begin.
 
@@ -101,18 +101,18 @@ def start_fetching(planes: Address, place: int, row: int) -> Address:
     """
     fetch_scales(planes, place)
     codes = region(planes, LARGEST, place, row)
-    n_bytes = get_i64(planes, LARGEST * 2 + 1) // FIRST_PART
+    n_bytes = get_i64(planes, LARGEST * PLANE + OF_HEAD) // FIRST_PART
     for at in range(0, n_bytes, 64):
         prefetch(codes, at)
     return codes + n_bytes
 
 
 @njit
-def first_place(job: Job, piece: int) -> tuple[int, int]:
+def first_place(job: Job, piece: int) -> tuple[tuple[int, int], int]:
     """The first page and KV head of a piece, and the first row that is read there."""
     chunk = read_chunk(job.pieces, piece // job.n_kv_heads)
     sequence, page = read_sequence(job.sequences, chunk.sequence), chunk.first_page
-    place = get_i64(sequence.table, page) * job.n_kv_heads + piece % job.n_kv_heads
+    place = (get_i64(sequence.table, page), piece % job.n_kv_heads)
     return place, rows_seen(job, sequence, page)[0]
 
 
@@ -176,11 +176,11 @@ def attend_chunk(
         first, end = rows_seen(job, sequence, page)
         n_tokens, first_row = end - first, page * PAGE_TOKENS + first
         n_padded = (n_tokens + CHUNK - 1) // CHUNK * CHUNK
-        place = get_i64(sequence.table, page) * job.n_kv_heads + head
+        place = (get_i64(sequence.table, page), head)
         # what is read after this page: the next one, or that of the piece to take next
         after, after_row = place, first
         if page + 1 < end_page:
-            after, after_row = get_i64(sequence.table, page + 1) * job.n_kv_heads + head, 0
+            after, after_row = (get_i64(sequence.table, page + 1), head), 0
         else:
             coming = take_next(address)
             if coming < job.n_pieces:
@@ -191,7 +191,7 @@ def attend_chunk(
         k_run, k_lines = next_k, job.k_early
         if is_first and page == chunk.first_page:
             k_run = start_fetching(job.k_planes, place, first)
-            k_lines = get_i64(job.k_planes, LARGEST * 2 + 1) // (64 * k_steps)
+            k_lines = get_i64(job.k_planes, LARGEST * PLANE + OF_HEAD) // (64 * k_steps)
         call_address(
             job.k_kernel,
             (

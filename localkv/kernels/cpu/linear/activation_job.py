@@ -124,15 +124,15 @@ class SinkJob(NamedTuple):
 
 
 class MergeJob(NamedTuple):
-    """Sums of attention over up to three segments to be merged, in the place of the first.
+    """Sums of attention over up to five segments to be merged, in the place of the first.
 
     Attributes:
         next_row: the token to take next.
         n_rows, n_heads, head_dim: sizes; `head_dim` is a multiple of 16.
         n_parts: of segments.
         sinks: [n_heads], the logit of each head's sink, or 0 for none.
-        x0, x1, x2: [n_rows, n_heads, head_dim] of each segment.
-        lse0, lse1, lse2: [n_rows, n_heads], log-sum-exp of a head's logits in each segment.
+        x0 to x4: [n_rows, n_heads, head_dim] of each segment.
+        lse0 to lse4: [n_rows, n_heads], log-sum-exp of a head's logits in each segment.
     """
 
     next_row: Item
@@ -144,12 +144,16 @@ class MergeJob(NamedTuple):
     x0: Item
     x1: Item
     x2: Item
+    x3: Item
+    x4: Item
     lse0: Item
     lse1: Item
     lse2: Item
+    lse3: Item
+    lse4: Item
 
 
-MOST_PARTS = 3
+MOST_PARTS = 5
 """Segments of a merge."""
 
 

@@ -56,10 +56,16 @@ def merged(address: Address, thread: Count) -> None:
         for head in range(job.n_heads):
             index = row * job.n_heads + head
             first, second = f32x16(get_f32(job.lse0, index)), f32x16(get_f32(job.lse1, index))
-            most, third, sink = maximum(first, second), first, first
+            most, third, fourth, fifth, sink = maximum(first, second), first, first, first, first
             if job.n_parts > 2:
                 third = f32x16(get_f32(job.lse2, index))
                 most = maximum(most, third)
+            if job.n_parts > 3:
+                fourth = f32x16(get_f32(job.lse3, index))
+                most = maximum(most, fourth)
+            if job.n_parts > 4:
+                fifth = f32x16(get_f32(job.lse4, index))
+                most = maximum(most, fifth)
             if job.sinks != 0:
                 sink = f32x16(get_f32(job.sinks, head))
                 most = maximum(most, sink)
@@ -68,15 +74,26 @@ def merged(address: Address, thread: Count) -> None:
             if job.n_parts > 2:
                 third = exp(sub(third, most))
                 total = add(total, third)
+            if job.n_parts > 3:
+                fourth = exp(sub(fourth, most))
+                total = add(total, fourth)
+            if job.n_parts > 4:
+                fifth = exp(sub(fifth, most))
+                total = add(total, fifth)
             if job.sinks != 0:
                 total = add(total, exp(sub(sink, most)))
             first, second, third = div(first, total), div(second, total), div(third, total)
+            fourth, fifth = div(fourth, total), div(fifth, total)
             at = 4 * index * job.head_dim
             for i in range(0, job.head_dim, 16):
                 x = mul(load_f32(job.x0 + at, i), first)
                 x = add(x, mul(load_f32(job.x1 + at, i), second))
                 if job.n_parts > 2:
                     x = add(x, mul(load_f32(job.x2 + at, i), third))
+                if job.n_parts > 3:
+                    x = add(x, mul(load_f32(job.x3 + at, i), fourth))
+                if job.n_parts > 4:
+                    x = add(x, mul(load_f32(job.x4 + at, i), fifth))
                 store_f32(job.x0 + at, i, x)
 
 

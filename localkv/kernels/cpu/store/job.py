@@ -80,13 +80,14 @@ class PlaneJob(NamedTuple):
         packed: uint8 [n_rows, n_kv_heads, row_bytes] to be moved; 0 for rows that are encoded on
             the way.
         plane: its address.
-        row_bytes: bytes of a row in it.
+        row_bytes, page_bytes: bytes of a row in it, and from page to page.
         item_bits, rows, columns: its order; 0 bits for the pool's.
     """
 
     packed: Item
     plane: Item
     row_bytes: Item
+    page_bytes: Item
     item_bits: Item
     rows: Item
     columns: Item

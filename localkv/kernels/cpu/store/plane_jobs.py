@@ -10,8 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localkv.formats.base import QuantFormat
+from localkv.kernels.cpu.arrays import all_bytes
 from localkv.kernels.cpu.runtime.chain import Memory
 from localkv.kernels.cpu.store.job import PlaneJob
+
+
+def _plane_job(plane: NDArray[np.uint8] | Any, order: tuple[int, int, int]) -> PlaneJob:
+    pages = all_bytes(plane)
+    row_bytes = plane.shape[3] * plane.shape[4]
+    return PlaneJob(0, Memory(pages, pages.nbytes), row_bytes, plane.strides[0], *order)
 
 
 @functools.cache
@@ -30,6 +37,5 @@ def plane_jobs(
 ) -> list[PlaneJob]:
     """Of rows that are encoded on the way."""
     return [
-        PlaneJob(0, Memory(plane, plane.nbytes), plane.shape[3] * plane.shape[4], *order)
-        for plane, order in zip(planes, orders(fmt, side), strict=True)
+        _plane_job(plane, order) for plane, order in zip(planes, orders(fmt, side), strict=True)
     ]

@@ -6,6 +6,7 @@ from typing import Any
 
 from numba import njit
 
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.cpu.store.job import (
     GROUP_ITEMS,
     PLANE_ITEMS,
@@ -38,3 +39,10 @@ def read_rotate_job(address: Address) -> Any:
 @njit
 def read_plane(planes: Address, index: int) -> Any:
     return PlaneJob(*get_i64s(planes + 8 * PLANE_ITEMS * index, PLANE_ITEMS))
+
+
+@njit
+def region_of(plane: Any, slot: int, head: int) -> Address:
+    """The address of a slot's page and KV head in a plane."""
+    page = plane.plane + slot // PAGE_TOKENS * plane.page_bytes
+    return page + head * PAGE_TOKENS * plane.row_bytes

@@ -15,7 +15,7 @@ from localkv.formats.cpu.channel_groups import encode_channels
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.job import GROUP_ITEMS
 from localkv.kernels.cpu.store.page_row import put_row
-from localkv.kernels.cpu.store.read_job import read_group_job, read_plane
+from localkv.kernels.cpu.store.read_job import read_group_job, read_plane, region_of
 from localkv.kernels.cpu.store.rotation import rotate_block
 from localkv.simd.arithmetic import div
 from localkv.simd.kinds import Address, Addresses, Count
@@ -119,12 +119,11 @@ def worker(address: Address, thread: Count) -> None:
                     store_f32(x, at, div(load_f32(x, at), scale))
             if BY_CHANNEL:
                 encode_channels(x, fields, codes, head_dim, LAST, AFFINE)
-            place = slot // PAGE_TOKENS * job.n_kv_heads + head
             for token in range(TOKENS):
                 encode_token(x + 4 * token * head_dim, codes + token * head_dim, fields, head_dim)
                 for index in range(job.n_planes):
                     plane = read_plane(planes, index)
-                    region = plane.plane + place * PAGE_TOKENS * plane.row_bytes
+                    region = region_of(plane, slot, head)
                     offset = slot % PAGE_TOKENS
                     if plane.item_bits:
                         put_row(region, fields[index], offset + token, plane)

@@ -57,7 +57,7 @@ def add_store(
     for i, segment in enumerate(cache.segments):
         if packs_groups(segment) or chain.bound.get(f"rows{i}") == 0:
             continue
-        check_segment(segment, *_widths(segment))
+        check_segment(segment, *_widths(segment), pages_apart=True)
         for side, x, fmt, planes, rotation, codebook in (
             ("k", k, segment.format_k, segment.k, segment.rotation_k, segment.codebook_k),
             ("v", v, segment.format_v, segment.v, segment.rotation_v, segment.codebook_v),

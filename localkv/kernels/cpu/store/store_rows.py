@@ -9,7 +9,7 @@ from localkv.formats import KV_FORMATS
 from localkv.kernels.cpu.jit.parameters import parameter
 from localkv.kernels.cpu.store.job import STORE_ITEMS
 from localkv.kernels.cpu.store.page_row import put_row
-from localkv.kernels.cpu.store.read_job import read_plane, read_store_job
+from localkv.kernels.cpu.store.read_job import read_plane, read_store_job, region_of
 from localkv.kernels.cpu.store.rotation import rotate_block
 from localkv.simd.kinds import Address, Count
 from localkv.simd.memory import get_i64, take_next
@@ -53,10 +53,9 @@ def worker(address: Address, thread: Count) -> None:
                 for block in range(head_dim // BLOCK):
                     codec.encode(row, fields, block)
             slot = get_i64(job.slots, i)
-            place = slot // PAGE_TOKENS * job.n_kv_heads + head
             field = packed
             for index in range(job.n_planes):
                 plane = read_plane(planes, index)
-                region = plane.plane + place * PAGE_TOKENS * plane.row_bytes
+                region = region_of(plane, slot, head)
                 put_row(region, field, slot % PAGE_TOKENS, plane)
                 field += plane.row_bytes

@@ -1,0 +1,249 @@
+"""The pages of a cache with a budget: which rung each is on, and where it lies in the arena.
+
+Sequences hold pages by numbers that stay the same, so a page that goes down a rung, or is moved,
+is so for all sequences that share it. Pages that a sequence has rows to store in are on one rung,
+and stay there until they are full: a batch's rows go to one segment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from localkv.cache.ladder import LadderSizes, lowering_order
+from localkv.cache.layout import PAGE_TOKENS, GroupLayout, PoolLayout
+from localkv.cache.pages import Keeper, NoPageError, PagePool, Sequence
+from localkv.cache.runs import Runs
+
+STEPS_AHEAD = 16
+"""Tokens before the end of a page from which on each frees a little of the room for the next."""
+
+
+class LadderKeeper(Keeper, Protocol):
+    """Whose rows the pages are of."""
+
+    def known(self) -> list[Sequence]:
+        """All sequences that there are."""
+        ...
+
+    def move_run(self, n: int, first: int, to: int) -> None:
+        """Move units of the arenas, which may overlap."""
+        ...
+
+    def repack_page(self, rung: int, place: int) -> None:
+        """Pack a page as the next rung has it, in the first of its units."""
+        ...
+
+
+@dataclass
+class Requantised:
+    """Pages that went down a rung, and the seconds that it took."""
+
+    n_pages: int = 0
+    seconds: float = 0.0
+
+    def __sub__(self, before: Requantised) -> Requantised:
+        return Requantised(self.n_pages - before.n_pages, self.seconds - before.seconds)
+
+    def add(self, more: Requantised) -> None:
+        """Count more of them."""
+        self.n_pages += more.n_pages
+        self.seconds += more.seconds
+
+
+class LadderPool(PagePool):
+    """As `PagePool`.
+
+    Args:
+        sizes: of the arena.
+
+    Attributes:
+        rungs: of each page, by its number.
+        version: changes with each page that is moved, or goes down a rung.
+        requantised: so far.
+    """
+
+    keeper: LadderKeeper
+
+    def __init__(
+        self,
+        index: int,
+        layout: GroupLayout,
+        pool: PoolLayout,
+        keeper: LadderKeeper,
+        sizes: LadderSizes,
+    ) -> None:
+        super().__init__(index, layout, pool, sizes.n_pages, keeper)
+        self.sizes = sizes
+        self.rungs = [0] * self.n_pages
+        self.runs = Runs(sizes.n_units)
+        self.version = 0
+        self.requantised = Requantised()
+
+    def place(self, page: int) -> int:
+        """The first unit of a page."""
+        return self.runs.first(page)
+
+    def counts(self) -> list[int]:
+        """Pages on each rung."""
+        found = [0] * len(self.sizes.units)
+        for page in self.runs.owners:
+            found[self.rungs[page]] += 1
+        return found
+
+    def take(self) -> int:
+        return self.take_on(self._landing(1))
+
+    def take_on(self, rung: int) -> int:
+        """A page on a rung that nobody holds.
+
+        Raises:
+            NoPageError: there is no room.
+        """
+        n = self.sizes.units[rung]
+        if not self.free or not self._make_room(n):
+            raise self._full()
+        page = self.free.pop()
+        if not self.runs.take(page, n):
+            for move in self.runs.gather(n):
+                self.keeper.move_run(move.n, move.first, move.to)
+            self.version += 1
+            self.runs.take(page, n)
+        self.rungs[page] = rung
+        self.n_holders[page] = 1
+        return page
+
+    def _full(self) -> NoPageError:
+        k, v = self.layout.segments[-1].type_k, self.layout.segments[-1].type_v
+        return NoPageError(
+            f"the KV cache is full: its budget holds {self.n_pages} pages of {PAGE_TOKENS} tokens "
+            f"in {k}/{v}, the last types of the ladder",
+            hint="use a larger --kv-budget",
+        )
+
+    def give_back(self, pages: Seq[int]) -> None:
+        for page in reversed(pages):
+            self.n_holders[page] -= 1
+            if not self.n_holders[page]:
+                self.free.append(page)
+                self.runs.give_back(page)
+
+    def count(self, sequences: Iterable[Sequence]) -> None:
+        super().count(sequences)
+        for page in self.runs.owners:
+            if not self.n_holders[page]:
+                self.runs.give_back(page)
+
+    @property
+    def has_room(self) -> bool:
+        try:
+            return self._landing(1) is not None and bool(self.free)
+        except NoPageError:
+            return False
+
+    def reserve(self, sequence: Sequence, length: int, position: int) -> None:
+        self._own(sequence, position)
+        pages = sequence.pages[self.index]
+        n_new = self.n_places(length) - len(pages)
+        still_open = pages[position // PAGE_TOKENS :]
+        rung = max((self.rungs[page] for page in still_open), default=0)
+        if n_new > 0:
+            rung = self._landing(n_new, rung)
+        for page in still_open:
+            while self.rungs[page] < rung:
+                self._lower(page)
+        for _ in range(n_new):
+            pages.append(self.take_on(rung))
+        if n_new <= 0 and self.is_due(length):
+            self._lower_ahead()
+
+    def is_due(self, length: int) -> bool:
+        """Whether a sequence of so many tokens soon takes a page that there is no room for yet."""
+        left = -length % PAGE_TOKENS
+        return left < STEPS_AHEAD and length + left < self.end and self._lacks_units()
+
+    def _lacks_units(self) -> bool:
+        return self.runs.n_free < self.sizes.units[0]
+
+    def _lower_ahead(self) -> None:
+        """Let a page go down, if the next one would have it go anyway: one between two tokens is
+        a shorter wait than all of them together."""
+        lowerable, units = self._lowerable(), self.sizes.units
+        spare = sum(units[self.rungs[page]] - units[-1] for page in lowerable)
+        landing = self.sizes.landing(self.runs.n_free + spare, 1)
+        if lowerable and landing is not None and self.runs.n_free < units[landing]:
+            self._lower(lowerable[0])
+
+    def _own(self, sequence: Sequence, position: int) -> None:
+        pages = sequence.pages[self.index]
+        for place in range(position // PAGE_TOKENS, len(pages)):
+            page = pages[place]
+            n = self.sizes.units[self.rungs[page]]
+            while self.n_holders[page] > 1 and self.runs.n_free < n and self.keeper.make_room():
+                pass  # which may have taken the others away
+            if self.n_holders[page] > 1:
+                copy = self.take_on(self.rungs[page])
+                self.keeper.copy_page(self.index, page, copy)
+                pages[place] = copy
+                self.give_back([page])
+
+    def _landing(self, n: int, highest: int = 0) -> int:
+        """The rung that `n` new pages go to: the highest on which they fit, once texts that are
+        only kept are gone and full pages have gone down.
+
+        Raises:
+            NoPageError: they fit on none.
+        """
+        units = self.sizes.units
+        while self.runs.n_free < n * units[highest] and self.keeper.make_room():
+            pass
+        spare = 0
+        if self.runs.n_free < n * units[highest]:
+            spare = sum(units[self.rungs[page]] - units[-1] for page in self._lowerable())
+        rung = self.sizes.landing(self.runs.n_free + spare, n, highest)
+        if rung is None:
+            raise self._full()
+        return rung
+
+    def _make_room(self, n: int) -> bool:
+        """Have `n` units free; whether there were so many to be had."""
+        while self.runs.n_free < n and self.keeper.make_room():
+            pass
+        if self.runs.n_free < n:
+            for page in self._in_turn():
+                self._lower(page)
+                if self.runs.n_free >= n:
+                    break
+        return self.runs.n_free >= n
+
+    def _in_turn(self) -> Iterator[int]:
+        """Pages that go down, one after the other."""
+        while pages := self._lowerable():
+            lowest = self.rungs[pages[0]]
+            yield from (page for page in pages if self.rungs[page] == lowest)
+
+    def _lowerable(self) -> list[int]:
+        """Pages that may go down a rung, in the order in which they do: full ones, in which no
+        sequence has a row to store."""
+        places, still_open = dict[int, int](), set[int]()
+        for sequence in self.keeper.known():
+            n_full = sequence.length // PAGE_TOKENS
+            for place, page in enumerate(sequence.pages[self.index]):
+                places[page] = place
+                if place >= n_full:
+                    still_open.add(page)
+        last = len(self.sizes.units) - 1
+        found = [page for page in places if page not in still_open and self.rungs[page] < last]
+        return sorted(found, key=lambda page: lowering_order(self.rungs[page], places[page]))
+
+    def _lower(self, page: int) -> None:
+        """Let a page go down a rung."""
+        started = time.perf_counter()
+        self.keeper.repack_page(self.rungs[page], self.place(page))
+        self.rungs[page] += 1
+        self.runs.shrink(page, self.sizes.units[self.rungs[page]])
+        self.version += 1
+        self.requantised.add(Requantised(1, time.perf_counter() - started))

@@ -1,0 +1,61 @@
+"""Packing a page of rows in other types, by the formats' references: the same on every backend."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from localkv.cache.arrays import Array, Arrays
+from localkv.cache.hadamard import Floats, hadamard
+from localkv.cache.layer_cache import Segment
+
+
+def repack_page(arrays: Arrays, source: Segment, target: Segment, page: int) -> None:
+    """Pack page `page` of a segment as the page of that number of another one, whose bytes may be
+    the same. Of rows that nobody stored any bytes come of any bytes."""
+    found, copies = list[tuple[str, Floats]](), copied(arrays, source, target, page)
+    for side in ("k", "v"):
+        x = unpacked(arrays, source, side, page)
+        before, after = (getattr(one, f"rotation_{side}") for one in (source, target))
+        found.append((side, x if before == after else hadamard(hadamard(x, before), after)))
+    for side, x in found:
+        fmt = getattr(target, f"format_{side}")
+        with np.errstate(all="ignore"):
+            packed = fmt.codec.encode(np.ascontiguousarray(x))
+        for j, (plane, rows) in enumerate(zip(getattr(target, side), packed, strict=True)):
+            plane[page : page + 1] = arrays.pages_of_rows(fmt, side, j, rows)
+    put_copies(target, copies, page)
+
+
+Copies = dict[str, list[Array]]
+
+
+def copied(arrays: Arrays, source: Segment, target: Segment, page: int) -> Copies:
+    """The planes of a page of the sides, "k" and "v", whose types stay the same."""
+    return {
+        side: [
+            arrays.from_numpy(arrays.to_numpy(plane[page : page + 1]).copy())
+            for plane in getattr(source, side)
+        ]
+        for side in ("k", "v")
+        if all(
+            getattr(source, f"{what}_{side}") == getattr(target, f"{what}_{side}")
+            for what in ("format", "rotation")
+        )
+    }
+
+
+def put_copies(target: Segment, copies: Copies, page: int) -> None:
+    """Give a page what was `copied`."""
+    for side, found in copies.items():
+        for plane, rows in zip(getattr(target, side), found, strict=True):
+            plane[page : page + 1] = rows
+
+
+def unpacked(arrays: Arrays, segment: Segment, side: str, page: int) -> Floats:
+    """The rows of a page as they are stored, rotated: float32 [1, heads, tokens, channels]."""
+    fmt, planes = getattr(segment, f"format_{side}"), getattr(segment, side)
+    rows = [
+        arrays.rows_of_pages(fmt, side, j, plane[page : page + 1]) for j, plane in enumerate(planes)
+    ]
+    with np.errstate(all="ignore"):
+        return np.array(fmt.codec.decode(rows), np.float32)

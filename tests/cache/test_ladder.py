@@ -1,0 +1,332 @@
+"""Caches with a budget: where pages lie, and what they hold once their types have changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localkv.arch.spec import CacheGroup
+from localkv.cache.cache_checks import check_cache
+from localkv.cache.hadamard import hadamard
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.ladder import (
+    DEFAULT_LADDER,
+    LadderSizes,
+    check_ladder,
+    ladder_text,
+    parse_ladder,
+)
+from localkv.cache.layout import PAGE_TOKENS, group_layouts
+from localkv.cache.pages import NoPageError, Sequence
+from localkv.cache.repack import repack_page
+from localkv.cache.runs import Runs
+from localkv.config import CacheConfig
+from localkv.errors import UsageError
+from localkv.formats import FORMATS, KV_FORMATS
+from localkv.kernels.cpu.arrays import NumpyArrays
+from localkv.kernels.reference.hadamard import hadamard_transform
+from localkv.kernels.reference.store_kv import store_kv
+from localkv.kernels.reference.torch_arrays import TorchArrays
+from localkv.kernels.store_kv import store_rotated
+
+GROUP = CacheGroup(2, 64, 64, 0, (0, 1))
+F16_PAGE = 2 * 2 * PAGE_TOKENS * (128 + 128)
+LADDERS = [
+    DEFAULT_LADDER,
+    parse_ladder("f16,q8_0,q5_1,q4_0"),
+    parse_ladder("q8_0/q6_0,q6_0/q4_t"),
+    parse_ladder("bf16,fp8_e4m3,iq4_nl,q3_0,q2_1"),
+]
+
+
+def cache_of(ladder, budget, *, n_ctx=8 * PAGE_TOKENS, arrays=None, n_sequences=3):
+    (type_k, type_v), *_ = ladder
+    config = CacheConfig(type_k, type_v, kv_budget=budget, kv_ladder=ladder)
+    layouts = group_layouts(config, [GROUP])
+    arrays = arrays or TorchArrays()
+    return KVCache(layouts, n_ctx=n_ctx, n_sequences=n_sequences, arrays=arrays)
+
+
+def test_ladder_is_read_as_it_is_written():
+    pairs = parse_ladder("f16, q8_0/q8_0,q8_0/q4_0")
+    assert pairs == (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "q4_0"))
+    assert parse_ladder(ladder_text(pairs)) == pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("f16,q9", "unknown cache type 'q9'"),
+        ("f16,q4_1c", "can't change to or from q4_1c"),
+        ("f16,nuq4", "can't change to or from nuq4"),
+        ("f16,fp8_e4m3_head", "can't change to or from fp8_e4m3_head"),
+        ("f16", "2 to 5 pairs"),
+        ("f16,q8_0,q6_0,q5_0,q4_0,q3_0", "2 to 5 pairs"),
+        ("q4_0,q8_0", "saves nothing"),
+        ("q8_0/q4_0,q4_0/q8_0", "saves nothing"),
+        ("f16,f16", "saves nothing"),
+        ("f16,bf16", "the same memory"),
+    ],
+)
+def test_ladders_that_are_not_legal_are_refused(text, says):
+    with pytest.raises(UsageError, match=says) as error:
+        parse_ladder(text)
+    assert error.value.hint
+
+
+def test_formats_say_which_steps_are_legal():
+    legal = {name for name, fmt in KV_FORMATS.items() if fmt.repacks}
+    assert {"f16", "q8_0", "q5_1", "q4_0"} <= legal
+    assert not legal & {"q4_1c", "nuq3", "fp8_e5m2_head"}
+    check_ladder([("f16", "f16"), ("q8_0", "q8_0"), ("q5_1", "q5_1"), ("q4_0", "q4_0")])
+
+
+@pytest.mark.parametrize(
+    ("settings_", "groups", "says"),
+    [
+        ({"kv_tail": 64}, [GROUP], "a tail"),
+        ({"kv_sink": 4}, [GROUP], "a sink"),
+        ({}, [CacheGroup(2, 64, 64, 128, (0, 1))], "a window"),
+        ({}, [GROUP, CacheGroup(1, 64, 64, 0, (2,))], "differ in size"),
+        ({"layer_types": (("f16", "f16"), ("q8_0", "q8_0"))}, [GROUP], "types by layer"),
+    ],
+)
+def test_caches_whose_pages_stay_as_they_are_are_refused(settings_, groups, says):
+    cache = CacheConfig(kv_budget=1 << 20, kv_ladder=DEFAULT_LADDER, **settings_)
+    with pytest.raises(UsageError, match=says):
+        check_cache(cache, groups)
+
+
+@given(st.data())
+def test_runs_stay_apart_and_keep_what_is_in_them(data):
+    n_units = data.draw(st.integers(1, 40))
+    runs, memory, sizes = Runs(n_units), [None] * n_units, {}
+    for owner in range(data.draw(st.integers(0, 25))):
+        n = data.draw(st.integers(1, 12))
+        if n <= runs.n_free and not runs.take(owner, n):
+            for move in runs.gather(n):
+                assert move.to < move.first
+                memory[move.to : move.to + move.n] = memory[move.first : move.first + move.n]
+            assert runs.take(owner, n)
+        if owner in runs.owners:
+            first, sizes[owner] = runs.first(owner), n
+            memory[first : first + n] = [(owner, i) for i in range(n)]
+        if sizes and data.draw(st.booleans()):
+            other = data.draw(st.sampled_from(sorted(sizes)))
+            left = data.draw(st.integers(0, sizes[other]))
+            if left:
+                runs.shrink(other, left)
+                sizes[other] = left
+            else:
+                runs.give_back(other)
+                del sizes[other]
+        for owner_, n_ in sizes.items():
+            first = runs.first(owner_)
+            assert memory[first : first + n_] == [(owner_, i) for i in range(n_)]
+        assert runs.n_free == n_units - sum(sizes.values())
+
+
+@given(st.sampled_from(LADDERS), st.integers(1, 60), st.integers(1, 12))
+def test_a_text_grows_down_the_ladder_within_its_budget(ladder, tenths, n_pages):
+    sizes = LadderSizes.of(GROUP, ladder, tenths * F16_PAGE // 10, PAGE_TOKENS, n_pages)
+    before = list[int]()
+    for rungs in sizes.growth(n_pages):
+        if rungs is None:
+            assert sizes.n_pages == len(before)
+            break
+        assert sum(sizes.units[rung] for rung in rungs) <= sizes.n_units
+        assert all(was <= now for was, now in zip(before, rungs, strict=False))
+        before = rungs
+    else:
+        assert sizes.n_pages >= n_pages
+
+
+def test_first_and_newest_pages_go_down_last():
+    sizes = LadderSizes.of(GROUP, DEFAULT_LADDER, 4 * F16_PAGE, PAGE_TOKENS, 20)
+    grown = list(sizes.growth(6))
+    assert grown[3] == [0, 0, 0, 0]
+    assert grown[4] == [0, 1, 1, 1, 0]
+    assert all(rungs[-1] == 0 for rungs in grown if rungs)
+
+
+def test_memory_is_what_the_plan_says_and_no_more_than_the_budget():
+    for budget in (F16_PAGE, 5 * F16_PAGE // 2, 100 * F16_PAGE):
+        cache = cache_of(DEFAULT_LADDER, budget, arrays=NumpyArrays(), n_sequences=1)
+        allocated = sum(arena.nbytes for arena in cache._arenas.arenas.values())
+        assert allocated == cache.n_bytes("k") + cache.n_bytes("v")
+        assert allocated <= min(budget, 8 * F16_PAGE)
+
+
+@dataclass
+class Rows:
+    """What a sequence should hold: rows as they came, and the rung that each was stored on."""
+
+    sequence: Sequence
+    k: list[np.ndarray] = field(default_factory=list)
+    v: list[np.ndarray] = field(default_factory=list)
+    rungs: list[int] = field(default_factory=list)
+
+    def fork(self, sequence):
+        n = sequence.length
+        return Rows(sequence, self.k[:n], self.v[:n], self.rungs[:n])
+
+    def cut(self, n):
+        del self.k[n:], self.v[n:], self.rungs[n:]
+
+
+def append(cache, rows, n, rng):
+    """Evaluate `n` tokens with random rows."""
+    x = rng.standard_normal((2, n, 2, 64), np.float32) * rng.uniform(0.1, 8)
+    batch = cache.batch([(rows.sequence, [0] * n)])
+    k, v = (torch.from_numpy(side) for side in x)
+    for layer in cache.layers:
+        store_rotated(store_kv, hadamard_transform, k, v, layer, layer.rows_of(batch))
+    stored = [i for i, part in enumerate(batch.segments) if len(part.tokens)]
+    assert len(stored) == 1, "a batch's rows go to one segment"
+    rows.sequence.length += n
+    rows.k += list(x[0])
+    rows.v += list(x[1])
+    rows.rungs += stored * n
+
+
+def packed(x, specs, side):
+    """Rows as they are stored, after the types of some rungs one after the other: rotated."""
+    before = 0
+    for spec in specs:
+        fmt = FORMATS[getattr(spec, f"type_{side}")]
+        rotation = getattr(spec, f"rotation_{side}")
+        if rotation != before:
+            x = hadamard(hadamard(x, before), rotation)
+        x = fmt.codec.decode(fmt.codec.encode(x))
+        before = rotation
+    return x
+
+
+def check(cache, rows, rng):
+    """Pages hold the rows as the chain of types gives them, to the bit."""
+    pool, specs = cache.ladder, cache.layouts[0].segments
+    for place, page in enumerate(rows.sequence.pages[0]):
+        first, end = place * PAGE_TOKENS, min((place + 1) * PAGE_TOKENS, rows.sequence.length)
+        rung = pool.rungs[page]
+        for row in {first, end - 1, int(rng.integers(first, end))} if end > first else ():
+            for layer in cache.layers:
+                segment = layer.segments[rung]
+                for side, values in (("k", rows.k), ("v", rows.v)):
+                    of_row = [
+                        plane[pool.place(page), :, row - first].numpy()
+                        for plane in getattr(segment, side)
+                    ]
+                    found = getattr(segment, f"format_{side}").codec.decode(of_row)
+                    wanted = packed(values[row], specs[rows.rungs[row] : rung + 1], side)
+                    np.testing.assert_array_equal(found, wanted)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_pages_hold_what_the_chain_of_types_makes_of_rows(data):
+    """Random ladders, budgets, texts that share pages, and texts that are cut back."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    ladder = data.draw(st.sampled_from(LADDERS))
+    cache = cache_of(ladder, data.draw(st.integers(6, 40)) * F16_PAGE // 10)
+    pool, texts = cache.ladder, [Rows(cache.new_sequence())]
+    for _ in range(data.draw(st.integers(1, 14))):
+        rows = data.draw(st.sampled_from(texts))
+        match data.draw(st.sampled_from(["append", "append", "append", "fork", "cut", "drop"])):
+            case "append":
+                n = data.draw(st.sampled_from([1, 7, 100, PAGE_TOKENS, 300, 512]))
+                n = min(n, cache.n_ctx - rows.sequence.length)
+                try:
+                    if n:
+                        append(cache, rows, n, rng)
+                except NoPageError:
+                    cache.cut_back(rows.sequence, rows.sequence.length)
+                    if len(texts) == 1:
+                        full = rows.sequence.length + n > pool.n_pages * PAGE_TOKENS
+                        assert full, "one text has all of the ladder"
+            case "fork" if len(texts) < 3:
+                length = data.draw(st.integers(0, rows.sequence.length))
+                texts.append(rows.fork(cache.fork(rows.sequence, length)))
+            case "cut":
+                length = data.draw(st.integers(0, rows.sequence.length))
+                cache.truncate(rows.sequence, length)
+                rows.cut(length)
+            case "drop" if len(texts) > 1:
+                cache.drop(rows.sequence)
+                texts.remove(rows)
+        for text in texts:
+            check(cache, text, rng)
+        held = {page for text in texts for page in text.sequence.pages[0]}
+        assert sum(pool.counts()) == len(held)
+        assert pool.runs.n_free == pool.sizes.n_units - sum(
+            pool.sizes.units[pool.rungs[page]] for page in held
+        )
+
+
+def test_shared_pages_change_once_for_all():
+    cache = cache_of(DEFAULT_LADDER, 3 * F16_PAGE)
+    rng = np.random.default_rng(0)
+    first = Rows(cache.new_sequence())
+    append(cache, first, 2 * PAGE_TOKENS, rng)
+    second = first.fork(cache.fork(first.sequence, 2 * PAGE_TOKENS))
+    append(cache, first, PAGE_TOKENS, rng)
+    append(cache, second, PAGE_TOKENS, rng)
+    shared = first.sequence.pages[0][:2]
+    assert shared == second.sequence.pages[0][:2]
+    pages = {*first.sequence.pages[0], *second.sequence.pages[0]}
+    assert cache.requantised.n_pages == sum(cache.ladder.rungs[page] for page in pages)
+    assert all(cache.ladder.rungs[page] for page in shared)
+    for rows in (first, second):
+        check(cache, rows, rng)
+
+
+def test_pages_go_down_a_little_before_the_next_is_needed():
+    cache = cache_of(DEFAULT_LADDER, 2 * F16_PAGE, arrays=NumpyArrays(), n_sequences=1)
+    sequence = cache.new_sequence()
+    counts = []
+    for _ in range(5 * PAGE_TOKENS):
+        before = cache.requantised.n_pages
+        cache.batch([(sequence, [0])], generated=True)
+        sequence.length += 1
+        counts.append(cache.requantised.n_pages - before)
+    assert max(counts) <= 2
+    assert sum(counts) == cache.requantised.n_pages > 3
+
+
+def test_the_end_of_the_ladder_is_a_full_cache():
+    cache = cache_of(DEFAULT_LADDER, F16_PAGE, arrays=NumpyArrays())
+    sequence = cache.new_sequence()
+    room = cache.ladder.n_pages * PAGE_TOKENS
+    for _ in range(cache.ladder.n_pages):
+        cache.batch([(sequence, [0] * PAGE_TOKENS)])
+        sequence.length += PAGE_TOKENS
+    assert sequence.length == room
+    with pytest.raises(NoPageError, match="last types of the ladder"):
+        cache.batch([(sequence, [0])])
+
+
+@pytest.mark.parametrize("ladder", LADDERS)
+def test_kernels_repack_pages_as_the_reference_does(ladder):
+    rng = np.random.default_rng(1)
+    arrays = NumpyArrays()
+    cache = cache_of(ladder, 3 * F16_PAGE, arrays=arrays)
+    (layer, *_), first = cache.layers, cache.layouts[0].segments[0]
+    for side in "kv":
+        fmt = FORMATS[getattr(first, f"type_{side}")]
+        rows = fmt.codec.encode(rng.standard_normal((1, 2, PAGE_TOKENS, 64), np.float32))
+        for j, plane in enumerate(getattr(layer.segments[0], side)):
+            plane[1:2] = arrays.pages_of_rows(fmt, side, j, rows[j])
+    for source, target in pairwise(layer.segments):
+        arena = next(iter(cache._arenas.arenas.values()))
+        before = arena.copy()
+        repack_page(arrays, source, target, 1)
+        wanted = [plane[1].copy() for plane in (*target.k, *target.v)]
+        arena[:] = before
+        arrays.repack_page(source, target, 1)
+        for found, plane in zip(wanted, (*target.k, *target.v), strict=True):
+            np.testing.assert_array_equal(found, plane[1])

@@ -1,0 +1,136 @@
+"""A model whose cache has a budget: texts to the full context, states, rollback, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from localkv import LLM
+from localkv.errors import LocalKVError, UsageError
+from tests.support.paths import MODELS
+
+MODEL = MODELS / "tales-4M-F16.gguf"
+THIRD = 2048 * 2560 // 3
+"""A third of the bytes of an f16 cache of the shipped model's 2,048 tokens."""
+STORY = "Lily lost her red kite in the park. Tom, a kind fox, found it under the old tree. "
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(MODEL, device="cpu", kv_budget=THIRD) as model:
+        yield model
+
+
+def ids_of(llm, n):
+    return (llm.tokenize(STORY * 100))[:n]
+
+
+def test_text_goes_on_to_the_full_context_within_the_budget(llm):
+    assert llm.cache.n_ctx == 2048
+    assert llm.memory.cache_k + llm.memory.cache_v <= THIRD
+    done = llm.complete(ids_of(llm, 1900), temperature=0, ignore_eos=True)
+    assert done.context_full
+    assert done.usage.total_tokens == 2048
+    ladder = llm.engine.cache.ladder
+    assert ladder is not None
+    assert sum(ladder.counts()) >= 8
+    assert ladder.counts()[-1] > 0
+    assert done.usage.requantised_pages > 0
+    assert done.timings.requantise_seconds > 0
+
+
+def test_tokens_are_the_same_with_and_without_the_fast_path(llm):
+    ids = ids_of(llm, 600)
+    llm.engine.reset()
+    fast = llm.complete(ids, max_tokens=300, temperature=0, ignore_eos=True)
+    llm.engine.reset()
+    steady = llm.engine.slot._next
+    llm.engine.slot._next = NoSteadyTokens()
+    try:
+        slow = llm.complete(ids, max_tokens=300, temperature=0, ignore_eos=True)
+    finally:
+        llm.engine.slot._next = steady
+    assert fast.usage.requantised_pages > 0
+    assert slow.text == fast.text
+
+
+class NoSteadyTokens:
+    """Every token is run as a batch."""
+
+    def note(self, sequence, batch):
+        pass
+
+    def hold(self, sequence):
+        return False
+
+    def logits(self, sequence, token):
+        return None
+
+
+def test_kernels_agree_with_the_reference():
+    ids, logits = None, []
+    for device in ("cpu", "reference"):
+        with LLM(MODEL, device=device, kv_budget=THIRD // 3, n_batch=128) as model:
+            ids = ids or ids_of(model, 600)
+            logits.append(model.logits(ids))
+            assert model.engine.cache.requantised.n_pages > 0
+    np.testing.assert_allclose(logits[0], logits[1], atol=0.25)
+    assert (logits[0].argmax(-1) == logits[1].argmax(-1)).mean() > 0.98
+
+
+def test_text_that_was_cut_back_goes_on(llm):
+    ids = ids_of(llm, 1200)
+    llm.complete(ids, max_tokens=4, temperature=0)
+    again = llm.complete([*ids[:700], *ids[:100]], max_tokens=4, temperature=0)
+    assert again.usage.cached_tokens == 700
+
+
+def test_state_goes_on_with_the_same_tokens(llm, tmp_path):
+    ids = ids_of(llm, 1300)
+    llm.engine.reset()
+    llm.complete(ids, max_tokens=1, temperature=0)
+    rungs = llm.engine.cache.ladder.counts()
+    llm.save_state(tmp_path / "text.state")
+    wanted = llm.complete(ids, max_tokens=20, temperature=0)
+    with LLM(MODEL, device="cpu", kv_budget=THIRD) as other:
+        found = other.load_state(tmp_path / "text.state")
+        assert found == ids
+        assert other.engine.cache.ladder.counts() == rungs
+        again = other.complete(ids, max_tokens=20, temperature=0)
+        assert again.usage.cached_tokens == len(ids) - 1
+    assert again.text == wanted.text
+    with LLM(MODEL, device="cpu") as plain, pytest.raises(UsageError, match="its K and V are"):
+        plain.load_state(tmp_path / "text.state")
+
+
+def test_several_texts_share_a_budget():
+    with LLM(MODEL, device="cpu", kv_budget=2 * THIRD, n_parallel=3) as llm:
+        texts = [STORY * n for n in (10, 20, 30)]
+        done = llm.complete_many(texts, max_tokens=20, temperature=0)
+        assert all(one.usage.completion_tokens for one in done)
+        assert llm.engine.cache.ladder is not None
+        cache = llm.engine.cache
+        assert cache.n_bytes("k") + cache.n_bytes("v") <= 2 * THIRD
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"kv_ladder": "f16,q8_0"}, "there is none"),
+        ({"kv_budget": THIRD, "cache_type_k": "q8_0"}, "named besides"),
+        ({"kv_budget": THIRD, "kv_tail": 64}, "a tail"),
+        ({"kv_budget": THIRD, "n_cache_tokens": 512}, "how large the cache is"),
+        ({"kv_budget": THIRD // 4, "n_ctx": 2048}, "holds 512 tokens in q4_0/q4_0"),
+        ({"kv_budget": 0}, "kv_budget is 0"),
+        ({"kv_budget": 1000}, "no room for a page"),
+    ],
+)
+def test_what_does_not_go_with_a_budget_is_refused(arguments, says):
+    with pytest.raises(LocalKVError, match=says):
+        LLM(MODEL, device="cpu", **arguments)
+
+
+def test_context_ends_where_the_ladder_does():
+    with LLM(MODEL, device="cpu", kv_budget=THIRD // 2, kv_ladder="q8_0,q4_0") as llm:
+        assert llm.cache.n_ctx == 1024
+        assert any("1024 tokens" in line for line in llm.warnings)
