@@ -57,13 +57,13 @@ def test_tokens_are_the_same_with_and_without_the_fast_path(llm):
 class NoSteadyTokens:
     """Every token is run as a batch."""
 
-    def note(self, sequence, batch):
+    def note(self, *of):
         pass
 
-    def hold(self, sequence):
+    def hold(self, *of):
         return False
 
-    def logits(self, sequence, token):
+    def logits(self, *of):
         return None
 
 
