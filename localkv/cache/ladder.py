@@ -14,10 +14,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from localkv.arch.spec import CacheGroup
 from localkv.errors import UsageError
 from localkv.formats import FORMATS, KV_FORMATS
+
+if TYPE_CHECKING:
+    from localkv.arch.spec import CacheGroup
 
 Pair = tuple[str, str]
 """The types of K and of V."""
