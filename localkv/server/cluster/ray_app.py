@@ -234,6 +234,7 @@ def build(arguments: dict[str, str]) -> serve.Application:
     options: dict[str, Any] = {
         "max_ongoing_requests": n_parallel + settings.queue,
         "ray_actor_options": resources,
+        "graceful_shutdown_timeout_s": settings.drain,
     }
     if most is None:
         options["num_replicas"] = replicas

@@ -7,6 +7,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -23,6 +25,13 @@ pytestmark = [
 
 PORT = 18411
 SECONDS = 60.0
+ARGUMENTS = {
+    "model": str(MODELS / "tales-4M-Q8_0.gguf"),
+    "replicas": "2",
+    "n_parallel": "4",
+    "n_threads": "1",
+    "name": "tales",
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +42,7 @@ def cluster() -> Iterator[str]:
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
     serve.start(http_options={"port": PORT})
-    arguments = {
-        "model": str(MODELS / "tales-4M-Q8_0.gguf"),
-        "replicas": "2",
-        "n_parallel": "4",
-        "n_threads": "1",
-        "name": "tales",
-    }
-    serve.run(build(arguments), name="tales")
+    serve.run(build(ARGUMENTS), name="tales")
     yield f"http://127.0.0.1:{PORT}"
     serve.shutdown()
     ray.shutdown()
@@ -97,6 +99,40 @@ def test_errors_are_the_engines(cluster: str):
     with error.value as answer:
         assert answer.code == 400
         assert "messages is empty" in json.load(answer)["error"]["message"]
+
+
+def test_an_update_ends_no_request(cluster: str):
+    """Engines are replaced one after the other; each ends what it has begun."""
+    from ray import serve
+
+    from localkv.server.cluster.ray_app import build
+
+    updated = Event()
+
+    def ask_on(number: int) -> set[str]:
+        engines = set[str]()
+        while not updated.is_set():
+            engine, body = ask(cluster, conversation(number))
+            assert json.loads(body)["choices"][0]["finish_reason"]
+            engines.add(engine)
+        return engines
+
+    with ThreadPoolExecutor() as pool:
+        long = pool.submit(
+            ask, cluster, conversation(40), stream=True, max_tokens=900, ignore_eos=True
+        )
+        others = [pool.submit(ask_on, number) for number in (41, 42)]
+        time.sleep(0.5)
+        try:
+            serve.run(build({**ARGUMENTS, "n_parallel": "3"}), name="tales")
+        finally:
+            updated.set()
+        before, stream = long.result()
+        assert b"[DONE]" in stream
+        seen = set[str]().union(*(other.result() for other in others))
+    after = {ask(cluster, conversation(number))[0] for number in range(50, 56)}
+    assert before not in after
+    assert seen - after  # they were served by those that are gone, too
 
 
 def test_others_answer_when_an_engine_dies(cluster: str):
