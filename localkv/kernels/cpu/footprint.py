@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from localkv.formats.base import QuantFormat
 from localkv.formats.cpu.panel_layout import LANES
 from localkv.kernels.cpu.attention.latent_sizes import most_latent_floats
+from localkv.kernels.cpu.attention.launch_sizes import launch_parts
 from localkv.kernels.cpu.attention.sizes import (
     FEW_ROWS,
     MOST_TILE_ROWS,
     block_scratch,
-    most_parts,
     part_result,
     row_scratch,
 )
@@ -90,4 +90,4 @@ def attention_bytes(heads: HeadSizes, *, n_ctx: int, n_tokens: int, n_threads: i
     most = MOST_DECODE_ROWS
     n_rows = -(-max(FEW_ROWS, heads.n_heads // n_kv_heads) // most) * most
     per_thread = max(block_scratch(MOST_TILE_ROWS, d).end, row_scratch(n_rows, most, d).end)
-    return FLOAT * (n_threads * per_thread + most_parts(n_kv_heads) * part_result(n_rows, d).end)
+    return FLOAT * (n_threads * per_thread + launch_parts(n_kv_heads) * part_result(n_rows, d).end)

@@ -14,11 +14,11 @@ from itertools import groupby
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.kernels.cpu.attention.bounds import check_pieces
 from localkv.kernels.cpu.attention.job import CHUNK_ITEMS, SEQUENCE_ITEMS, Chunk, Sequence
+from localkv.kernels.cpu.attention.launch_sizes import launch_parts
 from localkv.kernels.cpu.attention.row_tiles import whole_tiles
 from localkv.kernels.cpu.attention.sizes import (
     FEW_ROWS,
     PIECES_PER_THREAD,
-    most_parts,
     part_pages,
 )
 from localkv.kernels.cpu.attention.tables import Int64s, Table, table_of
@@ -99,7 +99,7 @@ class Splits:
         n_parts = (self.n_parts + len(run.parts)) * self.n_kv_heads
         n_rows = whole_tiles(max(self.most_tokens, len(run.tokens)) * self.group, self.group)
         most_rows = max(FEW_ROWS, whole_tiles(self.group, self.group))
-        return bool(self.parts) and n_parts * n_rows > most_parts(self.n_kv_heads) * most_rows
+        return bool(self.parts) and n_parts * n_rows > launch_parts(self.n_kv_heads) * most_rows
 
     def add(self, run: Run, first_token: int, table: int, length: int) -> None:
         """Add a run of a sequence with `length` rows and a page table at `table`."""
