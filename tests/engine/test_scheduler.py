@@ -120,7 +120,7 @@ class Simulation:
     def check(self) -> None:
         """Each page is free, or held by as many sequences as the pool counts."""
         for i, pool in enumerate(self.cache.pools):
-            held = [page for sequence in self.cache._known() for page in sequence.held(i)]
+            held = [page for sequence in self.cache.known() for page in sequence.held(i)]
             assert [held.count(page) for page in range(pool.n_pages)] == pool.n_holders
             assert len(pool.free) == pool.n_pages - len({*held})
 
