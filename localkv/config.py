@@ -145,6 +145,11 @@ class CacheConfig:
         k, v = (list(dict.fromkeys(self._of_layers(side))) for side in (0, 1))
         return k[0] if len(k) == 1 else MIXED, v[0] if len(v) == 1 else MIXED
 
+    @property
+    def types_text(self) -> str:
+        """The types in a word: "q8_0/q4_0", or all pairs that pages go through within a budget."""
+        return ",".join("/".join(pair) for pair in self.kv_ladder or (self.shown_types,))
+
     def _of_layers(self, side: int) -> list[str]:
         return [pair[side] for pair in self.layer_types if pair is not None]
 

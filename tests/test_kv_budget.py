@@ -7,7 +7,7 @@ import pytest
 
 from localkv import LLM
 from localkv.errors import LocalKVError, UsageError
-from tests.support.paths import MODELS
+from support.paths import MODELS
 
 MODEL = MODELS / "tales-4M-F16.gguf"
 THIRD = 2048 * 2560 // 3
@@ -134,3 +134,20 @@ def test_context_ends_where_the_ladder_does():
     with LLM(MODEL, device="cpu", kv_budget=THIRD // 2, kv_ladder="q8_0,q4_0") as llm:
         assert llm.cache.n_ctx == 1024
         assert any("1024 tokens" in line for line in llm.warnings)
+
+
+def test_an_audit_takes_what_was_predicted_as_pages_changed(llm):
+    done = llm.complete(ids_of(llm, 1200), max_tokens=40, temperature=0, audit=True)
+    assert done.audit is not None
+    assert done.audit.n_tokens == 40
+    assert 0 < done.audit.kld_mean <= done.audit.kld_mean_most
+    assert "q4_0/q4_0" in done.audit.types
+
+
+def test_an_audit_that_would_fill_the_cache_again_is_refused(llm):
+    with pytest.raises(UsageError, match="changes the types of its pages"):
+        llm.complete(STORY, max_tokens=2, audit="exact")
+    stream = llm.stream(STORY, max_tokens=2)
+    assert "".join(stream)
+    with pytest.raises(UsageError, match="changes the types of its pages"):
+        llm.audit(stream)

@@ -83,6 +83,8 @@ class Degeneration:
 
 def _remedy(cache: CacheConfig) -> str:
     """What to try: first a larger type of K, whose error moves attention's weights."""
+    if cache.kv_budget is not None:
+        return "try a larger --kv-budget first, then --dry-multiplier 0.8"
     type_k = cache.shown_types[0]
     bits = 0.0 if type_k == MIXED else FORMATS[type_k].bits_per_value(256)
     if bits >= ROOMY_BITS:

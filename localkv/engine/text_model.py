@@ -239,10 +239,13 @@ class TextModel:
         if audit not in (True, False, "exact"):
             raise UsageError(f"audit is {audit!r}", hint='use True, False or "exact"')
         predictions = None
-        if audit is True:
+        if audit:
             from localkv.engine.audit.predictions import Predictions
+            from localkv.engine.audit.second_reading import check_kept
 
-            predictions = Predictions()
+            check_kept(self.cache, audit is True)
+            if audit is True:
+                predictions = Predictions()
         kept_to, scope = self._kept_to(prompt, schema, grammar)
         ids = self._ids(prompt, parse_special)
         opening, kept, budget = "", frozenset[int](), None
@@ -303,6 +306,7 @@ class TextModel:
 
         Raises:
             DoesNotFitError: there is no memory for an f16 cache.
+            UsageError: the cache has a budget, and the stream kept nothing.
         """
         from localkv.engine.audit.audit import audit_of
         from localkv.engine.audit.second_reading import CancelledReadingError, SecondReading
@@ -325,7 +329,7 @@ class TextModel:
             return None
         return audit_of(
             found,
-            types="/".join(self.cache.shown_types),
+            types=self.cache.types_text,
             is_exact=predictions is None or found.window is not None,
             seconds=time.perf_counter() - started,
             places=stream.places(),

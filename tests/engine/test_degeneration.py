@@ -97,6 +97,13 @@ def test_types_by_layer_have_a_remedy() -> None:
     assert "-ctk q8_0" in degeneration([1] * 50).line(cache)
 
 
+def test_pages_that_change_their_types_have_a_remedy() -> None:
+    cache = CacheConfig(kv_budget=1 << 20, kv_ladder=(("f16", "f16"), ("q4_0", "q4_0")))
+    line = degeneration([1] * 50).line(cache)
+    assert "--kv-budget" in line
+    assert "-ctk" not in line
+
+
 def test_stats_of_a_text_that_loops(program: Program) -> None:
     arguments = ("complete", "-m", F16, "-p", "The king said", "--temp", "0", "-n", "600", "-q")
     looping = program(*arguments, "--ignore-eos", "--stats").err_lines

@@ -12,7 +12,7 @@ from localkv.engine.audit.comparison import Compared, compare_kept, compare_logi
 from localkv.engine.audit.predictions import Predictions
 from localkv.engine.engine import Engine
 from localkv.engine.token_scores import Logits
-from localkv.errors import DoesNotFitError
+from localkv.errors import DoesNotFitError, UsageError
 from localkv.model import Transformer
 
 _MOST_VALUES = 1 << 23
@@ -38,6 +38,23 @@ class Reading:
 
 class CancelledReadingError(Exception):
     """Somebody ended it."""
+
+
+def check_kept(cache: CacheConfig, kept: bool) -> None:
+    """Refuse an audit for which a cache with a budget would have to be filled again.
+
+    Args:
+        kept: the predictions are kept as they are made.
+
+    Raises:
+        UsageError: says what to ask for instead.
+    """
+    if cache.kv_budget is not None and not kept:
+        raise UsageError(
+            "a cache with a budget changes the types of its pages as it fills, so an audit needs "
+            "what it predicted meanwhile",
+            hint="--audit or audit=True, not exact; in the chat /audit auto, before the answer",
+        )
 
 
 class SecondReading:
@@ -82,11 +99,15 @@ class SecondReading:
 
         Raises:
             DoesNotFitError: memory has no room for a window of `LEAST_WINDOW` tokens.
+            UsageError: nothing was kept, and the cache has a budget.
             CancelledReadingError: it was ended.
         """
+        check_kept(self._cache, predictions is not None)
         try:
             self._check(len(ids), packed=predictions is None)
         except DoesNotFitError:
+            if self._cache.kv_budget is not None:
+                raise
             return self._in_windows(ids, n_prompt)
         text, at = ids[:-1], n_prompt
         base = self._logits(self._base(len(ids)), text, n_prompt, n_prompt - 1)
