@@ -186,7 +186,6 @@ class Finished:
     """The end of an answer, with the fields of `Completion`.
 
     `degenerate`: what is wrong with it and what would help, in one line; empty for nothing.
-    `pages`: as in `TextDelta`.
     """
 
     finish_reason: str
@@ -205,7 +204,6 @@ class Finished:
     degenerate: str = ""
     requantised_pages: int = 0
     requantise_seconds: float = 0.0
-    pages: tuple[int, ...] = ()
 
     @property
     def total_tokens(self) -> int:

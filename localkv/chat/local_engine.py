@@ -134,7 +134,7 @@ class LocalEngine:
         stream.audited = None  # when it is asked for
         yield from _deltas(stream, lambda: _pages(llm))
         degenerate = stream.degeneration().line(llm.cache)
-        yield replace(_finished(stream.completion, _pages(llm)), degenerate=degenerate)
+        yield replace(_finished(stream.completion), degenerate=degenerate)
 
     def audit(self) -> Iterator[Audited]:
         self._cancel.clear()
@@ -200,7 +200,7 @@ def _deltas(stream: TextStream, pages: Callable[[], tuple[int, ...]]) -> Iterato
         yield TextDelta("".join(texts), tuple(seconds), n_tokens, pages())
 
 
-def _finished(completion: Completion, pages: tuple[int, ...]) -> Finished:
+def _finished(completion: Completion) -> Finished:
     usage, timings = completion.usage, completion.timings
     return Finished(
         finish_reason=completion.finish_reason,
@@ -218,7 +218,6 @@ def _finished(completion: Completion, pages: tuple[int, ...]) -> Finished:
         verified_batches=usage.verified_batches,
         requantised_pages=usage.requantised_pages,
         requantise_seconds=timings.requantise_seconds,
-        pages=pages,
     )
 
 

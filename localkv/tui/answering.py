@@ -138,7 +138,6 @@ class Answering(EngineScreen):
             n_tokens=stats.total_tokens,
             last=stats,
             tokens_per_second=stats.decode_per_second,
-            pages=stats.pages,
         )
         if answer.content or stats.finish_reason != "cancelled":
             self.session.finish(answer, stats)
