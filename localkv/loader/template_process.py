@@ -69,10 +69,12 @@ def rendered_apart(
         raise UsageError("the conversation is nested too deeply for a template") from None
     process = _taken()
     try:
-        answer = process.answer(message)
-    except BaseException:  # Ctrl-C, too: a later message would be the answer to this
-        process.end()
-        raise
+        answer = _answer(process, message)
+    except _EndedError:
+        if not process.has_answered:
+            raise
+        process = _Process()  # the other may have ended while it waited
+        answer = _answer(process, message)
     if "out_of_memory" in answer:
         process.end()
         raise ChatTemplateError(
@@ -84,14 +86,30 @@ def rendered_apart(
     return [(text, is_markup) for text, is_markup in answer["segments"]]
 
 
+def _answer(process: _Process, message: bytes) -> dict[str, Any]:
+    try:
+        return process.answer(message)
+    except BaseException:  # Ctrl-C, too: a later message would be the answer to this
+        process.end()
+        raise
+
+
 def start_ahead() -> None:
     """Start the process now, so that the first template need not wait for it."""
     if not _idle:
         _give_back(_Process())
 
 
+class _EndedError(ChatTemplateError):
+    """The process ended over a template."""
+
+
 class _Process:
-    """A process that renders, one template at a time."""
+    """A process that renders, one template at a time.
+
+    Attributes:
+        has_answered: it has rendered a template before.
+    """
 
     def __init__(self) -> None:
         try:
@@ -102,7 +120,7 @@ class _Process:
                 f"the process that renders chat templates can't be started: {error.strerror}",
                 hint="the limits on processes and memory (ulimit) may be too low",
             ) from error
-        self._is_ready = False
+        self._is_ready = self.has_answered = False
 
     @property
     def is_alive(self) -> bool:
@@ -127,6 +145,7 @@ class _Process:
         deadline = time.monotonic() + RENDER_SECONDS
         (length,) = LENGTH.unpack(self._read(LENGTH.size, RENDER_SECONDS))
         answer: dict[str, Any] = json.loads(self._read(length, deadline - time.monotonic()))
+        self.has_answered = True
         return answer
 
     def _read(self, n_bytes: int, seconds: float) -> bytes:
@@ -147,14 +166,14 @@ class _Process:
                 data += more
         return bytes(data)
 
-    def _ended(self) -> ChatTemplateError:
+    def _ended(self) -> _EndedError:
         self.end()
         code = self._child.returncode
         how = f"exit code {code}"
         if code < 0:
             with suppress(ValueError):
                 how = signal.Signals(-code).name
-        return ChatTemplateError(
+        return _EndedError(
             f"the chat template ended the process that renders it ({how})", hint=_HINT
         )
 
