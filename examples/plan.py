@@ -11,7 +11,7 @@ from localkv.loader.model_spec import model_spec
 from localkv.memory.plan import ModelMemory
 
 model = sys.argv[1] if len(sys.argv) > 1 else "models/tales-4M-F16.gguf"
-budget = int(float(sys.argv[2] if len(sys.argv) > 2 else 30) * 2**20)
+budget = int(float(sys.argv[2] if len(sys.argv) > 2 else 32) * 2**20)
 n_ctx = int(sys.argv[3] if len(sys.argv) > 3 else 2048)
 
 file = open_gguf(model)

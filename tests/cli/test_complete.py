@@ -298,6 +298,7 @@ def test_json(program, llm, model) -> None:
             "drafted_tokens": 0,
             "accepted_tokens": 0,
             "verified_batches": 0,
+            "requantised_pages": 0,
         },
         "timings": {
             "start_seconds": 0.25,
@@ -307,6 +308,7 @@ def test_json(program, llm, model) -> None:
             "prompt_per_second": 6.0,
             "decode_seconds": 0.25,
             "decode_per_second": 4.0,
+            "requantise_seconds": 0.0,
         },
         "seed": 42,
         "model": {"path": str(model), "name": "fake", "architecture": "llama"},

@@ -92,7 +92,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
             "localkv chat --kv-",
             [
                 *("--kv-tail", "--kv-sink", "--kv-rotation", "--kv-k-before-rope"),
-                *("--kv-scales", "--kv-profile", "--kv-bits"),
+                *("--kv-scales", "--kv-profile", "--kv-bits", "--kv-budget", "--kv-ladder"),
             ],
         ),
         ("localkv chat -ctk q8", ["q8_0", "q8_t", "q8_0c"]),

@@ -74,7 +74,8 @@ class FakeLLM:
         self.cache = CacheConfig(arguments["cache_type_k"], arguments["cache_type_v"], n_ctx=64)
         segment = SegmentSpec(self.cache.type_k, self.cache.type_v, 0, 64, 0)
         books = [CodebookUse(0, "v", "nuq4", False)] * (self.cache.type_v == "nuq4")
-        cache = SimpleNamespace(layouts=[SimpleNamespace(segments=[segment])], codebooks=books)
+        layouts = [SimpleNamespace(segments=[segment])]
+        cache = SimpleNamespace(layouts=layouts, codebooks=books, ladder=None)
         threads = Threads(arguments["n_threads"] or 2, arguments["n_threads_batch"] or 3)
         self.engine = SimpleNamespace(cache=cache, slot=SimpleNamespace(threads=threads))
         self.memory = MemoryPlan(1 << 20, 1 << 10, 1 << 19, 1 << 19, 3 << 20)

@@ -96,6 +96,7 @@ _BUILT_ON = (
     "formats/grids.py",
     "arch/*_spec.py",
     "arch/spec.py",
+    "cache/ladder.py",
     "cache/layout.py",
     "cache/tail.py",
     "config.py",
