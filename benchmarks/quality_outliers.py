@@ -2,7 +2,7 @@
 
 The kernels always keep one of 64 values apart. So both are run by the reference backend with the
 types' references in NumPy, of which one is made to find no outliers: a block's scale is then that
-of its largest value, and its field for outliers, half a bit per value, says nothing.
+of all its values, and its field for outliers, half a bit per value, says nothing.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ ROTATIONS = ("off", "on")
 @contextmanager
 def none_apart() -> Iterator[None]:
     """Outliers stay in their blocks meanwhile, in what the references pack."""
-    found = codebook_rows._without_outliers
+    found = codebook_rows._inliers
 
-    def nowhere(x: Floats) -> tuple[Floats, np.ndarray, np.ndarray]:
+    def nowhere(x: Floats) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         kept, place, has_outlier = found(x)
-        kept[...] = x
-        return kept, np.zeros_like(place), np.zeros_like(has_outlier)
+        return np.ones_like(kept), np.zeros_like(place), np.zeros_like(has_outlier)
 
-    codebook_rows._without_outliers = nowhere
+    codebook_rows._inliers = nowhere
     try:
         yield
     finally:
-        codebook_rows._without_outliers = found
+        codebook_rows._inliers = found
 
 
 def bits_without(name: str) -> float:

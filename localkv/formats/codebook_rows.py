@@ -4,6 +4,11 @@ A block of 32 has a scale, `x = d codebook[q]`. Of every two blocks of a row, 64
 furthest from 0 is left out of its block's scale: `o` of the first of the two is what is missing to
 it as fp16, and `o` of the second is its place among the 64 (KVQuant's dense-and-sparse, with the
 outliers of a row in the row). A last block without a second one has no outlier.
+
+The scale has the sign of the block's extreme, so that a codebook, which need not be symmetric, has
+one end for it. It is the one of the least squared error of some codes: of those for the scale that
+takes the extreme to 127, and for scales somewhat smaller and larger. The sums that it takes are of
+integers, so that kernels may add in any order.
 """
 
 from __future__ import annotations
@@ -18,6 +23,10 @@ from localkv.formats.rounding import F16_LIMIT, blocks, scale_and_inverse
 
 PAIR = 64
 """Values of two blocks."""
+STRETCHES = (1.0, 1.125, 0.875)
+"""How many times as large values become as with their extreme at 127, to choose codes."""
+FRACTION = 256
+"""Parts of a codebook's unit, in which values are integers where a scale is fitted."""
 
 
 @ieee
@@ -38,24 +47,17 @@ def decode_rows(d: Bytes, o: Bytes, codes: Codes, codebook: Sequence[int]) -> Fl
 def encode_rows(x: Floats, codebook: Sequence[int]) -> tuple[Bytes, Bytes, Codes]:
     """float32 [..., n] -> d, o, and codes uint8 [..., n_blocks, 32].
 
-    A code is that of the number nearest to x / d, halfway the upper; d is the largest magnitude /
-    127 in fp16. Beyond fp16 values saturate. A block with a NaN gets a NaN scale, and is no place
-    for an outlier.
+    A code is that of the number nearest to x / d, halfway the upper. Beyond fp16 values saturate.
+    A block with a NaN gets a NaN scale, and is no place for an outlier.
     """
     x = np.clip(x, -F16_LIMIT * LARGEST, F16_LIMIT * LARGEST)
-    inner, place, has_outlier = _without_outliers(x)
-    inner = blocks(inner, 32)
-    largest = np.abs(inner).max(-1, keepdims=True)
-    d = half_bytes(scale_and_inverse(largest, LARGEST)[0])
+    kept, place, has_outlier = _inliers(x)
+    d = half_bytes(_fitted_scale(x, kept, codebook))
     rounded = half(d)
-    inverse = 1 / rounded
+    inverse: Floats = np.float32(1) / rounded
     inverse[~np.isfinite(inverse)] = 0
     values = np.asarray(codebook, np.float32)
-    halfway = (values[1:] + values[:-1]) / 2
-    scaled_x = blocks(x, 32) * inverse
-    codes = np.zeros(scaled_x.shape, np.uint8)
-    for border in halfway:
-        codes += scaled_x >= border
+    codes = _nearest(blocks(x, 32) * inverse, values)
     o = np.zeros((*d.shape[:-1], 2), np.uint8)
     n_pairs = d.shape[-2] // 2
     if n_pairs:
@@ -69,36 +71,76 @@ def encode_rows(x: Floats, codebook: Sequence[int]) -> tuple[Bytes, Bytes, Codes
     return d, o, codes
 
 
-def _without_outliers(x: Floats) -> tuple[Floats, np.ndarray, np.ndarray]:
-    """The values with a 0 for the outlier of each pair of blocks; its place, int [..., n_pairs, 1];
-    and whether it is one, since blocks with a NaN have none."""
+def _nearest(y: Floats, values: Floats) -> Bytes:
+    """The codes of the numbers nearest to `y`, halfway the upper; of a NaN the first."""
+    codes = np.zeros(y.shape, np.uint8)
+    for border in (values[1:] + values[:-1]) / 2:
+        codes += y >= border
+    return codes
+
+
+def _inliers(x: Floats) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which values are none of the outliers, bool of x's shape; the place of each pair's outlier,
+    int [..., n_pairs, 1]; and whether it is one, since blocks with a NaN have none."""
     n_pairs = x.shape[-1] // PAIR
-    x = x.copy()
     whole = x[..., : n_pairs * PAIR].reshape(*x.shape[:-1], n_pairs, PAIR)
     magnitude = np.abs(whole).reshape(*x.shape[:-1], n_pairs, 2, 32)
     usable = ~np.isnan(magnitude).any(-1, keepdims=True)
     magnitude = np.where(usable, magnitude, -1).reshape(whole.shape)
     place = magnitude.argmax(-1, keepdims=True)
     has_outlier = np.take_along_axis(magnitude, place, -1) >= 0
-    kept = np.take_along_axis(whole, place, -1)
-    np.put_along_axis(whole, place, np.where(has_outlier, np.float32(0), kept), -1)
-    x[..., : n_pairs * PAIR] = whole.reshape(*x.shape[:-1], n_pairs * PAIR)
-    return x, place, has_outlier
+    of_pairs = np.ones(whole.shape, bool)
+    np.put_along_axis(of_pairs, place, ~has_outlier, -1)
+    kept = np.ones(x.shape, bool)
+    kept[..., : n_pairs * PAIR] = of_pairs.reshape(*x.shape[:-1], n_pairs * PAIR)
+    return kept, place, has_outlier
+
+
+def _in_units(x: Floats, kept: np.ndarray) -> tuple[Floats, Floats]:
+    """Blocks with their extreme at 127, 0 for outliers, float32 [..., n_blocks, 32]; and the scale
+    that makes them values again."""
+    inner = blocks(np.where(kept, x, np.float32(0)), 32)
+    high, low = inner.max(-1, keepdims=True), inner.min(-1, keepdims=True)
+    extreme = np.where(high >= -low, high, low)
+    d, inverse = scale_and_inverse(np.where(extreme == 0, np.float32(0), extreme), LARGEST)
+    return inner * inverse, d
 
 
 @ieee
-def scaled_inliers(x: Floats) -> Floats:
+def _fitted_scale(x: Floats, kept: np.ndarray, codebook: Sequence[int]) -> Floats:
+    """The scale of each block, NaN of one with a NaN: float32 [..., n_blocks, 1].
+
+    Args:
+        x: float32 [..., n] within what a scale reaches.
+        kept: bool [..., n], which of them count.
+    """
+    y, d = _in_units(x, kept)
+    numbers = np.asarray(codebook, np.int32)
+    whole = np.where(np.isnan(y), 0, y * FRACTION).astype(np.int32)
+    best, factor = np.zeros_like(d), np.ones_like(d)
+    for stretch in STRETCHES:
+        chosen = numbers[_nearest(y * np.float32(stretch), numbers.astype(np.float32))]
+        chosen = np.where(blocks(kept, 32), chosen, 0)
+        products = (whole * chosen).sum(-1, keepdims=True).astype(np.float32)
+        squares = (chosen * chosen).sum(-1, keepdims=True).astype(np.float32)
+        fit = np.where(squares > 0, products / squares, 0)
+        gain = products * fit
+        factor = np.where(gain > best, fit / FRACTION, factor)
+        best = np.maximum(best, gain)
+    scale: Floats = np.clip(d * factor, -F16_LIMIT, F16_LIMIT)
+    return scale
+
+
+@ieee
+def scaled_inliers(x: Floats, codebook: Sequence[int] = ()) -> Floats:
     """What codes are chosen for, in units of the codebook's numbers: float32 [n], all values but
-    outliers and those of blocks without a scale."""
+    outliers and those of blocks without a scale. Without a codebook extremes are at 127."""
     x = np.clip(x, -F16_LIMIT * LARGEST, F16_LIMIT * LARGEST)
-    inner, place, has_outlier = _without_outliers(x)
-    keep = np.ones(inner.shape, bool)
-    n = place.shape[-2] * PAIR
-    whole = keep[..., :n].reshape(*x.shape[:-1], n // PAIR, PAIR)
-    np.put_along_axis(whole, place, ~has_outlier, -1)
-    keep[..., :n] = whole.reshape(*x.shape[:-1], n)
-    inner = blocks(inner, 32)
-    largest = np.abs(inner).max(-1, keepdims=True)
-    values = inner * scale_and_inverse(largest, LARGEST)[1]
-    chosen: Floats = values[blocks(keep, 32) & (largest > 0)]
+    kept, _, _ = _inliers(x)
+    values, d = _in_units(x, kept)
+    if codebook:
+        fitted = _fitted_scale(x, kept, codebook)
+        values = values * (d / fitted)
+        d = fitted
+    chosen: Floats = values[blocks(kept, 32) & np.isfinite(d) & (d != 0)]
     return chosen

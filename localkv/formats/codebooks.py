@@ -16,12 +16,13 @@ Codebook = tuple[int, ...]
 LARGEST = 127
 
 NORMAL: dict[int, Codebook] = {
-    4: (-85, -26, 26, 85),
-    8: (-110, -71, -41, -13, 13, 41, 71, 110),
-    16: (-121, -97, -78, -61, -46, -32, -19, -6, 6, 19, 32, 46, 61, 78, 97, 121),
+    4: (-74, -18, 32, 93),
+    8: (-100, -63, -34, -8, 18, 45, 76, 116),
+    16: (-113, -91, -73, -56, -42, -28, -16, -3, 9, 22, 35, 49, 64, 81, 101, 125),
 }
-"""For 2^b codes the numbers of the least squared error of blocks of 32 normal numbers, scaled by
-the largest of them, when the largest of each two blocks is kept apart (k-means)."""
+"""For 2^b codes the numbers of the least squared error of blocks of 32 normal numbers, with the
+extreme of a block above 0, when the largest of each two blocks is kept apart
+(`quality/codebooks.py`)."""
 
 
 def check_codebook(codebook: Sequence[int]) -> None:

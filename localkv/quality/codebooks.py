@@ -1,7 +1,8 @@
 """Codebooks of the `nuq` types: the numbers that serve some rows best.
 
 k-means in one dimension (Lloyd 1982) of all values, each over its block's scale, outliers left out.
-KVQuant weights values by their gradients; without gradients all count alike.
+The scale depends on the codebook in its turn, so both are found several times. KVQuant weights
+values by their gradients; without gradients all count alike.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from localkv.formats.codebooks import LARGEST, Codebook, check_codebook
 Floats = NDArray[np.float32]
 
 ROUNDS = 50
+"""Of k-means for the same scales."""
+TURNS = 4
+"""Of scales and k-means."""
 BINS = 1 << 14
 
 
@@ -23,21 +27,28 @@ def learn_codebook(rows: Floats, n: int) -> Codebook:
 
     The values are counted in bins, so the time does not depend on how many there are.
     """
-    counts, edges = np.histogram(scaled_inliers(rows), bins=BINS, range=(-LARGEST, LARGEST))
+    codebook: Codebook = ()
+    for _ in range(TURNS):
+        codebook = _means(scaled_inliers(rows, codebook), n, codebook)
+    check_codebook(codebook)
+    return codebook
+
+
+def _means(values: Floats, n: int, start: Codebook) -> Codebook:
+    """`n` means of values, from those before on, if there are any."""
+    counts, edges = np.histogram(values.clip(-LARGEST, LARGEST), BINS, (-LARGEST, LARGEST))
     points = (edges[1:] + edges[:-1]) / 2
     below = np.concatenate(([0.0], np.cumsum(counts, dtype=np.float64)))
     moments = np.concatenate(([0.0], np.cumsum(counts * points)))
     shares = (np.arange(n) + 0.5) / n
-    centres = np.interp(shares * below[-1], below[1:], points)
+    centres = np.array(start) if start else np.interp(shares * below[-1], below[1:], points)
     for _ in range(ROUNDS):
         borders = np.searchsorted(points, (centres[1:] + centres[:-1]) / 2)
         starts, ends = np.concatenate(([0], borders)), np.concatenate((borders, [BINS]))
         members = below[ends] - below[starts]
         sums = moments[ends] - moments[starts]
         centres = np.where(members > 0, sums / np.maximum(members, 1), centres)
-    codebook = _distinct(np.rint(centres).astype(int).tolist())
-    check_codebook(codebook)
-    return codebook
+    return _distinct(np.rint(centres).astype(int).tolist())
 
 
 def _distinct(values: list[int]) -> Codebook:

@@ -19,6 +19,7 @@ from localkv.simd.vector import (
     call,
     constant,
     f32,
+    i1,
     i16,
     i32,
     i64,
@@ -91,6 +92,15 @@ def _any_above(builder: Builder, x: Value, y: Value) -> Value:
     return builder.icmp_unsigned("!=", bits, ir.Constant(i16, 0))
 
 
+def _first_lane(builder: Builder, mask: Value) -> Value:
+    bits = builder.or_(builder.zext(builder.bitcast(mask, i16), i64), ir.Constant(i64, 1 << LANES))
+    return builder.cttz(bits, ir.Constant(i1, 1))
+
+
+at_least = lanewise(lambda b, x, y: b.fcmp_ordered(">=", x, y), [_F, _F], _M)
+"""The mask of lanes where x >= y."""
+first_lane = lanewise(_first_lane, [_M], types.intp)
+"""The first lane that is set, or 16 if there is none."""
 any_above = lanewise(_any_above, [_F, _F], types.boolean)
 """Whether x > y in any lane."""
 

@@ -32,6 +32,7 @@ from localkv.simd.vector import (
 _I = I32x16
 
 add_i32 = lanewise(lambda b, x, y: b.add(x, y), [_I, _I], _I)
+mul_i32 = lanewise(lambda b, x, y: b.mul(x, y), [_I, _I], _I)
 and_i32 = lanewise(lambda b, x, y: b.and_(x, y), [_I, _I], _I)
 xor_i32 = lanewise(lambda b, x, y: b.xor(x, y), [_I, _I], _I)
 shift_left = lanewise(lambda b, x, y: b.shl(x, y), [_I, _I], _I)

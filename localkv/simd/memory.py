@@ -141,6 +141,40 @@ def load_mask(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
 
 
 @intrinsic
+def store_nibbles(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
+    """The inverse of `load_nibbles`, of lanes from 0 to 15: 8 bytes at `index`."""
+    check_base(base)
+    half = LANES // 2
+
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i8)
+        low, high = (
+            builder.shuffle_vector(
+                x, x, ir.Constant(lanes_of(i32, half), list(range(first, first + half)))
+            )
+            for first, x in ((0, args[2]), (half, builder.shl(args[2], constant(i32, 4))))
+        )
+        packed = builder.trunc(builder.or_(low, high), lanes_of(i8, half))
+        builder.store(packed, builder.bitcast(where, lanes_of(i8, half).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(base, types.intp, I32x16), generate
+
+
+@intrinsic
+def store_mask(typing: Typing, base: Kind, index: Kind, value: Kind) -> Intrinsic:
+    """The inverse of `load_mask`: a 16-bit item."""
+    check_base(base)
+
+    def generate(context: Target, builder: Builder, signature: Signature, args: Args) -> Value:
+        where = pointer(context, builder, signature.args[0], args[0], args[1], i16)
+        builder.store(builder.bitcast(args[2], i16), where, align=1)
+        return context.get_dummy_value()
+
+    return types.void(base, types.intp, Mask16), generate
+
+
+@intrinsic
 def broadcast_f32(typing: Typing, base: Kind, index: Kind) -> Intrinsic:
     """One float in all lanes."""
     check_base(base)

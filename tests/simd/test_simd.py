@@ -14,8 +14,10 @@ from numba import njit
 from localkv.simd.arithmetic import (
     absolute,
     any_above,
+    at_least,
     exp,
     f32x16,
+    first_lane,
     lanes_below,
     max_lanes,
     select,
@@ -41,6 +43,8 @@ from localkv.simd.memory import (
     load_nibbles,
     store_f32,
     store_i32,
+    store_mask,
+    store_nibbles,
     take_next,
 )
 from localkv.simd.quads import (
@@ -268,11 +272,38 @@ def low_then_high(x: np.ndarray, out: np.ndarray) -> None:
         store_i32(out, i * 16, load_nibbles(x, i * 8))
 
 
+@njit
+def put_nibbles(x: np.ndarray, out: np.ndarray) -> None:
+    for i in range(x.size // 16):
+        store_nibbles(out, i * 8, load_i32(x, i * 16))
+
+
+@njit
+def where_at_least(x: np.ndarray, bits: np.ndarray, limit: float) -> int:
+    mask = at_least(load_f32(x, 0), f32x16(np.float32(limit)))
+    store_mask(bits, 1, mask)
+    return first_lane(mask)
+
+
+def check_where_something_is() -> None:
+    x = np.arange(16, dtype=np.float32)[::-1] % 7  # 1, 0, 6, 5, ...
+    x[4] = np.nan
+    for limit in (0, 1, 3, 6, 6.5):
+        bits = np.zeros(3, np.uint16)
+        lane = where_at_least(x, bits, limit)
+        wanted = x >= limit
+        assert lane == (wanted.argmax() if wanted.any() else 16)
+        assert bits.tolist() == [0, (wanted * (1 << np.arange(16))).sum(), 0]
+
+
 def check_nibbles_of_eight() -> None:
     x = np.arange(256).astype(np.uint8)
     got = np.zeros(512, np.int32)
     low_then_high(x, got)
     np.testing.assert_array_equal(got, nibbles_of(x))
+    back = np.zeros(257, np.uint8)
+    put_nibbles(got, back)
+    np.testing.assert_array_equal(back, [*x, 0])
 
 
 def check_quads() -> None:
@@ -388,6 +419,7 @@ CHECKS = [
     check_powers,
     check_tanh,
     check_any_above,
+    check_where_something_is,
     check_integers_as_a_tuple,
     check_integers,
     check_bfloats,

@@ -1,8 +1,8 @@
-"""Packing rows of codes of a codebook, value by value; the results are those of
-`formats/codebook_rows.py`, bit for bit (the payload of a NaN aside).
+"""Packing rows of codes of a codebook; the results are those of `formats/codebook_rows.py`, bit for
+bit (the payload of a NaN aside).
 
 A block is packed when its turn comes, as if it were the last one of a row; the second of two packs
-both once more, without their outlier.
+both once more, without their outlier. It is two vectors, values i and i + 16.
 """
 
 from __future__ import annotations
@@ -12,121 +12,197 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from localkv.formats.codebook_rows import PAIR
+from localkv.formats.codebook_rows import FRACTION, PAIR, STRETCHES
 from localkv.formats.codebooks import LARGEST as LARGEST_NUMBER
-from localkv.formats.cpu.low_bits import put_two_bits
-from localkv.formats.cpu.rounding import (
-    LIMIT,
-    ZERO,
-    half_bits,
-    inverse,
-    put_half,
-    scale,
-    within,
+from localkv.formats.cpu.rounding import LIMIT, ZERO, inverse, put_half, scale, within
+from localkv.simd.arithmetic import (
+    absolute,
+    add,
+    at_least,
+    f32x16,
+    first_lane,
+    i32x16,
+    if_positive,
+    lanes_below,
+    max_lanes,
+    maximum,
+    mul,
+    select,
+    select_i32,
+    sub,
+    sum_lanes,
+    sum_lanes_i32,
+    to_i32,
+    zero_f32,
+    zero_i32,
 )
-from localkv.simd.arithmetic import bits_float
-from localkv.simd.memory import get_f32, get_u16, put_i32, put_u8, put_u16
+from localkv.simd.integer import add_i32, and_i32, mul_i32, shift_left
+from localkv.simd.kinds import Address, Count
+from localkv.simd.memory import (
+    get_f16,
+    get_f32,
+    load_f32,
+    put_u16,
+    store_low_bytes,
+    store_mask,
+    store_nibbles,
+)
 
 STEPS = np.float32(LARGEST_NUMBER)
 LARGEST = STEPS * LIMIT
-TO_SINGLE = np.float32(2.0**112)
-HALF = np.float32(0.5)
+HALF, NAN = np.float32(0.5), np.float32(np.nan)
+PARTS, PART = np.float32(FRACTION), np.float32(1 / FRACTION)
+AS_EXTREME, LARGER, SMALLER = (np.float32(stretch) for stretch in STRETCHES)
+THIRD_BIT = 4
 
 
 @njit
-def value_of_half(bits: int) -> Any:
-    """A finite half, not negative, as a float."""
-    return bits_float(bits << 13) * TO_SINGLE
+def numbers(x: Address, first: Count) -> Any:
+    """16 floats within what a scale reaches; a NaN stays one."""
+    values, limit, least = load_f32(x, first), f32x16(LARGEST), f32x16(-LARGEST)
+    values = if_positive(sub(values, limit), limit, values)
+    return if_positive(sub(least, values), least, values)
 
 
 @njit
-def number(x: Any, i: int) -> Any:
-    return within(get_f32(x, i), LARGEST)
+def is_usable(low: Any, high: Any) -> bool:
+    """Whether there is no NaN among 32 finite numbers."""
+    total = sum_lanes(mul(add(low, high), zero_f32()))
+    return bool(total == total)
 
 
 @njit
-def is_usable(x: Any, first: int) -> bool:
-    """Whether there is no NaN among 32 floats."""
-    n_numbers = 0
-    for i in range(first, first + 32):
-        n_numbers += get_f32(x, i) == get_f32(x, i)
-    return n_numbers == 32
-
-
-@njit
-def place_of_outlier(x: Any, first: int) -> int:
+def place_of_outlier(x: Address, first: Count) -> int:
     """Where the largest magnitude of 64 floats is, the first of several; -1 if both blocks have a
     NaN."""
     place, largest = -1, -np.float32(1)
     for block in range(first, first + PAIR, 32):
-        if is_usable(x, block):
-            for i in range(block, block + 32):
-                magnitude = abs(number(x, i))
-                if magnitude > largest:
-                    place, largest = i, magnitude
+        low, high = numbers(x, block), numbers(x, block + 16)
+        if is_usable(low, high):
+            low, high = absolute(low), absolute(high)
+            most = max_lanes(maximum(low, high))
+            if most > largest:
+                lane = first_lane(at_least(low, f32x16(most)))
+                if lane == 16:
+                    lane += first_lane(at_least(high, f32x16(most)))
+                place, largest = block + lane, most
     return place
 
 
 @njit
-def put_scale(x: Any, planes: Any, u: int, outlier: int) -> Any:
-    """Write a block's scale and no outlier; the factor that its values are multiplied with."""
-    put_u16(planes[1], u, 0)
-    if not is_usable(x, 32 * u):
-        put_half(planes[0], u, np.float32(np.nan))
-        return ZERO
-    largest = ZERO
-    for i in range(32 * u, 32 * u + 32):
-        if i != outlier:
-            largest = max(largest, abs(number(x, i)))
-    bits = half_bits(scale(largest, STEPS))
-    put_u16(planes[0], u, bits)
-    return inverse(value_of_half(bits))
+def without(x: Any, lane: int) -> Any:
+    """0 in a lane, if there is one of this number."""
+    return select(lanes_below(lane), x, select(lanes_below(lane + 1), zero_f32(), x))
 
 
 @njit
-def code_of(x: Any, i: int, factor: Any, codebook: Any, n_codes: int) -> int:
-    """The code of the nearest number, halfway the upper; of a NaN the first."""
-    y, code = number(x, i) * factor, 0
+def without_i32(x: Any, lane: int) -> Any:
+    """The same of integers."""
+    return select_i32(lanes_below(lane), x, select_i32(lanes_below(lane + 1), zero_i32(), x))
+
+
+@njit
+def border(codebook: Address, code: int) -> Any:
+    """Halfway from a number to the next one."""
+    return (get_f32(codebook, code) + get_f32(codebook, code + 1)) * HALF
+
+
+@njit
+def nearest_numbers(y: Any, codebook: Address, n_codes: int) -> Any:
+    """The codebook's numbers nearest to y, halfway the upper: an I32x16."""
+    chosen = i32x16(np.int32(get_f32(codebook, 0)))
     for j in range(n_codes - 1):
-        code += y >= (get_f32(codebook, j) + get_f32(codebook, j + 1)) * HALF
-    return code
+        following = i32x16(np.int32(get_f32(codebook, j + 1)))
+        chosen = select_i32(at_least(y, f32x16(border(codebook, j))), following, chosen)
+    return chosen
 
 
 @njit
-def put_outlier(x: Any, planes: Any, u: int, outlier: int, n_codes: int) -> None:
-    """Write what is missing to the outlier of blocks u and u + 1, and its place."""
-    if outlier < 0:
+def nearest_codes(y: Any, codebook: Address, n_codes: int) -> Any:
+    """Their codes; of a NaN the first."""
+    chosen = zero_i32()
+    for j in range(n_codes - 1):
+        following = i32x16(np.int32(j + 1))
+        chosen = select_i32(at_least(y, f32x16(border(codebook, j))), following, chosen)
+    return chosen
+
+
+@njit(error_model="numpy")
+def fitted_scale(low: Any, high: Any, outlier: int, codebook: Address, n_codes: int) -> Any:
+    """The scale of 32 numbers, of which the outlier, if it is among them, does not count."""
+    low, high = without(low, outlier), without(high, outlier - 16)
+    most = max_lanes(maximum(low, high))
+    below = max_lanes(maximum(sub(zero_f32(), low), sub(zero_f32(), high)))
+    extreme = most if most >= below else -below
+    d = scale(extreme if extreme != ZERO else ZERO, STEPS)
+    factor, best = np.float32(1), ZERO
+    to_units = f32x16(inverse(d))
+    low, high = mul(low, to_units), mul(high, to_units)
+    whole_low, whole_high = to_i32(mul(low, f32x16(PARTS))), to_i32(mul(high, f32x16(PARTS)))
+    for stretch in (AS_EXTREME, LARGER, SMALLER):
+        a = nearest_numbers(mul(low, f32x16(stretch)), codebook, n_codes)
+        b = nearest_numbers(mul(high, f32x16(stretch)), codebook, n_codes)
+        a, b = without_i32(a, outlier), without_i32(b, outlier - 16)
+        sums = add_i32(mul_i32(whole_low, a), mul_i32(whole_high, b))
+        products = np.float32(sum_lanes_i32(sums))
+        squares = np.float32(sum_lanes_i32(add_i32(mul_i32(a, a), mul_i32(b, b))))
+        fit = products / squares if squares > ZERO else ZERO
+        if products * fit > best:
+            factor, best = fit * PART, products * fit
+    return within(d * factor, LIMIT)
+
+
+@njit
+def put_codes(y: Any, z: Any, planes: Any, u: int, n_codes: int) -> None:
+    """Write codes of values i and i + 16 of a block, in units of the codebook's numbers, of as many
+    bits as tell so many apart; `qs` is the last plane."""
+    codebook = planes[4]
+    low, high = nearest_codes(y, codebook, n_codes), nearest_codes(z, codebook, n_codes)
+    if n_codes == 16:
+        both = add_i32(low, shift_left(high, i32x16(np.int32(4))))
+        store_low_bytes(planes[2], 16 * u, both)
         return
-    d = value_of_half(get_u16(planes[0], outlier // 32))
-    code = code_of(x, outlier, inverse(d), planes[4], n_codes)
-    missing = number(x, outlier) - get_f32(planes[4], code) * d
-    put_half(planes[1], u, within(missing, LIMIT))
+    two_bits = i32x16(np.int32(3))
+    low, high = and_i32(low, two_bits), and_i32(high, two_bits)
+    qs = planes[3] if n_codes == 8 else planes[2]
+    store_nibbles(qs, 8 * u, add_i32(low, shift_left(high, i32x16(np.int32(2)))))
+    if n_codes == 8:
+        with_third = f32x16(border(codebook, THIRD_BIT - 1))
+        store_mask(planes[2], 2 * u, at_least(y, with_third))
+        store_mask(planes[2], 2 * u + 1, at_least(z, with_third))
+
+
+@njit
+def put_block(x: Address, planes: Any, u: int, outlier: int, n_codes: int) -> None:
+    """Write a block's scale and codes, and no outlier."""
+    put_u16(planes[1], u, 0)
+    low, high = numbers(x, 32 * u), numbers(x, 32 * u + 16)
+    d = NAN
+    if is_usable(low, high):
+        d = fitted_scale(low, high, outlier - 32 * u, planes[4], n_codes)
+    put_half(planes[0], u, d)
+    to_units = f32x16(inverse(get_f16(planes[0], u)))
+    put_codes(mul(low, to_units), mul(high, to_units), planes, u, n_codes)
+
+
+@njit
+def put_outlier(x: Address, planes: Any, u: int, outlier: int, n_codes: int) -> None:
+    """Write what is missing to the outlier of blocks u and u + 1, and its place."""
+    value = within(get_f32(x, outlier), LARGEST)
+    d = get_f16(planes[0], outlier // 32)
+    y, made = value * inverse(d), get_f32(planes[4], 0)
+    for j in range(n_codes - 1):
+        if y >= border(planes[4], j):
+            made = get_f32(planes[4], j + 1)
+    put_half(planes[1], u, within(value - made * d, LIMIT))
     put_u16(planes[1], u + 1, outlier - 32 * u)
 
 
 @njit
-def put_codes(x: Any, planes: Any, u: int, factor: Any, n_codes: int) -> None:
-    """Write a block's codes, of as many bits as tell so many apart; `qs` is the last plane."""
-    if n_codes == 16:
-        for i in range(16):
-            low = code_of(x, 32 * u + i, factor, planes[4], 16)
-            high = code_of(x, 32 * u + 16 + i, factor, planes[4], 16)
-            put_u8(planes[2], 16 * u + i, low | high << 4)
-        return
-    qs, third = planes[3] if n_codes == 8 else planes[2], 0
-    for i in range(32):
-        code = code_of(x, 32 * u + i, factor, planes[4], n_codes)
-        third |= (code >> 2) << i
-        put_two_bits(qs, u, i, code & 3)
-    if n_codes == 8:
-        put_i32(planes[2], u, third)
-
-
-@njit
-def encode_block(x: Any, planes: Any, u: int, n_codes: int) -> None:
+def encode_block(x: Address, planes: Any, u: int, n_codes: int) -> None:
     """Pack block u, and if it is the second of two, the first one again, without their outlier."""
     outlier = place_of_outlier(x, 32 * (u - 1)) if u % 2 else -1
     for block in range(u - u % 2, u + 1):
-        put_codes(x, planes, block, put_scale(x, planes, block, outlier), n_codes)
-    if u % 2:
+        put_block(x, planes, block, outlier, n_codes)
+    if outlier >= 0:
         put_outlier(x, planes, u - 1, outlier, n_codes)

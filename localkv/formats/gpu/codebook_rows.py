@@ -7,7 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from localkv.formats.codebook_rows import FRACTION as IN_PARTS
 from localkv.formats.codebook_rows import PAIR as VALUES
+from localkv.formats.codebook_rows import STRETCHES
 from localkv.formats.codebooks import LARGEST as LARGEST_NUMBER
 from localkv.formats.gpu.planes import (
     as_f16,
@@ -17,11 +19,21 @@ from localkv.formats.gpu.planes import (
     repeat,
     store_rows,
 )
-from localkv.formats.gpu.rounding import F16_LIMIT, NAN, in_blocks, limited, limited_numbers
+from localkv.formats.gpu.rounding import (
+    F16_LIMIT,
+    F32_LARGEST,
+    NAN,
+    in_blocks,
+    limited,
+    limited_numbers,
+    scale_and_inverse,
+)
 from localkv.triton_primitives.codebooks import add_where_equal
 
 PAIR = tl.constexpr(VALUES)
 LARGEST = tl.constexpr(LARGEST_NUMBER)
+FRACTION, PART = tl.constexpr(IN_PARTS * 1.0), tl.constexpr(1 / IN_PARTS)
+AS_EXTREME, LARGER, SMALLER = (tl.constexpr(stretch) for stretch in STRETCHES)
 MOST = tl.constexpr(65472.0)
 """A value with what is missing to it stays within: rounded up it still is finite in fp16."""
 
@@ -69,7 +81,7 @@ def load_outliers(plane, d, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.
         missing, place = tl.split(tl.reshape(items, (rows, pairs, 2)))
         place = place.to(tl.int32)
     first, second = tl.split(tl.reshape(tl.where(d == d, d, 0.0), (rows, pairs, 2)))
-    limit = MOST - tl.maximum(first, second) * LARGEST
+    limit = MOST - tl.maximum(tl.abs(first), tl.abs(second)) * LARGEST
     missing = missing.to(tl.float16, bitcast=True)
     return tl.minimum(tl.maximum(missing, -limit), limit), place
 
@@ -108,6 +120,51 @@ def quarters_with_outliers(
 
 
 @triton.jit
+def nearest_codes(y, codebook, CODES: tl.constexpr):
+    """The codes of the numbers nearest to y, halfway the upper; of a NaN the first."""
+    codes = tl.zeros(y.shape, tl.int32)
+    for j in tl.static_range(CODES - 1):
+        border = (tl.load(codebook + j) + tl.load(codebook + j + 1)) * 0.5
+        codes += (y >= border).to(tl.int32)
+    return codes
+
+
+@triton.jit
+def better_scale(
+    best, factor, y, parts, kept, codebook, STRETCH: tl.constexpr, CODES: tl.constexpr
+):
+    """What blocks gain with the codes of so many times y, if that is more than `best`, and the
+    factor of their scale: fp32 [rows, blocks] each."""
+    numbers = tl.load(codebook + nearest_codes(y * STRETCH, codebook, CODES)).to(tl.int32) * kept
+    products = tl.sum(parts * numbers, 2).to(tl.float32)
+    squares = tl.sum(numbers * numbers, 2).to(tl.float32)
+    fit = tl.where(squares > 0, tl.div_rn(products, squares), 0.0)
+    gain = products * fit
+    return tl.maximum(gain, best), tl.where(gain > best, fit * PART, factor)
+
+
+@triton.jit
+def fitted_scale(inner, kept, codebook, CODES: tl.constexpr):
+    """Scales of blocks: fp32 [rows, blocks].
+
+    Args:
+        inner: fp32 [rows, blocks, 32], 0 where a value does not count.
+        kept: int32, 1 where it does.
+    """
+    high, low = tl.max(inner, 2), tl.min(inner, 2)
+    extreme = tl.where(high >= -low, high, low)
+    extreme = tl.where(extreme == 0, 0.0, extreme)
+    d, inverse = scale_and_inverse(extreme, extreme != extreme, LARGEST * 1.0)
+    y = inner * inverse[:, :, None]
+    parts = (y * FRACTION).to(tl.int32)
+    best, factor = tl.zeros_like(d), tl.full(d.shape, 1.0, tl.float32)
+    best, factor = better_scale(best, factor, y, parts, kept, codebook, AS_EXTREME, CODES)
+    best, factor = better_scale(best, factor, y, parts, kept, codebook, LARGER, CODES)
+    best, factor = better_scale(best, factor, y, parts, kept, codebook, SMALLER, CODES)
+    return limited(d * factor, F16_LIMIT)
+
+
+@triton.jit
 def write_codes(
     planes, rows, valid, x, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CODES: tl.constexpr
 ):
@@ -118,6 +175,8 @@ def write_codes(
     x = in_blocks(limited_numbers(x, LARGEST * F16_LIMIT))
     has_nan = tl.max((x != x).to(tl.int32), 2) > 0
     size = tl.where(has_nan[:, :, None], -1.0, tl.abs(x))
+    inner = tl.where(has_nan[:, :, None], 0.0, x)
+    kept = tl.full(x.shape, 1, tl.int32)
     if HEAD_DIM >= PAIR:
         pairs: tl.constexpr = blocks // 2
         of_pair = tl.reshape(size, (n, pairs, PAIR))
@@ -127,16 +186,15 @@ def write_codes(
         whole = tl.arange(0, pairs) < HEAD_DIM // PAIR
         is_one = (largest >= 0) & whole[None, :]
         chosen = (i == place[:, :, None]) & is_one[:, :, None]
-        size = tl.where(tl.reshape(chosen, (n, blocks, 32)), 0.0, size)
-    d = limited(tl.div_rn(tl.max(size, 2), LARGEST * 1.0), F16_LIMIT)
+        apart = tl.reshape(chosen, (n, blocks, 32))
+        inner = tl.where(apart, 0.0, inner)
+        kept = tl.where(apart, 0, kept)
+    d = fitted_scale(inner, kept, codebook, CODES)
     halves = tl.where(has_nan, NAN, d).to(tl.float16)
     rounded = halves.to(tl.float32)
-    inverse = tl.where(rounded > 0, tl.div_rn(1.0, rounded), 0.0)
-    y = x * inverse[:, :, None]
-    codes = tl.zeros(x.shape, tl.int32)
-    for j in tl.static_range(CODES - 1):
-        border = (tl.load(codebook + j) + tl.load(codebook + j + 1)) * 0.5
-        codes += (y >= border).to(tl.int32)
+    inverse = tl.div_rn(1.0, rounded)
+    inverse = tl.where(tl.abs(inverse) <= F32_LARGEST, inverse, 0.0)
+    codes = nearest_codes(x * inverse[:, :, None], codebook, CODES)
     store_rows(as_f16(planes[0]), rows, valid, halves, HEAD_DIM // 32)
     if HEAD_DIM >= PAIR:
         left = x - tl.load(codebook + codes) * rounded[:, :, None]
