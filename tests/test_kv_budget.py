@@ -118,7 +118,8 @@ def test_several_texts_share_a_budget():
     [
         ({"kv_ladder": "f16,q8_0"}, "there is none"),
         ({"kv_budget": THIRD, "cache_type_k": "q8_0"}, "named besides"),
-        ({"kv_budget": THIRD, "kv_tail": 64}, "a tail"),
+        ({"kv_budget": THIRD, "kv_tail": 64, "kv_ladder": "q8_0,q4_0"}, "begins with q8_0"),
+        ({"kv_budget": THIRD // 3, "kv_tail": 64}, "a tail and a sink keep in f16"),
         ({"kv_budget": THIRD, "n_cache_tokens": 512}, "how large the cache is"),
         ({"kv_budget": THIRD // 4, "n_ctx": 2048}, "holds 512 tokens in q4_0/q4_0"),
         ({"kv_budget": 0}, "kv_budget is 0"),
@@ -128,6 +129,23 @@ def test_several_texts_share_a_budget():
 def test_what_does_not_go_with_a_budget_is_refused(arguments, says):
     with pytest.raises(LocalKVError, match=says):
         LLM(MODEL, device="cpu", **arguments)
+
+
+def test_a_tail_and_a_sink_stay_f16_as_the_plan_says():
+    with LLM(MODEL, device="cpu", kv_budget=2 * THIRD, kv_tail=64, kv_sink=4) as llm:
+        assert llm.memory.cache_k + llm.memory.cache_v <= 2 * THIRD
+        assert llm.engine.n_batch < 256
+        ids = ids_of(llm, 1500)
+        done = llm.complete(ids, temperature=0, ignore_eos=True)
+        assert done.usage.total_tokens == llm.cache.n_ctx
+        ladder = llm.engine.cache.ladder
+        pages = llm.engine.sequence.pages[0]
+        rungs = [ladder.rungs[page] for page in pages]
+        assert not rungs[0]
+        assert not rungs[-1]
+        assert max(rungs) > 0
+        again = llm.complete([*ids[:700], *ids[:100]], max_tokens=4, temperature=0)
+        assert again.usage.cached_tokens == 700
 
 
 def test_context_ends_where_the_ladder_does():

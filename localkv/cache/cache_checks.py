@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from localkv.arch.spec import CacheGroup
 from localkv.cache.layout import typed_groups, types_in
-from localkv.cache.tail import check_tail
+from localkv.cache.tail import TAIL_TYPE, check_tail
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import FORMATS, KV_FORMATS
@@ -28,7 +28,8 @@ def check_cache(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
         _check_cache_type(v, type_v, group.value_dim)
     check_windows(cache, groups)
     check_latents(cache, groups)
-    check_tail(cache, [(group, types_in(cache, group)) for group in groups])
+    if cache.kv_budget is None:
+        check_tail(cache, [(group, types_in(cache, group)) for group in groups])
 
 
 def check_budget(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
@@ -41,8 +42,6 @@ def check_budget(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
         return
     reasons = [
         (cache.layer_types, "types by layer"),
-        (cache.kv_tail, "a tail (--kv-tail)"),
-        (cache.kv_sink, "a sink (--kv-sink)"),
         (any(group.reach for group in groups), "layers with a window"),
         (any(group.is_latent for group in groups), "latents"),
         (len(groups) > 1, "layers whose rows differ in size"),
@@ -52,6 +51,14 @@ def check_budget(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
             raise UsageError(
                 f"--kv-budget: pages can't change their types in a cache with {what}",
                 hint="leave it out, and choose types that fit (-ctk, -ctv)",
+            )
+    first = cache.kv_ladder[0]
+    for flag, value in (("--kv-tail", cache.kv_tail), ("--kv-sink", cache.kv_sink)):
+        if value and first != (TAIL_TYPE, TAIL_TYPE):
+            raise UsageError(
+                f"{flag} {value} keeps rows in {TAIL_TYPE}, and the ladder begins with "
+                f"{'/'.join(first)}",
+                hint=f"leave it out, or begin --kv-ladder with {TAIL_TYPE}",
             )
     for pair in cache.kv_ladder:
         for side, name, dim in zip(

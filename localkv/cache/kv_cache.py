@@ -30,6 +30,7 @@ from localkv.cache.layout import (
 )
 from localkv.cache.pages import NO_SLOT, PagePool, Sequence
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
+from localkv.cache.repack import repack_page
 from localkv.cache.scales import head_scales
 from localkv.cache.segment_rows import SegmentRows, segment_rows
 from localkv.config import KVCodebook, KVScales
@@ -353,6 +354,13 @@ class KVCache:
             if layer.segments:
                 source, target = layer.segments[rung : rung + 2]
                 self.arrays.repack_page(source, target, place)
+
+    def raise_page(self, rung: int, place: int, higher: int, to: int) -> None:
+        """Pack a page of a ladder as a higher rung has it, at another place."""
+        for layer in self.layers:
+            if layer.segments:
+                source, target = layer.segments[rung], layer.segments[higher]
+                repack_page(self.arrays, source, target, place, to)
 
     def clear_page(self, pool: int, page: int) -> None:
         """Make the rows of a page numbers."""

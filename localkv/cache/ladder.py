@@ -3,6 +3,7 @@
 The pairs of types that pages go through are the *ladder*, each pair a *rung*. A page is stored in
 the first; when the budget is full the oldest pages go down a rung, all of them before any goes
 down the next, the newest and the one with a text's first tokens last (`cache/ladder_pool.py`).
+Pages with tokens of a tail or a sink (`cache/tail.py`) stay in the first, which is f16.
 
 Pages of all rungs lie in one *arena* for each layer, in *units*: the largest number of bytes that
 the pages of all rungs are multiples of. So no byte of the budget is set apart for a type.
@@ -11,6 +12,7 @@ the pages of all rungs are multiples of. So no byte of the budget is set apart f
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -111,6 +113,17 @@ def _bits(name: str) -> float:
 
 
 @dataclass(frozen=True)
+class Pinned:
+    """Tokens whose pages stay on the first rung: the first of a text, and the newest."""
+
+    sink: int = 0
+    tail: int = 0
+
+
+NOT_PINNED = Pinned()
+
+
+@dataclass(frozen=True)
 class LadderSizes:
     """How an arena is divided.
 
@@ -118,15 +131,25 @@ class LadderSizes:
         unit: bytes, of one layer.
         units: of a page on each rung.
         n_units: that the arena has.
+        page_tokens: of a page.
+        pinned: tokens of a text whose pages do not go down.
     """
 
     unit: int
     units: tuple[int, ...]
     n_units: int
+    page_tokens: int
+    pinned: Pinned = NOT_PINNED
 
     @classmethod
     def of(
-        cls, group: CacheGroup, pairs: Sequence[Pair], budget: int, page_tokens: int, n_pages: int
+        cls,
+        group: CacheGroup,
+        pairs: Sequence[Pair],
+        budget: int,
+        page_tokens: int,
+        n_pages: int,
+        pinned: Pinned = NOT_PINNED,
     ) -> LadderSizes:
         """Of layers of a group.
 
@@ -139,42 +162,78 @@ class LadderSizes:
         unit = math.gcd(*pages)
         units = tuple(n // unit for n in pages)
         n_units = budget // (len(group.layers) * unit)
-        return cls(unit, units, min(n_units, n_pages * units[0]))
+        return cls(unit, units, min(n_units, n_pages * units[0]), page_tokens, pinned)
 
     @property
     def n_pages(self) -> int:
         """Pages that there is room for, all on the last rung."""
         return self.n_units // self.units[-1]
 
-    def landing(self, free: int, n: int, highest: int = 0) -> int | None:
-        """The highest rung, from `highest` on, on which `n` new pages fit in so many units."""
-        rungs = range(highest, len(self.units))
-        return next((rung for rung in rungs if n * self.units[rung] <= free), None)
+    @property
+    def n_sink(self) -> int:
+        """Pages of the sink."""
+        return -(-self.pinned.sink // self.page_tokens)
 
-    def rungs_of(self, n_tokens: int, page_tokens: int) -> list[int] | None:
-        """The rungs of a text's pages once it has so many tokens, that came one by one; None if
-        there is no room for them."""
-        found: list[int] | None = []
-        for found in self.growth(-(-n_tokens // page_tokens)):
-            if found is None:
-                return None
-        return found
+    def n_open(self, place: int) -> int:
+        """How many rungs, from the first on, a page may be on while rows are stored in it, at a
+        place of a text."""
+        return 1 if self.pinned.tail or place < self.n_sink else len(self.units)
+
+    def stays(self, place: int, length: int) -> bool:
+        """Whether the page at a place of a text of `length` tokens may not go down: it belongs to
+        the sink, or the next token has a row to store there or reads it as the tail."""
+        oldest = length - max(0, self.pinned.tail - 1)
+        return place < self.n_sink or (place + 1) * self.page_tokens > oldest
+
+    def batch(self, n_batch: int) -> int:
+        """Tokens of a batch at most, where one of `n_batch` would be: as all of its pages have to
+        be on the first rung where there is a tail or a sink, there are few of them."""
+        return min(n_batch, self.page_tokens // 2) if self.pinned != NOT_PINNED else n_batch
+
+    def room(self, n_batch: int) -> int:
+        """Pages of the longest text, read in batches of at most `n_batch` tokens."""
+        before = max(0, self.pinned.tail - 1)
+        across = (before + self.batch(n_batch) + self.page_tokens - 2) // self.page_tokens + 1
+
+        def too_long(n_pages: int) -> bool:
+            sink = min(n_pages, self.n_sink)
+            newest = min(n_pages - sink, across) if self.pinned.tail else 0
+            first = sink + newest
+            most = first * self.units[0] + (n_pages - first) * self.units[-1]
+            begun = min(n_pages, sink + across - 1) if sink else 0  # a batch that leaves the sink
+            return max(most, begun * self.units[0]) > self.n_units
+
+        return bisect_left(range(1, self.n_pages + 1), True, key=too_long)
+
+    def landing(
+        self, free: int, n: int, *, n_open: int, still_open: Sequence[int] = ()
+    ) -> int | None:
+        """The highest rung of the first `n_open` on which `n` new pages fit in so many units.
+
+        Args:
+            still_open: the rungs of pages that go down to it as well, if they are higher.
+        """
+        for rung in range(max(still_open, default=0), n_open):
+            given = sum(self.units[one] - self.units[rung] for one in still_open)
+            if n * self.units[rung] <= free + given:
+                return rung
+        return None
 
     def growth(self, n_pages: int) -> Iterator[list[int] | None]:
-        """The rungs of a text's pages, with one page, with two, ...; None and the end where there
-        is no room."""
-        rungs = list[int]()
-        for _ in range(n_pages):
-            last = len(self.units) - 1
-            spare = sum(self.units[rung] - self.units[last] for rung in rungs)
+        """The rungs of a text's pages, with one page, with two, ..., if its tokens come one by
+        one; None and the end where there is no room."""
+        rungs, last = list[int](), len(self.units) - 1
+        for n in range(n_pages):
+            able = [place for place in range(n) if not self.stays(place, n * self.page_tokens)]
+            spare = sum(self.units[rungs[place]] - self.units[last] for place in able)
             free = self.n_units - sum(self.units[rung] for rung in rungs)
-            landing = self.landing(free + spare, 1)
+            landing = self.landing(free + spare, 1, n_open=self.n_open(n))
             if landing is None:
                 yield None
                 return
             while free < self.units[landing]:
                 place = min(
-                    (place for place, rung in enumerate(rungs) if rung < last),
+                    (place for place in able if rungs[place] < last),
                     key=lambda place: lowering_order(rungs[place], place),
                 )
                 free += self.units[rungs[place]] - self.units[rungs[place] + 1]

@@ -2,7 +2,8 @@
 
 Sequences hold pages by numbers that stay the same, so a page that goes down a rung, or is moved,
 is so for all sequences that share it. Pages that a sequence has rows to store in are on one rung,
-and stay there until they are full: a batch's rows go to one segment.
+and stay there until they are full: a batch's rows go to one segment. Where such a page is on a
+lower rung than it may be, as a text was cut back to it, the sequence gets it on a higher one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class LadderKeeper(Keeper, Protocol):
 
     def repack_page(self, rung: int, place: int) -> None:
         """Pack a page as the next rung has it, in the first of its units."""
+        ...
+
+    def raise_page(self, rung: int, place: int, higher: int, to: int) -> None:
+        """Pack a page as a higher rung has it, at another place."""
         ...
 
 
@@ -145,16 +150,25 @@ class LadderPool(PagePool):
             return False
 
     def reserve(self, sequence: Sequence, length: int, position: int) -> None:
-        self._own(sequence, position)
-        pages = sequence.pages[self.index]
+        pages, first = sequence.pages[self.index], position // PAGE_TOKENS
+        n_open = self.sizes.n_open(first)
+        too_low = [
+            place for place in range(first, len(pages)) if self.rungs[pages[place]] >= n_open
+        ]
+        self._own_places(
+            sequence, [place for place in range(first, len(pages)) if place not in too_low]
+        )
         n_new = self.n_places(length) - len(pages)
-        still_open = pages[position // PAGE_TOKENS :]
-        rung = max((self.rungs[page] for page in still_open), default=0)
-        if n_new > 0:
-            rung = self._landing(n_new, rung)
+        still_open = [page for page in pages[first:] if self.rungs[page] < n_open]
+        rungs = [self.rungs[page] for page in still_open]
+        rung = max(rungs, default=0)
+        if n_new > 0 or too_low:
+            rung = self._landing(max(0, n_new) + len(too_low), n_open=n_open, still_open=rungs)
         for page in still_open:
             while self.rungs[page] < rung:
                 self._lower(page)
+        for place in too_low:
+            self._raise(pages, place, rung)
         for _ in range(n_new):
             pages.append(self.take_on(rung))
         if n_new <= 0 and self.is_due(length):
@@ -173,13 +187,14 @@ class LadderPool(PagePool):
         a shorter wait than all of them together."""
         lowerable, units = self._lowerable(), self.sizes.units
         spare = sum(units[self.rungs[page]] - units[-1] for page in lowerable)
-        landing = self.sizes.landing(self.runs.n_free + spare, 1)
+        landing = self.sizes.landing(self.runs.n_free + spare, 1, n_open=self._n_open)
         if lowerable and landing is not None and self.runs.n_free < units[landing]:
             self._lower(lowerable[0])
 
-    def _own(self, sequence: Sequence, position: int) -> None:
+    def _own_places(self, sequence: Sequence, places: Iterable[int]) -> None:
+        """Put copies in the place of shared pages."""
         pages = sequence.pages[self.index]
-        for place in range(position // PAGE_TOKENS, len(pages)):
+        for place in places:
             page = pages[place]
             n = self.sizes.units[self.rungs[page]]
             while self.n_holders[page] > 1 and self.runs.n_free < n and self.keeper.make_room():
@@ -190,20 +205,39 @@ class LadderPool(PagePool):
                 pages[place] = copy
                 self.give_back([page])
 
-    def _landing(self, n: int, highest: int = 0) -> int:
+    def _raise(self, pages: list[int], place: int, rung: int) -> None:
+        """Put what a page has, on a higher rung, in its place."""
+        page = pages[place]
+        higher = self.take_on(rung)
+        self.keeper.raise_page(self.rungs[page], self.place(page), rung, self.place(higher))
+        pages[place] = higher
+        self.give_back([page])
+
+    @property
+    def _n_open(self) -> int:
+        """Rungs on which the pages of a long text begin."""
+        return self.sizes.n_open(self.sizes.n_sink)
+
+    def _landing(self, n: int, *, n_open: int | None = None, still_open: Seq[int] = ()) -> int:
         """The rung that `n` new pages go to: the highest on which they fit, once texts that are
         only kept are gone and full pages have gone down.
+
+        Args:
+            n_open, still_open: as `LadderSizes.landing` has them.
 
         Raises:
             NoPageError: they fit on none.
         """
         units = self.sizes.units
-        while self.runs.n_free < n * units[highest] and self.keeper.make_room():
+        wanted = n * units[max(still_open, default=0)]
+        while self.runs.n_free < wanted and self.keeper.make_room():
             pass
         spare = 0
-        if self.runs.n_free < n * units[highest]:
+        if self.runs.n_free < wanted:
             spare = sum(units[self.rungs[page]] - units[-1] for page in self._lowerable())
-        rung = self.sizes.landing(self.runs.n_free + spare, n, highest)
+        n_open = self._n_open if n_open is None else n_open
+        free = self.runs.n_free + spare
+        rung = self.sizes.landing(free, n, n_open=n_open, still_open=still_open)
         if rung is None:
             raise self._full()
         return rung
@@ -226,17 +260,16 @@ class LadderPool(PagePool):
             yield from (page for page in pages if self.rungs[page] == lowest)
 
     def _lowerable(self) -> list[int]:
-        """Pages that may go down a rung, in the order in which they do: full ones, in which no
-        sequence has a row to store."""
-        places, still_open = dict[int, int](), set[int]()
+        """Pages that may go down a rung, in the order in which they do: those that have to stay
+        for no sequence."""
+        places, staying = dict[int, int](), set[int]()
         for sequence in self.keeper.known():
-            n_full = sequence.length // PAGE_TOKENS
             for place, page in enumerate(sequence.pages[self.index]):
                 places[page] = place
-                if place >= n_full:
-                    still_open.add(page)
+                if self.sizes.stays(place, sequence.length):
+                    staying.add(page)
         last = len(self.sizes.units) - 1
-        found = [page for page in places if page not in still_open and self.rungs[page] < last]
+        found = [page for page in places if page not in staying and self.rungs[page] < last]
         return sorted(found, key=lambda page: lowering_order(self.rungs[page], places[page]))
 
     def _lower(self, page: int) -> None:

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from localkv.arch.mixer_spec import first_visible
 from localkv.arch.spec import CacheGroup
-from localkv.cache.ladder import LadderSizes, row_bytes
+from localkv.cache.ladder import NOT_PINNED, LadderSizes, Pinned, row_bytes
 from localkv.cache.tail import TAIL_TYPE, Tail, exact_rows
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
@@ -106,19 +106,21 @@ class GroupLayout:
     Attributes:
         keeps_all: rows stay when they have left the window, too.
         budget: bytes, if segments are the rungs of a ladder (`cache/ladder.py`); else None.
+        pinned: tokens whose pages do not go down it.
     """
 
     group: CacheGroup
     segments: tuple[SegmentSpec, ...]
     keeps_all: bool = False
     budget: int | None = None
+    pinned: Pinned = NOT_PINNED
 
     def ladder(self, n_ctx: int, n_sequences: int = 1) -> LadderSizes:
         """How the arena of a ladder is divided, for so many sequences of `n_ctx` tokens at most."""
         assert self.budget is not None
         pairs = [(spec.type_k, spec.type_v) for spec in self.segments]
         n_pages = n_sequences * pages_for(n_ctx)
-        return LadderSizes.of(self.group, pairs, self.budget, PAGE_TOKENS, n_pages)
+        return LadderSizes.of(self.group, pairs, self.budget, PAGE_TOKENS, n_pages, self.pinned)
 
     @property
     def reach(self) -> int:
@@ -242,8 +244,11 @@ def group_layouts(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[Gro
     Raises:
         UsageError: `kv_rotation` is "on" and rows of a group can't be rotated.
     """
+    pinned = NOT_PINNED
+    if cache.kv_budget is not None:
+        pinned = Pinned(cache.kv_sink or 0, cache.kv_tail or 0)
     return tuple(
-        GroupLayout(group, cache_segments(cache, group), cache.swa_full, cache.kv_budget)
+        GroupLayout(group, cache_segments(cache, group), cache.swa_full, cache.kv_budget, pinned)
         for group in typed_groups(cache, groups)
     )
 

@@ -9,21 +9,27 @@ from localkv.cache.hadamard import Floats, hadamard
 from localkv.cache.layer_cache import Segment
 
 
-def repack_page(arrays: Arrays, source: Segment, target: Segment, page: int) -> None:
-    """Pack page `page` of a segment as the page of that number of another one, whose bytes may be
-    the same. Of rows that nobody stored any bytes come of any bytes."""
+def repack_page(
+    arrays: Arrays, source: Segment, target: Segment, page: int, to: int | None = None
+) -> None:
+    """Pack page `page` of a segment as page `to` of another one, or that of the same number, whose
+    bytes may be the same. Of rows that nobody stored any bytes come of any bytes."""
+    to = page if to is None else to
     found, copies = list[tuple[str, Floats]](), copied(arrays, source, target, page)
     for side in ("k", "v"):
         x = unpacked(arrays, source, side, page)
         before, after = (getattr(one, f"rotation_{side}") for one in (source, target))
-        found.append((side, x if before == after else hadamard(hadamard(x, before), after)))
+        if before != after:
+            with np.errstate(all="ignore"):
+                x = hadamard(hadamard(x, before), after)
+        found.append((side, x))
     for side, x in found:
         fmt = getattr(target, f"format_{side}")
         with np.errstate(all="ignore"):
             packed = fmt.codec.encode(np.ascontiguousarray(x))
         for j, (plane, rows) in enumerate(zip(getattr(target, side), packed, strict=True)):
-            plane[page : page + 1] = arrays.pages_of_rows(fmt, side, j, rows)
-    put_copies(target, copies, page)
+            plane[to : to + 1] = arrays.pages_of_rows(fmt, side, j, rows)
+    put_copies(target, copies, to)
 
 
 Copies = dict[str, list[Array]]

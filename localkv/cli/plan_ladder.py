@@ -42,7 +42,7 @@ class LadderPlan:
     @cached_property
     def growth(self) -> list[list[int]]:
         """The rungs of the pages of a text of one page, of two, ..., up to the longest context."""
-        n_pages = min(self.sizes.n_pages, -(-self.cache.n_ctx // PAGE_TOKENS))
+        n_pages = min(self.sizes.room(self.memory.n_batch), -(-self.cache.n_ctx // PAGE_TOKENS))
         return [rungs for rungs in self.sizes.growth(n_pages) if rungs is not None]
 
     @property

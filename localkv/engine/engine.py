@@ -85,12 +85,14 @@ class Engine:
     ) -> None:
         self.model = model
         self.check_source = check_source
-        self.n_batch = n_batch
         self.n_ctx = cache.n_ctx
         check_scales(cache, model.config)
         self.prices = Prices()
         self.draft: DraftModel | None = None
         self.cache = allocated_cache(model, cache, n_batch, make_cache)
+        if self.cache.ladder is not None:
+            n_batch = self.cache.ladder.sizes.batch(n_batch)
+        self.n_batch = n_batch
         self.slot = CacheSlot(model, self.cache, n_batch, exact=exact, check_source=check_source)
 
     @property

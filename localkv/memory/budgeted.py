@@ -119,7 +119,13 @@ class Budgeted:
         cache = replace(cache, kv_budget=budget)
         (layout,) = group_layouts(cache, memory.config.groups)
         sizes = layout.ladder(cache.n_ctx, cache.n_sequences)
-        room, types = sizes.n_pages * PAGE_TOKENS, "/".join(self.ladder[-1])
+        room, types = sizes.room(memory.n_batch) * PAGE_TOKENS, "/".join(self.ladder[-1])
+        if not room and sizes.n_pages:
+            raise DoesNotFitError(
+                f"--kv-budget {byte_size(budget)} has no room for the pages of {PAGE_TOKENS} "
+                "tokens that a tail and a sink keep in f16",
+                hint="use a larger budget, or leave out --kv-tail and --kv-sink",
+            )
         if not room:
             page = len(layout.group.layers) * sizes.unit * sizes.units[-1]
             raise DoesNotFitError(

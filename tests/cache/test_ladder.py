@@ -18,6 +18,7 @@ from localkv.cache.kv_cache import KVCache
 from localkv.cache.ladder import (
     DEFAULT_LADDER,
     LadderSizes,
+    Pinned,
     check_ladder,
     ladder_text,
     parse_ladder,
@@ -45,9 +46,9 @@ LADDERS = [
 ]
 
 
-def cache_of(ladder, budget, *, n_ctx=8 * PAGE_TOKENS, arrays=None, n_sequences=3):
+def cache_of(ladder, budget, *, n_ctx=8 * PAGE_TOKENS, arrays=None, n_sequences=3, **exact):
     (type_k, type_v), *_ = ladder
-    config = CacheConfig(type_k, type_v, kv_budget=budget, kv_ladder=ladder)
+    config = CacheConfig(type_k, type_v, kv_budget=budget, kv_ladder=ladder, **exact)
     layouts = group_layouts(config, [GROUP])
     arrays = arrays or TorchArrays()
     return KVCache(layouts, n_ctx=n_ctx, n_sequences=n_sequences, arrays=arrays)
@@ -90,15 +91,15 @@ def test_formats_say_which_steps_are_legal():
 @pytest.mark.parametrize(
     ("settings_", "groups", "says"),
     [
-        ({"kv_tail": 64}, [GROUP], "a tail"),
-        ({"kv_sink": 4}, [GROUP], "a sink"),
+        ({"kv_tail": 64, "kv_ladder": parse_ladder("q8_0,q4_0")}, [GROUP], "begins with q8_0"),
+        ({"kv_sink": 4, "kv_ladder": parse_ladder("f16/q8_0,q4_0")}, [GROUP], "with f16/q8_0"),
         ({}, [CacheGroup(2, 64, 64, 128, (0, 1))], "a window"),
         ({}, [GROUP, CacheGroup(1, 64, 64, 0, (2,))], "differ in size"),
         ({"layer_types": (("f16", "f16"), ("q8_0", "q8_0"))}, [GROUP], "types by layer"),
     ],
 )
 def test_caches_whose_pages_stay_as_they_are_are_refused(settings_, groups, says):
-    cache = CacheConfig(kv_budget=1 << 20, kv_ladder=DEFAULT_LADDER, **settings_)
+    cache = CacheConfig(**{"kv_budget": 1 << 20, "kv_ladder": DEFAULT_LADDER, **settings_})
     with pytest.raises(UsageError, match=says):
         check_cache(cache, groups)
 
@@ -132,19 +133,25 @@ def test_runs_stay_apart_and_keep_what_is_in_them(data):
         assert runs.n_free == n_units - sum(sizes.values())
 
 
-@given(st.sampled_from(LADDERS), st.integers(1, 60), st.integers(1, 12))
-def test_a_text_grows_down_the_ladder_within_its_budget(ladder, tenths, n_pages):
-    sizes = LadderSizes.of(GROUP, ladder, tenths * F16_PAGE // 10, PAGE_TOKENS, n_pages)
-    before = list[int]()
+PINNED = st.builds(Pinned, st.sampled_from([0, 0, 4, 300]), st.sampled_from([0, 0, 1, 64, 300]))
+
+
+@given(st.sampled_from(LADDERS), st.integers(1, 60), st.integers(1, 12), PINNED)
+def test_a_text_grows_down_the_ladder_within_its_budget(ladder, tenths, n_pages, pinned):
+    sizes = LadderSizes.of(GROUP, ladder, tenths * F16_PAGE // 10, PAGE_TOKENS, n_pages, pinned)
+    before, room = list[int](), sizes.room(512)
+    if pinned == Pinned():
+        assert room == sizes.n_pages
     for rungs in sizes.growth(n_pages):
         if rungs is None:
-            assert sizes.n_pages == len(before)
+            assert room <= len(before)
             break
         assert sum(sizes.units[rung] for rung in rungs) <= sizes.n_units
         assert all(was <= now for was, now in zip(before, rungs, strict=False))
+        assert not any(rungs[: sizes.n_sink])
+        if pinned.tail:
+            assert not any(rungs[max(0, len(rungs) - 1 - (pinned.tail - 1) // PAGE_TOKENS) :])
         before = rungs
-    else:
-        assert sizes.n_pages >= n_pages
 
 
 def test_first_and_newest_pages_go_down_last():
@@ -165,12 +172,12 @@ def test_memory_is_what_the_plan_says_and_no_more_than_the_budget():
 
 @dataclass
 class Rows:
-    """What a sequence should hold: rows as they came, and the rung that each was stored on."""
+    """What a sequence should hold: rows as they came, and the rungs that each has been on."""
 
     sequence: Sequence
     k: list[np.ndarray] = field(default_factory=list)
     v: list[np.ndarray] = field(default_factory=list)
-    rungs: list[int] = field(default_factory=list)
+    rungs: list[tuple[int, ...]] = field(default_factory=list)
 
     def fork(self, sequence):
         n = sequence.length
@@ -179,26 +186,48 @@ class Rows:
     def cut(self, n):
         del self.k[n:], self.v[n:], self.rungs[n:]
 
+    def follow(self, pool):
+        """Note on which rungs pages are now."""
+        for row, before in enumerate(self.rungs):
+            rung = pool.rungs[self.sequence.pages[0][row // PAGE_TOKENS]]
+            if rung < before[-1]:
+                self.rungs[row] = (*before, rung)  # raised at once
+            else:
+                self.rungs[row] = (*before, *range(before[-1] + 1, rung + 1))
 
-def append(cache, rows, n, rng):
-    """Evaluate `n` tokens with random rows."""
+
+def append(cache, texts, rows, n, rng):
+    """Evaluate `n` tokens of one of the texts with random rows."""
+    most = cache.ladder.sizes.batch(512)
+    while n > 0:
+        append_batch(cache, rows, min(n, most), rng, texts)
+        n -= most
+
+
+def append_batch(cache, rows, n, rng, texts):
     x = rng.standard_normal((2, n, 2, 64), np.float32) * rng.uniform(0.1, 8)
     batch = cache.batch([(rows.sequence, [0] * n)])
     k, v = (torch.from_numpy(side) for side in x)
     for layer in cache.layers:
         store_rotated(store_kv, hadamard_transform, k, v, layer, layer.rows_of(batch))
+    for text in texts:
+        text.follow(cache.ladder)
     stored = [i for i, part in enumerate(batch.segments) if len(part.tokens)]
     assert len(stored) == 1, "a batch's rows go to one segment"
     rows.sequence.length += n
     rows.k += list(x[0])
     rows.v += list(x[1])
-    rows.rungs += stored * n
+    rows.rungs += [tuple(stored)] * n
 
 
 def packed(x, specs, side):
     """Rows as they are stored, after the types of some rungs one after the other: rotated."""
-    before = 0
+    before, last = 0, None
     for spec in specs:
+        types = getattr(spec, f"type_{side}"), getattr(spec, f"rotation_{side}")
+        if types == last:
+            continue
+        last = types
         fmt = FORMATS[getattr(spec, f"type_{side}")]
         rotation = getattr(spec, f"rotation_{side}")
         if rotation != before:
@@ -223,7 +252,7 @@ def check(cache, rows, rng):
                         for plane in getattr(segment, side)
                     ]
                     found = getattr(segment, f"format_{side}").codec.decode(of_row)
-                    wanted = packed(values[row], specs[rows.rungs[row] : rung + 1], side)
+                    wanted = packed(values[row], [specs[i] for i in rows.rungs[row]], side)
                     np.testing.assert_array_equal(found, wanted)
 
 
@@ -233,7 +262,9 @@ def test_pages_hold_what_the_chain_of_types_makes_of_rows(data):
     """Random ladders, budgets, texts that share pages, and texts that are cut back."""
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     ladder = data.draw(st.sampled_from(LADDERS))
-    cache = cache_of(ladder, data.draw(st.integers(6, 40)) * F16_PAGE // 10)
+    pinned = data.draw(PINNED) if ladder[0] == ("f16", "f16") else Pinned()
+    exact = {"kv_sink": pinned.sink, "kv_tail": pinned.tail}
+    cache = cache_of(ladder, data.draw(st.integers(6, 40)) * F16_PAGE // 10, **exact)
     pool, texts = cache.ladder, [Rows(cache.new_sequence())]
     for _ in range(data.draw(st.integers(1, 14))):
         rows = data.draw(st.sampled_from(texts))
@@ -241,13 +272,16 @@ def test_pages_hold_what_the_chain_of_types_makes_of_rows(data):
             case "append":
                 n = data.draw(st.sampled_from([1, 7, 100, PAGE_TOKENS, 300, 512]))
                 n = min(n, cache.n_ctx - rows.sequence.length)
+                end = rows.sequence.length + n
                 try:
                     if n:
-                        append(cache, rows, n, rng)
+                        append(cache, texts, rows, n, rng)
                 except NoPageError:
                     cache.cut_back(rows.sequence, rows.sequence.length)
+                    for text in texts:
+                        text.follow(pool)
                     if len(texts) == 1:
-                        full = rows.sequence.length + n > pool.n_pages * PAGE_TOKENS
+                        full = end > pool.sizes.room(512) * PAGE_TOKENS
                         assert full, "one text has all of the ladder"
             case "fork" if len(texts) < 3:
                 length = data.draw(st.integers(0, rows.sequence.length))
@@ -261,6 +295,7 @@ def test_pages_hold_what_the_chain_of_types_makes_of_rows(data):
                 texts.remove(rows)
         for text in texts:
             check(cache, text, rng)
+            assert not any(pool.rungs[page] for page in text.sequence.pages[0][: pool.sizes.n_sink])
         held = {page for text in texts for page in text.sequence.pages[0]}
         assert sum(pool.counts()) == len(held)
         assert pool.runs.n_free == pool.sizes.n_units - sum(
@@ -272,10 +307,10 @@ def test_shared_pages_change_once_for_all():
     cache = cache_of(DEFAULT_LADDER, 3 * F16_PAGE)
     rng = np.random.default_rng(0)
     first = Rows(cache.new_sequence())
-    append(cache, first, 2 * PAGE_TOKENS, rng)
+    append(cache, [first], first, 2 * PAGE_TOKENS, rng)
     second = first.fork(cache.fork(first.sequence, 2 * PAGE_TOKENS))
-    append(cache, first, PAGE_TOKENS, rng)
-    append(cache, second, PAGE_TOKENS, rng)
+    append(cache, [first, second], first, PAGE_TOKENS, rng)
+    append(cache, [first, second], second, PAGE_TOKENS, rng)
     shared = first.sequence.pages[0][:2]
     assert shared == second.sequence.pages[0][:2]
     pages = {*first.sequence.pages[0], *second.sequence.pages[0]}
@@ -296,6 +331,33 @@ def test_pages_go_down_a_little_before_the_next_is_needed():
         counts.append(cache.requantised.n_pages - before)
     assert max(counts) <= 2
     assert sum(counts) == cache.requantised.n_pages > 3
+
+
+def test_pages_of_a_tail_and_a_sink_stay_f16():
+    cache = cache_of(DEFAULT_LADDER, 5 * F16_PAGE, n_ctx=4096, kv_tail=300, kv_sink=4)
+    rng, rows = np.random.default_rng(2), Rows(cache.new_sequence())
+    room = cache.ladder.sizes.room(512)
+    for n in [100] * 20:
+        append(cache, [rows], rows, min(n, room * PAGE_TOKENS - rows.sequence.length), rng)
+        rungs = [cache.ladder.rungs[page] for page in rows.sequence.pages[0]]
+        assert not rungs[0]
+        assert not any(rungs[max(0, rows.sequence.length - 300) // PAGE_TOKENS :])
+    assert len(rungs) == room
+    assert max(rungs) == 3
+    check(cache, rows, rng)
+
+
+def test_a_page_that_went_down_comes_back_for_the_tokens_of_a_tail():
+    cache = cache_of(DEFAULT_LADDER, 5 * F16_PAGE, n_ctx=4096, kv_tail=64)
+    rng, rows = np.random.default_rng(3), Rows(cache.new_sequence())
+    append(cache, [rows], rows, 7 * PAGE_TOKENS, rng)
+    assert cache.ladder.rungs[rows.sequence.pages[0][2]] > 0
+    length = 2 * PAGE_TOKENS + 100
+    cache.truncate(rows.sequence, length)
+    rows.cut(length)
+    append(cache, [rows], rows, 5, rng)
+    assert cache.ladder.rungs[rows.sequence.pages[0][2]] == 0
+    check(cache, rows, rng)
 
 
 def test_the_end_of_the_ladder_is_a_full_cache():
