@@ -93,6 +93,7 @@ class CacheConfig:
             `kv_ladder` as they fill it; None for pages that stay as they are.
         kv_ladder: pairs of types of K and V, from the first to the last (`cache/ladder.py`); the
             first is `type_k` and `type_v`. Empty without a budget.
+        kv_window_bytes: what of `kv_budget` layers with a window take, whose rows stay as they are.
         layer_types: types of K and of V in each layer of the model, None for one without rows; of
             latents and of rotated parts of keys where a layer keeps these. Empty where all layers
             have those above; else those above mean nothing.
@@ -121,7 +122,15 @@ class CacheConfig:
     kv_sink: int | None = None
     kv_budget: int | None = None
     kv_ladder: tuple[tuple[str, str], ...] = ()
+    kv_window_bytes: int = 0
     smoothing: str = ""
+
+    @property
+    def ladder_bytes(self) -> int | None:
+        """What the budget leaves to pages that change their types; None without one."""
+        if self.kv_budget is None:
+            return None
+        return max(0, self.kv_budget - self.kv_window_bytes)
 
     def types_of(self, *, windowed: bool) -> tuple[str, str]:
         """Types of K and of V in layers with a window, or in those without."""

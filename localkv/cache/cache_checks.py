@@ -40,11 +40,13 @@ def check_budget(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
     """
     if cache.kv_budget is None:
         return
+    full = [group for group in groups if not group.reach]
     reasons = [
         (cache.layer_types, "types by layer"),
-        (any(group.reach for group in groups), "layers with a window"),
+        (cache.swa_full, "all rows of layers with a window (--swa-full)"),
         (any(group.is_latent for group in groups), "latents"),
-        (len(groups) > 1, "layers whose rows differ in size"),
+        (not full, "nothing but layers with a window"),
+        (len(full) > 1, "layers whose rows differ in size"),
     ]
     for found, what in reasons:
         if found:
@@ -61,9 +63,7 @@ def check_budget(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
                 hint=f"leave it out, or begin --kv-ladder with {TAIL_TYPE}",
             )
     for pair in cache.kv_ladder:
-        for side, name, dim in zip(
-            "KV", pair, (groups[0].key_dim, groups[0].value_dim), strict=True
-        ):
+        for side, name, dim in zip("KV", pair, (full[0].key_dim, full[0].value_dim), strict=True):
             _check_cache_type(side, name, dim)
 
 

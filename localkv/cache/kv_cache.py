@@ -186,18 +186,20 @@ class KVCache:
 
     def n_bytes(self, side: Literal["k", "v"]) -> int:
         """Bytes allocated for K or for V; of a ladder's arenas K's share on the first rung."""
+        planes = {
+            id(plane): plane.nbytes
+            for layer in self.layers
+            for rows, segment in zip(self.parts[layer.part :], layer.segments, strict=False)
+            if rows.rung is None
+            for plane in getattr(segment, side)
+        }
+        total: int = sum(planes.values())
         if self.ladder is not None:
             of_k, of_v = group_bytes(
                 self.ladder.layout, n_ctx=self.n_ctx, n_sequences=self.n_sequences
             )
-            return of_k if side == "k" else of_v
-        planes = {
-            id(plane): plane.nbytes
-            for layer in self.layers
-            for segment in layer.segments
-            for plane in getattr(segment, side)
-        }
-        return sum(planes.values())
+            total += of_k if side == "k" else of_v
+        return total
 
     def new_sequence(self, *, stepped: bool = True) -> Sequence:
         """An empty sequence; it takes pages as tokens come.
@@ -336,7 +338,7 @@ class KVCache:
 
     def copy_page(self, pool: int, source: int, target: int) -> None:
         """Give a page of a pool the rows of another."""
-        if self.ladder is not None and self._arenas is not None:
+        if self.pools[pool] is self.ladder and self._arenas is not None:
             n = self.ladder.sizes.units[self.ladder.rungs[source]]
             self._arenas.copy(n, self.ladder.place(source), self.ladder.place(target))
             return
@@ -350,17 +352,19 @@ class KVCache:
 
     def repack_page(self, rung: int, place: int) -> None:
         """Pack a page of a ladder as the next rung has it."""
-        for layer in self.layers:
-            if layer.segments:
-                source, target = layer.segments[rung : rung + 2]
-                self.arrays.repack_page(source, target, place)
+        for layer in self._ladder_layers():
+            source, target = layer.segments[rung : rung + 2]
+            self.arrays.repack_page(source, target, place)
 
     def raise_page(self, rung: int, place: int, higher: int, to: int) -> None:
         """Pack a page of a ladder as a higher rung has it, at another place."""
-        for layer in self.layers:
-            if layer.segments:
-                source, target = layer.segments[rung], layer.segments[higher]
-                repack_page(self.arrays, source, target, place, to)
+        for layer in self._ladder_layers():
+            source, target = layer.segments[rung], layer.segments[higher]
+            repack_page(self.arrays, source, target, place, to)
+
+    def _ladder_layers(self) -> list[LayerCache]:
+        assert self.ladder is not None
+        return [self.layers[i] for i in self.ladder.layout.group.layers]
 
     def clear_page(self, pool: int, page: int) -> None:
         """Make the rows of a page numbers."""

@@ -244,13 +244,20 @@ def group_layouts(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[Gro
     Raises:
         UsageError: `kv_rotation` is "on" and rows of a group can't be rotated.
     """
-    pinned = NOT_PINNED
-    if cache.kv_budget is not None:
+
+    def layout(group: CacheGroup) -> GroupLayout:
+        segments = cache_segments(cache, group)
+        if cache.kv_budget is None or group.reach:
+            return GroupLayout(group, segments, cache.swa_full)
         pinned = Pinned(cache.kv_sink or 0, cache.kv_tail or 0)
-    return tuple(
-        GroupLayout(group, cache_segments(cache, group), cache.swa_full, cache.kv_budget, pinned)
-        for group in typed_groups(cache, groups)
-    )
+        return GroupLayout(group, segments, False, cache.ladder_bytes, pinned)
+
+    return tuple(layout(group) for group in typed_groups(cache, groups))
+
+
+def ladder_layout(layouts: Iterable[GroupLayout]) -> GroupLayout:
+    """That of the layers whose pages change their types; there is one in a cache with a budget."""
+    return next(layout for layout in layouts if layout.budget is not None)
 
 
 def typed_groups(cache: CacheConfig, groups: Iterable[CacheGroup]) -> tuple[CacheGroup, ...]:
@@ -300,7 +307,7 @@ def cache_segments(cache: CacheConfig, group: CacheGroup) -> tuple[SegmentSpec, 
             rotation_v=V_ROTATION if rotated(type_v, v) else 0,
         )
 
-    if cache.kv_budget is not None:
+    if cache.kv_budget is not None and not group.reach:
         return tuple(spec(*pair) for pair in cache.kv_ladder)
     types = types_in(cache, group)
     exact = exact_rows(cache, group, types)

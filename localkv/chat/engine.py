@@ -63,7 +63,8 @@ class EngineFacts:
 
     `layers`, `kv_heads`, `key_dims`, `value_dims`, `windows`, `are_latent`: of each group of its
     layers (`CacheGroup`). `n_batch`: most prompt tokens evaluated at a time.
-    `kv_ladder`: pairs as "q8_0/q4_0" that pages go through within `kv_budget`, if there is one.
+    `kv_ladder`: pairs as "q8_0/q4_0" that pages go through within `kv_budget`, if there is one:
+    the bytes of the layers whose pages do.
     `pairs`: of each group, "q8_0/q4_0", where layers have types of their own.
     `n_threads_batch`: where several tokens are evaluated at once; None for the same as others.
     `server`: the address of the one that it is loaded in; "" for a process of our own, and 0 is a

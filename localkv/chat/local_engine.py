@@ -247,7 +247,7 @@ def engine_facts(llm: LLM, load_seconds: float) -> EngineFacts:
         type_k_rope=cache.type_k_rope,
         kv_tail=cache.kv_tail,
         kv_sink=cache.kv_sink,
-        kv_budget=cache.kv_budget,
+        kv_budget=cache.ladder_bytes,
         kv_ladder=tuple("/".join(pair) for pair in cache.kv_ladder),
         kv_rotation=cache.kv_rotation,
         weight_bytes=llm.gguf.n_bytes,

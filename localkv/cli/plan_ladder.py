@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from localkv.cache.ladder import LadderSizes, ladder_text
-from localkv.cache.layout import PAGE_TOKENS, group_layouts
+from localkv.cache.layout import PAGE_TOKENS, GroupLayout, group_layouts, ladder_layout
 from localkv.cli.table import table
 from localkv.errors import byte_size
 
@@ -34,10 +34,14 @@ class LadderPlan:
     memory: ModelMemory
 
     @cached_property
+    def layout(self) -> GroupLayout:
+        """Of the layers whose pages change their types."""
+        return ladder_layout(group_layouts(self.cache, self.memory.config.groups))
+
+    @cached_property
     def sizes(self) -> LadderSizes:
         """How the budget is divided."""
-        (layout,) = group_layouts(self.cache, self.memory.config.groups)
-        return layout.ladder(self.cache.n_ctx, self.cache.n_sequences)
+        return self.layout.ladder(self.cache.n_ctx, self.cache.n_sequences)
 
     @cached_property
     def growth(self) -> list[list[int]]:
@@ -52,8 +56,7 @@ class LadderPlan:
 
     def bytes_of(self, rungs: list[int]) -> list[int]:
         """Bytes of the pages on each rung."""
-        layers = sum(len(group.layers) for group in self.memory.config.groups)
-        unit = layers * self.sizes.unit
+        unit = len(self.layout.group.layers) * self.sizes.unit
         return [rungs.count(i) * n * unit for i, n in enumerate(self.sizes.units)]
 
     @property
@@ -66,6 +69,8 @@ class LadderPlan:
         assert self.cache.kv_budget is not None
         budget = byte_size(self.cache.kv_budget)
         title = f"Pages of {PAGE_TOKENS} tokens on each rung, within {budget} (--kv-budget):"
+        if windows := self.cache.kv_window_bytes:
+            title = title.replace(":", f", besides {byte_size(windows)} of layers with a window:")
         if not self.growth:
             return [f"{budget} (--kv-budget) have no room for a page of {PAGE_TOKENS} tokens."]
         rows = [("tokens", "K + V", *self.pairs)]
@@ -98,6 +103,7 @@ class LadderPlan:
         return {
             "budget": self.cache.kv_budget,
             "pairs": self.pairs,
+            "window_bytes": self.cache.kv_window_bytes,
             "longest_context": self.n_ctx,
             "growth": [
                 {
@@ -128,10 +134,9 @@ def draw(plan: LadderPlan, path: str) -> None:
         top = [low + n / factor for low, n in zip(base, stack, strict=True)]
         axes.stairs(top, edges, baseline=base, fill=True, color=colour, label=name)
         base = top
-    limit = plan.cache.kv_budget / factor
+    limit = (plan.cache.ladder_bytes or 0) / factor
     axes.axhline(limit, color=MUTED, linestyle="--", linewidth=1)
-    (layout,) = group_layouts(plan.cache, plan.memory.config.groups)
-    first = len(layout.group.layers) * plan.sizes.unit * plan.sizes.units[0] / factor
+    first = len(plan.layout.group.layers) * plan.sizes.unit * plan.sizes.units[0] / factor
     axes.plot(
         [0, edges[-1]], [0, first * len(plan.growth)], color=MUTED, linestyle=":", linewidth=1
     )

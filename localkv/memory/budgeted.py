@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from localkv.cache.ladder import Pair, ladder_pairs
-from localkv.cache.layout import PAGE_TOKENS, group_layouts
+from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts, ladder_layout
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError, byte_size
 from localkv.memory.plan import ModelMemory
@@ -110,14 +110,16 @@ class Budgeted:
         """
         if self.budget is None:
             return cache, []
-        if memory.config.states:
-            raise UsageError(
-                "--kv-budget: pages can't change their types in a model with recurrent layers",
-                hint="leave it out, and choose types that fit (-ctk, -ctv)",
-            )
         budget = self._auto(cache, memory, free()) if self.budget == "auto" else self.budget
-        cache = replace(cache, kv_budget=budget)
-        (layout,) = group_layouts(cache, memory.config.groups)
+        cache = self._with_windows(replace(cache, kv_budget=budget), memory)
+        if cache.kv_window_bytes >= budget:
+            raise DoesNotFitError(
+                f"--kv-budget {byte_size(budget)} is no more than layers with a window take, "
+                f"{byte_size(cache.kv_window_bytes)}",
+                hint="use a larger budget, a smaller batch (-ub) or smaller types (-ctk-swa, "
+                "-ctv-swa)",
+            )
+        layout = ladder_layout(group_layouts(cache, memory.config.groups))
         sizes = layout.ladder(cache.n_ctx, cache.n_sequences)
         room, types = sizes.room(memory.n_batch) * PAGE_TOKENS, "/".join(self.ladder[-1])
         if not room and sizes.n_pages:
@@ -141,7 +143,19 @@ class Budgeted:
                 hint=f"use -c {room}, a larger budget or smaller types (--kv-ladder)",
             )
         line = f"{fits} of its ladder: the context is {room} tokens, not {cache.n_ctx}"
-        return replace(cache, n_ctx=room), [line]
+        return self._with_windows(replace(cache, n_ctx=room), memory), [line]
+
+    @staticmethod
+    def _with_windows(cache: CacheConfig, memory: ModelMemory) -> CacheConfig:
+        """The cache with the bytes of its layers with a window."""
+        layouts = group_layouts(cache, memory.config.groups)
+        of_k, of_v = cache_bytes(
+            [layout for layout in layouts if layout.budget is None],
+            n_ctx=cache.n_ctx,
+            n_batch=memory.n_batch,
+            n_sequences=cache.n_sequences,
+        )
+        return replace(cache, kv_window_bytes=of_k + of_v)
 
     @staticmethod
     def _auto(cache: CacheConfig, memory: ModelMemory, free: Budget | None) -> int:

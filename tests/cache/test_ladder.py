@@ -93,7 +93,7 @@ def test_formats_say_which_steps_are_legal():
     [
         ({"kv_tail": 64, "kv_ladder": parse_ladder("q8_0,q4_0")}, [GROUP], "begins with q8_0"),
         ({"kv_sink": 4, "kv_ladder": parse_ladder("f16/q8_0,q4_0")}, [GROUP], "with f16/q8_0"),
-        ({}, [CacheGroup(2, 64, 64, 128, (0, 1))], "a window"),
+        ({}, [CacheGroup(2, 64, 64, 128, (0, 1))], "nothing but layers with a window"),
         ({}, [GROUP, CacheGroup(1, 64, 64, 0, (2,))], "differ in size"),
         ({"layer_types": (("f16", "f16"), ("q8_0", "q8_0"))}, [GROUP], "types by layer"),
     ],

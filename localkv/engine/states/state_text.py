@@ -42,7 +42,12 @@ class StateText:
     def held(self, cache: KVCache) -> list[HeldRows]:
         """The rows that are there of each of the cache's pools."""
         return [
-            HeldRows(pool.n_rows(self.n_tokens), gone, exact_from, self.rungs)
+            HeldRows(
+                pool.n_rows(self.n_tokens),
+                gone,
+                exact_from,
+                self.rungs if pool is cache.ladder else (),
+            )
             for pool, gone, exact_from in zip(cache.pools, self.gone, self.exact_from, strict=True)
         ]
 
@@ -79,7 +84,7 @@ def read_state_text(text: str, cache: KVCache) -> StateText:
     rungs = tuple[int, ...]()
     if cache.ladder is not None:
         rungs = _whole(data["rungs"], 0, len(cache.ladder.sizes.units) - 1)
-        if len(rungs) != pages_for(n_tokens) or any(gone):
+        if len(rungs) != pages_for(n_tokens) or gone[cache.ladder.index]:
             raise ValueError("other pages")
     return StateText(n_tokens, checkpoint, tuple(gone), exact_from, states, rungs)
 
