@@ -67,7 +67,8 @@ class LadderPool(PagePool):
 
     Attributes:
         rungs: of each page, by its number.
-        version: changes with each page that is moved, or goes down a rung.
+        version: changes with each page that is taken or moved, or goes down a rung: the number of
+            one that was given back may come to lie elsewhere, on another rung.
         requantised: so far.
     """
 
@@ -115,8 +116,8 @@ class LadderPool(PagePool):
         if not self.runs.take(page, n):
             for move in self.runs.gather(n):
                 self.keeper.move_run(move.n, move.first, move.to)
-            self.version += 1
             self.runs.take(page, n)
+        self.version += 1
         self.rungs[page] = rung
         self.n_holders[page] = 1
         return page

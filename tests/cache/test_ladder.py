@@ -27,6 +27,7 @@ from localkv.cache.layout import PAGE_TOKENS, group_layouts
 from localkv.cache.pages import NoPageError, Sequence
 from localkv.cache.repack import repack_page
 from localkv.cache.runs import Runs
+from localkv.cache.steady_rows import SteadyRows
 from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import FORMATS, KV_FORMATS
@@ -358,6 +359,22 @@ def test_a_page_that_went_down_comes_back_for_the_tokens_of_a_tail():
     append(cache, [rows], rows, 5, rng)
     assert cache.ladder.rungs[rows.sequence.pages[0][2]] == 0
     check(cache, rows, rng)
+
+
+def test_a_page_that_comes_back_on_another_rung_is_not_the_one_before():
+    """Tokens that follow go where those before went, unless their page was taken anew."""
+    cache = cache_of(DEFAULT_LADDER, 8 << 20)
+    sequence = cache.new_sequence()
+    cache.reserve(sequence, 10)
+    sequence.length = 10
+    before = list(sequence.pages[0])
+    steady = SteadyRows(cache, sequence, 1)
+    assert steady.hold(sequence)
+    cache.truncate(sequence, 0)
+    sequence.pages[0].append(cache.ladder.take_on(1))
+    sequence.length = 10
+    assert sequence.pages[0] == before
+    assert not steady.hold(sequence)
 
 
 def test_the_end_of_the_ladder_is_a_full_cache():
