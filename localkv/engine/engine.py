@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from threading import Event
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ from localkv.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from localkv.structured.constraint import Constraint
+
+T = TypeVar("T")
 
 WARM_UP_TOKENS = 16
 """A prompt of this length uses the kernels of long prompts, unless a GPU records them."""
@@ -288,6 +290,21 @@ class Engine:
         Raises:
             ContextOverflowError: more ids than the context holds.
         """
+        return self.read_logits(
+            ids, lambda part: part, first=first, n_prompt=n_prompt, n_rows=n_rows
+        )
+
+    def read_logits(
+        self,
+        ids: Sequence[int],
+        read: Callable[[Array], T],
+        *,
+        first: int = 0,
+        n_prompt: int | None = None,
+        n_rows: int | None = None,
+    ) -> Iterator[T]:
+        """What `read` makes of each part of `logit_batches`, in the turn in which it was computed:
+        until it returns, no other thread calls the engine."""
         self.check_prompt(ids)
         n_prompt = len(ids) if n_prompt is None else min(n_prompt, len(ids))
         n_rows = min(n_rows or self.n_batch, self.n_batch)
@@ -300,8 +317,8 @@ class Engine:
         ]
         parts = list(pairwise([*bounds, len(ids)]))
 
-        def run_up_to(number: int) -> Array:
-            """The parts that are missing; the logits of the last of them."""
+        def run_up_to(number: int) -> T:
+            """Evaluate the parts that are missing, and read the logits of the last of them."""
             if not self.slot.is_taken_by(text):
                 self.slot.truncate(0)
                 self.slot.take(text)
@@ -309,7 +326,7 @@ class Engine:
                 if self.sequence.length <= start:
                     self.slot.evaluate(ids[start:end], generated=start >= n_prompt)
             start, end = parts[number]
-            return self.slot.evaluate(ids[start:end], "all", generated=start >= n_prompt)
+            return read(self.slot.evaluate(ids[start:end], "all", generated=start >= n_prompt))
 
         for number, (start, _) in enumerate(parts):
             if start >= first:

@@ -18,10 +18,10 @@ from localkv import LLM
 from localkv.config import CacheConfig
 from localkv.engine.audit.audit import Audit
 from localkv.engine.audit.comparison import compare_kept, compare_logits
-from localkv.engine.audit.predictions import Predictions
+from localkv.engine.audit.predictions import Prediction, Predictions
 from localkv.engine.audit.second_reading import CancelledReadingError, SecondReading
-from localkv.engine.token_scores import score
-from localkv.errors import DoesNotFitError, UsageError
+from localkv.engine.token_scores import Logits, log_softmax, score
+from localkv.errors import DoesNotFitError, LocalKVError, UsageError
 from localkv.quality.scores import base_cache, score_chunks
 from support.paths import MODELS
 from support.program import Program
@@ -83,6 +83,55 @@ def test_nothing_is_left_out_where_all_tokens_are_kept() -> None:
     found = compare_kept(base, kept[:])
     assert found.kld == pytest.approx(score(ours, np.zeros(4, np.int64), base).kld, abs=1e-6)
     assert np.array_equal(found.kld, found.kld_most)
+
+
+def plain_bounds(base: Logits, one: Prediction) -> tuple[float, float]:
+    """The least and the most that a token's divergence can be, in float64, term by term."""
+    log_p = log_softmax(base[None])[0]
+    p = np.exp(log_p)
+    rest = np.setdiff1d(np.arange(len(base)), one.ids)
+    ours = one.shifted.astype(np.float64) - one.log_total
+    least = most = float((p[one.ids] * (log_p[one.ids] - ours)).sum())
+    if mass := float(p[rest].sum()):
+        least += mass * (np.log(mass) - max(one.tail, one.least))
+        most += float((p[rest] * (log_p[rest] - one.least)).sum())
+    return max(0.0, least), max(0.0, least, most)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_vocab", "most"),
+    [(1, 2, 1), (300, 40, 7), (3, 300_000, 1024), (130, 1024, 2000)],
+)
+def test_blocks_of_tokens_are_compared_as_each_alone(
+    n_tokens: int, n_vocab: int, most: int
+) -> None:
+    random = np.random.default_rng(n_vocab)
+    base = random.normal(0, 4, (n_tokens, n_vocab)).astype(np.float32)
+    kept = Predictions(most)
+    for row in base:
+        noise = random.normal(0, 0.5, n_vocab).astype(np.float32)
+        kept.add(row + noise, int(random.integers(n_vocab)))
+    found = compare_kept(base, kept[:])
+    bounds = [plain_bounds(row, one) for row, one in zip(base, kept[:], strict=True)]
+    least, greatest = np.array(bounds).T
+    assert found.kld == pytest.approx(least, rel=1e-4, abs=1e-6)
+    assert found.kld_most == pytest.approx(greatest, rel=1e-4, abs=1e-6)
+    drawn = [one.token for one in kept[:]]
+    assert found.nll_base == pytest.approx(-log_softmax(base)[range(n_tokens), drawn], abs=1e-5)
+    assert np.array_equal(found.best_base, base.argmax(1))
+
+
+@pytest.mark.parametrize("place", ["kept", "not kept", "drawn"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_are_an_error(value: float, place: str) -> None:
+    row = np.linspace(30, 0, 20, dtype=np.float32)
+    kept = Predictions()
+    kept.add(row, 2)
+    assert 0 < len(kept[0:1][0].ids) < 19
+    base = row[None].copy()
+    base[0, {"kept": 1, "not kept": -1, "drawn": 2}[place]] = value
+    with pytest.raises(LocalKVError, match="not finite"):
+        compare_kept(base, kept[:])
 
 
 @pytest.mark.parametrize("drawing", [{"temperature": 0}, {"seed": 3}])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.engine.audit.predictions import Distribution, Prediction
+from localkv.engine.audit.predictions import Prediction
 from localkv.engine.token_scores import NOT_FINITE, Array, Logits, log_softmax, score
 from localkv.errors import LocalKVError
+
+_BLOCK_VALUES, _BLOCK_ROWS = 1 << 18, 128
+"""Logits, and tokens, that are compared at a time at most: few enough for a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -43,47 +45,60 @@ def compare_kept(base_logits: Logits, kept: Sequence[Prediction]) -> Compared:
 
     Args:
         base_logits: float32 [tokens, n_vocab].
-        kept: of the same tokens.
+        kept: of the same tokens, one at least.
 
     Raises:
         LocalKVError: a logit is infinite or not a number.
     """
-    if not np.isfinite(base_logits).all():
-        raise LocalKVError(NOT_FINITE)
-    figures = np.empty((6, len(kept)))
-    best_base = np.empty(len(kept), np.int64)
-    for at, (logits, one) in enumerate(zip(base_logits, kept, strict=True)):
-        base = Distribution.of(logits)
-        best_base[at] = base.best
-        of_drawn = base.log_total - float(base.shifted[one.token])
-        of_best = math.exp(-one.log_total), math.exp(-base.log_total)
-        figures[:, at] = -one.drawn, of_drawn, *_divergence(base, one), *of_best
-    nll, nll_base, kld, kld_most, p_best, p_best_base = figures
-    best = np.array([one.best for one in kept])
-    return Compared(nll, nll_base, kld, kld_most, best, best_base, p_best, p_best_base)
+    n_rows = min(_BLOCK_ROWS, max(1, _BLOCK_VALUES // base_logits.shape[1]))
+    blocks = range(0, len(kept), n_rows)
+    with np.errstate(invalid="ignore"):
+        parts = [_compare(base_logits[i : i + n_rows], kept[i : i + n_rows]) for i in blocks]
+    return joined(parts)
 
 
-def _divergence(base: Distribution, kept: Prediction) -> tuple[float, float]:
-    """The least and the most that the divergence of one token can be.
+def _compare(base_logits: Logits, kept: Sequence[Prediction]) -> Compared:
+    """The same for a few tokens, whose arrays stay in the processor's cache.
 
     Of the tokens that were not kept only their probability together is known, and the least of any.
     Taking them as one gives the least divergence (the log sum inequality; Cover and Thomas,
     Elements of Information Theory, 2.7), giving each the least probability the most.
-
-    Overwrites `base.weights`.
     """
-    weights, total = base.weights, base.total
-    shifted = base.shifted[kept.ids].astype(np.float64)
-    logs = (shifted - base.log_total) - (kept.shifted.astype(np.float64) - kept.log_total)
-    of_kept = float(weights[kept.ids] @ logs) / total
-    weights[kept.ids] = 0
-    mass = float(weights.sum(dtype=np.float64)) / total
-    if mass == 0:
-        return max(0.0, of_kept), max(0.0, of_kept)
-    least = of_kept + mass * (math.log(mass) - max(kept.tail, kept.least))
-    each = float(weights @ base.shifted) / total - mass * base.log_total
-    most = of_kept + each - mass * kept.least
-    return max(0.0, least), max(0.0, least, most)
+    each, n_vocab = np.arange(len(kept)), base_logits.shape[1]
+    shifted = base_logits - base_logits.max(1, keepdims=True)
+    weights = np.exp(shifted)
+
+    lengths = [len(one.ids) for one in kept]
+    starts = np.cumsum([0, *lengths[:-1]])
+    places = np.concatenate([one.ids for one in kept]) + np.repeat(each * n_vocab, lengths)
+    of_kept = weights.take(places).astype(np.float64)
+    weights.put(places, 0)
+    total_rest = weights.sum(1, dtype=np.float64)
+    total = np.add.reduceat(of_kept, starts) + total_rest
+    log_total, mass = np.log(total), total_rest / total
+
+    logs = shifted.take(places).astype(np.float64)
+    logs -= np.concatenate([one.shifted for one in kept])
+    logs -= np.repeat(log_total - [one.log_total for one in kept], lengths)
+    sum_kept = np.add.reduceat(of_kept * logs, starts) / total
+    least_of_any = np.array([one.least for one in kept])
+    together = np.maximum([one.tail for one in kept], least_of_any)
+    log_mass = np.log(mass, out=np.zeros_like(mass), where=mass > 0)
+    least = sum_kept + mass * (log_mass - together)
+    of_rest = np.vecdot(weights, shifted) / total
+    most = sum_kept + of_rest - mass * (log_total + least_of_any)
+    if not np.isfinite(most).all():  # 0 times an infinite logit is no number, either
+        raise LocalKVError(NOT_FINITE)
+    return Compared(
+        nll=np.array([-one.drawn for one in kept]),
+        nll_base=log_total - shifted[each, [one.token for one in kept]],
+        kld=least.clip(0),
+        kld_most=np.maximum(least, most).clip(0),
+        best=np.array([one.best for one in kept]),
+        best_base=shifted.argmax(1),
+        p_best=np.exp([-one.log_total for one in kept]),
+        p_best_base=1 / total,
+    )
 
 
 def compare_logits(base_logits: Logits, logits: Logits, tokens: Sequence[int]) -> Compared:

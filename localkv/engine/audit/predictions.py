@@ -20,32 +20,6 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
 
-class Distribution(NamedTuple):
-    """A distribution as it comes from logits; the logarithms are `shifted - log_total`.
-
-    Attributes:
-        best: the most probable token, of equal ones that with the lowest id.
-        shifted: float32 [n_vocab], the logits less the largest.
-        weights: float32 [n_vocab], their exponentials.
-        total: the sum of these.
-        log_total: its logarithm.
-    """
-
-    best: int
-    shifted: Floats
-    weights: Floats
-    total: float
-    log_total: float
-
-    @classmethod
-    def of(cls, logits: Floats) -> Distribution:
-        best = int(logits.argmax())
-        shifted = logits - logits[best]
-        weights = np.exp(shifted)
-        total = float(weights.sum(dtype=np.float64))
-        return cls(best, shifted, weights, total, math.log(total))
-
-
 class Prediction(NamedTuple):
     """What is kept of one prediction. All logarithms are natural ones of probabilities.
 
@@ -99,7 +73,11 @@ class Predictions:
         Args:
             logits: [n_vocab], without NaN, the largest of them finite; left as they are.
         """
-        best, shifted, weights, total, log_total = Distribution.of(logits)
+        best = int(logits.argmax())
+        shifted = logits - logits[best]
+        weights = np.exp(shifted)
+        total = float(weights.sum(dtype=np.float64))
+        log_total = math.log(total)
         self.entropies.append(log_total - float(weights @ shifted) / total)
         ids = np.flatnonzero(weights >= LEAST_KEPT * total)
         if len(ids) > self._most:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from localkv.engine.engine import Engine
 from localkv.engine.token_scores import Logits
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.model import Transformer
+
+T = TypeVar("T")
 
 _MOST_VALUES = 1 << 23
 """Logits that are compared at a time."""
@@ -109,20 +112,48 @@ class SecondReading:
             if self._cache.kv_budget is not None:
                 raise
             return self._in_windows(ids, n_prompt)
-        text, at = ids[:-1], n_prompt
-        base = self._logits(self._base(len(ids)), text, n_prompt, n_prompt - 1)
-        parts = list[Compared]()
         if predictions is None:
-            packed = self._logits(self._packed(len(ids)), text, n_prompt, n_prompt - 1)
-            for ours, theirs in zip(packed, base, strict=True):
-                parts.append(compare_logits(theirs, ours, ids[at : at + len(ours)]))
-                at += len(ours)
+            parts = self._both(len(ids), ids[:-1], n_prompt, n_prompt - 1, ids[n_prompt:])
         else:
-            for theirs in base:
-                kept = predictions[at - n_prompt : at - n_prompt + len(theirs)]
-                parts.append(compare_kept(theirs, kept))
-                at += len(theirs)
-        return Reading(joined(parts), None)
+            parts = self._with_kept(ids, n_prompt, predictions)
+        return Reading(joined(list(parts)), None)
+
+    def _with_kept(
+        self, ids: Sequence[int], n_prompt: int, predictions: Predictions
+    ) -> Iterator[Compared]:
+        """Compare with what was kept of the generated tokens.
+
+        Logits are compared where they are, in the turn in which they are computed: a copy would
+        take as long as to compare them.
+        """
+        at = 0
+
+        def read(logits: Logits) -> Compared:
+            nonlocal at
+            kept = predictions[at : at + len(logits)]
+            at += len(logits)
+            return compare_kept(logits, kept)
+
+        return self._read(self._base(len(ids)), ids[:-1], n_prompt, n_prompt - 1, read)
+
+    def _both(
+        self,
+        n_tokens: int,
+        ids: Sequence[int],
+        n_prompt: int,
+        first: int,
+        following: Sequence[int],
+    ) -> Iterator[Compared]:
+        """Compare both caches, with room for `n_tokens`, in the positions from `first` on;
+        `following` are the tokens after each of them."""
+        packed, base = (
+            self._read(cache(n_tokens), ids, n_prompt, first, np.array)
+            for cache in (self._packed, self._base)
+        )
+        at = 0
+        for ours, theirs in zip(packed, base, strict=True):
+            yield compare_logits(theirs, ours, following[at : at + len(ours)])
+            at += len(ours)
 
     def _in_windows(self, ids: Sequence[int], n_prompt: int) -> Reading:
         """Compare both caches within windows, of which the second half is scored; each begins with
@@ -142,11 +173,7 @@ class SecondReading:
             start = max(0, end - window)
             text = [ids[0], *ids[start + 1 : end - 1]]
             places = (max(1, n_prompt - start), at - 1 - start)
-            packed = self._logits(self._packed(window), text, *places)
-            base = self._logits(self._base(window), text, *places)
-            for ours, theirs in zip(packed, base, strict=True):
-                parts.append(compare_logits(theirs, ours, ids[at : at + len(ours)]))
-                at += len(ours)
+            parts += self._both(window, text, *places, ids[at:end])
         return Reading(joined(parts), window)
 
     def _check(self, n_tokens: int, *, packed: bool) -> None:
@@ -163,17 +190,24 @@ class SecondReading:
     def _packed(self, n_tokens: int) -> CacheConfig:
         return replace(self._cache, n_sequences=1, n_tokens=n_tokens, ctx_checkpoints=0)
 
-    def _logits(
-        self, cache: CacheConfig, ids: Sequence[int], n_prompt: int, first: int
-    ) -> Iterator[Logits]:
-        """Logits of the positions from `first` on: float32 [<= n_rows, n_vocab]."""
+    def _read(
+        self,
+        cache: CacheConfig,
+        ids: Sequence[int],
+        n_prompt: int,
+        first: int,
+        read: Callable[[Logits], T],
+    ) -> Iterator[T]:
+        """What `read` makes of the logits from position `first` on, some at a time."""
         engine = Engine(self._model, cache, n_batch=self._n_batch)
         n_rows = max(_FEW_ROWS, _MOST_VALUES // self._model.config.n_vocab)
-        batches = engine.logit_batches(ids, first=first, n_prompt=n_prompt, n_rows=n_rows)
         to_numpy = self._model.backend.arrays.to_numpy
+        parts = engine.read_logits(
+            ids, lambda part: read(to_numpy(part)), first=first, n_prompt=n_prompt, n_rows=n_rows
+        )
         while not self._is_cancelled():
-            batch = next(batches, None)
-            if batch is None:
+            part = next(parts, None)
+            if part is None:
                 return
-            yield np.array(to_numpy(batch))
+            yield part
         raise CancelledReadingError
