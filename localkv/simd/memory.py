@@ -32,6 +32,11 @@ from localkv.simd.vector import (
     splat,
 )
 
+NEAR_BYTES, FAR_BYTES = 1024, 8192
+"""How far ahead a stream asks for memory: the nearest cache has room for few lines on their way, so
+that only those come that are in the second one by then, whose own prefetching ends with a page of
+4 KiB and fails where a stream is not read from line to line, as in records of K-quants."""
+
 
 def on_stack(builder: Builder, n_bytes: int, alignment: int) -> Value:
     """The address, an i64, of memory on the stack of the function, with anything in it.
@@ -269,10 +274,18 @@ get_i32, put_i32 = _scalar(i32, types.int32)
 get_i64, put_i64 = _scalar(i64, types.int64)
 
 
-def emit_prefetch(builder: Builder, where: Value) -> None:
-    """Ask for the cache line of an i8*, which need not be mapped, in the nearest cache."""
-    read, locality, data = (ir.Constant(i32, x) for x in (0, 3, 1))
+def emit_prefetch(builder: Builder, where: Value, *, in_second: bool = False) -> None:
+    """Ask for the cache line of an i8*, which need not be mapped, in the nearest cache, or in the
+    second one."""
+    read, locality, data = (ir.Constant(i32, x) for x in (0, 2 if in_second else 3, 1))
     call(builder, "llvm.prefetch.p0", ir.VoidType(), [where, read, locality, data])
+
+
+def emit_stream_prefetch(builder: Builder, where: Value) -> None:
+    """Ask for what a stream, read from memory once, reaches some time after the line of an i8*."""
+    for n_bytes, in_second in ((FAR_BYTES, True), (NEAR_BYTES, False)):
+        ahead = builder.gep(where, [ir.Constant(i64, n_bytes)])
+        emit_prefetch(builder, ahead, in_second=in_second)
 
 
 @intrinsic

@@ -44,7 +44,7 @@ from localkv.simd.kinds import (
     Typing,
     Value,
 )
-from localkv.simd.memory import emit_prefetch, half_bits_to_float, prefetch, put_f32, put_u8
+from localkv.simd.memory import emit_stream_prefetch, half_bits_to_float, prefetch, put_f32, put_u8
 from localkv.simd.shuffle import in_quarters, joined, shuffled
 from localkv.simd.vector import call, constant, f32, i8, i16, i32, lanes_of
 
@@ -52,8 +52,6 @@ SCALE_BYTES = 2
 BLOCK_BYTES = SCALE_BYTES + BLOCK
 GROUP_BLOCKS = LANES
 """Blocks whose sums fill a vector."""
-PREFETCH_BYTES = 4096
-"""How far ahead a row asks for memory: prefetching by the processor ends with a page of 4 KiB."""
 ROWS = 4
 """Whose blocks are added up at a time: each sum waits for that of the block before."""
 TOTALS_BYTES = 4 * ROWS
@@ -62,7 +60,8 @@ PIECE_BLOCKS = 256
 ROW_TERMS_BYTES = 2 * 4 * PIECE_BLOCKS
 TERMS_BYTES = ROWS * ROW_TERMS_BYTES
 PANEL_PREFETCH_BLOCKS = 16
-"""The same where 16 rows are read at once, which the processor takes for no stream."""
+"""How far ahead 16 rows ask for memory that are read at once, which the processor takes for no
+stream."""
 
 RECORD_BYTES = LAYOUTS["q8_0"].record_bytes
 SCALES_OFFSET = LAYOUTS["q8_0"].offsets["d", 0]
@@ -207,7 +206,7 @@ def put_terms(
 
             of_row, token = at(row, block, BLOCK_BYTES), b.add(first, block)
             for offset in range(0, n * BLOCK_BYTES, 64):
-                emit_prefetch(b, pointer_at(b, of_row, PREFETCH_BYTES + offset, i8))
+                emit_stream_prefetch(b, pointer_at(b, of_row, offset, i8))
             x = [at(planes, token, BLOCK), at(scales, token, 4), at(starts, token, 4)]
             _put_group(b, of_row, x, at(terms, block, 4), n)
 

@@ -25,7 +25,6 @@ from localkv.kernels.cpu.linear.packing import (
     load_at,
 )
 from localkv.kernels.cpu.linear.tiles import (
-    PREFETCH_BYTES,
     Sums,
     add_minima,
     dot_of_codes,
@@ -42,6 +41,8 @@ PAIR_FORMATS = ("q4_0", "q4_1", "q5_0") if HAS_AVX512 and HAS_VNNI else ()
 """Formats that gain. Codes are read twice, so that they must be made fast of what is stored, which
 those of K-quants are not; and there have to be registers for the sums of two panels, and
 instructions that leave the others free."""
+PREFETCH_BYTES = 8192
+"""How far ahead panels are asked for, which is memory's delay."""
 GROUP = 4
 """Tokens whose products are in registers at once."""
 

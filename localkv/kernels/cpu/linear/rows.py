@@ -22,12 +22,8 @@ from localkv.simd.arithmetic import folded_sum
 from localkv.simd.bfloat_dots import dot_of_bfloats
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
 from localkv.simd.lanes import LANES
-from localkv.simd.memory import emit_prefetch
+from localkv.simd.memory import emit_stream_prefetch
 from localkv.simd.vector import constant, f32, i8, i32, i64, lanes_of, multiply_add
-
-PREFETCH_BYTES = 8192
-"""How far ahead one row with one token asks for memory, across the end of the row: prefetching by
-the processor ends with a page of 4 KiB, which is a row of 2048 values."""
 
 
 def _completed(
@@ -96,7 +92,7 @@ class RowDots:
             offset = b.mul(loop.index, ir.Constant(i64, self.step * self.row_bytes))
             x_offset = b.mul(loop.index, ir.Constant(i64, self.step * self.x_bytes))
             if len(sums) == 1:
-                emit_prefetch(b, b.gep(rows[0], [b.add(offset, ir.Constant(i64, PREFETCH_BYTES))]))
+                emit_stream_prefetch(b, b.gep(rows[0], [offset]))
             add_products([b.gep(at, [offset]) for at in rows], [b.gep(at, [x_offset]) for at in x])
         with b.if_then(b.icmp_signed("!=", left, ir.Constant(i64, 0)), likely=False):
             last = b.sub(n, left)

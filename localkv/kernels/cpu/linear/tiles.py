@@ -33,16 +33,24 @@ from localkv.kernels.cpu.linear.packing import (
 from localkv.simd.byte_dots import MOST_SIGNED, dot_of_bytes, dot_of_signed_bytes, flipped
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.simd.kinds import Args, Builder, Intrinsic, Kind, Signature, Target, Typing, Value
-from localkv.simd.memory import emit_prefetch
+from localkv.simd.memory import FAR_BYTES, emit_prefetch, emit_stream_prefetch
 from localkv.simd.vector import call, constant, f32, i32, multiply_add, splat
-
-PREFETCH_BYTES = 8192
-"""How far ahead a product with few tokens asks for panels, which is memory's delay; into the
-nearest cache, since the second one's own prefetching does without being asked."""
 
 PREFETCH_TOKENS = 8
 """The most tokens of a tile that asks. So many generated ones meet panels that come from memory;
 prompts, whose tiles find them in the second cache, lose nothing by it."""
+
+
+def ask_ahead(b: Builder, fmt: PanelFormat, line: Value) -> None:
+    """Ask for what a product with few tokens reaches some time after a cache line, at an i8*.
+
+    Where codes take long to read one instruction has to do: those loads are many already, and the
+    memory is waited for less.
+    """
+    if fmt.is_costly:
+        emit_prefetch(b, b.gep(line, [index_of(FAR_BYTES)]))
+    else:
+        emit_stream_prefetch(b, line)
 
 
 def opaque(builder: Builder, address: Value) -> Value:
@@ -237,8 +245,7 @@ def multiply_tile(
                         block * n_lines // fmt.record_blocks,
                         (block + 1) * n_lines // fmt.record_blocks,
                     ):
-                        where = b.gep(at, [index_of(PREFETCH_BYTES + 64 * line)])
-                        emit_prefetch(b, where)
+                        ask_ahead(b, fmt, b.gep(at, [index_of(64 * line)]))
                 record = Record(b, fmt.layout, opaque(b, at))
                 block_act = b.gep(act, [index_of(block * block_bytes)])
                 multiply(b, fmt, record, block, n, block_act, sums if HAS_BYTE_DOTS else part)
