@@ -27,6 +27,8 @@ class SegmentBatch:
         first_position: position of row 0 of the segment.
         first_positions: the same of each sequence, in a segment that is a rung of a ladder, or
             empty. Of rows in full pages it is a position before the batch, not their own.
+        first_table: the same, int64 [n_sequences], where the pages are, or None.
+        is_empty: no sequence has a row here, and attention leaves the segment out.
         tokens: int64 [n], the batch's tokens whose rows belong to this segment.
         slots: int64 [n], the row of each of them: page * PAGE_TOKENS + offset.
         tail: where tails begin, if a token reads rows of this segment only up to there, or, in the
@@ -51,6 +53,8 @@ class SegmentBatch:
     exact_table: Array | None = None
     groups: Array | None = None
     first_positions: tuple[int, ...] = ()
+    first_table: Array | None = None
+    is_empty: bool = False
 
     def first_of(self, sequence: int) -> int:
         """The position of row 0 of a sequence."""

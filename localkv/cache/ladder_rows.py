@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.batch import SegmentBatch
@@ -65,6 +66,36 @@ class LadderRows:
             arena[to : to + n] = arena[first : first + n]
 
 
+@dataclass(frozen=True)
+class RungPages:
+    """A sequence's pages on a rung, in order of position, as if no others were between them.
+
+    Attributes:
+        places: of the pages.
+        n_rows: in them, those of new tokens included.
+        first: the position of row 0 by which new rows get theirs, if they go here; else 0.
+        grows: new rows go here; then the pages that they go to are the last ones.
+    """
+
+    places: list[int]
+    n_rows: int
+    first: int
+    grows: bool
+
+
+def rung_pages(pool: LadderPool, rung: int, pages: Seq[int], position: int, end: int) -> RungPages:
+    """Of a sequence with `pages`, whose new tokens are those from `position` to `end` - 1."""
+    n_full = position // PAGE_TOKENS
+    found = [page for page in pages[:n_full] if pool.rungs[page] == rung]
+    n_rows, first = PAGE_TOKENS * len(found), 0
+    grows = pool.rungs[pages[n_full]] == rung
+    if grows:
+        first = PAGE_TOKENS * n_full - n_rows
+        found += pages[n_full : pool.n_places(end)]
+        n_rows = end - first
+    return RungPages([pool.place(page) for page in found], n_rows, first, grows)
+
+
 def rung_batch(
     rows: SegmentRows,
     pool: LadderPool,
@@ -72,32 +103,20 @@ def rung_batch(
     starts: Seq[int],
     arrays: Arrays,
 ) -> SegmentBatch:
-    """A batch's part in the segment of a rung.
-
-    A sequence's table has its pages on this rung in order of position, as if no others were
-    between them. If the batch's rows go to this rung, those pages are the last ones, and row 0 has
-    a position by which they get theirs.
-    """
+    """A batch's part in the segment of a rung."""
+    assert rows.rung is not None
     tables, lengths, firsts = list[list[int]](), list[int](), list[int]()
     tokens, slots = list[int](), list[int]()
     for (sequence, ids), start in zip(parts, starts, strict=False):
-        pages, n_full = sequence.pages[rows.pool], sequence.length // PAGE_TOKENS
         end = sequence.length + len(ids)
-        found = [page for page in pages[:n_full] if pool.rungs[page] == rows.rung]
-        length = PAGE_TOKENS * len(found)
-        first = 0
-        if pool.rungs[pages[n_full]] == rows.rung:
-            first = PAGE_TOKENS * n_full - length
-            found += pages[n_full : pool.n_places(end)]
-            length = end - first
-            for i in range(len(ids)):
-                row = sequence.length + i - first
-                tokens.append(start + i)
-                place = pool.place(found[row // PAGE_TOKENS])
-                slots.append(place * PAGE_TOKENS + row % PAGE_TOKENS)
-        tables.append([pool.place(page) for page in found])
-        lengths.append(length)
-        firsts.append(first)
+        found = rung_pages(pool, rows.rung, sequence.pages[rows.pool], sequence.length, end)
+        for i in range(len(ids)) if found.grows else ():
+            row = sequence.length + i - found.first
+            tokens.append(start + i)
+            slots.append(found.places[row // PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS)
+        tables.append(found.places)
+        lengths.append(found.n_rows)
+        firsts.append(found.first)
     width = max((len(table) for table in tables), default=0) or 1
     return SegmentBatch(
         page_table=arrays.int64([table + [0] * (width - len(table)) for table in tables]),
@@ -107,4 +126,5 @@ def rung_batch(
         tokens=arrays.int64(tokens),
         slots=arrays.int64(slots),
         first_positions=tuple(firsts),
+        first_table=arrays.int64(firsts),
     )

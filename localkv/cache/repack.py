@@ -43,11 +43,16 @@ def copied(arrays: Arrays, source: Segment, target: Segment, page: int) -> Copie
             for plane in getattr(source, side)
         ]
         for side in ("k", "v")
-        if all(
-            getattr(source, f"{what}_{side}") == getattr(target, f"{what}_{side}")
-            for what in ("format", "rotation")
-        )
+        if stays(source, target, side)
     }
+
+
+def stays(source: Segment, target: Segment, side: str) -> bool:
+    """Whether rows of a side are stored alike in two segments."""
+    return all(
+        getattr(source, f"{what}_{side}") == getattr(target, f"{what}_{side}")
+        for what in ("format", "rotation")
+    )
 
 
 def put_copies(target: Segment, copies: Copies, page: int) -> None:

@@ -16,15 +16,15 @@ import numpy as np
 from localkv.cache.arrays import Array, Draw, Readback, Step
 from localkv.cache.batch import Batch, SegmentBatch
 from localkv.cache.kv_cache import KVCache
+from localkv.cache.ladder_pool import LadderPool
+from localkv.cache.ladder_rows import RungPages, rung_pages
 from localkv.cache.layout import DECODED_AT_ONCE, PAGE_TOKENS, pages_for
 from localkv.cache.pages import Sequence
+from localkv.engine.bucket_key import BucketKey, bucket_key, grown_keys
 from localkv.model import Transformer
 
 MANY_DRAWS = 8
 """Ways to draw whose recordings are kept."""
-
-BucketKey = tuple[tuple[bool, ...], int]
-"""Which parts of a batch new rows are stored in, and the pages of the longest."""
 
 
 @dataclass
@@ -35,12 +35,15 @@ class Bucket:
         batch: the model's input; its tensors are written to in place.
         pages: of each part, the ids that its page table was filled with.
         exact_from: of each part, as its table has it.
+        rows: of each part that is a rung of a ladder, how many are in pages that stay full, and the
+            position of row 0, as its tables have them.
         steps: by draw (None for logits), the function that runs a step.
     """
 
     batch: Batch
     pages: list[list[int]]
     exact_from: list[int]
+    rows: list[tuple[int, int] | None]
     steps: dict[Draw | None, Step] = field(default_factory=dict)
 
 
@@ -73,6 +76,10 @@ class DecodeLoop:
 
         The sequence must be empty, and is so again afterwards.
         """
+        if self.cache.ladder is not None:
+            self._warm_up_ladder(self.cache.ladder, sequence)
+            self.cache.truncate(sequence, 0)
+            return
         position = 0
         while position < self.cache.n_ctx:
             sequence.length = sequence.n_stepped = position
@@ -80,12 +87,32 @@ class DecodeLoop:
             position = self._next_key(position)
         self.cache.truncate(sequence, 0)
 
-    def _key(self, position: int) -> BucketKey:
-        return bucket_key(self.cache, position)
+    def _warm_up_ladder(self, ladder: LadderPool, sequence: Sequence) -> None:
+        """Of a text that grows within the budget, on a page that all rows are in meanwhile."""
+        self.cache.reserve(sequence, 1, 0)
+        if self.cache.states:
+            self.cache.states.step(sequence, 0, 1)
+            self._slot[:] = sequence.slot
+        self._position[:] = 0
+        pages = [held[0] for held in sequence.pages]
+        page, pages[ladder.index] = pages[ladder.index], ladder.place(pages[ladder.index])
+        for key, position in grown_keys(self.cache, ladder):
+            if key not in self._buckets:
+                self._buckets[key] = self._new_bucket(position, key)
+            bucket = self._buckets[key]
+            for i, (rows, part) in enumerate(
+                zip(self.cache.parts, bucket.batch.segments, strict=True)
+            ):
+                width = part.page_table.shape[1]
+                self.arrays.write(part.page_table[0], [pages[rows.pool]] * width)
+                bucket.pages[i], bucket.rows[i] = [], None
+            self._step(bucket, None)()
+        for rung in range(ladder.rungs[page], len(ladder.sizes.units) - 1):
+            self.cache.repack_page(rung, pages[ladder.index])
 
     def _next_key(self, position: int) -> int:
         """The first position behind this one that has another key."""
-        _, width = self._key(position)
+        width = bucket_key(self.cache, position).n_pages
         later = {rows.begin for rows in self.cache.parts if rows.begin > position}
         growing = (rows for rows in self.cache.parts if rows.grows_at(position))
         return min(later | {rows.first + width * PAGE_TOKENS for rows in growing})
@@ -128,8 +155,12 @@ class DecodeLoop:
         self._position[:] = sequence.length
         self.arrays.write(self._random, [seed, number])
         waiting: Readback | None = None
+        is_ladder = self.cache.ladder is not None
         for position in range(sequence.length, sequence.length + limit):
-            bucket = self._place(sequence, position)
+            if waiting is not None and is_ladder and position % PAGE_TOKENS == 0:
+                yield waiting.value()  # once it is counted the page before is full, and may change
+                waiting = None
+            bucket = self._place(sequence, position, ahead=waiting is not None)
             arriving = self.arrays.read_back(self._step(bucket, draw)())
             if self.cache.states:
                 yield arriving.value()
@@ -140,19 +171,37 @@ class DecodeLoop:
         if waiting is not None:
             yield waiting.value()
 
-    def _place(self, sequence: Sequence, position: int) -> Bucket:
-        """The bucket for a token at `position`, its page tables filled."""
-        # the reader may not have counted the row before, and stop there
-        self.cache.reserve(sequence, position + 1, max(0, position + 1 - DECODED_AT_ONCE))
+    def _place(self, sequence: Sequence, position: int, *, ahead: bool = False) -> Bucket:
+        """The bucket for a token at `position`, its page tables filled.
+
+        Args:
+            ahead: a token before it is on its way to the host.
+        """
+        first = position
+        if ahead or self.cache.ladder is None:
+            # the reader may not have counted the row before, and stop there
+            first = max(0, position + 1 - DECODED_AT_ONCE)
+        self.cache.reserve(sequence, position + 1, first)
         if self.cache.states:
             self.cache.states.step(sequence, position, position + 1)
             self._slot[:] = sequence.slot
-        key = self._key(position)
+        ladder = self.cache.ladder
+        rungs = list[int]()
+        if ladder is not None:
+            pages = sequence.pages[ladder.index][: position // PAGE_TOKENS + 1]
+            rungs = [ladder.rungs[page] for page in pages]
+        key = bucket_key(self.cache, position, rungs)
         if key not in self._buckets:
             self._buckets[key] = self._new_bucket(position, key)
         bucket = self._buckets[key]
         for i, (rows, part) in enumerate(zip(self.cache.parts, bucket.batch.segments, strict=True)):
-            wanted = sequence.pages[rows.pool][: part.page_table.shape[1]]
+            if ladder is not None and rows.rung is not None:
+                pages = sequence.pages[rows.pool]
+                found = rung_pages(ladder, rows.rung, pages, position, position + 1)
+                wanted = found.places
+                self._place_rows(bucket, i, part, found)
+            else:
+                wanted = sequence.pages[rows.pool][: part.page_table.shape[1]]
             if bucket.pages[i] != wanted:
                 bucket.pages[i] = []  # should an exception come now
                 self.arrays.write(part.page_table[0], wanted)
@@ -163,6 +212,16 @@ class DecodeLoop:
                 self.arrays.write(part.exact_table, [exact_from])
                 bucket.exact_from[i] = exact_from
         return bucket
+
+    def _place_rows(self, bucket: Bucket, i: int, part: SegmentBatch, found: RungPages) -> None:
+        """Fill the tables of a rung's rows; a step itself counts those that it adds to."""
+        wanted = 0 if found.grows else found.n_rows, found.first
+        if bucket.rows[i] != wanted:
+            bucket.rows[i] = None
+            n_rows, first = wanted
+            self.arrays.write(part.length_table, [n_rows])
+            self.arrays.write(part.first_table, [first])
+            bucket.rows[i] = wanted
 
     def _new_bucket(self, position: int, key: BucketKey) -> Bucket:
         parts = fixed_parts(self.cache, position, key, 1)
@@ -176,7 +235,7 @@ class DecodeLoop:
             generated=(True,),
             slots=self._slot,
         )
-        return Bucket(batch, [[] for _ in parts], [0] * len(parts))
+        return Bucket(batch, [[] for _ in parts], [0] * len(parts), [None] * len(parts))
 
     def _step(self, bucket: Bucket, draw: Draw | None) -> Step:
         if draw not in bucket.steps:
@@ -208,14 +267,6 @@ class DecodeLoop:
         return self._recorder.record(step, (self._token, self._position, self._random, *states))
 
 
-def bucket_key(cache: KVCache, position: int) -> BucketKey:
-    """Which steps a token at `position` takes part in."""
-    growing = [rows for rows in cache.parts if rows.grows_at(position)]
-    n_pages = max(pages_for(position + 1 - rows.first) for rows in growing)
-    stores = tuple(rows.stores_at(position) for rows in cache.parts)
-    return stores, 1 << (n_pages - 1).bit_length()
-
-
 def fixed_parts(cache: KVCache, position: int, key: BucketKey, n: int) -> tuple[SegmentBatch, ...]:
     """The parts of a batch of a token of `n` sequences each, to be written to in place: tables of
     as many pages as the bucket has.
@@ -224,10 +275,10 @@ def fixed_parts(cache: KVCache, position: int, key: BucketKey, n: int) -> tuple[
         position: of a token that the bucket is for.
     """
     parts, arrays = [], cache.arrays
-    for rows, n_new in zip(cache.parts, key[0], strict=True):
-        n_rows = 0 if position < rows.begin else rows.end - rows.first
+    for rows, n_new, is_empty in zip(cache.parts, key.stores, key.empty, strict=True):
+        n_rows = 0 if is_empty or position < rows.begin else rows.end - rows.first
         if rows.grows_at(position):
-            n_rows = min(pages_for(n_rows), key[1]) * PAGE_TOKENS
+            n_rows = min(pages_for(n_rows), key.n_pages) * PAGE_TOKENS
         tail = rows.spec.tail
         parts.append(
             SegmentBatch(
@@ -242,6 +293,8 @@ def fixed_parts(cache: KVCache, position: int, key: BucketKey, n: int) -> tuple[
                 exact_from=(0,) * n if tail else (),
                 exact_table=arrays.int64([0] * n) if tail else None,
                 groups=None if rows.spec.stores_at_once else arrays.int64([[-1, -1]] * n),
+                first_table=None if rows.rung is None else arrays.int64([0] * n),
+                is_empty=is_empty,
             )
         )
     return tuple(parts)

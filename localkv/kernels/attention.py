@@ -77,6 +77,8 @@ def attention(
     """
     parts = []
     for segment, seg_batch in zip(cache.segments, cache.rows_of(batch), strict=True):
+        if seg_batch.is_empty:
+            continue
         rotated = times_scales(rotate(q, segment.rotation_k), segment.scale_k)
         out, lse = run(rotated, segment, seg_batch, batch, params)
         parts.append((rotate(times_scales(out, segment.scale_v), segment.rotation_v), lse))

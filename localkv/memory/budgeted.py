@@ -48,7 +48,7 @@ class Budgeted:
             raise UsageError(f"kv_budget is {budget!r}", hint="use a number of bytes, or 'auto'")
         return cls(budget, ladder_pairs(ladder))
 
-    def check(self, backend: str, *, types: Seq[Any], sizes: Seq[Any], before_rope: bool) -> None:
+    def check(self, *, types: Seq[Any], sizes: Seq[Any], before_rope: bool) -> None:
         """Refuse what does not go with a budget.
 
         Args:
@@ -60,11 +60,6 @@ class Budgeted:
         """
         if self.budget is None:
             return
-        if backend == "cuda":
-            raise UsageError(
-                "--kv-budget: no GPU kernel changes the types of pages (--device cuda)",
-                hint="use --device cpu, or choose types that fit (-ctk, -ctv)",
-            )
         if any(one is not None for one in types):
             raise UsageError(
                 "kv_budget takes the types of kv_ladder, and others are named besides",

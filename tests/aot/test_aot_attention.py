@@ -177,3 +177,15 @@ def test_tails_cost_no_registers(arch: int) -> None:
     checked(decode_kernel, arch, ("f16", "f16"), 128, group=8, n_new=8, tail=2, window=1)
     checked(prefill_kernel, arch, ("q4_0", "q8_0"), 128, tail=1, window=1)
     checked(prefill_kernel, arch, ("f16", "f16"), 128, tail=2)
+
+
+@pytest.mark.parametrize(
+    "arch", [90, *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHS if a != 90)]
+)
+def test_pages_that_are_apart_cost_no_registers(arch: int) -> None:
+    """Those of a cache with a budget, with units of 16 bytes a row: loads are as wide as ever."""
+    apart = {"page_bytes": 8 * 256 * 16}
+    for name in ("f16", "q4_0"):
+        _, per_key = checked(decode_kernel, arch, (name, name), 128, **apart)
+        assert per_key <= budget(DECODE_BUDGET, name)
+    checked(prefill_kernel, arch, ("q8_0", "q4_0"), 128, **apart)

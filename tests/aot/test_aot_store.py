@@ -10,6 +10,7 @@ import pytest
 from localkv.formats import FORMATS, TOKEN_FORMATS
 from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.group_store import group_kernel
+from localkv.kernels.gpu.repack import TOKENS, unpack_kernel
 from localkv.kernels.gpu.rope_store import ROWS
 from localkv.kernels.gpu.store_kv import query_kernel, store_kernel
 from support.aot.aot_report import ARCHS, compile_kernel, on_every_gpu, report, types_on_gpus
@@ -87,7 +88,35 @@ def test_store(arch: int, name: str) -> None:
         q_scale_ptr=None,
         ROTATION_K=128,
         ROTATION_V=64,
+        PAGE_BYTES=8 * 256 * 16 if at % 3 and FORMATS[name].repacks else 0,
     )
+
+
+@types_on_gpus([name for name in NAMES if FORMATS[name].repacks], (90,), ("q8_0",), ("q8_0",))
+def test_unpack(arch: int, name: str) -> None:
+    """Of a page in an arena; codes come in whole words."""
+    fmt, codec = FORMATS[name], FORMATS[name].part("gpu_cache")
+    compiled = compile_kernel(
+        unpack_kernel,
+        arch,
+        {"planes": plane_types(fmt), "out_ptr": "*fp32", "page": "i32"},
+        {
+            "READ": codec.read_tile,
+            "COLUMNS": codec.columns,
+            "N_KV_HEADS": 8,
+            "HEAD_DIM": 128,
+            "WIDTH": 128,
+            "TOKENS": TOKENS,
+            "PAGE_BYTES": 8 * 256 * 16,
+            "PTX": True,
+        },
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    got = report(compiled)
+    assert got.stack_bytes == 0
+    assert got.stores
+    assert got.loads["128"] + got.loads["64"] > 0
 
 
 @pytest.mark.parametrize("arch", quick(ARCHS, [90]))
@@ -155,6 +184,7 @@ def test_kinds_of_attention(
         **of_cache(name, *dims),
         **rotations,
         NORM_K=norm,
+        PAGE_BYTES=0,
         **constants,
     )
     queries = {name: value for name, value in constants.items() if name != "v_norm_ptr"}

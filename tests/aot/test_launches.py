@@ -16,6 +16,8 @@ import triton.language as tl
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
+from localkv.cache.ladder import DEFAULT_LADDER
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import LocalKVError
@@ -111,6 +113,24 @@ def test_architectures_without_experts(name: str, gpu: PaperGpu, tmp_path: Path)
     run_steps(engine, CHAINS[0])
 
 
+def test_a_budget(gpu: PaperGpu) -> None:
+    """Steps of all runs of pages that a text has, and what changes pages, are compiled ahead; while
+    pages change, nothing asks the host."""
+    model = paper_model(gpu, SHAPES["llama-1b"], "q8_0", 2)
+    page = 2 * 8 * PAGE_TOKENS * 64 * 2 * 2
+    cache = CacheConfig("f16", "f16", n_ctx=1500, kv_budget=3 * page, kv_ladder=DEFAULT_LADDER)
+    engine = Engine(model, cache, n_batch=128)
+    engine.warm_up()
+    assert all(kernel.ahead for kernel in gpu.kernels.values())
+    assert engine.loop is not None
+    n_kernels, n_buckets = len(gpu.kernels), len(engine.loop._buckets)
+    for _ in range(11):
+        assert engine.evaluate([0] * 128, logits="last").device == META
+        run_steps(engine, GREEDY)
+    assert engine.cache.requantised.n_pages > 4
+    assert (len(gpu.kernels), len(engine.loop._buckets)) == (n_kernels, n_buckets)
+
+
 def test_a_step_that_asks_the_host_is_noticed(gpu: PaperGpu) -> None:
     x = torch.zeros(3, dtype=torch.int64, device=META)
     assert int(x[1]) == 1
@@ -145,6 +165,19 @@ def test_llm(tmp_path: Path) -> None:
     for options in settings:
         done = llm.complete("The fox", max_tokens=4, ignore_eos=True, **options)
         assert done.usage.completion_tokens == 4
+
+
+@pytest.mark.usefixtures("chosen")
+def test_a_budget_beside_windows(tmp_path: Path) -> None:
+    """Layers with a window have their own pages, while those of the others change."""
+    path = variant("gemma3").write(tmp_path / "model.gguf", GGMLType.F16)
+    llm = LLM(path, device="cuda", n_ctx=600, n_batch=128, kv_budget=1 << 20)
+    engine = llm.engine
+    assert engine.cache.ladder is not None
+    assert len(engine.cache.pools) == 2
+    for _ in range(4):
+        assert engine.evaluate([0] * 128, logits="last").device == META
+        run_steps(engine, GREEDY)
 
 
 @pytest.mark.usefixtures("chosen")

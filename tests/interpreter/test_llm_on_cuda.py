@@ -23,6 +23,8 @@ from support.program import Program
 from support.quick import quick
 from support.tiny_model import write_tiny_model
 
+PAGE_BYTES = 128 << 10
+"""Of the tiny model's two layers in f16."""
 PROMPT = "Once upon a time there was a small fox who lived near the river."
 
 
@@ -90,6 +92,21 @@ def test_streams_take_turns(tiny_model: Path) -> None:
     streams = [llm.stream(text, **options) for text in ("The fox", "The owl")]
     begun = [next(stream) for stream in streams]
     assert [a + "".join(b) for a, b in zip(begun, streams, strict=True)] == wanted
+
+
+def test_pages_change_their_types_within_a_budget(tiny_model: Path) -> None:
+    """While steps that a GPU would repeat draw tokens a step ahead."""
+    texts = []
+    for device in ("reference", "cuda"):
+        llm = LLM(tiny_model, device=device, n_ctx=512, n_batch=128, kv_budget=PAGE_BYTES * 3 // 2)
+        ids = (llm.tokenize(PROMPT) * 20)[:250]
+        done = llm.complete(ids, max_tokens=10, temperature=0.0, ignore_eos=True)
+        assert done.usage.requantised_pages == 2
+        ladder = llm.engine.cache.ladder
+        assert ladder is not None
+        assert [ladder.rungs[page] for page in llm.engine.sequence.pages[0]] == [2, 0]
+        texts.append(done.text)
+    assert texts[0] == texts[1]
 
 
 def test_auto_takes_the_gpu() -> None:

@@ -16,7 +16,8 @@ from localkv.cache.arrays import Array, Step
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import Sequence
-from localkv.engine.decode_loop import BucketKey, bucket_key, fixed_parts, place
+from localkv.engine.bucket_key import BucketKey, bucket_key
+from localkv.engine.decode_loop import fixed_parts, place
 from localkv.model import Transformer
 
 
@@ -60,14 +61,17 @@ class RecordedBatches:
         step. The sequences' lengths stay as they are.
 
         Returns:
-            None if their rows are not all stored alike, as at the end of a sink: then a batch like
-            any other does it.
+            None if their rows are not all stored alike, as at the end of a sink, or in a cache with
+            a budget, whose pages' types differ from text to text: then a batch like any other does
+            it.
 
         Raises:
             LocalKVError: a token does not fit the context.
         """
+        if self.cache.ladder is not None:
+            return None
         keys = [bucket_key(self.cache, sequence.length) for sequence in sequences]
-        if len({stores for stores, _ in keys}) > 1:
+        if len({key.stores for key in keys}) > 1:
             return None
         n = len(sequences)
         padded = n if self.cache.states else 1 << (n - 1).bit_length()
@@ -77,7 +81,7 @@ class RecordedBatches:
             at = sequence.length
             self.cache.reserve(sequence, at + 1)
             self.cache.states.step(sequence, at, at + 1)
-        key = padded, (keys[0][0], max(width for _, width in keys))
+        key = padded, keys[0]._replace(n_pages=max(key.n_pages for key in keys))
         if key not in self._recorded:
             position = max(sequence.length for sequence in sequences)
             self._recorded[key] = self._new(key, position)

@@ -46,4 +46,4 @@ def scale_rows(x, LARGEST_CODE: tl.constexpr):
 @triton.jit
 def store_row_halves(plane, rows, valid, x):
     """Of x [rows], fp16, those that are `valid`."""
-    tl.store(as_f16(plane) + rows, x, mask=valid)
+    tl.store(as_f16(plane) + rows[:, None], x[:, None], mask=valid[:, None])

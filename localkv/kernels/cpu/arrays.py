@@ -115,7 +115,8 @@ class NumpyArrays:
         array[: len(values)] = values
 
     def place_row(self, batch: SegmentBatch, position: NDArray[np.int64]) -> None:
-        row = position - batch.first_position
+        first = batch.first_position if batch.first_table is None else batch.first_table
+        row = position - first
         batch.length_table[:] = row + 1
         batch.slots[:] = _slots(batch, row)
 

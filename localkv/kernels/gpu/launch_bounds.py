@@ -26,13 +26,15 @@ def check_attention(
     """Queries, pages and tables are of the same tokens, heads and sequences."""
     _, n_heads, head_dim = q.shape
     n_sequences, n_kv_heads = len(batch.starts) - 1, segment.k[0].shape[1]
-    check_segment(segment, head_dim, segment.value_dim)
+    check_segment(segment, head_dim, segment.value_dim, pages_apart=True)
     check_tables(rows, batch)
     check_array("queries", q, dtype_name(q), batch.starts[-1], n_heads, head_dim)
     check_array("lengths", rows.length_table, "int32", n_sequences)
     check_array("starts", batch.start_table, "int32", n_sequences + 1)
     if n_heads % n_kv_heads:
         raise BoundsError(f"{n_heads} heads of {n_kv_heads} KV heads")
+    if rows.first_table is not None:
+        check_array("positions of rows 0", rows.first_table, "int64", n_sequences)
     if rows.tail is not None:
         check_array("tails", rows.exact_table, "int64", n_sequences)
     if sinks is not None:
@@ -68,7 +70,7 @@ def check_turns(rope: RopeTable, n_tokens: int, head_dim: int) -> None:
 def check_stored(k: Tensor, v: Tensor, segment: Segment, batch: SegmentBatch) -> None:
     """Rows are of the segment's heads, and there is a slot for each that is stored."""
     n_tokens, _, head_dim = k.shape
-    check_segment(segment, head_dim, v.shape[-1])
+    check_segment(segment, head_dim, v.shape[-1], pages_apart=True)
     n_kv_heads = segment.k[0].shape[1]
     for name, x in (("k", k), ("v", v)):
         check_array(name, x, dtype_name(x), n_tokens, n_kv_heads, x.shape[-1])

@@ -14,6 +14,7 @@ from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_rows, check_stored, check_turns, check_weight
 from localkv.kernels.gpu.norm import norm
+from localkv.kernels.gpu.pages import page_bytes
 from localkv.kernels.gpu.store_kv import query_kernel, store_kernel
 from localkv.kernels.layer_weights import Norm
 from localkv.kernels.rope import RopeTable
@@ -147,6 +148,7 @@ def _store(
         ROWS=rows,
         ROTATION_K=segment.rotation_k,
         ROTATION_V=segment.rotation_v,
+        PAGE_BYTES=page_bytes(segment),
         **steps.arguments(n_tokens, head_dim),
         **steps.of_keys(),
         num_warps=1 if rows == 1 else 4,

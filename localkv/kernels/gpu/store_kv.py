@@ -11,6 +11,7 @@ import triton.language as tl
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.gpu.hadamard import hadamard
+from localkv.kernels.gpu.pages import in_page, row_before
 
 PAGE = tl.constexpr(PAGE_TOKENS)
 
@@ -187,6 +188,7 @@ def store_kernel(
     INTERLEAVED: tl.constexpr,
     ROTATION_K: tl.constexpr,
     ROTATION_V: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
 ):
     """Grid (blocks of ROWS tokens, N_HEADS + 2 N_KV_HEADS): heads of q, of k, of v.
 
@@ -207,6 +209,7 @@ def store_kernel(
         WIDTH, VALUE_WIDTH: powers of two that HEAD_DIM and VALUE_DIM fit in.
         CENTRED: norms of q and k are LayerNorms.
         ROTATION_K, ROTATION_V: channels that are rotated together, or 0.
+        PAGE_BYTES: see `pages.py`.
     """
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
@@ -221,7 +224,8 @@ def store_kernel(
         slot = tl.load(slots_ptr + i, mask=valid, other=0)
         kv_head = (head - N_HEADS) % N_KV_HEADS
         row = token * N_KV_HEADS + kv_head
-        stored = (slot // PAGE * N_KV_HEADS + kv_head) * PAGE + slot % PAGE
+        page = slot // PAGE
+        stored = row_before(page, kv_head, N_KV_HEADS, PAGE_BYTES) + slot % PAGE
         if head < N_HEADS + N_KV_HEADS:
             k = normed_and_turned(
                 k_ptr, k_norm_ptr, cos_ptr, sin_ptr, row, kv_head, token, valid, eps,
@@ -230,7 +234,7 @@ def store_kernel(
             k = hadamard(k, ROTATION_K)
             if k_scale_ptr is not None:
                 k = tl.div_rn(k, tl.load(k_scale_ptr + kv_head))
-            WRITE_K(k_planes, stored, valid, k, HEAD_DIM, WIDTH)
+            WRITE_K(in_page(k_planes, page[:, None], PAGE_BYTES), stored, valid, k, HEAD_DIM, WIDTH)
         else:
             j = tl.arange(0, VALUE_WIDTH)
             mask = valid[:, None] & (j < VALUE_DIM)[None, :]
@@ -240,4 +244,11 @@ def store_kernel(
             v = hadamard(v, ROTATION_V)
             if v_scale_ptr is not None:
                 v = tl.div_rn(v, tl.load(v_scale_ptr + kv_head))
-            WRITE_V(v_planes, stored, valid, v, VALUE_DIM, VALUE_WIDTH)
+            WRITE_V(
+                in_page(v_planes, page[:, None], PAGE_BYTES),
+                stored,
+                valid,
+                v,
+                VALUE_DIM,
+                VALUE_WIDTH,
+            )

@@ -27,6 +27,7 @@ from localkv.kernels.gpu.products.plane_tensor import prepare
 from localkv.kernels.gpu.products.products import planes_of
 from localkv.kernels.gpu.products.tile_sizes import gpu_of
 from localkv.kernels.gpu.recurrent.scan import scan
+from localkv.kernels.gpu.repack import repack_page_gpu
 from localkv.kernels.method import Method, Methods
 from localkv.kernels.recurrence import Recurrence
 from localkv.kernels.recurrent_mixers import recurrent_mixers
@@ -96,7 +97,7 @@ def triton_backend(device: torch.device | str = "cuda") -> Backend:
 
     return Backend(
         name="cuda",
-        arrays=TorchArrays(device),
+        arrays=TorchArrays(device, repack=partial(repack_page_gpu, gpu)),
         embed=lambda ids, weight, factor: scaled(embed(ids, weight), factor),
         mixers={
             AttentionSpec: partial(grouped.grouped_attention, gpu),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,8 @@ class TorchArrays:
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
     """Of activations."""
+    repack: Callable[[Segment, Segment, int], None] | None = None
+    """A kernel for `repack_page`."""
 
     def bytes(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=self.device)
@@ -74,7 +76,10 @@ class TorchArrays:
         return self.from_numpy(rows)
 
     def repack_page(self, source: Segment, target: Segment, page: int) -> None:
-        repack_page(self, source, target, page)
+        if self.repack is not None:
+            self.repack(source, target, page)
+        else:
+            repack_page(self, source, target, page)
 
     def memory_piece(self, n_columns: int) -> int:
         return n_columns
@@ -86,7 +91,8 @@ class TorchArrays:
         array[: len(values)].copy_(torch.tensor(values), non_blocking=True)
 
     def place_row(self, batch: SegmentBatch, position: Tensor) -> None:
-        row = position - batch.first_position
+        first = batch.first_position if batch.first_table is None else batch.first_table
+        row = position - first
         batch.length_table.copy_(row + 1)
         batch.slots.copy_(_slots(batch, row))
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from localkv.arch.mixer_spec import AttentionParams
+from localkv.cache.ladder import DEFAULT_LADDER
 from localkv.cache.layer_cache import Segment
-from localkv.cache.layout import SegmentSpec
+from localkv.cache.layout import PAGE_TOKENS, SegmentSpec
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.formats import FORMATS
@@ -178,3 +179,30 @@ def test_generation(shape: str, weights: str, type_k: str, type_v: str) -> None:
             at = want[len(prompt) - 1 : -1]
             short = at.max(-1).values - at[range(20), ids]
             assert float(short.max()) < 0.05 * float(at.std())
+
+
+def test_generation_within_a_budget() -> None:
+    """Pages change between recorded steps, which are others for each set of runs of pages."""
+    from localkv.kernels.gpu.triton_backend import triton_backend
+
+    backends = (triton_backend(DEVICE), reference_backend())
+    models = [synthetic_model("llama-tiny", "f32", backend) for backend in backends]
+    (group,) = models[0].config.groups
+    row = 2 * len(group.layers) * group.n_kv_heads * (group.key_dim + group.value_dim)
+    cache = CacheConfig(
+        "f16",
+        "f16",
+        n_ctx=600,
+        kv_budget=row * PAGE_TOKENS * 3 // 2,
+        kv_ladder=DEFAULT_LADDER,
+    )
+    ours, plain = (Engine(model, cache, n_batch=200) for model in models)
+    ours.warm_up()
+    prompt = [(i * 31 + 7) % 512 for i in range(250)]
+    sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=512)
+    ids = list(ours.generate(prompt, sampler=sampler, max_tokens=20))
+    assert len(ids) == 20
+    assert ours.cache.requantised.n_pages > 0
+    assert list(ours.generate(prompt, sampler=sampler, max_tokens=20)) == ids
+    want, got = plain.logits(prompt + ids), ours.logits(prompt + ids)
+    assert float((got - want).norm() / want.norm()) < 5e-2

@@ -39,8 +39,10 @@ def build(
     window: int = 0,
     tail: int = 0,
     tiles: TileConfig | None = None,
+    page_bytes: int = 0,
 ) -> tuple[Any, TileConfig]:
-    """The compiled kernel, and its tiles; V has heads as K unless `value_dim` says otherwise."""
+    """The compiled kernel, and its tiles; V has heads as K unless `value_dim` says otherwise.
+    With `page_bytes` sequences have positions of rows 0 of their own."""
     value_dim = value_dim or head_dim
     format_k, format_v = FORMATS[type_k], FORMATS[type_v]
     tiles = tiles or tiles_of(
@@ -64,6 +66,7 @@ def build(
         ptx=True,
         tail=tail,
         tail_tokens=32 if tail else 1,
+        page_bytes=page_bytes,
     )
     types = {
         **NUMBERS,
@@ -77,6 +80,10 @@ def build(
         "out_ptr": "*fp32",
         "lse_ptr": "*fp32",
     }
+    if page_bytes:
+        types["firsts_ptr"] = "*i64"
+    else:
+        constants["firsts_ptr"] = None
     if tail:
         types |= {"exact_ptr": "*i64", "tail_start": "i32", "tail_newest": "i32"}
     if kernel is prefill_kernel:

@@ -22,11 +22,13 @@ from localkv.kernels.gpu.attention.online_softmax import (
 from localkv.kernels.gpu.attention.rows import (
     load_queries,
     log_sum_exp,
+    page_of_tile,
     position_of,
     row_of,
     row_of_tile,
     store_outputs,
 )
+from localkv.kernels.gpu.pages import in_page
 
 
 @triton.jit(
@@ -47,6 +49,7 @@ def decode_kernel(
     scale,
     softcap,
     window,
+    firsts_ptr,
     exact_ptr,
     tail_start,
     tail_newest,
@@ -69,6 +72,7 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     TAIL: tl.constexpr,
     TAIL_TOKENS: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
     PTX: tl.constexpr,
 ):
     """Grid (KV heads, splits, sequences).
@@ -85,12 +89,14 @@ def decode_kernel(
         first_position: position of the segment's row 0.
         window: keys that a token sees, itself included, if WINDOW is 1; if it is 2, a token sees
             from the last multiple of it on.
+        firsts_ptr: int64 [sequences], positions of rows 0 in place of `first_position`, or None.
         exact_ptr: int64 [sequences], positions before which no tail begins.
         tail_start, tail_newest: as `Tail` has them, if TAIL is 1, where keys are seen up to the
             tail, or 2, where only those of the tail are; in multiples of TAIL_TOKENS.
         WIDTH, VALUE_WIDTH: powers of two that HEAD_DIM, the channels of K, and VALUE_DIM fit in.
         QUERIES: GROUP * new tokens of a sequence at most, as a power of two.
         KEYS: rows of a tile; divides a page.
+        PAGE_BYTES: see `pages.py`.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -100,6 +106,8 @@ def decode_kernel(
     n_queries = (tl.load(starts_ptr + sequence + 1) - start) * GROUP
     length = tl.load(lengths_ptr + sequence)
 
+    if firsts_ptr is not None:
+        first_position = tl.load(firsts_ptr + sequence).to(tl.int32)
     i = tl.arange(0, QUERIES)
     is_query = i < n_queries
     row = row_of(i, start, head, N_KV_HEADS, GROUP)
@@ -134,12 +142,15 @@ def decode_kernel(
     out_high = tl.zeros((VALUE_WIDTH // 2, QUERIES), tl.float32)
     pages = page_table_ptr + sequence * table_width
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
-        first_row = row_of_tile(pages, at, head, N_KV_HEADS, KEYS)
+        page = page_of_tile(pages, at)
+        first_row = row_of_tile(page, at, head, N_KV_HEADS, KEYS, PAGE_BYTES)
         key = at + tl.arange(0, KEYS)
         valid = key < length
         if TAIL == 2:  # rows before may never have been stored
             valid = valid & (key >= least)
-        low, high = READ_K(k_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+        low, high = READ_K(
+            in_page(k_planes, page, PAGE_BYTES), first_row, valid, HEAD_DIM, WIDTH, PTX
+        )
         products = dot(low, q_low, None, PRODUCT_K)
         products = dot(high, q_high, products, PRODUCT_K)
         logits = scaled_logits(products, scale, softcap, SOFTCAP)
@@ -156,7 +167,9 @@ def decode_kernel(
         shrink = tl.exp2(largest - larger)
         total = total * shrink + tl.sum(weights, 0)
         largest = larger
-        low, high = READ_V(v_planes, first_row, valid, VALUE_DIM, VALUE_WIDTH, PTX)
+        low, high = READ_V(
+            in_page(v_planes, page, PAGE_BYTES), first_row, valid, VALUE_DIM, VALUE_WIDTH, PTX
+        )
         weights = rounded_to(weights, PRODUCT_V)
         out_low = dot(tl.trans(low), weights, out_low * shrink[None, :], PRODUCT_V)
         out_high = dot(tl.trans(high), weights, out_high * shrink[None, :], PRODUCT_V)

@@ -29,6 +29,7 @@ from localkv.kernels.gpu.attention.sizes import FEW_TOKENS, MOST_CHANNELS, MOST_
 from localkv.kernels.gpu.gpu_info import GpuInfo
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.launch_bounds import check_attention
+from localkv.kernels.gpu.pages import page_bytes
 
 LEAST_QUERIES = 8
 """Columns that a matrix product needs."""
@@ -74,6 +75,7 @@ def attention_constants(
     ptx: bool,
     tail: int = 0,
     tail_tokens: int = 1,
+    page_bytes: int = 0,
 ) -> dict[str, Any]:
     """The compile-time arguments that `decode_kernel` and `prefill_kernel` share.
 
@@ -81,12 +83,14 @@ def attention_constants(
         window: 1 with a window, 2 with chunks, else 0.
         tail: 1 where keys are seen up to the tail, 2 where only those of the tail are, else 0.
         tail_tokens: tokens that are packed together.
+        page_bytes: how far pages are apart if they don't follow one another, else 0.
     """
     without = {} if tail else dict.fromkeys(("exact_ptr", "tail_start", "tail_newest"))
     return {
         **without,
         "TAIL": tail,
         "TAIL_TOKENS": tail_tokens,
+        "PAGE_BYTES": page_bytes,
         **_side(format_k, "K"),
         **_side(format_v, "V"),
         "N_KV_HEADS": n_kv_heads,
@@ -194,7 +198,9 @@ def segment_attention(
         ptx=gpu.ptx,
         tail=0 if tail is None else 2 if seg_batch.is_tail else 1,
         tail_tokens=1 if tail is None else tail.group,
+        page_bytes=page_bytes(segment),
     )
+    constants["firsts_ptr"] = seg_batch.first_table
     if tail is not None:
         constants["exact_ptr"] = seg_batch.exact_table
         constants |= {"tail_start": tail.start, "tail_newest": tail.newest}

@@ -22,11 +22,13 @@ from localkv.kernels.gpu.attention.online_softmax import (
 from localkv.kernels.gpu.attention.rows import (
     load_queries,
     log_sum_exp,
+    page_of_tile,
     position_of,
     row_of,
     row_of_tile,
     store_outputs,
 )
+from localkv.kernels.gpu.pages import in_page
 
 
 @triton.jit(
@@ -48,6 +50,7 @@ def prefill_kernel(
     scale,
     softcap,
     window,
+    firsts_ptr,
     exact_ptr,
     tail_start,
     tail_newest,
@@ -70,6 +73,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     TAIL: tl.constexpr,
     TAIL_TOKENS: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
     SINKS: tl.constexpr,
     PTX: tl.constexpr,
 ):
@@ -87,6 +91,8 @@ def prefill_kernel(
     if block * QUERIES >= n_queries:
         return
 
+    if firsts_ptr is not None:
+        first_position = tl.load(firsts_ptr + sequence).to(tl.int32)
     i = block * QUERIES + tl.arange(0, QUERIES)
     is_query = i < n_queries
     row = row_of(i, start, head, N_KV_HEADS, GROUP)
@@ -118,12 +124,15 @@ def prefill_kernel(
     out_high = tl.zeros((QUERIES, VALUE_WIDTH // 2), tl.float32)
     pages = page_table_ptr + sequence * table_width
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
-        first_row = row_of_tile(pages, at, head, N_KV_HEADS, KEYS)
+        page = page_of_tile(pages, at)
+        first_row = row_of_tile(page, at, head, N_KV_HEADS, KEYS, PAGE_BYTES)
         key = at + tl.arange(0, KEYS)
         valid = key < end
         if TAIL == 2:  # rows before may never have been stored
             valid = valid & (key >= least)
-        low, high = READ_K(k_planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+        low, high = READ_K(
+            in_page(k_planes, page, PAGE_BYTES), first_row, valid, HEAD_DIM, WIDTH, PTX
+        )
         products = dot(q_low, tl.trans(low), None, PRODUCT_K)
         products = dot(q_high, tl.trans(high), products, PRODUCT_K)
         logits = scaled_logits(products, scale, softcap, SOFTCAP)
@@ -140,7 +149,9 @@ def prefill_kernel(
         shrink = tl.exp2(largest - larger)
         total = total * shrink + tl.sum(weights, 1)
         largest = larger
-        low, high = READ_V(v_planes, first_row, valid, VALUE_DIM, VALUE_WIDTH, PTX)
+        low, high = READ_V(
+            in_page(v_planes, page, PAGE_BYTES), first_row, valid, VALUE_DIM, VALUE_WIDTH, PTX
+        )
         weights = rounded_to(weights, PRODUCT_V)
         out_low = dot(weights, low, out_low * shrink[:, None], PRODUCT_V)
         out_high = dot(weights, high, out_high * shrink[:, None], PRODUCT_V)

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.gpu.attention.online_softmax import LN_2, query
+from localkv.kernels.gpu.pages import row_before
 
 PAGE = tl.constexpr(PAGE_TOKENS)
 
@@ -30,11 +31,17 @@ def position_of(i, start, is_query, positions_ptr, first_position, GROUP: tl.con
 
 
 @triton.jit
-def row_of_tile(pages, at, head, N_KV_HEADS: tl.constexpr, KEYS: tl.constexpr):
-    """The first row of a tile in the planes of K and V: that of key `at`, by the page table."""
-    entry = at // PAGE
-    page = tl.load(pages + entry).to(tl.int64)
-    first_row = (page * N_KV_HEADS + head - entry) * PAGE + at
+def page_of_tile(pages, at):
+    """The page of key `at`, int64, by the page table."""
+    return tl.load(pages + at // PAGE).to(tl.int64)
+
+
+@triton.jit
+def row_of_tile(
+    page, at, head, N_KV_HEADS: tl.constexpr, KEYS: tl.constexpr, PAGE_BYTES: tl.constexpr
+):
+    """The first row of a tile, that of key `at`, in the planes that `in_page` gives."""
+    first_row = row_before(page, head - at // PAGE, N_KV_HEADS, PAGE_BYTES) + at
     return tl.multiple_of(first_row, KEYS)
 
 

@@ -19,6 +19,7 @@ from localkv.kernels.gpu.attention.online_softmax import (
 )
 from localkv.kernels.gpu.attention.rows import (
     log_sum_exp,
+    page_of_tile,
     place,
     position_of,
     row_of,
@@ -126,7 +127,7 @@ def latents_kernel(
     out_high = tl.zeros((QUERIES, LATENT_WIDTH // 2), tl.float32)
     pages = page_table_ptr + sequence * table_width
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
-        first_row = row_of_tile(pages, at, 0, 1, KEYS)
+        first_row = row_of_tile(page_of_tile(pages, at), at, 0, 1, KEYS, PAGE_BYTES=0)
         key = at + tl.arange(0, KEYS)
         valid = key < end
         if TAIL == 2:  # rows before may never have been stored
