@@ -33,21 +33,23 @@ on_every_gpu = on_gpus(*ARCHS)
 
 def types_on_gpus(
     names: Sequence[str],
-    gpus: Collection[int],
+    gpus: Sequence[int],
     some: Collection[str],
     fast: Collection[str] | None = None,
 ) -> pytest.MarkDecorator:
-    """All types on `gpus`, and some on each: what is like another need not be compiled for it.
+    """All types on 90, every second one on each of `gpus`, and some on each GPU: what is like
+    another need not be compiled for it.
 
     80 and 89 have 86's instructions, and 89 those that convert fp8 besides; what multiplies no
     matrices is made of the same on all. When time is short, `fast` types (by default all) on one.
     """
     quick = names if fast is None else fast
+    others = [arch for arch in gpus if arch != 90]
     cases = [
         pytest.param(arch, name, marks=() if arch == 90 and name in quick else pytest.mark.slow)
         for arch in ARCHS
-        for name in names
-        if arch in gpus or name in some
+        for at, name in enumerate(names)
+        if arch == 90 or name in some or (arch in others and at % 2 == others.index(arch) % 2)
     ]
     return pytest.mark.parametrize(("arch", "name"), cases)
 
