@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import localkv.engine.engine as engine_module
 from localkv import LLM
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.speculator import Speculator
@@ -52,7 +53,7 @@ def main() -> None:
     ids = prompt.ids
     found = llm.complete(prompt, max_tokens=250, temperature=0.0, spec="none").text
     text = llm.tokenize(found, add_special=False)
-    make = engine._speculator
+    make = engine_module.new_speculator
 
     def oracle(probability: float) -> Speculator:
         return Speculator(Speculation("ngram"), engine.prices, Oracle(text, len(ids), probability))
@@ -64,10 +65,10 @@ def main() -> None:
         for _ in range(options.rounds):
             speeds = []
             for spec in ("none", "draft"):
-                engine._speculator = (
+                engine_module.new_speculator = (
                     make
                     if probability is None or spec == "none"
-                    else lambda config, p=probability: oracle(p)
+                    else lambda *_, p=probability: oracle(p)
                 )
                 engine.reset()
                 done = llm.complete(prompt, max_tokens=250, temperature=0.0, spec=spec)
