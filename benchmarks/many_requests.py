@@ -26,7 +26,7 @@ from typing import Any
 from random_model import shape_of, write_model
 
 from localkv import LLM
-from localkv.engine.requests.batched_generation import BatchedGeneration
+from localkv.engine.generation import Generation
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler
 from localkv.system.processor import processor_name
@@ -34,7 +34,7 @@ from localkv.system.processor import processor_name
 SHIPPED = Path(__file__).parents[1] / "models" / "tales-4M-F16.gguf"
 
 
-def start(llm: LLM, ids: list[int], n: int) -> BatchedGeneration:
+def start(llm: LLM, ids: list[int], n: int) -> Generation:
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=llm.config.n_vocab)
     return llm.batch.generate(ids, sampler=sampler, max_tokens=n)
 
@@ -43,7 +43,7 @@ def random_ids(llm: LLM, rng: random.Random, n: int) -> list[int]:
     return [rng.randrange(llm.config.n_vocab) for _ in range(n)]
 
 
-def read(generation: BatchedGeneration) -> int:
+def read(generation: Generation) -> int:
     """Take the tokens that are there; how many there were."""
     n = generation.n_ready
     for _ in range(n):
@@ -141,7 +141,7 @@ def thousand_requests(n: int) -> dict[str, float]:
         n_parallel=16,
         n_cache_tokens=max(2048, n_cache),
     )
-    batch, memory, going = llm.batch, [0.0, 0.0], dict[int, BatchedGeneration]()
+    batch, memory, going = llm.batch, [0.0, 0.0], dict[int, Generation]()
     began, n_ended, n_drawn, n_cancelled = time.perf_counter(), 0, 0, 0
     waiting = list(range(n))
     rng.shuffle(waiting)

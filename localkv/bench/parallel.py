@@ -22,8 +22,8 @@ from localkv.bench.subject import Subject
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import Generation
 from localkv.engine.requests.batch_engine import BatchEngine
-from localkv.engine.requests.batched_generation import BatchedGeneration
 from localkv.sampling.sampler import Sampler
 from localkv.system.threads import Threads, chosen_threads, use_threads
 
@@ -194,7 +194,7 @@ def _seconds(engine: Engine, prompts: Sequence[Sequence[int]], n_gen: int) -> tu
     engine.reset()
     batch = BatchEngine(engine, step_ms=NO_LIMIT)
 
-    def start(max_tokens: int) -> list[BatchedGeneration]:
+    def start(max_tokens: int) -> list[Generation]:
         n_vocab = engine.model.config.n_vocab
         return [
             batch.generate(ids, sampler=Sampler(GREEDY, n_vocab=n_vocab), max_tokens=max_tokens)
@@ -216,7 +216,7 @@ def _seconds(engine: Engine, prompts: Sequence[Sequence[int]], n_gen: int) -> tu
     return prompt_seconds, seconds / share
 
 
-def _read_all(batch: BatchEngine, generations: Sequence[BatchedGeneration]) -> None:
+def _read_all(batch: BatchEngine, generations: Sequence[Generation]) -> None:
     while not batch.is_idle:
         batch.step()
         for one in generations:

@@ -276,36 +276,52 @@ class CacheSlot:
         """Whether nothing has been evaluated for others since `take`."""
         return self._text is text
 
-    def logits(self, text: Text, cancel: Event, drafts: Sequence[int] = ()) -> Array | None:
+    def logits(self, text: Text, cancel: Event) -> Array | None:
         """Evaluate the missing tokens of the text that took the slot: the last token's logits.
 
-        Args:
-            drafts: tokens that may follow; `retract` takes back those that don't. They are
-                evaluated with the last token if that was generated and a batch has room for them.
-
         Returns:
-            float32 [1, n_vocab], valid until the next call, or [1 + len(drafts), n_vocab] with
-            those of the drafts; None if it was cancelled.
+            float32 [1, n_vocab], valid until the next call; None if it was cancelled.
         """
         out = None
-        ids, n_prompt, states = text.ids, text.n_prompt, self.cache.states
-        while (at := self.sequence.length) < len(ids):
-            if drafts and at >= n_prompt and len(ids) - at + len(drafts) <= self.n_batch:
-                states.mark(self.sequence)
-                out = self.evaluate([*ids[at:], *drafts], "all", generated=True)
-                return None if cancel.is_set() else out[len(ids) - at - 1 :]
+        while self.sequence.length < len(text.ids):
             if cancel.is_set():
                 return None
-            generated = at >= n_prompt
-            most = 1 if generated and self.loop is not None else self.n_batch
-            end = min(at + most, len(ids) if generated else n_prompt)
-            stop = end if generated else states.boundary(self.sequence, end, n_prompt)
-            wanted: Wanted = "last" if stop == len(ids) else "none"
-            out = self.evaluate(ids[at:stop], wanted, generated=generated)
-            if stop == n_prompt:
-                self.cache.checkpoint(self.sequence, exactly=False)
-            elif stop < end:
-                states.keep(self.sequence)
+            out = self.advance(text, self.piece(text, self.n_batch))
+        return out
+
+    def piece(self, text: Text, n_tokens: int) -> int:
+        """How many of the next `n_tokens` missing ones of a text are evaluated together: those of
+        one kind, and fewer where recurrent layers leave a checkpoint."""
+        at = self.sequence.length
+        if at >= text.n_prompt:
+            return min(n_tokens if self.loop is None else 1, len(text.ids) - at)
+        end = min(at + n_tokens, text.n_prompt)
+        return self.cache.states.boundary(self.sequence, end, text.n_prompt) - at
+
+    def advance(self, text: Text, n_tokens: int, drafts: Sequence[int] = ()) -> Array:
+        """Evaluate the next missing tokens of the text that took the slot, a `piece` of it.
+
+        Args:
+            drafts: tokens that may follow the last one; `retract` takes back those that don't.
+
+        Returns:
+            the last token's logits, if it is the text's last, float32 [1, n_vocab], and those of
+            the drafts, [1 + len(drafts), n_vocab]; valid until the next call.
+        """
+        ids, n_prompt, states = text.ids, text.n_prompt, self.cache.states
+        at = self.sequence.length
+        end = at + n_tokens
+        if drafts:
+            states.mark(self.sequence)
+            return self.evaluate([*ids[at:], *drafts], "all", generated=True)[n_tokens - 1 :]
+        wanted: Wanted = "last" if end == len(ids) else "none"
+        if at >= n_prompt:
+            return self.evaluate(ids[at:end], wanted, generated=True)
+        out = self.evaluate(ids[at:end], wanted)
+        if end == n_prompt:
+            self.cache.checkpoint(self.sequence, exactly=False)
+        elif end < min(at + self.n_batch, n_prompt):
+            states.keep(self.sequence)
         return out
 
     def retract(self, text: Text, length: int) -> None:

@@ -26,6 +26,8 @@ from localkv.engine.decode_loop import DecodeLoop
 from localkv.engine.embedding import Pooling, pooled
 from localkv.engine.generation import Forcing, Generation
 from localkv.engine.logprobs import check_logprobs
+from localkv.engine.requests.lone_request import LoneRequest
+from localkv.engine.requests.request import Request
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.speculation.new_speculator import new_speculator
@@ -389,10 +391,15 @@ class Engine:
         check_logprobs(logprobs, self.model.config.n_vocab)
         speculation = speculation or Speculation()
         self.check_prompt(prompt_ids)
-        return Generation(
-            self.slot,
-            prompt_ids,
+        speculator = new_speculator(speculation, self.prices, self.draft)
+        on_host = any(one is not None for one in (logprobs, predictions, constraint, speculator))
+        steps, n_prompt = LoneRequest(self.slot, self.prices), len(prompt_ids)
+        generation = Generation(
+            steps,
+            Request(0, Text(list(prompt_ids), n_prompt), steps.clock(), self.n_ctx),
             sampler,
+            self.model.backend.arrays,
+            None if on_host else self.model.draw(sampler.params),
             n_ctx=self.n_ctx,
             max_tokens=max_tokens,
             stop_ids=stop_ids,
@@ -401,5 +408,7 @@ class Engine:
             constraint=constraint,
             logprobs=logprobs,
             predictions=predictions,
-            speculator=new_speculator(speculation, self.prices, self.draft),
+            speculator=speculator,
         )
+        steps.add(generation)
+        return generation

@@ -1,33 +1,25 @@
-"""One generation: a text of its own, a sampler, and where it ends."""
+"""One generation: its tokens come from steps, which may serve others as well."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from localkv.cache.arrays import NO_TOKEN
+from localkv.cache.arrays import NO_TOKEN, Array, Arrays, Draw
 from localkv.cache.ladder_pool import Requantised
 from localkv.engine.audit.predictions import Predictions
-from localkv.engine.cache_slot import CacheSlot
-from localkv.engine.logprobs import RankedToken, ranked
+from localkv.engine.logprobs import RankedToken, ranked, ranked_among
+from localkv.engine.requests.request import Request
 from localkv.engine.speculation.speculator import Speculator
-from localkv.engine.token_text import Text
 from localkv.errors import LocalKVError
+from localkv.sampling.candidates import Floats, Ints
 from localkv.sampling.sampler import Sampler
-from localkv.system.turns import CancelledWaitError
 
 if TYPE_CHECKING:
     from localkv.structured.constraint import Constraint
-
-LEAST_SHARE = 0.05
-"""Seconds of tokens that a generation draws, at least, in a turn that others wait for."""
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -83,111 +75,134 @@ class Forcing(Protocol):
         ...
 
 
-class TokenStream(Protocol):
-    """What a text is made of: `Generation`, alone or beside others."""
+class Steps(Protocol):
+    """Runs steps for all requests."""
 
-    stats: GenerationStats
-    finish_reason: FinishReason | None
-    context_full: bool
-    predictions: Predictions | None
+    clock: Callable[[], float]
 
-    @property
-    def ids(self) -> list[int]:
-        """The prompt, and the tokens so far."""
+    def step(self, unless: Callable[[], bool]) -> None:
+        """Run one, or several, in a turn, unless none is needed any more."""
         ...
 
-    @property
-    def logprobs(self) -> Sequence[RankedToken]:
-        """Of the tokens so far, if they were asked for."""
-        ...
-
-    def __iter__(self) -> Iterator[int]: ...
-
-    def __next__(self) -> int: ...
-
-    def close(self) -> None:
-        """End it, with "cancelled"."""
+    def end(self, request: Request) -> None:
+        """A request is done; its rows are kept as long as there is room."""
         ...
 
 
 class Generation(Iterator[int]):
-    """The token ids of one generation, as they are drawn.
+    """The token ids of one request, as they are drawn.
 
-    Nothing is held between two tokens: the engine may do other work, for other generations, too,
-    and this one goes on as if it had been alone. An exception ends it ("cancelled"). One thread at
-    a time may ask for tokens.
+    Asking for a token runs steps until it is there. If they serve other requests as well, tokens
+    may be there before they are asked for. Nothing is held between two tokens: the engine may do
+    other work, and this one goes on as if it had been alone. An exception ends it ("cancelled").
+    One thread at a time may ask for tokens.
 
     Args:
-        slot: whose turns it takes.
-        prompt_ids: the whole prompt, at most `n_ctx`.
+        steps: runs them.
+        request: whose text grows with the tokens.
         sampler: draws the tokens; it accepts those of the prompt first.
+        arrays: where logits are.
+        draw: draws tokens there; None if the host must.
         n_ctx: tokens of context.
         max_tokens: most tokens to draw; None goes on to the end of the context.
         stop_ids: tokens that end the generation.
-        cancel: looked at before every chunk of the prompt and before every token.
+        cancel: looked at before every piece of the prompt and before every token.
         forcing: may put tokens in place of drawn ones; they count like any other.
         constraint: allows the tokens; the host draws them. Where it is over the generation ends,
             with "stop".
-        logprobs: alternatives that are noted for each token; None notes nothing. With a number the
-            host draws the tokens.
-        predictions: keeps what an audit needs of each token's distribution. The host draws the
-            tokens.
-        speculator: guesses tokens, which are evaluated together; the text stays the same. The host
-            draws the tokens.
+        logprobs: alternatives that are noted for each token; None notes nothing.
+        predictions: keeps what an audit needs of each token's distribution.
+        speculator: guesses tokens, which are evaluated together; whoever runs the steps asks it.
+            The text stays the same.
 
     Attributes:
         stats: counts and seconds so far.
         finish_reason: None while it runs, then "stop" (a stop token, which is not part of the
             ids), "length" (`max_tokens` or the end of the context) or "cancelled".
         context_full: it ended because the context did.
-        predictions: what was kept.
+        cancelled: set to end it.
+        ranks_after_samplers: logprobs are those of the distribution that tokens are drawn from, not
+            the model's own; to be set before the first token.
     """
 
     def __init__(
         self,
-        slot: CacheSlot,
-        prompt_ids: Sequence[int],
+        steps: Steps,
+        request: Request,
         sampler: Sampler,
+        arrays: Arrays,
+        draw: Draw | None,
         *,
         n_ctx: int,
         max_tokens: int | None,
         stop_ids: frozenset[int],
         cancel: Event,
-        forcing: Forcing | None = None,
-        constraint: Constraint | None = None,
-        logprobs: int | None = None,
-        predictions: Predictions | None = None,
-        speculator: Speculator | None = None,
+        forcing: Forcing | None,
+        constraint: Constraint | None,
+        logprobs: int | None,
+        predictions: Predictions | None,
+        speculator: Speculator | None,
     ) -> None:
-        self.stats = GenerationStats(n_prompt=len(prompt_ids))
+        self.request = request
+        self.speculator = speculator
+        self.stats = GenerationStats(n_prompt=request.n_prompt)
         self.finish_reason: FinishReason | None = None
         self.context_full = False
-        self._slot = slot
-        self._text = Text(list(prompt_ids), len(prompt_ids))
+        self._steps = steps
         self._sampler = sampler
+        self._arrays = arrays
+        self._draw = draw
+        self.cancelled = cancel
+        self._stop_ids = stop_ids
+        self._forcing = forcing
+        self._constraint = constraint
         self._n_logprobs = logprobs
         self.predictions = predictions
-        self._ranked: list[RankedToken] = []
-        self._speculator = speculator
-        self._ahead = deque[tuple[int, NDArray[np.float32]]]()
-        self._constraint = constraint
-        on_host = any(one is not None for one in (logprobs, predictions, speculator, constraint))
-        self._draw = None if on_host else slot.model.draw(sampler.params)
-        self._tokens: Iterator[int] | None = None
-        room = n_ctx - len(prompt_ids)
-        self._budget = room if max_tokens is None else min(max_tokens, room)
+        self._ranked = list[RankedToken]()
+        self._among: tuple[Ints, Floats] | None = None
+        self.ranks_after_samplers = False
+        room = n_ctx - request.n_prompt
+        self._budget = max(0, room if max_tokens is None else min(max_tokens, room))
         self._fills_context = max_tokens is None or room < max_tokens
-        self._stop_ids = stop_ids
-        self._cancel = cancel
-        self._forcing = forcing
         self._ready = deque[tuple[int, float]]()
-        self._end: FinishReason | None = None
+        self._end: FinishReason | None = None if self._budget else "length"
         self._error: Exception | None = None
+        self._drawn_at = request.arrived
+
+    @property
+    def n_ready(self) -> int:
+        """Tokens that are there to be asked for."""
+        return len(self._ready)
+
+    @property
+    def n_drawn(self) -> int:
+        """Tokens that were drawn so far, asked for or not."""
+        return len(self.request.text.ids) - self.request.n_prompt
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may still have besides the next one."""
+        return self._budget - self.n_drawn - 1
+
+    @property
+    def device_draw(self) -> Draw | None:
+        """Draws tokens where the logits are; None if the host must."""
+        return self._draw
+
+    @property
+    def seed(self) -> int:
+        """Of the random numbers that tokens are drawn with."""
+        return self._sampler.seed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no further token will be drawn."""
+        return self._end is not None
 
     @property
     def ids(self) -> list[int]:
         """The prompt, and the tokens so far."""
-        return self._text.ids[: self.stats.n_prompt + self.stats.n_generated]
+        return self.request.text.ids[: self.stats.n_prompt + self.stats.n_generated]
 
     @property
     def logprobs(self) -> Sequence[RankedToken]:
@@ -197,200 +212,165 @@ class Generation(Iterator[int]):
     def __next__(self) -> int:
         if self.finish_reason is not None:
             raise StopIteration
-        if self._ready:
-            if self._cancel.is_set():
-                self._finish("cancelled")
-        elif self.stats.n_generated < self._budget and self._end is None:
-            self._take_turn()
-        if self.finish_reason is not None or not self._ready:
-            self._finish(self.finish_reason or self._end or "length")
+        if not self._ready:
+            try:
+                while not self._ready and self._end is None:
+                    self._steps.step(unless=self.is_served)
+            except BaseException:
+                self.close()
+                raise
+        elif self.cancelled.is_set():
+            self.close()
+            raise StopIteration
+        if not self._ready:
+            self._conclude(self._end or "cancelled")
+            if self._error is not None:
+                raise self._error
             raise StopIteration
         token, seconds = self._ready.popleft()
+        self.request.n_unread -= 1
         stats = self.stats
         if stats.n_generated:
             stats.decode_seconds += seconds
+        else:
+            stats.prompt_seconds = seconds
+            stats.n_reused, stats.n_lost = self.request.n_reused, self.request.n_lost
         stats.n_generated += 1
         if stats.n_generated == self._budget:
-            self._finish(self._end or "length")
+            self._conclude(self._end or "length")
         return token
 
-    def _take_turn(self) -> None:
-        try:
-            if self._error is not None:
-                raise self._error
-            self._slot.turn(self._fetch, self._cancel)
-        except CancelledWaitError:
-            self._finish("cancelled")
-        except BaseException as error:
-            if not self._ready or not isinstance(error, Exception):
-                self._finish("cancelled")
-                raise
-            self._error = error  # raised once the tokens drawn before are used up
+    def is_served(self) -> bool:
+        """Whether there is a token, or none will be."""
+        return bool(self._ready) or self._end is not None
+
+    def draw_verified(self, rows: Sequence[Array], drafts: Sequence[int]) -> int:
+        """Take the next token, and one more for each guess that was right; how many were.
+
+        Args:
+            rows: logits after the last token, and after each guess.
+
+        Raises:
+            LocalKVError: as `draw`.
+        """
+        ids, n_right, goes_on = self.request.text.ids, 0, True
+        self.stats.n_drafted += len(drafts)
+        self.stats.n_verified += 1
+        for row, draft in zip(rows, [*drafts, None], strict=True):
+            goes_on = self.draw(row)
+            if draft is None or self._end == "stop" or ids[-1] != draft:
+                break
+            n_right += 1
+            self.stats.n_accepted += 1
+            if self.speculator is not None:
+                self.speculator.pace.saved()
+            if not goes_on:
+                break
+        return n_right
+
+    def draw(self, logits: Array) -> bool:
+        """Take the next token, drawn from the logits after the last; whether another one follows.
+
+        Args:
+            logits: float32 [n_vocab], where the backend has them.
+
+        Raises:
+            LocalKVError: logits are NaN, or all of them -inf.
+        """
+        ids = self.request.text.ids
+        if len(ids) == self.request.n_prompt:
+            for known in ids:
+                self._sampler.accept(known)
+            if self.speculator is not None:
+                self.speculator.begin(ids)
+        token = self.forced()
+        if token is None:
+            token = self._drawn(logits)
+        if token not in self._stop_ids:
+            if self._n_logprobs is not None:
+                self._ranked.append(self._ranked_token(logits, token, self._n_logprobs))
+            if self.predictions is not None:
+                self.predictions.add(self._arrays.to_numpy(logits), token)
+        return self.take(token)
+
+    def forced(self) -> int | None:
+        """The next token if it is not drawn, but must come."""
+        return None if self._forcing is None else self._forcing.forced()
+
+    def take(self, token: int) -> bool:
+        """Take the next token; whether another one follows."""
+        if token in self._stop_ids:
+            self._end = "stop"
+            return False
+        ids = self.request.text.ids
+        self._sampler.accept(token)
+        if self._forcing is not None:
+            self._forcing.accept(token)
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        if self.speculator is not None:
+            self.speculator.accept(token)
+        ids.append(token)
+        now = self._steps.clock()
+        self._ready.append((token, now - self._drawn_at))
+        self.request.n_unread += 1
+        self._drawn_at = now
+        if self._constraint is not None and self._constraint.is_over:
+            self._end = "stop"
+        elif self.n_drawn == self._budget:
+            self._end = "length"
+        return self._end is None
+
+    def valid(self, drafts: Sequence[int]) -> Sequence[int]:
+        """Those of the guesses that may follow, up to the first that a grammar rules out."""
+        constraint = self._constraint
+        return drafts if constraint is None else drafts[: constraint.n_valid(drafts)]
+
+    def resume(self, now: float) -> None:
+        """The seconds of the next token count from now: it has not been worked on so far."""
+        self._drawn_at = now
+
+    def _ranked_token(self, logits: Array, token: int, n: int) -> RankedToken:
+        if not self.ranks_after_samplers:
+            return ranked(self._arrays.to_numpy(logits), token, n)
+        among, self._among = self._among, None
+        if among is None:  # it was put there, and nothing drawn
+            return RankedToken(token, 0.0, ((token, 0.0),)[:n])
+        return ranked_among(*among, token, n)
+
+    def _drawn(self, logits: Array) -> int:
+        if self._draw is None:
+            row, constraint = self._arrays.to_numpy(logits), self._constraint
+            row = row if constraint is None else constraint.masked(row)
+            if not self.ranks_after_samplers:
+                return self._sampler.sample(row)
+            token, ids, probabilities = self._sampler.sample_among(row)
+            self._among = ids, probabilities
+            return token
+        random = self._arrays.int64([self.seed, self.n_drawn])
+        return checked(int(self._draw(logits[None], random)))
+
+    def cancel(self) -> None:
+        """Yield no further token."""
+        self._ready.clear()
+        self._end = "cancelled"
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error once the tokens before it are used up."""
+        self._end, self._error = "cancelled", error
 
     def close(self) -> None:
         """End it, as `cancel` does."""
         if self.finish_reason is None:
-            self._finish("cancelled")
+            self.cancel()
+            self._conclude("cancelled")
+            self._steps.end(self.request)
 
-    def _finish(self, reason: FinishReason) -> None:
+    def _conclude(self, reason: FinishReason) -> None:
+        if not self.stats.n_generated:
+            self.stats.n_reused, self.stats.n_lost = self.request.n_reused, self.request.n_lost
         self.finish_reason = reason
         self.context_full = reason == "length" and self._fills_context
-        self._tokens = None
-        self._ready.clear()
-
-    def _fetch(self) -> None:
-        """Draw a token; and more, while others wait, as every change has its price.
-
-        The others then have the rows evaluated that they lack. So at least half of the time goes
-        into new tokens, however many take turns.
-        """
-        started = time.perf_counter()
-        self._fetch_some()
-        if not self._slot.is_wanted:
-            return
-        fetched = time.perf_counter()
-        until = fetched + max(LEAST_SHARE, fetched - started)
-        while self._slot.is_wanted and time.perf_counter() < until and not self._has_all:
-            self._fetch_some()
-
-    @property
-    def _has_all(self) -> bool:
-        n_drawn = len(self._text.ids) - self._text.n_prompt
-        return self._end is not None or n_drawn >= self._budget
-
-    def _fetch_some(self) -> None:
-        """Draw a token, and those behind it whose logits are there because they were guessed."""
-        self._fetch_one()
-        while self._ahead and self._end is None:
-            self._fetch_one()
-
-    def _fetch_one(self) -> None:
-        started, before = time.perf_counter(), self._slot.cache.requantised
-        token = self._drawn()
-        self.stats.requantised.add(self._slot.cache.requantised - before)
-        if token is None:
-            self._end = "cancelled"
-        elif token in self._stop_ids:
-            self._end = "stop"
-        else:
-            self._sampler.accept(token)
-            if self._forcing is not None:
-                self._forcing.accept(token)
-            if self._speculator is not None:
-                self._speculator.accept(token)
-            if self._constraint is not None:
-                self._constraint.accept(token)
-                if self._constraint.is_over:
-                    self._end = "stop"
-            self._text.ids.append(token)
-            self._ready.append((token, time.perf_counter() - started))
-
-    def _drawn(self) -> int | None:
-        """The next token, or None if it was cancelled."""
-        slot, text = self._slot, self._text
-        if self._tokens is not None and slot.is_taken_by(text):
-            if self._cancel.is_set():
-                return None
-            if (forced := self._forced()) is not None:
-                self._tokens = None  # they follow another one
-                return forced
-            return checked(slot.following(text, self._tokens))
-        if self._ahead:
-            return self._drawn_on_host(self._ahead.popleft()[1])
-        number = len(text.ids) - text.n_prompt
-        started = time.perf_counter()
-        reuse = slot.take(text)
-        if number == 0:
-            self.stats.n_reused, self.stats.n_lost = reuse
-            for token in text.ids:
-                self._sampler.accept(token)
-            if self._speculator is not None:
-                self._speculator.begin(text.ids)
-        if self._speculator is not None and number:
-            row = self._verified(self._speculator, self._budget - number - 1)
-            return None if row is None else self._drawn_on_host(row)
-        logits = slot.logits(text, self._cancel)
-        if number == 0:
-            self.stats.prompt_seconds = time.perf_counter() - started
-            if self._cancel.is_set():
-                return None
-        if logits is None:
-            return None
-        if self._draw is None:
-            return self._drawn_on_host(slot.model.backend.arrays.to_numpy(logits[0]))
-        if (forced := self._forced()) is not None:
-            return forced
-        seed = self._sampler.seed
-        arrays = slot.model.backend.arrays
-        token = checked(int(self._draw(logits, arrays.int64([seed, number]))))
-        assert slot.loop is not None
-        self._tokens = slot.loop.tokens(
-            slot.sequence,
-            token,
-            self._draw,
-            seed=seed,
-            number=number + 1,
-            limit=self._budget - number - 1,
-        )
-        return token
-
-    def _drawn_on_host(self, row: NDArray[np.float32]) -> int | None:
-        """A token from the last one's logits, float32 [n_vocab]; None if it was cancelled.
-
-        If it is the one that was drafted the next logits are there already; else those of the
-        drafts have no place in the text.
-        """
-        if self._cancel.is_set():
-            return None
-        token = self._forced()
-        if token is None:
-            constraint = self._constraint
-            token = self._sampler.sample(row if constraint is None else constraint.masked(row))
-        if token not in self._stop_ids:
-            if self._n_logprobs is not None:
-                self._ranked.append(ranked(row, token, self._n_logprobs))
-            if self.predictions is not None:
-                self.predictions.add(row, token)
-        if self._ahead and self._ahead[0][0] == token:
-            self.stats.n_accepted += 1
-            if self._speculator is not None:
-                self._speculator.pace.saved()
-        elif self._ahead:
-            self._ahead.clear()
-            self._slot.retract(self._text, len(self._text.ids))
-        return token
-
-    def _verified(self, speculator: Speculator, room: int) -> NDArray[np.float32] | None:
-        """Evaluate what is missing of the text, and guesses: the last token's logits.
-
-        Those of the guesses wait in `_ahead`, each with its token.
-
-        Args:
-            room: tokens that the text may have besides the next one.
-        """
-        slot, text = self._slot, self._text
-        if speculator.is_resting:
-            logits = slot.logits(text, self._cancel)
-            return None if logits is None else slot.model.backend.arrays.to_numpy(logits)[0]
-        missing = len(text.ids) - slot.sequence.length
-        drafts = speculator.draft(room, missing=missing - 1)
-        if self._constraint is not None and drafts:
-            drafts = drafts[: self._constraint.n_valid(drafts)]
-        started = time.perf_counter()
-        logits = slot.logits(text, self._cancel, drafts)
-        if logits is None:
-            return None
-        rows: NDArray[np.float32] = slot.model.backend.arrays.to_numpy(logits)
-        if len(rows) > 1:
-            self._ahead.extend(zip(drafts, rows[1:], strict=True))
-            self.stats.n_drafted += len(drafts)
-            self.stats.n_verified += 1
-        speculator.pace.measured(missing + len(rows) - 1, time.perf_counter() - started)
-        first: NDArray[np.float32] = rows[0]
-        return first
-
-    def _forced(self) -> int | None:
-        return None if self._forcing is None else self._forcing.forced()
 
 
 def checked(token: int) -> int:

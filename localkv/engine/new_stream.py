@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from localkv.engine.audit.predictions import Predictions
 from localkv.engine.engine import Engine
-from localkv.engine.generation import TokenStream
 from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import TextStream, TokenDecoder
@@ -50,7 +49,7 @@ def new_stream(
     """A stream that continues `ids`. `LLM.stream` describes the arguments.
 
     Args:
-        engine: continues it alone, or beside others.
+        engine: a scheduler of one request, or of many.
         opening: text at the end of the prompt that the stream's begins with.
         kept: control tokens that are part of the text.
         in_channels: an answer of several messages becomes one text, if the model writes such.
@@ -92,7 +91,7 @@ def new_stream(
             scope=scope or EVERYWHERE,
             banned=banned,
         )
-    generation: TokenStream = engine.generate(
+    generation = engine.generate(
         ids,
         sampler=sampler,
         max_tokens=max_tokens,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from itertools import accumulate
 
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Batch
@@ -52,17 +51,18 @@ class NextTokens:
         None if they differ in more than their positions from a batch before, and have to be run as
         a batch.
         """
-        starts = tuple(accumulate((len(ids) for _, ids in parts), initial=0))
-        found = self._steady.get(starts)
-        if found is None:
-            return None
-        batch, steady = found
-        if not all(one.hold(sequence) for one, (sequence, _) in zip(steady, parts, strict=True)):
-            return None
-        token_ids, positions = list[int](), list[int]()
+        starts, token_ids, positions = [0], list[int](), list[int]()
         for sequence, ids in parts:
             token_ids += ids
             positions += range(sequence.length, sequence.length + len(ids))
+            starts.append(len(token_ids))
+        found = self._steady.get(tuple(starts))
+        if found is None:
+            return None
+        batch, steady = found
+        for one, (sequence, _) in zip(steady, parts, strict=True):
+            if not one.hold(sequence):
+                return None
         out = self._model.next_logits(token_ids, positions, batch, self._cache.n_ctx)
         if out is not None:
             for one, (sequence, _) in zip(steady, parts, strict=True):

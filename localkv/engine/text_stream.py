@@ -8,7 +8,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 
 from localkv.engine.degeneration import Degeneration, degeneration
-from localkv.engine.generation import FinishReason, GenerationStats, TokenStream
+from localkv.engine.generation import FinishReason, Generation, GenerationStats
 from localkv.engine.logprobs import TokenLogprob, named
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class TextStream(Iterator[str]):
 
     def __init__(
         self,
-        generation: TokenStream,
+        generation: Generation,
         new_decoder: Callable[[], TokenDecoder],
         stops: Sequence[str],
         seed: int,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from localkv.engine.requests.batched_generation import BatchedGeneration
 from localkv.engine.text_model import TextModel
 from localkv.engine.text_stream import TextStream
 from localkv.errors import LocalKVError
@@ -24,7 +23,6 @@ class RunningText:
         self, id: int, stream: TextStream, *, tells_tokens: bool = False, place: int = -1
     ) -> None:
         generation = stream.generation
-        assert isinstance(generation, BatchedGeneration)
         self.id, self.place = id, place
         self.stream = stream
         self.has_ended = False

@@ -13,8 +13,8 @@ import pytest
 from localkv.cache.layout import cache_bytes, group_layouts
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.generation import Generation
 from localkv.engine.requests.batch_engine import BatchEngine, Pages, QueueFullError
-from localkv.engine.requests.batched_generation import BatchedGeneration
 from localkv.engine.requests.scheduler import AHEAD
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
@@ -55,7 +55,7 @@ def alone(model: Transformer, cache: CacheConfig, ids: list[int], seed: int, n: 
     return list(engine.generate(ids, sampler=sampler(model, seed), max_tokens=n))
 
 
-def together(batch: BatchEngine, generations: list[BatchedGeneration]) -> list[list[int]]:
+def together(batch: BatchEngine, generations: list[Generation]) -> list[list[int]]:
     """The tokens of all, read as they come."""
     tokens = [list[int]() for _ in generations]
     while not batch.is_idle:
@@ -83,7 +83,7 @@ def test_tokens_are_those_of_each_alone(load: Load, name: str, cache: str) -> No
     engine = Engine(model, config, n_batch=64)
     batch = BatchEngine(engine, step_ms=5.0)
     texts = prompts(8, 400)
-    generations = list[BatchedGeneration]()
+    generations = list[Generation]()
     for seed, ids in enumerate(texts):
         generations.append(batch.generate(ids, sampler=sampler(model, seed), max_tokens=12))
         for _ in range(seed):

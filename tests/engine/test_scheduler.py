@@ -84,7 +84,9 @@ class Simulation:
     def step(self) -> list[Part]:
         for request in self.scheduler.overdue(self.now):
             self.scheduler.end(request)
+        alone = self.scheduler.next_alone()
         parts = self.scheduler.step(self.now)
+        assert alone is None or parts == [alone]
         shape = self.scheduler.shape(parts)
         taken = self.cost(shape)
         if not parts:

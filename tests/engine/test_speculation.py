@@ -56,7 +56,7 @@ class Guesser(Speculator):
         assert token == self._text[self._n]
         self._n += 1
 
-    def draft(self, most: int, *, missing: int = 0) -> list[int]:
+    def draft(self, most: int, *, missing: int = 0, others: int = 0) -> list[int]:
         n = min(most, self._random.randrange(7))
         guesses = self._text[self._n : self._n + n + 1][:n]
         return [t if self._random.random() >= self._errors else (t + 1) % 96 for t in guesses]

@@ -8,12 +8,22 @@ all of them wait for the rows of one; so prices are known for each number of tex
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
-from localkv.engine.requests.batched_generation import BatchedGeneration
-from localkv.engine.requests.request_rows import RequestRows
-from localkv.engine.requests.scheduler import AHEAD, Part
+from localkv.engine.generation import Generation
+from localkv.engine.requests.request import Request
+from localkv.engine.requests.scheduler import Part, SchedulerConfig
 from localkv.engine.speculation.prices import Prices
 from localkv.engine.speculation.speculator import Speculator
+
+
+class DraftRows(Protocol):
+    """The rows of requests in the cache."""
+
+    def reserve_drafts(self, request: Request, n_tokens: int, n_drafts: int) -> bool:
+        """Take the pages of guesses, too, that follow its next tokens and may be taken back; False
+        if there is no room."""
+        ...
 
 
 class BatchDrafts:
@@ -22,17 +32,15 @@ class BatchDrafts:
     Args:
         rows: of the requests.
         prices: of batches of one text.
-        step_ms: milliseconds that a step of several texts may take with guesses.
+        config: has the milliseconds that a step of several texts may take with guesses.
     """
 
-    def __init__(self, rows: RequestRows, prices: Prices, step_ms: float) -> None:
+    def __init__(self, rows: DraftRows, prices: Prices, config: SchedulerConfig) -> None:
         self.rows = rows
-        self.step_ms = step_ms
+        self.config = config
         self._prices = {1: prices}
 
-    def added(
-        self, parts: Sequence[Part], generations: Mapping[int, BatchedGeneration]
-    ) -> list[Part]:
+    def added(self, parts: Sequence[Part], generations: Mapping[int, Generation]) -> list[Part]:
         """The parts of a step, with the guesses that are worth their rows.
 
         Args:
@@ -44,12 +52,13 @@ class BatchDrafts:
         missing = sum(part.n_tokens for part in parts) - len(parts)
         for part in parts:
             generation = generations[part.request.number]
-            room = min(generation.room, AHEAD - 1 - part.request.n_unread)
+            room = min(generation.room, self.config.ahead - 1 - part.request.n_unread)
             drafts: Sequence[int] = ()
             if generation.speculator is not None and room > 0:
                 speculator = generation.speculator
                 speculator.pace.prices = prices
                 drafts = speculator.draft(room, missing=missing, others=len(parts) - 1)
+                drafts = generation.valid(drafts)
             if drafts and self._fits(part, drafts, prices, missing, len(parts)):
                 part = Part(part.request, part.n_tokens, tuple(drafts))
                 missing += len(drafts)
@@ -61,19 +70,23 @@ class BatchDrafts:
     ) -> bool:
         """Whether there is room for guesses in the cache, and in the time of a step."""
         n_rows = 1 + missing + len(drafts)
-        if n_texts > 1 and 1e3 * prices.one * prices.steps(n_rows) > self.step_ms:
+        if n_texts > 1 and 1e3 * prices.one * prices.steps(n_rows) > self.config.step_ms:
             return False
         return self.rows.reserve_drafts(part.request, part.n_tokens, len(drafts))
 
     def measured(
         self,
         parts: Sequence[Part],
-        generations: Mapping[int, BatchedGeneration],
+        generations: Mapping[int, Generation],
         seconds: float,
     ) -> None:
         """Note what a step took, all of whose requests generate."""
         n_texts, prices = len(parts), self._prices_of(len(parts))
         n_rows = 1 + sum(part.n_rows for part in parts) - n_texts
+        if n_texts == 1:
+            for _, speculator in _speculators(parts, generations):
+                speculator.pace.measured(n_rows, seconds)
+            return
         n_drafted = sum(bool(part.drafts) for part in parts)
         prices.measured(n_rows, seconds)
         for part, speculator in _speculators(parts, generations):
@@ -96,7 +109,7 @@ class BatchDrafts:
 
 
 def _speculators(
-    parts: Sequence[Part], generations: Mapping[int, BatchedGeneration]
+    parts: Sequence[Part], generations: Mapping[int, Generation]
 ) -> Iterator[tuple[Part, Speculator]]:
     for part in parts:
         speculator = generations[part.request.number].speculator

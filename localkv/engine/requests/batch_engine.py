@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING
 
-from localkv.cache.arrays import Array
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.engine.audit.predictions import Predictions
 from localkv.engine.engine import Engine
-from localkv.engine.generation import Forcing
+from localkv.engine.generation import Forcing, Generation
 from localkv.engine.logprobs import check_logprobs
-from localkv.engine.requests.batch_drafts import BatchDrafts
-from localkv.engine.requests.batched_generation import BatchedGeneration
 from localkv.engine.requests.model_steps import ModelSteps
 from localkv.engine.requests.request import Request
 from localkv.engine.requests.request_rows import RequestRows
-from localkv.engine.requests.scheduler import Part, Scheduler, SchedulerConfig
+from localkv.engine.requests.scheduler import Scheduler, SchedulerConfig
+from localkv.engine.requests.step_runner import BatchStats, StepRunner
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.new_speculator import new_speculator
 from localkv.engine.token_text import Text
@@ -38,37 +36,9 @@ STEP_MS_CPU = 120.0
 STEP_MS_GPU = 30.0
 """Milliseconds of a step where the user names none."""
 
-LEARN_FROM = 8
-"""One of so many steps without a prompt teaches the cost model; all with one do."""
-
 
 class QueueFullError(LocalKVError):
     """As many requests wait as may."""
-
-
-@dataclass
-class BatchStats:
-    """What the steps did so far.
-
-    Attributes:
-        n_steps: how many there were.
-        n_generated: tokens that were drawn.
-        n_prompt: tokens of prompts that were evaluated.
-        n_reused: tokens of prompts that were found evaluated.
-        n_preempted: how often a request gave its pages to others.
-        n_drafted: tokens that were guessed and evaluated.
-        n_accepted: of those, which were right.
-        seconds: that the steps took.
-    """
-
-    n_steps: int = 0
-    n_generated: int = 0
-    n_prompt: int = 0
-    n_reused: int = 0
-    n_preempted: int = 0
-    n_drafted: int = 0
-    n_accepted: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,13 +57,6 @@ class Pages:
     shared: int
     kept: int
     lost: int
-
-
-@dataclass(eq=False)
-class _Job:
-    request: Request
-    generation: BatchedGeneration
-    cancel: Event
 
 
 class BatchEngine:
@@ -123,8 +86,7 @@ class BatchEngine:
         self.engine = engine
         self.clock = clock
         self.most_waiting = most_waiting
-        self.stats = BatchStats()
-        self.rows = RequestRows(engine.cache, engine.slot.prefixes)
+        self.rows = RequestRows(engine.cache, engine.slot.prefixes, engine.slot.leave)
         default = STEP_MS_GPU if engine.loop is not None else STEP_MS_CPU
         config = SchedulerConfig(
             n_parallel or engine.cache.n_sequences,
@@ -136,12 +98,26 @@ class BatchEngine:
                 f"{config.n_parallel} requests at a time do not fit a cache of "
                 f"{engine.cache.n_sequences} sequences"
             )
-        self.scheduler = Scheduler(self.rows, config)
-        self._model_steps = ModelSteps(engine, self.rows)
-        self._drafts = BatchDrafts(self.rows, engine.prices, config.step_ms)
-        self._jobs = dict[int, _Job]()
+        self._model_steps = ModelSteps(engine.slot, self.rows)
+        self._runner = StepRunner(
+            self.rows,
+            self._model_steps,
+            config,
+            engine.prices,
+            clock,
+            reads_late=engine.loop is not None,
+        )
         self._n_requests = 0
-        self._unfinished = False
+
+    @property
+    def stats(self) -> BatchStats:
+        """What the steps did so far."""
+        return self._runner.stats
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Decides what each step evaluates."""
+        return self._runner.scheduler
 
     @property
     def model(self) -> Transformer:
@@ -168,7 +144,7 @@ class BatchEngine:
         speculation: Speculation | None = None,
         priority: int = 0,
         timeout: float | None = None,
-    ) -> BatchedGeneration:
+    ) -> Generation:
         """Continue a prompt, beside others. The arguments are those of `Engine.generate`, and
 
         Args:
@@ -201,7 +177,7 @@ class BatchEngine:
             speculation or Speculation(), self.engine.prices, self.engine.draft, reads_late=True
         )
         on_host = any(one is not None for one in (logprobs, predictions, constraint, speculator))
-        generation = BatchedGeneration(
+        generation = Generation(
             self,
             request,
             sampler,
@@ -210,6 +186,7 @@ class BatchEngine:
             n_ctx=room,
             max_tokens=max_tokens,
             stop_ids=stop_ids,
+            cancel=cancel or Event(),
             forcing=forcing,
             constraint=constraint,
             logprobs=logprobs,
@@ -222,9 +199,7 @@ class BatchEngine:
                 "together",
                 hint="use a larger cache or a shorter prompt",
             )
-        if not generation.has_ended:
-            self._jobs[request.number] = _Job(request, generation, cancel or Event())
-            self.scheduler.add(request)
+        self._runner.add(generation)
         return generation
 
     def _most_tokens(self) -> int:
@@ -243,7 +218,7 @@ class BatchEngine:
     @property
     def is_idle(self) -> bool:
         """Whether no request is waiting or running."""
-        return not self._jobs
+        return not self._runner.generations
 
     @property
     def pages(self) -> Pages:
@@ -272,84 +247,9 @@ class BatchEngine:
         Raises:
             LocalKVError: the model can't be run.
         """
-        self.engine.slot.turn(lambda: None if unless() else self._step())
+        self.engine.slot.turn(lambda: None if unless() else self._runner.step())
 
     def end(self, request: Request) -> None:
         """A request is done; its rows are kept as long as there is room."""
-        if request.number in self._jobs:
-            self.engine.slot.turn(lambda: self._end(request))
-
-    def _end(self, request: Request) -> None:
-        if self._jobs.pop(request.number, None) is not None:
-            self.scheduler.end(request)
-
-    def _step(self) -> None:
-        if self._unfinished:
-            self._start_over()
-        self._unfinished = True
-        self.engine.slot.leave()
-        started = self.clock()
-        for job in list(self._jobs.values()):
-            if job.cancel.is_set():
-                self._cancel(job)
-        for request in self.scheduler.overdue(started):
-            self._cancel(self._jobs[request.number])
-        parts = self.scheduler.step(started)
-        if parts:
-            generations = {number: job.generation for number, job in self._jobs.items()}
-            guesses = any(one.speculator is not None for one in generations.values())
-            if guesses:
-                parts = self._drafts.added(parts, generations)
-            shape = self.scheduler.shape(parts)
-            began, before = self.clock(), self.engine.cache.requantised
-            ends = self._model_steps.evaluate(parts)
-            for part in parts:
-                requantised = self._jobs[part.request.number].generation.stats.requantised
-                requantised.add(self.engine.cache.requantised - before)
-            evaluated = self.clock() if self.engine.loop is None else None
-            self._draw(ends)
-            if guesses and not shape.n_prompt:  # a GPU has only been told before something is read
-                self._drafts.measured(parts, generations, (evaluated or self.clock()) - began)
-            seconds = self.clock() - started
-            stats = self.stats
-            if shape.n_prompt or stats.n_steps % LEARN_FROM == 0:
-                self.scheduler.cost.learn(shape, 1e3 * seconds)
-            stats.n_steps += 1
-            stats.n_prompt += shape.n_prompt
-            stats.seconds += seconds
-            stats.n_reused = self.rows.n_reused
-            stats.n_preempted = self.scheduler.n_preempted
-        self._unfinished = False
-
-    def _start_over(self) -> None:
-        """Have all requests begin anew: their rows may be anything, as work broke off."""
-        cache, scheduler = self.engine.cache, self.scheduler
-        for request in [*scheduler.running]:
-            assert request.sequence is not None
-            request.sequence.clear()
-            request.sequence, request.state = None, "waiting"
-            scheduler.waiting.append(request)
-        scheduler.running.clear()
-        self.rows.prefixes.forget()
-        cache.drop(cache.new_sequence())
-
-    def _draw(self, ends: Sequence[tuple[Part, Array]]) -> None:
-        """The next tokens of the requests of which nothing is missing."""
-        for part, rows in ends:
-            request, job, drafts = part.request, self._jobs[part.request.number], part.drafts
-            n_before, n_right = len(request.text.ids), 0
-            try:
-                n_right = job.generation.draw_verified(rows, drafts)
-            except LocalKVError as error:
-                job.generation.fail(error)
-            self.stats.n_generated += len(request.text.ids) - n_before
-            if drafts:
-                self.stats.n_drafted += len(drafts)
-                self.stats.n_accepted += n_right
-                self.rows.retract(request, n_before + n_right)
-            if job.generation.has_ended:
-                self._end(request)
-
-    def _cancel(self, job: _Job) -> None:
-        job.generation.cancel()
-        self._end(job.request)
+        if request.number in self._runner.generations:
+            self.engine.slot.turn(lambda: self._runner.end(request))

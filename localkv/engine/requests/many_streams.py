@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localkv.engine.requests.batch_engine import BatchEngine
-from localkv.engine.requests.batched_generation import BatchedGeneration
 from localkv.engine.text_stream import Completion, TextStream
 
 
@@ -27,7 +26,6 @@ def completions(batch: BatchEngine, streams: Sequence[TextStream]) -> list[Compl
 def _goes_on(stream: TextStream) -> bool:
     """Read what is there of a stream; whether more is to come."""
     generation = stream.generation
-    assert isinstance(generation, BatchedGeneration)
     while generation.n_ready or generation.has_ended:
         if next(stream, None) is None:
             return False

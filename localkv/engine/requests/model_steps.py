@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from localkv.cache.arrays import Array
 from localkv.cache.batch import Wanted
 from localkv.cache.pages import Sequence as CachedSequence
-from localkv.engine.engine import Engine
+from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.next_token import NextTokens
 from localkv.engine.requests.recorded_batches import RecordedBatches
 from localkv.engine.requests.request_rows import RequestRows
@@ -18,19 +18,19 @@ class ModelSteps:
     """Evaluates the parts of steps.
 
     Args:
-        engine: whose model and cache it uses, in a turn.
+        slot: whose model and cache it uses, in a turn.
         rows: of the requests.
 
     Attributes:
         recorded: repeats steps of requests that decode a token each, where the backend records.
     """
 
-    def __init__(self, engine: Engine, rows: RequestRows) -> None:
-        self.engine = engine
+    def __init__(self, slot: CacheSlot, rows: RequestRows) -> None:
+        self.slot = slot
         self.rows = rows
-        records = engine.loop is not None
-        self.recorded = RecordedBatches(engine.model, engine.cache) if records else None
-        self._next = NextTokens(engine.model, engine.cache)
+        records = slot.loop is not None
+        self.recorded = RecordedBatches(slot.model, slot.cache) if records else None
+        self._next = NextTokens(slot.model, slot.cache)
 
     def evaluate(self, parts: Sequence[Part]) -> list[tuple[Part, Array]]:
         """Run the model on the parts of a step.
@@ -39,7 +39,7 @@ class ModelSteps:
             of those that have no more, float32 [1 + drafts, n_vocab] after their last token and
             after each draft.
         """
-        slot = self.engine.slot
+        slot = self.slot
         n_tokens = sum(part.n_rows for part in parts)
         if n_tokens > len(parts):
             slot.check_source()
@@ -101,7 +101,7 @@ class ModelSteps:
             if is_end:
                 n_rows += part.n_rows if drafts else 1
                 ends.append((part, n_rows))
-        cache, model = self.engine.cache, self.engine.model
+        cache, model = self.slot.cache, self.slot.model
         batch = cache.batch(pieces, logits=wanted, generated=generated)
         with model.backend.arrays.inference():
             logits = model.forward(batch, cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from localkv.cache.kv_cache import KVCache
@@ -19,15 +20,32 @@ class RequestRows:
     Args:
         cache: has the rows.
         prefixes: the texts that are kept in it.
+        leave: has others who use the cache keep their rows as a text, before each step.
 
     Attributes:
         n_reused: tokens of prompts that were found evaluated.
     """
 
-    def __init__(self, cache: KVCache, prefixes: PrefixCache) -> None:
+    def __init__(
+        self, cache: KVCache, prefixes: PrefixCache, leave: Callable[[], None] = lambda: None
+    ) -> None:
         self.cache = cache
         self.prefixes = prefixes
         self.n_reused = 0
+        self._leave = leave
+
+    def enter(self, running: Seq[Request]) -> Seq[Request]:
+        """A step begins: those of the requests that have lost their rows to other users."""
+        self._leave()
+        return ()
+
+    def forget(self, running: Seq[Request]) -> None:
+        """Give all rows back: they may be anything, as work broke off."""
+        for request in running:
+            assert request.sequence is not None
+            request.sequence.clear()
+        self.prefixes.forget()
+        self.cache.drop(self.cache.new_sequence())
 
     def begin(self, request: Request, running: Seq[Request]) -> bool:
         """Give a request a sequence, with the rows that are there of its text already.

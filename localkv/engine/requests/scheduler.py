@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from localkv.engine.requests.cost_model import CostModel, StepShape
 from localkv.engine.requests.request import Request
@@ -69,8 +69,7 @@ class Rows(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The next `n_tokens` missing ones of a request, which are all of one kind, and guesses of
     those that follow."""
 
@@ -92,11 +91,13 @@ class SchedulerConfig:
         n_parallel: requests that run at the same time.
         n_batch: tokens of prompts in a step.
         step_ms: milliseconds that a step should take while somebody generates.
+        ahead: tokens that are drawn for a reader who pauses.
     """
 
     n_parallel: int = 8
     n_batch: int = 512
     step_ms: float = 120.0
+    ahead: int = AHEAD
 
 
 @dataclass
@@ -129,6 +130,24 @@ class Scheduler:
             self.waiting.remove(request)
         request.state = "done"
 
+    def begin_anew(self, request: Request) -> None:
+        """A request that runs has lost its rows; it waits for others."""
+        self.running.remove(request)
+        request.sequence, request.state = None, "waiting"
+        self.waiting.append(request)
+
+    def next_alone(self) -> Part | None:
+        """What `step` would say, if there is one request and it generates; else None."""
+        if len(self.running) != 1 or self.waiting:
+            return None
+        request, config = self.running[0], self.config
+        if request.deadline is not None or request.n_unread >= config.ahead:
+            return None
+        n = request.n_missing
+        if not request.is_decoding or not self.rows.reserve(request, n):
+            return None
+        return Part(request, n)
+
     def overdue(self, now: float) -> list[Request]:
         """Requests whose deadline is over."""
         every = (*self.running, *self.waiting)
@@ -159,7 +178,7 @@ class Scheduler:
 
     def _blocks(self) -> bool:
         """Whether somebody could go on if another one gave its pages back."""
-        wanted = [one for one in (*self.running, *self.waiting) if not _has_enough(one)]
+        wanted = [one for one in (*self.running, *self.waiting) if not self._has_enough(one)]
         return bool(wanted) and any(one not in wanted[:1] for one in self.running)
 
     def shape(self, parts: Iterable[Part]) -> StepShape:
@@ -176,7 +195,9 @@ class Scheduler:
         """The parts of those that generate."""
         parts = list[Part]()
         for request in sorted(self.running, key=lambda one: (-one.priority, one.number)):
-            while request.state == "running" and request.is_decoding and not _has_enough(request):
+            while (
+                request.state == "running" and request.is_decoding and not self._has_enough(request)
+            ):
                 if self.rows.reserve(request, request.n_missing):
                     parts.append(Part(request, request.n_missing))
                     break
@@ -186,7 +207,9 @@ class Scheduler:
         return parts
 
     def _least_important(self) -> Request:
-        return min(self.running, key=lambda one: (not _has_enough(one), one.priority, -one.number))
+        return min(
+            self.running, key=lambda one: (not self._has_enough(one), one.priority, -one.number)
+        )
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
@@ -216,7 +239,7 @@ class Scheduler:
             return -one.priority, not one.n_preempted, left, one.number
 
         every = [*self.waiting, *(one for one in self.running if not one.is_decoding)]
-        return sorted((one for one in every if not _has_enough(one)), key=key)
+        return sorted((one for one in every if not self._has_enough(one)), key=key)
 
     def _begin(self, request: Request) -> bool:
         """Give a waiting request a sequence, if there is room for it."""
@@ -231,10 +254,9 @@ class Scheduler:
 
     def _piece(self, request: Request, n_tokens: int) -> int:
         """How many of its tokens are evaluated in a step that has room for `n_tokens`."""
-        if request.n_alike > n_tokens > PIECE:
+        if request.n_alike > n_tokens > PIECE and n_tokens < self.config.n_batch:
             n_tokens -= n_tokens % PIECE
         return self.rows.chunk(request, min(n_tokens, request.n_alike))
 
-
-def _has_enough(request: Request) -> bool:
-    return request.n_unread >= AHEAD
+    def _has_enough(self, request: Request) -> bool:
+        return request.n_unread >= self.config.ahead

@@ -1,0 +1,144 @@
+"""`LoneRequest`: a scheduler with one request, whose rows are those of a slot.
+
+A turn lasts until there is a token, so that the pieces of a prompt need not be evaluated again
+because of others; and while these wait, a request draws for at least as long as it took to get its
+rows back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from localkv.cache.arrays import Draw
+from localkv.engine.cache_slot import CacheSlot
+from localkv.engine.generation import Generation, checked
+from localkv.engine.requests.request import Request
+from localkv.engine.requests.scheduler import SchedulerConfig
+from localkv.engine.requests.slot_rows import SlotRows
+from localkv.engine.requests.slot_steps import SlotSteps
+from localkv.engine.requests.step_runner import StepRunner
+from localkv.engine.speculation.prices import Prices
+from localkv.system.turns import CancelledWaitError
+
+LEAST_SHARE = 0.05
+"""Seconds of tokens that a generation draws, at least, in a turn that others wait for."""
+
+NO_LIMIT = 1 << 30
+"""Milliseconds of a step, and tokens that are drawn for a reader who pauses: nobody else is there
+who would have to wait."""
+
+
+class LoneRequest:
+    """Runs the steps of one generation. Several of them take turns with the slot.
+
+    Args:
+        slot: whose turns it takes, and in which its rows are.
+        prices: of batches.
+    """
+
+    def __init__(self, slot: CacheSlot, prices: Prices) -> None:
+        self.clock = time.perf_counter
+        self._slot = slot
+        self._runner = StepRunner(
+            SlotRows(slot),
+            SlotSteps(slot),
+            SchedulerConfig(1, slot.n_batch, NO_LIMIT, NO_LIMIT),
+            prices,
+            self.clock,
+            reads_late=slot.loop is not None,
+        )
+        self._tokens: Iterator[int] | None = None
+
+    def add(self, generation: Generation) -> None:
+        """Serve the request of a generation, and no other."""
+        self._runner.add(generation)
+
+    def end(self, request: Request) -> None:
+        """The request is done; its rows stay in the slot."""
+        self._tokens = None
+        self._runner.end(request)
+
+    def step(self, unless: Callable[[], bool]) -> None:
+        """Run steps in a turn until there is a token, and more while others wait.
+
+        Raises:
+            LocalKVError: the model can't be run.
+        """
+        generation = next(iter(self._runner.generations.values()), None)
+        if generation is None:
+            return
+        try:
+            self._slot.turn(lambda: self._serve(generation, unless), generation.cancelled)
+        except CancelledWaitError:
+            generation.close()
+        except Exception as error:
+            if not generation.n_ready:
+                raise
+            generation.fail(error)  # raised once the tokens drawn before are used up
+            self.end(generation.request)
+
+    def _serve(self, generation: Generation, unless: Callable[[], bool]) -> None:
+        """Draw a token; and more, while others wait, as every change has its price.
+
+        The others then have the rows evaluated that they lack. So at least half of the time goes
+        into new tokens, however many take turns.
+        """
+        slot, started = self._slot, self.clock()
+        generation.resume(started)
+        self._step(generation)
+        while not unless():
+            self._step(generation)
+        if not slot.is_wanted:
+            return
+        now = self.clock()
+        until = now + max(LEAST_SHARE, now - started)
+        while slot.is_wanted and not generation.has_ended and self.clock() < until:
+            self._step(generation)
+
+    def _step(self, generation: Generation) -> None:
+        slot, request = self._slot, generation.request
+        text, speculator = request.text, generation.speculator
+        if (
+            slot.is_taken_by(text)
+            and text.n_prompt <= slot.sequence.length == len(text.ids) - 1
+            and (speculator is None or speculator.is_resting)
+            and not generation.cancelled.is_set()
+        ):
+            self._take_next(generation)
+        else:
+            self._tokens = None
+            self._runner.step()
+
+    def _take_next(self, generation: Generation) -> None:
+        """Take the token after a drawn one: nothing is to be planned for it."""
+        slot, request, draw = self._slot, generation.request, generation.device_draw
+        cache = slot.cache
+        before = None if cache.ladder is None else cache.requantised
+        if draw is None:
+            goes_on = generation.draw(slot.advance(request.text, 1)[0])
+        else:
+            goes_on = generation.take(self._drawn_ahead(generation, draw))
+        if before is not None:
+            generation.stats.requantised.add(cache.requantised - before)
+        if not goes_on:
+            self.end(request)
+
+    def _drawn_ahead(self, generation: Generation, draw: Draw) -> int:
+        """A token that the device draws while the one before is on its way."""
+        slot, text = self._slot, generation.request.text
+        token = generation.forced()
+        if token is not None:
+            self._tokens = None  # they follow another one
+            return token
+        if self._tokens is None:
+            assert slot.loop is not None
+            self._tokens = slot.loop.tokens(
+                slot.sequence,
+                text.ids[-1],
+                draw,
+                seed=generation.seed,
+                number=generation.n_drawn,
+                limit=generation.room + 1,
+            )
+        return checked(slot.following(text, self._tokens))
