@@ -57,7 +57,8 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
     arguments["n_parallel"] = values["parallel"]
     arguments["n_cache_tokens"] = values["cache_tokens"]
     arguments["n_cache_bytes"] = values["cache_size"]
-    if values["cache_tokens"] is None and values["cache_size"] is None:
+    sizes = (values[name] for name in ("cache_tokens", "cache_size", "kv_budget"))
+    if all(size is None for size in sizes):
         arguments["n_cache_tokens"] = "fit"
     arguments["step_ms"] = values["step_ms"]
     names = _listed(alias) or (Path(path).stem,)
@@ -98,10 +99,11 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         for line in facts.warnings:
             note(f"warning: {line}")
         engine = facts.engine
+        types = ", ".join(engine.kv_ladder) or f"{engine.type_k}/{engine.type_v}"
         note(
             f"{settings.model_name}: {counted(facts.n_parallel, 'request')} at a time, up to "
             f"{engine.n_ctx:,} tokens each; the cache holds {facts.cache_tokens:,} tokens in "
-            f"{byte_size(facts.cache_bytes)} ({engine.type_k}/{engine.type_v}); loaded in "
+            f"{byte_size(facts.cache_bytes)} ({types}); loaded in "
             f"{engine.load_seconds:.1f} s, warmed up in {facts.warm_up_seconds:.1f} s"
         )
 

@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import BinaryIO
 
+from localkv.cache.layout import PAGE_TOKENS
 from localkv.chat.local_engine import engine_facts
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.errors import LocalKVError
@@ -169,7 +170,7 @@ def loaded(load: Load, send: Callable[[Message], None]) -> LLM:
             n_params=sum(math.prod(tensor.shape) for tensor in llm.gguf.tensors.values()),
             n_embd=llm.config.n_embd,
             n_parallel=cache.n_sequences,
-            cache_tokens=cache.n_tokens or cache.n_sequences * cache.n_ctx,
+            cache_tokens=_cache_tokens(llm),
             cache_bytes=llm.memory.cache_k + llm.memory.cache_v,
             n_pages=sum(pool.n_pages for pool in pools),
             kernels=llm.kernels,
@@ -177,6 +178,13 @@ def loaded(load: Load, send: Callable[[Message], None]) -> LLM:
         )
     )
     return llm
+
+
+def _cache_tokens(llm: LLM) -> int:
+    """Tokens that the cache holds of all requests together; with a budget, in the last types."""
+    cache, ladder = llm.cache, llm.engine.cache.ladder
+    n_tokens = cache.n_tokens or cache.n_sequences * cache.n_ctx
+    return n_tokens if ladder is None else min(n_tokens, ladder.n_pages * PAGE_TOKENS)
 
 
 def serve(source: BinaryIO, out: BinaryIO) -> int:
