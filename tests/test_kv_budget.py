@@ -7,11 +7,14 @@ import pytest
 
 from localkv import LLM
 from localkv.errors import LocalKVError, UsageError
+from localkv.memory.budgeted import Budgeted
 from support.paths import MODELS
 
 MODEL = MODELS / "tales-4M-F16.gguf"
 THIRD = 2048 * 2560 // 3
 """A third of the bytes of an f16 cache of the shipped model's 2,048 tokens."""
+BY_CHANNEL = "f16,q8_0/q8_0,q4_1c/q4_1"
+"""The last types pack 32 tokens of K together."""
 STORY = "Lily lost her red kite in the park. Tom, a kind fox, found it under the old tree. "
 
 
@@ -39,7 +42,15 @@ def test_text_goes_on_to_the_full_context_within_the_budget(llm):
     assert done.timings.requantise_seconds > 0
 
 
-def test_tokens_are_the_same_with_and_without_the_fast_path(llm):
+@pytest.fixture(scope="module")
+def by_channel():
+    with LLM(MODEL, device="cpu", kv_budget=THIRD, kv_ladder=BY_CHANNEL) as model:
+        yield model
+
+
+@pytest.mark.parametrize("name", ["llm", "by_channel"])
+def test_tokens_are_the_same_with_and_without_the_fast_path(name, request):
+    llm = request.getfixturevalue(name)
     ids = ids_of(llm, 600)
     llm.engine.reset()
     fast = llm.complete(ids, max_tokens=300, temperature=0, ignore_eos=True)
@@ -67,10 +78,12 @@ class NoSteadyTokens:
         return None
 
 
-def test_kernels_agree_with_the_reference():
+@pytest.mark.parametrize("ladder", [None, BY_CHANNEL])
+def test_kernels_agree_with_the_reference(ladder):
     ids, logits = None, []
+    budget = THIRD // 3 if ladder is None else 2 * THIRD // 3
     for device in ("cpu", "reference"):
-        with LLM(MODEL, device=device, kv_budget=THIRD // 3, n_batch=128) as model:
+        with LLM(MODEL, device=device, kv_budget=budget, kv_ladder=ladder, n_batch=128) as model:
             ids = ids or ids_of(model, 600)
             logits.append(model.logits(ids))
             assert model.engine.cache.requantised.n_pages > 0
@@ -101,6 +114,28 @@ def test_state_goes_on_with_the_same_tokens(llm, tmp_path):
     assert again.text == wanted.text
     with LLM(MODEL, device="cpu") as plain, pytest.raises(UsageError, match="its K and V are"):
         plain.load_state(tmp_path / "text.state")
+
+
+def test_pages_with_scales_by_channel_go_on_wherever_a_text_is_cut(by_channel, tmp_path):
+    llm = by_channel
+    ids = ids_of(llm, 1700)
+    llm.engine.reset()
+    done = llm.complete(ids, temperature=0, ignore_eos=True)
+    assert done.usage.total_tokens == llm.cache.n_ctx
+    ladder = llm.engine.cache.ladder
+    assert ladder.counts()[-1] > 0
+    llm.engine.truncate(300)
+    pages = llm.engine.sequence.pages[0]
+    assert ladder.rungs[pages[-1]] == 2
+    llm.save_state(tmp_path / "text.state")
+    wanted = llm.complete(ids[:310], max_tokens=20, temperature=0)
+    assert wanted.usage.cached_tokens == 300
+    assert ladder.rungs[llm.engine.sequence.pages[0][-1]] < 2
+    with LLM(MODEL, device="cpu", kv_budget=THIRD, kv_ladder=BY_CHANNEL) as other:
+        assert other.load_state(tmp_path / "text.state") == ids[:300]
+        again = other.complete(ids[:310], max_tokens=20, temperature=0)
+        assert again.usage.cached_tokens == 300
+    assert again.text == wanted.text
 
 
 def test_several_texts_share_a_budget():
@@ -146,6 +181,13 @@ def test_a_tail_and_a_sink_stay_f16_as_the_plan_says():
         assert max(rungs) > 0
         again = llm.complete([*ids[:700], *ids[:100]], max_tokens=4, temperature=0)
         assert again.usage.cached_tokens == 700
+
+
+def test_ladders_with_scales_by_channel_are_refused_on_a_gpu():
+    budgeted = Budgeted.of(THIRD, BY_CHANNEL)
+    with pytest.raises(UsageError, match="no GPU kernel changes pages to q4_1c/q4_1"):
+        budgeted.check("cuda", types=(), sizes=(), before_rope=False)
+    budgeted.check("cpu", types=(), sizes=(), before_rope=False)
 
 
 def test_context_ends_where_the_ladder_does():

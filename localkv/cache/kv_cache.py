@@ -18,6 +18,7 @@ from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.batch import Batch, SegmentBatch, Wanted, wanted_rows
 from localkv.cache.codebook_uses import CodebookUse
+from localkv.cache.ladder import stores_rows
 from localkv.cache.ladder_pool import LadderPool, Requantised
 from localkv.cache.ladder_rows import LadderRows, rung_batch
 from localkv.cache.layer_cache import LayerCache, Segment, row_fields
@@ -180,6 +181,7 @@ class KVCache:
                     scales(spec.type_v, absmax_v),
                     codebook(spec.type_k, "k"),
                     codebook(spec.type_v, "v"),
+                    is_whole=rows.rung is not None and not stores_rows(spec.type_k, spec.type_v),
                 )
             )
         return LayerCache(tuple(segments), first_part)

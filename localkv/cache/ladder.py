@@ -3,7 +3,8 @@
 The pairs of types that pages go through are the *ladder*, each pair a *rung*. A page is stored in
 the first; when the budget is full the oldest pages go down a rung, all of them before any goes
 down the next, the newest and the one with a text's first tokens last (`cache/ladder_pool.py`).
-Pages with tokens of a tail or a sink (`cache/tail.py`) stay in the first, which is f16.
+Pages with tokens of a tail or a sink (`cache/tail.py`) stay in the first, which is f16. Only full
+pages go to types that pack several tokens together.
 
 Pages of all rungs lie in one *arena* for each layer, in *units*: the largest number of bytes that
 the pages of all rungs are multiples of. So no byte of the budget is set apart for a type.
@@ -93,6 +94,11 @@ def check_ladder(pairs: Sequence[Pair]) -> None:
             f"a ladder has 2 to {MOST_RUNGS} pairs of types, not {len(pairs)}",
             hint=f"use {ladder_text(DEFAULT_LADDER)}",
         )
+    if not stores_rows(*pairs[0]):
+        raise UsageError(
+            f"a ladder can't begin with {'/'.join(pairs[0])}, which packs several tokens together",
+            hint="begin with types that pack each by itself, such as f16 or q8_0",
+        )
     for above, below in pairwise(pairs):
         bits = [[_bits(name) for name in pair] for pair in (above, below)]
         if above == below or any(b > a for a, b in zip(*bits, strict=True)):
@@ -106,6 +112,11 @@ def check_ladder(pairs: Sequence[Pair]) -> None:
                 f"{above[0]}/{above[1]} and {below[0]}/{below[1]} take the same memory",
                 hint="leave one of them out of the ladder",
             )
+
+
+def stores_rows(type_k: str, type_v: str) -> bool:
+    """Whether rows of these types are packed one by one, and not several tokens together."""
+    return FORMATS[type_k].group_tokens == FORMATS[type_v].group_tokens == 1
 
 
 def _bits(name: str) -> float:
@@ -132,6 +143,7 @@ class LadderSizes:
         units: of a page on each rung.
         n_units: that the arena has.
         page_tokens: of a page.
+        n_storing: rungs, from the first on, whose types pack rows one by one.
         pinned: tokens of a text whose pages do not go down.
     """
 
@@ -139,6 +151,7 @@ class LadderSizes:
     units: tuple[int, ...]
     n_units: int
     page_tokens: int
+    n_storing: int
     pinned: Pinned = NOT_PINNED
 
     @classmethod
@@ -162,7 +175,9 @@ class LadderSizes:
         unit = math.gcd(*pages)
         units = tuple(n // unit for n in pages)
         n_units = budget // (len(group.layers) * unit)
-        return cls(unit, units, min(n_units, n_pages * units[0]), page_tokens, pinned)
+        n_storing = next((i for i, pair in enumerate(pairs) if not stores_rows(*pair)), len(pairs))
+        n_units = min(n_units, n_pages * units[0])
+        return cls(unit, units, n_units, page_tokens, n_storing, pinned)
 
     @property
     def n_pages(self) -> int:
@@ -177,7 +192,7 @@ class LadderSizes:
     def n_open(self, place: int) -> int:
         """How many rungs, from the first on, a page may be on while rows are stored in it, at a
         place of a text."""
-        return 1 if self.pinned.tail or place < self.n_sink else len(self.units)
+        return 1 if self.pinned.tail or place < self.n_sink else self.n_storing
 
     def stays(self, place: int, length: int) -> bool:
         """Whether the page at a place of a text of `length` tokens may not go down: it belongs to
@@ -186,9 +201,10 @@ class LadderSizes:
         return place < self.n_sink or (place + 1) * self.page_tokens > oldest
 
     def batch(self, n_batch: int) -> int:
-        """Tokens of a batch at most, where one of `n_batch` would be: as all of its pages have to
-        be on the first rung where there is a tail or a sink, there are few of them."""
-        return min(n_batch, self.page_tokens // 2) if self.pinned != NOT_PINNED else n_batch
+        """Tokens of a batch at most, where one of `n_batch` would be: where its pages can't be on
+        every rung, there are few of them."""
+        everywhere = self.pinned == NOT_PINNED and self.n_storing == len(self.units)
+        return n_batch if everywhere else min(n_batch, self.page_tokens // 2)
 
     def room(self, n_batch: int) -> int:
         """Pages of the longest text, read in batches of at most `n_batch` tokens."""
@@ -197,9 +213,10 @@ class LadderSizes:
 
         def too_long(n_pages: int) -> bool:
             sink = min(n_pages, self.n_sink)
-            newest = min(n_pages - sink, across) if self.pinned.tail else 0
-            first = sink + newest
-            most = first * self.units[0] + (n_pages - first) * self.units[-1]
+            newest = min(n_pages - sink, across)
+            lowest = self.units[self.n_open(self.n_sink) - 1]
+            most = sink * self.units[0] + newest * lowest
+            most += (n_pages - sink - newest) * self.units[-1]
             begun = min(n_pages, sink + across - 1) if sink else 0  # a batch that leaves the sink
             return max(most, begun * self.units[0]) > self.n_units
 

@@ -21,6 +21,7 @@ class Segment:
             Rows that were never stored hold arbitrary bytes. A field of a whole row has 1 block.
         scale_k, scale_v: float32 [n_kv_heads], by which rows of each head were divided before they
             were packed; None for types that are not scaled by head.
+        is_whole: rows come with whole pages (`Arrays.repack_page`), and none is stored by itself.
         codebook_k, codebook_v: float32 [20], the numbers that codes select from
             (`formats/codebooks.table_of`); None for types without one.
     """
@@ -35,6 +36,7 @@ class Segment:
     scale_v: Array | None = None
     codebook_k: Array | None = None
     codebook_v: Array | None = None
+    is_whole: bool = False
 
     @property
     def operands_k(self) -> tuple[Array, ...]:

@@ -120,13 +120,25 @@ def held_rows(cache: KVCache, sequence: Sequence) -> list[HeldRows]:
     """What a sequence has in each pool."""
     return [
         HeldRows(
-            pool.n_rows(sequence.length),
+            n_held(pool, sequence.length, rungs := _rungs(pool, sequence)),
             tuple(sorted(sequence.gone[pool.index])),
             sequence.exact_from[pool.index],
-            _rungs(pool, sequence),
+            rungs,
         )
         for pool in cache.pools
     ]
+
+
+def n_held(pool: PagePool, length: int, rungs: tuple[int, ...]) -> int:
+    """Rows that a sequence of `length` tokens has: all of its last page, where this was cut and
+    packs several tokens together.
+
+    Args:
+        rungs: of its pages, in a ladder's pool.
+    """
+    if isinstance(pool, LadderPool) and rungs and rungs[-1] >= pool.sizes.n_storing:
+        return PAGE_TOKENS * len(rungs)
+    return pool.n_rows(length)
 
 
 def rows_out(

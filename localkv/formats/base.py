@@ -144,10 +144,9 @@ class QuantFormat:
 
     @property
     def repacks(self) -> bool:
-        """Whether rows in a cache can be unpacked and packed in another such type, one by one and
-        by themselves: without other tokens, measured scales or codebooks."""
-        alone = self.group_tokens == 1 and not self.n_centroids
-        return self.is_cache and alone and not self.scales_by_head
+        """Whether a page of rows in a cache can be unpacked and packed in another such type by
+        itself, without measured scales or codebooks: it holds whole groups of tokens."""
+        return self.is_cache and not self.n_centroids and not self.scales_by_head
 
     def row_bytes(self, n_values: int) -> int:
         """Bytes of a row of `n_values`; a row must be a whole number of blocks."""

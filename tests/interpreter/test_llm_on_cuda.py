@@ -109,6 +109,23 @@ def test_pages_change_their_types_within_a_budget(tiny_model: Path) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
+def test_a_page_that_went_down_comes_back_up_for_a_tail(tiny_model: Path) -> None:
+    texts = []
+    budget = 5 * PAGE_BYTES // 2
+    for device in ("reference", "cuda"):
+        llm = LLM(tiny_model, device=device, n_ctx=768, kv_budget=budget, kv_tail=8)
+        ids = (llm.tokenize(PROMPT) * 40)[:520]
+        llm.complete(ids, max_tokens=2, temperature=0.0, ignore_eos=True)
+        ladder = llm.engine.cache.ladder
+        assert ladder is not None
+        assert ladder.rungs[llm.engine.sequence.pages[0][0]] > 0
+        done = llm.complete(ids[:100], max_tokens=4, temperature=0.0, ignore_eos=True)
+        assert ladder.rungs[llm.engine.sequence.pages[0][0]] == 0
+        texts.append(done.text)
+    assert texts[0] == texts[1]
+
+
 def test_auto_takes_the_gpu() -> None:
     assert select_backend("auto").name == "cuda"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.layout import pages_for
-from localkv.cache.row_copies import HeldRows
+from localkv.cache.row_copies import HeldRows, n_held
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class StateText:
         """The rows that are there of each of the cache's pools."""
         return [
             HeldRows(
-                pool.n_rows(self.n_tokens),
+                n_held(pool, self.n_tokens, rungs := self.rungs if pool is cache.ladder else ()),
                 gone,
                 exact_from,
-                self.rungs if pool is cache.ladder else (),
+                rungs,
             )
             for pool, gone, exact_from in zip(cache.pools, self.gone, self.exact_from, strict=True)
         ]

@@ -28,6 +28,8 @@ def _store_rows(
 def store_kv(k: Tensor, v: Tensor, cache: LayerCache, batches: tuple[SegmentBatch, ...]) -> None:
     """Store a batch's rows: k, v [tokens, n_kv_heads, head_dim], each in its segment's types."""
     for segment, batch in zip(cache.segments, batches, strict=True):
+        if segment.is_whole:
+            continue
         _store_rows(segment.format_k, segment.k, k, batch, segment.codebook_k)
         _store_rows(segment.format_v, segment.v, v, batch, segment.codebook_v)
 

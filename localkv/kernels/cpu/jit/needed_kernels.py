@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from localkv.arch.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from localkv.arch.spec import ModelSpec
+from localkv.cache.ladder import stores_rows
 from localkv.cache.layout import SegmentSpec, cache_segments, typed_groups
 from localkv.config import CacheConfig
 from localkv.formats import FORMATS
@@ -110,7 +111,9 @@ def _each_once(sources: Iterable[KernelSource | None]) -> list[KernelSource]:
 def _cache_sources(segment: SegmentSpec) -> Iterator[KernelSource | None]:
     """What stores the rows of a segment, and reads them for a prompt."""
     fmt_k, fmt_v = FORMATS[segment.type_k], FORMATS[segment.type_v]
-    if segment.stores_at_once:
+    if segment.tail is None and not stores_rows(segment.type_k, segment.type_v):
+        pass  # full pages of a ladder
+    elif segment.stores_at_once:
         yield from (store_source(fmt_k), store_source(fmt_v))
     else:
         yield from (group_source(fmt_k, "k"), group_source(fmt_v, "v"))

@@ -30,7 +30,10 @@ MANY_ROWS = 4 * TOKENS
 
 def packs_groups(segment: Segment) -> bool:
     """Whether rows of a segment are packed in groups, and not as they come."""
-    return max(segment.format_k.group_tokens, segment.format_v.group_tokens) > 1
+    return (
+        not segment.is_whole
+        and max(segment.format_k.group_tokens, segment.format_v.group_tokens) > 1
+    )
 
 
 def group_source(fmt: QuantFormat, side: str) -> KernelSource:

@@ -55,7 +55,7 @@ def add_store(
     """
     threads = n_threads() if n_tokens >= MANY_ROWS else 1
     for i, segment in enumerate(cache.segments):
-        if packs_groups(segment) or chain.bound.get(f"rows{i}") == 0:
+        if packs_groups(segment) or segment.is_whole or chain.bound.get(f"rows{i}") == 0:
             continue
         check_segment(segment, *_widths(segment), pages_apart=True)
         for side, x, fmt, planes, rotation, codebook in (
@@ -96,6 +96,8 @@ def stored_rows(
     """What `Chain.run` has to know of a batch's rows."""
     values = dict[str, int | NDArray[Any]]()
     for i, (segment, batch) in enumerate(zip(cache.segments, batches, strict=True)):
+        if segment.is_whole:
+            continue
         if packs_groups(segment):
             values |= new_groups(segment, cache.segments[-1], batch.groups, f"groups{i}")
             continue
