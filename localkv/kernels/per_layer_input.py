@@ -38,7 +38,8 @@ def layer_inputs(
     projected = linear(x, table.model_proj) * (1.0 / math.sqrt(x.shape[-1]))
     projected = norm(projected.reshape(-1, width), table.proj_norm)
     both = (projected + math.sqrt(width) * rows.reshape(-1, width)) * math.sqrt(0.5)
-    return xp.swapaxes(both.reshape(n_tokens, -1, width), 0, 1) + 0.0  # a copy in this order
+    # sums keep the order of their terms in memory, stacks don't
+    return xp.stack(list(xp.swapaxes(both.reshape(n_tokens, -1, width), 0, 1)))
 
 
 def layer_input(

@@ -11,6 +11,7 @@ from localkv.loader.weights import load_model
 from localkv.model import Transformer
 from support.hybrid_models import hybrid
 from support.latent_models import latent_tensors, write_latent
+from support.random_gemma import RandomGemma
 from support.random_model import variant
 
 
@@ -25,7 +26,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Transforme
             if name == "plm":
                 write_latent(path, name, latent_tensors(name))
             else:
-                {"qwen35": hybrid}.get(name, variant)(name).write(path)
+                {"qwen35": hybrid, "gemma4": RandomGemma}.get(name, variant)(name).write(path)
             models[name] = load_model(path, cpu_backend())[0]
         return models[name]
 
