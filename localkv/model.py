@@ -187,14 +187,18 @@ class Transformer:
             at all from batch to batch, and the tokens have to be run as any others.
         """
         weights, backend = self.weights, self.backend
-        if backend.run_next is run_nothing_next or weights.per_layer or weights.altup:
+        if backend.run_next is run_nothing_next or weights.altup:
             return None
         rotations = self._rotations_in(n_ctx)
         if rotations is None:
             return None
         embedding = weights.token_embd, self.config.embedding_scale
+        embedded = None
+        if weights.per_layer is not None:
+            ids = np.array(token_ids, np.int64)
+            embedded = partial(self._inputs_of, weights.per_layer, token_ids=ids)
         return backend.run_next(
-            self._stack, MovedBatch(token_ids, positions, *embedding, rotations, before)
+            self._stack, MovedBatch(token_ids, positions, *embedding, rotations, before, embedded)
         )
 
     def hidden(self, batch: Batch, cache: KVCache) -> Array:
@@ -277,8 +281,13 @@ class Transformer:
         if table is None:
             return None
         if rows is None:
-            rows = self.rows_of(backend.arrays.to_numpy(batch.token_ids))
+            return self._inputs_of(table, x, backend.arrays.to_numpy(batch.token_ids))
         return layer_inputs(x, rows, table, backend.linear, backend.norm)
+
+    def _inputs_of(self, table: PerLayerTable, x: Array, token_ids: NDArray[np.int64]) -> Array:
+        """The same of tokens whose rows have not been looked up yet."""
+        rows = self.rows_of(token_ids)
+        return layer_inputs(x, rows, table, self.backend.linear, self.backend.norm)
 
     def _streams(self, x: Array) -> Streams:
         altup = self.weights.altup

@@ -137,6 +137,7 @@ class MovedBatch(NamedTuple):
         token_embd, scale: as `Backend.embed` takes them.
         rotations: by `StackLayer.positions`.
         before: the batch of those other tokens, with the logits of all of them.
+        embedded: `TokenBatch.embedded` of x [tokens, n_embd], or None.
     """
 
     token_ids: Sequence[int]
@@ -145,6 +146,7 @@ class MovedBatch(NamedTuple):
     scale: float
     rotations: Sequence[TokenRotations | None]
     before: Batch
+    embedded: Callable[[Array], Array] | None = None
 
 
 RunNext = Callable[[tuple[StackLayer, ...], MovedBatch], Array | None]

@@ -63,7 +63,7 @@ def said(engine: Engine, other: Engine) -> list[bytes]:
         ("llama", PACKED, 55),
         pytest.param("llama", TAILED, 0, marks=pytest.mark.slow),
         pytest.param("gemma3", CacheConfig(n_ctx=2 * PAGE_TOKENS), 55, marks=pytest.mark.slow),
-        ("gemma4", CacheConfig(n_ctx=2 * PAGE_TOKENS), 0),
+        ("gemma4", CacheConfig(n_ctx=2 * PAGE_TOKENS), 55),
         ("qwen35", CacheConfig(n_ctx=2 * PAGE_TOKENS), 40),
         pytest.param("plm", CacheConfig(n_ctx=2 * PAGE_TOKENS), 0, marks=pytest.mark.slow),
     ],

@@ -144,9 +144,14 @@ class TokenPlaces:
             self.slots[:] = batch.slots
             if not 0 <= int(self.slots.min()) <= int(self.slots.max()) < len(self.states):
                 raise BoundsError(f"{len(self.states)} states of sequences, and slots {self.slots}")
-        if self.embedded is not None:
-            self.embedded[:] = given.embedded
+        if given.embedded is not None:
+            self.fill_embedded(given.embedded)
         self.rows[0][:] = x
+
+    def fill_embedded(self, embedded: Floats) -> None:
+        """Write what layers read of each token."""
+        assert self.embedded is not None
+        self.embedded[:] = embedded
 
 
 def _arrays(inputs: TokenInputs) -> dict[str, Floats]:

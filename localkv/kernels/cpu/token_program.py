@@ -124,6 +124,8 @@ class TokenProgram:
         self.places.fill_next(moved, more)
         for token, entry in zip(moved.token_ids, self.places.entries, strict=True):
             embedding.put(token, moved.token_embd, moved.scale, entry)
+        if moved.embedded is not None:
+            self.places.fill_embedded(moved.embedded(self.places.rows[0]))
         return self._logits(self.head)
 
     def _logits(self, head: Head) -> Floats:
