@@ -25,6 +25,7 @@ from support.aot.attention_builds import build
 NAMES = [
     fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
 ]
+FAST = ("f16", "q8_0", "q5_1", "q4_0", "q2_1", "nuq4", "fp8_e4m3")
 OTHER_DIMS = ((64, 64), (80, 80), (96, 96), (112, 112), (192, 128), (256, 256), (512, 512))
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token
@@ -112,13 +113,13 @@ def checked(
     return got, got.n_loop * tiles.warps / tiles.keys
 
 
-@types_on_gpus(NAMES, (86, 90, 120), ("f16", "q5_1", "fp8_e4m3"))
+@types_on_gpus(NAMES, (86, 90, 120), ("f16", "q5_1", "fp8_e4m3"), fast=FAST)
 def test_decode(arch: int, name: str) -> None:
     _, per_key = checked(decode_kernel, arch, (name, name), 128)
     assert per_key <= budget(DECODE_BUDGET, name)
 
 
-@types_on_gpus(NAMES, (86, 90), ("f16", "q5_1", "q8_0"))
+@types_on_gpus(NAMES, (86, 90), ("f16", "q5_1", "q8_0"), fast=FAST)
 def test_prefill(arch: int, name: str) -> None:
     got, per_key = checked(prefill_kernel, arch, (name, name), 128)
     if arch != 100:

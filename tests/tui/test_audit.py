@@ -110,6 +110,7 @@ async def test_esc_and_a_new_message_end_it() -> None:
         assert not shows_audit(me)
 
 
+@pytest.mark.slow
 async def test_answers_are_audited_when_nobody_presses_a_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from textual.widgets import Input, OptionList, Static
 
 from localkv.chat.session import ChatSession
@@ -76,6 +77,7 @@ async def test_export(tmp_path, monkeypatch) -> None:
         await me.until(lambda: "must end in .md or .json" in me.notes)
 
 
+@pytest.mark.slow
 async def test_copying_messages_and_code() -> None:
     answer = "Look:\n\n```python\na = 1\n```\n\nand\n\n```\nb\nc\n```\n"
     async with user(FakeEngine([answer], ["No code."])) as me:
@@ -104,6 +106,7 @@ async def test_saving_and_loading_by_title() -> None:
         await me.until(lambda: me.texts == ["Hi", "Ok."])
 
 
+@pytest.mark.slow
 async def test_a_long_session_opens_at_its_end(store: Store) -> None:
     session = ChatSession(store, model="m.gguf", params=SamplingParams())
     for number in range(40):
@@ -126,6 +129,7 @@ async def test_a_long_session_opens_at_its_end(store: Store) -> None:
         assert not me.chat.query_one("#earlier").display
 
 
+@pytest.mark.slow
 async def test_a_store_that_fails_does_not_end_the_chat(monkeypatch) -> None:
     pause = Wait()
 

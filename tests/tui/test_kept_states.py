@@ -6,6 +6,8 @@ import asyncio
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from localkv.chat.engine import ChatRequest, EngineOptions, Finished
 from localkv.chat.engine_process import EngineProcess
 from localkv.chat.kept_states import KeptStates
@@ -44,6 +46,7 @@ def test_a_session_is_kept_when_another_is_opened_and_at_the_end(tmp_path: Path)
     asyncio.run(talk())
 
 
+@pytest.mark.slow
 def test_the_next_chat_goes_on_and_the_end_waits_for_the_file(tmp_path: Path):
     async def talk() -> None:
         states = kept(tmp_path)

@@ -82,6 +82,7 @@ async def test_one_is_removed() -> None:
         await me.until(lambda: me.texts == ["Count", "One", "but this", "Done."])
 
 
+@pytest.mark.slow
 async def test_after_a_stop_they_wait_for_enter() -> None:
     pause = Wait()
     async with user(FakeEngine(["One", pause], ["Two."])) as me:

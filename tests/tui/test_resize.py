@@ -40,6 +40,7 @@ def sizes(seed: int, n: int) -> list[tuple[int, int]]:
     return [*EDGES, *drawn]
 
 
+@pytest.mark.slow
 async def test_no_room_for_a_single_character() -> None:
     async with user(FakeEngine(words(ANSWER))) as me:
         for size in ((0, 0), *((width, 40) for width in range(1, 12)), (120, 40)):

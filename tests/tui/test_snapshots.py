@@ -133,6 +133,7 @@ async def test_help() -> None:
         await check(me, "help")
 
 
+@pytest.mark.slow
 async def test_panel_on_a_small_screen() -> None:
     async with user(FakeEngine(words("a b c")), size=(80, 24)) as me:
         await me.ask("Hi")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from textual.widgets import Static
 
 from localkv.chat.engine import EngineStoppedError
@@ -95,6 +96,7 @@ async def test_a_model_that_can_not_be_loaded() -> None:
         assert me.texts == ["Hi", "Hello."]
 
 
+@pytest.mark.slow
 async def test_an_error_of_the_template_is_shown_and_leaves_no_answer() -> None:
     async with user(FakeEngine([LocalKVError("the chat template fails")])) as me:
         await me.send("Hi")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from textual.widgets import Collapsible, Static
 
 from localkv.chat.store import Store
@@ -208,6 +209,7 @@ async def test_the_history_of_prompts(store: Store) -> None:
         assert me.prompt.text == "draft"
 
 
+@pytest.mark.slow
 async def test_up_moves_within_several_lines_first() -> None:
     async with user(FakeEngine(["1"])) as me:
         await me.ask("older")
@@ -258,6 +260,7 @@ async def test_resizing_hides_the_panel_and_shows_the_line() -> None:
         assert panel.display
 
 
+@pytest.mark.slow
 async def test_a_very_long_answer_is_followed_until_somebody_scrolls() -> None:
     lines = [f"line {i}\n\n" for i in range(400)]
     pause = Wait()

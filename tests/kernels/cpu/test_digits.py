@@ -168,10 +168,12 @@ def rounded(name: str, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     return values, left, scales.flatten(-2)
 
 
+ROUNDING = 2**-20
+"""Of sums in float32, relative: 39 terms, of which vectors of four lanes add ten to each."""
 ROWS = (1, 2, 4, 5, 6, 7, 8)
 CASES = quick(
     [(rows, name) for rows, name in product(ROWS, INTEGER_TYPES) if rows < 6 or name in EVERY_ROWS],
-    {*product((5,), INTEGER_TYPES), *product(ROWS, ("q8_0",))},
+    {*product((5,), EVERY_ROWS), *product(ROWS, ("q8_0",))},
 )
 
 
@@ -194,11 +196,12 @@ def test_logits(type_k: str, rows: int) -> None:
             q[rows // 2, 70] = value
             wanted = [row for row in range(rows) if row != rows // 2]
         got = logits_of(q.numpy(), type_k, regions, n_tokens)[:, :n_tokens]
-        bound = 2**-21 * (q.abs().double() @ keys.abs().T)
+        bound = ROUNDING * (q.abs().double() @ keys.abs().T)
         if cache_decoder(type_k).digits:
             largest = q.abs().unflatten(1, (-1, 32)).amax(2).double().repeat_interleave(32, 1)
             bound += ERROR_BOUND * largest @ left.abs().T
-        error = np.abs(got - (q.double() @ keys.T).numpy())
+        with np.errstate(invalid="ignore"):
+            error = np.abs(got - (q.double() @ keys.T).numpy())
         assert (error[wanted] <= bound.numpy()[wanted]).all()
         if not math.isfinite(value):
             assert not np.isfinite(got[rows // 2]).any()
@@ -226,7 +229,7 @@ def test_weighed(type_v: str, rows: int) -> None:
         addresses += addresses_of(type_v, regions)
         kernel = CFUNCTYPE(None, *[c_int64] * 15)(weigh_kernel(type_v, rows))
         kernel(*addresses, head_dim // 32, n_tokens, 1, *[0] * 4)
-        bound = 2**-21 * (1 + p @ want.abs())
+        bound = ROUNDING * (1 + p @ want.abs())
         if cache_decoder(type_v).digits:
             scales = scales.abs().repeat_interleave(32, 1)
             largest = (p[:, :, None] * scales).amax(1)
