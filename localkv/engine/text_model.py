@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from threading import Event
@@ -52,11 +52,14 @@ class TextModel:
         gguf: the file that holds the tokenizer and the template.
         engine: token ids in, token ids out.
         cache: the cache's types and context length.
+        check_further_cache: refuses another cache for which there is no room now that the model is
+            loaded; raises DoesNotFitError, which names settings that would fit.
     """
 
     gguf: GGUFFile
     engine: Engine
     cache: CacheConfig
+    check_further_cache: Callable[[CacheConfig], None]
     speculation: Speculation = Speculation()
     _override_pre: str | None = None
     _step_ms: float | None = None
@@ -278,14 +281,6 @@ class TextModel:
         if audit:
             stream.audited = partial(self.audit, stream)
         return stream
-
-    def check_further_cache(self, cache: CacheConfig) -> None:
-        """Refuse another cache for which there is no room now that the model is loaded.
-
-        Raises:
-            DoesNotFitError: names settings that would fit.
-        """
-        raise NotImplementedError
 
     def audit(
         self, stream: TextStream, *, n_batch: int | None = None, cancel: Event | None = None
