@@ -48,6 +48,8 @@ class BatchDrafts:
         """
         if not all(part.request.is_decoding for part in parts):
             return [*parts]
+        if len(parts) == 1:
+            return [self._of_one(parts[0], generations[parts[0].request.number])]
         prices, made = self._prices_of(len(parts)), list[Part]()
         missing = sum(part.n_tokens for part in parts) - len(parts)
         for part in parts:
@@ -64,6 +66,19 @@ class BatchDrafts:
                 missing += len(drafts)
             made.append(part)
         return made
+
+    def _of_one(self, part: Part, generation: Generation) -> Part:
+        """The only part of a step, with the guesses that are worth their rows."""
+        request, n_tokens, _ = part
+        speculator = generation.speculator
+        room = min(generation.room, self.config.ahead - 1 - request.n_unread)
+        if speculator is None or room < 1:
+            return part
+        speculator.pace.prices = self._prices[1]
+        drafts = generation.valid(speculator.draft(room, missing=n_tokens - 1))
+        if not drafts or not self.rows.reserve_drafts(request, n_tokens, len(drafts)):
+            return part
+        return Part(request, n_tokens, tuple(drafts))
 
     def _fits(
         self, part: Part, drafts: Sequence[int], prices: Prices, missing: int, n_texts: int
@@ -82,11 +97,12 @@ class BatchDrafts:
     ) -> None:
         """Note what a step took, all of whose requests generate."""
         n_texts, prices = len(parts), self._prices_of(len(parts))
-        n_rows = 1 + sum(part.n_rows for part in parts) - n_texts
         if n_texts == 1:
-            for _, speculator in _speculators(parts, generations):
-                speculator.pace.measured(n_rows, seconds)
+            alone = generations[parts[0].request.number].speculator
+            if alone is not None:
+                alone.pace.measured(parts[0].n_rows, seconds)
             return
+        n_rows = 1 + sum(part.n_rows for part in parts) - n_texts
         n_drafted = sum(bool(part.drafts) for part in parts)
         prices.measured(n_rows, seconds)
         for part, speculator in _speculators(parts, generations):

@@ -14,7 +14,7 @@ from localkv.cache.arrays import Draw
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.generation import Generation, checked
 from localkv.engine.requests.request import Request
-from localkv.engine.requests.scheduler import SchedulerConfig
+from localkv.engine.requests.scheduler import Part, SchedulerConfig
 from localkv.engine.requests.slot_rows import SlotRows
 from localkv.engine.requests.slot_steps import SlotSteps
 from localkv.engine.requests.step_runner import StepRunner
@@ -102,10 +102,14 @@ class LoneRequest:
         if (
             slot.is_taken_by(text)
             and text.n_prompt <= slot.sequence.length == len(text.ids) - 1
-            and (speculator is None or speculator.is_resting)
             and not generation.cancelled.is_set()
         ):
-            self._take_next(generation)
+            if speculator is None or speculator.is_resting:
+                self._take_next(generation)
+            elif slot.cache.ladder is None:
+                self._runner.run([Part(request, 1)])
+            else:
+                self._runner.step()
         else:
             self._tokens = None
             self._runner.step()

@@ -154,27 +154,25 @@ class StepRunner:
         for generation in [*self.generations.values()]:
             if generation.cancelled.is_set():
                 self._cancel(generation)
-        part = scheduler.next_alone() if self._may_skip_planning else None
+        part = None
+        if not self._learns or self.stats.n_steps % LEARN_FROM:
+            part = scheduler.next_alone()
         parts = self._planned(started) if part is None else [part]
         if parts:
             takers = [self.generations[part.request.number] for part in parts]
-            shape = self._run(parts, is_planned=part is None)
+            shape = self.run(parts, is_planned=part is None)
             if before is not None:
                 for generation in takers:
                     generation.stats.requantised.add(cache.requantised - before)
             self._count(shape, self._clock() - started)
         self._unfinished = False
 
-    @property
-    def _may_skip_planning(self) -> bool:
-        return not self._learns or self.stats.n_steps % LEARN_FROM > 0
-
     def _planned(self, now: float) -> list[Part]:
         for request in self.scheduler.overdue(now):
             self._cancel(self.generations[request.number])
         return self.scheduler.step(now)
 
-    def _run(self, parts: list[Part], *, is_planned: bool) -> StepShape | None:
+    def run(self, parts: list[Part], *, is_planned: bool = False) -> StepShape | None:
         """Evaluate the parts of a step, with guesses where they are worth it, and draw.
 
         Returns:
@@ -188,7 +186,7 @@ class StepRunner:
             parts = self._drafts.added(parts, generations)
             began = self._clock()
         shape = self.scheduler.shape(parts) if is_planned else None
-        taking_part = {**generations} if guesses else generations
+        taking_part = {**generations} if guesses and self._reads_late else generations
         ends = self._model_steps.evaluate(parts)
         measures = guesses and (shape is None or not shape.n_prompt)
         if measures and not self._reads_late:
