@@ -14,7 +14,7 @@ from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.draft_model import DraftModel
+from localkv.engine.speculation.draft_model import DraftModel, ModelSpeculator
 from localkv.engine.speculation.draft_pace import DraftPace, confidence_of
 from localkv.engine.token_text import Text
 from localkv.errors import UsageError
@@ -208,6 +208,30 @@ def test_a_draft_switches_itself_off() -> None:
     pace.begin(1, 0.002)
     assert pace.goes_on(16, 1)
     assert pace.worthy([16, 16, 16]) == 3
+
+
+def test_where_drafts_cost_too_much_it_rests(models: list[Transformer]) -> None:
+    """It is not even asked for some tokens, which count as steps without drafts."""
+    engine = drafting(models[0], models[1], CacheConfig(n_ctx=300))
+    assert engine.draft is not None
+    pace, allowed = engine.draft.pace, [False]
+    pace.may_draft = lambda: allowed[0]
+    text = list(Engine(models[0], CacheConfig(n_ctx=300)).generate(PROMPT, sampler=sampler()))
+    speculator = ModelSpeculator(SPECULATION, engine.draft)
+    speculator.begin(PROMPT)
+    pace.prices.seconds[1] = 1.0
+    assert not speculator.draft(8)
+    for token in text[:16]:
+        assert speculator.is_resting
+        speculator.accept(token)
+    assert not speculator.is_resting
+    assert pace._spent == 15
+    allowed[0] = True
+    assert speculator.draft(8)
+    allowed[0] = False
+    generation = generated(engine, PROMPT, 40)
+    assert list(generation) == text[:40]
+    assert generation.stats.n_drafted == 0
 
 
 def test_confidence() -> None:

@@ -28,6 +28,8 @@ FEW_ALONE = 2
 FEW_MISSING = 16
 """More tokens than these are evaluated as a prompt is, if the draft lacks them."""
 _WARM_UP_TOKENS = 40
+_PAUSE = 16
+"""Tokens until it is asked again whether there may be drafts, where they have cost too much."""
 _FASTER, _SLOWER = 0.3, 0.03
 """Weights of a new measurement: what else runs on the machine makes some of them longer."""
 
@@ -182,11 +184,12 @@ class ModelSpeculator(Speculator):
         self._text = Text([], 0)
         self._guesses = deque[Guess]()
         self._is_known = True
+        self._n_resting = 0
 
     @property
     def is_resting(self) -> bool:
-        """Never: guesses of a model are seen as they are made."""
-        return False
+        """Whether drafts have cost too much, and `draft` would give none."""
+        return self._n_resting > 0
 
     def begin(self, prompt: Iterable[int]) -> None:
         """Read a prompt."""
@@ -203,6 +206,7 @@ class ModelSpeculator(Speculator):
             self.pace.guessed(guess.confidence, right=guess.token == token)
             if guess.token != token:
                 self._guesses.clear()
+        self._n_resting = max(0, self._n_resting - 1)
         self._text.ids.append(token)
         self._is_known = self._is_known and token < self.model.n_vocab
 
@@ -211,7 +215,11 @@ class ModelSpeculator(Speculator):
         pace, most = self.pace, min(most, self.config.draft_max)
         self._guesses.clear()
         is_possible = self._is_known and not others and most >= self.config.draft_min
-        if not (is_possible and pace.may_draft()):
+        if not is_possible:
+            return ()
+        if not pace.may_draft():
+            self._n_resting = _PAUSE
+            pace.rested(_PAUSE - 1)
             return ()
         if self._reads_late and self.model.lacks_much(self._text):
             self.model.read(self._text)
