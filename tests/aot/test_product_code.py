@@ -95,8 +95,8 @@ def turn_of(name: str) -> int:
 
 
 def is_compiled(arch: int, name: str, n_tokens: int) -> bool:
-    """Three types on all GPUs, those like 86 with one number of tokens; all for one token on 90, and
-    with a number in turn on 86 as well."""
+    """Three types on all GPUs, those like 86 with one number of tokens; all for one token on 90,
+    and with a number in turn on 86 as well."""
     own = n_tokens == turn_of(name)
     if name in ORDINARY:
         return own or arch not in (80, 89)
