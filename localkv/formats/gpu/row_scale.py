@@ -45,5 +45,8 @@ def scale_rows(x, LARGEST_CODE: tl.constexpr):
 
 @triton.jit
 def store_row_halves(plane, rows, valid, x):
-    """Of x [rows], fp16, those that are `valid`."""
-    tl.store(as_f16(plane) + rows[:, None], x[:, None], mask=valid[:, None])
+    """Of x [rows], fp16, those that are `valid`; a plane is one pointer, or [rows, 1]."""
+    if len(plane.shape) > 0:
+        tl.store(as_f16(plane) + rows[:, None], x[:, None], mask=valid[:, None])
+    else:
+        tl.store(as_f16(plane) + rows, x, mask=valid)

@@ -12,7 +12,6 @@ import triton.language as tl
 
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.kernels.gpu.attention.online_softmax import LN_2, query
-from localkv.kernels.gpu.pages import row_before
 
 PAGE = tl.constexpr(PAGE_TOKENS)
 
@@ -41,7 +40,11 @@ def row_of_tile(
     page, at, head, N_KV_HEADS: tl.constexpr, KEYS: tl.constexpr, PAGE_BYTES: tl.constexpr
 ):
     """The first row of a tile, that of key `at`, in the planes that `in_page` gives."""
-    first_row = row_before(page, head - at // PAGE, N_KV_HEADS, PAGE_BYTES) + at
+    entry = at // PAGE
+    if PAGE_BYTES:
+        first_row = tl.cast(head - entry, tl.int64) * PAGE + at
+    else:
+        first_row = (page * N_KV_HEADS + head - entry) * PAGE + at
     return tl.multiple_of(first_row, KEYS)
 
 
