@@ -40,6 +40,7 @@ def main() -> None:
         kv_ladder=ladder,
     )
     cache = KVCache(group_layouts(config, groups), n_ctx=options.context, arrays=NumpyArrays())
+    cache.warm_up_ladder()  # as an engine does before its first text
     for layer in cache.layers:
         for plane in (*layer.segments[0].k, *layer.segments[0].v):
             plane[:: cache.ladder.sizes.units[0]] = 0x3C  # 1.06: numbers, as text has them

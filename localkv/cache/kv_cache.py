@@ -358,6 +358,15 @@ class KVCache:
             source, target = layer.segments[rung : rung + 2]
             self.arrays.repack_page(source, target, place)
 
+    def warm_up_ladder(self) -> None:
+        """Load what packs pages anew, so that no text waits for it; no page may be in use."""
+        assert self.ladder is not None
+        layer, units = self._ladder_layers()[0], self.ladder.sizes.units
+        for rung, n_units in enumerate(units[:-1]):
+            if n_units <= self.ladder.sizes.n_units:
+                source, target = layer.segments[rung : rung + 2]
+                self.arrays.repack_page(source, target, 0)
+
     def raise_page(self, rung: int, place: int, higher: int, to: int) -> None:
         """Pack a page of a ladder as a higher rung has it, at another place."""
         for layer in self._ladder_layers():

@@ -98,6 +98,8 @@ class Engine:
             n_batch = self.cache.ladder.sizes.batch(n_batch)
         self.n_batch = n_batch
         self.slot = CacheSlot(model, self.cache, n_batch, exact=exact, check_source=check_source)
+        if self.cache.ladder is not None and self.slot.loop is None:
+            self.cache.warm_up_ladder()
 
     @property
     def loop(self) -> DecodeLoop | None:
