@@ -17,6 +17,8 @@ from localkv.engine.speculation.prices import Prices
 
 LONGEST_PAUSE = 16
 """Tokens between two looks, at most; each look in vain doubles them."""
+MOST_CLOSE = 8
+"""Looks at guesses that are nearly worth it, one after the other, that are not in vain yet."""
 
 
 class Speculator:
@@ -38,6 +40,7 @@ class Speculator:
         self._drafter = drafter or NgramDrafter()
         self._unseen = list[int]()
         self._pause = 0
+        self._n_close = 0
 
     @property
     def is_resting(self) -> bool:
@@ -81,7 +84,9 @@ class Speculator:
         worth = 0
         if confidence:
             worth = self.pace.worth(confidence, most, missing=missing, others=others)
-        if worth or (confidence and self.pace.is_close(confidence)):
+        is_close = not worth and confidence > 0 and self.pace.is_close(confidence)
+        self._n_close = self._n_close + 1 if is_close else 0
+        if worth or (is_close and self._n_close <= MOST_CLOSE):
             self._pause = 0
         else:
             self._pause = min(2 * self._pause or 1, LONGEST_PAUSE)
