@@ -6,12 +6,18 @@ from typing import Any
 
 from llvmlite import ir
 
-from localkv.formats.cpu.panel_codes import PanelFormat, Record
+from localkv.formats.cpu.panel_codes import PanelFormat, Record, masked
 from localkv.formats.cpu.super_block_panels import record_scale
 from localkv.formats.tq1_0.cpu import LAYOUT
+from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE
+from localkv.simd.large_tables import index_masks, look_up
 from localkv.simd.vector import i16, i32, lanes_of
 
 PAIRS = lanes_of(i16, 32)
+DIGITS = [[3 * (3**n * byte % 256) >> 8 for n in range(5)] for byte in range(256)]
+FIRST_DIGITS = [sum(digit << 2 * n for n, digit in enumerate(of[:4])) for of in DIGITS]
+"""Of each byte, two bits each."""
+FIFTH_DIGIT = [of[4] for of in DIGITS]
 
 
 def _all(value: int) -> ir.Constant:
@@ -26,7 +32,18 @@ def _above_16_bits(b: Any, x: Any, factor: int) -> Any:
 
 
 def digit(b: Any, words: Any, n: int) -> Any:
-    """Digit n of each byte: `bits 8 and 9 of 3 * (3^n byte modulo 256)`.
+    """Digit n of each byte: `bits 8 and 9 of 3 * (3^n byte modulo 256)`."""
+    if not HAS_BYTE_SHUFFLE:
+        return computed_digit(b, words, n)
+    masks = index_masks(b, words, words, 0)
+    if n == 4:
+        return look_up(b, FIFTH_DIGIT, words, masks)
+    # all blocks of a record look up the same, which LLVM does once
+    return masked(b, look_up(b, FIRST_DIGITS, words, masks), 2 * n, 3)
+
+
+def computed_digit(b: Any, words: Any, n: int) -> Any:
+    """The same without a table.
 
     Of a pair of bytes as 16 bits each is moved to the upper half, where a product wraps around as
     one of 8 bits does.
