@@ -273,7 +273,6 @@ class LLM(TextModel):
         )
         budgeted = Budgeted.of(kv_budget, kv_ladder)
         budgeted.check(
-            backend.name,
             types=(cache_type_k, cache_type_v, kv_profile, kv_bits),
             sizes=(n_cache_tokens, n_cache_bytes),
             before_rope=k_before_rope,

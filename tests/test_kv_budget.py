@@ -7,7 +7,6 @@ import pytest
 
 from localkv import LLM
 from localkv.errors import LocalKVError, UsageError
-from localkv.memory.budgeted import Budgeted
 from support.paths import MODELS
 
 MODEL = MODELS / "tales-4M-F16.gguf"
@@ -181,13 +180,6 @@ def test_a_tail_and_a_sink_stay_f16_as_the_plan_says():
         assert max(rungs) > 0
         again = llm.complete([*ids[:700], *ids[:100]], max_tokens=4, temperature=0)
         assert again.usage.cached_tokens == 700
-
-
-def test_ladders_with_scales_by_channel_are_refused_on_a_gpu():
-    budgeted = Budgeted.of(THIRD, BY_CHANNEL)
-    with pytest.raises(UsageError, match="no GPU kernel changes pages to q4_1c/q4_1"):
-        budgeted.check("cuda", types=(), sizes=(), before_rope=False)
-    budgeted.check("cpu", types=(), sizes=(), before_rope=False)
 
 
 def test_context_ends_where_the_ladder_does():

@@ -198,7 +198,6 @@ def _ladder_plan(
     budgeted = Budgeted.of(values["kv_budget"], values["kv_ladder"])
     if budgeted.budget is None:
         return None
-    budgeted.check(memory.backend, types=(), sizes=(), before_rope=False)
     cache = budgeted.cache(cache)
     check_cache(cache, memory.config.groups)
     fitted, _ = budgeted.fitted(cache, memory, lambda: free, names_context=False)

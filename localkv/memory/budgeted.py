@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from localkv.cache.ladder import Pair, ladder_pairs, stores_rows
+from localkv.cache.ladder import Pair, ladder_pairs
 from localkv.cache.layout import PAGE_TOKENS, cache_bytes, group_layouts, ladder_layout
 from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError, byte_size
@@ -48,7 +48,7 @@ class Budgeted:
             raise UsageError(f"kv_budget is {budget!r}", hint="use a number of bytes, or 'auto'")
         return cls(budget, ladder_pairs(ladder))
 
-    def check(self, backend: str, *, types: Seq[Any], sizes: Seq[Any], before_rope: bool) -> None:
+    def check(self, *, types: Seq[Any], sizes: Seq[Any], before_rope: bool) -> None:
         """Refuse what does not go with a budget.
 
         Args:
@@ -60,13 +60,6 @@ class Budgeted:
         """
         if self.budget is None:
             return
-        whole = next((pair for pair in self.ladder if not stores_rows(*pair)), None)
-        if backend == "cuda" and whole is not None:
-            raise UsageError(
-                f"--kv-ladder: no GPU kernel changes pages to {'/'.join(whole)}, which packs "
-                "several tokens together (--device cuda)",
-                hint="use --device cpu, or types that pack each token by itself",
-            )
         if any(one is not None for one in types):
             raise UsageError(
                 "kv_budget takes the types of kv_ladder, and others are named besides",

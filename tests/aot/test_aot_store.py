@@ -92,7 +92,14 @@ def test_store(arch: int, name: str) -> None:
     )
 
 
-@types_on_gpus([name for name in NAMES if FORMATS[name].repacks], (90,), ("q8_0",), ("q8_0",))
+REPACKED = [
+    fmt.name
+    for fmt in FORMATS.values()
+    if (fmt.name in NAMES and fmt.repacks) or fmt.group_tokens > 1
+]
+
+
+@types_on_gpus(REPACKED, (90,), ("q8_0",), ("q8_0",))
 def test_unpack(arch: int, name: str) -> None:
     """Of a page in an arena; codes come in whole words."""
     fmt, codec = FORMATS[name], FORMATS[name].part("gpu_cache")
@@ -119,16 +126,23 @@ def test_unpack(arch: int, name: str) -> None:
     assert got.loads["128"] + got.loads["64"] > 0
 
 
-@pytest.mark.parametrize("arch", quick(ARCHS, [90]))
-def test_groups(arch: int) -> None:
-    """Types with scales by channel, one after the other, beside one that packs each token alone."""
+@pytest.mark.parametrize(
+    ("arch", "apart"),
+    quick(
+        [*((arch, False) for arch in ARCHS), (86, True), (90, True), (120, True)],
+        [(90, False), (90, True)],
+    ),
+)
+def test_groups(arch: int, apart: bool) -> None:
+    """Types with scales by channel, one after the other, beside one that packs each token alone:
+    from f16 in a tail, or from float32 into a page of an arena."""
     names = [name for name, fmt in FORMATS.items() if fmt.group_tokens > 1]
     name = names[ARCHS.index(arch) % len(names)]
     constants = of_cache(name, 128, 96)
     constants["WRITE_V"] = FORMATS["q4_1"].part("gpu_cache").write_rows
     types: dict[str, str | tuple[str, ...]] = {
         "groups_ptr": "*i64",
-        **dict.fromkeys(("k_tail_ptr", "v_tail_ptr"), "*u8"),
+        **dict.fromkeys(("k_rows_ptr", "v_rows_ptr"), "*fp32" if apart else "*fp16"),
         "k_planes": plane_types(FORMATS[name]),
         "v_planes": plane_types(FORMATS["q4_1"]),
     }
@@ -136,7 +150,13 @@ def test_groups(arch: int) -> None:
         group_kernel,
         arch,
         types,
-        {**constants, "ROTATION_K": 0, "ROTATION_V": 32, "k_scale_ptr": None, "v_scale_ptr": None},
+        {
+            **constants,
+            **dict.fromkeys(("k_scale_ptr", "v_scale_ptr")),
+            "ROTATION_K": 0,
+            "ROTATION_V": 0 if apart else 32,
+            "PAGE_BYTES": 8 * 256 * 16 if apart else 0,
+        },
         num_warps=4,
         enable_fp_fusion=False,
     )

@@ -16,7 +16,7 @@ import triton.language as tl
 from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
-from localkv.cache.ladder import DEFAULT_LADDER
+from localkv.cache.ladder import DEFAULT_LADDER, Pair
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
@@ -113,12 +113,20 @@ def test_architectures_without_experts(name: str, gpu: PaperGpu, tmp_path: Path)
     run_steps(engine, CHAINS[0])
 
 
-def test_a_budget(gpu: PaperGpu) -> None:
+@pytest.mark.parametrize(
+    "ladder",
+    [
+        DEFAULT_LADDER,
+        pytest.param((("f16", "f16"), ("q8_0", "q8_0"), ("q4_1c", "q4_1")), marks=pytest.mark.slow),
+    ],
+    ids=["rows", "groups"],
+)
+def test_a_budget(ladder: tuple[Pair, ...], gpu: PaperGpu) -> None:
     """Steps of all runs of pages that a text has, and what changes pages, are compiled ahead; while
     pages change, nothing asks the host."""
     model = paper_model(gpu, SHAPES["llama-1b"], "q8_0", 2)
     page = 2 * 8 * PAGE_TOKENS * 64 * 2 * 2
-    cache = CacheConfig("f16", "f16", n_ctx=1500, kv_budget=3 * page, kv_ladder=DEFAULT_LADDER)
+    cache = CacheConfig("f16", "f16", n_ctx=1500, kv_budget=3 * page, kv_ladder=ladder)
     engine = Engine(model, cache, n_batch=128)
     engine.warm_up()
     assert all(kernel.ahead for kernel in gpu.kernels.values())

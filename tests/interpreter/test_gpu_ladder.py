@@ -14,7 +14,7 @@ from localkv.arch.mixer_spec import AttentionParams
 from localkv.arch.spec import CacheGroup
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
-from localkv.cache.ladder import Pair, parse_ladder
+from localkv.cache.ladder import Pair, parse_ladder, stores_rows
 from localkv.cache.layout import PAGE_TOKENS, group_layouts
 from localkv.cache.pages import Sequence
 from localkv.config import CacheConfig
@@ -77,13 +77,20 @@ OTHERS = [
     ("q5_0", "q4_t"),
     ("q4_1", "q3_1"),
     ("q3_0", "q2_1"),
+    ("q8_0", "q8_0c"),
+    ("q5_1", "q4_1c"),
+    ("q4_1c", "q3_1c"),
+    ("q3_1c", "q2_1"),
 ]
 
 
-@pytest.mark.parametrize(("source", "target"), quick([*CHAIN, *OTHERS], [*CHAIN, OTHERS[2]]))
+@pytest.mark.parametrize(
+    ("source", "target"), quick([*CHAIN, *OTHERS], [*CHAIN, OTHERS[2], ("q5_1", "q4_1c")])
+)
 def test_a_page_is_packed_from_what_attention_reads(source: str, target: str) -> None:
     """And no byte beside it changes."""
-    cache = cache_of(((source, source), (source, target), (target, target)), 3)
+    begin = () if stores_rows(source, source) else (("f16", "f16"),)
+    cache = cache_of((*begin, (source, source), (source, target), (target, target)), 3)
     assert cache.ladder is not None
     sequence = cache.new_sequence()
     append(cache, [(sequence, 2 * PAGE_TOKENS)])
@@ -120,8 +127,12 @@ def test_a_page_is_packed_from_what_attention_reads(source: str, target: str) ->
 
 @pytest.mark.parametrize(
     ("ladder", "n_pages", "new"),
-    [("f16,q8_0/q8_0,q8_0/q4_0,q4_0/q4_0", 4, 1), ("f16,q8_t/q5_1", 2, 20)],
-    ids=["decode", "prefill"],
+    [
+        ("f16,q8_0/q8_0,q8_0/q4_0,q4_0/q4_0", 4, 1),
+        ("f16,q8_t/q5_1", 2, 20),
+        ("f16,q4_1c/q4_1", 2, 20),
+    ],
+    ids=["decode", "prefill", "channels"],
 )
 def test_attention_over_runs_of_equal_pages(ladder: str, n_pages: int, new: int) -> None:
     cache = cache_of(parse_ladder(ladder), 2.7)

@@ -1,11 +1,13 @@
-"""Packing groups of rows that are complete, from rows of f16 in the tail, into pages on a GPU.
+"""Packing groups of rows that are complete into pages on a GPU.
 
-Where K's or V's type packs several tokens together, both sides of a segment are packed so. As in
-`store_kv.py`, arithmetic is fp32 without fused multiply-adds, so bytes are those of the reference.
+Rows come from the tail, in f16, or from a page that changes its types. Where K's or V's type packs
+several tokens together, both sides of a segment are packed so. As in `store_kv.py`, arithmetic is
+fp32 without fused multiply-adds, so bytes are those of the reference.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,6 +19,8 @@ from localkv.kernels.bounds import BoundsError, check_array, check_segment
 from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.hadamard import hadamard
 from localkv.kernels.gpu.launch import launch
+from localkv.kernels.gpu.pages import in_page, page_bytes, row_before
+from localkv.kernels.namespace import dtype_name
 
 PAGE = tl.constexpr(PAGE_TOKENS)
 TOKENS = tl.constexpr(GROUP_TOKENS)
@@ -24,27 +28,28 @@ TOKENS = tl.constexpr(GROUP_TOKENS)
 
 @triton.jit
 def pack_group(
-    tail_ptr, planes, scale_ptr, slot, source, head,
+    rows_ptr, planes, scale_ptr, slot, source, head,
     WRITE: tl.constexpr, N_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    ROTATION: tl.constexpr,
+    ROTATION: tl.constexpr, PAGE_BYTES: tl.constexpr,
 ):  # fmt: skip
     """One group and KV head of K or of V."""
     i, j = tl.arange(0, TOKENS), tl.arange(0, WIDTH)
     rows = (source // PAGE * N_KV_HEADS + head) * PAGE + source % PAGE + i
-    at = tail_ptr.to(tl.pointer_type(tl.float16)) + rows[:, None] * HEAD_DIM + j[None, :]
+    at = rows_ptr + rows[:, None] * HEAD_DIM + j[None, :]
     exists = tl.broadcast_to((j < HEAD_DIM)[None, :], (TOKENS, WIDTH))
     x = hadamard(tl.load(at, mask=exists, other=0.0).to(tl.float32), ROTATION)
     if scale_ptr is not None:
         x = tl.div_rn(x, tl.load(scale_ptr + head))
-    rows = (slot // PAGE * N_KV_HEADS + head) * PAGE + slot % PAGE + i
-    WRITE(planes, rows, i >= 0, x, HEAD_DIM, WIDTH)
+    page = slot // PAGE
+    rows = row_before(page, head, N_KV_HEADS, PAGE_BYTES) + slot % PAGE + i
+    WRITE(in_page(planes, page, PAGE_BYTES), rows, i >= 0, x, HEAD_DIM, WIDTH)
 
 
 @triton.jit
 def group_kernel(
     groups_ptr,
-    k_tail_ptr,
-    v_tail_ptr,
+    k_rows_ptr,
+    v_rows_ptr,
     k_planes,
     v_planes,
     k_scale_ptr,
@@ -58,13 +63,15 @@ def group_kernel(
     VALUE_WIDTH: tl.constexpr,
     ROTATION_K: tl.constexpr,
     ROTATION_V: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
 ):
     """Grid (groups, 2 N_KV_HEADS): heads of k, then of v.
 
     Args:
-        groups_ptr: int64 [groups, 2], the slot of a group's first row, and that of its first row in
-            the tail; where the first is negative, there is no group.
-        k_tail_ptr, v_tail_ptr: planes of f16.
+        groups_ptr: int64 [groups, 2], the slot of a group's first row, and that of the row among
+            those that it is packed from; where the first is negative, there is no group.
+        k_rows_ptr, v_rows_ptr: fp16 or fp32 [pages, N_KV_HEADS, PAGE, HEAD_DIM or VALUE_DIM].
+        PAGE_BYTES: of the planes, see `pages.py`.
     """
     slot = tl.load(groups_ptr + 2 * tl.program_id(0))
     source = tl.load(groups_ptr + 2 * tl.program_id(0) + 1)
@@ -73,13 +80,13 @@ def group_kernel(
         return
     if head < N_KV_HEADS:
         pack_group(
-            k_tail_ptr, k_planes, k_scale_ptr, slot, source, head,
-            WRITE_K, N_KV_HEADS, HEAD_DIM, WIDTH, ROTATION_K,
+            k_rows_ptr, k_planes, k_scale_ptr, slot, source, head,
+            WRITE_K, N_KV_HEADS, HEAD_DIM, WIDTH, ROTATION_K, PAGE_BYTES,
         )  # fmt: skip
     else:
         pack_group(
-            v_tail_ptr, v_planes, v_scale_ptr, slot, source, head - N_KV_HEADS,
-            WRITE_V, N_KV_HEADS, VALUE_DIM, VALUE_WIDTH, ROTATION_V,
+            v_rows_ptr, v_planes, v_scale_ptr, slot, source, head - N_KV_HEADS,
+            WRITE_V, N_KV_HEADS, VALUE_DIM, VALUE_WIDTH, ROTATION_V, PAGE_BYTES,
         )  # fmt: skip
 
 
@@ -88,13 +95,33 @@ def pack_groups_gpu(packed: Segment, tail: Segment, groups: Tensor) -> None:
 
     Args:
         groups: int64 [n, 2], see `group_kernel`.
+
+    Raises:
+        BoundsError: planes or groups don't fit each other, or the tail isn't f16.
     """
     key_dim, value_dim = tail.k[0].shape[3], tail.value_dim
-    n_kv_heads = packed.k[0].shape[1]
-    for segment in (packed, tail):
-        check_segment(segment, key_dim, value_dim)
+    check_segment(tail, key_dim, value_dim)
     if (tail.format_k.name, tail.format_v.name) != ("f16", "f16") or tail.rotation_k:
         raise BoundsError(f"groups are packed from {tail.format_k.name}/{tail.format_v.name}")
+    k, v = (planes[0].view(torch.float16)[..., 0] for planes in (tail.k, tail.v))
+    pack_rows_gpu(packed, k, v, groups)
+
+
+def pack_rows_gpu(packed: Segment, k: Tensor, v: Tensor, groups: Tensor) -> None:
+    """The same of groups of rows of k and v.
+
+    Args:
+        k, v: float16 or float32 [pages, n_kv_heads, PAGE_TOKENS, channels].
+
+    Raises:
+        BoundsError: arrays don't fit each other.
+    """
+    n_pages, n_kv_heads, _, key_dim = k.shape
+    value_dim = v.shape[3]
+    check_segment(packed, key_dim, value_dim, pages_apart=True)
+    for name, rows in (("k", k), ("v", v)):
+        shape = (n_pages, packed.k[0].shape[1], PAGE_TOKENS, rows.shape[3])
+        check_array(name, rows, dtype_name(rows), *shape)
     check_array("groups", groups, "int64", len(groups), 2)
     if not len(groups):
         return
@@ -102,8 +129,8 @@ def pack_groups_gpu(packed: Segment, tail: Segment, groups: Tensor) -> None:
         group_kernel,
         (len(groups), 2 * n_kv_heads),
         groups_ptr=groups,
-        k_tail_ptr=tail.k[0],
-        v_tail_ptr=tail.v[0],
+        k_rows_ptr=k,
+        v_rows_ptr=v,
         k_planes=packed.operands_k,
         v_planes=packed.operands_v,
         k_scale_ptr=packed.scale_k,
@@ -117,6 +144,7 @@ def pack_groups_gpu(packed: Segment, tail: Segment, groups: Tensor) -> None:
         VALUE_WIDTH=padded(value_dim),
         ROTATION_K=packed.rotation_k,
         ROTATION_V=packed.rotation_v,
+        PAGE_BYTES=page_bytes(packed),
         num_warps=4,
         enable_fp_fusion=False,
     )

@@ -1,7 +1,8 @@
 """Packing a page of rows in other types on a GPU, layer by layer.
 
 Rows are unpacked by the readers of attention, into float32 memory of a layer's page, and packed by
-the kernel that stores new rows. So the bytes are those that `cache/repack.py` would make of the
+the kernel that stores new rows, or, in types that pack several tokens together, by the one that
+packs groups. So the bytes are those that `cache/repack.py` would make of the
 values that attention reads, which it rounds to fp16 where it multiplies in fp16.
 """
 
@@ -19,10 +20,12 @@ from localkv.cache.batch import SegmentBatch
 from localkv.cache.layer_cache import LayerCache, Segment
 from localkv.cache.layout import PAGE_TOKENS
 from localkv.cache.repack import Copies, put_copies, stays
+from localkv.formats.channel_groups import TOKENS as GROUP_TOKENS
 from localkv.kernels.bounds import BoundsError, check_segment
 from localkv.kernels.gpu.attention.packed_attention import padded
 from localkv.kernels.gpu.attention.rows import store_outputs
 from localkv.kernels.gpu.gpu_info import GpuInfo
+from localkv.kernels.gpu.group_store import pack_rows_gpu
 from localkv.kernels.gpu.launch import launch
 from localkv.kernels.gpu.pages import in_page, page_bytes, row_before
 from localkv.kernels.gpu.rope_store import QueryKeySteps, store_rows
@@ -113,6 +116,16 @@ def repack_page_gpu(gpu: GpuInfo, source: Segment, target: Segment, page: int) -
         if stays(source, target, side)
     }
     k, v = (_rotated(unpack_page(gpu, source, s, page), source, target, s) for s in SIDES)
+    as_they_are = replace(target, rotation_k=0, rotation_v=0)
+    if target.is_whole:
+        _pack_groups(as_they_are, k, v, page)
+    else:
+        _pack_rows(as_they_are, k, v, page)
+    put_copies(target, kept, page)
+
+
+def _pack_rows(target: Segment, k: Tensor, v: Tensor, page: int) -> None:
+    """Rows [PAGE_TOKENS, n_kv_heads, channels], one by one."""
     tokens = torch.arange(PAGE_TOKENS, device=k.device)
     rows = SegmentBatch(
         page_table=tokens[:0],
@@ -122,9 +135,15 @@ def repack_page_gpu(gpu: GpuInfo, source: Segment, target: Segment, page: int) -
         tokens=tokens,
         slots=page * PAGE_TOKENS + tokens,
     )
-    as_they_are = replace(target, rotation_k=0, rotation_v=0)
-    store_rows(k, v, QueryKeySteps(), LayerCache((as_they_are,)), (rows,))
-    put_copies(target, kept, page)
+    store_rows(k, v, QueryKeySteps(), LayerCache((target,)), (rows,))
+
+
+def _pack_groups(target: Segment, k: Tensor, v: Tensor, page: int) -> None:
+    """The same rows in types that pack several tokens together."""
+    first = torch.arange(0, PAGE_TOKENS, GROUP_TOKENS, device=k.device)
+    groups = torch.stack((page * PAGE_TOKENS + first, first), 1)
+    of_k, of_v = (x.swapaxes(0, 1).contiguous()[None] for x in (k, v))
+    pack_rows_gpu(target, of_k, of_v, groups)
 
 
 def _rotated(x: Tensor, source: Segment, target: Segment, side: Side) -> Tensor:

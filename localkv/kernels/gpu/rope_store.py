@@ -227,7 +227,9 @@ def rope_store(
     if steps.k_norm is not None and not _is_of_heads(steps.k_norm):
         k, steps = _normed_first(k, steps.k_norm, k.shape[2]), replace(steps, k_norm=None)
     out = q.new_empty(q.shape)
+    pairs = zip(cache.segments, batches, strict=True)
+    storing = [(segment, batch) for segment, batch in pairs if not segment.is_whole]
     # of several segments the last one stores rows as they come
-    for segment, batch in zip(cache.segments, batches, strict=True):
-        _store(q if segment is cache.segments[-1] else None, k, v, steps, segment, batch, out)
+    for segment, batch in storing:
+        _store(q if segment is storing[-1][0] else None, k, v, steps, segment, batch, out)
     return out
