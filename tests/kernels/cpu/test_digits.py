@@ -152,8 +152,9 @@ def page_of(rows: torch.Tensor, type_k: str, type_v: str) -> tuple[Planes, Plane
 
 
 def rounded(name: str, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """float64: the rows as a type keeps them, what is left of them without minima where codes are
-    read OFFSET less, and the scale of each block."""
+    """float64: the rows as a type keeps them, what is left of them without what kernels add for all
+    codes of a block, and its scale: minima, and with digits, which meet codes that are OFFSET less,
+    so many scales."""
     fmt = TOKEN_FORMATS[name]
     packed = encode(fmt, rows)
     n_blocks = rows.shape[-1] // fmt.block_size
@@ -162,8 +163,9 @@ def rounded(name: str, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     scales, minima = halves[0], halves[-1]
     values = decode(fmt, packed).double()
     left = values
-    if cache_decoder(name).affine:
-        shifts = minima + cache_decoder(name).offset * scales
+    decoder = cache_decoder(name)
+    if decoder.affine:
+        shifts = minima + (decoder.offset * scales if decoder.digits else 0)
         left = values - shifts.flatten(-2).repeat_interleave(32, -1)
     return values, left, scales.flatten(-2)
 
@@ -227,7 +229,8 @@ def test_weighed(type_v: str, rows: int) -> None:
         addresses += addresses_of(type_v, regions)
         kernel = CFUNCTYPE(None, *[c_int64] * 15)(weigh_kernel(type_v, rows))
         kernel(*addresses, head_dim // 32, n_tokens, 1, *[0] * 4)
-        bound = 2**-21 * (1 + p @ want.abs())
+        # minima and codes are summed apart, and may be much larger than the values that they make
+        bound = 2**-21 * (1 + p @ (left.abs() + (want - left).abs()))
         if cache_decoder(type_v).digits:
             scales = scales.abs().repeat_interleave(32, 1)
             largest = (p[:, :, None] * scales).amax(1)
