@@ -97,12 +97,16 @@ class _Compiles(socketserver.StreamRequestHandler):
             self.wfile.flush()
 
 
+class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """A process for each of those who ask, which compile at the same time."""
+
+
 def main() -> None:
     believe()
     if len(sys.argv) > 1:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(sys.argv[1])
-        with socketserver.UnixStreamServer(sys.argv[1], _Compiles) as server:
+        with _Server(sys.argv[1], _Compiles) as server:
             server.serve_forever()
     for line in sys.stdin:
         print(json.dumps(_describe(*json.loads(line))), flush=True)
