@@ -249,6 +249,24 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert simulation.first[short] < simulation.first[long]
 
 
+@pytest.mark.parametrize("n_read", [0, 900, 3000])
+def test_a_short_prompt_passes_a_long_one_however_long_that_takes(n_read: int) -> None:
+    """It waits for the step that runs, and gets its token in the next."""
+    rng = random.Random(13)
+    simulation = Simulation(
+        64, SchedulerConfig(8, n_batch=256), cost=lambda shape: 3 * true_cost(shape)
+    )
+    long = simulation.add(random_ids(rng, 4000), 2)
+    for _ in range(3):
+        simulation.step()
+    while long.n_held < n_read:
+        simulation.step()
+    short = simulation.add(random_ids(rng, 50), 2)
+    simulation.step()
+    assert short in simulation.first
+    assert long not in simulation.first
+
+
 def test_nobody_starves() -> None:
     """A long prompt gets its turn though short ones keep coming, each of which could pass it."""
     rng = random.Random(3)

@@ -31,6 +31,8 @@ class Request:
         n_reused: tokens of its prompt that it found evaluated when it ran first.
         n_lost: further ones that were the same, but whose rows were no longer there.
         n_preempted: how often it had to give its pages to others.
+        passed: seconds in which others had steps without it, up to `passed_from`.
+        passed_from: the end of the last step that it took part in; None before the first.
         n_unread: tokens that were drawn and that nobody has asked for yet.
         reuses: rows that are there of its text already are taken; else only its own, after it had
             to give way.
@@ -47,8 +49,14 @@ class Request:
     n_reused: int = 0
     n_lost: int = 0
     n_preempted: int = 0
+    passed: float = 0.0
+    passed_from: float | None = None
     n_unread: int = 0
     reuses: bool = True
+
+    def waited(self, now: float) -> float:
+        """Seconds since it came in which it took no part in a step."""
+        return self.passed + now - (self.arrived if self.passed_from is None else self.passed_from)
 
     @property
     def n_held(self) -> int:

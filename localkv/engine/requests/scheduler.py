@@ -14,7 +14,8 @@ Rules, in this order:
    that who comes meanwhile does not wait for long; but behind one that ends, and so has a token to
    give, others have what is left of a step's.
 4. Of the prompts those with the larger priority come first, then those that were preempted, then
-   those with the fewest tokens left, where each second of waiting counts as `AGEING` tokens less.
+   those with the fewest tokens left, where each second that others had counts as `AGEING` tokens
+   less. So a short one comes before a long one that is being read, however long that takes.
 5. A request begins if the pages of its whole prompt are there, and one more for each that runs and
    may come to need it. One that waits for `PATIENCE` seconds for pages lets nobody pass.
 """
@@ -37,7 +38,7 @@ LEAST_TOKENS = 16
 PIECE = 8
 """Tokens that the size of a piece of a prompt is a multiple of, but for the last."""
 AGEING = 200.0
-"""Tokens that a second of waiting counts for."""
+"""Tokens that a second counts for in which others had steps and a prompt did not."""
 AHEAD = 32
 """Tokens that are drawn for a reader who pauses."""
 PATIENCE = 5.0
@@ -116,6 +117,7 @@ class Scheduler:
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     n_preempted: int = 0
+    _served: list[Request] = field(default_factory=list)
 
     def add(self, request: Request) -> None:
         """Have a request served."""
@@ -155,6 +157,8 @@ class Scheduler:
 
     def step(self, now: float) -> list[Part]:
         """What to evaluate next; nothing if nobody is there."""
+        for request in self._served:  # until now
+            request.passed_from = now
         parts = self._generating()
         alone, prompts = not parts, self._prompts(now)
         n_tokens = self._prompt_tokens(parts) if prompts else 0
@@ -168,12 +172,14 @@ class Scheduler:
             n = self._piece(request, n_tokens)
             if n and self.rows.reserve(request, n):
                 parts.append(Part(request, n))
+                request.passed = request.waited(now)
                 n_tokens -= n
                 if alone and n == request.n_missing:
                     n_tokens = min(n_tokens, self._tokens_in(self.config.step_ms, parts))
         if not parts and self._blocks():  # all wait for pages that others have
             self._preempt(self._least_important())
             return self.step(now)
+        self._served = [part.request for part in parts]
         return parts
 
     def _blocks(self) -> bool:
@@ -235,7 +241,7 @@ class Scheduler:
         """Those that do not generate yet, in the order in which they are served."""
 
         def key(one: Request) -> tuple[float, ...]:
-            left = one.n_missing - AGEING * (now - one.arrived)
+            left = one.n_missing - AGEING * one.waited(now)
             return -one.priority, not one.n_preempted, left, one.number
 
         every = [*self.waiting, *(one for one in self.running if not one.is_decoding)]
