@@ -1,8 +1,10 @@
 # make run        set up .venv, let the model that ships tell a story, and ask it for a fact
 #                 that it read long before
 # make chat       set up .venv and open a chat with it
-# make test       set up .venv and run all tests
-# make test-fast  the tests that take less than five minutes together, on 2 cores; the first run
+# make test       set up .venv and run the tests
+# make test-all   and all cases of long lists, of which `make test` takes some: kernels of all types
+#                 for many GPUs and CPUs
+# make test-fast  the tests that take some five minutes together, on 2 cores; the first run
 #                 takes longer, since it compiles kernels and leaves them for the next
 # make attack     long searches for damaged and hostile input that does harm; `make test` has a part
 # make soak       ask a server for an hour, break off at random, and look for what it loses
@@ -41,7 +43,7 @@ FIRST_START := Ready. The first start takes some seconds longer than others: ker
 	this processor, and kept.
 QUESTION := Question: What is the code of the owl? Answer:
 
-.PHONY: run chat test test-fast attack soak test-arm64 test-triton lint figures clean
+.PHONY: run chat test test-fast test-all attack soak test-arm64 test-triton lint figures clean
 
 run: $(READY)
 	@printf '%s\n' '$$ localkv complete -m $(MODEL) -p "$(PROMPT)" --temp 0.6 --seed 7 -q'
@@ -63,6 +65,10 @@ test: .venv/.dev
 test-fast: .venv/.dev
 	$(BIN)/python -m pytest $(SHARED) -m "not slow"
 	$(BIN)/python -m pytest $(SHARED) -m "not slow" tests/interpreter
+
+test-all: .venv/.dev
+	$(BIN)/python -m pytest $(SHARED) -m "exhaustive or not attack"
+	$(BIN)/python -m pytest $(SHARED) -m "exhaustive or not attack" tests/interpreter
 
 attack: .venv/.dev
 	$(BIN)/python -m pytest $(SHARED) -m attack tests/attack

@@ -139,8 +139,15 @@ def _leaves_out_interpreter(config: pytest.Config) -> bool:
     return not any(path.is_relative_to(INTERPRETER) for path in _asked(config))
 
 
-def _leaves_out_attacks(config: pytest.Config) -> bool:
-    return "attack" not in config.option.markexpr
+ASKED_FOR = {
+    "attack": "long searches for hostile input: pytest -m attack tests/attack",
+    "exhaustive": "the rest of long lists of cases: make test-all",
+}
+"""Marks of tests that run only where `-m` names the mark, and how to run them."""
+
+
+def _left_out(config: pytest.Config) -> set[str]:
+    return {mark for mark in ASKED_FOR if mark not in config.option.markexpr}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -149,14 +156,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `attack` unless `-m` names it, and begin with what takes long."""
+    """Leave out what is marked so unless `-m` names the mark, and begin with what takes long."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
-    if not _leaves_out_attacks(config):
-        return
-    left_out = [item for item in items if item.get_closest_marker("attack")]
+    marks = _left_out(config)
+    left_out = [item for item in items if any(map(item.get_closest_marker, marks))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("attack")]
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def not_run(config: pytest.Config) -> list[str]:
@@ -164,8 +170,9 @@ def not_run(config: pytest.Config) -> list[str]:
     lines = []
     if _leaves_out_interpreter(config) and _is_asked(config, INTERPRETER):
         lines.append("tests/interpreter (a process of its own): pytest tests/interpreter")
-    if _leaves_out_attacks(config) and _is_asked(config, ATTACK):
-        lines.append("long searches for hostile input: pytest -m attack tests/attack")
+    for mark in sorted(_left_out(config)):
+        if mark != "attack" or _is_asked(config, ATTACK):
+            lines.append(ASKED_FOR[mark])
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,16 +17,20 @@ from support.aot.aot_report import (
     MOST_SPILLS,
     SHARED_KIB,
     Report,
-    on_gpus,
+    gpus_in_turn,
     report,
     types_on_gpus,
 )
 from support.aot.attention_builds import build
+from support.quick import quick
 
 NAMES = [
     fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
 ]
-FAST = ("f16", "q8_0", "q5_1", "q4_0", "q2_1", "nuq4", "fp8_e4m3")
+GPUS = (90, 86, 120, 100)
+"""Those with instructions of their own: 80 and 89 have 86's."""
+APART = 8 * 256 * 16
+"""Bytes that pages lie apart."""
 OTHER_DIMS = ((64, 64), (80, 80), (96, 96), (112, 112), (192, 128), (256, 256), (512, 512))
 
 # warp instructions per key of a KV head with 128 channels, four query heads and one new token
@@ -113,13 +118,13 @@ def checked(
     return got, got.n_loop * tiles.warps / tiles.keys
 
 
-@types_on_gpus(NAMES, (86, 90, 120), ("f16", "q5_1", "fp8_e4m3"), fast=FAST)
+@types_on_gpus(NAMES, (86, 90, 120), ("f16", "q5_1", "fp8_e4m3"))
 def test_decode(arch: int, name: str) -> None:
     _, per_key = checked(decode_kernel, arch, (name, name), 128)
     assert per_key <= budget(DECODE_BUDGET, name)
 
 
-@types_on_gpus(NAMES, (86, 90), ("f16", "q5_1", "q8_0"), fast=FAST)
+@types_on_gpus(NAMES, (86, 90), ("f16", "q5_1", "q8_0"))
 def test_prefill(arch: int, name: str) -> None:
     got, per_key = checked(prefill_kernel, arch, (name, name), 128)
     if arch != 100:
@@ -129,70 +134,71 @@ def test_prefill(arch: int, name: str) -> None:
 
 
 SIZES = [
-    (arch, *dims)
+    (arch, kernel, *dims)
     for at, dims in enumerate(OTHER_DIMS)
     for arch in ((86, 100) if at % 2 else (90, 120))
+    for kernel in (decode_kernel, prefill_kernel)
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("arch", "key_dim", "value_dim"), SIZES)
-def test_other_head_sizes(arch: int, key_dim: int, value_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("arch", "kernel", "key_dim", "value_dim"),
+    quick(SIZES, (), [*SIZES[::4], *SIZES[3::4]]),
+    ids=lambda x: str(getattr(x, "__name__", x)),
+)
+def test_other_head_sizes(arch: int, kernel: Any, key_dim: int, value_dim: int) -> None:
     """With types that change from one to the next, so that many pairs turn up."""
     names = NAMES if key_dim < 512 else [name for name in NAMES if name != "f32"]
     names = [name for name in names if key_dim % TOKEN_FORMATS[name].block_size == 0]
     at = ARCHS.index(arch) * len(OTHER_DIMS) + OTHER_DIMS.index((key_dim, value_dim))
     pair = (names[at % len(names)], names[(at * 2 + 5) % len(names)])
-    checked(decode_kernel, arch, pair, key_dim, value_dim=value_dim)
-    checked(prefill_kernel, arch, pair[::-1], key_dim, value_dim=value_dim)
+    pair = pair if kernel is decode_kernel else pair[::-1]
+    checked(kernel, arch, pair, key_dim, value_dim=value_dim)
 
 
 @pytest.mark.slow
-@on_gpus(86, 90, 120)
-def test_halves_beside_codes(arch: int) -> None:
+@gpus_in_turn("type_k,type_v", [("f16", "q8_0"), ("q8_0", "f16")], (86, 90, 120))
+def test_halves_beside_codes(arch: int, type_k: str, type_v: str) -> None:
     """K is copied to shared memory as it is while V is decoded: together they need the most."""
-    checked(prefill_kernel, arch, ("f16", "q8_0"), 256)
-    checked(prefill_kernel, arch, ("q8_0", "f16"), 256)
+    checked(prefill_kernel, arch, (type_k, type_v), 256)
 
 
 @pytest.mark.slow
-@on_gpus(86, 90, 120)
-def test_most_queries_of_wide_heads(arch: int) -> None:
+@gpus_in_turn("type_k,type_v", [("q8_0", "q4_0"), ("bf16", "f16")], (120, 90, 86))
+def test_most_queries_of_wide_heads(arch: int, type_k: str, type_v: str) -> None:
     """Eight heads and four new tokens, the most that are not a prompt's."""
-    for names in (("q8_0", "q4_0"), ("bf16", "f16")):
-        checked(decode_kernel, arch, names, 512, group=8, n_new=4)
+    checked(decode_kernel, arch, (type_k, type_v), 512, group=8, n_new=4)
 
 
-@on_gpus(86, 90, 100)
-@pytest.mark.parametrize(
-    "window", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["window", "chunk"]
-)
+@gpus_in_turn("window", [1, 2], (90, 86, 100))
 def test_options_cost_no_registers(arch: int, window: int) -> None:
-    """Softcap and window, many query heads, several new tokens."""
+    """Softcap and window (or chunks), many query heads, several new tokens."""
     options = {"softcap": True, "window": window}
     checked(decode_kernel, arch, ("q4_0", "q8_0"), 128, group=8, n_new=8, **options)
     checked(prefill_kernel, arch, ("q4_0", "q8_0"), 128, group=5, **options)
 
 
-@pytest.mark.parametrize(
-    "arch", [90, *(pytest.param(a, marks=pytest.mark.slow) for a in (86, 100, 120))]
-)
-def test_tails_cost_no_registers(arch: int) -> None:
-    """What is read up to the tail, and the tail itself, in layers with a window."""
-    _, per_key = checked(decode_kernel, arch, ("q4_0", "q4_0"), 128, tail=1)
-    assert per_key <= budget(DECODE_BUDGET, "q4_0")
-    checked(decode_kernel, arch, ("f16", "f16"), 128, group=8, n_new=8, tail=2, window=1)
-    checked(prefill_kernel, arch, ("q4_0", "q8_0"), 128, tail=1, window=1)
-    checked(prefill_kernel, arch, ("f16", "f16"), 128, tail=2)
+@gpus_in_turn("kernel,part", [*product((decode_kernel, prefill_kernel), (1, 2))], GPUS)
+def test_tails_cost_no_registers(arch: int, kernel: Any, part: int) -> None:
+    """What is read up to the tail (1), and the tail itself (2), in layers with a window."""
+    if kernel is prefill_kernel and part == 1:
+        checked(kernel, arch, ("q4_0", "q8_0"), 128, tail=1, window=1)
+    elif kernel is prefill_kernel:
+        checked(kernel, arch, ("f16", "f16"), 128, tail=2)
+    elif part == 1:
+        _, per_key = checked(kernel, arch, ("q4_0", "q4_0"), 128, tail=1)
+        assert per_key <= budget(DECODE_BUDGET, "q4_0")
+    else:
+        checked(kernel, arch, ("f16", "f16"), 128, group=8, n_new=8, tail=2, window=1)
 
 
-@pytest.mark.parametrize(
-    "arch", [90, *(pytest.param(a, marks=pytest.mark.slow) for a in ARCHS if a != 90)]
-)
-def test_pages_that_are_apart_cost_no_registers(arch: int) -> None:
+@gpus_in_turn("name", ["f16", "q4_0"])
+def test_pages_that_are_apart_cost_no_registers(arch: int, name: str) -> None:
     """Those of a cache with a budget, with units of 16 bytes a row: loads are as wide as ever."""
-    apart = {"page_bytes": 8 * 256 * 16}
-    for name in ("f16", "q4_0"):
-        _, per_key = checked(decode_kernel, arch, (name, name), 128, **apart)
-        assert per_key <= budget(DECODE_BUDGET, name) + 0.5  # to find the page
-    checked(prefill_kernel, arch, ("q8_0", "q4_0"), 128, **apart)
+    _, per_key = checked(decode_kernel, arch, (name, name), 128, page_bytes=APART)
+    assert per_key <= budget(DECODE_BUDGET, name) + 0.5  # to find the page
+
+
+@pytest.mark.parametrize("arch", quick(ARCHS, [90], (86, 90, 120)))
+def test_prompts_find_pages_that_are_apart(arch: int) -> None:
+    checked(prefill_kernel, arch, ("q8_0", "q4_0"), 128, page_bytes=APART)

@@ -13,14 +13,17 @@ from support.aot.aot_report import (
     SHARED_KIB,
     Report,
     compile_kernel,
+    gpus_in_turn,
     report,
     types_on_gpus,
 )
 from support.aot.attention_builds import NUMBERS, plane_types
+from support.quick import quick
 
 NAMES = [
     fmt.name for fmt in TOKEN_FORMATS.values() if fmt.has_part("gpu_cache") and not fmt.shared_codec
 ]
+GROUPED = [fmt.name for fmt in KV_FORMATS.values() if fmt.group_tokens > 1]
 
 
 def built(
@@ -68,7 +71,7 @@ def check(got: Report, arch: int) -> None:
     assert got.matrix_ops
 
 
-@types_on_gpus(NAMES, (86, 90), ("f16", "q5_1"), fast=["f16"])
+@types_on_gpus(NAMES, (86, 90), ("f16", "q5_1"))
 def test_wide_latents(arch: int, name: str) -> None:
     """Latents of 512 and 64 rotated channels."""
     got = built(arch, name, "f16")
@@ -79,17 +82,19 @@ def test_wide_latents(arch: int, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", quick(ARCHS, (), (86, 90, 120)))
 def test_narrower_latents(arch: int) -> None:
     check(built(arch, "q8_0", "q4_0", 256), arch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [86, 90, 120])
+@gpus_in_turn("name", ["q4_0", *GROUPED], (86, 90, 120))
+def test_what_comes_before_a_tail(arch: int, name: str) -> None:
+    """Also of types that pack several tokens together."""
+    check(built(arch, name, "f16", tail=1, tail_tokens=FORMATS[name].group_tokens), arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", quick((86, 90, 120), (), (90, 120)))
 def test_tails(arch: int) -> None:
-    """What is read up to the tail, of types that pack several tokens together, too; the tail."""
-    check(built(arch, "q4_0", "f16", tail=1), arch)
-    for fmt in KV_FORMATS.values():
-        if fmt.group_tokens > 1:
-            check(built(arch, fmt.name, "f16", tail=1, tail_tokens=fmt.group_tokens), arch)
     check(built(arch, "f16", "f16", tail=2, tail_tokens=32), arch)

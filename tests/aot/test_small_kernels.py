@@ -18,9 +18,9 @@ from localkv.kernels.gpu.norm import norm_kernel
 from localkv.kernels.gpu.products.activations import pack_rows_kernel, row_warps
 from localkv.kernels.gpu.recurrent.scan import columns_of, scan_kernel
 from localkv.kernels.gpu.rotate import ROWS, rotate_kernel
-from support.aot.aot_report import compile_kernel, on_every_gpu, report, types_on_gpus
+from support.aot.aot_report import ARCHS, compile_kernel, gpus_in_turn, resources
 from support.aot.product_builds import plane_types
-from support.quick import LIKE_OTHERS
+from support.quick import quick
 
 N = 4096
 NAMES = [fmt.name for fmt in WEIGHT_FORMATS.values()]
@@ -43,64 +43,82 @@ def check(kernel: Any, arch: int, constants: dict[str, Any], n_warps: int, **typ
         num_warps=n_warps,
         aligned=[n for n in ("n",) if n in kernel.arg_names],
     )
-    assert report(compiled).stack_bytes == 0
+    assert resources(compiled)["STACK"] == 0
 
 
-@on_every_gpu
-def test_rows(arch: int) -> None:
-    """Norms of rows and of heads, and packing."""
-    warps = row_warps(N)
-    plain = {"ROWS": 1, "N": N, "restore_ptr": None, "bias_ptr": None, "residual_ptr": None}
-    plain["CENTRED"] = False
-    check(norm_kernel, arch, plain, warps)
-    added = {name: value for name, value in plain.items() if name != "residual_ptr"}
-    check(norm_kernel, arch, added, warps)
-    check(norm_kernel, arch, {**plain, "ROWS": 16, "N": 128}, row_warps(2048))
-    packed = {"ROWS": 1, "N": N, "bias_ptr": None, "residual_ptr": None, "CENTRED": False}
-    check(norm_kernel, arch, packed, warps, out_ptr="*fp16")
-    centred = {"ROWS": 1, "N": N, "residual_ptr": None, "CENTRED": True}
-    check(norm_kernel, arch, centred, warps, out_ptr="*fp16")
-    for halves in (False, True):
-        constants = {"ROWS": 1, "N": 4 * N, "HALVES": halves}
-        check(pack_rows_kernel, arch, constants, row_warps(4 * N))
+PLAIN = {"ROWS": 1, "N": N, "bias_ptr": None, "residual_ptr": None, "CENTRED": False}
+ADDED = {name: value for name, value in PLAIN.items() if name != "residual_ptr"}
+NORMS: dict[str, dict[str, Any]] = {
+    "plain": {**PLAIN, "restore_ptr": None},
+    "heads": {**PLAIN, "restore_ptr": None, "ROWS": 16, "N": 128},
+    "packed": PLAIN,
+    "added": {**ADDED, "restore_ptr": None},
+    "centred": {"ROWS": 1, "N": N, "residual_ptr": None, "CENTRED": True},
+}
 
 
-SHORT = [name for name in NAMES if name not in LIKE_OTHERS]
+@gpus_in_turn("rows", [*NORMS])
+def test_norms(arch: int, rows: str) -> None:
+    """Of rows and of heads."""
+    constants = NORMS[rows]
+    warps = row_warps(constants["ROWS"] * constants["N"])
+    packed = {} if "restore_ptr" in constants else {"out_ptr": "*fp16"}
+    check(norm_kernel, arch, constants, warps, **packed)
 
 
-@types_on_gpus(NAMES, (86, 90), ("f16", "q4_K", "iq3_s"), fast=SHORT)
+@gpus_in_turn("halves", [False, True])
+def test_packing(arch: int, halves: bool) -> None:
+    constants = {"ROWS": 1, "N": 4 * N, "HALVES": halves}
+    check(pack_rows_kernel, arch, constants, row_warps(4 * N))
+
+
+@gpus_in_turn("name", NAMES)
 def test_embedding(arch: int, name: str) -> None:
     layout = weight_layout(FORMATS[name])
     constants = {"READ": layout.read, "UNIT": layout.unit, "VALUES": WIDTH, "WIDE": False}
     check(embed_kernel, arch, {**constants, "PTX": True}, 1, planes=plane_types(name))
 
 
-@on_every_gpu
-def test_routing(arch: int) -> None:
-    constants = {"N": 128, "N_USED": 6, "USED": 8, "GATING": "softmax", "RENORMALISE": True}
-    ungrouped = {"N_GROUPS": 1, "N_GROUPS_USED": 1, "GROUPS": 1}
-    check(route_kernel, arch, {**constants, **ungrouped, "bias_ptr": None}, 1)
-    check(route_kernel, arch, {**constants, **ungrouped, "GATING": "softmax_of_chosen"}, 1)
-    grouped = {"GATING": "sigmoid", "N_GROUPS": 8, "N_GROUPS_USED": 4, "GROUPS": 8}
-    check(route_kernel, arch, {**constants, **grouped, "N": 256}, 1)
+ROUTING: dict[str, Any] = {"N": 128, "N_USED": 6, "USED": 8, "RENORMALISE": True}
+UNGROUPED = {"N_GROUPS": 1, "N_GROUPS_USED": 1, "GROUPS": 1}
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax": {**UNGROUPED, "GATING": "softmax", "bias_ptr": None},
+    "chosen": {**UNGROUPED, "GATING": "softmax_of_chosen"},
+    "grouped": {"N": 256, "GATING": "sigmoid", "N_GROUPS": 8, "N_GROUPS_USED": 4, "GROUPS": 8},
+}
+
+
+@gpus_in_turn("router", [*ROUTERS])
+def test_routing(arch: int, router: str) -> None:
+    check(route_kernel, arch, ROUTING | ROUTERS[router], 1)
+
+
+@pytest.mark.parametrize("arch", quick(ARCHS, [90]))
+def test_sums_of_experts(arch: int) -> None:
     check(combine_kernel, arch, {"N_USED": 8, "N": N}, row_warps(N))
 
 
-@on_every_gpu
-def test_around_attention(arch: int) -> None:
-    """Adding up the splits of a context, rotating queries and outputs, a gate."""
-    sizes = {"N_HEADS": 32, "SPLITS": 64, "HEAD_DIM": 128, "WIDTH": 128}
-    check(merge_kernel, arch, {**sizes, "SINKS": False, "sinks_ptr": None}, 4)
-    check(merge_kernel, arch, {**sizes, "SINKS": True}, 4)
-    rotation = {"HEAD_DIM": 96, "WIDTH": 128, "BLOCK": 32, "N": ROWS}
-    check(rotate_kernel, arch, {**rotation, "HEAD_DIM": 512, "WIDTH": 512, "BLOCK": 512}, 4)
+@gpus_in_turn("sinks", [False, True])
+def test_sums_of_splits(arch: int, sinks: bool) -> None:
+    """Of a context."""
+    sizes = {"N_HEADS": 32, "SPLITS": 64, "HEAD_DIM": 128, "WIDTH": 128, "SINKS": sinks}
+    check(merge_kernel, arch, sizes if sinks else {**sizes, "sinks_ptr": None}, 4)
+
+
+@gpus_in_turn("head_dim,width,block", [(96, 128, 32), (512, 512, 512)])
+def test_rotation(arch: int, head_dim: int, width: int, block: int) -> None:
+    """Of queries and outputs."""
+    sizes = {"HEAD_DIM": head_dim, "WIDTH": width, "BLOCK": block, "N": ROWS}
+    check(rotate_kernel, arch, sizes, 4)
+
+
+@pytest.mark.parametrize("arch", quick(ARCHS, [90]))
+def test_gate(arch: int) -> None:
     gate: dict[str, Any] = {"HEAD_DIM": 256, "WIDTH": 256, "STRIDE": 512, "ROWS": HEADS}
     check(gate_kernel, arch, gate, 4)
-    check(rotate_kernel, arch, rotation, 4)
 
 
-@pytest.mark.parametrize("predicts", [True, False])
-@on_every_gpu
+@gpus_in_turn("predicts", [True, False])
 def test_scan(arch: int, predicts: bool) -> None:
     """Memories of Qwen 3.5's size, and of Granite 4's."""
     rows, columns = (128, 128) if predicts else (128, 64)

@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +17,54 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from localkv.formats import FORMATS
+from support.quick import in_turn, quick
+
 ARCHS = (80, 86, 89, 90, 100, 120)
 """Compute capabilities: A100, RTX 30, RTX 40, H100, B200, RTX 50."""
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """What a block may take, by compute capability."""
 
 
-def on_gpus(*archs: int) -> pytest.MarkDecorator:
-    """One of them when time is short."""
-    params = [a if a == 90 else pytest.param(a, marks=pytest.mark.slow) for a in archs]
-    return pytest.mark.parametrize("arch", params)
-
-
-on_every_gpu = on_gpus(*ARCHS)
+def gpus_in_turn(
+    arguments: str, cases: Sequence[Any], gpus: Sequence[int] = ARCHS
+) -> pytest.MarkDecorator:
+    """One case after the other, each on the next of the GPUs; when time is short, what falls to 90;
+    all on each is exhaustive. A case that is a tuple is several arguments."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    some = [(gpu, *row) for gpu, row in in_turn(gpus, rows)]
+    every = [(gpu, *row) for gpu, row in product(gpus, rows)]
+    few = [case for case in some if case[0] == 90]
+    return pytest.mark.parametrize(f"arch,{arguments}", quick(every, few, some))
 
 
 def types_on_gpus(
-    names: Sequence[str],
-    gpus: Sequence[int],
-    some: Collection[str],
-    fast: Collection[str] | None = None,
+    names: Sequence[str], gpus: Sequence[int] = (), everywhere: Collection[str] = ()
 ) -> pytest.MarkDecorator:
-    """All types on 90, every second one on each of `gpus`, and some on each GPU: what is like
-    another need not be compiled for it.
+    """Each type on one GPU, and on each GPU one of the types that are alike, in turn; those that
+    fall to 90 when time is short.
 
-    80 and 89 have 86's instructions, and 89 those that convert fp8 besides; what multiplies no
-    matrices is made of the same on all. When time is short, `fast` types (by default all) on one.
+    Exhaustive are all on 90, every second one on each of `gpus`, and those `everywhere` on each
+    GPU. 80 and 89 have 86's instructions, and 89 those that convert fp8 besides.
     """
-    quick = names if fast is None else fast
+    alike: dict[object, list[str]] = {}
+    for name in names:
+        fmt = FORMATS[name]
+        kind = (fmt.n_centroids > 0, fmt.shares_scale, fmt.largest > 0)
+        alike.setdefault(kind, []).append(name)
+    some = {pair for kind in alike.values() for pair in in_turn(ARCHS, kind)}
     others = [arch for arch in gpus if arch != 90]
-    cases = [
-        pytest.param(arch, name, marks=() if arch == 90 and name in quick else pytest.mark.slow)
+    every = [
+        (arch, name)
         for arch in ARCHS
         for at, name in enumerate(names)
-        if arch == 90 or name in some or (arch in others and at % 2 == others.index(arch) % 2)
+        if (arch, name) in some
+        or arch == 90
+        or name in everywhere
+        or (arch in others and at % 2 == others.index(arch) % 2)
     ]
-    return pytest.mark.parametrize(("arch", "name"), cases)
+    few = {(arch, name) for arch, name in some if arch == 90}
+    return pytest.mark.parametrize(("arch", "name"), quick(every, few, some))
 
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -191,19 +204,25 @@ def _main_loop(sass: str) -> list[str]:
     return max(working, key=len, default=[])
 
 
-def _run_tool(name: str, cubin: bytes, option: str) -> str:
+def _run_tool(name: str, cubin: bytes, *options: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(TOOLS / name), option, file.name]
+        command = [str(TOOLS / name), *options, file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def resources(compiled: Any) -> dict[str, int]:
+    """What a compiled kernel takes: REG (per thread), STACK (bytes of local memory of each), and
+    others. That is known at once, without a look at the machine code."""
+    said = _run_tool("cuobjdump", compiled.asm["cubin"], "-res-usage")
+    return {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", said)}
 
 
 def report(compiled: Any) -> Report:
     """What the machine code of a compiled kernel does."""
-    sass = _run_tool("nvdisasm", compiled.asm["cubin"], "-c")
-    said = _run_tool("cuobjdump", compiled.asm["cubin"], "-res-usage")
-    resources = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", said)}
+    sass = _run_tool("nvdisasm", compiled.asm["cubin"], "-c", "--no-dataflow")
+    takes = resources(compiled)
     loop = _main_loop(sass)
     ops = loop or opcodes(sass)[0]
     loads, stores = Counter[str](), Counter[str]()
@@ -213,9 +232,9 @@ def report(compiled: Any) -> Report:
         elif op.startswith("STG."):
             stores[_width(op)] += BYTES[_width(op)]
     return Report(
-        registers=resources["REG"],
+        registers=takes["REG"],
         shared_bytes=compiled.metadata.shared,
-        stack_bytes=resources["STACK"],
+        stack_bytes=takes["STACK"],
         loop=tuple(loop),
         loads=loads,
         stores=stores,
