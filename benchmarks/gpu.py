@@ -72,6 +72,8 @@ class Sizes:
     model_pairs: tuple[str, ...] = ("f16", "q8_0", "q4_0", "q4_0/q8_0", "fp8_e4m3")
     n_decode: int = 128
     repeats: int = 20
+    pairs: tuple[str, ...] = PAIRS
+    weights: tuple[str, ...] = WEIGHTS
 
 
 TINY = Sizes(
@@ -92,6 +94,8 @@ TINY = Sizes(
     model_pairs=("q4_0/q8_0",),
     n_decode=2,
     repeats=1,
+    pairs=("f16", "q4_0/q8_0"),
+    weights=("f16", "q4_0", "q6_K"),
 )
 
 
@@ -307,7 +311,7 @@ def attention_calls(run: Run, pair: str, n_new: int, n_ctx: int) -> Attention:
 def stage_decode(run: Run) -> None:
     for n_ctx in run.sizes.contexts:
         f16 = 0.0
-        for pair in PAIRS:
+        for pair in run.sizes.pairs:
             work = attention_calls(run, pair, 1, n_ctx)
             seconds = seconds_of(run, work.calls)
             f16 = f16 or seconds
@@ -320,9 +324,9 @@ def stage_decode(run: Run) -> None:
                 to_f16=seconds / f16,
             )
     times = {(r["pair"], r["context"]): r["us"] for r in run.rows if r["stage"] == "decode"}
-    contexts = run.sizes.contexts
-    slopes = {pair: slope(contexts, [times[pair, n] for n in contexts]) for pair in PAIRS}
-    for pair in PAIRS:
+    contexts, pairs = run.sizes.contexts, run.sizes.pairs
+    slopes = {pair: slope(contexts, [times[pair, n] for n in contexts]) for pair in pairs}
+    for pair in pairs:
         run.add(
             "slope",
             pair=pair,
@@ -343,7 +347,7 @@ def stage_linear(run: Run) -> None:
 
     n_out, n_in = run.sizes.matrix
     backend = triton_backend(run.device)
-    for name in WEIGHTS:
+    for name in run.sizes.weights:
         fmt = FORMATS[name]
         rows = torch.from_numpy(random_rows(fmt, n_out, n_in)).to(run.device)
         copies = max(1, min(16, -(-run.sizes.cold_bytes // rows.nbytes)))
@@ -390,7 +394,7 @@ def stage_prefill(run: Run) -> None:
         tflops = 1e-12 * flop / seconds
         run.add("prefill", depth=depth, pair="torch f16", us=1e6 * seconds, tflop_per_s=tflops)
         f16 = 0.0
-        for pair in PAIRS:
+        for pair in s.pairs:
             seconds = seconds_of(run, attention_calls(run, pair, s.chunk, n_ctx).calls[:2])
             f16 = f16 or seconds
             run.add(

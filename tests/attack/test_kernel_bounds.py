@@ -36,13 +36,13 @@ from support.random_model import RandomModel
 from support.random_packed import random_packed
 
 FAST = {
-    "attention": 12,
-    "store": 30,
-    "products": 30,
-    "linear": 20,
+    "attention": 8,
+    "store": 20,
+    "products": 20,
+    "linear": 12,
     "activations": 40,
     "recurrent": 20,
-    "experts": 10,
+    "experts": 6,
     "token": 2,
     "latent": 3,
 }

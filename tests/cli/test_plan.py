@@ -88,7 +88,13 @@ def test_bytes_are_those_that_are_allocated(
         mapped -= llm.gguf.tensors["token_embd.weight"].n_bytes  # rows of it are read in the file
     assert found["weights_mapped"] == pytest.approx(mapped, rel=0.01)
     config = llm.config
+    fitting = [n for n, fmt in KV_FORMATS.items() if config.groups[0].key_dim % fmt.block_size == 0]
+    assert len(found["pairs"]) == len(fitting) ** 2
     for row in found["pairs"]:
+        rest = found["weights_mapped"] + found["weights_allocated"] + found["scratch"]
+        assert row["total"] == rest + row["cache_k"] + row["cache_v"]
+        if (fitting.index(row["type_k"]) + fitting.index(row["type_v"])) % 7:
+            continue  # each type has some others on the other side
         types = CacheConfig(row["type_k"], row["type_v"], n_ctx=300)
         cache = torch_cache(
             n_layers=config.n_layers,
@@ -99,10 +105,6 @@ def test_bytes_are_those_that_are_allocated(
         )
         allocated = (storages(cache, "k"), storages(cache, "v"))
         assert (row["cache_k"], row["cache_v"]) == pytest.approx(allocated, rel=0.01)
-        rest = found["weights_mapped"] + found["weights_allocated"] + found["scratch"]
-        assert row["total"] == rest + row["cache_k"] + row["cache_v"]
-    fitting = [n for n, fmt in KV_FORMATS.items() if config.groups[0].key_dim % fmt.block_size == 0]
-    assert len(found["pairs"]) == len(fitting) ** 2
 
 
 def test_complete_says_the_same(plan: Any, program: Program, tiny_model: Path) -> None:
@@ -245,6 +247,7 @@ def test_the_most_bits_that_fit_are_advised(plan: Any) -> None:
     assert (advice["type_k"], advice["quant"], advice["command"]) == (None, None, None)
 
 
+@pytest.mark.slow
 def test_types_that_are_named(plan: Any, program: Program, tiny_model: Path) -> None:
     def pairs(*argv: object) -> list[tuple[str, str]]:
         return [
@@ -502,6 +505,7 @@ def test_whom_sinks_concern() -> None:
 # -- what is read
 
 
+@pytest.mark.slow
 def test_no_torch(tiny_model: Path) -> None:
     """Nor anything else that takes long to import."""
     assert loaded_by("plan", tiny_model, "--all", "--memory", "24GiB") == ["numpy"]

@@ -337,7 +337,7 @@ def choices_changed(metadata: dict[str, str], rng: random.Random) -> dict[str, s
     return {"choices": json.dumps(choices), "layers": "[]"}
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", quick([40, 1500, 4000], [40], [40, 1500]))
 def test_damaged_files_change_nothing(load: Load, tmp_path: Path, count: int) -> None:
     """A clear error, and the same answers as before; whether bytes or numbers are others."""
     engine = Engine(load("gemma3"), CACHES["tail"], n_batch=128)

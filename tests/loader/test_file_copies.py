@@ -90,6 +90,7 @@ def locked_bytes() -> int:
     return 1024 * int(found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux counts locked memory")
 @pytest.mark.parametrize("weight_type", [GGMLType.F16, GGMLType.Q4_0])
 def test_what_products_read_is_locked_until_the_model_is_gone(

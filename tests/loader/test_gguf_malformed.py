@@ -337,7 +337,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @settings(
-    max_examples=4000,
+    max_examples=2000,
     derandomize=True,
     database=None,
     deadline=None,

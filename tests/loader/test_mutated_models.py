@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from localkv.errors import LocalKVError
 from localkv.llm import LLM
 from localkv.loader.gguf_file import open_gguf
 from support.paths import ROOT, TESTS
+from support.quick import quick
 from support.random_model import MOE, YARN, RandomModel
 from support.tiny_model import write_tiny_model
 
@@ -108,8 +110,10 @@ def run_many(path: Path, kind: str, count: int) -> dict[str, int]:
     return outcomes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), [("text", 3000), ("graph", 3000)])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    quick([*product(("text", "graph"), (1000, 3000))], (), [("text", 1000), ("graph", 1000)]),
+)
 def test_thousands_of_damaged_files(kind: str, count: int, tmp_path: Path) -> None:
     """In a process of its own whose memory is limited, so that none takes gigabytes."""
     path = base_file(kind, tmp_path / "base.gguf")
@@ -125,8 +129,8 @@ def test_thousands_of_damaged_files(kind: str, count: int, tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr[-2000:]
     used, refused = map(int, done.stdout.split())
-    assert used > 100  # a change to a weight or a name is no damage
-    assert refused > 500
+    assert used > count // 30  # a change to a weight or a name is no damage
+    assert refused > count // 6
 
 
 def main(path: str, kind: str, count: int) -> None:

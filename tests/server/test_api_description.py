@@ -11,7 +11,7 @@ from schemathesis.generation import GenerationMode
 
 from support.server import RunningServer
 
-EXAMPLES = 15
+EXAMPLES = 10
 MISSING = 501
 
 

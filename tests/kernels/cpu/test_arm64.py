@@ -51,10 +51,10 @@ def templates() -> list[KernelSource]:
     return [KernelSource(path.relative_to(folder).with_suffix("").as_posix()) for path in paths]
 
 
-def of_caches() -> list[KernelSource]:
+def of_caches(names: Iterable[str]) -> list[KernelSource]:
     """Attention's of some types; the rest of it is the same for all."""
     sources = list[KernelSource]()
-    for name in ("f16", "q8_0", "q4_0", "iq4_nl"):
+    for name in names:
         for source in (score_source(name, 4), weigh_source(name, 4)):
             elsewhere = {**source.parameters, "DIGITS": False}  # they are of AVX-512
             sources.append(KernelSource(source.template, elsewhere))
@@ -100,7 +100,12 @@ def test_products_of_bytes(cpu: dict[str, str], name: str, instruction: str) -> 
 @pytest.mark.long
 def test_all_kernels() -> None:
     names = ["q8_0", "iq4_nl"]
-    sources = [*templates(), *map(product, names), *of_caches()]
+    sources = [*templates(), *map(product, names), *of_caches(["f16", "q4_0"])]
     for source, answer in zip(sources, compiled(cross_compiler.NEOVERSE_N1, sources), strict=True):
         if source.template == "linear/product":
             assert answer["instructions"]["sdot"] > 400, source
+
+
+@pytest.mark.exhaustive
+def test_other_types() -> None:
+    compiled(cross_compiler.NEOVERSE_N1, of_caches(["q8_0", "iq4_nl"]))

@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -36,6 +36,8 @@ from support.quick import quick
 from support.torch_edge import torch_cache
 
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2"}
+KINDS = ["f32", "bf16", "q8_0", "q5_1", "q4_0", "q3_0", "q8_t", "nuq3", "fp8_e5m2_token"]
+"""A type of each kind; `test_every_type` has another one beside it."""
 
 
 def rounding(type_k: str, type_v: str) -> float:
@@ -326,20 +328,21 @@ def test_a_cache_that_cannot_be_written_costs_time_only(caplog: pytest.LogCaptur
     assert "can't be written" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("names", quick([KINDS, NAMES], (), [KINDS]), ids=len)
 @pytest.mark.long
-def test_without_avx512(tmp_path: Path) -> None:
+def test_without_avx512(names: Sequence[str], tmp_path: Path) -> None:
     """The kernels as code for a CPU with AVX2: right, and no register is too wide."""
     paths = os.pathsep.join(sys.path)
     env = os.environ | HASWELL | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True)
+    command = [sys.executable, __file__, *names]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 if __name__ == "__main__":
     check(head_dim=64, n_kv_heads=1, group=3, lengths=[(300, 1), (0, 20)], type_k="f16")
     check(head_dim=80, n_kv_heads=1, group=2, lengths=[(90, 20)], type_k="f16", type_v="f16")
-    for name in NAMES:
+    for name in sys.argv[1:]:
         test_every_type(name, 2)
     check_windows(window=70, softcap=5.0)
     codes = [

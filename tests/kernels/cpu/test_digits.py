@@ -31,7 +31,7 @@ from localkv.kernels.reference.torch_codec import decode, encode
 from localkv.simd.memory import address
 from localkv.simd.quads import BLOCK_DIGITS, DIGITS
 from support.cpu_ops import store_kv_cpu
-from support.quick import quick
+from support.quick import in_turn, quick
 from support.torch_edge import torch_cache
 
 Floats = NDArray[np.float32]
@@ -174,6 +174,7 @@ ROWS = (1, 2, 4, 5, 6, 7, 8)
 CASES = quick(
     [(rows, name) for rows, name in product(ROWS, INTEGER_TYPES) if rows < 6 or name in EVERY_ROWS],
     {*product((5,), EVERY_ROWS), *product(ROWS, ("q8_0",))},
+    {*product(ROWS, EVERY_ROWS), *in_turn((5, 1, 4, 2), INTEGER_TYPES)},
 )
 
 

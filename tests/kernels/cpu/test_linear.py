@@ -217,12 +217,12 @@ def test_stack_with_incomplete_panels() -> None:
 
 
 CPUS = {"128 bits": NEHALEM, "AVX2": HASWELL, "AVX-VNNI": ALDERLAKE, "AVX-512": SKYLAKE}
+CPU_RUNS = [*product(CPUS, ["some"]), ("AVX2", "all")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CPUS)
+@pytest.mark.parametrize(("kind", "types"), quick(CPU_RUNS, (), CPU_RUNS[:-1]))
 @pytest.mark.long
-def test_other_cpus(kind: str) -> None:
+def test_other_cpus(kind: str, types: str) -> None:
     """In a process that believes to be on one: float32, and each way to multiply bytes."""
     cpu = CPUS[kind]
     if not runs_here(cpu):
@@ -230,8 +230,8 @@ def test_other_cpus(kind: str) -> None:
     tests = "53 or test_long_rows and (q5_1 or q8_0 or q6_K)"
     tests += (
         " or 39- and not (iq1_s or iq2_xxs or iq2_s) or every_point and (iq1_m or iq2_xs or iq3_s)"
-        if kind == "AVX2"
-        else " or 39-q4_0 or 39-iq4_nl or 39-q2_K or 39-f16"
+        if types == "all"
+        else " or 39-q4_0 or 39-iq4_nl or 39-q2_K or 39-f16 or every_point and iq2_xs"
     )
     files = [__file__, str(Path(__file__).with_name("test_in_place.py"))]
     result = subprocess.run(

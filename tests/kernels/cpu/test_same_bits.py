@@ -33,7 +33,7 @@ from support.counting_sampler import CountingSampler
 from support.dense_variants import DENSE, dense_variant
 from support.expert_models import EXPERT_MODELS
 from support.forward import new_cache, with_params
-from support.quick import quick
+from support.quick import in_turn, quick
 from support.random_model import VARIANTS, variant
 
 WEIGHTS = [name for name, fmt in FORMATS.items() if fmt.is_weight]
@@ -129,7 +129,11 @@ def pair_of(name: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    quick(product(WEIGHTS, ("llama-tiny", "moe-tiny")), {*product(WEIGHTS[::2], ("llama-tiny",))}),
+    quick(
+        product(WEIGHTS, ("llama-tiny", "moe-tiny")),
+        {*product(WEIGHTS[::2], ("llama-tiny",))},
+        in_turn(WEIGHTS, ("llama-tiny", "moe-tiny")),
+    ),
 )
 def test_types_of_weights(name: str, shape: str) -> None:
     model = synthetic_model(shape, name, cpu_backend())
