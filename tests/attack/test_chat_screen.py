@@ -76,6 +76,7 @@ async def test_a_session_that_is_damaged_is_said_and_others_open(tmp_path: Path)
             assert good.id == me.chat.session.id
 
 
+@pytest.mark.slow
 async def test_a_session_that_another_chat_deletes(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "chats")) as store, closing(Store(tmp_path / "chats")) as other:
         said(store, "Gone")

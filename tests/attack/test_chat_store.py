@@ -237,6 +237,7 @@ def check_rows(path: Path, n_processes: int, n_rows: int) -> None:
             assert said == [f"{number}/{row}!" for row in range(n_rows)]
 
 
+@pytest.mark.slow
 def test_first_opens_at_the_same_moment(tmp_path: Path) -> None:
     run_writers(tmp_path / "new" / "chats", N_FIRST_OPENS, 3)
     check_rows(tmp_path / "new" / "chats", N_FIRST_OPENS, 3)

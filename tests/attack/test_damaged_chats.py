@@ -186,6 +186,7 @@ def check_value(path: Path, table: str, column: str, number: int, all_rows: bool
     return bool(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", COLUMNS)
 def test_values_that_make_no_sense(chats: tuple[Path, Told], tmp_path: Path, table: str) -> None:
     cases = [case for case in _wrong_values() if case[0] == table][::N_VALUES]

@@ -180,6 +180,7 @@ def search(attack: Attack, seeds: range) -> Counter[str]:
     return outcomes
 
 
+@pytest.mark.slow
 def test_a_search(attack: Attack) -> None:
     outcomes = search(attack, range(FAST_SEEDS))
     assert min(outcomes["fetched"], outcomes["refused"], outcomes["nonsense"]) > FAST_SEEDS // 20

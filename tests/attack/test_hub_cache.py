@@ -320,6 +320,7 @@ def look_at_all(here: Program, box: Path, model: Path, random: Random) -> Counte
     return outcomes
 
 
+@pytest.mark.slow
 def test_random_caches(here: Program, tmp_path: Path, tiny_model: Path) -> None:
     outcomes = search(here, tmp_path, tiny_model, range(FAST_SEEDS))
     assert min(outcomes["rm 0"], outcomes["rm 1"], outcomes["listed"]) > FAST_SEEDS // 5

@@ -66,6 +66,7 @@ def test_an_interrupted_stream_has_ended(llm: LLM) -> None:
     assert sentence(llm) == wanted
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_left_holds_nothing(llm: LLM) -> None:
     """Closed, forgotten, or collected by another thread."""
     wanted = sentence(llm)

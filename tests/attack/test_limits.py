@@ -69,6 +69,7 @@ def check_answer_or_line(code: int, err: list[str], out: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_little_memory_for_a_header(tiny_model: Path) -> None:
     answers = [
         check_answer_or_line(*run(argv(SHOW, tiny_model), {resource.RLIMIT_AS: size << 20}))
@@ -326,6 +327,7 @@ COMPUTING: list[dict[str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", [slice(0, None, 5), pytest.param(slice(None), marks=pytest.mark.attack)], ids=str
 )

@@ -68,6 +68,7 @@ def try_all(kind: str, folder: str, count: int | None) -> None:
     print(used, refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_extreme_numbers(kind: str, tmp_path: Path) -> None:
     printed = run_limited(

@@ -96,6 +96,7 @@ def check_streams(name: str, argv: Sequence[str]) -> None:
     assert code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_lost_streams(name: str, argvs: dict[str, list[str]]) -> None:
     check_streams(name, argvs[name])

@@ -166,7 +166,7 @@ LONG = (
     *("entities", "tags", "mails", "a long word", "quotes"),
 )
 """Those that take seconds to be laid out."""
-QUICK = ("brackets", "images", "stars", "code that is no code")
+QUICK = ("brackets", "stars")
 
 
 def _mark(name: str) -> list[pytest.MarkDecorator]:

@@ -204,6 +204,7 @@ def test_a_configuration_that_holds_orders(folder: Folder, tmp_path: Path) -> No
         del folder.env["LOCALKV_CONFIG"]
 
 
+@pytest.mark.slow
 def test_a_hub_that_says_orders(folder: Folder) -> None:
     data = folder.model.read_bytes()
     hub = FakeHub(repos={"org/repo": {"model-Q8_0.gguf": data, "other-F16.gguf": data}})

@@ -100,6 +100,7 @@ SOME = (
 PAIRS = pytest.mark.parametrize(("type_k", "type_v"), quick(SOME, (SOME[0], SOME[5])))
 
 
+@pytest.mark.slow
 @PAIRS
 def test_chunks_do_not_matter(type_k: str, type_v: str, path: Path) -> None:
     """A prompt at once and token by token stores the same codes and gives the same logits.
@@ -202,6 +203,7 @@ def errors_against_exact(model: Transformer, conformance: Path) -> dict[str, flo
     return errors
 
 
+@pytest.mark.slow
 def test_exact_logits_in_float64(conformance: Path, summary: Summary) -> None:
     """Every code is the same, and every bit of a rotation and of a decoded row counts."""
     model, _ = load_model(conformance / "archs" / "llama.gguf", EXACT)

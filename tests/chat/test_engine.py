@@ -321,6 +321,7 @@ def test_an_audit_of_the_last_answer(engine: ChatEngine) -> None:
         assert f"of {found.n_tokens} tokens" in found.line
 
 
+@pytest.mark.slow
 def test_there_is_nothing_to_audit_before_an_answer(tiny_model: Path) -> None:
     engine = loaded(LocalEngine(EngineOptions(str(tiny_model), ARGUMENTS)))
     with pytest.raises(LocalKVError, match="no answer to audit"):

@@ -135,6 +135,7 @@ def test_a_configuration_that_is_wrong(program: Program, text: str, error: str) 
     assert error in found["configuration"]["summary"]
 
 
+@pytest.mark.slow
 def test_this_machine_is_well_and_stays_light() -> None:
     assert set(loaded_by("doctor")) <= {"huggingface_hub"}
 

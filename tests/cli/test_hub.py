@@ -436,6 +436,7 @@ def test_rm_leaves_files_alone(here: Program, hub: FakeHub) -> None:
 # -- what is imported
 
 
+@pytest.mark.slow
 def test_imports(
     hub: FakeHub, repo: FakeHub, tiny_model: Path, tmp_path: Path, monkeypatch
 ) -> None:

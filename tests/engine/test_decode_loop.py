@@ -78,6 +78,7 @@ def test_tokens_are_those_of_separate_batches(
     assert sequence.length == n_prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segments", SEGMENTS.values(), ids=SEGMENTS)
 def test_logits_are_those_of_a_batch(model: Transformer, segments: list[SegmentSpec]) -> None:
     ids = [(i * 31 + 5) % 96 for i in range(300)]

@@ -221,6 +221,7 @@ def test_recorded_steps_give_the_same_tokens(reference: Transformer, penalty: fl
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_recorded_steps_stop_where_they_should(reference: Transformer) -> None:
     engine = recording_engine(reference)
     ids = list(engine.generate(PROMPT, sampler=greedy(), max_tokens=8))

@@ -64,6 +64,7 @@ def test_texts_share_pages_until_they_differ(load: Load) -> None:
     check_pages(engine.cache)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("exact", [True, False])

@@ -50,6 +50,7 @@ def budget(n_bytes: int) -> Budget:
 # -- the longest context
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["llama-tiny", "llama-1b", "qwen3-30b-a3b"]),
     st.sampled_from(["cpu", "cuda", "reference"]),
@@ -96,6 +97,7 @@ def suggestions(line: str) -> tuple[list[int], list[tuple[str, str]]]:
     return contexts, re.findall(r"-ctk (\S+) -ctv (\S+)", offered)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["llama-1b", "llama-8b", "qwen3-30b-a3b"]),
     st.sampled_from([(k, v) for k in KV_FORMATS for v in KV_FORMATS]),
@@ -161,6 +163,7 @@ def test_heads_without_whole_blocks() -> None:
 # -- the recommendation
 
 
+@pytest.mark.slow
 @given(st.integers(1, 1 << 18), st.integers(0, 60 * GIB), st.sampled_from(["llama-8b", "llama-3b"]))
 def test_a_recommendation_fits_and_no_better_pair_does(
     n_ctx: int, n_bytes: int, shape: str

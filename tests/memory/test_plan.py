@@ -147,6 +147,7 @@ SCRATCH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self")
 @pytest.mark.parametrize("name", SCRATCH)
 def test_scratch_is_not_exceeded(tmp_path: Path, name: str) -> None:

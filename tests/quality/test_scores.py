@@ -274,6 +274,7 @@ def test_bits_and_bytes(llm: LLM) -> None:
             assert context_bytes(cache, llm.config) == bits * values / 8
 
 
+@pytest.mark.slow
 def test_llama_cpp_measures_the_same() -> None:
     """Perplexity to 1e-3, and the size of the divergence of packed types, where they exist."""
     path = DATA / "llama_cpp_perplexity.json"

@@ -437,6 +437,7 @@ def test_here(check: object) -> None:
     check()  # type: ignore[operator]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cpu",
     [pytest.param(ALDERLAKE, marks=pytest.mark.slow), HASWELL, NEHALEM],

@@ -91,6 +91,7 @@ async def test_an_error_is_told() -> None:
         assert figures(me) == ""
 
 
+@pytest.mark.slow
 async def test_esc_and_a_new_message_end_it() -> None:
     fake = engine(TEXT, "Well.")
     fake.auditing = [Wait()]

@@ -10,6 +10,7 @@ from localkv.sampling.params import SamplingParams
 from localkv.tui.help_screen import HelpScreen
 from support.chat_pilot import user
 from support.fake_engine import FakeEngine
+from support.quick import quick
 
 
 async def test_settings_in_the_panel() -> None:
@@ -38,22 +39,25 @@ async def test_settings_in_the_panel() -> None:
 
 @pytest.mark.parametrize(
     ("command", "answer"),
-    [
-        ("/set", "temperature"),
-        ("/set temp 0.5", "temp is 0.5"),
-        ("/set max-tokens 9", "max-tokens is 9"),
-        ("/set temp", "give a name and a value"),
-        ("/set nonsense 1", "no such setting 'nonsense'"),
-        ("/set seed x", "'x' is not a whole number"),
-        ("/set temp -1e999", "temperature must be a finite number"),
-        ("/system Be brief", "system prompt: Be brief"),
-        ("/save Title", "nothing to save yet"),
-        ("/load nothing", "no session has 'nothing' in it"),
-        ("/copy", "there is no answer to copy"),
-        ("/stats", "loaded in 2.5 s"),
-        ("/model", "tiny-tales, llama, 770 MiB"),
-        ("/nonsense", "no such command /nonsense"),
-    ],
+    quick(
+        [
+            ("/set", "temperature"),
+            ("/set temp 0.5", "temp is 0.5"),
+            ("/set max-tokens 9", "max-tokens is 9"),
+            ("/set temp", "give a name and a value"),
+            ("/set nonsense 1", "no such setting 'nonsense'"),
+            ("/set seed x", "'x' is not a whole number"),
+            ("/set temp -1e999", "temperature must be a finite number"),
+            ("/system Be brief", "system prompt: Be brief"),
+            ("/save Title", "nothing to save yet"),
+            ("/load nothing", "no session has 'nothing' in it"),
+            ("/copy", "there is no answer to copy"),
+            ("/stats", "loaded in 2.5 s"),
+            ("/model", "tiny-tales, llama, 770 MiB"),
+            ("/nonsense", "no such command /nonsense"),
+        ],
+        [("/set temp 0.5", "temp is 0.5"), ("/nonsense", "no such command /nonsense")],
+    ),
 )
 async def test_slash_commands(command: str, answer: str) -> None:
     async with user(FakeEngine()) as me:

@@ -14,6 +14,7 @@ from support.chat_pilot import choose, user
 from support.fake_engine import FACTS, FakeEngine, Wait
 
 
+@pytest.mark.slow
 async def test_sessions_are_resumed_searched_and_deleted(store: Store) -> None:
     async with user(FakeEngine(["A fox."], ["An owl."], ["More."]), store=store) as me:
         await me.ask("Tell of a fox")
@@ -41,6 +42,7 @@ async def test_sessions_are_resumed_searched_and_deleted(store: Store) -> None:
         await me.until(lambda: me.texts == [])  # the one that was open is gone
 
 
+@pytest.mark.slow
 async def test_a_session_is_resumed_with_its_settings(store: Store) -> None:
     async with user(FakeEngine(["Aye."]), store=store) as me:
         await me.send("/system You are a pirate.")

@@ -109,6 +109,7 @@ async def test_before_the_model_is_loaded() -> None:
         await me.until(lambda: me.texts == ["a", "1", "b", "2"])
 
 
+@pytest.mark.slow
 async def test_another_session_gets_none_of_them() -> None:
     pause = Wait()
     async with user(FakeEngine(["One", pause])) as me:

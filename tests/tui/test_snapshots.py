@@ -86,6 +86,7 @@ async def test_writing(size: tuple[int, int]) -> None:
         pause.over.set()
 
 
+@pytest.mark.slow
 @SIZES
 async def test_branches_and_commands(size: tuple[int, int]) -> None:
     async with user(FakeEngine(["One."], ["Two."]), size=size) as me:
@@ -117,6 +118,7 @@ async def test_stopped_engine(size: tuple[int, int]) -> None:
         await check(me, "stopped")
 
 
+@pytest.mark.slow
 @SIZES
 async def test_sessions(store: Store, size: tuple[int, int]) -> None:
     async with user(FakeEngine(["A fox."], ["An owl."]), size=size, store=store) as me:

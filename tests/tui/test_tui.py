@@ -117,12 +117,14 @@ async def test_newlines_are_typed_with_ctrl_j_and_shift_enter() -> None:
         assert me.texts[0] == "a\nb\nc"
 
 
+@pytest.mark.slow
 async def test_blank_prompts_are_not_sent() -> None:
     async with user(FakeEngine()) as me:
         await me.send("  \n ")
         assert me.texts == []
 
 
+@pytest.mark.slow
 async def test_regenerating_makes_a_branch_beside_the_answer() -> None:
     async with user(FakeEngine(["First."], ["Second."])) as me:
         await me.ask("Say something")
@@ -139,6 +141,7 @@ async def test_regenerating_makes_a_branch_beside_the_answer() -> None:
         assert me.texts == ["Say something", "Second."]
 
 
+@pytest.mark.slow
 async def test_editing_a_message_begins_a_branch() -> None:
     engine = FakeEngine(["A1"], ["A2"], ["B1"])
     async with user(engine) as me:
@@ -164,6 +167,7 @@ async def test_escape_gives_up_an_edit() -> None:
         assert me.chat.editing is None
 
 
+@pytest.mark.slow
 async def test_reasoning_is_folded_and_not_told_again() -> None:
     pause = Wait()
     engine = FakeEngine(
@@ -193,6 +197,7 @@ async def test_reasoning_is_folded_and_not_told_again() -> None:
         ]
 
 
+@pytest.mark.slow
 async def test_the_history_of_prompts(store: Store) -> None:
     async with user(FakeEngine(["1"], ["2"]), store=store) as me:
         await me.ask("older")
@@ -240,6 +245,7 @@ async def test_reused_tokens_are_shown() -> None:
         assert "3 of 9" in me.rendered("#meter")
 
 
+@pytest.mark.slow
 async def test_resizing_hides_the_panel_and_shows_the_line() -> None:
     async with user(FakeEngine(["Ok. " * 200])) as me:
         await me.ask("Hi")
