@@ -39,7 +39,8 @@ With `--parallel` so many sequences are decoded at the same time, each after a p
 the scheduler's steps beside llama.cpp's batches, tokens per second of all together.
 
 A share "of the memory" is what a decoded token has to read of weights and cache, per second, next
-to the bandwidth of the memory: a read of half a gigabyte by all threads, the best of all runs.
+to the memory's bandwidth in the same round: the best of six reads of half a gigabyte by all
+threads.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from alone import Worker, end_on_signals
@@ -123,8 +124,9 @@ class Model:
         program: str,
         values: list[float],
         n_bytes: float = 0,
+        reads: Sequence[float] = (),
     ) -> None:
-        figure = Figure(*self.place, pair, depth, test, program, values, n_bytes)
+        figure = Figure(*self.place, pair, depth, test, program, values, n_bytes, reads)
         self.report.add([figure])
 
     def programs(self, stack: contextlib.ExitStack) -> Iterator[Program]:
@@ -145,8 +147,6 @@ class Model:
                 continue
             stack.callback(program.close)
             self.report.programs[name] = str(program)
-            if name == OURS:
-                self.report.bandwidth = max(self.report.bandwidth, program.ask("bandwidth"))
             yield program
 
     def measure_speeds(self) -> None:
@@ -169,9 +169,11 @@ class Model:
         counts = {"tg": (options.decode, options.rounds), "pp": (PROMPT, options.prompt_rounds)}
         for test in (test for test in options.tests if test in counts):
             count, rounds = counts[test]
-            speeds = [list[float]() for _ in programs]
+            speeds, reads = [list[float]() for _ in programs], list[float]()
             for turn in range(-1, rounds):
                 say(f"{test} at {depth}, round {turn + 1} of {rounds}")
+                if test == "tg" and turn >= 0:
+                    reads.append(programs[0].ask("bandwidth"))
                 for program, values in zip(programs, speeds, strict=True):
                     command = "anew" if test == "pp" and depth == 0 else test
                     n = count if turn >= 0 else max(1, count // 8)
@@ -180,8 +182,8 @@ class Model:
                         values.append(speed)
             for program, values in zip(programs, speeds, strict=True):
                 is_read = test == "tg" and program.name == OURS
-                n_bytes = program.ask(f"bytes {depth}") if is_read else 0
-                self.add(test, depth, program.pair, program.name, values, n_bytes)
+                figures = (program.ask(f"bytes {depth}"), reads) if is_read else ()
+                self.add(test, depth, program.pair, program.name, values, *figures)
 
     def measure_parallel(self) -> None:
         """Tokens per second of several sequences together, in turn."""

@@ -26,6 +26,8 @@ class Figure:
         shape, weights, pair, depth: of the model and the cache.
         values: tokens per second, or seconds of loading; none if the program can't run the model.
         n_bytes: that a decoded token has to read (localkv only).
+        reads: the memory's bandwidth before each of its rounds, bytes per second that all threads
+            read; where `n_bytes` is known.
     """
 
     table: str
@@ -37,6 +39,7 @@ class Figure:
     program: str
     values: Sequence[float]
     n_bytes: float = 0.0
+    reads: Sequence[float] = ()
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -48,6 +51,12 @@ class Figure:
     def median(self) -> float:
         return statistics.median(self.values)
 
+    @property
+    def share(self) -> float:
+        """Of the memory's bandwidth that a decoded token takes; 0 if it is not known."""
+        shares = [self.n_bytes * a / b for a, b in zip(self.values, self.reads, strict=False)]
+        return statistics.median(shares) if shares else 0.0
+
 
 @dataclass
 class Report:
@@ -55,13 +64,11 @@ class Report:
 
     Attributes:
         cpu, n_processors: the machine.
-        bandwidth: of its memory, bytes per second that all threads read: the best measured.
         programs: what each says of itself.
     """
 
     cpu: str
     n_processors: int
-    bandwidth: float = 0.0
     programs: dict[str, str] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
 
@@ -85,15 +92,16 @@ class Report:
     def about(self) -> str:
         """A line on the machine and the programs."""
         threads = f"{self.n_processors} processors"
-        read = f", memory read at {self.bandwidth / 1e9:.1f} GB/s" if self.bandwidth else ""
+        reads = [bandwidth / 1e9 for figure in self.figures for bandwidth in figure.reads]
+        read = f", memory read at {min(reads):.0f} to {max(reads):.0f} GB/s" if reads else ""
         programs = ", ".join(self.programs.values())
         return f"{self.cpu}, {threads}{read}; {programs}, each alone, with its own defaults."
 
     def tables(self, name: str) -> str:
         """All that there are figures for in the table `name`."""
         figures = [figure for figure in self.figures if figure.table == name]
-        texts = [_table(figures, test, self.bandwidth) for test in TITLES]
-        texts.append(_cost_of_depth(figures, self.bandwidth))
+        texts = [_table(figures, test) for test in TITLES]
+        texts.append(_cost_of_depth(figures))
         texts.append(_several(figures))
         return "\n".join(filter(None, texts))
 
@@ -133,6 +141,11 @@ class _Found:
     def get(self, line: tuple[str, str, str], depth: int, program: str) -> Figure | None:
         return self.by_place.get((*line, depth, program))
 
+    def share(self, line: tuple[str, str, str], depth: int) -> float:
+        """Of the memory's bandwidth that ours takes; 0 if it is not known."""
+        ours = self.get(line, depth, OURS)
+        return ours.share if ours else 0.0
+
     def f16(self, line: tuple[str, str, str], depth: int) -> Figure | None:
         """Ours with an f16 cache."""
         return self.get((*line[:2], "f16"), depth, OURS)
@@ -155,14 +168,14 @@ class _Found:
         return (texts[title] for title in self.head())
 
 
-def _table(figures: Sequence[Figure], test: str, bandwidth: float) -> str:
+def _table(figures: Sequence[Figure], test: str) -> str:
     """One table for a test: a line for each model and pair, columns for each depth."""
     found = _Found(figures, test)
     if not found.lines:
         return ""
     is_speed = test in ("tg", "pp")
     has_f16 = is_speed and len({line[2] for line in found.lines}) > 1
-    has_share = test == "tg" and bool(bandwidth)
+    has_share = any(found.share(line, depth) for line in found.lines for depth in found.depths)
     header = found.head()
     for depth in found.depths:
         at = f"at {depth:,}: " if len(found.depths) > 1 else ""
@@ -183,17 +196,22 @@ def _table(figures: Sequence[Figure], test: str, bandwidth: float) -> str:
                 is_other = ours and f16 and line[2] != "f16"
                 cells.append(ratio(ours.values, f16.values) if is_other else "")
             if has_share:
-                share = ours.median * ours.n_bytes / bandwidth if ours else 0
+                share = found.share(line, depth)
                 cells.append(f"{share:.0%}" if share else "")
         body.append(cells)
     return f"{TITLES[test]}:\n\n{markdown(header, body)}"
 
 
-def _cost_of_depth(figures: Sequence[Figure], bandwidth: float) -> str:
+def _cost_of_depth(figures: Sequence[Figure]) -> str:
     """What 1,000 more tokens of context cost, from depth 0 to each other depth."""
     found = _Found(figures, "tg")
     pairs = {line[2] for line in found.lines}
-    if len(found.depths) < 2 or found.depths[0] or len(pairs) < 2 or not bandwidth:
+    if (
+        len(found.depths) < 2
+        or found.depths[0]
+        or len(pairs) < 2
+        or not any(f.reads for f in figures)
+    ):
         return ""
 
     def cost(figure: Figure | None, start: Figure | None) -> float:
@@ -216,7 +234,8 @@ def _cost_of_depth(figures: Sequence[Figure], bandwidth: float) -> str:
             cells.append(f"{1e6 * seconds:.2f}" if ours else "")
             cells.append(f"{seconds / f16:.2f}" if f16 and ours else "")
             rate = (ours.n_bytes - start.n_bytes) / depth / seconds if ours and start else 0
-            cells.append(f"{rate / bandwidth:.0%}" if rate else "")
+            reads = [*ours.reads, *start.reads] if rate else []
+            cells.append(f"{rate / statistics.median(reads):.0%}" if reads else "")
             cells.append(f"{1e6 * cost(peer, peer_start):.2f}" if peer else "")
         body.append(cells)
     title = "What 1,000 more tokens of context cost, milliseconds per token"

@@ -28,8 +28,8 @@ class SpeedTable:
     pairs: Sequence[str] = ("f16",)
     depths: Sequence[int] = (0,)
     tests: Sequence[str] = ("tg", "pp")
-    rounds: int = 3
-    prompt_rounds: int = 1
+    rounds: int = 5
+    prompt_rounds: int = 3
     decode: int = 16
     repeats: bool = False
     parallel: Sequence[int] = ()

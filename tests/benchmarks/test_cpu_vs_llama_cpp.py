@@ -118,7 +118,8 @@ def test_none_is_left_when_the_benchmark_ends(number: signal.Signals) -> None:
 def figure(
     test: str, pair: str, program: str, *values: float, depth: int = 0, n_bytes: float = 0
 ) -> Figure:
-    return Figure("", "llama", "q4_K", pair, depth, test, program, values, n_bytes)
+    reads = [1e9, 1e9, 4e9][: len(values)] if n_bytes else ()
+    return Figure("", "llama", "q4_K", pair, depth, test, program, values, n_bytes, reads)
 
 
 def test_tables() -> None:
@@ -145,7 +146,7 @@ def test_tables() -> None:
 
 def test_cost_of_depth() -> None:
     """Per 1,000 tokens, as a part of what it costs with f16, and as bytes that were read."""
-    report = Report("A processor", 2, bandwidth=1e9)
+    report = Report("A processor", 2)
     report.figures = [
         figure("tg", "f16", "localkv", 50, n_bytes=1e7),
         figure("tg", "q4_0", "localkv", 50, n_bytes=1e7),
@@ -161,6 +162,15 @@ def test_cost_of_depth() -> None:
         "| f16/f16 | 2.00 | 1.00 | 50% |  |\n"
         "| q4_0/q4_0 | 0.50 | 0.25 | 50% | 9.00 |\n"
     )
+
+
+def test_share_of_the_memory() -> None:
+    """Each round is compared with the memory's bandwidth of its own minute."""
+    report = Report("A processor", 2)
+    report.figures = [figure("tg", "f16", "localkv", 20, 40, 80, n_bytes=1e7)]
+    assert report.figures[0].share == pytest.approx(0.2)  # of 0.2, 0.4 and 0.2
+    assert "| Q4_K | 40.0 | 20% |" in report.tables("")
+    assert report.about().startswith("A processor, 2 processors, memory read at 1 to 4 GB/s")
 
 
 def test_several_sequences() -> None:
@@ -195,7 +205,7 @@ def test_several_sequences_of_a_small_model(tmp_path: Path) -> None:
 
 
 def test_newer_figures_take_the_place_of_older_ones(tmp_path: Path) -> None:
-    report = Report("A processor", 2, 1.0, {"localkv": "localkv 1"})
+    report = Report("A processor", 2, {"localkv": "localkv 1"})
     report.add([figure("tg", "f16", "localkv", 1), figure("pp", "f16", "localkv", 2)])
     report.add([figure("tg", "f16", "localkv", 3)])
     report.write(tmp_path / "figures.json")
