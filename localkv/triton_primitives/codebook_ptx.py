@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import triton
 
-from localkv.triton_primitives.ptx import BYTES_0_2, BYTES_1_3, pair, plus_1024
+from localkv.triton_primitives.ptx import (
+    BYTES_0_1,
+    BYTES_0_2,
+    BYTES_1_3,
+    BYTES_2_3,
+    pair,
+    plus_1024,
+)
 
 SPREAD = 0x00810204
 """A factor that makes of bits 0 to 3 the bits 2, 10, 18 and 26, among others."""
@@ -51,9 +58,67 @@ def sixteen_numbers_ptx():
 
 @triton.constexpr_function
 def four_numbers_ptx():
-    """$8: four bytes; $9 (and $10 to $12, the same): a table of 4 bytes -> $0 and $1, $2 and $3,
-    ...: the entries of their four codes, from the lowest bits on, less 128."""
-    return _quarters("$9", "$9", "", "")
+    """$2: a table of 4 bytes -> $0, $1: its entries less 128 as pairs of fp16."""
+    return f"""{{
+        .reg .b32 p, m, o;
+        mov.b32 m, 0x64646464;
+        mov.b32 o, {pair(plus_1024(128))};
+        prmt.b32 p, $2, m, {BYTES_0_1};
+        sub.f16x2 $0, p, o;
+        prmt.b32 p, $2, m, {BYTES_2_3};
+        sub.f16x2 $1, p, o;
+    }}"""
+
+
+@triton.constexpr_function
+def four_values_ptx():
+    """$4: a scale, $5: what is missing to an outlier, fp16 in the lower half of a word; $6 and $7:
+    four numbers as pairs of fp16 -> the lower bytes of their values ($0) and the upper ones ($1),
+    and those of the outliers that each would be ($2, $3)."""
+    return """{
+        .reg .b32 a, b, d, o;
+        prmt.b32 d, $4, 0, 0x1010;
+        prmt.b32 o, $5, 0, 0x1010;
+        mul.f16x2 a, $6, d;
+        mul.f16x2 b, $7, d;
+        prmt.b32 $0, a, b, 0x6420;
+        prmt.b32 $1, a, b, 0x7531;
+        add.f16x2 a, a, o;
+        add.f16x2 b, b, o;
+        prmt.b32 $2, a, b, 0x6420;
+        prmt.b32 $3, a, b, 0x7531;
+    }"""
+
+
+@triton.constexpr_function
+def look_up_values_ptx():
+    """$8: four bytes of four codes each; from $9 on four times each: the tables of
+    `four_values_ptx` and where an outlier is, of 16 nibbles, twice 8, times 4 -> $0 and $1, ...:
+    the values of the codes, from the lowest bits on.
+
+    A shift of an outlier's bit out of a word leaves none: the values of other words have none.
+    """
+    words = "".join(
+        f"""
+        {move}
+        shl.b32 o, 4, {place};
+        lop3.b32 c, {word}, 0x33333333, o, 0xEA;
+        prmt.b32 l, $9, $17, c;
+        prmt.b32 h, $13, $21, c;
+        prmt.b32 ${2 * i}, l, h, 0x6240;
+        prmt.b32 ${2 * i + 4}, l, h, 0x7351;
+        shr.u32 c, c, 16;
+        prmt.b32 l, $9, $17, c;
+        prmt.b32 h, $13, $21, c;
+        prmt.b32 ${2 * i + 1}, l, h, 0x6240;
+        prmt.b32 ${2 * i + 5}, l, h, 0x7351;"""
+        for i, (move, word, place) in enumerate(
+            (("", "$8", "$25"), ("shr.u32 w, $8, 2;\n        sub.u32 p, $25, 32;", "w", "p"))
+        )
+    )
+    return f"""{{
+        .reg .b32 c, w, o, p, l, h;{words}
+    }}"""
 
 
 @triton.constexpr_function

@@ -52,7 +52,7 @@ DECODE_BUDGET = {
     "q4_t": 34.5,
     "nuq4": 60,  # of 64 values each is compared with the outlier's place
     "nuq3": 56.5,
-    "nuq2": 47.5,
+    "nuq2": 40.5,
     "fp8_e4m3": 40,
     "fp8_e4m3_token": 45,
     "fp8_e5m2": 24,
@@ -77,7 +77,7 @@ PREFILL_BUDGET = {
     "q4_t": 108,
     "nuq4": 133,
     "nuq3": 133,
-    "nuq2": 124,
+    "nuq2": 117,
     "fp8_e4m3": 105,
     "fp8_e4m3_token": 114,
     "fp8_e5m2": 89,

@@ -95,11 +95,26 @@ def test_codebooks_of_sixteen() -> None:
     np.testing.assert_array_equal(halves(out[2:]), numbers[BYTES >> 4])
 
 
-def test_codebooks_of_four_and_eight() -> None:
+def test_values_of_codebooks_of_four() -> None:
+    """With an outlier in every place of a word, and in a word before and after it."""
     numbers, words = tables(1)
-    out = run(codebook_ptx.four_numbers_ptx(), [WORDS, *words], 8)
-    for i in range(4):
-        np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), numbers[BYTES >> 2 * i & 3])
+    pairs = run(codebook_ptx.four_numbers_ptx(), [words[0]], 2)
+    scale, missing = np.float16(0.37), np.float16(-211.5)
+    bits = [np.full_like(WORDS, int(x.view(np.uint16))) for x in (scale, missing)]
+    made = run(codebook_ptx.four_values_ptx(), [*bits, *pairs], 4)
+    four_times = [table for table in made for _ in range(4)]
+    values = numbers.astype(np.float16) * scale
+    for nibble in (-9, *range(16), 16, 24):
+        place = [np.full_like(WORDS, 4 * nibble & 0xFFFF_FFFF)] * 4
+        out = run(codebook_ptx.look_up_values_ptx(), [WORDS, *four_times, *place], 8)
+        for i in range(4):
+            want = values[BYTES >> 2 * i & 3]
+            if 0 <= nibble < 16 and i == nibble // 8 + 2 * (nibble % 2):
+                want[:, nibble % 8 // 2] += missing
+            np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
+
+
+def test_codebooks_of_eight() -> None:
     numbers, words = tables(2)
     for turn in range(16):
         thirds = [(turn + 5 * i) % 16 for i in range(4)]  # of the first code of each byte, ...

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from localkv.formats.bits import IQ4_CODEBOOK
+from localkv.formats.bits import IQ4_CODEBOOK, pack_two_bits
+from localkv.formats.gpu import codebook_rows
 from localkv.triton_primitives import bit_fields, float_bits, unpack
 from support.fp8_inputs import fp8_inputs
 
@@ -64,6 +66,25 @@ def e4m3(x):
 @triton.jit
 def e5m2(x):
     return float_bits.decode_e5m2(x, False)
+
+
+@triton.jit
+def bits_of_places_kernel(out_ptr):
+    i = tl.arange(0, 64)
+    tl.store(out_ptr + i, codebook_rows.bit_of_place(i))
+
+
+def test_an_outlier_is_looked_up_where_its_code_is() -> None:
+    """Codes of 64 values as in `qs`; of four bytes the first and third codes are nibbles, then the
+    second and fourth ones."""
+    out = torch.empty(64, dtype=torch.int32)
+    bits_of_places_kernel[(1,)](out)
+    for place, bit in enumerate(out.tolist()):
+        codes = np.zeros((2, 32), np.uint8)
+        codes.flat[place] = 3
+        word, nibble = divmod(bit // 4, 16)
+        packed = int(pack_two_bits(codes).reshape(-1).view("<u4")[word])
+        assert (packed >> 2 * (nibble // 8)) & 0x33333333 == 3 << 4 * (nibble % 8)
 
 
 def mapped(function: Callable[..., object], x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -28,7 +28,11 @@ from localkv.formats.gpu.rounding import (
     limited_numbers,
     scale_and_inverse,
 )
-from localkv.triton_primitives.codebooks import add_where_equal
+from localkv.triton_primitives.codebooks import (
+    add_where_equal,
+    look_up_values,
+    tables_of_values,
+)
 
 PAIR = tl.constexpr(VALUES)
 LARGEST = tl.constexpr(LARGEST_NUMBER)
@@ -39,9 +43,15 @@ MOST = tl.constexpr(65472.0)
 
 
 @triton.jit
+def words_of(codebook):
+    """A pointer to the words of a codebook's bytes."""
+    return as_i32(codebook) + 16
+
+
+@triton.jit
 def load_words(codebook, N: tl.constexpr):
     """The first N words (1, 2 or 4) of a codebook's bytes."""
-    words = as_i32(codebook) + 16
+    words = words_of(codebook)
     if N == 1:
         return (tl.load(words),)
     elif N == 2:
@@ -117,6 +127,36 @@ def quarters_with_outliers(
         c = add_outliers(c, missing, place, channel, 8, PTX)
         e = add_outliers(e, missing, place, channel, 24, PTX)
     return a, b, c, e
+
+
+@triton.jit
+def bit_of_place(place):
+    """Where `look_up_values` has the code of a place among 64, int32: 4 times its nibble, of 16 for
+    each word of `qs`. From the highest bit on: the word's number, whether it is the second or
+    fourth code of a byte, the byte, whether it is the third or fourth one."""
+    word_and_half = (place & 32) << 2 | (place & 4) << 4 | (place & 16) << 1
+    return word_and_half | (place & 3) << 3 | (place & 8) >> 1
+
+
+@triton.jit
+def looked_up_quarters(qs, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Values of the four codes of each byte of `qs` [rows, WIDTH / 4], as those that
+    `quarters_with_outliers` has, from tables of values instead of numbers: made once for each
+    block, they save a product and a comparison for each value. The outlier's code gets a third bit,
+    which selects what the code stands for in its place. For GPUs alone."""
+    pair_bytes: tl.constexpr = PAIR // 4
+    scales = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, LARGEST)
+    if HEAD_DIM >= PAIR:
+        missing, place = load_outliers(planes[1], scales, first_row, valid, HEAD_DIM, WIDTH)
+        missing = repeat(missing, 2)
+        word = tl.arange(0, WIDTH // 4) % pair_bytes // 4
+        bit = repeat(bit_of_place(place), pair_bytes) - (64 * word)[None, :]
+    else:
+        missing = tl.zeros_like(scales)
+        bit = tl.full(qs.shape, 64, tl.int32)
+    a, b, c, e = tables_of_values(scales, missing, words_of(planes[len(planes) - 1]))
+    tables = repeat(a, 8), repeat(b, 8), repeat(c, 8), repeat(e, 8)
+    return look_up_values(qs, tables, bit)
 
 
 @triton.jit

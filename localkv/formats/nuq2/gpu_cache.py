@@ -5,7 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.codebook_rows import load_words, quarters_with_outliers, write_codes
+from localkv.formats.gpu.codebook_rows import (
+    load_words,
+    looked_up_quarters,
+    quarters_with_outliers,
+    write_codes,
+)
 from localkv.formats.gpu.low_bit_rows import one_after_the_other, pack_two_bits, quarter_columns
 from localkv.formats.gpu.planes import load_rows, store_rows
 from localkv.triton_primitives.codebooks import numbers_of_two_bits
@@ -20,8 +25,13 @@ def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     qs = load_rows(planes[2], first_row, valid.shape[0], 0, WIDTH // 4, HEAD_DIM // 4)
-    a, b, c, e = numbers_of_two_bits(qs, load_words(planes[3], 1), PTX)
-    a, b, c, e = quarters_with_outliers(a, b, c, e, planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+    if PTX:
+        a, b, c, e = looked_up_quarters(qs, planes, first_row, valid, HEAD_DIM, WIDTH)
+    else:
+        a, b, c, e = numbers_of_two_bits(qs, load_words(planes[3], 1))
+        a, b, c, e = quarters_with_outliers(
+            a, b, c, e, planes, first_row, valid, HEAD_DIM, WIDTH, PTX
+        )
     low, high = one_after_the_other(a, c), one_after_the_other(b, e)
     return fence(low, PTX), fence(high, PTX)
 
