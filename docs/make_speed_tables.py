@@ -2,8 +2,9 @@
 
     python docs/make_speed_tables.py
 
-The figures are in docs/cpu-speed.json, which `benchmarks/cpu_vs_llama_cpp.py --tables` writes. Each
-table stands between two comments that name it.
+The figures are in docs/cpu-speed*.json, a file for each machine, which
+`benchmarks/cpu_vs_llama_cpp.py --tables --json` writes. Each table stands between two comments that
+name it, beside the machine that it is from: the first of `FIGURES` that has it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE, FIGURES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "cpu-speed.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+FIGURES = [ROOT / "docs" / f"cpu-speed{name}.json" for name in ("", "-zen5")]
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
 from speed_report import Report  # noqa: E402
@@ -21,9 +23,11 @@ from speed_tables import TABLES  # noqa: E402
 
 def with_tables(text: str) -> str:
     """The page with its tables made anew."""
-    report = Report.read(FIGURES)
-    parts = {"machine": report.about() + "\n"}
-    parts |= {name: report.tables(name) for name in TABLES}
+    reports = [Report.read(path) for path in FIGURES]
+    parts = {}
+    for name in TABLES:
+        report = next(one for one in reports if one.tables(name))
+        parts[name] = f"{report.about()}\n\n{report.tables(name)}"
     for name, part in parts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)

@@ -193,7 +193,9 @@ def attention_case(rng: random.Random, memory: GuardedMemory, say: Callable[[str
         assert torch.equal(lse.isinf(), want_lse.isinf())
         seen = ~want_lse.isinf()
         size = float(want[seen].norm())
-        assert float((out[seen] - want[seen]).norm()) <= 1e-4 * size, "outputs differ"
+        # weights are rounded; sums of many normal numbers are far smaller than what is added up
+        most = 1e-4 * size + 1e-5 * math.sqrt(want[seen].numel())
+        assert float((out[seen] - want[seen]).norm()) <= most, "outputs differ"
         assert not seen.any() or float((lse[seen] - want_lse[seen]).abs().max()) < 1e-3
         assert float(out[~seen].abs().sum()) == 0
 
