@@ -25,14 +25,15 @@ def _compiler() -> Any:
 
 
 def _compile(source: KernelSource) -> Functions:
+    name = source.name  # what is wrong with a source shows here, not in the other process
     compiler = _compiler()
     request = json.dumps([source.template, dict(source.parameters)])
     compiler.write(request.encode() + b"\n")
     compiler.flush()
     data = compiler.read(int.from_bytes(compiler.read(8), "little"))
-    functions = unpack(source.name, data)
+    functions = unpack(name, data)
     if functions is None:
-        raise RuntimeError(f"{source.name} was compiled for another CPU")
+        raise RuntimeError(f"{name} was compiled for another CPU")
     return functions
 
 
