@@ -31,10 +31,14 @@ def _compile(source: KernelSource) -> Functions:
     compiler.write(request.encode() + b"\n")
     compiler.flush()
     data = compiler.read(int.from_bytes(compiler.read(8), "little"))
+    if not data:  # the compiler's process has ended, by an error that shows here, too
+        _compiler.cache_clear()
+        return _compile_here(source)
     functions = unpack(name, data)
     if functions is None:
         raise RuntimeError(f"{name} was compiled for another CPU")
     return functions
 
 
+_compile_here = KernelSource.compile
 KernelSource.compile = _compile  # type: ignore[method-assign]
