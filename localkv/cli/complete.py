@@ -6,141 +6,35 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from localkv.cache.codebook_uses import codebooks_in_words
-from localkv.cache.layer_types import in_words
-from localkv.cli.chat_options import chat_arguments, chat_options, uses_chat_options
+from localkv.cli.chat_options import chat_arguments, uses_chat_options
 from localkv.cli.command import Command
-from localkv.cli.complete_prompt import STDIN, prompt_text
+from localkv.cli.complete_options import OUTPUT_OPTIONS, PROMPT_OPTIONS
+from localkv.cli.complete_prompt import prompt_text
+from localkv.cli.complete_report import report_json, stats_lines, summary_lines
 from localkv.cli.escapes import unescape
 from localkv.cli.failure import INTERRUPTED
 from localkv.cli.grammar_options import grammar_of_options, grammar_options
 from localkv.cli.length_options import length_options
 from localkv.cli.loading import all_warnings, load_llm
 from localkv.cli.loading_options import loading_options
-from localkv.cli.memory_report import (
-    cache_types,
-    groups_json,
-    memory_bytes,
-    memory_json,
-    memory_line,
-)
+from localkv.cli.memory_report import memory_line
 from localkv.cli.messages import note, say, warn
 from localkv.cli.model_file import named_or_shipped
-from localkv.cli.option_types import Whole
-from localkv.cli.options import escape_option, flag, json_option, option, raw_option
 from localkv.cli.prompt import read_file
 from localkv.cli.sampling_options import sampling_options, sampling_params
 from localkv.cli.speculation_options import speculation_options
 from localkv.cli.state_options import SavedStates, state_options
 from localkv.cli.text_output import TextOutput
 from localkv.cli.waited import Waited
-from localkv.errors import UsageError, byte_size, counted
+from localkv.errors import UsageError
 
 if TYPE_CHECKING:
-    from localkv.config import CacheConfig
-    from localkv.engine.text_stream import Completion, TextStream, Usage
+    from localkv.engine.text_stream import Completion, TextStream
     from localkv.llm import LLM
-
-_PROMPT_OPTIONS: list[click.Parameter] = [
-    option(
-        "-p",
-        "--prompt",
-        panel="Prompt",
-        metavar="TEXT",
-        help=f"The text to continue; {STDIN} in it is the place of the text on stdin, which is "
-        "not read otherwise.",
-    ),
-    option(
-        "-f",
-        "--file",
-        panel="Prompt",
-        metavar="FILE",
-        help="Read the prompt from a UTF-8 file, unchanged except for one final line break; - is "
-        "stdin, which -p may follow, after an empty line.",
-    ),
-    escape_option(
-        "Prompt", "-p, -sys, --prefill, -r and --dry-sequence-breaker; never in files and stdin"
-    ),
-    flag(
-        "--parse-special",
-        panel="Prompt",
-        help="Read control tokens written in the prompt, such as <|im_start|>, as control tokens.",
-    ),
-    flag("--chat", panel="Prompt", help="Answer the prompt through the model's chat template."),
-    option(
-        "-sys",
-        "--system-prompt",
-        panel="Prompt",
-        metavar="TEXT",
-        help="An instruction that comes before the prompt; implies --chat.",
-    ),
-    option(
-        "--chat-template-file",
-        panel="Prompt",
-        llama_env="CHAT_TEMPLATE_FILE",
-        metavar="FILE",
-        help="A Jinja template instead of the model's; implies --chat.",
-    ),
-    *chat_options("Prompt", implied="; implies --chat"),
-]
-
-_OUTPUT_OPTIONS: list[click.Parameter] = [
-    option(
-        "-o",
-        "--output",
-        panel="Output",
-        metavar="FILE",
-        help="Write to this file instead of stdout, while the text is generated.",
-    ),
-    json_option(),
-    option(
-        "--logprobs",
-        panel="Output",
-        type=Whole(0),
-        metavar="N",
-        help="With --json, say how probable each token was, and the N most probable ones: natural "
-        "logarithms of the model's own probabilities, before all samplers.",
-    ),
-    option(
-        "--audit",
-        panel="Output",
-        type=click.Choice(["kept", "exact"]),
-        is_flag=False,
-        flag_value="kept",
-        metavar="[exact]",
-        help="Evaluate the text once more through an f16 cache, and say on stderr what the packed "
-        "cache changed: divergence, and the tokens with another most likely choice. With exact the "
-        "divergence leaves nothing out, and it takes twice as long.",
-    ),
-    option(
-        "--stream/--no-stream",
-        panel="Output",
-        type=bool,
-        default=True,
-        help="Print the text while it is generated, or once it is complete.  [default: stream]",
-    ),
-    raw_option(),
-    flag("--stats", panel="Output", help="Print speed and sizes on stderr at the end."),
-    flag(
-        "-v",
-        "--verbose",
-        panel="Output",
-        help="Describe on stderr the model, and the kernels that run it.",
-    ),
-    flag(
-        "-q",
-        "--quiet",
-        panel="Output",
-        help="Leave out the lines on stderr about memory and about the flags of --preset.",
-    ),
-]
 
 
 def _run(
@@ -200,7 +94,7 @@ def _run(
         if not quiet:
             say(memory_line(llm))
         if verbose:
-            for line in _summary(llm):
+            for line in summary_lines(llm):
                 say(line)
         saved_ids = states.load(llm, quiet=quiet)
         cancel = Event()
@@ -227,7 +121,7 @@ def _run(
         with _interruptible(cancel):
             completion = _generate(pieces, out if stream and not as_json else None, waited)
         if as_json:
-            out.write(json.dumps(_report(llm, completion, waited), ensure_ascii=False))
+            out.write(json.dumps(report_json(llm, completion, waited), ensure_ascii=False))
         elif not stream:
             out.write(completion.text)
     states.save(llm, completion, quiet=quiet)
@@ -239,7 +133,7 @@ def _run(
         found = completion.audit
         say(f"audit: {found.line() if found is not None else 'there are no tokens'}")
     if stats:
-        for line in _stats(llm, completion, waited):
+        for line in stats_lines(llm, completion, waited):
             say(line)
         if line := pieces.degeneration().line(llm.cache):
             say(f"degenerate:   {line}")
@@ -293,112 +187,6 @@ def _interruptible(cancel: Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _summary(llm: LLM) -> list[str]:
-    segments = [spec for layout in llm.engine.cache.layouts for spec in layout.segments]
-    rotations = [("K", spec.rotation_k) for spec in segments]
-    rotations += [("V", spec.rotation_v) for spec in segments]
-    rotated = "".join(f"{side} rotated by {n}, " for side, n in dict.fromkeys(rotations) if n)
-    device = llm.backend.name + (f", {llm.backend.hardware}" if llm.backend.hardware else "")
-    model = f"{llm.config.name}: {llm.config.architecture}"
-    kernels = (f"{operation}: {words}" for operation, words in llm.kernels.items())
-    if not llm.backend.hardware:
-        device += f", {llm.engine.slot.threads.in_words()}"
-    types = [f"K/V by layer: {in_words(llm.cache.layer_types)}"] if llm.cache.layer_types else []
-    if books := codebooks_in_words(llm.engine.cache.codebooks):
-        types.append(f"codebooks: {books}")
-    spec = llm.speculation
-    guesses = f"speculation: {spec.drafter}, up to {counted(spec.draft_max, 'token')} at a time"
-    return [f"{model}, {rotated}on {device}", *types, *kernels, *[guesses] * spec.is_on]
-
-
-def _report(llm: LLM, completion: Completion, waited: Waited) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    result = asdict(replace(completion, logprobs=None))
-    for name in ("logprobs", "tool_calls", "content"):  # no tools, no calls
-        del result[name]
-    if completion.audit is None:
-        del result["audit"]
-    if completion.logprobs is not None:
-        from localkv.engine.logprobs import as_openai
-
-        result["logprobs"] = as_openai(completion.logprobs)
-    waits = {f"{name}_seconds": seconds for name, seconds in asdict(waited).items()}
-    result["timings"] = {**waits, **result["timings"]}
-    return {
-        **result,
-        "model": {
-            "path": str(llm.gguf.path),
-            "name": llm.config.name,
-            "architecture": llm.config.architecture,
-        },
-        "cache": {
-            **_types_json(llm.cache),
-            "n_ctx": llm.cache.n_ctx,
-            "bytes": llm.memory.cache_k + llm.memory.cache_v,
-            "groups": groups_json(llm.memory),
-        },
-        "memory": memory_json(llm.memory),
-        "backend": llm.backend.name,
-        "warnings": all_warnings(llm),
-    }
-
-
-def _types_json(cache: CacheConfig) -> dict[str, Any]:
-    """The types of K and of V, and of each layer where these differ."""
-    type_k, type_v = cache.shown_types
-    layers = [pair and "/".join(pair) for pair in cache.layer_types]
-    found: dict[str, Any] = {"type_k": type_k, "type_v": type_v}
-    if cache.kv_budget is not None:
-        found["ladder"] = ["/".join(pair) for pair in cache.kv_ladder]
-    return {**found, **({"layer_types": layers} if layers else {})}
-
-
-def _stats(llm: LLM, completion: Completion, waited: Waited) -> list[str]:
-    usage, timings = completion.usage, completion.timings
-    evaluated = counted(usage.prompt_tokens - usage.cached_tokens, "token")
-    generated = counted(usage.completion_tokens, "token")
-    return [
-        f"start:        {waited.start:.2f} s",
-        f"load:         {waited.load:.2f} s",
-        f"first token:  {waited.first_token:.2f} s",
-        f"prompt eval:  {evaluated} in {timings.prompt_seconds:.2f} s, "
-        f"{timings.prompt_per_second:.2f} tokens/s",
-        f"eval:         {generated} in {timings.decode_seconds:.2f} s, "
-        f"{timings.decode_per_second:.2f} tokens/s",
-        *_speculated(llm, usage),
-        *_requantised(llm, completion),
-        f"cache:        {cache_types(llm)}, "
-        f"{usage.total_tokens} of {llm.cache.n_ctx} tokens, "
-        f"{byte_size(llm.memory.cache_k + llm.memory.cache_v)}",
-        f"memory:       {memory_bytes(llm.memory)}",
-        f"attention:    {llm.kernels['attention']}",
-        f"products:     {llm.kernels['products']}",
-        f"finished:     {completion.finish_reason}, seed {completion.seed}",
-    ]
-
-
-def _requantised(llm: LLM, completion: Completion) -> list[str]:
-    """What became of the pages of a cache with a budget."""
-    ladder = llm.engine.cache.ladder
-    if ladder is None:
-        return []
-    seconds = completion.timings.requantise_seconds
-    pairs = ("/".join(pair) for pair in llm.cache.kv_ladder)
-    mix = ", ".join(f"{n} in {pair}" for n, pair in zip(ladder.counts(), pairs, strict=True) if n)
-    pages = counted(completion.usage.requantised_pages, "page")
-    return [f"requantised:  {pages} in {seconds:.3f} s; now {mix}"]
-
-
-def _speculated(llm: LLM, usage: Usage) -> list[str]:
-    """What came of guesses, if there could be any."""
-    if not llm.speculation.is_on:
-        return []
-    drafted = counted(usage.drafted_tokens, "drafted token")
-    share = f" ({usage.accepted_tokens / usage.drafted_tokens:.0%})" if usage.drafted_tokens else ""
-    verified = counted(usage.verified_batches, "verification")
-    return [f"speculation:  {usage.accepted_tokens} of {drafted} accepted{share}, in {verified}"]
-
-
 complete = Command(
     "complete",
     examples=[
@@ -423,14 +211,14 @@ complete = Command(
     essentials="-p -f --chat -sys --think -m -hf -c -ctk -ctv --preset -n --temp -s -o --json "
     "--stats -q",
     params=[
-        *_PROMPT_OPTIONS,
+        *PROMPT_OPTIONS,
         *loading_options(),
         *length_options(),
         *sampling_options(),
         *grammar_options(),
         *speculation_options(),
         *state_options(),
-        *_OUTPUT_OPTIONS,
+        *OUTPUT_OPTIONS,
     ],
     callback=_run,
     help="Continue a prompt, or answer it with --chat.\n\n"
