@@ -87,7 +87,7 @@ TINY = Sizes(
     tokens=(1, 3),
     chunk=32,
     depths=(0, 40),
-    model="llama-tiny",
+    model="dry-run",
     model_depths=(0, 200),
     prompts=(16,),
     model_weights=("q4_0",),
@@ -97,6 +97,15 @@ TINY = Sizes(
     pairs=("f16", "q4_0/q8_0"),
     weights=("f16", "q4_0", "q6_K"),
 )
+
+
+def add_tiny_shape() -> None:
+    """Make `TINY.model` a shape that models can have."""
+    from localkv.loader.known_shape import any_shape
+    from localkv.loader.known_shapes import KNOWN_SHAPES
+
+    sizes, heads = (1, 256, 256), (8, 4)
+    KNOWN_SHAPES[TINY.model] = any_shape(TINY.model, "llama", 64, sizes, heads, 4096)
 
 
 class OutOfTimeError(Exception):
@@ -587,6 +596,8 @@ def main() -> None:
     }
     sizes = TINY if options.dry_run else Sizes()
     run = Run(device, sizes, time.perf_counter(), 60 * options.minutes)
+    if options.dry_run:
+        add_tiny_shape()
     if options.llama_bench and options.gguf:
         run.peer = options.llama_bench, options.gguf
     folder = options.out or (None if options.dry_run else Path(__file__).parent / "results")
