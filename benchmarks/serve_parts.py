@@ -69,7 +69,9 @@ async def together(client: Client, prompts: Sequence[list[int]], n: int) -> list
 
 async def streams(asked: Asked, found: Figures, count: int) -> None:
     """So many equal streams: tokens per second of all, from the first request to the last token,
-    and while all are written; times to first tokens and between tokens."""
+    and while all are written; times to first tokens and between tokens; and how alike the rates are
+    at which they get their answers, from the request to the last token (Jain's index, 1 if all are
+    the same; Jain, Chiu and Hawe 1984)."""
     done = [Stream(time.perf_counter()) for _ in range(count)]
     try:
         async with asyncio.TaskGroup() as group:
@@ -83,7 +85,7 @@ async def streams(asked: Asked, found: Figures, count: int) -> None:
     begin = max(stream.times[0] for stream in done)
     end = min(stream.times[-1] for stream in done)
     gaps = [gap for stream in done for gap in stream.gaps]
-    rates = [len(stream.gaps) / (stream.times[-1] - stream.times[0]) for stream in done]
+    rates = [len(stream.times) / (stream.times[-1] - stream.began) for stream in done]
     found |= {
         "first_ms": 1e3 * statistics.median(stream.first for stream in done),
         "gap_p50_ms": 1e3 * percentile(gaps, 0.5),

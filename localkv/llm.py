@@ -127,7 +127,7 @@ class LLM(TextModel):
         n_cache_bytes: bytes that K and V of all of them take together, instead of that; as many
             tokens as fit into them.
         step_ms: milliseconds that a step of all of them should take, on which it depends how long
-            texts wait while another one's prompt is read; None is 120, or 30 on a GPU.
+            texts wait while another one's prompt is read; None is 100, or 30 on a GPU.
         exact: the same call gives the same result regardless of earlier calls, on a CPU bit for
             bit. Generated text is read again where the next prompt contains it. False reuses it as
             it lies in the cache: a conversation goes on sooner, and may go on with other words.

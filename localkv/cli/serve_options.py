@@ -170,7 +170,8 @@ SERVER_OPTIONS: list[click.Parameter] = [
         panel=ACCESS,
         metavar="ORIGINS",
         help="Origins whose pages may call this server, such as https://chat.example, with commas "
-        "between them; * for all. [default: none]",
+        "between them; localhost for those of this machine at any port, * for all. "
+        "[default: none]",
     ),
     option(
         "any_model",
@@ -196,7 +197,7 @@ SERVER_OPTIONS: list[click.Parameter] = [
         type=click.FloatRange(min=1),
         metavar="MS",
         help="Milliseconds that a step of all requests should take: prompts get what is left of "
-        "it. [default: 120 on a CPU, 30 on a GPU]",
+        "it. [default: 100 on a CPU, 30 on a GPU]",
     ),
     option(
         "--chat-template",

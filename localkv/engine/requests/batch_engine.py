@@ -32,7 +32,7 @@ from localkv.sampling.sampler import Sampler
 if TYPE_CHECKING:
     from localkv.structured.constraint import Constraint
 
-STEP_MS_CPU = 120.0
+STEP_MS_CPU = 100.0
 STEP_MS_GPU = 30.0
 """Milliseconds of a step where the user names none."""
 

@@ -1,15 +1,17 @@
 """How long a step takes, learned from those that were run.
 
-A step's time is modelled as a sum: a constant, a time for each sequence that generates a token,
-one for each token of a prompt, and one for each row of K and V that is read. The coefficients are
-fitted by least squares, in which a step counts less the larger it is, and with each one after it,
-so that they follow a machine that gets busier. Steps in a row are mostly alike, and tell the sum
-but not its parts: so the fit is drawn a little towards a first guess, as many times as large as
-steps have been found to be (ridge regression; Hoerl and Kennard 1970), and no part is negative.
+A step's time is modelled as a sum: a constant, a time for each sequence that generates a token, one
+for each token of a prompt, one for each row of K and V that is read, and one for each pair of a
+prompt's token and a row that it attends to. The coefficients are fitted by least squares, in which
+a step counts less the larger it is, and with each one after it, so that they follow a machine that
+gets busier. Steps in a row are mostly alike, and tell the sum but not its parts: so the fit is
+drawn a little towards a first guess, as many times as large as steps have been found to be (ridge
+regression; Hoerl and Kennard 1970), and no part is negative.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +29,7 @@ SHORTEST = 1e-3
 WILD = 4.0
 """A step that took so many times as long as expected counts as one of so many times."""
 ROWS = 1000.0
-"""Rows of K and V that the last coefficient is about."""
+"""Rows of K and V, and pairs, that the last coefficients are about."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,23 @@ class StepShape:
         n_generating: sequences that generate a token each.
         n_prompt: tokens of prompts.
         n_rows: rows of K and V that these read, of all sequences together.
+        n_pairs: of a token of a prompt and a row that it attends to.
     """
 
     n_generating: int
     n_prompt: int
     n_rows: int
+    n_pairs: int = 0
 
     @property
     def features(self) -> NDArray[np.float64]:
-        return np.array([1.0, self.n_generating, self.n_prompt, self.n_rows / ROWS])
+        rows, pairs = self.n_rows / ROWS, self.n_pairs / ROWS
+        return np.array([1.0, self.n_generating, self.n_prompt, rows, pairs])
+
+
+def pairs(n_tokens: int, n_held: int) -> int:
+    """Those of a prompt's tokens behind `n_held` ones, each of which attends to all before it."""
+    return n_tokens * n_held + n_tokens * (n_tokens + 1) // 2
 
 
 @dataclass
@@ -54,13 +64,13 @@ class CostModel:
     """Milliseconds of a step.
 
     Attributes:
-        first_guess: of a step, of a generated token beside others, of a prompt's token, and of
-            1,000 rows of K and V.
+        first_guess: of a step, of a generated token beside others, of a prompt's token, of 1,000
+            rows of K and V, and of 1,000 pairs.
         n_steps: that were learned from.
-        weights: the same four, as learned, all above 0.
+        weights: the same five, as learned, all above 0.
     """
 
-    first_guess: tuple[float, float, float, float] = (20.0, 2.0, 2.0, 1.0)
+    first_guess: tuple[float, float, float, float, float] = (20.0, 2.0, 2.0, 1.0, 0.5)
     n_steps: int = 0
     weights: NDArray[np.float64] = field(init=False)
     _gram: NDArray[np.float64] = field(init=False)
@@ -70,16 +80,20 @@ class CostModel:
 
     def __post_init__(self) -> None:
         self.weights = np.array(self.first_guess)
-        self._gram, self._moment = np.zeros((4, 4)), np.zeros(4)
+        n = len(self.weights)
+        self._gram, self._moment = np.zeros((n, n)), np.zeros(n)
 
     def milliseconds(self, shape: StepShape) -> float:
         """What a step is expected to take."""
         return float(self.weights @ shape.features)
 
-    def prompt_tokens(self, shape: StepShape, milliseconds: float) -> int:
-        """Tokens of prompts that a step may have besides `shape` to take so long."""
-        left = milliseconds - self.milliseconds(shape)
-        return max(0, int(left / self.weights[2]))
+    def prompt_tokens(self, milliseconds: float, n_held: int) -> int:
+        """Tokens of a prompt, behind `n_held` ones, that take so long."""
+        if milliseconds <= 0:
+            return 0
+        pair = self.weights[4] / ROWS
+        one = self.weights[2] + pair * n_held  # n tokens: n * one + pair * n * n / 2
+        return int(2 * milliseconds / (one + math.sqrt(one * one + 2 * pair * milliseconds)))
 
     def learn(self, shape: StepShape, milliseconds: float) -> None:
         """Take in what a step took."""

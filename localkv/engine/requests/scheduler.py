@@ -17,7 +17,7 @@ Rules, in this order:
    those with the fewest tokens left, where each second that others had counts as `AGEING` tokens
    less. So a short one comes before a long one that is being read, however long that takes.
 5. A request begins if the pages of its whole prompt are there, and one more for each that runs and
-   may come to need it. One that waits for `PATIENCE` seconds for pages lets nobody pass.
+   may come to need it. Behind one that waits for `PATIENCE` seconds for pages no other begins.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from localkv.engine.requests.cost_model import CostModel, StepShape
+from localkv.engine.requests.cost_model import CostModel, StepShape, pairs
 from localkv.engine.requests.request import Request
 
-LEAST_SHARE = 0.25
+LEAST_SHARE = 0.6
 """Of a step's milliseconds that prompts have, if there are some."""
 ALONE = 5.0
 """Steps' milliseconds that prompts have together if nobody generates."""
-LEAST_TOKENS = 16
+LEAST_TOKENS = 8
 """Of prompts that a step has, if there are so many."""
-PIECE = 8
+PIECE = 4
 """Tokens that the size of a piece of a prompt is a multiple of, but for the last."""
 AGEING = 200.0
 """Tokens that a second counts for in which others had steps and a prompt did not."""
 AHEAD = 32
 """Tokens that are drawn for a reader who pauses."""
 PATIENCE = 5.0
-"""Seconds that a request waits for pages before it lets nobody pass."""
+"""Seconds that a request waits for pages before no other begins."""
 
 
 class Rows(Protocol):
@@ -97,7 +97,7 @@ class SchedulerConfig:
 
     n_parallel: int = 8
     n_batch: int = 512
-    step_ms: float = 120.0
+    step_ms: float = 100.0
     ahead: int = AHEAD
 
 
@@ -160,22 +160,22 @@ class Scheduler:
         for request in self._served:  # until now
             request.passed_from = now
         parts = self._generating()
-        alone, prompts = not parts, self._prompts(now)
-        n_tokens = self._prompt_tokens(parts) if prompts else 0
+        alone, n_taken, prompts = not parts, 0, self._prompts(now)
+        left = self._left(parts, ALONE if alone else 1.0) if prompts else 0.0
+        is_held_up = False
         for request in prompts:
-            if n_tokens < 1:
+            if self._room(request, left, n_taken) < 1:
                 break
-            if request.state == "waiting" and not self._begin(request):
-                if now - request.arrived > PATIENCE:
-                    break
+            if request.state == "waiting" and (is_held_up or not self._begin(request)):
+                is_held_up |= now - request.arrived > PATIENCE
                 continue
-            n = self._piece(request, n_tokens)
+            n = self._piece(request, self._room(request, left, n_taken))
             if n and self.rows.reserve(request, n):
                 parts.append(Part(request, n))
                 request.passed = request.waited(now)
-                n_tokens -= n
-                if alone and n == request.n_missing:
-                    n_tokens = min(n_tokens, self._tokens_in(self.config.step_ms, parts))
+                n_taken += n
+                alone = alone and n < request.n_missing
+                left = self._left(parts, ALONE if alone else 1.0)
         if not parts and self._blocks():  # all wait for pages that others have
             self._preempt(self._least_important())
             return self.step(now)
@@ -195,6 +195,11 @@ class Scheduler:
             n_generating,
             sum(part.n_rows for part in parts) - n_generating,
             sum(part.request.n_held + part.n_rows for part in parts),
+            sum(
+                pairs(part.n_tokens, part.request.n_held)
+                for part in parts
+                if not part.request.is_decoding
+            ),
         )
 
     def _generating(self) -> list[Part]:
@@ -225,17 +230,22 @@ class Scheduler:
         self.n_preempted += 1
         self.waiting.append(request)
 
-    def _prompt_tokens(self, parts: list[Part]) -> int:
-        """Tokens of prompts in this step."""
-        milliseconds = self.config.step_ms * (1.0 if parts else ALONE)
-        n = self._tokens_in(milliseconds, parts)
-        share = int(LEAST_SHARE * self.config.step_ms / self.cost.weights[2])
-        return min(self.config.n_batch, max(n, share, LEAST_TOKENS))
+    def _left(self, parts: Sequence[Part], steps: float) -> float:
+        """Milliseconds that some parts leave of those of so many steps."""
+        return steps * self.config.step_ms - self.cost.milliseconds(self.shape(parts))
 
-    def _tokens_in(self, milliseconds: float, parts: list[Part]) -> int:
-        """Tokens of prompts for which there is time besides some parts, to the nearest piece."""
-        n = self.cost.prompt_tokens(self.shape(parts), milliseconds)
-        return (n + PIECE // 2) // PIECE * PIECE
+    def _room(self, request: Request, milliseconds: float, n_taken: int) -> int:
+        """Tokens of a prompt that a step may have.
+
+        Args:
+            milliseconds: that are left of the step.
+            n_taken: tokens of other prompts that it has.
+        """
+        cost, n_held = self.cost, request.n_held
+        n = cost.prompt_tokens(milliseconds, n_held)
+        share = cost.prompt_tokens(LEAST_SHARE * self.config.step_ms, n_held)
+        least = max(LEAST_TOKENS, (share + PIECE // 2) // PIECE * PIECE)
+        return min(self.config.n_batch - n_taken, max(n, least - n_taken))
 
     def _prompts(self, now: float) -> list[Request]:
         """Those that do not generate yet, in the order in which they are served."""
@@ -260,7 +270,7 @@ class Scheduler:
 
     def _piece(self, request: Request, n_tokens: int) -> int:
         """How many of its tokens are evaluated in a step that has room for `n_tokens`."""
-        if request.n_alike > n_tokens > PIECE and n_tokens < self.config.n_batch:
+        if request.n_alike > n_tokens and n_tokens < self.config.n_batch:
             n_tokens -= n_tokens % PIECE
         return self.rows.chunk(request, min(n_tokens, request.n_alike))
 
