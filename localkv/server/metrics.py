@@ -47,6 +47,7 @@ class Metrics:
         self.generated = counter("generated_tokens", "Tokens that were drawn.")
         self.drafted = counter("drafted_tokens", "Tokens that were guessed.")
         self.accepted = counter("accepted_tokens", "Tokens that were guessed rightly.")
+        self.verified = counter("verified_batches", "Steps of texts that had guesses.")
         self.longest = 0
         self.prompt_seconds = counter("prompt_seconds", "Seconds until first tokens.")
         self.decode_seconds = counter("decode_seconds", "Seconds between first and last tokens.")
@@ -144,6 +145,7 @@ class _Engine(Collector):
             ("prefix_cache_hits", counts.prefix_hit),
             ("spec_decode_num_draft_tokens", counts.drafted),
             ("spec_decode_num_accepted_tokens", counts.accepted),
+            ("spec_decode_num_drafts", counts.verified),
         ):
             yield _counter(f"vllm:{name}", _name(counted), _value(counted))
         n_preempted = self._n("n_preempted")
@@ -167,6 +169,7 @@ class _Engine(Collector):
             ("n_decode", "localkv_steps", n_steps),
             ("spec_decode_num_draft_tokens", "localkv_drafted_tokens", _value(counts.drafted)),
             ("spec_decode_num_accepted_tokens", "localkv_accepted_tokens", _value(counts.accepted)),
+            ("spec_decode_num_drafts", "localkv_verified_batches", _value(counts.verified)),
         ):
             yield _counter(f"llamacpp:{name}", words, value)
         for name, words, value in (

@@ -65,6 +65,7 @@ class ObservedTexts:
         metrics.longest = max(metrics.longest, usage.total_tokens)
         metrics.drafted.inc(usage.drafted_tokens)
         metrics.accepted.inc(usage.accepted_tokens)
+        metrics.verified.inc(usage.verified_batches)
         metrics.prompt_seconds.inc(event.timings.prompt_seconds)
         metrics.decode_seconds.inc(event.timings.decode_seconds)
         metrics.request_seconds.observe(time.perf_counter() - self._began)

@@ -59,13 +59,17 @@ def test_texts_that_break_off_are_counted():
     texts.take(Reading(1, 10, 4, 4))
     texts.take(Piece(1, "x", 3))
     texts.take(Reading(2, 10, 0, 5))
-    texts.take(Ended(2, "stop", Usage(10, 5, 15, 2), Timings(1, 1, 1, 1), 0))
+    texts.take(Ended(2, "stop", Usage(10, 5, 15, 2, 0, 4, 3, 2), Timings(1, 1, 1, 1), 0))
     texts.broke_off({1, 3}, "disconnected")
     found = _samples(metrics.text().decode())
     assert found["localkv_generated_tokens_total"] == 8
     assert found["localkv_prefix_asked_tokens_total"] == 20
     assert found["localkv_prefix_hit_tokens_total"] == 6
     assert found["localkv_texts_ended_totaldisconnected"] == 2
+    for whose in ("vllm", "llamacpp"):
+        names = ("draft_tokens", "accepted_tokens", "drafts")
+        values = [found[f"{whose}:spec_decode_num_{name}_total"] for name in names]
+        assert values == [4, 3, 2]
     assert (record.n_prompt, record.n_cached, record.n_generated) == (20, 6, 8)
     assert record.ended == "disconnected"
 
