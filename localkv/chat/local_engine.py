@@ -88,7 +88,7 @@ class LocalEngine:
         return replace(
             engine_facts(llm, load_seconds),
             has_think_switch=template.think_switch is not None,
-            takes_tools=tool_template.reads("tools"),
+            takes_tools=tool_template.takes_tools,
             warnings=(
                 *dict.fromkeys((*llm.warnings, *llm.tokenizer.warnings)),
                 *without_effect(llm.tokenizer, used, options.variables, options.uses),

@@ -210,7 +210,7 @@ def without_effect(
             f"the chat template does not read {THINK}: it can't switch reasoning on or off{instead}"
         )
     lines += [f"the chat template does not read {name!r}, which has no effect" for name in unread]
-    if "tools" in used and not template.reads("tools"):
+    if "tools" in used and not template.takes_tools:
         lines.append("the chat template does not read tools: the model is not told of them")
     if "tool_calls" in used and not template.reads("tool_calls"):
         lines.append("the chat template does not read tool_calls: they are left out")

@@ -11,6 +11,7 @@ tokenizer only what `encode_chat` asks of one.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -42,6 +43,9 @@ _DEFAULT_KEY = "tokenizer.chat_template"
 _THINKING = re.compile(r"\{%-?\s*(?:el)?if\s+(?:not\s+)?thinking\b(?!\s*\.)")
 """The same by the name that Granite 3's, DeepSeek V3.1's and Kimi K3's have for it."""
 
+_FUNCTIONS, _FUNCTION_CALLS = "functions", "functools["
+"""Firefunction's name for the tools, as a text of JSON, and how it writes calls."""
+
 
 class Segment(NamedTuple):
     """A piece of a prompt: its text, and whether the template wrote it itself."""
@@ -66,6 +70,15 @@ class ChatTemplate:
     def reads(self, name: str) -> bool:
         """Whether the template's source has this word; a variable that it lacks has no effect."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the model is told of tools."""
+        return self.reads("tools") or self._takes_functions
+
+    @cached_property
+    def _takes_functions(self) -> bool:
+        return _FUNCTION_CALLS in self.source and self.reads(_FUNCTIONS)
 
     @cached_property
     def think_switch(self) -> str | None:
@@ -130,6 +143,9 @@ class ChatTemplate:
                 "tools": _plain(tools, "tools"),
                 "add_generation_prompt": add_generation_prompt,
             }
+            if self._takes_functions:
+                functions = [tool.get("function", tool) for tool in variables["tools"] or ()]
+                variables.setdefault(_FUNCTIONS, json.dumps(functions, indent=4))
         except RecursionError:
             raise UsageError("the conversation is nested too deeply for a template") from None
         pieces = rendered_apart(self.source, self.bos_token, self.eos_token, variables)

@@ -1,9 +1,9 @@
 """Calls without a mark: `{"name": ..., "parameters": {...}}` as the answer, as Llama 3.x writes it.
 
 What other models write that were told of tools in plain words is found here as well: `arguments`,
-a list of calls, a fence of three backticks, Hermes' mark. The name has to be that of a tool, so
-JSON that is an answer stays one. After `<|python_tag|>` Llama 3 writes the same, or
-`NAME.call(KEY="value")`.
+a list of calls, a fence of three backticks, Hermes' mark, `functools`, which is Firefunction's. The
+name has to be that of a tool, so JSON that is an answer stays one. After `<|python_tag|>` Llama 3
+writes the same, or `NAME.call(KEY="value")`.
 (https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1)
 """
 
@@ -19,6 +19,7 @@ from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tools import Tool, Tools
 
 _TAG, _FENCE, _MARK, _MARK_END = "<|python_tag|>", "```", "<tool_call>", "</tool_call>"
+_FUNCTIONS = "functools"
 _FENCED = ("json", "tool_call", "tool_code", "")
 
 
@@ -28,7 +29,7 @@ def parse(source: Source, tools: Tools) -> Steps[None]:
     yield from source.spaces()
     if not (yield from _calls(source, tools)):
         source.at = begin
-    while mark := (yield from source.text_up_to(_TAG, _FENCE, _MARK)):
+    while mark := (yield from source.text_up_to(_TAG, _FENCE, _MARK, _FUNCTIONS)):
         at, n_calls = source.at, source.n_calls
         if mark == _FENCE:
             found = yield from _fenced(source, tools)

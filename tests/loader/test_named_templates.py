@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from localkv.loader.chat_template import ChatTemplate
@@ -49,6 +51,18 @@ PROMPTS = {
 def test_prompts_of_each(name: str) -> None:
     template = ChatTemplate(NAMED_TEMPLATES[name], bos_token="<s>", eos_token="</s>")
     assert template.render(MESSAGES) == PROMPTS[name]
+
+
+def test_functions_are_told_as_text() -> None:
+    source = "{{ 'functools[' + functions }}"
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    assert template.takes_tools
+    assert json.loads(template.render(MESSAGES, tools=tools)[len("functools[") :]) == [
+        {"name": "look"}
+    ]
+    assert template.render(MESSAGES) == "functools[[]"
+    assert template.render(MESSAGES, tools=tools, functions="mine") == "functools[mine"
 
 
 def test_a_template_is_told_the_date() -> None:

@@ -108,6 +108,11 @@ _TEXTS = [
         [LOOK, STOP],
     ),
     (
+        GENERIC,
+        ' functools[{"name": "look", "arguments": OBJECT}, {"name": "stop", "arguments": {}}]',
+        [LOOK, STOP],
+    ),
+    (
         MISTRAL_LIST,
         '[TOOL_CALLS] [{"name": "look", "arguments": OBJECT, "id": "abc123456"}, '
         '{"name": "stop", "arguments": {}}]',

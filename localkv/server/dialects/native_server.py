@@ -40,7 +40,7 @@ async def props(front: Front, request: Request) -> Response:
         "ui": settings.has_page,
         "chat_template": "" if template is None else template.source,
         "chat_template_caps": {
-            "supports_tools": template is not None and template.reads("tools"),
+            "supports_tools": template is not None and template.takes_tools,
             "supports_tool_calls": template is not None and template.reads("tool_calls"),
         },
         "bos_token": text_of(tokenizer.bos_id),

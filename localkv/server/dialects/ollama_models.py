@@ -95,7 +95,7 @@ def _capabilities(model: PromptModel) -> list[str]:
     found = ["completion"]
     template = model.template
     for_tools = template if template is not model.chat_template else model.tool_template
-    if for_tools is not None and for_tools.reads("tools"):
+    if for_tools is not None and for_tools.takes_tools:
         found.append("tools")
     if template is not None and can_think(template):
         found.append("thinking")
