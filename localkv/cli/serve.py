@@ -46,6 +46,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
     if not hosts:
         raise UsageError("--host has no address", hint="as in --host 127.0.0.1")
     from localkv.chat.engine import EngineOptions
+    from localkv.server.hosts import checked_origins
     from localkv.server.http_server import Ending, serve
     from localkv.server.settings import ServerSettings
     from localkv.server.wire import Facts
@@ -83,7 +84,7 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
         has_slots=values["has_slots"],
         timeout=values["timeout"],
         api_keys=keys,
-        cors=_listed(values["cors"]),
+        cors=checked_origins(_listed(values["cors"])),
         has_page=values["ui"],
         allowed_hosts=_listed(values["allowed_hosts"]),
         is_insecure=values["insecure"],

@@ -39,6 +39,7 @@ from localkv.server.error_answer import error_answer
 from localkv.server.failures import RequestError, as_request_error
 from localkv.server.front import Front
 from localkv.server.guard import Guard
+from localkv.server.hosts import LOCAL, LOCAL_ORIGIN
 from localkv.server.json_answer import json_response
 from localkv.server.openapi import described
 from localkv.server.page_files import cache_meter, facts, page
@@ -138,12 +139,14 @@ def application(front: Front) -> Starlette:
 
 def _cors(front: Front) -> list[Middleware]:
     """Tells browsers which pages may read answers, if there are any."""
-    if not front.settings.cors:
+    allowed = front.settings.cors
+    if not allowed:
         return []
     return [
         Middleware(
             CORSMiddleware,
-            allow_origins=front.settings.cors,
+            allow_origins=allowed,
+            allow_origin_regex=LOCAL_ORIGIN if LOCAL in allowed else None,
             allow_methods=["GET", "POST", "OPTIONS"],
             allow_headers=["*"],
             expose_headers=["x-request-id"],

@@ -12,7 +12,7 @@ from localkv.errors import byte_size
 from localkv.server.api_keys import ApiKeys, given_key
 from localkv.server.error_answer import error_answer
 from localkv.server.failures import RequestError
-from localkv.server.hosts import is_known, is_same, known_hosts
+from localkv.server.hosts import is_known, is_same, known_hosts, may_call
 from localkv.server.settings import MOST_BODY
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ class Guard:
                 f"the host {host!r:.100} is none of this server's names",
                 "start it with --allowed-hosts NAME, or with --api-key",
             )
-        allowed = self._front.settings.cors
-        if origin is None or "*" in allowed or origin in allowed or is_same(origin, host):
+        if origin is None or may_call(origin, self._front.settings.cors) or is_same(origin, host):
             return
         raise RequestError(
             403,

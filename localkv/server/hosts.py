@@ -7,9 +7,18 @@ scripts read what the server answers. They can't change the header `Host`, which
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Collection
 from urllib.parse import urlsplit
+
+from localkv.errors import UsageError
+
+ANY, LOCAL, OPAQUE = "*", "localhost", "null"
+"""What stands for all origins, for those of this machine, and for pages that have none."""
+LOCAL_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
+"""Regular expression of an origin of this machine, at any port."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 
 def is_loopback(address: str) -> bool:
@@ -49,6 +58,29 @@ def is_same(origin: str, authority: str) -> bool:
         return urlsplit(origin).netloc.lower() == authority.lower() != ""
     except ValueError:
         return False
+
+
+def checked_origins(origins: Collection[str]) -> tuple[str, ...]:
+    """Origins as browsers write them.
+
+    Raises:
+        UsageError: one is none.
+    """
+    found = tuple(origin.lower() for origin in origins)
+    for origin in found:
+        if origin not in (ANY, LOCAL, OPAQUE) and not _ORIGIN.fullmatch(origin):
+            raise UsageError(
+                f"{origin!r:.100} is no origin",
+                hint="one is such as https://chat.example or http://10.0.0.5:3000; localhost "
+                "stands for all of this machine, * for all there are",
+            )
+    return found
+
+
+def may_call(origin: str, allowed: Collection[str]) -> bool:
+    """Whether pages of an `Origin` may call a server that allows some."""
+    is_local = LOCAL in allowed and re.fullmatch(LOCAL_ORIGIN, origin) is not None
+    return is_local or ANY in allowed or origin in allowed
 
 
 def _host(authority: str) -> str:

@@ -9,6 +9,7 @@ from localkv.errors import UsageError
 from localkv.server import guard
 from localkv.server.api_keys import ApiKeys, given_key, read_keys
 from localkv.server.app import application
+from localkv.server.hosts import checked_origins
 from localkv.server.http_server import check_exposure
 from support.front import front_of
 
@@ -68,6 +69,58 @@ def test_pages_that_are_named_may_call_and_see_errors():
     assert "access-control-allow-credentials" not in refused.headers
     other = client.get("/v1/models", headers={"origin": "https://evil.example", **KEY})
     assert other.status_code == 403
+
+
+def test_pages_of_this_machine_may_call_if_they_are_named():
+    client = _client(cors=("localhost",))
+    asked = {"access-control-request-method": "POST"}
+    for origin in (
+        "http://localhost",
+        "https://localhost:81",
+        "http://127.0.0.1:9",
+        "http://[::1]",
+    ):
+        preflight = client.options("/v1/models", headers={"origin": origin, **asked})
+        assert preflight.headers["access-control-allow-origin"] == origin
+        answer = client.get("/v1/models", headers={"origin": origin})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+    for origin in ("https://evil.example", "http://localhost.evil.example", "http://localhost:a"):
+        answer = client.get("/v1/models", headers={"origin": origin})
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_origins_are_as_browsers_write_them():
+    given = ("https://Chat.example", "http://[::1]:80", "app://obsidian.md", "*", "localhost")
+    assert checked_origins(given) == (given[0].lower(), *given[1:])
+    for origin in (
+        "chat.example",
+        "https://chat.example/",
+        "http://",
+        "http://a b",
+        "//a",
+        "https:",
+    ):
+        with pytest.raises(UsageError, match="is no origin"):
+            checked_origins([origin])
+
+
+def test_paths_say_what_they_take():
+    client = _client()
+    answer = client.get("/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert "this path takes POST" in answer.json()["error"]["message"]
+    answer = client.post("/v1/chat/completions")
+    assert (answer.status_code, "body is empty" in answer.text) == (400, True)
+    assert client.post("/v1/nothing").status_code == 404
+
+
+def test_a_model_by_its_name():
+    client = _client(aliases=("org/two",))
+    (listed,) = client.get("/v1/models").json()["data"]
+    for name in ("tales", "org/two"):
+        assert client.get(f"/v1/models/{name}").json() == listed
+    assert client.get("/v1/models/three").status_code == 404
 
 
 def test_keys():
