@@ -33,7 +33,7 @@ from localkv.server.dialects.ollama_answer import chat, generate
 from localkv.server.dialects.ollama_models import running, show, tags, version
 from localkv.server.dialects.openai_chat import chat_completions
 from localkv.server.dialects.openai_completions import completions
-from localkv.server.dialects.openai_models import health, models
+from localkv.server.dialects.openai_models import health, model, models
 from localkv.server.dialects.openai_responses import input_tokens, responses
 from localkv.server.error_answer import error_answer
 from localkv.server.failures import RequestError, as_request_error
@@ -58,6 +58,8 @@ ENDPOINTS: list[tuple[str, list[str], Endpoint]] = [
     ("/v1/health", GET, health),
     ("/models", GET, models),
     ("/v1/models", GET, models),
+    ("/models/{name:path}", GET, model),
+    ("/v1/models/{name:path}", GET, model),
     ("/chat/completions", POST, chat_completions),
     ("/v1/chat/completions", POST, chat_completions),
     ("/v1/responses", POST, responses),
@@ -111,8 +113,13 @@ def application(front: Front) -> Starlette:
 
     async def not_found(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        what = "no such path" if error.status_code == 404 else "not allowed here"
-        failure = RequestError(error.status_code, f"{request.method} {request.url.path}: {what}")
+        allowed = (error.headers or {}).get("Allow", "")
+        failure = RequestError(
+            error.status_code,
+            f"{request.method} {request.url.path}: "
+            + (f"this path takes {allowed}" if allowed else "no such path"),
+            headers=error.headers,
+        )
         return error_answer(request.url.path, failure)
 
     async def broken(request: Request, error: Exception) -> Response:

@@ -13,4 +13,6 @@ def error_answer(path: str, error: RequestError) -> Response:
     """What a client of a path is told, in its dialect's shape."""
     if path.startswith("/v1/messages"):
         return json_response(failure(error), error.status, error.headers)
+    if path.startswith("/api/"):
+        return json_response({"error": str(error)}, error.status, error.headers)
     return json_response({"error": error.fields}, error.status, error.headers)

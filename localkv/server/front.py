@@ -156,8 +156,17 @@ class Front:
         Raises:
             RequestError: 404, with the name of the one that is.
         """
+        if name and self.settings.checks_model:
+            self.check_listed(name)
+
+    def check_listed(self, name: str) -> None:
+        """Refuse a name that the model does not have, whether requests may use any or not.
+
+        Raises:
+            RequestError: 404, with the name that it has.
+        """
         known = (self.settings.model_name, *self.settings.aliases)
-        if name and self.settings.checks_model and name not in known:
+        if name not in known:
             raise RequestError(
                 404,
                 f"there is no model {name!r:.100} here",

@@ -35,6 +35,8 @@ def decoded(body: bytes, kind: type[T]) -> T:
     Raises:
         RequestError: 400, with the path of what is wrong.
     """
+    if not body:
+        raise RequestError(400, "the body is empty", "send JSON")
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)

@@ -42,6 +42,7 @@ def described(
     by_kind = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for path, methods, endpoint in endpoints:
+        path = path.replace(":path", "")
         for method in methods:
             paths.setdefault(path, {})[method.lower()] = _operation(path, endpoint, by_kind)
     return {

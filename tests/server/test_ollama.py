@@ -31,6 +31,8 @@ def test_a_chat_whole_and_in_lines(server: RunningServer):
     assert whole["done_reason"] in ("stop", "length")
     assert lines[-1]["eval_count"] == whole["eval_count"] > 0
     assert whole["prompt_eval_count"] > 0
+    parts = whole["prompt_eval_duration"] + whole["eval_duration"]
+    assert whole["total_duration"] >= parts > 0
     other = {"model": "tales", "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
     same = server.post("/v1/chat/completions", other)[1]["choices"][0]["message"]["content"]
     assert whole["message"]["content"] == same
@@ -77,6 +79,7 @@ def test_the_model_is_described(server: RunningServer):
 def test_what_there_is_not_is_told_as_text(server: RunningServer):
     status, answer = server.post("/api/embed", {"model": "tales", "input": "a"})
     assert (status, type(answer["error"])) == (501, str)
+    assert server.post("/api/nothing", {}) == (404, {"error": "POST /api/nothing: no such path"})
 
 
 def test_a_request_for_nothing_asks_for_the_model(server: RunningServer):
@@ -101,7 +104,7 @@ def test_what_is_refused(server: RunningServer, fields: dict, status: int, messa
 
 
 def test_calls_of_tools_have_objects(server: RunningServer):
-    answer = OllamaAnswer(Answers(None, [AnswerReader()]), ChatRequest(model="tales"))
+    answer = OllamaAnswer(Answers(None, [AnswerReader()]), ChatRequest(model="tales"), 0.0)
     deltas = [
         CallBegun(0, "a", "add"),
         CallArguments(0, '{"x": '),

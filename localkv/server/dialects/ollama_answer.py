@@ -66,12 +66,13 @@ class OllamaAnswer:
     Args:
         answers: it comes from here.
         body: the request.
+        began: when it came, by `time.perf_counter`.
     """
 
-    def __init__(self, answers: Answers, body: ChatRequest | GenerateRequest) -> None:
+    def __init__(self, answers: Answers, body: ChatRequest | GenerateRequest, began: float) -> None:
         self.answers, self._body = answers, body
         self._is_chat = isinstance(body, ChatRequest)
-        self._began = time.perf_counter()
+        self._began = began
         self._calls = list[tuple[str, list[str]]]()
 
     async def whole(self) -> dict[str, Any]:
@@ -208,7 +209,7 @@ async def _raw(front: Front, body: GenerateRequest, options: Options) -> Answers
 async def _answered(
     front: Front, request: Request, body: ChatRequest | GenerateRequest
 ) -> Response:
-    options = await check(front, body)
+    began, options = time.perf_counter(), await check(front, body)
     asks = body.messages if isinstance(body, ChatRequest) else body.prompt
     if not asks:
         empty: dict[str, Any] = {"response": ""}
@@ -220,7 +221,7 @@ async def _answered(
         answers = await _raw(front, body, options)
     else:
         answers = await begun(front, chat_body(body, options))
-    answer = OllamaAnswer(answers, body)
+    answer = OllamaAnswer(answers, body, began)
     if body.stream is False:
         return await json_answer(request, answer.whole(), answers.texts)
     return StreamingResponse(answer.lines(), media_type="application/x-ndjson")

@@ -22,6 +22,16 @@ async def models(front: Front, request: Request) -> Response:
     return json_response({"object": "list", "data": [described(front)]})
 
 
+async def model(front: Front, request: Request) -> Response:
+    """GET /v1/models/NAME: the model, by one of its names.
+
+    Raises:
+        RequestError: 404, it has no such name.
+    """
+    front.check_listed(request.path_params["name"])
+    return json_response(described(front))
+
+
 def described(front: Front) -> dict[str, Any]:
     """The model as an element of the list."""
     facts = front.supervisor.facts

@@ -213,7 +213,7 @@ class ResponseAnswer:
         }
 
     def _response(self, status: str, end: Ended | None = None, **fields: Any) -> dict[str, Any]:
-        output = [self._item(part, "completed") for part in self.parts.all] if end else []
+        output = [self._item(part, self._ended(part)) for part in self.parts.all] if end else []
         return {
             **self._head,
             "status": status,
@@ -318,8 +318,14 @@ class ResponseAnswer:
             fields = {"text": part.text, **_logprobs(part)}
             ends.append(self._event(f"response.{kind}_text.done", **fields, **where))
             ends.append(self._event("response.content_part.done", part=_content(part), **where))
-        item = self._item(part, "completed")
+        item = self._item(part, self._ended(part))
         return [*ends, self._event("response.output_item.done", item=item, **at)]
+
+    def _ended(self, part: Part) -> str:
+        """The status of a part that does not go on."""
+        is_last = part is self.parts.all[-1]
+        is_cut = any(end.finish_reason == "length" for end in self.answers.ended)
+        return "incomplete" if is_last and is_cut else "completed"
 
     def _id(self, part: Part) -> str:
         """The id of the item that a part is."""
