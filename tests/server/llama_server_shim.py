@@ -45,6 +45,7 @@ WITHOUT_EFFECT = {
     "--verbose",
     "--no-cache-idle-slots",
     "--swa-full",
+    "--backend_sampling",
 }
 """What is always so here, or makes no difference."""
 VALUES_WITHOUT_EFFECT = {
