@@ -43,7 +43,7 @@ from localkv.server.hosts import LOCAL, LOCAL_ORIGIN
 from localkv.server.json_answer import json_response
 from localkv.server.openapi import described
 from localkv.server.page_files import cache_meter, facts, page
-from localkv.server.recorder import Recorder
+from localkv.server.recorder import WARNING, Recorder
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
 
@@ -156,6 +156,6 @@ def _cors(front: Front) -> list[Middleware]:
             allow_origin_regex=LOCAL_ORIGIN if LOCAL in allowed else None,
             allow_methods=["GET", "POST", "OPTIONS"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", WARNING],
         )
     ]

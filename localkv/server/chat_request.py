@@ -13,6 +13,7 @@ from localkv.server.answers import Answers
 from localkv.server.failures import RequestError, unsupported
 from localkv.server.front import Front, opening_of
 from localkv.server.request_fields import RequestFields, grammar_for, place_of
+from localkv.server.request_record import current
 from localkv.server.sampling_fields import stop_strings
 from localkv.server.wire import Submit
 from localkv.tool_calls.reader import CallReader
@@ -55,7 +56,7 @@ async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
     goes_on = body.continue_final_message
     if goes_on is None and front.settings.prefills and not body.add_generation_prompt:
         goes_on = _ends_in_answer(body.messages)
-    return await front.conversation(
+    prompt = await front.conversation(
         body.messages,
         tools=None if body.tool_choice == "none" else body.tools,
         template_kwargs=_template_kwargs(body),
@@ -64,6 +65,9 @@ async def rendered(front: Front, body: ChatBody) -> ChatPrompt:
         continue_final_message=bool(goes_on),
         add_generation_prompt=body.add_generation_prompt,
     )
+    if (record := current.get()) is not None:
+        record.warnings = prompt.warnings
+    return prompt
 
 
 def _ends_in_answer(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 LOST = 499
 """nginx's status of a request whose client was gone before an answer."""
+WARNING = "x-localkv-warning"
+"""The header that names fields of a request that have no effect on this model."""
+_LONGEST = 1000
 
 
 class Recorder:
@@ -39,7 +42,10 @@ class Recorder:
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = record.id
+                if record.warnings:
+                    headers[WARNING] = _as_header("; ".join(record.warnings))
             await send(message)
 
         try:
@@ -51,3 +57,8 @@ class Recorder:
                 self._front.metrics.answered(record)
             if self._front.log is not None:
                 self._front.log.write(record)
+
+
+def _as_header(text: str) -> str:
+    """A text as a header may hold it."""
+    return ascii(text)[1:-1][:_LONGEST]

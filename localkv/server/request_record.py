@@ -20,6 +20,7 @@ class RequestRecord:
         key: the number of its API key; 0 for none.
         n_prompt, n_cached, n_generated: tokens of all its texts.
         ended: why texts of it ended before they were complete.
+        warnings: one line for each field that has no effect on this model.
     """
 
     id: str
@@ -31,6 +32,7 @@ class RequestRecord:
     n_cached: int = 0
     n_generated: int = 0
     ended: str = ""
+    warnings: tuple[str, ...] = ()
     started: float = field(default_factory=time.perf_counter)
 
     @property

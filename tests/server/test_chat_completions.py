@@ -31,6 +31,21 @@ def test_an_answer(client: openai.OpenAI):
     assert answer.usage.completion_tokens == 12
 
 
+def test_what_has_no_effect_is_named(client: openai.OpenAI):
+    """In a header; the template of this model shows no tools."""
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "model": "tales", "max_tokens": 1}
+    create = client.chat.completions.with_raw_response.create
+    for options, found in (
+        ({}, None),
+        ({"tools": tools}, "does not read tools"),
+        ({"extra_body": {"chat_template_kwargs": {"\n\u263a": 1}}, "stream": True}, "\\u263a"),
+    ):
+        warning = create(**asked, **options).headers.get("x-localkv-warning")
+        assert warning == found or found in warning
+        assert warning is None or warning.isprintable()
+
+
 def test_a_stream_is_the_same_text(client: openai.OpenAI):
     whole = _asked(client).choices[0].message.content
     chunks = list(_asked(client, stream=True, stream_options={"include_usage": True}))
