@@ -31,6 +31,7 @@ from localkv.kernels.backend import (
     TokenInputs,
     run_nothing_next,
 )
+from localkv.kernels.guessing import Guessed, Guessing, run_no_guesses
 from localkv.kernels.laurel import with_laurel
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Method, Use, uses
@@ -186,10 +187,41 @@ class Transformer:
             float32 [tokens, n_vocab], or None where the backend does not know `before`, or nothing
             at all from batch to batch, and the tokens have to be run as any others.
         """
-        weights, backend = self.weights, self.backend
-        if backend.run_next is run_nothing_next or weights.altup:
+        if self.backend.run_next is run_nothing_next:
             return None
-        rotations = self._rotations_in(n_ctx)
+        moved = self._moved(token_ids, positions, before, n_ctx)
+        return None if moved is None else self.backend.run_next(self._stack, moved)
+
+    def next_guesses(
+        self,
+        token_ids: Sequence[int],
+        position: int,
+        before: Batch,
+        n_ctx: int,
+        guessing: Guessing,
+    ) -> Guessed | None:
+        """The most probable tokens that follow generated ones, as `Backend.run_guesses` has it.
+
+        Args:
+            token_ids: one after the other, whose rows and those of the guesses go to the page of
+                the row of `before`.
+            position: of the first of them.
+            before: a batch of one token, with its logits.
+            n_ctx: tokens of the cache's context.
+        """
+        if self.backend.run_guesses is run_no_guesses:
+            return None
+        moved = self._moved(token_ids[:1], [position], before, n_ctx)
+        if moved is None:
+            return None
+        return self.backend.run_guesses(self._stack, moved, token_ids[1:], guessing)
+
+    def _moved(
+        self, token_ids: Sequence[int], positions: Sequence[int], before: Batch, n_ctx: int
+    ) -> MovedBatch | None:
+        """As `next_logits` has them; None for models that run them as any others."""
+        weights = self.weights
+        rotations = None if weights.altup else self._rotations_in(n_ctx)
         if rotations is None:
             return None
         embedding = weights.token_embd, self.config.embedding_scale
@@ -197,9 +229,7 @@ class Transformer:
         if weights.per_layer is not None:
             ids = np.array(token_ids, np.int64)
             embedded = partial(self._inputs_of, weights.per_layer, token_ids=ids)
-        return backend.run_next(
-            self._stack, MovedBatch(token_ids, positions, *embedding, rotations, before, embedded)
-        )
+        return MovedBatch(token_ids, positions, *embedding, rotations, before, embedded)
 
     def hidden(self, batch: Batch, cache: KVCache) -> Array:
         """As `forward`, up to the last norm.

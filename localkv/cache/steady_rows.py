@@ -61,6 +61,13 @@ class SteadyRows:
             and all(pool.n_holders[page] == 1 for pool, page in self._written)
         )
 
+    def room(self, sequence: Sequence) -> int:
+        """As many tokens behind a sequence's end all go where the next does; 0 if states follow
+        each token, or a ladder may change pages."""
+        if self._cache.states or self._ladder is not None or not self.hold(sequence):
+            return 0
+        return self._end - sequence.length
+
     def _is_steady(self, length: int) -> bool:
         """Whether pages of a ladder are where they were, and none is about to change."""
         ladder = self._ladder

@@ -22,6 +22,7 @@ from localkv.engine.prefix_cache import PrefixCache
 from localkv.engine.token_text import Text, marked, unmarked
 from localkv.errors import ModelClosedError
 from localkv.kernels.device_memory import Room, naming_what_fails
+from localkv.kernels.guessing import Guessed, Guessing
 from localkv.model import Transformer
 from localkv.system.threads import chosen_threads
 from localkv.system.turns import Turns
@@ -188,6 +189,18 @@ class CacheSlot:
         """Logits of generated tokens, if they are like some before but for their positions."""
         self.use_threads(len(ids))
         return self._next.logits([(self.sequence, ids)])
+
+    def guess(self, ids: Sequence[int], guessing: Guessing) -> Guessed | None:
+        """Evaluate generated tokens and the most probable ones behind them, at once.
+
+        Returns:
+            what was guessed; None, with nothing evaluated, where they have to be run one by one.
+        """
+        self.use_threads(1)
+        found = self._next.guesses(self.sequence, ids, guessing)
+        if found is not None:
+            self._hold([*ids, *found.tokens][: found.n_evaluated], generated=True)
+        return found
 
     def hidden(self, ids: Sequence[int], rows: Literal["last", "all"]) -> Array:
         """Run a prompt's `ids`, in one batch, after those that are held.

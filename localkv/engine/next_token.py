@@ -9,6 +9,7 @@ from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.cache.pages import Sequence
 from localkv.cache.steady_rows import SteadyRows
+from localkv.kernels.guessing import Guessed, Guessing
 from localkv.model import Transformer
 
 MANY_SHAPES = 32
@@ -44,6 +45,24 @@ class NextTokens:
         """Whether all that a token at the end of a sequence takes is there."""
         found = self._steady.get((0, 1))
         return found is not None and found[1][0].hold(sequence)
+
+    def guesses(self, sequence: Sequence, ids: Seq[int], guessing: Guessing) -> Guessed | None:
+        """The most probable tokens behind generated ones, which are at the end of a sequence.
+
+        None, with nothing evaluated, if they have to be run one by one; fewer than `guessing` says
+        where they would go to another page.
+        """
+        found = self._steady.get((0, 1))
+        if found is None:
+            return None
+        batch, (steady,) = found
+        most = min(guessing.most, steady.room(sequence) - len(ids) + 1)
+        if most < 1:
+            return None
+        if most < guessing.most:
+            guessing = guessing._replace(most=most)
+        at = sequence.length
+        return self._model.next_guesses(ids, at, batch, self._cache.n_ctx, guessing)
 
     def logits(self, parts: Seq[tuple[Sequence, Seq[int]]]) -> Array | None:
         """Logits of generated tokens at the ends of sequences, float32 [tokens, n_vocab].

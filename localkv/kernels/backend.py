@@ -21,6 +21,7 @@ from localkv.cache.layer_cache import LayerCache
 from localkv.config import CacheConfig
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.device_memory import DeviceMemory
+from localkv.kernels.guessing import RunGuesses, run_no_guesses
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Methods
 from localkv.kernels.namespace import namespace
@@ -204,6 +205,7 @@ class Backend:
             tokens, [tokens, P] (`per_layer_input.py`).
         run_layers: all layers at once, for the batches for which it has that.
         run_next: layers and logits of generated tokens like those of a batch before.
+        run_guesses: the most probable tokens that follow such ones, at once.
         prepare: a matrix or a stack of them, as a view of the file -> as the products want it.
         late: the same for weights that may be laid out after loading; None if none are.
         prepare_embedding: the same for `embed`; if its result no longer reads the file's rows, a
@@ -241,6 +243,7 @@ class Backend:
     methods: Methods
     run_layers: RunLayers = run_one_by_one
     run_next: RunNext = run_nothing_next
+    run_guesses: RunGuesses = run_no_guesses
     late: LatePreparation | None = None
     prepare_embedding: Callable[[PackedTensor], PackedTensor] = as_in_file
     hardware: str = ""

@@ -70,7 +70,7 @@ def rope_table(freqs: Array, positions: Array, rope: RopeSpec, arrays: Arrays) -
     return RopeTable(arrays.floating(cos), arrays.floating(sin), rope.interleaved)
 
 
-NEARBY = 16
+NEARBY = 64
 """Positions whose rotations are made together."""
 
 
@@ -85,14 +85,17 @@ class TokenRotations:
 
     def table(self, position: int) -> RopeTable:
         """Cosines and sines of a position, with the bits that it has among others."""
-        first = position - position % NEARBY
-        if self._first != first:
-            positions = np.arange(first, first + NEARBY)
-            self._table = rope_table(self.freqs, positions, self.rope, self.arrays)
-            self._first = first
-            self._views = self._table.cos.reshape(-1).data, self._table.sin.reshape(-1).data
-        row = slice(position - first, position - first + 1)
-        return RopeTable(self._table.cos[row], self._table.sin[row], self.rope.interleaved)
+        if not 0 <= position - self._first < NEARBY:
+            self._make(position - position % NEARBY)
+        at = position - self._first
+        return self._rows(at, at + 1)
+
+    def following(self, position: int, n: int) -> RopeTable:
+        """Those of `n` positions from one on, at most `NEARBY`, one after the other in memory."""
+        if not 0 <= position - self._first <= NEARBY - n:
+            self._make(position)
+        at = position - self._first
+        return self._rows(at, at + n)
 
     def put(self, position: int, cos: memoryview, sin: memoryview) -> None:
         """Write those of a position, which is sooner done than to make a table of it."""
@@ -102,6 +105,17 @@ class TokenRotations:
             at = position - self._first
         n = len(cos)
         cos[:], sin[:] = (view[at * n : at * n + n] for view in self._views)
+
+    def _make(self, first: int) -> None:
+        """Those of a position and of as many behind it as are made together."""
+        positions = np.arange(first, first + NEARBY)
+        self._table = rope_table(self.freqs, positions, self.rope, self.arrays)
+        self._first = first
+        self._views = self._table.cos.reshape(-1).data, self._table.sin.reshape(-1).data
+
+    def _rows(self, start: int, end: int) -> RopeTable:
+        cos, sin = self._table.cos[start:end], self._table.sin[start:end]
+        return RopeTable(cos, sin, self.rope.interleaved)
 
 
 def position_scale(positions: Array, temperature: Temperature, arrays: Arrays) -> Array:

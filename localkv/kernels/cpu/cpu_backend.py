@@ -6,7 +6,7 @@ own (`formats/cpu/page_order.py`), so a cache is written and read by this backen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,7 @@ from localkv.kernels.cpu.store.group_store import store_groups_cpu
 from localkv.kernels.cpu.store.rotate import rotate_cpu
 from localkv.kernels.cpu.store.store_kv import store_kv_cpu
 from localkv.kernels.cpu.token_program import TokenPrograms
+from localkv.kernels.guessing import Guessed, Guessing
 from localkv.kernels.moe import moe_mlp
 from localkv.kernels.primitives import Primitives
 from localkv.simd.lanes import LANES
@@ -116,12 +117,23 @@ def cpu_backend() -> Backend:
     def run_next(layers: tuple[StackLayer, ...], moved: MovedBatch) -> Array | None:
         return programs.run_next(layers, moved) if products.late.are_laid else None
 
+    def run_guesses(
+        layers: tuple[StackLayer, ...],
+        moved: MovedBatch,
+        more: Sequence[int],
+        guessing: Guessing,
+    ) -> Guessed | None:
+        if not products.late.are_laid:
+            return None
+        return programs.run_guesses(layers, moved, more, guessing)
+
     return replace(
         composed,
         embed=embed,
         late=_LateWeights(products, forget),
         run_layers=programs,
         run_next=run_next,
+        run_guesses=run_guesses,
         turns=Turns(forget),
         compiling_ahead=_kernels_ahead,
         **layer.operations(),

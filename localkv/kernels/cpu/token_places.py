@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from localkv.cache.layer_cache import LayerCache
 from localkv.kernels.backend import MovedBatch, TokenBatch, TokenInputs
 from localkv.kernels.bounds import BoundsError, check_slots
-from localkv.kernels.cpu.arrays import Floats
+from localkv.kernels.cpu.arrays import Floats, address
 from localkv.kernels.cpu.runtime.chain import Chain, Scratch, Where
 from localkv.kernels.cpu.store.group_store import check_groups
 
@@ -147,6 +147,24 @@ class TokenPlaces:
         if given.embedded is not None:
             self.fill_embedded(given.embedded)
         self.rows[0][:] = x
+
+    def growing(self) -> list[int]:
+        """Addresses of the items that are one more for a token behind this one, in the page."""
+        return [address(slots) for _, slots, _ in self._pools.values()]
+
+    def turns(self, moved: MovedBatch, n: int) -> list[tuple[int, int, int]] | None:
+        """Of each table of the rotations of one token: where it is, where there are the same
+        values and those of the `n` - 1 tokens behind, and how many floats a token has. None if
+        tokens differ in other places, too."""
+        if self._groups or self.states is not None or self.embedded is not None:
+            return None
+        found = list[tuple[int, int, int]]()
+        for one, rotations in zip(self._inputs, moved.rotations, strict=True):
+            if rotations is not None:
+                table = rotations.following(moved.positions[0], n)
+                for name, rows in (("cos", table.cos), ("sin", table.sin)):
+                    found.append((address(one[name]), address(rows), rows.shape[1]))
+        return found
 
     def fill_embedded(self, embedded: Floats) -> None:
         """Write what layers read of each token."""

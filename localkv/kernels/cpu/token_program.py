@@ -10,6 +10,7 @@ by one, and so are the bits. Tokens are of one text, as guesses are, or of sever
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +33,10 @@ from localkv.kernels.cpu.layer_chains import FEW_TOKENS, runs
 from localkv.kernels.cpu.linear.embedding import Embedding
 from localkv.kernels.cpu.linear.products import add_products, with_bias
 from localkv.kernels.cpu.runtime.chain import Chain
+from localkv.kernels.cpu.token_guesses import TokenGuesses
 from localkv.kernels.cpu.token_layer import LayerSteps
 from localkv.kernels.cpu.token_places import TokenPlaces
+from localkv.kernels.guessing import Guessed, Guessing
 from localkv.system.threads import n_threads
 
 LOGITS = "logits"
@@ -74,6 +77,7 @@ class TokenProgram:
         self.head: Head | None = None
         self.last: Batch | None = None
         self.positions = list[int]()
+        self._guesses: TokenGuesses | None = None
         if given.head is not None and runs(given.head.output):
             self._add_head(given.head)
 
@@ -115,18 +119,38 @@ class TokenProgram:
         Returns:
             logits, or None if their attention is cut otherwise.
         """
-        if self.head is None or self.last is None:
+        if self.head is None or not self._moved(moved, embedding):
             return None
+        return self._logits(self.head)
+
+    def run_guesses(
+        self, moved: MovedBatch, more: Sequence[int], guessing: Guessing, embedding: Embedding
+    ) -> Guessed | None:
+        """As `Backend.run_guesses` has it, in a program of one token."""
+        head = self.head
+        if head is None or head.spec.logit_scale != 1.0 or head.spec.logit_softcap:
+            return None
+        if not self._moved(moved, embedding):
+            return None
+        if self._guesses is None:
+            n_vocab = head.output.weight.shape[0]
+            self._guesses = TokenGuesses(self.places, self.attention, n_vocab, LOGITS)
+        return self._guesses.run(moved, more, guessing, embedding)
+
+    def _moved(self, moved: MovedBatch, embedding: Embedding) -> bool:
+        """Fill the places of tokens behind those of `last`; False if they are cut otherwise."""
+        if self.last is None:
+            return False
         more = list(map(operator.sub, moved.positions, self.positions))
         if not self.attention.move(self.last, moved.positions, more):
             self.last = None
-            return None
+            return False
         self.places.fill_next(moved, more)
         for token, entry in zip(moved.token_ids, self.places.entries, strict=True):
             embedding.put(token, moved.token_embd, moved.scale, entry)
         if moved.embedded is not None:
             self.places.fill_embedded(moved.embedded(self.places.rows[0]))
-        return self._logits(self.head)
+        return True
 
     def _logits(self, head: Head) -> Floats:
         """Run the last chain."""
@@ -177,11 +201,29 @@ class TokenPrograms:
 
     def run_next(self, layers: tuple[StackLayer, ...], moved: MovedBatch) -> Floats | None:
         """As `Backend.run_next` has it."""
+        program = self._last(layers, moved)
+        return None if program is None else program.run_next(moved, self.embedding)
+
+    def run_guesses(
+        self,
+        layers: tuple[StackLayer, ...],
+        moved: MovedBatch,
+        more: Sequence[int],
+        guessing: Guessing,
+    ) -> Guessed | None:
+        """As `Backend.run_guesses` has it."""
+        program = self._last(layers, moved)
+        if program is None:
+            return None
+        return program.run_guesses(moved, more, guessing, self.embedding)
+
+    def _last(self, layers: tuple[StackLayer, ...], moved: MovedBatch) -> TokenProgram | None:
+        """The program that ran the batch before these tokens as its last."""
         before = moved.before
         kept = self.kept.get((id(layers), True, len(moved.token_ids), len(before.generated)))
         if kept is None or kept.program.last is not before or kept.facts[0] != n_threads():
             return None
-        return kept.program.run_next(moved, self.embedding)
+        return kept.program
 
     def __call__(
         self, x: Floats, layers: tuple[StackLayer, ...], given: TokenBatch

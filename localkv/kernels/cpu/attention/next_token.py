@@ -100,6 +100,21 @@ class TokenAttention:
         ]
         return self._is_own and self._see(rows, positions, lengths)
 
+    def growing(self, batch: Batch) -> list[int] | None:
+        """Addresses of the items that are one more for a token behind the one that the call is of,
+        in the same page; None if the call differs in more."""
+        if not self._is_own or not self._sees_all or batch.segments[self.part].tail is not None:
+            return None
+        assert self.plan is not None
+        if not any(self._grows):
+            return []
+        width = self.plan.visible.items.shape[1]
+        ends = [self.plan.visible.address + 8 * (width * i + 1) for i in range(self._starts[-1])]
+        sequences = self.plan.decodes[0].sequences
+        width = sequences.items.shape[1]
+        rows = range(len(self._owners))
+        return [*ends, *(sequences.address + 8 * (width * row + _LENGTH) for row in rows)]
+
     def _visible(
         self, rows: SegmentBatch, sequence: int, position: int, length: int
     ) -> tuple[int, int]:

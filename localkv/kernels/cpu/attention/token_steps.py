@@ -64,6 +64,7 @@ class _Alike:
         done: int64 [layers, items], cleared for each batch.
         filled: what the jobs were written from; None for jobs without work.
         move: as `prepare` for tokens behind a batch's; None if it can't.
+        growing: what is one more in the jobs of the token behind; None as `move`.
     """
 
     prepare: Prepare
@@ -77,6 +78,7 @@ class _Alike:
     done: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     filled: tuple[Launch, int] | None = None
     move: Move | None = None
+    growing: Callable[[Batch], list[int] | None] | None = None
 
     def add(self, chain: Chain, arrays: Sequence[Floats], tables: Sequence[Table]) -> None:
         """A layer with these arrays and tables, in the order of its items."""
@@ -164,7 +166,8 @@ class AttentionSteps:
         n, worker = len(Job._fields), worker_of(TEMPLATE)
         tables = attention.segment_tables(segment, shape[-1])
         group = self._group(key, prepare, worker, _ROWS, n)
-        group.move = group.move or prepare.move
+        if group.move is None:
+            group.move, group.growing = prepare.move, prepare.growing
         group.add_sums(out, lse)
         group.add(chain, (q, out, lse), (tables.k_planes, tables.v_planes))
 
@@ -228,6 +231,20 @@ class AttentionSteps:
             else:
                 group.fill(launch, scratch)
         return True
+
+    def growing(self, batch: Batch) -> tuple[list[int], list[tuple[int, int]]] | None:
+        """What differs in the jobs of a token behind the one of a batch that was prepared or moved
+        last, in the same page: addresses of items that are one more, and memory that is 0 again,
+        with its words. None if it is more than that."""
+        items, cleared = list[int](), list[tuple[int, int]]()
+        for group in self._groups.values():
+            found = None if group.growing is None else group.growing(batch)
+            if found is None:
+                return None
+            items += found
+            if group.done.size:
+                cleared.append((address(group.done), group.done.size))
+        return items, cleared
 
     def move(self, batch: Batch, positions: Sequence[int], more: Sequence[int]) -> bool:
         """As `prepare` for tokens at other positions than those of a batch, each so far behind,

@@ -157,12 +157,9 @@ def run_helped(state: Address, worker: Address, job: Address, n_helpers: Count) 
     run_with_helpers(state, worker, job, n_helpers)
 
 
-@cfunc("void(int64, int64, int64)")
-def run_steps(state: Address, steps: Address, n_steps: Count) -> None:
-    """Run workers one after the other: int64 [n_steps, 3] at `steps`, worker, job, helpers.
-
-    The first item of a job is its counter, which starts at 0. Without a `state` nobody helps.
-    """
+@njit
+def run_each(state: Address, steps: Address, n_steps: Count) -> None:
+    """As `run_steps`."""
     for i in range(n_steps):
         worker, job = get_i64(steps, 3 * i), get_i64(steps, 3 * i + 1)
         n_helpers = get_i64(steps, 3 * i + 2)
@@ -171,6 +168,22 @@ def run_steps(state: Address, steps: Address, n_steps: Count) -> None:
             call_address(worker, (job, 0))
         else:
             run_with_helpers(state, worker, job, n_helpers)
+
+
+@cfunc("void(int64, int64, int64)")
+def run_steps(state: Address, steps: Address, n_steps: Count) -> None:
+    """Run workers one after the other: int64 [n_steps, 3] at `steps`, worker, job, helpers.
+
+    The first item of a job is its counter, which starts at 0. Without a `state` nobody helps.
+    """
+    run_each(state, steps, n_steps)
+
+
+@cfunc("void(int64, int64, int64, int64)")
+def run_rounds(state: Address, steps: Address, n_steps: Count, is_over: Address) -> None:
+    """`run_steps` again and again, until a worker has set the item `is_over`."""
+    while get_i64(is_over, 0) == 0:
+        run_each(state, steps, n_steps)
 
 
 @cfunc("void(int64, int64)")

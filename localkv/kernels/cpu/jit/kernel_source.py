@@ -62,6 +62,7 @@ _BUILT_ON = (
     "kernels/cpu/linear/activation_job.py",
     "kernels/cpu/linear/blocks.py",
     "kernels/cpu/linear/embedding_job.py",
+    "kernels/cpu/linear/guess_job.py",
     "kernels/cpu/linear/head_job.py",
     "kernels/cpu/linear/in_place.py",
     "kernels/cpu/linear/job.py",

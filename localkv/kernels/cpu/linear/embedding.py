@@ -7,6 +7,7 @@ after a token has read all weights; a kernel is done in a twentieth of that time
 from __future__ import annotations
 
 import weakref
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,8 @@ class _Rows:
 
     def __init__(self, weight: PackedTensor, scale: float, source: KernelSource) -> None:
         self.weight, self.scale = weakref.ref(weight), scale
-        self.run = worker_call(specialized(source)["worker"])
+        self.worker = specialized(source)["worker"]
+        self.run = worker_call(self.worker)
         layout, rows = LAYOUTS[weight.format.name], weight.rows
         n_in = weight.shape[-1]
         row_bytes = weight.format.row_bytes(n_in)
@@ -64,12 +66,33 @@ class _Rows:
         self.address = address(self.job)
         self.out: Floats | None = None
 
-    def put(self, token: int, out: Floats) -> None:
-        """Decode a row to float32 [1, n_in]."""
+    def lead_to(self, out: Floats) -> None:
+        """Decode the next rows to float32 [1, n_in]."""
         if out is not self.out:
             self.out, self.job[_OUT] = out, address(out)
+
+    def put(self, token: int, out: Floats) -> None:
+        """Decode a row to float32 [1, n_in]."""
+        self.lead_to(out)
         self.job[_ROW] = self.first + token * self.row_bytes
         self.run(self.address, 0)
+
+
+class RowJob(NamedTuple):
+    """What decodes a row of a matrix to a place: addresses, and the bytes of a row.
+
+    Attributes:
+        worker, job: of the worker.
+        item: of the job's item that has the row's address.
+        first: of the first row.
+        row_bytes: from row to row.
+    """
+
+    worker: int
+    job: int
+    item: int
+    first: int
+    row_bytes: int
 
 
 class Embedding:
@@ -99,6 +122,15 @@ class Embedding:
             out[:] = scaled(weight[token : token + 1].decode(), scale)
         else:
             rows.put(token, out)
+
+    def row_job(self, weight: PackedTensor, scale: float, out: Floats) -> RowJob | None:
+        """What `put` runs for some matrix and place; None where NumPy does it."""
+        rows = self._rows_of(weight, scale)
+        if rows is None:
+            return None
+        rows.lead_to(out)
+        at = rows.address
+        return RowJob(rows.worker, at, at + 8 * _ROW, rows.first, rows.row_bytes)
 
     def _rows_of(self, weight: PackedTensor, scale: float) -> _Rows | None:
         rows = self._rows

@@ -9,7 +9,7 @@ there, and no chain runs with less.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from localkv.kernels.bounds import BoundsError
 from localkv.kernels.cpu.arrays import address
-from localkv.kernels.cpu.runtime.thread_pool import run_steps
+from localkv.kernels.cpu.runtime.thread_pool import run_rounds, run_steps
 
 LINE = 64
 """Bytes of a cache line."""
@@ -180,6 +180,24 @@ class Chain:
         Raises:
             BoundsError: something is missing, or an array has less than workers will touch.
         """
+        self._fill(values)
+        run_steps(self.steps, self.n_threads)
+
+    def run_rounds(self, worker: int, job: int, is_over: int, **values: int | NDArray[Any]) -> None:
+        """`run` again and again, each time with a worker behind the steps, on one thread, until it
+        has set an item.
+
+        Args:
+            worker, job, is_over: addresses.
+
+        Raises:
+            BoundsError: as `run`.
+        """
+        self._fill(values)
+        run_rounds(self.steps + array("q", (worker, job, 0)), self.n_threads, is_over)
+
+    def _fill(self, values: Mapping[str, int | NDArray[Any]]) -> None:
+        """Write what the jobs name."""
         items, base = self.items, self.base
         self.scratch.reserve(self.most_bytes)
         if self.n_items != len(items):
@@ -201,4 +219,3 @@ class Chain:
                 value = address(value)
             for i in self.names[name]:
                 items[i] = value
-        run_steps(self.steps, self.n_threads)

@@ -97,16 +97,18 @@ class ThreadPool:
         finally:
             self._give_back(mine)
 
-    def run_steps(self, steps: int, n_steps: int, n_threads: int) -> None:
-        """Run workers one after the other with one call (see `helpers.run_steps`)."""
-        run = _callable("run_steps", 3)
+    def run_steps(self, steps: int, n_steps: int, n_threads: int, until: int = 0) -> None:
+        """Run workers one after the other with one call (see `helpers.run_steps`), or again and
+        again until the item at this address is set (`helpers.run_rounds`)."""
+        last = (until,) if until else ()
+        run = _callable("run_rounds" if until else "run_steps", 3 + len(last))
         mine = (threading.get_ident(),)
         try:
             if n_threads > 1 and self._is_given_to(mine):
                 self._start(n_threads - 1)
-                run(self.state, steps, n_steps)
+                run(self.state, steps, n_steps, *last)
             else:
-                run(0, steps, n_steps)
+                run(0, steps, n_steps, *last)
         finally:
             self._give_back(mine)
 
@@ -213,3 +215,13 @@ def run_steps(steps: array[int], n_threads: int) -> None:
         else:
             ctypes.c_int64.from_address(one[1]).value = 0
             _POOL.run_loop(one[0], one[1], 1 + steps[3 * i + 2])
+
+
+def run_rounds(steps: array[int], n_threads: int, is_over: int) -> None:
+    """`run_steps` again and again, until a worker has set the item at this address."""
+    n_steps = len(steps) // 3
+    if HAS_FUTEX or n_threads == 1:
+        _POOL.run_steps(steps.buffer_info()[0], n_steps, n_threads, is_over)
+        return
+    while not ctypes.c_int64.from_address(is_over).value:
+        run_steps(steps, n_threads)
