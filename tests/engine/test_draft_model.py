@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.generation import Generation
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.engine.speculation.config import Speculation
-from localkv.engine.speculation.draft_model import DraftModel, ModelSpeculator
+from localkv.engine.speculation.draft_model import DraftModel, Guess, ModelSpeculator
 from localkv.engine.speculation.draft_pace import DraftPace, confidence_of
+from localkv.engine.speculation.prices import Prices
 from localkv.engine.token_text import Text
 from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
+from localkv.kernels.guessing import Guessed, Guessing
 from localkv.loader.metadata import Metadata
 from localkv.loader.model_header import ModelHeader
 from localkv.loader.shared_tokens import shared_tokens
@@ -54,6 +58,12 @@ def sampler(**params: object) -> Sampler:
     return Sampler(SamplingParams(seed=3, **params), n_vocab=96, n_ctx=300)
 
 
+def as_many(most: int, p_min: float = 0.0, few: int = 99) -> Guessing:
+    """So many guesses, of which only `few` are likely enough."""
+    least = [0.0 if number < few else 2.0 for number in range(1, most + 1)]
+    return Guessing(most, 96, p_min, (0.5,), (1.0, 1.0), least)
+
+
 def drafting(
     model: Transformer, draft: Transformer, cache: CacheConfig, own: CacheConfig | None = None
 ) -> Engine:
@@ -61,9 +71,9 @@ def drafting(
     engine = Engine(model, cache)
     slot = Engine(draft, own or CacheConfig(n_ctx=300), exact=False).slot
     engine.draft = DraftModel(slot, 300, 96, engine.prices)
-    engine.draft.pace.may_draft = lambda: True
+    engine.draft.pace.may_draft = lambda *_: True
     engine.draft.pace.worthy = len
-    engine.draft.pace.goes_on = lambda confidence, number: number < 5
+    engine.draft.pace.guessing = lambda most, *_: as_many(min(most, 5))
     return engine
 
 
@@ -139,8 +149,57 @@ def test_wrong_guesses_are_taken_back(
 
 
 def guesses(draft: DraftModel, text: Text, most: int) -> list[int]:
-    found, _ = draft.draft(text, most, 0.0, lambda guess, number: True)
+    found, _ = draft.draft(text, as_many(most))
     return [guess.token for guess in found]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_at_once"),
+    [
+        ({"type_k": "q8_0", "type_v": "q4_0", "kv_sink": 4, "kv_tail": 0}, True),
+        ({"type_k": "q8_0", "kv_tail": 9}, False),
+        pytest.param({}, True, marks=pytest.mark.slow),
+    ],
+)
+def test_guesses_at_once_are_those_made_one_by_one(
+    tmp_path: Path, changes: dict, is_at_once: bool
+) -> None:
+    """Also from page to page, with several tokens missing, and as far as they are likely."""
+    path = RandomModel().write(tmp_path / "model.gguf", GGMLQuantizationType.Q8_0)
+    model = load_model(path, cpu_backend())[0]
+    cache, made, n_at_once = CacheConfig(n_ctx=600, **changes), list[list[Guess]](), 0
+    for is_slow in (True, False):
+        draft = DraftModel(Engine(model, cache).slot, 600, 96, Prices())
+        results = list[Guessed | None]()
+        draft.slot.guess = noting(draft.slot.guess, results, is_slow=is_slow)
+        rng, text = random.Random(2), Text([5] * 180, 180)
+        for number in range(60):
+            least = [rng.choice((0.0, 0.0, 0.6, 0.95)) for _ in range(12)]
+            guessing = Guessing(12, 90, rng.choice((0.0, 0.05)), (0.1, 0.3), (0.9, 0.5, 1.0), least)
+            found = draft.draft(text, guessing)[0]
+            if is_slow:
+                made.append(found)
+            assert found == made[number][: len(found)]
+            assert len(draft.slot.ids) == draft.slot.sequence.length
+            text.ids += [guess.token for guess in made[number]][: rng.randrange(4)]
+            text.ids += [rng.randrange(96) for _ in range(rng.randrange(1, 4))]
+        n_at_once = sum(one is not None for one in results)
+    assert n_at_once > 30 if is_at_once else n_at_once == 0
+
+
+def noting(
+    guess: Callable[[list[int], Guessing], Guessed | None],
+    results: list[Guessed | None],
+    *,
+    is_slow: bool,
+) -> Callable[[list[int], Guessing], Guessed | None]:
+    """`CacheSlot.guess`, whose results are kept, or one that can't guess at once."""
+
+    def guessed(ids: list[int], guessing: Guessing) -> Guessed | None:
+        results.append(None if is_slow else guess(ids, guessing))
+        return results[-1]
+
+    return guessed
 
 
 def test_where_a_draft_ends(models: list[Transformer]) -> None:
@@ -149,10 +208,10 @@ def test_where_a_draft_ends(models: list[Transformer]) -> None:
     draft = engine.draft
     assert draft is not None
     text = Text(list(PROMPT), len(PROMPT))
-    assert draft.draft(text, 6, 1.0, lambda guess, number: True)[0] == []
-    assert len(draft.draft(text, 6, 0.0, lambda guess, number: number < 3)[0]) == 3
+    assert draft.draft(text, as_many(6, p_min=1.0))[0] == []
+    assert len(draft.draft(text, as_many(6, few=3))[0]) == 3
     draft.n_ctx = len(PROMPT) + 2
-    assert len(draft.draft(text, 6, 0.0, lambda guess, number: True)[0]) == 2
+    assert len(draft.draft(text, as_many(6))[0]) == 2
     assert len(list(generated(engine, PROMPT, 9, **GREEDY))) == 9
     draft.n_vocab = max(PROMPT)
     generation = generated(engine, PROMPT, 9, **GREEDY)
@@ -191,8 +250,7 @@ def test_a_draft_switches_itself_off() -> None:
     for _ in range(1000):
         if pace.may_draft():
             rounds += 1
-            pace.begin(1, 0.002)
-            pace.goes_on(16, 1)
+            pace.guessing(3, 1, 0.002, 96, 0.0)
             pace.drafted(0.004)
             n = pace.worthy([16, 16])
             pace.guessed(16, right=False)
@@ -205,9 +263,41 @@ def test_a_draft_switches_itself_off() -> None:
     assert total < 1000 * 0.01 * 1.03
     for _ in range(200):  # and on again, as guesses are right
         pace.guessed(16, right=True)
-    pace.begin(1, 0.002)
-    assert pace.goes_on(16, 1)
+    guessing = pace.guessing(3, 1, 0.002, 96, 0.0)
+    assert guessing.goes_on(guessing.chance(1.0), 1)
     assert pace.worthy([16, 16, 16]) == 3
+
+
+def test_what_others_take_of_the_machine_is_no_debt() -> None:
+    """Nor does what was saved long ago pay for drafts that are wrong now."""
+    pace = DraftPace()
+    for n_rows in (1, 1, 4, 4):
+        pace.measured(n_rows, 0.01 * (1 + n_rows / 10))
+    for _ in range(400):
+        pace.drafted(0.004)
+        pace.measured(4, 0.014)
+        for _ in range(3):
+            pace.saved()
+    pace.drafted(0.004)
+    pace.measured(4, 3.0)
+    assert pace.may_draft()
+    rounds = 0
+    while pace.may_draft():
+        pace.drafted(0.004)
+        pace.measured(4, 0.014)
+        rounds += 1
+    assert rounds < 20
+    assert not pace.may_draft(0.001)
+    pace.rested(pace.tokens_to_rest(0.001))
+    assert pace.may_draft(0.001)
+    assert not pace.may_draft(0.1)  # to read what it lacks would take too long
+    assert pace.compares
+    pace.measured(1, 0.02)
+    one = pace.prices.one
+    assert pace.compares  # that one found the caches of the processor as drafts left them
+    pace.measured(1, 0.02)
+    assert not pace.compares
+    assert pace.prices.one > one
 
 
 def test_where_drafts_cost_too_much_it_rests(models: list[Transformer]) -> None:
@@ -215,17 +305,17 @@ def test_where_drafts_cost_too_much_it_rests(models: list[Transformer]) -> None:
     engine = drafting(models[0], models[1], CacheConfig(n_ctx=300))
     assert engine.draft is not None
     pace, allowed = engine.draft.pace, [False]
-    pace.may_draft = lambda: allowed[0]
+    pace.may_draft = lambda *_: allowed[0]
     text = list(Engine(models[0], CacheConfig(n_ctx=300)).generate(PROMPT, sampler=sampler()))
     speculator = ModelSpeculator(SPECULATION, engine.draft)
     speculator.begin(PROMPT)
-    pace.prices.seconds[1] = 1.0
+    pace.prices.one = 1.0
     assert not speculator.draft(8)
     for token in text[:16]:
         assert speculator.is_resting
         speculator.accept(token)
     assert not speculator.is_resting
-    assert pace._spent == 15
+    assert pace._lost == pytest.approx(-0.3)  # a share of the steps makes up for drafts
     allowed[0] = True
     assert speculator.draft(8)
     allowed[0] = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from threading import Event
 from typing import NamedTuple
 
@@ -20,16 +20,20 @@ from localkv.cache.arrays import Array
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_pace import DraftPace, confidence_of
-from localkv.engine.speculation.prices import Prices
+from localkv.engine.speculation.prices import OUTLIER, Prices
 from localkv.engine.speculation.speculator import Speculator
 from localkv.engine.token_text import Text
+from localkv.kernels.guessing import Guessing
 
 FEW_ALONE = 2
 FEW_MISSING = 16
 """More tokens than these are evaluated as a prompt is, if the draft lacks them."""
 _WARM_UP_TOKENS = 40
-_PAUSE = 16
-"""Tokens until it is asked again whether there may be drafts, where they have cost too much."""
+_PAUSE, _LONGEST_PAUSE = 16, 64
+"""Tokens until it is asked again whether there may be drafts, where they have cost too much, at
+least and at most."""
+_TIMES = 4
+"""Drafts that are timed before a user waits for one."""
 _FASTER, _SLOWER = 0.3, 0.03
 """Weights of a new measurement: what else runs on the machine makes some of them longer."""
 
@@ -47,9 +51,6 @@ def most_probable(row: NDArray[np.float32]) -> tuple[int, float]:
     return token, 1 / float(np.exp(row - row[token]).sum())
 
 
-GoesOn = Callable[[Guess, int], bool]
-
-
 class DraftModel:
     """A model that drafts for texts of another one, which take turns with its cache.
 
@@ -62,6 +63,8 @@ class DraftModel:
     Attributes:
         pace: what was measured, in all texts.
         seconds: that a token takes, smoothed; 0 before one was timed.
+        reading: the same of tokens that are read together.
+        overhead: seconds of a draft besides those of its tokens, smoothed.
     """
 
     def __init__(self, slot: CacheSlot, n_ctx: int, n_vocab: int, prices: Prices) -> None:
@@ -69,7 +72,7 @@ class DraftModel:
         self.n_ctx = n_ctx
         self.n_vocab = n_vocab
         self.pace = DraftPace(prices)
-        self.seconds = 0.0
+        self.seconds = self.reading = self.overhead = 0.0
 
     def warm_up(self) -> None:
         """Evaluate some tokens and forget them, so that no text waits for what is made once."""
@@ -78,61 +81,93 @@ class DraftModel:
             text = Text([0] * min(_WARM_UP_TOKENS, self.n_ctx - 8), 0)
             text.n_prompt = len(text.ids)
             for n in (1, 1, 2, 2):
-                self.guesses(text, 3, 0.0, lambda guess, n: True)
+                self.guesses(text, self._any(3))
                 text.ids += [0] * n
-            self.seconds = 0.0  # the first ones took long
-            self.guesses(text, 4, 0.0, lambda guess, n: True)
+            timed = []
+            for _ in range(_TIMES):  # the first ones took long
+                self.seconds, started = 0.0, time.perf_counter()
+                found = self.guesses(text, self._any(4))
+                seconds = time.perf_counter() - started
+                timed.append((self.seconds, seconds - self.seconds * len(found)))
+            self.seconds, self.overhead = (max(0.0, min(some)) for some in zip(*timed, strict=True))
             self.slot.forget()
 
         self.slot.turn(work)
 
-    def read(self, text: Text) -> None:
-        """Evaluate what is missing of a text, if there is room for it."""
+    def _any(self, most: int) -> Guessing:
+        """As many guesses, whatever they are worth."""
+        return Guessing(most, self.n_vocab, 0.0, (), (1.0,), (0.0,) * most)
 
-        def work() -> None:
-            self.slot.take(text)
+    def read(self, text: Text) -> float:
+        """Evaluate what is missing of a text, if there is room for it: the seconds that it took,
+        not much more than usual."""
+
+        def work() -> float:
+            self._take(text)
+            n_missing, started = len(text.ids) - self.slot.sequence.length, time.perf_counter()
             self.slot.logits(text, Event())
+            seconds, before = time.perf_counter() - started, self.reading
+            self.reading = _smoothed(before, seconds / n_missing)
+            return min(seconds, OUTLIER * before * n_missing) if before else seconds
 
-        if len(text.ids) <= self.n_ctx:
-            self.slot.turn(work)
+        return self.slot.turn(work) if len(text.ids) <= self.n_ctx else 0.0
 
     def lacks_much(self, text: Text) -> bool:
         """Whether so many tokens of a text are missing that they are read as a prompt is."""
+        return self.n_missing(text) > FEW_MISSING
+
+    def n_missing(self, text: Text) -> int:
+        """Tokens of a text to be evaluated before the first guess."""
         n_held = self.slot.sequence.length if self.slot.is_taken_by(text) else 0
-        return len(text.ids) - n_held > FEW_MISSING
+        return max(1, len(text.ids) - n_held)
 
-    def draft(
-        self, text: Text, most: int, p_min: float, goes_on: GoesOn
-    ) -> tuple[list[Guess], float]:
-        """As `guesses`, in a turn; and the seconds that it took."""
-        started = time.perf_counter()
-        found = self.slot.turn(lambda: self.guesses(text, most, p_min, goes_on))
-        return found, time.perf_counter() - started
+    def draft(self, text: Text, guessing: Guessing) -> tuple[list[Guess], float]:
+        """As `guesses`, in a turn; and the seconds that it took, not much more than usual: who else
+        uses the machine makes it longer, but steps without a draft, too."""
+        started, n_missing = time.perf_counter(), self.n_missing(text)
+        found = self.slot.turn(lambda: self.guesses(text, guessing))
+        seconds, before = time.perf_counter() - started, self.overhead
+        of_tokens = self.seconds * (n_missing + len(found))
+        self.overhead = _smoothed(before, max(0.0, seconds - of_tokens))
+        if before and n_missing <= FEW_MISSING:
+            seconds = min(seconds, OUTLIER * (of_tokens + before))
+        return found, seconds
 
-    def guesses(self, text: Text, most: int, p_min: float, goes_on: GoesOn) -> list[Guess]:
-        """Tokens that may follow, one after the other, as long as each `goes_on`.
+    def guesses(self, text: Text, guessing: Guessing) -> list[Guess]:
+        """Tokens that may follow a text of the large model, one after the other.
 
         Args:
-            text: a text of the large model.
-            most: so many at most.
-            p_min: none that is less probable.
-            goes_on: with a guess and its number, whether the one after it is looked for.
+            guessing: when it ends; it may end earlier.
         """
-        slot, found = self.slot, list[Guess]()
-        most = min(most, self.n_ctx - len(text.ids))
+        slot, most = self.slot, min(guessing.most, self.n_ctx - len(text.ids))
         if most < 1:
-            return found
+            return []
+        if most < guessing.most:
+            guessing = guessing._replace(most=most)
         self._take(text)
+        missing = text.ids[slot.sequence.length :]
+        if len(missing) <= FEW_MISSING:
+            found = slot.guess(missing, guessing)
+            if found is not None:
+                self._timed(found.seconds)
+                pairs = zip(found.tokens, found.probabilities, strict=True)
+                return [Guess(token, confidence_of(p)) for token, p in pairs]
+        return self._one_by_one(text, guessing)
+
+    def _one_by_one(self, text: Text, guessing: Guessing) -> list[Guess]:
+        """As `guesses`, for models and places of which the backend runs no guesses at once."""
+        slot, found, likely = self.slot, list[Guess](), 1.0
         logits = self._logits(text)
         slot.cache.states.mark(slot.sequence)
         to_numpy = slot.model.backend.arrays.to_numpy
         while logits is not None:
             started = time.perf_counter()
-            token, probability = most_probable(to_numpy(logits)[-1, : self.n_vocab])
-            if probability < p_min:
+            token, probability = most_probable(to_numpy(logits)[-1, : guessing.n_vocab])
+            if probability < guessing.p_min:
                 break
             found.append(Guess(token, confidence_of(probability)))
-            if len(found) == most or not goes_on(found[-1], len(found)):
+            likely *= guessing.chance(probability)
+            if not guessing.goes_on(likely, len(found)):
                 break
             logits = slot.evaluate([token], generated=True)
             self._timed(time.perf_counter() - started)
@@ -162,9 +197,14 @@ class DraftModel:
             text.n_prompt = len(ids)
 
     def _timed(self, seconds: float) -> None:
-        before = self.seconds or seconds
-        weight = _SLOWER if seconds > before else _FASTER
-        self.seconds = before + weight * (min(seconds, 2 * before) - before)
+        self.seconds = _smoothed(self.seconds, seconds)
+
+
+def _smoothed(before: float, seconds: float) -> float:
+    """What is known after a measurement; 0 is nothing."""
+    before = before or seconds
+    weight = _SLOWER if seconds > before else _FASTER
+    return before + weight * (min(seconds, 2 * before) - before)
 
 
 class ModelSpeculator(Speculator):
@@ -184,6 +224,7 @@ class ModelSpeculator(Speculator):
         self._text = Text([], 0)
         self._guesses = deque[Guess]()
         self._is_known = True
+        self._is_read = False
         self._n_resting = 0
 
     @property
@@ -196,19 +237,22 @@ class ModelSpeculator(Speculator):
         ids = list(prompt)
         self._text = Text(ids, len(ids))
         self._is_known = max(ids) < self.model.n_vocab
-        if self._is_known and not self._reads_late:
+        self._is_read = self._is_known and not self._reads_late
+        if self._is_read:
             self.model.read(self._text)
 
     def accept(self, token: int) -> None:
         """Take note of the text's next token, which proves or refutes a guess."""
-        if self._guesses:
+        if self._n_resting:
+            self._n_resting -= 1
+        elif self._guesses:
             guess = self._guesses.popleft()
             self.pace.guessed(guess.confidence, right=guess.token == token)
             if guess.token != token:
                 self._guesses.clear()
-        self._n_resting = max(0, self._n_resting - 1)
         self._text.ids.append(token)
-        self._is_known = self._is_known and token < self.model.n_vocab
+        if token >= self.model.n_vocab:
+            self._is_known = False
 
     def draft(self, most: int, *, missing: int = 0, others: int = 0) -> Sequence[int]:
         """As `Speculator.draft`."""
@@ -217,19 +261,33 @@ class ModelSpeculator(Speculator):
         is_possible = self._is_known and not others and most >= self.config.draft_min
         if not is_possible:
             return ()
-        if not pace.may_draft():
-            self._n_resting = _PAUSE
-            pace.rested(_PAUSE - 1)
+        if pace.compares:
             return ()
-        if self._reads_late and self.model.lacks_much(self._text):
-            self.model.read(self._text)
-        pace.begin(1 + missing, self.model.seconds)
-
-        def goes_on(guess: Guess, number: int) -> bool:
-            return pace.goes_on(guess.confidence, number)
-
-        found, seconds = self.model.draft(self._text, most, self.config.draft_p_min, goes_on)
+        model, text, reading = self.model, self._text, 0.0
+        lacks_much = model.lacks_much(text)
+        if lacks_much and self._is_read:
+            reading = model.reading * model.n_missing(text)
+        if not pace.may_draft(reading):
+            self._n_resting = min(max(_PAUSE, pace.tokens_to_rest(reading)), _LONGEST_PAUSE)
+            pace.rested(self._n_resting - 1)
+            return ()
+        if lacks_much:
+            seconds = model.read(text)
+            if self._is_read:
+                pace.read(seconds)
+            self._is_read = True
+        guessing = pace.guessing(
+            most,
+            1 + missing,
+            model.seconds,
+            model.n_vocab,
+            self.config.draft_p_min,
+            model.overhead,
+        )
+        found, seconds = model.draft(text, guessing)
         pace.drafted(seconds)
         self._guesses.extend(found)
         n = pace.worthy([guess.confidence for guess in found])
+        if found and not n:
+            pace.prices.doubt()
         return [guess.token for guess in found[:n]] if n >= self.config.draft_min else ()

@@ -60,8 +60,10 @@ class Pace:
 
     def measured(self, n_rows: int, seconds: float) -> None:
         """A batch of rows took so long."""
+        is_plain = n_rows == 1 and not self._is_after_drafts
         self.spent(n_rows, seconds)
-        self.prices.measured(n_rows, seconds)
+        if n_rows > 1 or is_plain or not self.prices.one:
+            self.prices.measured(n_rows, seconds)
 
     def spent(self, n_rows: int, seconds: float, *, n_texts: int = 1, n_drafted: int = 1) -> None:
         """A batch of rows took so long, which `prices` know of.
@@ -72,6 +74,7 @@ class Pace:
             n_drafted: of which so many have drafts.
         """
         self._n_texts = n_texts
+        seconds = self.prices.usual(n_rows, seconds)
         self._spent += seconds / n_texts
         if n_rows > 1 or self._is_after_drafts:  # a step that follows drafts takes longer, too
             self._lost += max(0.0, seconds - (self.prices.one or seconds)) / n_drafted

@@ -25,21 +25,28 @@ def warm_up_drafts(
         any_size: there are drafts of other sizes, too, which small models don't wait for later.
     """
     most = min(slot.cache.n_ctx, slot.n_batch)
-    sizes = [1, *(1 + size for size in SIZES if size <= draft_max)]
+    sizes = [1 + size for size in SIZES if size <= draft_max]
     if any_size:
         sizes += sorted(set(range(2, 2 + draft_max)) - {*sizes})
     for _ in range(2):  # the second lays out what the first could do without
         slot.truncate(0)
         slot.evaluate([0])
+
+    def took(n_tokens: int) -> float:
+        slot.truncate(1)
+        started = time.perf_counter()
+        logits = slot.evaluate([0] * n_tokens, "all", generated=True)
+        slot.model.backend.arrays.to_numpy(logits)  # a GPU has only been told so far
+        return time.perf_counter() - started
+
     for n_tokens in sizes:
-        if n_tokens - 1 not in (0, *SIZES) and prices.one > _QUICK:
+        if n_tokens - 1 not in SIZES and prices.one > _QUICK:
             continue
         slot.truncate(0)
         slot.evaluate([0])
-        for _ in range(_TIMES if n_tokens < most else 0):
-            slot.truncate(1)
-            started = time.perf_counter()
-            logits = slot.evaluate([0] * n_tokens, "all", generated=True)
-            slot.model.backend.arrays.to_numpy(logits)  # a GPU has only been told so far
-            prices.measured(n_tokens, time.perf_counter() - started)
+        if n_tokens < most:
+            took(n_tokens)  # the first time takes long
+            pairs = [(took(1), took(n_tokens)) for _ in range(_TIMES)]
+            one, several = (min(seconds) for seconds in zip(*pairs, strict=True))
+            prices.compared(n_tokens, several, one)
     slot.truncate(0)
