@@ -15,9 +15,11 @@ from localkv.engine.speculation.ngram import NgramDrafter
 from localkv.engine.speculation.pace import Pace
 from localkv.engine.speculation.prices import Prices
 
-LONGEST_PAUSE = 16
+LONGEST_PAUSE = 32
 """Tokens between two looks, at most; each look in vain doubles them."""
-MOST_CLOSE = 8
+MOST_JUDGED = 16
+"""Tokens, the last ones before a look, of which it matters whether they would have been guessed."""
+MOST_CLOSE = 4
 """Looks at guesses that are nearly worth it, one after the other, that are not in vain yet."""
 
 
@@ -60,8 +62,9 @@ class Speculator:
         """See what has come since the last look; how sure the drafter is of what comes next."""
         drafter, pace = self._drafter, self.pace
         confidence = drafter.confidence
-        for token in self._unseen:
-            if confidence:
+        first_judged = len(self._unseen) - MOST_JUDGED
+        for i, token in enumerate(self._unseen):
+            if confidence and i >= first_judged:
                 pace.guessed(confidence, right=drafter.draft(1)[0] == token)
             drafter.accept(token)
             confidence = drafter.confidence
