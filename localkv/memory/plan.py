@@ -27,7 +27,7 @@ from localkv.config import CacheConfig
 from localkv.formats import KV_FORMATS
 from localkv.kernels.footprint import Matrix
 from localkv.memory.footprints import FOOTPRINTS
-from localkv.memory.scratch import scratch_bytes
+from localkv.memory.scratch import repack_bytes, scratch_bytes
 from localkv.memory.split_tensors import split_by, split_bytes
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class MemoryPlan:
         weights_allocated: tensors that were copied when they were loaded: laid out anew, or vectors
             of another type than float32.
         cache_k, cache_v: the bytes that `KVCache` allocates for K and for V.
-        scratch: upper bound of the memory of a batch besides (`scratch_bytes`).
+        scratch: upper bound of the memory of a batch besides (`scratch_bytes`), and of pages that
+            change their types (`repack_bytes`).
         groups: what each group of layers has of the cache.
         weights_by_row: tensors of which the host reads rows of tokens only, in the mapped file
             (`PER_LAYER_ROWS`): they need not be in any memory, so they are in no sum.
@@ -216,6 +217,7 @@ class ModelMemory:
             footprint=FOOTPRINTS[self.backend],
             matrices=self._matrices,
         )
+        scratch += repack_bytes(layouts)
         k, v = (sum(getattr(group, side) for group in groups) for side in ("cache_k", "cache_v"))
         by_row = _by_row_bytes(self.tensors) if self.is_file else 0
         states = self._state_bytes(cache)

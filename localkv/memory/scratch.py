@@ -22,6 +22,7 @@ from localkv.arch.mixer_spec import (
     ShortConvSpec,
 )
 from localkv.arch.spec import LayerSpec, ModelSpec
+from localkv.cache.layout import PAGE_TOKENS, GroupLayout
 from localkv.kernels.footprint import ALLOCATOR, FLOAT, Footprint, HeadSizes, Matrix
 
 PACKED = 1.0625
@@ -30,6 +31,9 @@ VOCABULARY_BYTES = 64
 """Per token of the vocabulary: logits, and the sampler's ids, keys and probabilities."""
 INDEX_BYTES = 64
 """Per token of a batch: its id, position, slots, and the like, int64 each."""
+REPACK_BYTES = 20
+"""Per value of a page of one layer that changes its types: float32, rotated and not, both packed
+forms, and what references of formats hold meanwhile. The most of any step was 19.4."""
 
 
 def scratch_bytes(
@@ -67,6 +71,15 @@ def scratch_bytes(
         default=0,
     )
     return int(ALLOCATOR * (activations + products)) + attention + VOCABULARY_BYTES * config.n_vocab
+
+
+def repack_bytes(layouts: Iterable[GroupLayout]) -> int:
+    """Bytes that pages of a cache with a budget take at most while they change their types, one
+    layer after the other."""
+    return sum(
+        REPACK_BYTES * PAGE_TOKENS * group.n_kv_heads * (group.key_dim + group.value_dim)
+        for group in (layout.group for layout in layouts if layout.budget is not None)
+    )
 
 
 def _with_streams(config: ModelSpec, width: int) -> int:

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import subprocess
 import sys
+import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,15 @@ from gguf import GGMLQuantizationType as GGMLType
 
 from localkv import LLM
 from localkv.arch.mixer_spec import AttentionParams
-from localkv.cache.layout import SegmentSpec, cache_bytes, uniform_layouts
+from localkv.arch.spec import CacheGroup
+from localkv.cache.kv_cache import KVCache
+from localkv.cache.ladder import parse_ladder
+from localkv.cache.layout import SegmentSpec, cache_bytes, group_layouts, uniform_layouts
 from localkv.config import DEVICES, CacheConfig
 from localkv.engine.engine import Engine
 from localkv.errors import byte_size
 from localkv.formats import KV_FORMATS
+from localkv.kernels.cpu.arrays import NumpyArrays
 from localkv.kernels.cpu.attention.packed_attention import PackedAttention
 from localkv.kernels.cpu.attention.row_tiles import MAX_ROWS
 from localkv.kernels.cpu.attention.sizes import FEW_ROWS
@@ -25,6 +31,7 @@ from localkv.kernels.cpu.footprint import MOST_DECODE_ROWS, attention_bytes
 from localkv.kernels.footprint import HeadSizes
 from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.plan import MemoryPlan
+from localkv.memory.scratch import repack_bytes
 from localkv.simd.cpu_features import HAS_BYTE_DOTS
 from localkv.system.threads import n_threads
 from support.held_bytes import held, storages
@@ -179,3 +186,24 @@ def test_the_line(program: Program, tiny_model: Path) -> None:
         "(context 256)"
     ]
     assert program(*argv, "--quiet").err == ""
+
+
+@pytest.mark.parametrize(
+    "ladder", ["f16,q8_0,q5_1,q4_0", "q8_0/q6_0,q6_0/q4_t", "f16,q8_0,q4_1c/q4_1,q3_1c/q2_1"]
+)
+def test_the_scratch_of_pages_that_change_their_types_is_not_exceeded(ladder: str) -> None:
+    pairs = parse_ladder(ladder)
+    group = CacheGroup(2, 64, 64, 0, (0, 1))
+    config = CacheConfig(*pairs[0], kv_budget=1 << 20, kv_ladder=pairs)
+    layouts = group_layouts(config, [group])
+    cache = KVCache(layouts, n_ctx=2048, n_sequences=1, arrays=NumpyArrays())
+    cache.warm_up_ladder()
+    steps = [partial(cache.repack_page, rung, 0) for rung in range(len(pairs) - 1)]
+    steps += [partial(cache.raise_page, rung, 0, 0, 0) for rung in range(1, len(pairs))]
+    for step in steps:
+        tracemalloc.start()
+        step()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert 0 < peak <= repack_bytes(layouts)
+    assert repack_bytes(group_layouts(dataclasses.replace(config, kv_budget=None), [group])) == 0
