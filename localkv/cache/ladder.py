@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -208,19 +208,50 @@ class LadderSizes:
 
     def room(self, n_batch: int) -> int:
         """Pages of the longest text, read in batches of at most `n_batch` tokens."""
+        return self._most(self.n_pages, lambda n: self._reading(n, n_batch))
+
+    def room_together(self, n_texts: int, n_ctx: int, n_batch: int) -> int:
+        """Tokens of so many texts together, of `n_ctx` each at most, whichever of them goes on next
+        in such a batch: of as few texts as can be, since each has pages that stay as they are."""
+        each = -(-n_ctx // self.page_tokens)
+
+        def needed(whole: int, n_pages: int) -> int:
+            """Of some whole texts and of one with fewer pages."""
+            kinds = [n for n, are in ((each, whole), (n_pages, n_pages)) if are]
+            waiting = whole * self._waiting(each) + self._waiting(n_pages)
+            return waiting + max(self._reading(n, n_batch) - self._waiting(n) for n in kinds)
+
+        whole = self._most(n_texts, lambda n: needed(n, 0))
+        if whole == n_texts:
+            return whole * n_ctx
+        last = self._most(each - 1, lambda n: needed(whole, n))
+        return whole * n_ctx + last * self.page_tokens
+
+    def _most(self, n: int, units: Callable[[int], int]) -> int:
+        """The largest number up to n for which there are units."""
+        return bisect_left(range(1, n + 1), True, key=lambda i: units(i) > self.n_units)
+
+    def _reading(self, n_pages: int, n_batch: int) -> int:
+        """Units that a text of so many pages takes at least while it goes on."""
         before = max(0, self.pinned.tail - 1)
         across = (before + self.batch(n_batch) + self.page_tokens - 2) // self.page_tokens + 1
+        lowest = self.units[self.n_open(self.n_sink) - 1]
+        least = self._with_newest(n_pages, across, lowest)
+        sink = min(n_pages, self.n_sink)
+        begun = min(n_pages, sink + across - 1) if sink else 0  # a batch that leaves the sink
+        return max(least, begun * self.units[0])
 
-        def too_long(n_pages: int) -> bool:
-            sink = min(n_pages, self.n_sink)
-            newest = min(n_pages - sink, across)
-            lowest = self.units[self.n_open(self.n_sink) - 1]
-            most = sink * self.units[0] + newest * lowest
-            most += (n_pages - sink - newest) * self.units[-1]
-            begun = min(n_pages, sink + across - 1) if sink else 0  # a batch that leaves the sink
-            return max(most, begun * self.units[0]) > self.n_units
+    def _waiting(self, n_pages: int) -> int:
+        """Units that a text of so many pages may keep while another one goes on."""
+        across = (max(1, self.pinned.tail) + self.page_tokens - 2) // self.page_tokens + 1
+        return self._with_newest(n_pages, across, self.units[0])
 
-        return bisect_left(range(1, self.n_pages + 1), True, key=too_long)
+    def _with_newest(self, n_pages: int, across: int, each: int) -> int:
+        """Units of a text's pages, so many of them the newest; all others have the last types."""
+        sink = min(n_pages, self.n_sink)
+        newest = min(n_pages - sink, across)
+        packed = n_pages - sink - newest
+        return sink * self.units[0] + newest * each + packed * self.units[-1]
 
     def landing(
         self, free: int, n: int, *, n_open: int, still_open: Sequence[int] = ()

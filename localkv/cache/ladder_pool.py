@@ -125,8 +125,8 @@ class LadderPool(PagePool):
     def _full(self) -> NoPageError:
         k, v = self.layout.segments[-1].type_k, self.layout.segments[-1].type_v
         return NoPageError(
-            f"the KV cache is full: its budget holds {self.n_pages} pages of {PAGE_TOKENS} tokens "
-            f"in {k}/{v}, the last types of the ladder",
+            f"the KV cache is full: its budget has no room for another {PAGE_TOKENS} tokens, with "
+            f"all pages that may change in {k}/{v}, the last types of the ladder",
             hint="use a larger --kv-budget",
         )
 

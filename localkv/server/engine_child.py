@@ -15,7 +15,6 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import BinaryIO
 
-from localkv.cache.layout import PAGE_TOKENS
 from localkv.chat.local_engine import engine_facts
 from localkv.engine.requests.batch_engine import BatchEngine
 from localkv.errors import LocalKVError
@@ -181,10 +180,12 @@ def loaded(load: Load, send: Callable[[Message], None]) -> LLM:
 
 
 def _cache_tokens(llm: LLM) -> int:
-    """Tokens that the cache holds of all requests together; with a budget, in the last types."""
+    """Tokens that the cache holds of all requests together; with a budget, when all pages that may
+    change their types have the last ones."""
     cache, ladder = llm.cache, llm.engine.cache.ladder
-    n_tokens = cache.n_tokens or cache.n_sequences * cache.n_ctx
-    return n_tokens if ladder is None else min(n_tokens, ladder.n_pages * PAGE_TOKENS)
+    if ladder is None:
+        return cache.n_tokens or cache.n_sequences * cache.n_ctx
+    return ladder.sizes.room_together(cache.n_sequences, cache.n_ctx, llm.engine.n_batch)
 
 
 def serve(source: BinaryIO, out: BinaryIO) -> int:

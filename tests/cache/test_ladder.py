@@ -359,6 +359,35 @@ def test_pages_of_a_tail_and_a_sink_stay_f16():
     check(cache, rows, rng)
 
 
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from(LADDERS),
+    st.integers(10, 60),
+    st.integers(1, 3),
+    PINNED,
+    st.sampled_from([100, 512]),
+    st.data(),
+)
+def test_texts_together_have_the_room_that_is_told(ladder, tenths, n_texts, pinned, n_batch, data):
+    n_ctx = 3 * PAGE_TOKENS + 7
+    exact = {"kv_sink": pinned.sink, "kv_tail": pinned.tail}
+    cache = cache_of(ladder, tenths * F16_PAGE // 10, n_ctx=n_ctx, n_sequences=n_texts, **exact)
+    sizes = cache.ladder.sizes
+    left = sizes.room_together(n_texts, n_ctx, n_batch)
+    assert left >= min(n_ctx, sizes.room(n_batch) * PAGE_TOKENS)
+    texts = list[tuple[Sequence, int]]()
+    while left:
+        texts.append((cache.new_sequence(), min(left, n_ctx)))
+        left -= texts[-1][1]
+    while texts:
+        sequence, end = data.draw(st.sampled_from(texts))
+        n = min(sizes.batch(n_batch), end - sequence.length)
+        cache.batch([(sequence, [0] * n)])
+        sequence.length += n
+        if sequence.length == end:
+            texts.remove((sequence, end))
+
+
 def test_a_page_that_went_down_comes_back_for_the_tokens_of_a_tail():
     cache = cache_of(DEFAULT_LADDER, 5 * F16_PAGE, n_ctx=4096, kv_tail=64)
     rng, rows = np.random.default_rng(3), Rows(cache.new_sequence())
