@@ -6,7 +6,7 @@ Knows nothing of files, tokens' texts or sampling. Differences between architect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -237,10 +237,25 @@ class Transformer:
         Returns:
             [rows, n_embd], the normed hidden states of the tokens `batch.logit_rows`.
         """
+        return self.backend.norm(self._behind_layers(batch, cache), self.weights.output_norm)
+
+    def logit_blocks(self, batch: Batch, cache: KVCache, n_rows: int) -> Iterator[Array]:
+        """As `forward`, the logits of at most `n_rows` tokens at a time, so that nobody has to
+        hold those of all; on a CPU they are the same bits.
+
+        Returns:
+            float32 [at most n_rows, n_vocab] each.
+        """
+        x, weights = self._behind_layers(batch, cache), self.weights
+        for at in range(0, len(x), n_rows):
+            block = x[at : at + n_rows]
+            yield self.backend.logits(block, weights.output_norm, weights.output, self.config)
+
+    def _behind_layers(self, batch: Batch, cache: KVCache) -> Array:
+        """[rows, n_embd] of the tokens `batch.logit_rows`, before the last norm."""
         x, given = self._entered(batch, cache)
         out = self._at_once(x, given)
-        out = self._one_by_one(x, given).merged() if out is None else out
-        return self.backend.norm(out, self.weights.output_norm)
+        return self._one_by_one(x, given).merged() if out is None else out
 
     def draw(self, params: SamplingParams) -> Draw | None:
         """How the backend draws tokens where the logits are, or None if the host must.

@@ -202,6 +202,20 @@ class CacheSlot:
             self._hold([*ids, *found.tokens][: found.n_evaluated], generated=True)
         return found
 
+    def read_logits(
+        self, ids: Sequence[int], read: Callable[[Array], T], n_rows: int, *, generated: bool
+    ) -> list[T]:
+        """As `evaluate`: what `read` makes of all logits, of at most `n_rows` tokens at a time."""
+        if len(ids) <= n_rows:
+            return [read(self.evaluate(ids, "all", generated=generated))]
+        self.check_source()
+        self.use_threads(len(ids))
+        batch = self.cache.batch([(self.sequence, ids)], logits="all", generated=generated)
+        with self.scratch_of(len(ids)), self.model.backend.arrays.inference():
+            found = [read(part) for part in self.model.logit_blocks(batch, self.cache, n_rows)]
+        self._hold(ids, generated=generated)
+        return found
+
     def hidden(self, ids: Sequence[int], rows: Literal["last", "all"]) -> Array:
         """Run a prompt's `ids`, in one batch, after those that are held.
 

@@ -306,22 +306,28 @@ class Engine:
         first: int = 0,
         n_prompt: int | None = None,
         n_rows: int | None = None,
+        n_read: int | None = None,
     ) -> Iterator[T]:
         """What `read` makes of each part of `logit_batches`, in the turn in which it was computed:
-        until it returns, no other thread calls the engine."""
+        until it returns, no other thread calls the engine.
+
+        Args:
+            n_read: most positions whose logits are made, and read, at a time; None for a part's.
+        """
         self.check_prompt(ids)
         n_prompt = len(ids) if n_prompt is None else min(n_prompt, len(ids))
         n_rows = min(n_rows or self.n_batch, self.n_batch)
         text = Text(list(ids), n_prompt)
-        stretches = pairwise(sorted({0, first, n_prompt, len(ids)}))
+        # the last token of a prompt has its logits with the rest of it
+        places = {0, n_prompt, len(ids)} | ({first} if first != n_prompt - 1 else set())
         bounds = [
             at
-            for start, end in stretches
+            for start, end in pairwise(sorted(places))
             for at in range(start, end, self.n_batch if start < first else n_rows)
         ]
         parts = list(pairwise([*bounds, len(ids)]))
 
-        def run_up_to(number: int) -> T:
+        def run_up_to(number: int) -> list[T]:
             """Evaluate the parts that are missing, and read the logits of the last of them."""
             if not self.slot.is_taken_by(text):
                 self.slot.truncate(0)
@@ -330,11 +336,15 @@ class Engine:
                 if self.sequence.length <= start:
                     self.slot.evaluate(ids[start:end], generated=start >= n_prompt)
             start, end = parts[number]
-            return read(self.slot.evaluate(ids[start:end], "all", generated=start >= n_prompt))
+            if start < first:
+                return [read(self.slot.evaluate(ids[start:end]))]
+            return self.slot.read_logits(
+                ids[start:end], read, n_read or n_rows, generated=start >= n_prompt
+            )
 
-        for number, (start, _) in enumerate(parts):
-            if start >= first:
-                yield self.slot.turn(partial(run_up_to, number))
+        for number, (_, end) in enumerate(parts):
+            if end > first:
+                yield from self.slot.turn(partial(run_up_to, number))
 
     def embedding(self, ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
         """The pooled hidden states of a text: float32 [n_embd], or [len(ids), n_embd] for "none".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 
@@ -248,10 +249,11 @@ class TextStream(Iterator[str]):
         ends = [self._n_opening]
         for token in self.generation.ids[stats.n_prompt :]:
             ends.append(min(ends[-1] + len(decoder.push(token)), len(text)))
-        return [
-            (start, next((later for later in ends[at:] if later > start), start))
-            for at, start in enumerate(ends[:-1], start=1)
-        ]
+        places, end = list[tuple[int, int]](), ends[-1]
+        for start, after in reversed(list(pairwise(ends))):
+            end = after if after > start else end
+            places.append((start, end))
+        return places[::-1]
 
     def close(self) -> None:
         """End it, with "cancelled" unless it has ended."""

@@ -22,6 +22,7 @@ from localkv.config import CacheConfig
 from localkv.formats.packed_tensor import PackedTensor
 from localkv.kernels.device_memory import DeviceMemory
 from localkv.kernels.guessing import RunGuesses, run_no_guesses
+from localkv.kernels.kept_sums import Kept, KeptSums, Logits, kept_sums
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Methods
 from localkv.kernels.namespace import namespace
@@ -226,6 +227,7 @@ class Backend:
         draw: how tokens are drawn where the logits are, or None if the host must; of backends that
             record.
         lacks: (layer) -> what of a layer whose kinds it has it can't do, in words, or nothing.
+        kept_sums: what an audit asks of logits that are on the host (`kernels/kept_sums.py`).
         turns: one thread at a time runs the operations: they share scratch memory and more.
     """
 
@@ -257,6 +259,7 @@ class Backend:
     records: bool = False
     draw: Callable[[SamplingParams], Draw | None] = drawn_by_host
     lacks: Callable[[LayerSpec], str] = lacks_nothing
+    kept_sums: Callable[[Logits, Kept], KeptSums] = kept_sums
     turns: Turns = field(default_factory=Turns)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from localkv.engine.audit.predictions import Prediction
 from localkv.engine.token_scores import NOT_FINITE, Array, Logits, log_softmax, score
 from localkv.errors import LocalKVError
-
-_BLOCK_VALUES, _BLOCK_ROWS = 1 << 18, 128
-"""Logits, and tokens, that are compared at a time at most: few enough for a core's cache."""
+from localkv.kernels.kept_sums import Kept, KeptSums, kept_sums
 
 
 @dataclass(frozen=True)
@@ -40,62 +38,49 @@ class Compared:
     p_best_base: Array
 
 
-def compare_kept(base_logits: Logits, kept: Sequence[Prediction]) -> Compared:
+def compare_kept(
+    base_logits: Logits,
+    kept: Sequence[Prediction],
+    sums_of: Callable[[Logits, Kept], KeptSums] = kept_sums,
+) -> Compared:
     """Compare with what was kept of predictions.
-
-    Args:
-        base_logits: float32 [tokens, n_vocab].
-        kept: of the same tokens, one at least.
-
-    Raises:
-        LocalKVError: a logit is infinite or not a number.
-    """
-    n_rows = min(_BLOCK_ROWS, max(1, _BLOCK_VALUES // base_logits.shape[1]))
-    blocks = range(0, len(kept), n_rows)
-    with np.errstate(invalid="ignore"):
-        parts = [_compare(base_logits[i : i + n_rows], kept[i : i + n_rows]) for i in blocks]
-    return joined(parts)
-
-
-def _compare(base_logits: Logits, kept: Sequence[Prediction]) -> Compared:
-    """The same for a few tokens, whose arrays stay in the processor's cache.
 
     Of the tokens that were not kept only their probability together is known, and the least of any.
     Taking them as one gives the least divergence (the log sum inequality; Cover and Thomas,
     Elements of Information Theory, 2.7), giving each the least probability the most.
+
+    Args:
+        base_logits: float32 [tokens, n_vocab].
+        kept: of the same tokens, one at least.
+        sums_of: a backend's `kept_sums`.
+
+    Raises:
+        LocalKVError: a logit is infinite or not a number.
     """
-    each, n_vocab = np.arange(len(kept)), base_logits.shape[1]
-    shifted = base_logits - base_logits.max(1, keepdims=True)
-    weights = np.exp(shifted)
-
-    lengths = [len(one.ids) for one in kept]
-    starts = np.cumsum([0, *lengths[:-1]])
-    places = np.concatenate([one.ids for one in kept]) + np.repeat(each * n_vocab, lengths)
-    of_kept = weights.take(places).astype(np.float64)
-    weights.put(places, 0)
-    total_rest = weights.sum(1, dtype=np.float64)
-    total = np.add.reduceat(of_kept, starts) + total_rest
-    log_total, mass = np.log(total), total_rest / total
-
-    logs = shifted.take(places).astype(np.float64)
-    logs -= np.concatenate([one.shifted for one in kept])
-    logs -= np.repeat(log_total - [one.log_total for one in kept], lengths)
-    sum_kept = np.add.reduceat(of_kept * logs, starts) / total
-    least_of_any = np.array([one.least for one in kept])
-    together = np.maximum([one.tail for one in kept], least_of_any)
-    log_mass = np.log(mass, out=np.zeros_like(mass), where=mass > 0)
-    least = sum_kept + mass * (log_mass - together)
-    of_rest = np.vecdot(weights, shifted) / total
-    most = sum_kept + of_rest - mass * (log_total + least_of_any)
+    starts = np.cumsum([0, *(len(one.ids) for one in kept)])
+    ids = np.concatenate([one.ids for one in kept])
+    sums = sums_of(base_logits, Kept(ids, np.concatenate([one.shifted for one in kept]), starts))
+    with np.errstate(invalid="ignore"):
+        total = sums.kept + sums.rest
+        log_total, mass = np.log(total), sums.rest / total
+        further = log_total - np.array([one.log_total for one in kept])
+        sum_kept = (sums.kept_apart - further * sums.kept) / total
+        least_of_any = np.array([one.least for one in kept])
+        together = np.maximum([one.tail for one in kept], least_of_any)
+        log_mass = np.log(mass, out=np.zeros_like(mass), where=mass > 0)
+        least = sum_kept + mass * (log_mass - together)
+        of_rest = sums.rest_logs / total - mass * log_total
+        most = sum_kept + of_rest - mass * least_of_any
     if not np.isfinite(most).all():  # 0 times an infinite logit is no number, either
         raise LocalKVError(NOT_FINITE)
+    drawn = base_logits[np.arange(len(kept)), [one.token for one in kept]]
     return Compared(
         nll=np.array([-one.drawn for one in kept]),
-        nll_base=log_total - shifted[each, [one.token for one in kept]],
+        nll_base=log_total - (drawn - sums.largest),
         kld=least.clip(0),
         kld_most=np.maximum(least, most).clip(0),
         best=np.array([one.best for one in kept]),
-        best_base=shifted.argmax(1),
+        best_base=sums.best,
         p_best=np.exp([-one.log_total for one in kept]),
         p_best_base=1 / total,
     )

@@ -19,9 +19,12 @@ from localkv.model import Transformer
 T = TypeVar("T")
 
 _MOST_VALUES = 1 << 23
-"""Logits that are compared at a time."""
+"""Logits of each cache that are compared at a time."""
 _FEW_ROWS = 16
 """Positions that are evaluated at a time at least."""
+_BLOCK_VALUES, _BLOCK_ROWS = 1 << 19, 32
+"""Logits that are compared with what was kept at a time, few enough for the processor's caches; but
+of so many positions, at least, that the output matrix is worth reading."""
 LEAST_WINDOW = 256
 """Tokens of a window: fewer say nothing of a longer text."""
 
@@ -132,9 +135,11 @@ class SecondReading:
             nonlocal at
             kept = predictions[at : at + len(logits)]
             at += len(logits)
-            return compare_kept(logits, kept)
+            return compare_kept(logits, kept, self._model.backend.kept_sums)
 
-        return self._read(self._base(len(ids)), ids[:-1], n_prompt, n_prompt - 1, read)
+        n_read = max(_BLOCK_ROWS, _BLOCK_VALUES // self._model.config.n_vocab)
+        base = self._base(len(ids))
+        return self._read(base, ids[:-1], n_prompt, n_prompt - 1, read, n_read=n_read)
 
     def _both(
         self,
@@ -146,8 +151,9 @@ class SecondReading:
     ) -> Iterator[Compared]:
         """Compare both caches, with room for `n_tokens`, in the positions from `first` on;
         `following` are the tokens after each of them."""
+        n_rows = max(_FEW_ROWS, _MOST_VALUES // self._model.config.n_vocab)
         packed, base = (
-            self._read(cache(n_tokens), ids, n_prompt, first, np.array)
+            self._read(cache(n_tokens), ids, n_prompt, first, np.array, n_rows=n_rows)
             for cache in (self._packed, self._base)
         )
         at = 0
@@ -197,13 +203,14 @@ class SecondReading:
         n_prompt: int,
         first: int,
         read: Callable[[Logits], T],
+        **sizes: int,
     ) -> Iterator[T]:
-        """What `read` makes of the logits from position `first` on, some at a time."""
+        """What `read` makes of the logits from position `first` on, some at a time (`sizes` are
+        those of `Engine.read_logits`)."""
         engine = Engine(self._model, cache, n_batch=self._n_batch)
-        n_rows = max(_FEW_ROWS, _MOST_VALUES // self._model.config.n_vocab)
         to_numpy = self._model.backend.arrays.to_numpy
         parts = engine.read_logits(
-            ids, lambda part: read(to_numpy(part)), first=first, n_prompt=n_prompt, n_rows=n_rows
+            ids, lambda part: read(to_numpy(part)), first=first, n_prompt=n_prompt, **sizes
         )
         while not self._is_cancelled():
             part = next(parts, None)

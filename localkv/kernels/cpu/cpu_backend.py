@@ -27,6 +27,7 @@ from localkv.kernels.cpu.jit.compile_ahead import OnKernel, compiling_ahead
 from localkv.kernels.cpu.jit.kernel_source import is_stored
 from localkv.kernels.cpu.jit.needed_kernels import needed_kernels
 from localkv.kernels.cpu.jit.specialize import specialized
+from localkv.kernels.cpu.kept_sums import kept_sums_cpu
 from localkv.kernels.cpu.layer import CpuLayer
 from localkv.kernels.cpu.linear.embedding import Embedding
 from localkv.kernels.cpu.linear.products import CpuProducts
@@ -136,6 +137,7 @@ def cpu_backend() -> Backend:
         run_guesses=run_guesses,
         turns=Turns(forget),
         compiling_ahead=_kernels_ahead,
+        kept_sums=kept_sums_cpu,
         **layer.operations(),
     )
 

@@ -21,6 +21,7 @@ from localkv.cache.layout import SegmentSpec
 from localkv.formats import TOKEN_FORMATS
 from localkv.kernels.cpu.attention import kernels as attention_kernels
 from localkv.kernels.cpu.attention.plan import row_blocks
+from localkv.kernels.cpu.attention.row_tiles import MAX_ROWS
 from localkv.kernels.cpu.attention.sizes import BLOCK_ROWS
 from localkv.kernels.cpu.jit import kernel_folder
 from localkv.kernels.cpu.jit.specialize import specialized
@@ -233,11 +234,37 @@ def test_pages_hold_the_bytes_of_the_reference(name: str) -> None:
 
 def test_few_new_tokens_have_no_kernels_of_their_own() -> None:
     kernels = attention_kernels.score_kernel, attention_kernels.weigh_kernel
-    check(head_dim=32, n_kv_heads=1, group=4, lengths=[(20, 1)])
+    few = partial(check, head_dim=32, n_kv_heads=1, group=4, type_k="q8_0", type_v="f16")
+    few(lengths=[(20, 1)])
     compiled = [kernel.cache_info().misses for kernel in kernels]
     for n_new in (2, 3, 4):
-        check(head_dim=32, n_kv_heads=1, group=4, lengths=[(20, n_new)])
+        few(lengths=[(20, n_new)])
     assert [kernel.cache_info().misses for kernel in kernels] == compiled
+
+
+@pytest.mark.parametrize("group", [1, 2, 3])
+@pytest.mark.parametrize("pair", [("f16", "f16"), ("bf16", "fp8_e4m3_token"), ("f16", "q8_0")])
+def test_tiles_of_many_tokens_have_the_bits_of_one(group: int, pair: tuple[str, str]) -> None:
+    """Rows of several tokens fill larger tiles where their kernels add up in the same order."""
+    n, past = 2 * MAX_ROWS + 3, 500  # over the end of a page
+    cache = torch_cache(
+        n_layers=1, n_kv_heads=2, head_dim=64, segments=[SegmentSpec(*pair)], n_ctx=600
+    )
+    layer, sequence, run = cache.layers[0], cache.new_sequence(), cpu_attention()
+    generator = torch.Generator().manual_seed(group)
+    rows = torch.randn(past + n, 2, 64, generator=generator)
+    first = cache.batch([(sequence, [0] * (past + n))])
+    store_kv_cpu(rows, rows.flip(0), layer, first.segments)
+    q = torch.randn(n, 2 * group, 64, generator=generator)
+
+    def attended(start: int, end: int) -> torch.Tensor:
+        sequence.length = past + start
+        batch = cache.batch([(sequence, [0] * (end - start))], generated=True)
+        params = AttentionParams(0.125)
+        return run(q[start:end], layer.segments[0], batch.segments[0], batch, params)[0]
+
+    one_by_one = torch.cat([attended(i, i + 1) for i in range(n)])
+    assert torch.equal(attended(0, n), one_by_one)
 
 
 def test_head_dims_that_do_not_fit_are_refused() -> None:

@@ -13,6 +13,7 @@ from localkv.kernels.cpu.jit.parameters import Value
 from localkv.kernels.cpu.jit.specialize import specialized
 from localkv.kernels.cpu.runtime.thread_pool import run_worker
 from localkv.simd.cpu_features import HAS_BYTE_SHUFFLE, HAS_VNNI
+from localkv.simd.lanes import LANES
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class CacheDecoder:
     digits: bool
     offset: int
     outliers: bool
+
+    @property
+    def adds_alike(self) -> bool:
+        """Whether kernels add up a row in the same order in tiles of all sizes: where a unit is one
+        vector of floats, even the largest tile of V has two sums for each row (`weigh.PAIRS`)."""
+        return self.block == LANES and not (self.digits or self.by_channel or self.outliers)
 
 
 @functools.cache
@@ -78,6 +85,11 @@ def decode_k_source(type_k: str) -> KernelSource:
 
 def decode_v_source(type_v: str) -> KernelSource:
     return _source("attention/tiles", type_v, OF_V=True)
+
+
+def tiles_add_alike(type_k: str, type_v: str) -> bool:
+    """Whether rows get the same bits from `score` and `weigh` in tiles of all sizes."""
+    return cache_decoder(type_k).adds_alike and cache_decoder(type_v).adds_alike
 
 
 @functools.cache

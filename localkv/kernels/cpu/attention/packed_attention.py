@@ -30,10 +30,11 @@ from localkv.kernels.cpu.attention.kernels import (
     decode_v_kernel,
     run,
     score_kernel,
+    tiles_add_alike,
     weigh_kernel,
 )
 from localkv.kernels.cpu.attention.plan import Launch, Plan, make_plan
-from localkv.kernels.cpu.attention.row_tiles import rows_per_tile, whole_tiles
+from localkv.kernels.cpu.attention.row_tiles import tile_of, whole_tiles
 from localkv.kernels.cpu.attention.sizes import (
     MOST_CHANNELS,
     block_scratch,
@@ -158,8 +159,9 @@ def prepare_rows(decode: Decode, segment: Segment, job: Job) -> Launch:
     """Generated tokens."""
     n_kv_heads, head_dim = job.n_kv_heads, job.head_dim
     type_k, type_v = segment.format_k.name, segment.format_v.name
-    decoder = cache_decoder(type_k)
-    tile, n_rows = rows_per_tile(job.group), whole_tiles(decode.n_rows, job.group)
+    decoder, adds_alike = cache_decoder(type_k), tiles_add_alike(type_k, type_v)
+    n_rows = whole_tiles(decode.n_rows, job.group)
+    tile = tile_of(n_rows, job.group, adds_alike=adds_alike)
     n_pieces = len(decode.chunks) * n_kv_heads
     few = decode.n_tokens * n_rows * n_kv_heads * head_dim < FEW_PRODUCTS
     threads = 1 if few else min(n_threads(), n_pieces)

@@ -1,0 +1,85 @@
+"""What an audit takes, beside a prompt of the same length, in turn.
+
+    python benchmarks/audit.py --json FILE
+    python benchmarks/audit.py --shape llama-1.1b:Q4_0 --tokens 300 --rounds 3
+
+The text is a few tokens and as many generated ones as asked for. The prompt is all of it, evaluated
+by the same model with the same cache from its beginning on. With `--shape` the model has random
+weights. *ratio* is the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+from random_model import shape_of, write_model
+
+from localkv import LLM
+
+MODEL = Path(__file__).parents[1] / "models" / "tales-4M-Q8_0.gguf"
+
+
+def measured(llm: LLM, n_tokens: int, rounds: int) -> tuple[int, list[float], list[float]]:
+    """Tokens of the text; seconds of each round, of audits and of prompts of the same length."""
+    stream = llm.stream(
+        "Once upon a time",
+        max_tokens=n_tokens,
+        temperature=0.8,
+        seed=1,
+        ignore_eos=True,
+        audit=True,
+    )
+    stream.audited = None  # not by itself
+    for _ in stream:
+        pass
+    ids = stream.generation.ids
+    audits, prompts = list[float](), list[float]()
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        llm.audit(stream)
+        audits.append(time.perf_counter() - started)
+        llm.engine.reset()
+        started = time.perf_counter()
+        for at in range(0, len(ids), llm.engine.n_batch):
+            llm.engine.evaluate(ids[at : at + llm.engine.n_batch])
+        prompts.append(time.perf_counter() - started)
+    return len(ids), audits[1:], prompts[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--shape", help="NAME:TYPE, random weights instead of a model")
+    parser.add_argument("--types", default="q4_0/q4_0", help="K/V of the cache")
+    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() if options.shape else nullcontext() as folder:
+        path = options.model
+        if folder is not None:
+            name, _, type_name = options.shape.partition(":")
+            path = Path(folder) / "model.gguf"
+            write_model(path, shape_of(name), type_name, has_words=True)
+        type_k, _, type_v = options.types.partition("/")
+        llm = LLM(path, n_ctx=options.tokens + 16, cache_type_k=type_k, cache_type_v=type_v)
+        n_tokens, audits, prompts = measured(llm, options.tokens, options.rounds)
+    ratios = [a / p for a, p in zip(audits, prompts, strict=True)]
+    print(f"{n_tokens} tokens, {options.types}, medians of {options.rounds} rounds:")
+    print(f"audit {statistics.median(audits):.3f} s, prompt {statistics.median(prompts):.3f} s")
+    print(f"ratio {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
+    if options.json:
+        found = {"tokens": n_tokens, "audit_s": audits, "prompt_s": prompts, "ratios": ratios}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
