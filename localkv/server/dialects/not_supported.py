@@ -7,17 +7,16 @@ from starlette.responses import Response
 
 from localkv.server.failures import unsupported
 from localkv.server.front import Front
-from localkv.server.json_answer import json_response
 
 _MODEL_WRITES = "this server's models write text"
 _LORA = "merge the adapter into the model's file"
 
 MISSING = {
-    "/embedding": ("embeddings", _MODEL_WRITES),
-    "/embeddings": ("embeddings", _MODEL_WRITES),
-    "/v1/embeddings": ("embeddings", _MODEL_WRITES),
-    "/api/embed": ("embeddings", _MODEL_WRITES),
-    "/api/embeddings": ("embeddings", _MODEL_WRITES),
+    "/embedding": ("making embeddings", _MODEL_WRITES),
+    "/embeddings": ("making embeddings", _MODEL_WRITES),
+    "/v1/embeddings": ("making embeddings", _MODEL_WRITES),
+    "/api/embed": ("making embeddings", _MODEL_WRITES),
+    "/api/embeddings": ("making embeddings", _MODEL_WRITES),
     "/rerank": ("reranking", _MODEL_WRITES),
     "/reranking": ("reranking", _MODEL_WRITES),
     "/v1/rerank": ("reranking", _MODEL_WRITES),
@@ -41,8 +40,5 @@ MISSING = {
 
 
 async def not_supported(front: Front, request: Request) -> Response:
-    """Say so; ollama's errors are texts."""
-    error = unsupported(*MISSING[request.url.path])
-    if request.url.path.startswith("/api/"):
-        return json_response({"error": str(error)}, error.status)
-    raise error
+    """Say so."""
+    raise unsupported(*MISSING[request.url.path])

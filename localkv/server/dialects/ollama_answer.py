@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from functools import wraps
 from typing import Any
 
 import msgspec
@@ -37,22 +36,7 @@ from localkv.server.text_prompt import text_prompts
 from localkv.server.wire import Ended, Event, Piece
 from localkv.tool_calls.events import CallArguments, CallBegun, Content
 
-Endpoint = Callable[[Front, Request], Awaitable[Response]]
-
 NANO = 1_000_000_000
-
-
-def with_ollama_errors(endpoint: Endpoint) -> Endpoint:
-    """The same, with errors as ollama tells them."""
-
-    @wraps(endpoint)
-    async def answered(front: Front, request: Request) -> Response:
-        try:
-            return await endpoint(front, request)
-        except RequestError as error:
-            return json_response({"error": str(error)}, error.status, error.headers)
-
-    return answered
 
 
 def now() -> str:
@@ -228,14 +212,12 @@ async def _answered(
 
 
 @takes(ChatRequest)
-@with_ollama_errors
 async def chat(front: Front, request: Request) -> Response:
     """POST /api/chat."""
     return await _answered(front, request, decoded(await request.body(), ChatRequest))
 
 
 @takes(GenerateRequest)
-@with_ollama_errors
 async def generate(front: Front, request: Request) -> Response:
     """POST /api/generate."""
     return await _answered(front, request, decoded(await request.body(), GenerateRequest))

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from localkv import __version__
 from localkv.loader.model_summary import file_type_name
-from localkv.server.dialects.ollama_answer import with_ollama_errors
 from localkv.server.dialects.ollama_request import LATEST, can_think, known_name
 from localkv.server.front import Front
 from localkv.server.json_answer import json_response
@@ -33,19 +32,16 @@ class ShowRequest(msgspec.Struct, kw_only=True):
     name: str | None = None
 
 
-@with_ollama_errors
 async def version(front: Front, request: Request) -> Response:
     """GET /api/version."""
     return json_response({"version": API_VERSION, "localkv": __version__})
 
 
-@with_ollama_errors
 async def tags(front: Front, request: Request) -> Response:
     """GET /api/tags: the models there are."""
     return json_response({"models": [_listed(front, await front.model())]})
 
 
-@with_ollama_errors
 async def running(front: Front, request: Request) -> Response:
     """GET /api/ps: the models that are loaded."""
     facts = front.supervisor.facts
@@ -64,7 +60,6 @@ async def running(front: Front, request: Request) -> Response:
 
 
 @takes(ShowRequest)
-@with_ollama_errors
 async def show(front: Front, request: Request) -> Response:
     """POST /api/show: what is known of the model."""
     body = decoded(await request.body(), ShowRequest)
