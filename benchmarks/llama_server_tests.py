@@ -96,6 +96,10 @@ marked slow are left out: they download models.
 Not about this server are the files on embedding, infill, kv_keep_only_active, lora, mcp_servers,
 proxy, rerank, router, sleep, stream, tools_builtin, vision_api and compat_gcp."""
 
+REST = """Those that do not pass want what is not there (images, embeddings, contexts that are shifted,
+tools that the server runs, files and aids of llama.cpp's own), or what is meant to be otherwise
+here."""
+
 RELAXED: tuple[tuple[str, str], ...] = (
     # counts of tokens of prompts, which another vocabulary has others of
     (r'(\["prompt_n"\]) == n_prompt\b', r"\1 > 0"),
@@ -289,7 +293,7 @@ def markdown(results: Iterable[Result]) -> str:
     counts = Counter(row.outcome for row in rows)
     total = (counts["passed"], counts["failed"], counts["skipped"])
     lines.append("| **all** | " + " | ".join(f"**{n}**" for n in total) + " |")
-    lines += ["", "| not passed | why |", "| --- | --- |"]
+    lines += ["", *REST.splitlines(), "", "| not passed | why |", "| --- | --- |"]
     for row in rows:
         if row.outcome != "passed":
             reason = why(row).replace("|", "\\|")
