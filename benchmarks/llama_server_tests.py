@@ -96,9 +96,8 @@ marked slow are left out: they download models.
 Not about this server are the files on embedding, infill, kv_keep_only_active, lora, mcp_servers,
 proxy, rerank, router, sleep, stream, tools_builtin, vision_api and compat_gcp."""
 
-REST = """Those that do not pass want what is not there (images, embeddings, contexts that are shifted,
-tools that the server runs, files and aids of llama.cpp's own), or what is meant to be otherwise
-here."""
+REST = """Those that do not pass want what is not there (images, embeddings, shifted contexts, tools
+that the server runs, files and aids of llama.cpp's own), or what is meant to be otherwise here."""
 
 RELAXED: tuple[tuple[str, str], ...] = (
     # counts of tokens of prompts, which another vocabulary has others of
