@@ -80,6 +80,7 @@ def _run(
         kv_rotation=values["kv_rotation"],
         leaves_out=not names,
     )
+    _check_budgets(budgets, plan.least_bits(llm.config))
     digest = model_hash(llm.gguf)
     path = Path(output) if output is not None else in_data_folder(digest)
     seconds, bandwidth = _speed(llm)
@@ -153,6 +154,16 @@ def _budgets(text: str | None) -> list[float]:
     if any(not 0 < bits <= 32 for bits in found):
         raise UsageError(f"--bits {text}: not a list of bits per value", hint="as in 4.5,5,6")
     return found
+
+
+def _check_budgets(budgets: list[float], least: float) -> None:
+    """Refuse, before anything is measured, fewer bits than the smallest of the types has."""
+    for bits in budgets:
+        if bits < least:
+            raise UsageError(
+                f"--bits {bits:g} holds none of the types, the smallest of which has {least:g}",
+                hint=f"as in --bits {least:g}, or with smaller --types",
+            )
 
 
 def _chunks(llm: LLM, text: str, n_tokens: int) -> list[list[int]]:

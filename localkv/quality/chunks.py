@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localkv.errors import UsageError
+from localkv.errors import UsageError, counted
 
 MIN_CONTEXT = 8
 """Tokens of a chunk below which too few are scored for an error to be estimated."""
@@ -34,7 +34,8 @@ def text_chunks(
         if len(ids) >= MIN_CONTEXT:
             hint += f", or a context of at most {len(ids)} (-c)"
         raise UsageError(
-            f"the text has {len(ids)} tokens, but a context of {n_ctx} needs at least {n_ctx}",
+            f"the text has {counted(len(ids), 'token')}, but a context of {n_ctx} needs at least "
+            f"{n_ctx}",
             hint=hint,
         )
     chunks = [list(ids[at : at + n_ctx]) for at in range(0, len(ids) - n_ctx + 1, n_ctx)][:limit]

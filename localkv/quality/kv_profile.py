@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from localkv.arch.spec import ModelSpec
 from localkv.cache.layout import group_layouts
 from localkv.cache.profile import (
     KVProfile,
@@ -72,6 +73,19 @@ class Plan:
     def packed(self) -> list[str]:
         """The types but f16."""
         return [name for name in self.types if name != BASE]
+
+    def least_bits(self, config: ModelSpec) -> float:
+        """Bits per value of a cache of nothing but the smallest types; 0 without K and V."""
+        n_bytes = sum(
+            len(group.layers) * group.n_kv_heads * self._least_row_bytes(dim)
+            for group in config.groups
+            for dim in (group.key_dim, group.value_dim)
+        )
+        return 8 * n_bytes / kv_values_per_token(config) if n_bytes else 0.0
+
+    def _least_row_bytes(self, dim: int) -> int:
+        formats = [KV_FORMATS[name] for name in self.types]
+        return min(fmt.row_bytes(dim) for fmt in formats if dim % fmt.block_size == 0)
 
     def keys(self, model: Transformer, types: Sides) -> list[Key]:
         """Each layer and side, and of the types of that side those that its rows can be of."""

@@ -118,6 +118,10 @@ def test_a_model_is_in_memory_once(
         (("--types", "q8"), "error: --types: unknown cache type 'q8'"),
         (("--types", "f16"), "error: --types names no type to compare with f16"),
         (("--bits", "5,x"), "error: --bits 5,x: not a list of bits per value"),
+        (
+            ("--types", "q4_0", "--bits", "5,4"),
+            "error: --bits 4 holds none of the types, the smallest",
+        ),
         (("-f", "short.txt"), "error: the text has 3 tokens, too few to measure with"),
         (("-f", "none.txt"), "error: the text none.txt"),
         (("-o", "nowhere/p.json"), "error: nowhere is not a folder"),
