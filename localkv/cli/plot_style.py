@@ -23,7 +23,7 @@ COLOURS = (BLUE, ORANGE, GREEN, PINK, INK, "#b8860b", "#3a9bd6", MUTED)
 MARKERS = "osD^vPX*"
 INTEGERS, E4M3, E5M2 = BLUE, ORANGE, PINK
 """Families of cache types."""
-TICKS = (4.5, 5, 5.5, 6, 7, 8, 8.5)
+TICKS = (2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 8.5)
 """Bits per value that packed types have."""
 
 
