@@ -20,7 +20,7 @@ from localkv.cache.arrays import Array
 from localkv.engine.cache_slot import CacheSlot
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.speculation.draft_pace import DraftPace, confidence_of
-from localkv.engine.speculation.prices import OUTLIER, Prices
+from localkv.engine.speculation.prices import OUTLIER, Prices, smoothed
 from localkv.engine.speculation.speculator import Speculator
 from localkv.engine.token_text import Text
 from localkv.kernels.guessing import Guessing
@@ -29,13 +29,11 @@ FEW_ALONE = 2
 FEW_MISSING = 16
 """More tokens than these are evaluated as a prompt is, if the draft lacks them."""
 _WARM_UP_TOKENS = 40
-_PAUSE, _LONGEST_PAUSE = 16, 64
+_PAUSE, _LONGEST_PAUSE = 16, 128
 """Tokens until it is asked again whether there may be drafts, where they have cost too much, at
 least and at most."""
 _TIMES = 4
 """Drafts that are timed before a user waits for one."""
-_FASTER, _SLOWER = 0.3, 0.03
-"""Weights of a new measurement: what else runs on the machine makes some of them longer."""
 
 
 class Guess(NamedTuple):
@@ -73,6 +71,7 @@ class DraftModel:
         self.n_vocab = n_vocab
         self.pace = DraftPace(prices)
         self.seconds = self.reading = self.overhead = 0.0
+        self._n_same = 0
 
     def warm_up(self) -> None:
         """Evaluate some tokens and forget them, so that no text waits for what is made once."""
@@ -107,7 +106,7 @@ class DraftModel:
             n_missing, started = len(text.ids) - self.slot.sequence.length, time.perf_counter()
             self.slot.logits(text, Event())
             seconds, before = time.perf_counter() - started, self.reading
-            self.reading = _smoothed(before, seconds / n_missing)
+            self.reading = smoothed(before, seconds / n_missing)
             return min(seconds, OUTLIER * before * n_missing) if before else seconds
 
         return self.slot.turn(work) if len(text.ids) <= self.n_ctx else 0.0
@@ -121,14 +120,16 @@ class DraftModel:
         n_held = self.slot.sequence.length if self.slot.is_taken_by(text) else 0
         return max(1, len(text.ids) - n_held)
 
-    def draft(self, text: Text, guessing: Guessing) -> tuple[list[Guess], float]:
-        """As `guesses`, in a turn; and the seconds that it took, not much more than usual: who else
-        uses the machine makes it longer, but steps without a draft, too."""
-        started, n_missing = time.perf_counter(), self.n_missing(text)
+    def draft(
+        self, text: Text, guessing: Guessing, started: float | None = None
+    ) -> tuple[list[Guess], float]:
+        """As `guesses`, in a turn; and the seconds that it took since it `started`, not much more
+        than usual: who else uses the machine makes it longer, but steps without a draft, too."""
+        started, n_missing = started or time.perf_counter(), self.n_missing(text)
         found = self.slot.turn(lambda: self.guesses(text, guessing))
         seconds, before = time.perf_counter() - started, self.overhead
         of_tokens = self.seconds * (n_missing + len(found))
-        self.overhead = _smoothed(before, max(0.0, seconds - of_tokens))
+        self.overhead = smoothed(before, max(0.0, seconds - of_tokens))
         if before and n_missing <= FEW_MISSING:
             seconds = min(seconds, OUTLIER * (of_tokens + before))
         return found, seconds
@@ -188,23 +189,18 @@ class DraftModel:
         slot, ids = self.slot, text.ids
         if not slot.is_taken_by(text):
             slot.take(text)
+            self._n_same = 0
         held, most = slot.ids, min(len(slot.ids), len(ids) - 1)
-        same = min(text.n_prompt, most)
+        same = min(max(text.n_prompt, self._n_same), most)
         while same < most and held[same] == ids[same]:
             same += 1
+        self._n_same = same
         slot.retract(text, same)
         if len(ids) - slot.sequence.length > FEW_MISSING:
             text.n_prompt = len(ids)
 
     def _timed(self, seconds: float) -> None:
-        self.seconds = _smoothed(self.seconds, seconds)
-
-
-def _smoothed(before: float, seconds: float) -> float:
-    """What is known after a measurement; 0 is nothing."""
-    before = before or seconds
-    weight = _SLOWER if seconds > before else _FASTER
-    return before + weight * (min(seconds, 2 * before) - before)
+        self.seconds = smoothed(self.seconds, seconds)
 
 
 class ModelSpeculator(Speculator):
@@ -276,6 +272,7 @@ class ModelSpeculator(Speculator):
             if self._is_read:
                 pace.read(seconds)
             self._is_read = True
+        started = time.perf_counter()
         guessing = pace.guessing(
             most,
             1 + missing,
@@ -284,7 +281,7 @@ class ModelSpeculator(Speculator):
             self.config.draft_p_min,
             model.overhead,
         )
-        found, seconds = model.draft(text, guessing)
+        found, seconds = model.draft(text, guessing, started)
         pace.drafted(seconds)
         self._guesses.extend(found)
         n = pace.worthy([guess.confidence for guess in found])

@@ -56,10 +56,10 @@ class Prices:
         if n_rows not in self._is_warm:
             self._is_warm.add(n_rows)
         elif n_rows == 1:
-            self.one = _smoothed(self.one, seconds)
+            self.one = smoothed(self.one, seconds)
         elif self.one:
             self._age += n_rows in self.known
-            self.known[n_rows] = _smoothed(self.known.get(n_rows, 0.0), seconds / self.one)
+            self.known[n_rows] = smoothed(self.known.get(n_rows, 0.0), seconds / self.one)
             if self._age % _REFRESHED == 0 or n_rows not in self._table:
                 self._table.clear()
 
@@ -108,6 +108,6 @@ class Prices:
         return min(prices)
 
 
-def _smoothed(before: float, new: float) -> float:
+def smoothed(before: float, new: float) -> float:
     """What is known after a measurement; 0 is nothing."""
     return before + _SMOOTHED * (min(new, 4 / 3 * before) - before) if before else new

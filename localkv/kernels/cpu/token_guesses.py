@@ -51,8 +51,22 @@ class TokenGuesses:
         self.grow, self.clear = np.zeros(MOST_ITEMS, np.int64), np.zeros((MOST_ITEMS, 2), np.int64)
         self.turns = np.zeros((0, 3), np.int64)
         self.job = np.zeros(len(GuessJob._fields), np.int64)
+        self.worker = specialized(GUESS)["worker"]
         self._guessing: Guessing | None = None
         self._tables = [np.zeros(0, np.float32)] * 3
+        self._table_places = dict[str, int]()
+        likely, (logits,) = address(self.limits), self.logits.values()
+        self._places = {
+            "given": address(self.given),
+            "logits": address(logits),
+            "tokens": address(self.tokens),
+            "probabilities": address(self.probabilities),
+            "likely": likely,
+            "p_min": likely + 4,
+            "grow": address(self.grow),
+            "clear": address(self.clear),
+        }
+        self._n_vocab, self._address = n_vocab, address(self.job)
 
     def run(
         self, moved: MovedBatch, more: Sequence[int], guessing: Guessing, embedding: Embedding
@@ -80,44 +94,32 @@ class TokenGuesses:
             self.clear[i] = at, n
         self.turns = np.array(turns, np.int64).reshape(-1, 3)
         self.limits[:] = 1.0, guessing.p_min
-        logits = next(iter(self.logits.values()))
-        bounds, chances, least = map(address, self._tables_of(guessing))
-        likely = address(self.limits)
         self.job[:] = GuessJob(
             next_piece=0,
             is_over=0,
             n_evaluated=0,
             n_given=len(given),
-            given=address(self.given),
             n_guessed=0,
             most=most,
-            n_vocab=min(guessing.n_vocab, logits.shape[-1]),
-            logits=address(logits),
-            tokens=address(self.tokens),
-            probabilities=address(self.probabilities),
-            likely=likely,
-            p_min=likely + 4,
+            n_vocab=min(guessing.n_vocab, self._n_vocab),
             n_bounds=len(guessing.bounds),
-            bounds=bounds,
-            chances=chances,
-            least=least,
             row_worker=row.worker,
             row_job=row.job,
             row_item=row.item,
             first_row=row.first,
             row_bytes=row.row_bytes,
             n_grow=len(items),
-            grow=address(self.grow),
             n_clear=len(cleared),
-            clear=address(self.clear),
             n_turns=len(self.turns),
             turns=address(self.turns),
+            **self._places,
+            **self._tables_of(guessing),
         )
-        at = address(self.job)
+        at = self._address
         (chain,) = self.places.stages
         assert isinstance(chain, Chain)
         started = time.perf_counter()
-        chain.run_rounds(specialized(GUESS)["worker"], at, at + 8 * IS_OVER, **self.logits)
+        chain.run_rounds(self.worker, at, at + 8 * IS_OVER, **self.logits)
         n, n_evaluated = int(self.job[N_GUESSED]), int(self.job[N_EVALUATED])
         return Guessed(
             self.tokens[:n].tolist(),
@@ -126,10 +128,13 @@ class TokenGuesses:
             (time.perf_counter() - started) / n_evaluated,
         )
 
-    def _tables_of(self, guessing: Guessing) -> list[Floats]:
-        """Its numbers, made anew only if it is another one."""
+    def _tables_of(self, guessing: Guessing) -> dict[str, int]:
+        """Addresses of its numbers, which are copied only if it is another one."""
         if guessing is not self._guessing:
-            tables = guessing.bounds, guessing.chances, guessing.least
-            self._tables = [np.array([*table, 0.0], np.float32) for table in tables]
+            names = "bounds", "chances", "least"
+            tables = [(*getattr(guessing, name), 0.0) for name in names]
+            self._tables = [np.array(table, np.float32) for table in tables]
+            places = map(address, self._tables)
+            self._table_places = dict(zip(names, places, strict=True))
             self._guessing = guessing
-        return self._tables
+        return self._table_places
