@@ -9,83 +9,131 @@ from localkv.triton_primitives.ptx import (
     BYTES_0_2,
     BYTES_1_3,
     BYTES_2_3,
+    half_bits,
     pair,
     plus_1024,
+    three_bit_codes,
 )
-
-SPREAD = 0x00810204
-"""A factor that makes of bits 0 to 3 the bits 2, 10, 18 and 26, among others."""
 
 
 @triton.constexpr_function
 def as_halves(found, low, high):
-    """The bytes of two words of table entries, 128 too large, as pairs of fp16: those of even
-    places become `low`, those of odd ones `high`."""
-    pairs = "".join(
-        f"""
-        prmt.b32 p, {word}, m, {order};
-        sub.f16x2 {goals[i]}, p, o;"""
-        for i, word in enumerate(found)
-        for goals, order in ((low, BYTES_0_2), (high, BYTES_1_3))
-    )
+    """The bytes of a word of table entries, 128 too large, as pairs of fp16: those of even places
+    become `low`, those of odd ones `high`."""
     return f"""
+        prmt.b32 p, {found}, m, {BYTES_0_2};
+        sub.f16x2 {low}, p, o;
+        prmt.b32 p, {found}, m, {BYTES_1_3};
+        sub.f16x2 {high}, p, o;"""
+
+
+OF_HALVES = f"""
         mov.b32 m, 0x64646464;
-        mov.b32 o, {pair(plus_1024(128))};{pairs}"""
+        mov.b32 o, {pair(plus_1024(128))};"""
+"""Constants of `as_halves`."""
 
 
 @triton.constexpr_function
-def sixteen_numbers_ptx():
-    """$4: four bytes; from $5 on four times each: words of a table of 16 bytes -> $0, $1: the
-    entries of the low nibbles less 128; $2, $3: of the high ones.
-
-    `prmt` itself is a table of eight bytes for four nibbles; bit 3 of a nibble chooses between two.
-    """
+def limited_ptx(largest, most):
+    """$2: two scales; $3: what is missing to an outlier, fp16 in the lower half of a word -> $0:
+    the scales within +-`largest`; $1: what is missing, twice, so that with a value of at most 127
+    times a scale it stays within `most`."""
     return f"""{{
-        .reg .b32 a, s, x, y, u, v, m, o, p;
-        and.b32 a, $4, 0x77777777;
-        shr.u32 s, $4, 1;
-        lop3.b32 s, s, 0x44444444, 0x32103210, 0xEA;
-        prmt.b32 x, $5, $9, a;
-        prmt.b32 y, $13, $17, a;
-        prmt.b32 u, x, y, s;
-        shr.u32 a, a, 16;
-        shr.u32 s, s, 16;
-        prmt.b32 x, $5, $9, a;
-        prmt.b32 y, $13, $17, a;
-        prmt.b32 v, x, y, s;{as_halves(("u", "v"), ("$0", "$1"), ("$2", "$3"))}
+        .reg .b32 a, b, c;
+        mov.b32 b, {pair(half_bits(largest))};
+        mov.b32 c, {pair(half_bits(-largest))};
+        min.NaN.f16x2 a, $2, b;
+        max.NaN.f16x2 a, a, c;
+        mov.b32 $0, a;
+        and.b32 a, a, 0x7FFF7FFF;
+        prmt.b32 b, a, 0, 0x1032;
+        max.f16x2 a, a, b;
+        mov.b32 b, {pair(half_bits(-127))};
+        mov.b32 c, {pair(half_bits(most))};
+        fma.rn.f16x2 a, a, b, c;
+        xor.b32 b, a, 0x80008000;
+        prmt.b32 c, $3, 0, 0x1010;
+        max.f16x2 c, c, b;
+        min.f16x2 $1, c, a;
+    }}"""
+
+
+IN_GROUP = 0b010011
+"""Bits of a place among 64 that say which of eight values, two of each four that are 16 apart."""
+OF_GROUP = 0b101100
+"""Those that say which eight."""
+
+
+@triton.constexpr_function
+def outlier_ptx():
+    """$5: what is missing to an outlier, fp16 twice; $6: a place above 16 other bits -> $0 to $3:
+    the number where the place is a pair's in its group of eight, 0 elsewhere; $4: which group it
+    is, as 1024 and the bits of `OF_GROUP`, fp16 twice."""
+    pairs = "".join(
+        f"""
+        mov.b32 b, 0x{plus_1024(place + 1):04X}{plus_1024(place):04X};
+        set.eq.f16x2.f16x2 b, a, b;
+        mul.f16x2 ${i}, b, $5;"""
+        for i, place in enumerate((0, 2, 16, 18))
+    )
+    return f"""{{
+        .reg .b32 a, b, c;
+        prmt.b32 c, $6, 0, 0x3232;
+        mov.b32 b, 0x64006400;
+        lop3.b32 a, c, {pair(IN_GROUP)}, b, 0xEA;
+        lop3.b32 $4, c, {pair(OF_GROUP)}, b, 0xEA;{pairs}
     }}"""
 
 
 @triton.constexpr_function
-def four_numbers_ptx():
-    """$2: a table of 4 bytes -> $0, $1: its entries less 128 as pairs of fp16."""
+def number_pairs_ptx(n_words):
+    """Words of bytes, 1 or 2, after their results -> for each two words, the bytes less 128 as
+    pairs of fp16."""
+    pairs = "".join(
+        f"""
+        prmt.b32 p, ${2 * n_words + i // 2}, m, {(BYTES_0_1, BYTES_2_3)[i % 2]};
+        sub.f16x2 ${i}, p, o;"""
+        for i in range(2 * n_words)
+    )
     return f"""{{
-        .reg .b32 p, m, o;
-        mov.b32 m, 0x64646464;
-        mov.b32 o, {pair(plus_1024(128))};
-        prmt.b32 p, $2, m, {BYTES_0_1};
-        sub.f16x2 $0, p, o;
-        prmt.b32 p, $2, m, {BYTES_2_3};
-        sub.f16x2 $1, p, o;
+        .reg .b32 p, m, o;{OF_HALVES}{pairs}
     }}"""
 
 
 @triton.constexpr_function
 def four_values_ptx():
-    """$4: a scale, $5: what is missing to an outlier, fp16 in the lower half of a word; $6 and $7:
-    four numbers as pairs of fp16 -> the lower bytes of their values ($0) and the upper ones ($1),
-    and those of the outliers that each would be ($2, $3)."""
+    """$4: a scale, fp16 in the lower half of a word; $5: what is missing to an outlier, twice; $6
+    and $7: four numbers as pairs of fp16 -> the lower bytes of their values ($0) and the upper ones
+    ($1), and those of the outliers that each would be ($2, $3)."""
     return """{
-        .reg .b32 a, b, d, o;
+        .reg .b32 a, b, d;
         prmt.b32 d, $4, 0, 0x1010;
-        prmt.b32 o, $5, 0, 0x1010;
         mul.f16x2 a, $6, d;
         mul.f16x2 b, $7, d;
         prmt.b32 $0, a, b, 0x6420;
         prmt.b32 $1, a, b, 0x7531;
-        add.f16x2 a, a, o;
-        add.f16x2 b, b, o;
+        add.f16x2 a, a, $5;
+        add.f16x2 b, b, $5;
         prmt.b32 $2, a, b, 0x6420;
+        prmt.b32 $3, a, b, 0x7531;
+    }"""
+
+
+@triton.constexpr_function
+def eight_values_ptx():
+    """$4: a scale, fp16 in the lower half of a word; from $5 on eight numbers as pairs of fp16 ->
+    the lower bytes of the first and of the last four values ($0, $1), and the upper ones ($2, $3).
+    """
+    return """{
+        .reg .b32 a, b, d;
+        prmt.b32 d, $4, 0, 0x1010;
+        mul.f16x2 a, $5, d;
+        mul.f16x2 b, $6, d;
+        prmt.b32 $0, a, b, 0x6420;
+        prmt.b32 $2, a, b, 0x7531;
+        mul.f16x2 a, $7, d;
+        mul.f16x2 b, $8, d;
+        prmt.b32 $1, a, b, 0x6420;
         prmt.b32 $3, a, b, 0x7531;
     }"""
 
@@ -122,43 +170,69 @@ def look_up_values_ptx():
 
 
 @triton.constexpr_function
-def eight_numbers_ptx():
-    """$8: as `four_numbers_ptx`; from $9 on four times each: third bits as
-    `low_bits.unpack_three_bits` has them, and the words of a table of 8 bytes."""
-    thirds = [
+def _add_outlier(results, group, first):
+    """Add what `outlier_ptx` has from operand `first` on to pairs of values, if the outlier's group
+    ($`first` + 16) is `group`."""
+    sums = "".join(
         f"""
-        prmt.b32 e, t, 0, 0x444{byte};
-        mul.lo.u32 e, e, 0x{SPREAD << shift:08X};
-        lop3.b32 {word}, e, 0x{0x04040404 << shift:08X}, {word}, 0xEA;"""
-        for byte, shift, word in ((0, 0, "a"), (1, 4, "a"), (2, 0, "b"), (3, 4, "b"))
-    ]
-    masked = "and.b32 t, $9, 0x0F0F0F0F;"
-    return _quarters("$13", "$17", masked + "".join(thirds[:2]), "".join(thirds[2:]))
+        fma.rn.f16x2 ${result}, g, ${first + 4 * i}, ${result};"""
+        for i, result in enumerate(results)
+    )
+    return f"""
+        set.eq.f16x2.f16x2 g, ${first + 16}, {group};{sums}"""
 
 
 @triton.constexpr_function
-def _quarters(first, second, third_of_a, third_of_b):
-    """Nibbles of `a` are the first and third codes of each byte, those of `b` the others."""
+def look_up_eight_ptx():
+    """$8: four bytes of four codes each; from $9 on four times each: third bits as
+    `low_bits.unpack_three_bits` has them, the tables of `eight_values_ptx`, the results of
+    `outlier_ptx`, and what the last of these is for an outlier among the first or second codes ->
+    $0 and $1, ...: the values of the codes, from the lowest bits on."""
+    values = "".join(
+        f"""
+        prmt.b32 l, $13, $17, {word};
+        prmt.b32 h, $21, $25, {word};
+        prmt.b32 ${2 * i}, l, h, 0x6240;
+        prmt.b32 ${2 * i + 4}, l, h, 0x7351;
+        shr.u32 {word}, {word}, 16;
+        prmt.b32 l, $13, $17, {word};
+        prmt.b32 h, $21, $25, {word};
+        prmt.b32 ${2 * i + 1}, l, h, 0x6240;
+        prmt.b32 ${2 * i + 5}, l, h, 0x7351;"""
+        for i, word in enumerate("ab")
+    )
     return f"""{{
-        .reg .b32 a, b, e, t, u, v, m, o, p;
-        and.b32 a, $8, 0x33333333;
-        shr.u32 b, $8, 2;
-        and.b32 b, b, 0x33333333;
-        {third_of_a}{third_of_b}
-        prmt.b32 u, {first}, {second}, a;
-        shr.u32 a, a, 16;
-        prmt.b32 v, {first}, {second}, a;{as_halves(("u", "v"), ("$0", "$1"), ("$4", "$5"))}
-        prmt.b32 u, {first}, {second}, b;
-        shr.u32 b, b, 16;
-        prmt.b32 v, {first}, {second}, b;{as_halves(("u", "v"), ("$2", "$3"), ("$6", "$7"))}
+        .reg .b32 a, b, l, h, g, c;{three_bit_codes("$8", "$9", "a", "b")}{values}
+        or.b32 c, $49, 0x00080008;
+        {_add_outlier(range(4), "$49", 29)}{_add_outlier(range(4, 8), "c", 29)}
     }}"""
 
 
 @triton.constexpr_function
-def outlier_ptx():
-    """$1, $2, $3, $4: pairs of fp16 -> $0: $1, plus $3 where $2 is $4."""
-    return """{
-        .reg .b32 e;
-        set.eq.f16x2.f16x2 e, $2, $4;
-        fma.rn.f16x2 $0, e, $3, $1;
-    }"""
+def look_up_sixteen_ptx():
+    """$4: four bytes; from $5 on four times each: words of a table of 16 bytes, a scale in the
+    lower half of a word, the results of `outlier_ptx`, and what the last of these is for an outlier
+    of these bytes -> $0, $1: the values of the low nibbles, which are entries less 128 times the
+    scale; $2, $3: of the high ones.
+
+    `prmt` itself is a table of eight bytes for four nibbles; bit 3 of a nibble chooses between two.
+    """
+    return f"""{{
+        .reg .b32 a, d, s, x, y, u, v, m, o, p, g;
+        and.b32 a, $4, 0x77777777;
+        shr.u32 s, $4, 1;
+        lop3.b32 s, s, 0x44444444, 0x32103210, 0xEA;
+        prmt.b32 x, $5, $9, a;
+        prmt.b32 y, $13, $17, a;
+        prmt.b32 u, x, y, s;
+        shr.u32 a, a, 16;
+        shr.u32 s, s, 16;
+        prmt.b32 x, $5, $9, a;
+        prmt.b32 y, $13, $17, a;
+        prmt.b32 v, x, y, s;{OF_HALVES}{as_halves("u", "$0", "$2")}{as_halves("v", "$1", "$3")}
+        prmt.b32 d, $21, 0, 0x1010;
+        mul.f16x2 $0, $0, d;
+        mul.f16x2 $1, $1, d;
+        mul.f16x2 $2, $2, d;
+        mul.f16x2 $3, $3, d;{_add_outlier(range(4), "$45", 25)}
+    }}"""

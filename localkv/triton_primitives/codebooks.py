@@ -10,14 +10,20 @@ import triton
 import triton.language as tl
 
 from localkv.triton_primitives.codebook_ptx import (
-    eight_numbers_ptx,
-    four_numbers_ptx,
+    OF_GROUP,
+    eight_values_ptx,
     four_values_ptx,
+    limited_ptx,
+    look_up_eight_ptx,
+    look_up_sixteen_ptx,
     look_up_values_ptx,
+    number_pairs_ptx,
     outlier_ptx,
-    sixteen_numbers_ptx,
 )
+from localkv.triton_primitives.low_bits import third_bit
 from localkv.triton_primitives.unpack import plus_1024
+
+GROUP_BITS = tl.constexpr(OF_GROUP)
 
 
 @triton.jit
@@ -31,59 +37,134 @@ def _number(code, words):
 
 
 @triton.jit
-def numbers_of_nibbles(q, words, PTX: tl.constexpr):
-    """uint8 [...] -> the numbers of its low and of its high nibble, fp16 [...] each; four words."""
-    if PTX:
-        return tl.inline_asm_elementwise(
-            sixteen_numbers_ptx(),
-            "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-            [q, words[0], words[1], words[2], words[3]],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        return _number(q & 15, words), _number(q >> 4, words)
+def numbers_of_nibbles(q, words):
+    """uint8 [...] -> the numbers of its low and of its high nibble, fp16 [...] each; four words.
+    What `look_up_sixteen` is compared with, as those below with the others."""
+    return _number(q & 15, words), _number(q >> 4, words)
 
 
 @triton.jit
 def numbers_of_two_bits(q, words):
-    """uint8 [...] -> the numbers of its four codes, from the lowest bit on, fp16 [...] each.
-    What `look_up_values` is compared with."""
+    """uint8 [...] -> the numbers of its four codes, from the lowest bit on, fp16 [...] each; one
+    word."""
     a, b = _number(q & 3, words), _number((q >> 2) & 3, words)
     return a, b, _number((q >> 4) & 3, words), _number(q >> 6, words)
 
 
 @triton.jit
-def _number_pairs(table):
-    """The four numbers of a table (int32 *) as two words, int32, of two fp16 each.
+def numbers_of_three_bits(q, thirds, lane, words):
+    """The same with a third bit, where `low_bits.unpack_three_bits` has it; two words."""
+    a, b = (q & 3) | third_bit(thirds, lane, 0), ((q >> 2) & 3) | third_bit(thirds, lane, 2)
+    c, e = ((q >> 4) & 3) | third_bit(thirds, lane, 4), (q >> 6) | third_bit(thirds, lane, 6)
+    return _number(a, words), _number(b, words), _number(c, words), _number(e, words)
 
-    Loaded by assembly that counts as pure, as no load of Triton's does, so that all of it is moved
-    out of loops.
+
+@triton.jit
+def words_of_table(table, N: tl.constexpr):
+    """The first N words (1, 2 or 4) of a table (int32 *) that no kernel writes. For GPUs alone.
+
+    Loaded by assembly that counts as pure, as no load of Triton's does, so that it is moved out of
+    loops. Four words, which byte permutations take, are to be in each thread's registers: the
+    address has a part that is always 0, so that it does not look the same for all threads.
     """
     address = table.to(tl.int64)
-    word = tl.inline_asm_elementwise(
-        "ld.global.nc.b32 $0, [$1];", "=r,l", [address], dtype=tl.int32, is_pure=True, pack=1
-    )
+    if N == 1:
+        word = tl.inline_asm_elementwise(
+            "ld.global.nc.b32 $0, [$1];", "=r,l", [address], dtype=tl.int32, is_pure=True, pack=1
+        )
+        return (word,)
+    elif N == 2:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.v2.b32 {$0, $1}, [$2];",
+            "=r,=r,l",
+            [address],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .b32 t, n;
+                .reg .b64 a;
+                mov.u32 t, %tid.x;
+                mov.u32 n, %ntid.x;
+                div.u32 t, t, n;
+                cvt.u64.u32 a, t;
+                add.u64 a, a, $4;
+                ld.global.nc.v4.b32 {$0, $1, $2, $3}, [a];
+            }""",
+            "=r,=r,=r,=r,l",
+            [address],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def limited_scales_and_missing(d, o, LARGEST: tl.constexpr, MOST: tl.constexpr):
+    """Two scales of 64 values each, limited, and what is missing to their outlier, limited: int32
+    [...] each, two fp16 numbers, of which the latter are the same. For GPUs alone.
+
+    Args:
+        d: int32 [...], two fp16 numbers each.
+        o: int32 [...], an outlier's fp16, and above it its place.
+        LARGEST: for scales.
+        MOST: for values of 127 and what is missing to them.
+    """
     return tl.inline_asm_elementwise(
-        four_numbers_ptx(), "=r,=r,r", [word], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+        limited_ptx(LARGEST, MOST),
+        "=r,=r,r,r",
+        [d, o],
+        dtype=(tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
     )
 
 
 @triton.jit
-def tables_of_values(d, missing, table):
+def outlier_in_groups(missing, o):
+    """What is missing, of `limited_scales_and_missing`, for each of the four pairs of values of a
+    group in turn, and the number of the outlier's group: int32 [...] each.
+
+    That a value gets what is missing to it takes two comparisons, of groups and of places in
+    them, each of which does for several values.
+    """
+    return tl.inline_asm_elementwise(
+        outlier_ptx(),
+        "=r,=r,=r,=r,=r,r,r",
+        [missing, o],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def group_number(channel):
+    """The group of a channel among 64, as `outlier_in_groups` has it."""
+    return 0x64006400 | (channel & GROUP_BITS) * 0x10001
+
+
+@triton.jit
+def tables_of_four(d, missing, table):
     """What four numbers stand for, and what they do as outliers, fp16: four words of bytes, int32
-    [...] each, for `look_up_values`. For GPUs alone.
+    [...] each, for `look_up_four`. For GPUs alone.
 
     Args:
-        d, missing: a scale, and what is missing to an outlier, fp16 [...].
+        d: a scale, fp16 in the lower half of int32 [...].
+        missing: of `limited_scales_and_missing`.
         table: the numbers, int32 *, which no kernel writes.
     """
-    first, second = _number_pairs(table)
+    (word,) = words_of_table(table, 1)
+    first, second = tl.inline_asm_elementwise(
+        number_pairs_ptx(1), "=r,=r,r", [word], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+    )
     return tl.inline_asm_elementwise(
         four_values_ptx(),
         "=r,=r,=r,=r,r,r,r,r",
-        [_bits(d), _bits(missing), first, second],
+        [d, missing, first, second],
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
         is_pure=True,
         pack=1,
@@ -91,17 +172,12 @@ def tables_of_values(d, missing, table):
 
 
 @triton.jit
-def _bits(x):
-    return x.to(tl.int16, bitcast=True).to(tl.int32)
-
-
-@triton.jit
-def look_up_values(q, tables, nibble):
+def look_up_four(q, tables, nibble):
     """uint8 [...] -> the values of its four codes, from the lowest bit on, fp16 [...] each. For
     GPUs alone.
 
     Args:
-        tables: of `tables_of_values`, int32 [...] each, the same for each four bytes of `q`.
+        tables: of `tables_of_four`, int32 [...] each, the same for each four bytes of `q`.
         nibble: int32 [...], the same for each four bytes: 4 times the place of the outlier among
             their codes, if it is one of them: of the eight nibbles that are the first and third
             codes of bytes, then of those that are the second and fourth ones.
@@ -117,37 +193,87 @@ def look_up_values(q, tables, nibble):
 
 
 @triton.jit
-def numbers_of_three_bits(q, above, lane, words, PTX: tl.constexpr):
-    """The same with a third bit, where `low_bits.unpack_three_bits` has it; two words."""
-    if PTX:
-        return tl.inline_asm_elementwise(
-            eight_numbers_ptx(),
-            "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-            [q, above, words[0], words[1]],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        bits = above >> lane
-        a = (q & 3) | ((bits & 1) << 2).to(tl.uint8)
-        b = ((q >> 2) & 3) | (((bits >> 16) & 1) << 2).to(tl.uint8)
-        c = ((q >> 4) & 3) | (((bits >> 8) & 1) << 2).to(tl.uint8)
-        e = (q >> 6) | (((bits >> 24) & 1) << 2).to(tl.uint8)
-        return _number(a, words), _number(b, words), _number(c, words), _number(e, words)
+def tables_of_eight(d, table):
+    """What eight numbers stand for, as `tables_of_four` has it, without outliers."""
+    words = words_of_table(table, 2)
+    pairs = tl.inline_asm_elementwise(
+        number_pairs_ptx(2),
+        "=r,=r,=r,=r,r,r",
+        [words[0], words[1]],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    return tl.inline_asm_elementwise(
+        eight_values_ptx(),
+        "=r,=r,=r,=r,r,r,r,r,r",
+        [d, pairs[0], pairs[1], pairs[2], pairs[3]],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
 
 
 @triton.jit
-def add_where_equal(x, place, missing, column, PTX: tl.constexpr):
-    """x, plus `missing` where `place` is `column`; all fp16 of one shape."""
-    if PTX:
-        return tl.inline_asm_elementwise(
-            outlier_ptx(),
-            "=r,r,r,r,r",
-            [x, place, missing, column],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        return x + tl.where(place == column, missing, 0.0)
+def look_up_eight(q, thirds, tables, outlier, group):
+    """As `look_up_four`, with a third bit where `low_bits.unpack_three_bits` has it.
+
+    Args:
+        tables: of `tables_of_eight`; these and all that follow are int32 [...], the same for each
+            four bytes of `q`.
+        outlier: of `outlier_in_groups`.
+        group: number of the first codes' group.
+    """
+    return tl.inline_asm_elementwise(
+        look_up_eight_ptx(),
+        "=r,=r,=r,=r,=r,=r,=r,=r" + ",r" * 45,
+        [
+            q,
+            thirds,
+            tables[0],
+            tables[1],
+            tables[2],
+            tables[3],
+            outlier[0],
+            outlier[1],
+            outlier[2],
+            outlier[3],
+            outlier[4],
+            group,
+        ],
+        dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def look_up_sixteen(q, words, d, outlier, group):
+    """uint8 [...] -> the values of its low and of its high nibble, fp16 [...] each. For GPUs alone.
+
+    Args:
+        words: of `words_of_table`, four.
+        d: a scale, fp16 in the lower half of int32 [...].
+        outlier, group: as `look_up_eight` has them.
+    """
+    return tl.inline_asm_elementwise(
+        look_up_sixteen_ptx(),
+        "=r,=r,=r,=r" + ",r" * 45,
+        [
+            q,
+            words[0],
+            words[1],
+            words[2],
+            words[3],
+            d,
+            outlier[0],
+            outlier[1],
+            outlier[2],
+            outlier[3],
+            outlier[4],
+            group,
+        ],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=4,
+    )

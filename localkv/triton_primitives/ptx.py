@@ -123,40 +123,41 @@ def two_bits_ptx(step, offset):
 
 
 @triton.constexpr_function
+def three_bit_codes(word, thirds, a, b):
+    """Nibbles of codes of three bits from four bytes with two bits each and third bits as
+    `unpack_three_bits` has them: those of `a` are the first and third codes of each byte, those of
+    `b` the others. With 0xE4 `lop3` is `c ? a : b`, bit by bit."""
+    return f"""
+        shl.b32 {a}, {thirds}, 2;
+        lop3.b32 {a}, {word}, {a}, 0x33333333, 0xE4;
+        shr.u32 {b}, {word}, 2;
+        lop3.b32 {b}, {b}, {thirds}, 0x33333333, 0xE4;"""
+
+
+@triton.constexpr_function
 def three_bits_ptx(offset):
     """$8: as `two_bits_ptx`; $9 (and $10 to $12, the same): third bits as `unpack_three_bits` says.
 
-    The first and the third codes of four bytes are nibbles of a word, the second and the fourth
-    ones those of another. A factor spreads four third bits over as many bytes, above their codes.
-    Then `prmt` is a table of eight bytes: the upper ones of the fp16 numbers from 0 to 7, less
+    `prmt` is a table of eight bytes: the upper ones of the fp16 numbers from 0 to 7, less
     `offset`, whose lower bytes are 0.
     """
     numbers = [half_bits(n - offset) >> 8 if n != offset else 0 for n in range(8)]
     low, high = (int.from_bytes(bytes(numbers[i : i + 4]), "little") for i in (0, 4))
     codes = "".join(
         f"""
-        prmt.b32 e, t, 0, 0x444{first};
-        prmt.b32 c, t, 0, 0x444{second};
-        mul.lo.u32 e, e, 0x00810204;
-        mul.lo.u32 c, c, 0x08102040;
-        and.b32 e, e, 0x04040404;
-        lop3.b32 e, c, 0x40404040, e, 0xEA;
-        lop3.b32 c, {word}, 0x33333333, e, 0xEA;
-        prmt.b32 e, l, h, c;
+        prmt.b32 e, l, h, {word};
         prmt.b32 ${2 * i}, e, 0, 0x2404;
         prmt.b32 ${2 * i + 4}, e, 0, 0x3414;
-        shr.u32 c, c, 16;
-        prmt.b32 e, l, h, c;
+        shr.u32 {word}, {word}, 16;
+        prmt.b32 e, l, h, {word};
         prmt.b32 ${2 * i + 1}, e, 0, 0x2404;
         prmt.b32 ${2 * i + 5}, e, 0, 0x3414;"""
-        for i, (word, first, second) in enumerate((("$8", 0, 1), ("f", 2, 3)))
+        for i, word in enumerate("ab")
     )
     return f"""{{
-        .reg .b32 c, e, f, t, l, h;
+        .reg .b32 a, b, e, l, h;
         mov.b32 l, 0x{low:08X};
-        mov.b32 h, 0x{high:08X};
-        shr.u32 f, $8, 2;
-        and.b32 t, $9, 0x0F0F0F0F;{codes}
+        mov.b32 h, 0x{high:08X};{three_bit_codes("$8", "$9", "a", "b")}{codes}
     }}"""
 
 

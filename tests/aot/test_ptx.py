@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from localkv.formats.bits import IQ4_CODEBOOK
 from localkv.triton_primitives import codebook_ptx, ptx
+from localkv.triton_primitives.ptx import plus_1024
 from support.aot.ptx_emulator import Words, run
 
 BYTES = np.stack([np.roll(np.arange(256), shift) for shift in (0, 37, 91, 200)], 1).astype(np.uint8)
@@ -45,15 +46,20 @@ def test_two_bits(step: int, offset: int) -> None:
         np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
 
 
+def third_bits(turn: int) -> tuple[Words, NDArray[np.int64]]:
+    """Words of third bits, and 4 times those of the first, second, ... codes of four bytes."""
+    words = np.random.default_rng(turn).integers(0, 1 << 32, 256).astype(np.uint32) & 0x55555555
+    of_bytes = words.view(np.uint8).reshape(-1, 4).astype(np.int64)
+    return words, np.stack([(of_bytes >> 2 * i & 1) * 4 for i in range(4)])
+
+
 @pytest.mark.parametrize("offset", [0, 4])
 def test_three_bits(offset: int) -> None:
     for turn in range(16):
-        thirds = [(turn + 5 * i) % 16 for i in range(4)]  # of the first code of each byte, ...
-        word = thirds[0] | thirds[1] << 16 | thirds[2] << 8 | thirds[3] << 24 | 0xA0F05030
-        out = run(ptx.three_bits_ptx(offset), [WORDS, np.full_like(WORDS, word)], 8)
-        for i, third in enumerate(thirds):
-            top = np.array([(third >> lane) & 1 for lane in range(4)]) * 4 - offset
-            want = (BYTES >> 2 * i & 3) + top
+        thirds, above = third_bits(turn)
+        out = run(ptx.three_bits_ptx(offset), [WORDS, thirds], 8)
+        for i in range(4):
+            want = (BYTES >> 2 * i & 3) + above[i] - offset
             np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
 
 
@@ -82,60 +88,97 @@ def test_codebook() -> None:
 
 
 def tables(n_words: int) -> tuple[NDArray[np.int64], list[Words]]:
-    """Numbers of a codebook, and its words as the assembly takes them: four times each."""
+    """Numbers of a codebook, and its words."""
     numbers = np.sort(np.random.default_rng(n_words).choice(range(-127, 128), 4 * n_words, False))
     words = (numbers + 128).astype(np.uint8).view(np.uint32)
-    return numbers, [np.full_like(WORDS, word) for word in words for _ in range(4)]
+    return numbers, [np.full_like(WORDS, word) for word in words]
 
 
-def test_codebooks_of_sixteen() -> None:
-    numbers, words = tables(4)
-    out = run(codebook_ptx.sixteen_numbers_ptx(), [WORDS, *words], 4)
-    np.testing.assert_array_equal(halves(out[:2]), numbers[BYTES & 15])
-    np.testing.assert_array_equal(halves(out[2:]), numbers[BYTES >> 4])
+def four_times(words: list[Words]) -> list[Words]:
+    """As assembly takes what is the same for four bytes."""
+    return [word for word in words for _ in range(4)]
+
+
+def filled(bits: int) -> Words:
+    return np.full_like(WORDS, bits & 0xFFFF_FFFF)
+
+
+def bits_of(x: float, times: int = 1) -> int:
+    return int(np.float16(x).view(np.uint16)) * (0x10001 if times == 2 else 1)
+
+
+@pytest.mark.parametrize(
+    ("scales", "missing"),
+    [((0.5, -3), -7), ((600, 0.1), 65504), ((-516, np.nan), -65504), ((np.nan, 2), np.inf)],
+)
+def test_limits_of_scales_and_outliers(scales: tuple[float, float], missing: float) -> None:
+    words = [filled(bits_of(scales[0]) | bits_of(scales[1]) << 16), filled(bits_of(missing))]
+    d, left = run(codebook_ptx.limited_ptx(515.5, 65472.0), words, 2)
+    want = np.clip(np.array(scales, np.float16), np.float16(-515.5), np.float16(515.5))
+    np.testing.assert_array_equal(halves([d])[0], want)
+    limit = np.float16(65472 - 127 * np.nanmax(np.abs(want.astype(np.float64))))
+    np.testing.assert_array_equal(halves([left])[0], np.clip(missing, -limit, limit))
+
+
+SCALE, MISSING = np.float16(0.37), np.float16(-211.5)
+LOWER_HALF = filled(bits_of(SCALE) | 0x1234_0000)
 
 
 def test_values_of_codebooks_of_four() -> None:
     """With an outlier in every place of a word, and in a word before and after it."""
     numbers, words = tables(1)
-    pairs = run(codebook_ptx.four_numbers_ptx(), [words[0]], 2)
-    scale, missing = np.float16(0.37), np.float16(-211.5)
-    bits = [np.full_like(WORDS, int(x.view(np.uint16))) for x in (scale, missing)]
-    made = run(codebook_ptx.four_values_ptx(), [*bits, *pairs], 4)
-    four_times = [table for table in made for _ in range(4)]
-    values = numbers.astype(np.float16) * scale
+    pairs = run(codebook_ptx.number_pairs_ptx(1), words, 2)
+    inputs = [LOWER_HALF, filled(bits_of(MISSING, 2)), *pairs]
+    made = four_times(run(codebook_ptx.four_values_ptx(), inputs, 4))
+    values = numbers.astype(np.float16) * SCALE
     for nibble in (-9, *range(16), 16, 24):
-        place = [np.full_like(WORDS, 4 * nibble & 0xFFFF_FFFF)] * 4
-        out = run(codebook_ptx.look_up_values_ptx(), [WORDS, *four_times, *place], 8)
+        place = [filled(4 * nibble)] * 4
+        out = run(codebook_ptx.look_up_values_ptx(), [WORDS, *made, *place], 8)
         for i in range(4):
             want = values[BYTES >> 2 * i & 3]
             if 0 <= nibble < 16 and i == nibble // 8 + 2 * (nibble % 2):
-                want[:, nibble % 8 // 2] += missing
+                want[:, nibble % 8 // 2] += MISSING
             np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
 
 
-def test_codebooks_of_eight() -> None:
+def outlier_of(place: int, first: int) -> list[Words]:
+    """What is missing at a place among 64, as bytes whose first channel is `first` take it."""
+    inputs = [filled(bits_of(MISSING, 2)), filled(place << 16 | 0x1234)]
+    group = filled(plus_1024(first & codebook_ptx.OF_GROUP) * 0x10001)
+    return four_times([*run(codebook_ptx.outlier_ptx(), inputs, 5), group])
+
+
+@pytest.mark.parametrize("first", [4, 32])
+def test_values_of_codebooks_of_eight(first: int) -> None:
+    """With an outlier in every place among 64."""
     numbers, words = tables(2)
-    for turn in range(16):
-        thirds = [(turn + 5 * i) % 16 for i in range(4)]  # of the first code of each byte, ...
-        word = thirds[0] | thirds[1] << 16 | thirds[2] << 8 | thirds[3] << 24 | 0xA0F05030
-        above = [np.full_like(WORDS, word)] * 4
-        out = run(codebook_ptx.eight_numbers_ptx(), [WORDS, *above, *words], 8)
-        for i, third in enumerate(thirds):
-            top = np.array([(third >> lane) & 1 for lane in range(4)]) * 4
-            want = numbers[(BYTES >> 2 * i & 3) + top]
+    pairs = run(codebook_ptx.number_pairs_ptx(2), words, 4)
+    made = four_times(run(codebook_ptx.eight_values_ptx(), [LOWER_HALF, *pairs], 4))
+    values = numbers.astype(np.float16) * SCALE
+    for place in range(64):
+        thirds, above = third_bits(place)
+        inputs = [WORDS, *[thirds] * 4, *made, *outlier_of(place, first)]
+        out = run(codebook_ptx.look_up_eight_ptx(), inputs, 8)
+        for i, further in enumerate((0, 16, 8, 24)):
+            want = values[(BYTES >> 2 * i & 3) + above[i]]
+            if first + further <= place < first + further + 4:
+                want[:, place - first - further] += MISSING
             np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
 
 
-def test_outliers_are_added_where_they_are() -> None:
-    rng = np.random.default_rng(0)
-    x, missing = (rng.standard_normal((256, 2)).astype(np.float16) for _ in range(2))
-    places, columns = (rng.integers(0, 4, (256, 2)) for _ in range(2))
-    as_halves = ((0x6400 | n).astype(np.uint16).view(np.float16) for n in (places, columns))
-    place, column = as_halves
-    words = [a.view(np.uint32)[:, 0] for a in (x, place, missing, column)]
-    want = np.where(places == columns, x + missing, x)
-    np.testing.assert_array_equal(halves(run(codebook_ptx.outlier_ptx(), words, 1)), want)
+@pytest.mark.parametrize("first", [0, 44])
+def test_values_of_codebooks_of_sixteen(first: int) -> None:
+    """With an outlier in every place among 64."""
+    numbers, words = tables(4)
+    values = numbers.astype(np.float16) * SCALE
+    for place in range(64):
+        inputs = [WORDS, *four_times([*words, LOWER_HALF]), *outlier_of(place, first)]
+        out = run(codebook_ptx.look_up_sixteen_ptx(), inputs, 4)
+        for i, further in enumerate((0, 16)):
+            want = values[BYTES >> 4 * i & 15]
+            if first + further <= place < first + further + 4:
+                want[:, place - first - further] += MISSING
+            np.testing.assert_array_equal(halves(out[2 * i : 2 * i + 2]), want)
 
 
 def test_signed_bytes() -> None:

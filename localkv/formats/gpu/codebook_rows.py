@@ -16,6 +16,7 @@ from localkv.formats.gpu.planes import (
     as_i32,
     load_scales,
     load_valid_rows,
+    nibble_columns,
     repeat,
     store_rows,
 )
@@ -29,10 +30,17 @@ from localkv.formats.gpu.rounding import (
     scale_and_inverse,
 )
 from localkv.triton_primitives.codebooks import (
-    add_where_equal,
-    look_up_values,
-    tables_of_values,
+    group_number,
+    limited_scales_and_missing,
+    look_up_eight,
+    look_up_four,
+    look_up_sixteen,
+    outlier_in_groups,
+    tables_of_eight,
+    tables_of_four,
+    words_of_table,
 )
+from localkv.triton_primitives.saturate import largest_scale
 
 PAIR = tl.constexpr(VALUES)
 LARGEST = tl.constexpr(LARGEST_NUMBER)
@@ -67,12 +75,6 @@ def as_i16(plane):
 
 
 @triton.jit
-def place_number(channel):
-    """A channel's place among 64 as fp16: 1024 more, which takes no conversion."""
-    return (0x6400 | (channel & (PAIR - 1))).to(tl.uint16).to(tl.float16, bitcast=True)
-
-
-@triton.jit
 def load_outliers(plane, d, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     """What is missing to an outlier of each 64 channels, fp16 [rows, WIDTH / 64], and its place,
     int32.
@@ -97,22 +99,24 @@ def load_outliers(plane, d, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.
 
 
 @triton.jit
-def add_outliers(x, missing, place, channel, FIRST: tl.constexpr, PTX: tl.constexpr):
-    """x [rows, n] with outliers [rows, pairs], where a column is `channel` [n] + FIRST.
-
-    `channel` has those of each pair together. It is the same for all parts of a tile, so that their
-    columns share registers, and places differ.
-    """
-    shape: tl.constexpr = x.shape
+def add_outliers(x, missing, place, channel, FIRST: tl.constexpr):
+    """x [rows, n] with outliers [rows, pairs], where a column is `channel` [n] + FIRST; `channel`
+    has those of each pair together."""
     times: tl.constexpr = x.shape[1] // missing.shape[1]
-    column = tl.broadcast_to(place_number(channel)[None, :], shape)
-    place = repeat(place_number(place - FIRST), times)
-    return add_where_equal(x, place, repeat(missing, times), column, PTX)
+    is_one = repeat(place & (PAIR - 1), times) == ((channel + FIRST) & (PAIR - 1))[None, :]
+    return x + tl.where(is_one, repeat(missing, times), 0.0)
+
+
+@triton.jit
+def first_channels(WIDTH: tl.constexpr):
+    """Channels of the first codes of bytes of two bits; the others are 16, 8 and 24 further."""
+    byte = tl.arange(0, WIDTH // 4)
+    return byte // 8 * 32 + byte % 8
 
 
 @triton.jit
 def quarters_with_outliers(
-    a, b, c, e, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX
+    a, b, c, e, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr
 ):
     """Values of the four codes of each byte from their numbers, fp16 [rows, WIDTH / 4] each."""
     scales = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, LARGEST)
@@ -120,18 +124,48 @@ def quarters_with_outliers(
     a, b, c, e = a * d, b * d, c * d, e * d
     if HEAD_DIM >= PAIR:
         missing, place = load_outliers(planes[1], scales, first_row, valid, HEAD_DIM, WIDTH)
-        byte = tl.arange(0, WIDTH // 4)
-        channel = byte // 8 * 32 + byte % 8
-        a = add_outliers(a, missing, place, channel, 0, PTX)
-        b = add_outliers(b, missing, place, channel, 16, PTX)
-        c = add_outliers(c, missing, place, channel, 8, PTX)
-        e = add_outliers(e, missing, place, channel, 24, PTX)
+        channel = first_channels(WIDTH)
+        a = add_outliers(a, missing, place, channel, 0)
+        b = add_outliers(b, missing, place, channel, 16)
+        c = add_outliers(c, missing, place, channel, 8)
+        e = add_outliers(e, missing, place, channel, 24)
     return a, b, c, e
 
 
 @triton.jit
+def load_pairs(plane, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Items of two blocks at a time, int32 [rows, WIDTH / 64], 0 in rows that aren't `valid`."""
+    pairs: tl.constexpr = WIDTH // PAIR
+    if HEAD_DIM == HEAD_DIM // PAIR * PAIR:
+        return load_valid_rows(as_i32(plane), first_row, valid, 0, pairs, HEAD_DIM // PAIR)
+    else:
+        items = load_valid_rows(as_i16(plane), first_row, valid, 0, 2 * pairs, HEAD_DIM // 32)
+        low, high = tl.split(tl.reshape(items, (valid.shape[0], pairs, 2)))
+        return (low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)
+
+
+@triton.jit
+def load_limited(planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Scales of blocks, in the lower halves of int32 [rows, WIDTH / 32]; what is missing to
+    outliers, and their words, int32 [rows, WIDTH / 64] each. For GPUs alone."""
+    d = load_pairs(planes[0], first_row, valid, HEAD_DIM, WIDTH)
+    o = load_pairs(planes[1], first_row, valid, HEAD_DIM, WIDTH)
+    d, missing = limited_scales_and_missing(d, o, largest_scale(LARGEST), MOST)
+    scales = repeat(d, 2) >> (16 * (tl.arange(0, WIDTH // 32) % 2))[None, :]
+    return scales, missing, o
+
+
+@triton.jit
+def outlier_of_bytes(missing, o, BYTES: tl.constexpr):
+    """`outlier_in_groups` for BYTES bytes of codes of each 64 values: [rows, n * BYTES] each."""
+    a, b, c, e, group = outlier_in_groups(missing, o)
+    a, b, c, e = repeat(a, BYTES), repeat(b, BYTES), repeat(c, BYTES), repeat(e, BYTES)
+    return a, b, c, e, repeat(group, BYTES)
+
+
+@triton.jit
 def bit_of_place(place):
-    """Where `look_up_values` has the code of a place among 64, int32: 4 times its nibble, of 16 for
+    """Where `look_up_four` has the code of a place among 64, int32: 4 times its nibble, of 16 for
     each word of `qs`. From the highest bit on: the word's number, whether it is the second or
     fourth code of a byte, the byte, whether it is the third or fourth one."""
     word_and_half = (place & 32) << 2 | (place & 4) << 4 | (place & 16) << 1
@@ -139,24 +173,41 @@ def bit_of_place(place):
 
 
 @triton.jit
-def looked_up_quarters(qs, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+def values_of_two_bits(qs, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     """Values of the four codes of each byte of `qs` [rows, WIDTH / 4], as those that
     `quarters_with_outliers` has, from tables of values instead of numbers: made once for each
     block, they save a product and a comparison for each value. The outlier's code gets a third bit,
     which selects what the code stands for in its place. For GPUs alone."""
     pair_bytes: tl.constexpr = PAIR // 4
-    scales = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, LARGEST)
-    if HEAD_DIM >= PAIR:
-        missing, place = load_outliers(planes[1], scales, first_row, valid, HEAD_DIM, WIDTH)
-        missing = repeat(missing, 2)
-        word = tl.arange(0, WIDTH // 4) % pair_bytes // 4
-        bit = repeat(bit_of_place(place), pair_bytes) - (64 * word)[None, :]
-    else:
-        missing = tl.zeros_like(scales)
-        bit = tl.full(qs.shape, 64, tl.int32)
-    a, b, c, e = tables_of_values(scales, missing, words_of(planes[len(planes) - 1]))
+    scales, missing, o = load_limited(planes, first_row, valid, HEAD_DIM, WIDTH)
+    word = tl.arange(0, WIDTH // 4) % pair_bytes // 4
+    bit = repeat(bit_of_place(o >> 16), pair_bytes) - (64 * word)[None, :]
+    a, b, c, e = tables_of_four(scales, repeat(missing, 2), words_of(planes[len(planes) - 1]))
     tables = repeat(a, 8), repeat(b, 8), repeat(c, 8), repeat(e, 8)
-    return look_up_values(qs, tables, bit)
+    return look_up_four(qs, tables, bit)
+
+
+@triton.jit
+def values_of_three_bits(
+    qs, thirds, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr
+):
+    """The same with a third bit, but outliers are added."""
+    scales, missing, o = load_limited(planes, first_row, valid, HEAD_DIM, WIDTH)
+    a, b, c, e = tables_of_eight(scales, words_of(planes[len(planes) - 1]))
+    tables = repeat(a, 8), repeat(b, 8), repeat(c, 8), repeat(e, 8)
+    group = tl.broadcast_to(group_number(first_channels(WIDTH))[None, :], qs.shape)
+    return look_up_eight(qs, thirds, tables, outlier_of_bytes(missing, o, PAIR // 4), group)
+
+
+@triton.jit
+def values_of_nibbles(qs, planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Values of the low and of the high nibbles of `qs` [rows, WIDTH / 2]. For GPUs alone."""
+    scales, missing, o = load_limited(planes, first_row, valid, HEAD_DIM, WIDTH)
+    d = repeat(scales, 16)
+    channel, _ = nibble_columns(WIDTH)
+    group = tl.broadcast_to(group_number(channel)[None, :], qs.shape)
+    words = words_of_table(words_of(planes[len(planes) - 1]), 4)
+    return look_up_sixteen(qs, words, d, outlier_of_bytes(missing, o, PAIR // 2), group)
 
 
 @triton.jit

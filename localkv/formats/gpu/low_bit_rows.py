@@ -82,8 +82,29 @@ def load_three_bits(
 ):
     """The same with a third bit."""
     qs = load_rows(qs_plane, first_row, ROWS, 0, WIDTH // 4, HEAD_DIM // 4)
-    above, lane = load_third_bits(qh_plane, first_row, ROWS, HEAD_DIM, WIDTH)
-    return unpack_three_bits(qs, above, lane, OFFSET, PTX)
+    thirds, lane = load_third_bits(qh_plane, first_row, ROWS, HEAD_DIM, WIDTH)
+    return unpack_three_bits(qs, thirds, lane, OFFSET, PTX)
+
+
+@triton.jit
+def swap_bits(x, DISTANCE: tl.constexpr, LOWER: tl.constexpr):
+    """int32 x with the bits LOWER exchanged with those so many places above them."""
+    changed = (x ^ (x >> DISTANCE)) & LOWER
+    return x ^ changed ^ (changed << DISTANCE)
+
+
+@triton.jit
+def beside_two_bits(qh):
+    """Bits of 32 codes, in their order, int32 -> twice as many as the words of `qs` have codes:
+    that of each is in the lower place of its two bits there for the first word, in the upper one
+    for the second.
+
+    A bit's place has five bits itself: two say which code of a byte it is, one which word, two
+    which byte of it. Each step exchanges two of them.
+    """
+    x = swap_bits(qh, 14, 0x0000CCCC)
+    x = swap_bits(x, 7, 0x00AA00AA)
+    return swap_bits(x, 3, 0x0A0A0A0A)
 
 
 @triton.jit
@@ -92,12 +113,11 @@ def load_third_bits(
 ):
     """Third bits and lanes of bytes of codes as `unpack_three_bits` takes them."""
     blocks: tl.constexpr = WIDTH // 32
-    above = load_rows(as_i32(qh_plane), first_row, ROWS, 0, blocks, HEAD_DIM // 32)
-    # of four bytes the bits of each code in the lowest place of a byte, once for each of the four
-    above = above[:, :, None] >> (tl.arange(0, 2) * 4)[None, None, :]
-    above = tl.broadcast_to(above[:, :, :, None], (ROWS, blocks, 2, 4))
+    qh = load_rows(as_i32(qh_plane), first_row, ROWS, 0, blocks, HEAD_DIM // 32)
+    thirds = beside_two_bits(qh)[:, :, None] >> tl.arange(0, 2)[None, None, :]
+    thirds = tl.broadcast_to((thirds & 0x55555555)[:, :, :, None], (ROWS, blocks, 2, 4))
     lane = (tl.arange(0, WIDTH // 4) % 4)[None, :]
-    return tl.reshape(above, (ROWS, WIDTH // 4)), lane
+    return tl.reshape(thirds, (ROWS, WIDTH // 4)), lane
 
 
 @triton.jit

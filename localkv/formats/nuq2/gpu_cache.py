@@ -6,9 +6,10 @@ import triton
 import triton.language as tl
 
 from localkv.formats.gpu.codebook_rows import (
+    PAIR,
     load_words,
-    looked_up_quarters,
     quarters_with_outliers,
+    values_of_two_bits,
     write_codes,
 )
 from localkv.formats.gpu.low_bit_rows import one_after_the_other, pack_two_bits, quarter_columns
@@ -25,13 +26,11 @@ def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     qs = load_rows(planes[2], first_row, valid.shape[0], 0, WIDTH // 4, HEAD_DIM // 4)
-    if PTX:
-        a, b, c, e = looked_up_quarters(qs, planes, first_row, valid, HEAD_DIM, WIDTH)
+    if PTX and HEAD_DIM >= PAIR:
+        a, b, c, e = values_of_two_bits(qs, planes, first_row, valid, HEAD_DIM, WIDTH)
     else:
         a, b, c, e = numbers_of_two_bits(qs, load_words(planes[3], 1))
-        a, b, c, e = quarters_with_outliers(
-            a, b, c, e, planes, first_row, valid, HEAD_DIM, WIDTH, PTX
-        )
+        a, b, c, e = quarters_with_outliers(a, b, c, e, planes, first_row, valid, HEAD_DIM, WIDTH)
     low, high = one_after_the_other(a, c), one_after_the_other(b, e)
     return fence(low, PTX), fence(high, PTX)
 

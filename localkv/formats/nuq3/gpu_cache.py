@@ -5,7 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from localkv.formats.gpu.codebook_rows import load_words, quarters_with_outliers, write_codes
+from localkv.formats.gpu.codebook_rows import (
+    PAIR,
+    load_words,
+    quarters_with_outliers,
+    values_of_three_bits,
+    write_codes,
+)
 from localkv.formats.gpu.low_bit_rows import (
     load_third_bits,
     one_after_the_other,
@@ -27,9 +33,12 @@ def read_tile(
 ):
     rows: tl.constexpr = valid.shape[0]
     qs = load_rows(planes[3], first_row, rows, 0, WIDTH // 4, HEAD_DIM // 4)
-    above, lane = load_third_bits(planes[2], first_row, rows, HEAD_DIM, WIDTH)
-    a, b, c, e = numbers_of_three_bits(qs, above, lane, load_words(planes[4], 2), PTX)
-    a, b, c, e = quarters_with_outliers(a, b, c, e, planes, first_row, valid, HEAD_DIM, WIDTH, PTX)
+    thirds, lane = load_third_bits(planes[2], first_row, rows, HEAD_DIM, WIDTH)
+    if PTX and HEAD_DIM >= PAIR:
+        a, b, c, e = values_of_three_bits(qs, thirds, planes, first_row, valid, HEAD_DIM, WIDTH)
+    else:
+        a, b, c, e = numbers_of_three_bits(qs, thirds, lane, load_words(planes[4], 2))
+        a, b, c, e = quarters_with_outliers(a, b, c, e, planes, first_row, valid, HEAD_DIM, WIDTH)
     low, high = one_after_the_other(a, c), one_after_the_other(b, e)
     return fence(low, PTX), fence(high, PTX)
 

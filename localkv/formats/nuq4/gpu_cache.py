@@ -11,6 +11,7 @@ from localkv.formats.gpu.codebook_rows import (
     add_outliers,
     load_outliers,
     load_words,
+    values_of_nibbles,
     write_codes,
 )
 from localkv.formats.gpu.planes import load_rows, load_scales, nibble_columns, repeat, store_rows
@@ -27,15 +28,18 @@ def read_tile(
     planes, first_row, valid, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PTX: tl.constexpr
 ):
     qs = load_rows(planes[2], first_row, valid.shape[0], 0, WIDTH // 2, HEAD_DIM // 2)
-    low, high = numbers_of_nibbles(qs, load_words(planes[3], 4), PTX)
-    scales = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, LARGEST)
-    d = repeat(scales, 16)
-    low, high = low * d, high * d
-    if HEAD_DIM >= PAIR:
-        missing, place = load_outliers(planes[1], scales, first_row, valid, HEAD_DIM, WIDTH)
-        channel, _ = nibble_columns(WIDTH)
-        low = add_outliers(low, missing, place, channel, 0, PTX)
-        high = add_outliers(high, missing, place, channel, 16, PTX)
+    if PTX and HEAD_DIM >= PAIR:
+        low, high = values_of_nibbles(qs, planes, first_row, valid, HEAD_DIM, WIDTH)
+    else:
+        low, high = numbers_of_nibbles(qs, load_words(planes[3], 4))
+        scales = load_scales(planes[0], first_row, valid, HEAD_DIM, WIDTH, LARGEST)
+        d = repeat(scales, 16)
+        low, high = low * d, high * d
+        if HEAD_DIM >= PAIR:
+            missing, place = load_outliers(planes[1], scales, first_row, valid, HEAD_DIM, WIDTH)
+            channel, _ = nibble_columns(WIDTH)
+            low = add_outliers(low, missing, place, channel, 0)
+            high = add_outliers(high, missing, place, channel, 16)
     return fence(low, PTX), fence(high, PTX)
 
 

@@ -58,6 +58,10 @@ OPERATIONS: dict[str, Callable[..., Words]] = {
     "add.f16x2": _halves(lambda a, b: a + b),
     "sub.f16x2": _halves(lambda a, b: a - b),
     "mul.f16x2": _halves(lambda a, b: a * b),
+    "min.f16x2": _halves(np.fmin),
+    "max.f16x2": _halves(np.fmax),
+    "min.NaN.f16x2": _halves(np.minimum),
+    "max.NaN.f16x2": _halves(np.maximum),
     "fma.rn.f16x2": _halves(lambda a, b, c: a * b + c),
 }
 
