@@ -176,11 +176,6 @@ class ModelSpec:
         different_objects = {id(layer): layer for layer in self.layers}
         return tuple(dict.fromkeys(different_objects.values()))
 
-    @property
-    def attention_kinds(self) -> tuple[LayerSpec, ...]:
-        """The kinds whose mixer is attention of grouped queries."""
-        return tuple(kind for kind in self.kinds if isinstance(kind.mixer, AttentionSpec))
-
     @cached_property
     def per_layer_input(self) -> PerLayerInputSpec | None:
         """That of its layers, which all have it or none."""

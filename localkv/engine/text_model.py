@@ -1,4 +1,4 @@
-"""`TextModel`: a model with its tokenizer and chat template, which continues texts and answers."""
+"""`TextModel`: a model that continues texts and answers conversations."""
 
 from __future__ import annotations
 
@@ -13,23 +13,16 @@ from typing import TYPE_CHECKING, Literal, Unpack, cast, overload
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.new_stream import new_stream
-from localkv.engine.options import ChatOptions, PromptOptions, SamplingOptions, StreamOptions
+from localkv.engine.options import ChatOptions, SamplingOptions, StreamOptions
 from localkv.engine.prompts import Prompt, Prompts, are_many
 from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import Completion, TextStream
+from localkv.engine.tokenized_model import TokenizedModel
 from localkv.errors import UsageError
-from localkv.loader.call_markers import CALL_MARKERS
 from localkv.loader.chat_messages import checked_tools
-from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
-from localkv.loader.chat_template import (
-    ChatTemplate,
-    chat_template_from_metadata,
-    chat_template_names,
-)
-from localkv.loader.gguf_file import GGUFFile
-from localkv.loader.reasoning_tags import REASONING_TAGS
-from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
+from localkv.loader.chat_prompt import ChatPrompt
+from localkv.loader.chat_template import ChatTemplate
 from localkv.option_names import check_options, keywords
 from localkv.sampling.params import SamplingParams
 
@@ -38,94 +31,24 @@ if TYPE_CHECKING:
     from localkv.engine.audit.audit import Audit
     from localkv.engine.requests.batch_engine import BatchEngine
     from localkv.structured.grammar import Grammar, Schema
-    from localkv.structured.grammar_tokens import GrammarTokens
     from localkv.structured.scope import Scope
 
-TOOL_USE = "tool_use"
-"""The name of a second chat template, for tools, as transformers knows it."""
 
-
-class TextModel:
+class TextModel(TokenizedModel):
     """What an `LLM` does once it is loaded.
 
     Attributes:
-        gguf: the file that holds the tokenizer and the template.
         engine: token ids in, token ids out.
         cache: the cache's types and context length.
         check_further_cache: refuses another cache for which there is no room now that the model is
             loaded; raises DoesNotFitError, which names settings that would fit.
     """
 
-    gguf: GGUFFile
     engine: Engine
     cache: CacheConfig
     check_further_cache: Callable[[CacheConfig], None]
     speculation: Speculation = Speculation()
-    _override_pre: str | None = None
     _step_ms: float | None = None
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer.
-
-        Raises:
-            ModelFileError: the file has none, or none that is supported.
-        """
-        return tokenizer_from_metadata(self.gguf.metadata, override_pre=self._override_pre)
-
-    @cached_property
-    def chat_template(self) -> ChatTemplate | None:
-        """The file's chat template, or None."""
-        return chat_template_from_metadata(self.gguf.metadata)
-
-    @cached_property
-    def tool_template(self) -> ChatTemplate | None:
-        """The file's chat template where there are tools; usually the same one."""
-        if TOOL_USE not in chat_template_names(self.gguf.metadata):
-            return self.chat_template
-        return chat_template_from_metadata(self.gguf.metadata, TOOL_USE)
-
-    @cached_property
-    def _kept_ids(self) -> frozenset[int]:
-        """The control tokens around reasoning and calls of tools: part of an answer's text."""
-        tokenizer = self.tokenizer
-        tags = [tag for pair in (*REASONING_TAGS, CALL_MARKERS) for tag in pair]
-        found = [
-            (token, tag)
-            for tag in tags
-            for token in tokenizer.encode(tag, add_special=False, parse_special=True)
-        ]
-        return frozenset(
-            token
-            for token, tag in found
-            if tokenizer.is_control(token) and tokenizer.id_to_token(token) in tag
-        )
-
-    @cached_property
-    def grammar_tokens(self) -> GrammarTokens:
-        """What grammars know of the vocabulary: made with the first of them, which takes a second
-        for 100,000 tokens, or by `grammar_tokens.begin()` in a thread of its own."""
-        from localkv.structured.grammar_tokens import GrammarTokens
-
-        return GrammarTokens(self.tokenizer)
-
-    def chat_template_from(self, source: str) -> ChatTemplate:
-        """A Jinja template with this model's BOS and EOS, to use instead of the file's own."""
-        bos, eos = (
-            "" if token is None else self.tokenizer.id_to_token(token)
-            for token in (self.tokenizer.bos_id, self.tokenizer.eos_id)
-        )
-        return ChatTemplate(source, bos_token=bos, eos_token=eos)
-
-    def tokenize(
-        self, text: str, add_special: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        """Token ids of a text; `parse_special` lets control tokens be written in it."""
-        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids."""
-        return self.tokenizer.decode(ids)
 
     def stream(
         self,
@@ -331,9 +254,6 @@ class TextModel:
             token_text=self._token_text,
         )
 
-    def _token_text(self, token: int) -> str:
-        return self.tokenizer.token_bytes(token, special=True).decode("utf-8", errors="replace")
-
     def _kept_to(
         self, prompt: Prompt, schema: Schema | None, grammar: Grammar | str | None
     ) -> tuple[Grammar | None, Scope | None]:
@@ -350,14 +270,6 @@ class TextModel:
 
     def _speculation(self, spec: str | None) -> Speculation:
         return self.speculation if spec is None else replace(self.speculation, drafter=spec)
-
-    def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
-        """The tokens of a prompt."""
-        if isinstance(prompt, ChatPrompt):
-            return prompt.ids
-        if isinstance(prompt, str):
-            return self.tokenize(prompt, parse_special=parse_special)
-        return list(prompt)
 
     @overload
     def complete(self, prompt: Prompt, **options: Unpack[StreamOptions]) -> Completion: ...
@@ -424,29 +336,6 @@ class TextModel:
         for number, ids in enumerate(many, 1):
             self.engine.check_prompt(ids, f"{what} {number} of {len(many)}")
         return many
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        template: ChatTemplate | None = None,
-        **options: Unpack[PromptOptions],
-    ) -> ChatPrompt:
-        """A conversation as the model reads it, for `stream` and `complete`.
-
-        Takes the arguments of `chat` that are about the prompt, and `continued`: the text that the
-        model has written as its answer so far, with its reasoning. The prompt goes on with exactly
-        this, and the stream has what is new.
-
-        Returns:
-            the prompt; its `warnings` name the arguments that have no effect with this template.
-        """
-        template = template or (self.tool_template if options.get("tools") else self.chat_template)
-        if template is None:
-            raise UsageError(
-                "the model has no chat template", hint="complete plain text, or give a template"
-            )
-        return chat_prompt(self.tokenizer, template, messages, **options)
 
     def chat(
         self,

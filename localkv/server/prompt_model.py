@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localkv.engine.text_model import TextModel
+from localkv.engine.tokenized_model import TokenizedModel
 from localkv.loader.chat_prompt import ChatPrompt
 from localkv.loader.chat_template import THINK, ChatTemplate
 from localkv.loader.gguf_file import open_gguf
@@ -22,7 +22,7 @@ from localkv.tool_calls.family import Family
 from localkv.tool_calls.tools import Tools
 
 
-class PromptModel(TextModel):
+class PromptModel(TokenizedModel):
     """Turns requests into tokens.
 
     Args:

@@ -1,0 +1,136 @@
+"""`TokenizedModel`: the part of a model that needs no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Unpack
+
+from localkv.engine.options import PromptOptions
+from localkv.engine.prompts import Prompt
+from localkv.errors import UsageError
+from localkv.loader.call_markers import CALL_MARKERS
+from localkv.loader.chat_prompt import ChatPrompt, chat_prompt
+from localkv.loader.chat_template import (
+    ChatTemplate,
+    chat_template_from_metadata,
+    chat_template_names,
+)
+from localkv.loader.gguf_file import GGUFFile
+from localkv.loader.reasoning_tags import REASONING_TAGS
+from localkv.loader.tokenizer import Tokenizer, tokenizer_from_metadata
+
+if TYPE_CHECKING:
+    from localkv.structured.grammar_tokens import GrammarTokens
+
+TOOL_USE = "tool_use"
+"""The name of a second chat template, for tools, as transformers knows it."""
+
+
+class TokenizedModel:
+    """The tokenizer and the chat templates of a file: from texts and conversations to token ids,
+    and back.
+
+    Attributes:
+        gguf: the file.
+    """
+
+    gguf: GGUFFile
+    _override_pre: str | None = None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer.
+
+        Raises:
+            ModelFileError: the file has none, or none that is supported.
+        """
+        return tokenizer_from_metadata(self.gguf.metadata, override_pre=self._override_pre)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The file's chat template, or None."""
+        return chat_template_from_metadata(self.gguf.metadata)
+
+    @cached_property
+    def tool_template(self) -> ChatTemplate | None:
+        """The file's chat template where there are tools; usually the same one."""
+        if TOOL_USE not in chat_template_names(self.gguf.metadata):
+            return self.chat_template
+        return chat_template_from_metadata(self.gguf.metadata, TOOL_USE)
+
+    @cached_property
+    def _kept_ids(self) -> frozenset[int]:
+        """The control tokens around reasoning and calls of tools: part of an answer's text."""
+        tokenizer = self.tokenizer
+        tags = [tag for pair in (*REASONING_TAGS, CALL_MARKERS) for tag in pair]
+        found = [
+            (token, tag)
+            for tag in tags
+            for token in tokenizer.encode(tag, add_special=False, parse_special=True)
+        ]
+        return frozenset(
+            token
+            for token, tag in found
+            if tokenizer.is_control(token) and tokenizer.id_to_token(token) in tag
+        )
+
+    @cached_property
+    def grammar_tokens(self) -> GrammarTokens:
+        """What grammars know of the vocabulary: made with the first of them, which takes a second
+        for 100,000 tokens, or by `grammar_tokens.begin()` in a thread of its own."""
+        from localkv.structured.grammar_tokens import GrammarTokens
+
+        return GrammarTokens(self.tokenizer)
+
+    def chat_template_from(self, source: str) -> ChatTemplate:
+        """A Jinja template with this model's BOS and EOS, to use instead of the file's own."""
+        bos, eos = (
+            "" if token is None else self.tokenizer.id_to_token(token)
+            for token in (self.tokenizer.bos_id, self.tokenizer.eos_id)
+        )
+        return ChatTemplate(source, bos_token=bos, eos_token=eos)
+
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text; `parse_special` lets control tokens be written in it."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        return self.tokenizer.decode(ids)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template: ChatTemplate | None = None,
+        **options: Unpack[PromptOptions],
+    ) -> ChatPrompt:
+        """A conversation as the model reads it, for `stream` and `complete`.
+
+        Takes the arguments of `chat` that are about the prompt, and `continued`: the text that the
+        model has written as its answer so far, with its reasoning. The prompt goes on with exactly
+        this, and the stream has what is new.
+
+        Returns:
+            the prompt; its `warnings` name the arguments that have no effect with this template.
+        """
+        template = template or (self.tool_template if options.get("tools") else self.chat_template)
+        if template is None:
+            raise UsageError(
+                "the model has no chat template", hint="complete plain text, or give a template"
+            )
+        return chat_prompt(self.tokenizer, template, messages, **options)
+
+    def _ids(self, prompt: Prompt, parse_special: bool) -> list[int]:
+        """The tokens of a prompt."""
+        if isinstance(prompt, ChatPrompt):
+            return prompt.ids
+        if isinstance(prompt, str):
+            return self.tokenize(prompt, parse_special=parse_special)
+        return list(prompt)
+
+    def _token_text(self, token: int) -> str:
+        return self.tokenizer.token_bytes(token, special=True).decode("utf-8", errors="replace")
