@@ -11,6 +11,7 @@ from localkv.tool_calls.family import (
     Term,
     after,
     alternatives,
+    calls_in_section,
     everything_between,
     json_of,
     object_schema,
@@ -29,19 +30,7 @@ def parse(source: Source, tools: Tools) -> Steps[None]:
     """Take all of a text, in either form."""
 
     def calls() -> Steps[bool]:
-        n_calls = source.n_calls
-        while True:
-            at = source.at
-            yield from source.spaces()
-            if not (yield from source.follows(CALL)):
-                break
-            if not (yield from _call(source)):
-                break
-            at = source.at
-        if source.n_calls > n_calls:
-            source.at = at
-            yield from after(source, CALLS_END)
-        return source.n_calls > n_calls
+        return calls_in_section(source, CALL, lambda: _call(source), CALLS_END)
 
     yield from everything_between(source, CALLS, calls)
 

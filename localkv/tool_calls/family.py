@@ -66,6 +66,26 @@ def everything_between(source: Source, mark: str, call: Callable[[], Steps[bool]
             source.say(mark)
 
 
+def calls_in_section(
+    source: Source, mark: str, call: Callable[[], Steps[bool]], end: str
+) -> Steps[bool]:
+    """Take calls, each after a mark, and the end of their section; False if there is none.
+
+    Args:
+        call: takes what follows the mark; False if that is no call, and the source may be anywhere.
+    """
+    n_calls, at = source.n_calls, source.at
+    while True:
+        yield from source.spaces()
+        if not (yield from source.follows(mark)) or not (yield from call()):
+            break
+        at = source.at
+    if source.n_calls > n_calls:
+        source.at = at
+        yield from after(source, end)
+    return source.n_calls > n_calls
+
+
 def after(source: Source, *closing: str) -> Steps[None]:
     """Take texts that should follow, with white space before each, as far as they do."""
     for text in closing:

@@ -11,6 +11,7 @@ from localkv.tool_calls.family import (
     Term,
     after,
     alternatives,
+    calls_in_section,
     everything_between,
     quoted,
     text_rule,
@@ -58,19 +59,10 @@ class InvokeTags:
         return Family(name, self._parse, self._rules)
 
     def _parse(self, source: Source, tools: Tools) -> Steps[None]:
+        mark = f'{self.open("invoke")} name="'
+
         def calls() -> Steps[bool]:
-            n_calls, at = source.n_calls, source.at
-            while True:
-                yield from source.spaces()
-                if not (yield from source.follows(f'{self.open("invoke")} name="')):
-                    break
-                if not (yield from self._call(source, tools)):
-                    break
-                at = source.at
-            if source.n_calls > n_calls:
-                source.at = at
-                yield from after(source, self.mark_end)
-            return source.n_calls > n_calls
+            return calls_in_section(source, mark, lambda: self._call(source, tools), self.mark_end)
 
         yield from everything_between(source, self.mark, calls)
 
