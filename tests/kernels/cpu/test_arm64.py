@@ -80,20 +80,23 @@ def compiled(cpu: dict[str, str], sources: Iterable[KernelSource]) -> list[dict[
 
 
 @pytest.mark.parametrize(
-    ("cpu", "name", "instruction"),
+    ("cpu", "instructions"),
     [
-        (cross_compiler.NEOVERSE_N1, "q4_0", "sdot"),
-        pytest.param(cross_compiler.NEOVERSE_V1, "q4_0", "usdot", marks=pytest.mark.slow),
-        pytest.param(cross_compiler.NEOVERSE_V1, "q8_0", "sdot", marks=pytest.mark.slow),
-        pytest.param(cross_compiler.CORTEX_A72, "q4_0", "fmla", marks=pytest.mark.slow),
+        (cross_compiler.NEOVERSE_N1, {"q4_0": "sdot"}),
+        pytest.param(
+            cross_compiler.NEOVERSE_V1, {"q4_0": "usdot", "q8_0": "sdot"}, marks=pytest.mark.slow
+        ),
+        pytest.param(cross_compiler.CORTEX_A72, {"q4_0": "fmla"}, marks=pytest.mark.slow),
     ],
+    ids=["Neoverse N1", "Neoverse V1", "Cortex A72"],
 )
-def test_products_of_bytes(cpu: dict[str, str], name: str, instruction: str) -> None:
+def test_products_of_bytes(cpu: dict[str, str], instructions: dict[str, str]) -> None:
     """They are dot products where the CPU has them; the rest are products of floats."""
-    (answer,) = compiled(cpu, [product(name)])
-    found = answer["instructions"]
-    assert found[instruction] > 400
-    assert bool(found.keys() & {"sdot", "usdot"}) == (instruction != "fmla")
+    answers = compiled(cpu, map(product, instructions))
+    for answer, instruction in zip(answers, instructions.values(), strict=True):
+        found = answer["instructions"]
+        assert found[instruction] > 400
+        assert bool(found.keys() & {"sdot", "usdot"}) == (instruction != "fmla")
 
 
 @pytest.mark.slow
