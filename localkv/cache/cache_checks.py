@@ -43,7 +43,6 @@ def check_budget(cache: CacheConfig, groups: Sequence[CacheGroup]) -> None:
     full = [group for group in groups if not group.reach]
     reasons = [
         (cache.layer_types, "types by layer"),
-        (cache.swa_full, "all rows of layers with a window (--swa-full)"),
         (any(group.is_latent for group in groups), "latents"),
         (not full, "nothing but layers with a window"),
         (len(full) > 1, "layers whose rows differ in size"),

@@ -13,7 +13,7 @@ import click
 from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.command import Command
 from localkv.cli.completion import model_values
-from localkv.cli.ladder_options import ladder_options
+from localkv.cli.ladder_options import ladder_arguments, ladder_options
 from localkv.cli.loading_options import given_threads, window_options, window_settings
 from localkv.cli.messages import warn
 from localkv.cli.model_file import model_header
@@ -195,9 +195,10 @@ def _ladder_plan(
     from localkv.cli.plan_ladder import LadderPlan
     from localkv.memory.budgeted import Budgeted
 
-    budgeted = Budgeted.of(values["kv_budget"], values["kv_ladder"])
-    if budgeted.budget is None:
+    arguments = ladder_arguments(values)
+    if not arguments:
         return None
+    budgeted = Budgeted.of(arguments["kv_budget"], arguments["kv_ladder"])
     cache = budgeted.cache(cache)
     check_cache(cache, memory.config.groups)
     fitted, _ = budgeted.fitted(cache, memory, lambda: free, names_context=False)

@@ -10,6 +10,7 @@ from localkv.cache.ladder import LadderSizes, ladder_text
 from localkv.cache.layout import PAGE_TOKENS, GroupLayout, group_layouts, ladder_layout
 from localkv.cli.table import table
 from localkv.errors import byte_size
+from localkv.memory.scratch import repack_bytes
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig
@@ -54,6 +55,11 @@ class LadderPlan:
         """Tokens of the longest context that the ladder holds, of those that are asked for."""
         return min(self.cache.n_ctx, PAGE_TOKENS * len(self.growth))
 
+    @property
+    def scratch(self) -> int:
+        """Bytes that pages take while they change their types, besides a batch's."""
+        return repack_bytes([self.layout])
+
     def bytes_of(self, rungs: list[int]) -> list[int]:
         """Bytes of the pages on each rung."""
         unit = len(self.layout.group.layers) * self.sizes.unit
@@ -84,6 +90,7 @@ class LadderPlan:
         flags = (
             f"--kv-budget {self.cache.kv_budget} --kv-ladder {ladder_text(self.cache.kv_ladder)}"
         )
+        end += f" Pages that change take up to {byte_size(self.scratch)} of scratch."
         return [title, *table(rows), end, f"flags: {flags}"]
 
     def _shown(self) -> list[int]:
@@ -104,6 +111,7 @@ class LadderPlan:
             "budget": self.cache.kv_budget,
             "pairs": self.pairs,
             "window_bytes": self.cache.kv_window_bytes,
+            "scratch": self.scratch,
             "longest_context": self.n_ctx,
             "growth": [
                 {

@@ -111,7 +111,9 @@ class Budgeted:
             raise DoesNotFitError(
                 f"--kv-budget {byte_size(budget)} is no more than layers with a window take, "
                 f"{byte_size(cache.kv_window_bytes)}",
-                hint="use a larger budget, a smaller batch (-ub) or smaller types (-ctk-swa, "
+                hint="use a larger budget, a shorter context (-c), or leave out --swa-full"
+                if cache.swa_full
+                else "use a larger budget, a smaller batch (-ub) or smaller types (-ctk-swa, "
                 "-ctv-swa)",
             )
         layout = ladder_layout(group_layouts(cache, memory.config.groups))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -16,7 +17,7 @@ from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
 from localkv.engine.states.state_turns import load_state, save_state
 from localkv.engine.token_text import Text
-from localkv.errors import DoesNotFitError, UsageError
+from localkv.errors import DoesNotFitError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
@@ -159,8 +160,24 @@ def test_windows_have_types_of_their_own(load: Load) -> None:
 def test_what_windows_do_not_leave_is_refused(load: Load) -> None:
     model = load("gemma3")
     cache = fitted(model, 2.5)
-    budgeted = Budgeted.of(cache.kv_window_bytes, None)
-    with pytest.raises(DoesNotFitError, match="layers with a window take"):
-        budgeted.fitted(budgeted.cache(cache), memory_of(model), lambda: None, names_context=False)
-    with pytest.raises(UsageError, match="--swa-full"):
-        fitted(model, 2.5, swa_full=True)
+    for found, hint in ((cache, "-ub"), (fitted(model, 2.5, swa_full=True), "--swa-full")):
+        budgeted = Budgeted.of(found.kv_window_bytes, None)
+        asked = budgeted.cache(replace(found, kv_window_bytes=0))
+        with pytest.raises(DoesNotFitError, match="layers with a window take") as refused:
+            budgeted.fitted(asked, memory_of(model), lambda: None, names_context=False)
+        assert hint in (refused.value.hint or "")
+
+
+def test_windows_that_keep_all_rows_are_part_of_the_budget(load: Load) -> None:
+    model = load("gemma3")
+    cache = fitted(model, 2.5, swa_full=True)
+    engine, plan = engine_of(model, cache), memory_of(model).plan(cache)
+    assert engine.cache.n_bytes("k") == plan.cache_k
+    assert engine.cache.n_bytes("v") == plan.cache_v
+    assert plan.cache_k + plan.cache_v <= cache.kv_budget
+    engine.logits(IDS)
+    assert engine.cache.requantised.n_pages > 0
+    assert engine.truncate(300) == 300
+    wanted = engine_of(model, CacheConfig(n_ctx=1024, swa_full=True))
+    for ids in ([*IDS[:300], 5, 6, 7], IDS):
+        assert nmse(next_logits(engine, ids), next_logits(wanted, ids)) < 2e-3
