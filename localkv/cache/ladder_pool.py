@@ -3,7 +3,8 @@
 Sequences hold pages by numbers that stay the same, so a page that goes down a rung, or is moved,
 is so for all sequences that share it. Pages that a sequence has rows to store in are on one rung,
 and stay there until they are full: a batch's rows go to one segment. Where such a page is on a
-lower rung than it may be, as a text was cut back to it, the sequence gets it on a higher one.
+lower rung than it may be, or than a batch's further pages have room on, as a text was cut back to
+it, the sequence gets it on a higher one.
 """
 
 from __future__ import annotations
@@ -152,15 +153,14 @@ class LadderPool(PagePool):
 
     def reserve(self, sequence: Sequence, length: int, position: int) -> None:
         pages, first = sequence.pages[self.index], position // PAGE_TOKENS
-        n_open = self.sizes.n_open(first)
-        too_low = [
-            place for place in range(first, len(pages)) if self.rungs[pages[place]] >= n_open
-        ]
-        self._own_places(
-            sequence, [place for place in range(first, len(pages)) if place not in too_low]
-        )
+        n_open, places = self.sizes.n_open(first), range(first, len(pages))
         n_new = self.n_places(length) - len(pages)
-        still_open = [page for page in pages[first:] if self.rungs[page] < n_open]
+        too_low = [place for place in places if self.rungs[pages[place]] >= n_open]
+        if n_new > 0 and self._can_go_up(pages[first:], n_new, n_open):
+            too_low = list(places)
+        others = [place for place in places if place not in too_low]
+        self._own_places(sequence, others)
+        still_open = [pages[place] for place in others]
         rungs = [self.rungs[page] for page in still_open]
         rung = max(rungs, default=0)
         if n_new > 0 or too_low:
@@ -174,6 +174,18 @@ class LadderPool(PagePool):
             pages.append(self.take_on(rung))
         if n_new <= 0 and self.is_due(length):
             self._lower_ahead()
+
+    def _can_go_up(self, still_open: Seq[int], n_new: int, n_open: int) -> bool:
+        """Whether there is room for all pages of a batch on a higher rung than those are on that
+        have rows already: these would take the new ones down with them."""
+        n = n_new + len(still_open)
+        highest = min((self.rungs[page] for page in still_open), default=0)
+        if not highest or len(self.free) < n:
+            return False
+        try:
+            return self._landing(n, n_open=n_open) < highest
+        except NoPageError:
+            return False
 
     def is_due(self, length: int) -> bool:
         """Whether a sequence of so many tokens soon takes a page that there is no room for yet."""

@@ -133,7 +133,7 @@ class LocalEngine:
         )
         stream.audited = None  # when it is asked for
         yield from _deltas(stream, lambda: _pages(llm))
-        degenerate = stream.degeneration().line(llm.cache)
+        degenerate = stream.degeneration().line(llm.cache, _pages(llm))
         yield replace(_finished(stream.completion), degenerate=degenerate)
 
     def audit(self) -> Iterator[Audited]:

@@ -135,7 +135,8 @@ def _run(
     if stats:
         for line in stats_lines(llm, completion, waited):
             say(line)
-        if line := pieces.degeneration().line(llm.cache):
+        ladder = llm.engine.cache.ladder
+        if line := pieces.degeneration().line(llm.cache, ladder.counts() if ladder else ()):
             say(f"degenerate:   {line}")
     return INTERRUPTED if completion.finish_reason == "cancelled" else 0
 

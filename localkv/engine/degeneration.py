@@ -62,11 +62,12 @@ class Degeneration:
     loop: Loop | None
     certain_from: int | None
 
-    def line(self, cache: CacheConfig) -> str:
+    def line(self, cache: CacheConfig, rungs: Sequence[int] = ()) -> str:
         """What is wrong and what would help, in one line; empty if nothing is.
 
         Args:
             cache: the one that it was generated with.
+            rungs: pages on each rung of its ladder, if it has one.
         """
         if self.loop is not None:
             tokens = "token" if self.loop.period == 1 else "tokens"
@@ -78,17 +79,23 @@ class Degeneration:
             said = f"{RUN_TOKENS} tokens without any doubt from token {self.certain_from} on"
         else:
             return ""
-        return f"{said}; {_remedy(cache)}"
+        return f"{said}; {_remedy(cache, any(rungs[1:]))}"
 
 
-def _remedy(cache: CacheConfig) -> str:
-    """What to try: first a larger type of K, whose error moves attention's weights."""
-    if cache.kv_budget is not None:
+def _remedy(cache: CacheConfig, has_changed: bool) -> str:
+    """What to try: first a larger type of K, whose error moves attention's weights.
+
+    Args:
+        has_changed: pages are not in a ladder's first types any more.
+    """
+    if has_changed:
         return "try a larger --kv-budget first, then --dry-multiplier 0.8"
-    type_k = cache.shown_types[0]
+    type_k = cache.kv_ladder[0][0] if cache.kv_ladder else cache.shown_types[0]
     bits = 0.0 if type_k == MIXED else FORMATS[type_k].bits_per_value(256)
     if bits >= ROOMY_BITS:
         return "K is not packed: try --dry-multiplier 0.8, or a higher --temp"
+    if cache.kv_ladder:
+        return "try a --kv-ladder that begins with f16 first, then --dry-multiplier 0.8"
     larger = "q8_0" if bits < FORMATS["q8_0"].bits_per_value(256) else "f16"
     return f"try a larger type of K first (-ctk {larger}), then --dry-multiplier 0.8"
 

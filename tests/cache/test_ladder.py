@@ -401,6 +401,18 @@ def test_a_page_that_went_down_comes_back_for_the_tokens_of_a_tail():
     check(cache, rows, rng)
 
 
+def test_a_page_that_went_down_does_not_take_a_batch_with_it():
+    cache = cache_of(DEFAULT_LADDER, 3 * F16_PAGE, n_sequences=1)
+    rng, rows = np.random.default_rng(4), Rows(cache.new_sequence())
+    append(cache, [rows], rows, 8 * PAGE_TOKENS, rng)
+    assert cache.ladder.rungs[rows.sequence.pages[0][0]] > 0
+    cache.truncate(rows.sequence, 2)
+    rows.cut(2)
+    append(cache, [rows], rows, 500, rng)
+    assert [cache.ladder.rungs[page] for page in rows.sequence.pages[0]] == [0, 0]
+    check(cache, rows, rng)
+
+
 def test_a_page_that_comes_back_on_another_rung_is_not_the_one_before():
     """Tokens that follow go where those before went, unless their page was taken anew."""
     cache = cache_of(DEFAULT_LADDER, 8 << 20)

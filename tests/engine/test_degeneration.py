@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -99,9 +101,12 @@ def test_types_by_layer_have_a_remedy() -> None:
 
 def test_pages_that_change_their_types_have_a_remedy() -> None:
     cache = CacheConfig(kv_budget=1 << 20, kv_ladder=(("f16", "f16"), ("q4_0", "q4_0")))
-    line = degeneration([1] * 50).line(cache)
-    assert "--kv-budget" in line
-    assert "-ctk" not in line
+    loop = degeneration([1] * 50)
+    lines = [loop.line(cache, [3, 0]), loop.line(cache, [2, 4])]
+    lines.append(loop.line(replace(cache, kv_ladder=(("q8_0", "q8_0"), ("q4_0", "q4_0"))), [3, 0]))
+    assert ["--kv-budget" in line for line in lines] == [False, True, False]
+    assert ["--kv-ladder" in line for line in lines] == [False, False, True]
+    assert not any("-ctk" in line for line in lines)
 
 
 def test_stats_of_a_text_that_loops(program: Program) -> None:
