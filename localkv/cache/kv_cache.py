@@ -33,6 +33,7 @@ from localkv.cache.pages import NO_SLOT, PagePool, Sequence
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.repack import repack_page
 from localkv.cache.scales import head_scales
+from localkv.cache.segment_batch import segment_batch
 from localkv.cache.segment_rows import SegmentRows, segment_rows
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import LocalKVError
@@ -443,32 +444,4 @@ class KVCache:
         if rows.rung is not None:
             assert self.ladder is not None
             return rung_batch(rows, self.ladder, parts, starts, self.arrays)
-        lengths, tokens, slots = [], [], []
-        groups, exact_from = list[tuple[int, int]](), list[int]()
-        for (sequence, ids), start in zip(parts, starts, strict=False):
-            end = sequence.length + len(ids)
-            lengths.append(rows.n_seen(sequence, end))
-            exact_from.append(rows.exact_from(sequence))
-            groups += rows.new_groups(sequence, end)
-            for position, slot in rows.new_slots(sequence, end):
-                tokens.append(start + position - sequence.length)
-                slots.append(slot)
-        tables = [sequence.pages[rows.pool] for sequence, _ in parts]
-        width = max(1, *(len(table) for table in tables)) if tables else 1
-        padded = [table + [0] * (width - len(table)) for table in tables]
-        tail = rows.spec.tail
-        return SegmentBatch(
-            page_table=self.arrays.int64(padded),
-            lengths=tuple(lengths),
-            length_table=self.arrays.int32(lengths),
-            first_position=rows.first,
-            tokens=self.arrays.int64(tokens),
-            slots=self.arrays.int64(slots),
-            tail=tail,
-            is_tail=rows.spec.is_tail,
-            exact_from=tuple(exact_from) if tail else (),
-            exact_table=self.arrays.int64(exact_from) if tail else None,
-            groups=None
-            if rows.spec.stores_at_once
-            else self.arrays.int64(groups).reshape(len(groups), 2),
-        )
+        return segment_batch(rows, parts, starts, self.arrays)
