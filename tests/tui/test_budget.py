@@ -45,23 +45,22 @@ async def test_a_chat_goes_down_the_ladder_to_the_full_context(monkeypatch) -> N
     )
     async with user(engine, params=SamplingParams(), max_tokens=300) as me:
         await me.send("/audit auto")  # keeps what an audit needs
-        shown = list[list[int]]()
-        for seed in range(1, 6):
-            await ask(me, "Tell me a story." if shown else f"{FACTS} Tell me a story.", seed=seed)
+        seeds = iter(range(1, 30))  # how long a story gets differs from CPU to CPU
+        await ask(me, f"{FACTS} Tell me a story.", seed=next(seeds))
+        shown = [rungs(me)]
+        while shown[-1][-1] < 4:
+            await ask(me, "Tell me a story.", seed=next(seeds))
             shown.append(rungs(me))
         depths = [sum(rung * n for rung, n in enumerate(counts)) for counts in shown]
         assert depths[0] == 0
         assert depths == sorted(set(depths))
         assert shown[-1][0] < shown[0][0]
-        assert shown[-1][-1] >= 4
 
         await ask(me, "What is the code of the owl?", seed=1, temperature=0)
         assert "735" in me.texts[-1]
 
-        for seed in range(6, 10):
-            if isinstance(me.app.screen, FullContextScreen):
-                break
-            await ask(me, "Tell me a story.", seed=seed)
+        while not isinstance(me.app.screen, FullContextScreen):
+            await ask(me, "Tell me a story.", seed=next(seeds))
             await me.pilot.pause()
         await me.until(lambda: isinstance(me.app.screen, FullContextScreen))
         assert me.chat.meter.n_tokens == N_CTX
