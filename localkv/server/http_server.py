@@ -50,7 +50,8 @@ def listening(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error)
+        reason = reason.partition(" (while attempting")[0]  # which names the address once more
         raise UsageError(
             f"can't listen on {host}:{port}: {reason}", hint="choose another --port or --host"
         ) from None

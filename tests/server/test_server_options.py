@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from localkv.errors import UsageError
+from localkv.server.http_server import listening
 from support.paths import MODELS
 from support.program import Program
 from support.server import RunningServer
@@ -134,3 +136,11 @@ def test_what_is_refused(program: Program, options: list[str], says: str):
     done = program("serve", "-m", MODEL, *options)
     assert done.code != 0
     assert says in done.err
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError) as refused:
+            listening("127.0.0.1", port)
+    assert refused.value.message == f"can't listen on 127.0.0.1:{port}: Address already in use"
