@@ -47,17 +47,12 @@ def find_needles(
                     progress.show_chunk(len(found), f"{one.right} of {one.count} found")
     with TextOutput(None) as out:
         if text_facts is not None:
-            recalled = [
-                {"type_k": cache.shown_types[0], "type_v": cache.shown_types[1], **asdict(one)}
-                for cache, one in found
-            ]
+            recalled = [{**types_json(cache), **asdict(one)} for cache, one in found]
             facts = {**identity(llm), "text": text_facts, "n_ctx": llm.cache.n_ctx}
             out.write(json.dumps({**facts, "needles": recalled}, ensure_ascii=False))
             return
         rows = [("K/V", "tokens back", "found", "ln p")]
         for cache, one in found:
-            name = "/".join(cache.shown_types)
-            rows.append(
-                (name, f"{one.distance:,}", f"{one.right} of {one.count}", f"{one.log_p:.3g}")
-            )
+            right = f"{one.right} of {one.count}"
+            rows.append((cache.types_text, f"{one.distance:,}", right, f"{one.log_p:.3g}"))
         out.write("\n".join(table(rows)))

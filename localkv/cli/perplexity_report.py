@@ -93,6 +93,28 @@ def sweep_lines(results: Sequence[CacheResult], config: ModelSpec, n_batch: int)
     return table(rows)
 
 
+def types_json(cache: CacheConfig) -> dict[str, Any]:
+    """The types of a cache; with a budget those that pages begin in, and all of its ladder."""
+    type_k, type_v = cache.shown_types
+    if cache.kv_budget is None:
+        return {"type_k": type_k, "type_v": type_v}
+    ladder = [f"{k}/{v}" for k, v in cache.kv_ladder]
+    return {"type_k": type_k, "type_v": type_v, "kv_budget": cache.kv_budget, "kv_ladder": ladder}
+
+
+def _sizes_json(llm: LLM, cache: CacheConfig) -> dict[str, Any]:
+    """Bits of a value, and bytes of a full context; within a budget bits differ from page to page,
+    and the bytes are those that are allocated."""
+    from localkv.memory.plan import context_bytes, mean_bits_of
+
+    if cache.kv_budget is not None:
+        return {"bits_per_value": None, "bytes": llm.memory.cache_k + llm.memory.cache_v}
+    return {
+        "bits_per_value": mean_bits_of(cache, llm.config),
+        "bytes": context_bytes(cache, llm.config, llm.engine.n_batch),
+    }
+
+
 def to_json(
     llm: LLM,
     text: Mapping[str, Any],
@@ -103,19 +125,15 @@ def to_json(
     prefill_exact: bool,
 ) -> dict[str, Any]:
     """The object of `--json`. Divergences are in nats; Δp and shares are fractions, not percent."""
-    from localkv.memory.plan import context_bytes, mean_bits_of
-
     found = []
     for result in results:
         cache = result.cache
         found.append(
             {
-                "type_k": cache.shown_types[0],
-                "type_v": cache.shown_types[1],
+                **types_json(cache),
                 **_swa_json(cache, llm.config),
                 "kv_rotation": cache.kv_rotation,
-                "bits_per_value": mean_bits_of(cache, llm.config),
-                "bytes": context_bytes(cache, llm.config, llm.engine.n_batch),
+                **_sizes_json(llm, cache),
                 "ppl": asdict(result.ppl),
                 "divergence": _divergence_json(result.divergence),
             }
