@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from localkv.cli.chunk_progress import ChunkProgress
-from localkv.cli.perplexity_report import identity
+from localkv.cli.perplexity_report import identity, types_json
 from localkv.cli.table import table
 from localkv.cli.text_output import TextOutput
 

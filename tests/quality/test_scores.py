@@ -335,6 +335,19 @@ def test_json(measured, tiny_model: Path, text_file: Path) -> None:
     assert result["divergence"] is None
 
 
+def test_json_of_a_budget(measured) -> None:
+    """Pages differ, so there is no one number of bits; the bytes are those allocated."""
+    ladder = ("f16/f16", "q8_0/q8_0", "q4_0/q4_0")
+    (result,) = measured(*("--chunks", 1, "--kv-budget", "64KiB", "--kv-ladder", ",".join(ladder)))[
+        "results"
+    ]
+    assert (result["type_k"], result["type_v"]) == ("f16", "f16")
+    assert result["kv_budget"] == 64 * 1024
+    assert result["kv_ladder"] == list(ladder)
+    assert result["bits_per_value"] is None
+    assert 0 < result["bytes"] <= 64 * 1024
+
+
 def test_kl_divergence(program, tiny_model, text_file, measured) -> None:
     options = ("-c", N_CTX, "--kl-divergence", "-ctk", "bf16", "-ctv", "f32")
     report = measured(*options)
