@@ -379,6 +379,7 @@ def test_texts_together_have_the_room_that_is_told(ladder, tenths, n_texts, pinn
     while left:
         texts.append((cache.new_sequence(), min(left, n_ctx)))
         left -= texts[-1][1]
+    held = list(texts)  # a cache takes pages down only of sequences that somebody still holds
     while texts:
         sequence, end = data.draw(st.sampled_from(texts))
         n = min(sizes.batch(n_batch), end - sequence.length)
@@ -386,6 +387,7 @@ def test_texts_together_have_the_room_that_is_told(ladder, tenths, n_texts, pinn
         sequence.length += n
         if sequence.length == end:
             texts.remove((sequence, end))
+    assert all(sequence.length == end for sequence, end in held)
 
 
 def test_a_page_that_went_down_comes_back_for_the_tokens_of_a_tail():
