@@ -3,9 +3,10 @@
     python benchmarks/audit.py --json FILE
     python benchmarks/audit.py --shape llama-1.1b:Q4_0 --tokens 300 --rounds 3
 
-The text is a few tokens and as many generated ones as asked for. The prompt is all of it, evaluated
-by the same model with the same cache from its beginning on. With `--shape` the model has random
-weights. *ratio* is the median of the rounds' ratios.
+The text is a prompt, of a few tokens unless `--prompt` says how many, and as many generated tokens
+as asked for. What the audit is compared with is all of it as a prompt, evaluated by the same model
+with the same cache from its beginning on. With `--shape` the model has random weights. *ratio* is
+the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -25,10 +26,20 @@ from localkv import LLM
 MODEL = Path(__file__).parents[1] / "models" / "tales-4M-Q8_0.gguf"
 
 
-def measured(llm: LLM, n_tokens: int, rounds: int) -> tuple[int, list[float], list[float]]:
-    """Tokens of the text; seconds of each round, of audits and of prompts of the same length."""
+def measured(
+    llm: LLM, n_prompt: int, n_tokens: int, rounds: int
+) -> tuple[int, list[float], list[float]]:
+    """Tokens of the text; seconds of each round, of audits and of prompts of the same length.
+
+    Args:
+        n_prompt: tokens before the generated ones; 0 for a few words.
+        n_tokens: generated ones.
+        rounds: that are counted, after one that is not.
+    """
+    beginning = llm.tokenize("Once upon a time")
+    n_prompt = n_prompt or len(beginning)
     stream = llm.stream(
-        "Once upon a time",
+        (beginning * n_prompt)[:n_prompt],
         max_tokens=n_tokens,
         temperature=0.8,
         seed=1,
@@ -59,7 +70,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--shape", help="NAME:TYPE, random weights instead of a model")
     parser.add_argument("--types", default="q4_0/q4_0", help="K/V of the cache")
-    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--prompt", type=int, default=0, help="tokens of it (a few words)")
+    parser.add_argument("--tokens", type=int, default=1500, help="generated ones (1500)")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -70,14 +82,22 @@ def main() -> None:
             path = Path(folder) / "model.gguf"
             write_model(path, shape_of(name), type_name, has_words=True)
         type_k, _, type_v = options.types.partition("/")
-        llm = LLM(path, n_ctx=options.tokens + 16, cache_type_k=type_k, cache_type_v=type_v)
-        n_tokens, audits, prompts = measured(llm, options.tokens, options.rounds)
+        n_ctx = options.prompt + options.tokens + 16
+        llm = LLM(path, n_ctx=n_ctx, cache_type_k=type_k, cache_type_v=type_v)
+        n_tokens, audits, prompts = measured(llm, options.prompt, options.tokens, options.rounds)
     ratios = [a / p for a, p in zip(audits, prompts, strict=True)]
-    print(f"{n_tokens} tokens, {options.types}, medians of {options.rounds} rounds:")
+    generated = f"{n_tokens} tokens, {options.tokens} of them generated"
+    print(f"{generated}, {options.types}, medians of {options.rounds} rounds:")
     print(f"audit {statistics.median(audits):.3f} s, prompt {statistics.median(prompts):.3f} s")
     print(f"ratio {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
     if options.json:
-        found = {"tokens": n_tokens, "audit_s": audits, "prompt_s": prompts, "ratios": ratios}
+        found = {
+            "tokens": n_tokens,
+            "generated": options.tokens,
+            "audit_s": audits,
+            "prompt_s": prompts,
+            "ratios": ratios,
+        }
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
