@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
-FIGURES = [ROOT / "docs" / f"cpu-speed{name}.json" for name in ("", "-zen5")]
+FIGURES = [ROOT / "docs" / f"cpu-speed{name}.json" for name in ("", "-intel", "-zen5")]
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
 from speed_report import Report  # noqa: E402
