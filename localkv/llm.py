@@ -41,23 +41,21 @@ from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.model_spec import model_spec
 from localkv.loader.smoothing import changed_tensors
 from localkv.memory.budgeted import Budgeted
-from localkv.memory.cache_tokens import USUAL_CONTEXTS, tokens_in_bytes, tokens_that_fit
+from localkv.memory.cache_tokens import cache_in_bytes, cache_that_fits
+from localkv.memory.context import beyond_training, chosen_context
 from localkv.memory.draft_file import DraftFile
 from localkv.memory.fit import check_fit
+from localkv.memory.free_memory import free_memory
 from localkv.memory.plan import ModelMemory
 from localkv.option_names import check_options, keywords
 from localkv.system.bus_errors import end_cleanly_from_threads
 from localkv.system.garbage import uncollected
 from localkv.system.loading_line import OnProgress, reporting
-from localkv.system.machine_memory import Budget, machine_memory
 from localkv.system.placement import place_caller, place_process
 from localkv.system.threads import default_threads, use_threads
 
 Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 """[tokens, n_vocab]"""
-
-DEFAULT_N_CTX = 4096
-"""Tokens of context where the user names none and the model can hold more."""
 
 _HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "grammar_tokens", "chat_template")
 """Attributes of `LLM` that end with `close`."""
@@ -80,7 +78,8 @@ class LLM(TextModel):
     Args:
         path: a GGUF file (any part of a split one), or a model on Hugging Face: "hf.co/org/repo" or
             "hf.co/org/repo:Q8_0", fetched if it is not in the cache.
-        n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it.
+        n_ctx: tokens of context; 0 takes the model's own, None at most `DEFAULT_N_CTX` of it
+            (`memory/context.py`).
         cache_type_k, cache_type_v: types of K and of V in the cache, names in `KV_FORMATS`.
         cache_type_k_swa, cache_type_v_swa: types of layers that see a window only; None for the
             same as of the others.
@@ -255,10 +254,12 @@ class LLM(TextModel):
         self.gguf = open_gguf(_local_path(path), use_mmap=use_mmap)
         self.config: ModelSpec = model_spec(self.gguf)
         check_tensors(self.gguf, self.config)
+        context = chosen_context(n_ctx, self.config)
+        self.warnings += beyond_training(context, self.config)
         cache = CacheConfig(
             cache_type_k or CacheConfig.type_k,
             cache_type_v or CacheConfig.type_v,
-            n_ctx=self._context(n_ctx),
+            n_ctx=context,
             n_sequences=n_parallel,
             n_tokens=None if n_cache_tokens == "fit" else n_cache_tokens,
             kv_rotation=kv_rotation,
@@ -316,14 +317,12 @@ class LLM(TextModel):
         )
         self.warnings += lines
         if n_cache_bytes is not None:
-            n_tokens = tokens_in_bytes(memory, self.cache, n_cache_bytes)
-            if n_tokens == n_parallel * self.cache.n_ctx:
-                self.warnings.append(
-                    f"the cache takes no more than {n_tokens:,} tokens need, {n_parallel} contexts"
-                )
-            self.cache = replace(self.cache, n_tokens=n_tokens)
+            self.cache, lines = cache_in_bytes(memory, self.cache, n_cache_bytes)
+            self.warnings += lines
         elif n_cache_tokens == "fit":
-            self._fit_cache(memory, free_memory(backend) if fit == "on" else None)
+            budget = free_memory(backend) if fit == "on" else None
+            self.cache, lines = cache_that_fits(memory, self.cache, budget)
+            self.warnings += lines
         if fit == "on":
             self._check_fit(memory, backend)
         with (
@@ -405,22 +404,6 @@ class LLM(TextModel):
                 raise ModelClosedError
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _fit_cache(self, memory: ModelMemory, budget: Budget | None) -> None:
-        """Give the cache of several texts as many tokens as there is room for.
-
-        Raises:
-            DoesNotFitError: there is none for one context.
-        """
-        if budget is not None:
-            check_fit(memory, replace(self.cache, n_sequences=1), budget)
-        n_tokens, n_ctx = tokens_that_fit(memory, self.cache, budget), self.cache.n_ctx
-        if n_tokens < min(USUAL_CONTEXTS, self.cache.n_sequences) * n_ctx:
-            self.warnings.append(
-                f"free memory has room for {n_tokens:,} tokens of all texts together, "
-                f"{n_tokens / n_ctx:.1f} contexts; fewer bits of K and V make room for more"
-            )
-        self.cache = replace(self.cache, n_tokens=n_tokens)
-
     def _drafting(self, file: DraftFile, **arguments: Any) -> LLM:
         """Load a model that drafts for this one."""
         draft = LLM(
@@ -456,19 +439,6 @@ class LLM(TextModel):
         if self._fit == "on" and budget:
             # weights are there already
             check_fit(replace(self._memory, tensors=()), cache, budget)
-
-    def _context(self, n_ctx: int | None) -> int:
-        trained = self.config.n_ctx_train
-        if n_ctx is None:
-            return min(trained, DEFAULT_N_CTX)
-        if n_ctx < 0:
-            raise UsageError(f"a context of {n_ctx} tokens is not possible")
-        if n_ctx > trained:
-            self.warnings.append(
-                f"the context of {n_ctx} tokens is longer than the {trained} the model was "
-                "trained for; expect poor text beyond that"
-            )
-        return n_ctx or trained
 
     def logits(self, ids: Sequence[int]) -> Logits:
         """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
@@ -599,13 +569,6 @@ class LLM(TextModel):
         if pooling == "none":
             return cast("list[Vectors]", vectors)
         return np.array(vectors, np.float32).reshape(len(many), self.config.n_embd)
-
-
-def free_memory(backend: Backend) -> Budget | None:
-    """Memory that can still be allocated on a backend's device; None if the system doesn't say."""
-    if backend.memory is not None:
-        return Budget(backend.memory.room().free, "free on the GPU")
-    return machine_memory()
 
 
 def _local_path(model: str | os.PathLike[str]) -> str | os.PathLike[str]:

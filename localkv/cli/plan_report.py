@@ -12,6 +12,7 @@ from localkv.cli.options import DEFAULT_BATCH
 from localkv.cli.table import table
 from localkv.config import CacheConfig
 from localkv.errors import byte_size, counted
+from localkv.memory.context import beyond_training
 from localkv.memory.fit import type_flags
 from localkv.memory.plan import kv_bytes_per_token
 from localkv.memory.requantised import bits_per_weight
@@ -77,13 +78,7 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         lines = [risk.reason for risk in self.model.risks]
-        trained = self.model.config.n_ctx_train
-        if self.cache.n_ctx > trained:
-            lines.append(
-                f"the context of {self.cache.n_ctx} tokens is longer than the {trained} the model "
-                "was trained for; expect poor text beyond that"
-            )
-        return lines
+        return [*lines, *beyond_training(self.cache.n_ctx, self.model.config)]
 
     def why_nothing_runs(self, *, n_ctx: int | None) -> str | None:
         """One line if `complete` would refuse every pair; mapped weights need not fit.

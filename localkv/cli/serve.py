@@ -126,15 +126,11 @@ def _run(*, port: int, alias: str | None, **values: Any) -> int:
 
 def _print_config(values: dict[str, Any], host: str, port: int, name: str, path: Any) -> int:
     """Print what a client has to know; returns the exit code."""
-    from localkv.llm import DEFAULT_N_CTX
     from localkv.loader.gguf_file import open_gguf
     from localkv.loader.model_spec import model_spec
+    from localkv.memory.context import chosen_context
     from localkv.server.client_config import CLIENTS, ServerAddress
 
-    trained = model_spec(open_gguf(path)).n_ctx_train
-    n_ctx = values["n_ctx"]
-    if n_ctx is None:
-        n_ctx = min(trained, DEFAULT_N_CTX)
     is_any = host in ("0.0.0.0", "::")
     scheme = "http" if values["ssl_cert_file"] is None else "https"
     shown = "127.0.0.1" if is_any else f"[{host}]" if ":" in host else host
@@ -142,7 +138,7 @@ def _print_config(values: dict[str, Any], host: str, port: int, name: str, path:
     server = ServerAddress(
         f"{scheme}://{shown}:{port}",
         visible(name),
-        n_ctx or trained,
+        chosen_context(values["n_ctx"], model_spec(open_gguf(path))),
         "YOUR_KEY" if has_key else "none",
     )
     click.echo(CLIENTS[values["print_config"]](server), nl=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from localkv.cache.layout import PAGE_TOKENS, pages_for
 from localkv.errors import UsageError, byte_size
+from localkv.memory.fit import check_fit
 
 if TYPE_CHECKING:
     from localkv.config import CacheConfig
@@ -17,6 +18,45 @@ if TYPE_CHECKING:
 
 USUAL_CONTEXTS = 4
 """Contexts that many requests share, unless somebody says otherwise."""
+
+
+def cache_in_bytes(
+    memory: ModelMemory, cache: CacheConfig, n_bytes: int
+) -> tuple[CacheConfig, list[str]]:
+    """The cache with as many tokens as fit into `n_bytes` of K and V; lines for the user.
+
+    Raises:
+        UsageError: there is no room for a page.
+    """
+    n_tokens, lines = tokens_in_bytes(memory, cache, n_bytes), []
+    if n_tokens == cache.n_sequences * cache.n_ctx:
+        lines.append(
+            f"the cache takes no more than {n_tokens:,} tokens need, {cache.n_sequences} contexts"
+        )
+    return replace(cache, n_tokens=n_tokens), lines
+
+
+def cache_that_fits(
+    memory: ModelMemory, cache: CacheConfig, budget: Budget | None
+) -> tuple[CacheConfig, list[str]]:
+    """The cache with as many tokens of several texts as there is room for (`tokens_that_fit`);
+    lines for the user.
+
+    Args:
+        budget: free memory, if it is known.
+
+    Raises:
+        DoesNotFitError: there is no room for one context.
+    """
+    if budget is not None:
+        check_fit(memory, replace(cache, n_sequences=1), budget)
+    n_tokens, n_ctx, lines = tokens_that_fit(memory, cache, budget), cache.n_ctx, []
+    if n_tokens < min(USUAL_CONTEXTS, cache.n_sequences) * n_ctx:
+        lines.append(
+            f"free memory has room for {n_tokens:,} tokens of all texts together, "
+            f"{n_tokens / n_ctx:.1f} contexts; fewer bits of K and V make room for more"
+        )
+    return replace(cache, n_tokens=n_tokens), lines
 
 
 def tokens_in_bytes(memory: ModelMemory, cache: CacheConfig, n_bytes: int) -> int:

@@ -22,12 +22,12 @@ from localkv.config import CacheConfig
 from localkv.errors import DoesNotFitError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.kernels.gpu.memory import CudaMemory
-from localkv.llm import free_memory
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_spec import model_spec
 from localkv.loader.shapes import SHAPES, shape_tensors
 from localkv.memory.advice import recommend
 from localkv.memory.fit import check_fit, smaller_pairs, usual_pairs
+from localkv.memory.free_memory import free_memory
 from localkv.memory.plan import ModelMemory, fits_head, mean_bits
 from localkv.presets import USUAL
 from localkv.system.machine_memory import Budget
@@ -202,7 +202,7 @@ def has_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_memory(n_bytes: int | None) -> None:
         found = None if n_bytes is None else budget(n_bytes)
-        monkeypatch.setattr("localkv.llm.machine_memory", lambda: found)
+        monkeypatch.setattr("localkv.memory.free_memory.machine_memory", lambda: found)
 
     return set_memory
 
@@ -282,7 +282,9 @@ def test_a_sweep_is_refused_before_it_measures(
     text = tmp_path / "t.txt"
     text.write_text("The fox said hello to the owl. " * 40)
     free = iter([budget(GIB)])
-    monkeypatch.setattr("localkv.llm.machine_memory", lambda: next(free, budget(1 << 10)))
+    monkeypatch.setattr(
+        "localkv.memory.free_memory.machine_memory", lambda: next(free, budget(1 << 10))
+    )
     monkeypatch.setattr("localkv.quality.scores.score_chunks", never)
     argv = ("perplexity", "-m", tiny_model, "-f", text, "-c", "256", "--sweep", "f32/f32")
     result = program(*argv)
