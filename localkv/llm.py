@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias
 
 import numpy as np
 
@@ -16,18 +16,11 @@ from localkv.cache.cache_checks import check_before_rope
 from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
 from localkv.config import FIT, CacheConfig, KVScales
-from localkv.engine.embedding import (
-    Pooling,
-    Vectors,
-    check_pooling,
-    normalised,
-    pooling_of_file,
-)
+from localkv.engine.embedding_model import EmbeddingModel
 from localkv.engine.loaded_engine import loaded_engine
-from localkv.engine.prompts import Text, Texts, are_many
 from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check_drafter
 from localkv.engine.speculation.draft_model import DraftModel
-from localkv.engine.states.state_identity import UNROTATED
+from localkv.engine.states.state_model import StateModel
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
 from localkv.errors import ModelClosedError, UsageError, counted, printable
 from localkv.kernels.backend import Backend
@@ -37,7 +30,6 @@ from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.chosen_cache import chosen_cache
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.listed_tensors import check_tensors
-from localkv.loader.model_fingerprint import model_identity
 from localkv.loader.model_spec import model_spec
 from localkv.loader.smoothing import changed_tensors
 from localkv.memory.budgeted import Budgeted
@@ -61,7 +53,7 @@ _HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "grammar_tokens", "c
 """Attributes of `LLM` that end with `close`."""
 
 
-class LLM(TextModel):
+class LLM(TextModel, EmbeddingModel, StateModel):
     """A model ready to complete text.
 
     `close`, or the end of a `with` statement, frees its memory. Without either it is freed when
@@ -444,131 +436,6 @@ class LLM(TextModel):
         """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
         logits: Logits = self.backend.arrays.to_numpy(self.engine.logits(ids))
         return logits
-
-    def save_state(self, path: str | os.PathLike[str], ids: Sequence[int] | None = None) -> int:
-        """Write the text that was evaluated last, prompt and answer, with its rows of K and V.
-
-        The file takes its name once all of it is on the disk. It serves this model with the same
-        types of K and V, on any device and in any context that has room (docs/states.md).
-
-        Args:
-            ids: write the text that begins most like these tokens instead, of those that are kept.
-
-        Returns:
-            the tokens of the text.
-
-        Raises:
-            UsageError: nothing was evaluated, or the file can't be written.
-        """
-        from localkv.engine.states.state_turns import save_state
-
-        return save_state(self.engine.slot, path, self._identity, ids)
-
-    def load_state(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        convert: bool = False,
-        on_note: Callable[[str], None] = lambda line: None,
-    ) -> list[int]:
-        """Take a text that `save_state` wrote into the cache: prompts that begin like it go on
-        from there, with the bits that they would have without the file.
-
-        All of the file is checked before the cache changes.
-
-        Args:
-            convert: pack K and V anew if the state has them in other types; then what follows is
-                not what it would be without the file.
-            on_note: called with a line that says what this changed.
-
-        Returns:
-            the text's token ids, which `complete` and `stream` take as a prompt.
-
-        Raises:
-            UsageError: the file can't be read, is damaged, or is of another model, of other types
-                of K and V, or for a larger context.
-        """
-        from localkv.engine.states.state_turns import load_state
-
-        return load_state(
-            self.engine.slot,
-            path,
-            self._identity,
-            convert=self.cache if convert else None,
-            on_note=on_note,
-        )
-
-    @property
-    def _identity(self) -> dict[str, str]:
-        from localkv.engine.states.state_conversion import choices_json
-
-        model = model_identity(self.gguf, self.config, self.cache.n_ctx, self._smoothing)
-        if self._k_before_rope:
-            model["rope"] = UNROTATED
-        return {**model, "choices": choices_json(self.cache)}
-
-    @overload
-    def embed(
-        self,
-        texts: Text | Texts,
-        *,
-        pooling: Literal["mean", "last"] | None = None,
-        normalize: bool = True,
-        parse_special: bool = False,
-    ) -> Vectors: ...
-
-    @overload
-    def embed(
-        self,
-        texts: Text | Texts,
-        *,
-        pooling: Literal["none"],
-        normalize: bool = True,
-        parse_special: bool = False,
-    ) -> list[Vectors]: ...
-
-    def embed(
-        self,
-        texts: Text | Texts,
-        *,
-        pooling: Pooling | None = None,
-        normalize: bool = True,
-        parse_special: bool = False,
-    ) -> Vectors | list[Vectors]:
-        """Embeddings: hidden states of the tokens after the last norm, pooled.
-
-        They go through the cache, so its types matter. What it held is forgotten.
-
-        Args:
-            texts: one text or a list of them, each a string or token ids.
-            pooling: "mean" of the tokens, the "last" one, or "none", which keeps every token's.
-                None takes the one that the model was trained for, or "mean".
-            normalize: make each vector's Euclidean norm 1.
-            parse_special: control tokens written in the texts count as such.
-
-        Returns:
-            float32 [texts, n_embd]; with "none" a list with [tokens, n_embd] for each text.
-
-        Raises:
-            ContextOverflowError: a text is longer than the context; none was evaluated.
-            UsageError: there is no such pooling.
-        """
-        if pooling is None:
-            key = f"{self.config.architecture}.pooling_type"
-            pooling = pooling_of_file(self.gguf.metadata.integer(key, None))
-        check_pooling(pooling)
-        if are_many(texts):
-            many = self._many_ids(texts, parse_special, "text")
-        elif texts == []:
-            many = []
-        else:
-            many = [self._ids(cast("Text", texts), parse_special)]
-        vectors = [self.engine.embedding(ids, pooling) for ids in many]
-        if normalize:
-            vectors = [normalised(vector) for vector in vectors]
-        if pooling == "none":
-            return cast("list[Vectors]", vectors)
-        return np.array(vectors, np.float32).reshape(len(many), self.config.n_embd)
 
 
 def _local_path(model: str | os.PathLike[str]) -> str | os.PathLike[str]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal, Unpack, cast, overload
 
 from localkv.config import CacheConfig
 from localkv.engine.engine import Engine
+from localkv.engine.loaded_model import LoadedModel
 from localkv.engine.new_stream import new_stream
 from localkv.engine.options import ChatOptions, SamplingOptions, StreamOptions
 from localkv.engine.prompts import Prompt, Prompts, are_many
 from localkv.engine.reasoning_budget import ReasoningBudget
 from localkv.engine.speculation.config import Speculation
 from localkv.engine.text_stream import Completion, TextStream
-from localkv.engine.tokenized_model import TokenizedModel
 from localkv.errors import UsageError
 from localkv.loader.chat_messages import checked_tools
 from localkv.loader.chat_prompt import ChatPrompt
@@ -34,18 +34,14 @@ if TYPE_CHECKING:
     from localkv.structured.scope import Scope
 
 
-class TextModel(TokenizedModel):
-    """What an `LLM` does once it is loaded.
+class TextModel(LoadedModel):
+    """Texts in, texts out: what an `LLM` does above all.
 
     Attributes:
-        engine: token ids in, token ids out.
-        cache: the cache's types and context length.
         check_further_cache: refuses another cache for which there is no room now that the model is
             loaded; raises DoesNotFitError, which names settings that would fit.
     """
 
-    engine: Engine
-    cache: CacheConfig
     check_further_cache: Callable[[CacheConfig], None]
     speculation: Speculation = Speculation()
     _step_ms: float | None = None
@@ -328,14 +324,6 @@ class TextModel(TokenizedModel):
             for stream in streams:
                 stream.close()
             raise
-
-    def _many_ids(self, prompts: Prompts, parse_special: bool, what: str) -> list[list[int]]:
-        """The tokens of several prompts, each of which can be evaluated."""
-        every: list[Prompt] = [*prompts]
-        many = [self._ids(one, parse_special) for one in every]
-        for number, ids in enumerate(many, 1):
-            self.engine.check_prompt(ids, f"{what} {number} of {len(many)}")
-        return many
 
     def chat(
         self,
