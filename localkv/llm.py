@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias
-
-import numpy as np
+from typing import Any, Literal, Never
 
 from localkv.arch.spec import ModelSpec
 from localkv.cache.cache_checks import check_before_rope
-from localkv.cache.layout import pairs_of
 from localkv.cache.profile import KVProfile
 from localkv.config import FIT, CacheConfig, KVScales
 from localkv.engine.embedding_model import EmbeddingModel
@@ -22,10 +18,9 @@ from localkv.engine.speculation.config import RECORDING_LEFT, Speculation, check
 from localkv.engine.speculation.draft_model import DraftModel
 from localkv.engine.states.state_model import StateModel
 from localkv.engine.text_model import CHAT_OPTIONS, STREAM_OPTIONS, TextModel
-from localkv.errors import ModelClosedError, UsageError, counted, printable
+from localkv.errors import UsageError, counted, printable
 from localkv.kernels.backend import Backend
 from localkv.kernels.layer_kinds import check_layers
-from localkv.kernels.method import in_words
 from localkv.kernels.select import select_backend, unused_gpu
 from localkv.loader.chosen_cache import chosen_cache
 from localkv.loader.gguf_file import open_gguf
@@ -45,12 +40,6 @@ from localkv.system.garbage import uncollected
 from localkv.system.loading_line import OnProgress, reporting
 from localkv.system.placement import place_caller, place_process
 from localkv.system.threads import default_threads, use_threads
-
-Logits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
-"""[tokens, n_vocab]"""
-
-_HELD = ("engine", "batch", "backend", "gguf", "tokenizer", "grammar_tokens", "chat_template")
-"""Attributes of `LLM` that end with `close`."""
 
 
 class LLM(TextModel, EmbeddingModel, StateModel):
@@ -360,42 +349,6 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         self._smoothing, self._k_before_rope = smoothing, k_before_rope
         self.load_seconds = time.perf_counter() - started
 
-    @property
-    def kernels(self) -> dict[str, str]:
-        """The implementation of each operation, in a few words, as it is by now: of a model on a
-        CPU some weights are laid out while the first tokens are evaluated."""
-        with suppress(ModelClosedError, AttributeError):  # a closed one's stay
-            pairs = pairs_of(self.cache, self.config.groups)
-            self._kernels = in_words(self.engine.model.uses(pairs))
-        return self._kernels
-
-    def close(self) -> None:
-        """Free the weights, their mapping and the cache, once calls of other threads have ended.
-
-        Whoever calls it again, or a stream of it, gets a `LocalKVError`; what `__init__` found out
-        (`config`, `memory`, `warnings`) stays. To close it twice does nothing.
-        """
-        if self.draft is not None:
-            self.draft.close()
-        if "engine" in self.__dict__:
-            with suppress(ModelClosedError):  # another thread was faster
-                self.engine.close()
-        for name in _HELD:
-            self.__dict__.pop(name, None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name in _HELD:
-                raise ModelClosedError
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     def _drafting(self, file: DraftFile, **arguments: Any) -> LLM:
         """Load a model that drafts for this one."""
         draft = LLM(
@@ -431,11 +384,6 @@ class LLM(TextModel, EmbeddingModel, StateModel):
         if self._fit == "on" and budget:
             # weights are there already
             check_fit(replace(self._memory, tensors=()), cache, budget)
-
-    def logits(self, ids: Sequence[int]) -> Logits:
-        """Logits of every position, through the cache: float32 [len(ids), n_vocab]."""
-        logits: Logits = self.backend.arrays.to_numpy(self.engine.logits(ids))
-        return logits
 
 
 def _local_path(model: str | os.PathLike[str]) -> str | os.PathLike[str]:
