@@ -25,7 +25,7 @@ from quality_bench import Bench, Scope  # noqa: E402
 from localkv.cache.layer_types import in_words  # noqa: E402
 from localkv.cache.profile import LayerTypes  # noqa: E402
 from localkv.config import CacheConfig  # noqa: E402
-from localkv.memory.plan import mean_bits  # noqa: E402
+from localkv.memory.kv_bytes import mean_bits  # noqa: E402
 from localkv.model import Transformer  # noqa: E402
 from localkv.quality.kv_profile import Plan, measure  # noqa: E402
 from localkv.quality.layer_costs import ChunkCosts, base_types  # noqa: E402

@@ -24,7 +24,7 @@ from localkv.cache.scales import wants_scales
 from localkv.config import CacheConfig, KVCodebook, KVScales
 from localkv.loader.smoothing import Smoothing, smoothing_of
 from localkv.loader.weights import load_model
-from localkv.memory.plan import mean_bits_of
+from localkv.memory.kv_bytes import mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.calibration import calibrate
 from localkv.quality.channel_sizes import channel_sizes

@@ -7,7 +7,7 @@ from localkv.cache.layout import group_layouts
 from localkv.cache.tail import TAIL_TYPE
 from localkv.config import CacheConfig
 from localkv.formats import FORMATS
-from localkv.memory.plan import kv_values_per_token
+from localkv.memory.kv_bytes import kv_values_per_token
 
 LENGTHS = (1024, 16384)
 """Tokens of the text that divergences are measured with, and of a long one."""

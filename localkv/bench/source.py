@@ -13,7 +13,7 @@ from localkv.loader.gguf_header import TensorInfo
 from localkv.loader.model_spec import model_spec
 from localkv.loader.model_summary import file_type_name
 from localkv.loader.shapes import SHAPES, shape_and_type, shape_tensors
-from localkv.memory.plan import weights_by_type
+from localkv.memory.weight_bytes import weights_by_type
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.memory.fit import Pair
-from localkv.memory.plan import fits_head
+from localkv.memory.kv_bytes import fits_head
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec

@@ -73,7 +73,7 @@ def _beyond_words(points: Sequence[Point]) -> str:
 
 
 def _points(results: Sequence[CacheResult], config: ModelSpec) -> list[Point]:
-    from localkv.memory.plan import mean_bits
+    from localkv.memory.kv_bytes import mean_bits
 
     points = []
     for result in results:

@@ -215,7 +215,7 @@ def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
     from localkv.loader.kv_risks import kv_risks
     from localkv.loader.model_spec import model_spec
     from localkv.loader.model_summary import file_type_name
-    from localkv.memory.plan import weights_by_type
+    from localkv.memory.weight_bytes import weights_by_type
 
     header = model_header(values, argument=file)
     try:
@@ -326,7 +326,7 @@ def _fitting(
         UsageError: one does not; the hint names the types that do.
     """
     from localkv.cache.cache_checks import check_cache
-    from localkv.memory.plan import fits_head
+    from localkv.memory.kv_bytes import fits_head
 
     if all_pairs:
         return [pair for pair in pairs if all(fits_head(name, config) for name in pair)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from localkv.cli.picture_file import save
 from localkv.cli.plot_style import COLOURS, MUTED, name_ends, quiet, title, token_ticks
-from localkv.memory.plan import context_bytes
+from localkv.memory.kv_bytes import context_bytes
 
 if TYPE_CHECKING:
     from localkv.cli.plan_report import Plan

@@ -14,7 +14,7 @@ from localkv.config import CacheConfig
 from localkv.errors import byte_size, counted
 from localkv.memory.context import beyond_training
 from localkv.memory.fit import type_flags
-from localkv.memory.plan import kv_bytes_per_token
+from localkv.memory.kv_bytes import kv_bytes_per_token
 from localkv.memory.requantised import bits_per_weight
 
 if TYPE_CHECKING:

@@ -97,7 +97,7 @@ def _spec(gguf: GGUFFile) -> tuple[ModelSpec | None, str | None]:
 
 
 def _weights(gguf: GGUFFile) -> list[dict[str, Any]]:
-    from localkv.memory.plan import weights_by_type
+    from localkv.memory.weight_bytes import weights_by_type
 
     return [asdict(share) for share in weights_by_type(gguf.tensors.values())]
 
@@ -107,7 +107,7 @@ def _kv_cache(config: ModelSpec) -> list[dict[str, Any]]:
     besides, and of all for the full context."""
     from localkv.config import CacheConfig
     from localkv.formats import KV_FORMATS
-    from localkv.memory.plan import (
+    from localkv.memory.kv_bytes import (
         context_bytes,
         exact_context_bytes,
         fits_head,

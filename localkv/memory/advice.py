@@ -10,7 +10,8 @@ from localkv.config import CacheConfig
 from localkv.errors import byte_size
 from localkv.formats import KV_FORMATS
 from localkv.memory.fit import Pair, usual_pairs
-from localkv.memory.plan import MemoryPlan, ModelMemory, mean_bits
+from localkv.memory.kv_bytes import mean_bits
+from localkv.memory.plan import MemoryPlan, ModelMemory
 from localkv.memory.requantised import QUANTS, bits_per_weight, requantised
 from localkv.presets import PAIRS, USUAL
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localkv.errors import DoesNotFitError, byte_size
-from localkv.memory.plan import fits_head
+from localkv.memory.kv_bytes import fits_head
 from localkv.presets import USUAL
 
 if TYPE_CHECKING:

@@ -6,12 +6,10 @@ before anything is allocated.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from localkv.arch.stream_spec import PER_LAYER_ROWS
 from localkv.cache.layout import (
@@ -22,20 +20,18 @@ from localkv.cache.layout import (
     types_in,
 )
 from localkv.cache.recurrent_state import NEAR_END, state_bytes
-from localkv.cache.row_counts import bytes_of, exact_bytes, kept_rows
 from localkv.config import CacheConfig
-from localkv.formats import KV_FORMATS
 from localkv.kernels.footprint import Matrix
 from localkv.memory.footprints import FOOTPRINTS
 from localkv.memory.scratch import repack_bytes, scratch_bytes
 from localkv.memory.split_tensors import split_by, split_bytes
+from localkv.memory.weight_bytes import by_row_bytes, looked_up_bytes, weight_bytes
 
 if TYPE_CHECKING:
-    from localkv.arch.spec import CacheGroup, ModelSpec
+    from localkv.arch.spec import ModelSpec
     from localkv.loader.gguf_header import TensorInfo
 
 
-EMBEDDING = "token_embd.weight"
 CHECKPOINT_TOKENS = NEAR_END
 """Of a context for each checkpoint of its states, at least."""
 MOST_PAGES = 1 << 22
@@ -188,8 +184,8 @@ class ModelMemory:
         allocated += split_bytes(self.tensors, self.config, self.backend)
         if self.is_file:
             return mapped, allocated
-        by_row = _by_row_bytes(self.tensors) if FOOTPRINTS[self.backend].is_of_host() else 0
-        return 0, mapped + allocated + by_row + _looked_up_bytes(self.tensors, self.backend)
+        by_row = by_row_bytes(self.tensors) if FOOTPRINTS[self.backend].is_of_host() else 0
+        return 0, mapped + allocated + by_row + looked_up_bytes(self.tensors, self.backend)
 
     @cached_property
     def _matrices(self) -> frozenset[Matrix]:
@@ -219,7 +215,7 @@ class ModelMemory:
         )
         scratch += repack_bytes(layouts)
         k, v = (sum(getattr(group, side) for group in groups) for side in ("cache_k", "cache_v"))
-        by_row = _by_row_bytes(self.tensors) if self.is_file else 0
+        by_row = by_row_bytes(self.tensors) if self.is_file else 0
         states = self._state_bytes(cache)
         draft = None if self.draft is None else self.draft.plan(cache.n_ctx)
         return MemoryPlan(*self.weights, k, v, scratch, groups, by_row, *states, draft)
@@ -248,159 +244,3 @@ class ModelMemory:
         while most < MOST_PAGES and not too_long(most):
             most *= 2
         return PAGE_TOKENS * bisect_left(range(1, most + 1), True, key=too_long)
-
-
-def output_matrix(tensors: Iterable[TensorInfo]) -> str:
-    """The name of the matrix that logits are made with; it may be the embedding."""
-    return next((t.name for t in tensors if t.name == "output.weight"), EMBEDDING)
-
-
-def weight_bytes(
-    tensors: Iterable[TensorInfo], backend: str, changed: Collection[str] = ()
-) -> tuple[int, int]:
-    """Bytes of tensors that stay in the file, and of those that are copied, as those `changed` are.
-
-    Each counts once, also an embedding that is the output matrix as well and so is read in the file
-    (single rows) and from panels; one that is only read by row does not.
-    """
-    tensors = list(tensors)
-    output = output_matrix(tensors)
-    footprint = FOOTPRINTS[backend]
-    mapped = allocated = 0
-    for tensor in tensors:
-        if tensor.name == PER_LAYER_ROWS:
-            continue
-        is_looked_up = tensor.name == EMBEDDING != output
-        copied = footprint.copied_bytes(tensor.format, tensor.shape, is_looked_up=is_looked_up)
-        if tensor.name in changed:
-            copied = copied or tensor.n_bytes
-        allocated += copied
-        mapped += 0 if copied else tensor.n_bytes
-    return mapped, allocated
-
-
-def _by_row_bytes(tensors: Iterable[TensorInfo]) -> int:
-    """Bytes of a tensor of which only rows of tokens are read."""
-    return sum(tensor.n_bytes for tensor in tensors if tensor.name == PER_LAYER_ROWS)
-
-
-def _looked_up_bytes(tensors: Iterable[TensorInfo], backend: str) -> int:
-    """Bytes of an embedding that is the output matrix, too, and is kept beside its panels."""
-    footprint, tensors = FOOTPRINTS[backend], list(tensors)
-    if output_matrix(tensors) != EMBEDDING:
-        return 0
-    return sum(
-        tensor.n_bytes
-        for tensor in tensors
-        if tensor.name == EMBEDDING
-        and footprint.copied_bytes(tensor.format, tensor.shape, is_looked_up=False)
-        and not footprint.copied_bytes(tensor.format, tensor.shape, is_looked_up=True)
-    )
-
-
-@dataclass(frozen=True)
-class TypeShare:
-    """The tensors of a model that are of one type: how many, their values and their bytes."""
-
-    name: str
-    n_tensors: int
-    n_values: int
-    n_bytes: int
-
-
-def weights_by_type(tensors: Iterable[TensorInfo]) -> list[TypeShare]:
-    """Tensors, values and bytes of each type, the largest share first."""
-    groups: dict[str, list[TensorInfo]] = {}
-    for tensor in tensors:
-        groups.setdefault(tensor.format.name, []).append(tensor)
-    shares = [
-        TypeShare(
-            name,
-            len(group),
-            sum(math.prod(tensor.shape) for tensor in group),
-            sum(tensor.n_bytes for tensor in group),
-        )
-        for name, group in groups.items()
-    ]
-    return sorted(shares, key=lambda share: -share.n_bytes)
-
-
-def fits_head(type_name: str, config: ModelSpec) -> bool:
-    """Whether rows of all heads, of K and of V, are a whole number of the type's blocks."""
-    size = KV_FORMATS[type_name].block_size
-    return all(
-        dim % size == 0
-        for group in config.groups
-        for dim in (group.key_dim, *(() if group.is_latent else (group.value_dim,)))
-    )
-
-
-def kv_side_bytes_per_token(
-    side: Literal["k", "v"],
-    type_name: str,
-    config: ModelSpec,
-    *,
-    type_k_rope: str = CacheConfig.type_k_rope,
-) -> int:
-    """Bytes that one token takes in the cache of K, or in that of V: all layers and heads.
-
-    If some layers see all of the context, only of these: the others' rows don't grow with it.
-
-    Args:
-        type_k_rope: type of the rotated parts of keys, which are V's side beside latents.
-    """
-    total = 0
-    for group in growing_groups(config):
-        name = type_k_rope if group.is_latent and side == "v" else type_name
-        row = KV_FORMATS[name].row_bytes(group.key_dim if side == "k" else group.value_dim)
-        total += len(group.layers) * group.n_kv_heads * row
-    return total
-
-
-def growing_groups(config: ModelSpec) -> tuple[CacheGroup, ...]:
-    """The groups without a window, or all if each has one."""
-    return tuple(group for group in config.groups if not group.reach) or config.groups
-
-
-def context_bytes(cache: CacheConfig, config: ModelSpec, n_batch: int | None = None) -> int:
-    """Bytes of the rows that a full context of one sequence has, without the rest of its pages."""
-    return sum(bytes_of(*counts) for counts in _kept_rows(cache, config, n_batch))
-
-
-def exact_context_bytes(cache: CacheConfig, config: ModelSpec, n_batch: int | None = None) -> int:
-    """Those of them that are a tail's and a sink's."""
-    return sum(exact_bytes(*counts) for counts in _kept_rows(cache, config, n_batch))
-
-
-def _kept_rows(
-    cache: CacheConfig, config: ModelSpec, n_batch: int | None
-) -> Iterator[tuple[GroupLayout, list[int]]]:
-    for layout in group_layouts(cache, config.groups):
-        yield layout, kept_rows(layout, cache.n_ctx, n_batch)
-
-
-def kv_values_per_token(config: ModelSpec) -> int:
-    """Values of K and V that one token has in all layers and heads."""
-    return sum(
-        len(group.layers) * group.n_kv_heads * (group.key_dim + group.value_dim)
-        for group in config.groups
-    )
-
-
-def mean_bits(pair: tuple[str, str], config: ModelSpec) -> float:
-    """Bits per value of K and V in all layers, scales included."""
-    return mean_bits_of(CacheConfig(*pair), config)
-
-
-def mean_bits_of(cache: CacheConfig, config: ModelSpec) -> float:
-    """The same of a cache, whose layers may have types of their own."""
-    row = sum(one.row_bytes for one in group_layouts(cache, config.groups))
-    return 8 * row / kv_values_per_token(config)
-
-
-def kv_bytes_per_token(
-    type_k: str, type_v: str, config: ModelSpec, *, type_k_rope: str = CacheConfig.type_k_rope
-) -> int:
-    """Bytes that one token takes in the KV cache; see `kv_side_bytes_per_token`."""
-    k = kv_side_bytes_per_token("k", type_k, config)
-    return k + kv_side_bytes_per_token("v", type_v, config, type_k_rope=type_k_rope)

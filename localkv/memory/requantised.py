@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localkv.formats import WEIGHT_FORMATS, QuantFormat
 from localkv.loader.quantised_format import bits, is_quantised, quantised_format
-from localkv.memory.plan import output_matrix
+from localkv.memory.weight_bytes import output_matrix
 
 if TYPE_CHECKING:
     from localkv.loader.gguf_header import TensorInfo

@@ -20,7 +20,7 @@ from localkv.config import CacheConfig, KVCodebook
 from localkv.errors import UsageError
 from localkv.formats import KV_FORMATS
 from localkv.loader.smoothing import NO_SMOOTHING, Smoothing
-from localkv.memory.plan import kv_values_per_token, mean_bits_of
+from localkv.memory.kv_bytes import kv_values_per_token, mean_bits_of
 from localkv.model import Transformer
 from localkv.quality.channels import Ranges, channel_ranges, stored_rows
 from localkv.quality.codebooks import learn_codebook

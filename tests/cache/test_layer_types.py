@@ -20,7 +20,7 @@ from localkv.errors import UsageError
 from localkv.kernels.cpu.cpu_backend import cpu_backend
 from localkv.kernels.reference.backend import reference_backend
 from localkv.loader.weights import load_model
-from localkv.memory.plan import mean_bits, mean_bits_of
+from localkv.memory.kv_bytes import mean_bits, mean_bits_of
 from localkv.model import Transformer
 from localkv.sampling.params import SamplingParams
 from localkv.sampling.sampler import Sampler

@@ -12,7 +12,8 @@ import pytest
 from localkv.formats import KV_FORMATS
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_spec import model_spec
-from localkv.memory.plan import fits_head, kv_bytes_per_token, weights_by_type
+from localkv.memory.kv_bytes import fits_head, kv_bytes_per_token
+from localkv.memory.weight_bytes import weights_by_type
 from support import tiny_model as tiny
 from support.program import Program
 

@@ -17,7 +17,8 @@ from localkv.config import CacheConfig
 from localkv.errors import UsageError
 from localkv.loader.gguf_file import open_gguf
 from localkv.loader.model_spec import model_spec
-from localkv.memory.plan import ModelMemory, context_bytes
+from localkv.memory.kv_bytes import context_bytes
+from localkv.memory.plan import ModelMemory
 from support.program import Program
 from support.random_model import variant
 

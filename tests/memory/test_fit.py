@@ -28,7 +28,8 @@ from localkv.loader.shapes import SHAPES, shape_tensors
 from localkv.memory.advice import recommend
 from localkv.memory.fit import check_fit, smaller_pairs, usual_pairs
 from localkv.memory.free_memory import free_memory
-from localkv.memory.plan import ModelMemory, fits_head, mean_bits
+from localkv.memory.kv_bytes import fits_head, mean_bits
+from localkv.memory.plan import ModelMemory
 from localkv.presets import USUAL
 from localkv.system.machine_memory import Budget
 from support.layouts import with_attention
