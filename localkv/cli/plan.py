@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from localkv.cli.completion import model_values
 from localkv.cli.ladder_options import ladder_arguments, ladder_options
 from localkv.cli.loading_options import given_threads, window_options, window_settings
 from localkv.cli.messages import warn
-from localkv.cli.model_file import model_header
 from localkv.cli.option_types import TEXT, Whole, byte_size_of
 from localkv.cli.options import (
     compute_options,
@@ -34,17 +32,18 @@ from localkv.cli.plan_profile import (
     profile_plan,
     smoothed_memory,
 )
+from localkv.cli.planned_model import header_model, model_flags, synthetic_model, with_draft
 from localkv.cli.preset_choice import preset_or_given, say_preset
 from localkv.cli.profile_options import profile_option
 from localkv.cli.speculation_options import draft_model_options
-from localkv.errors import DoesNotFitError, LocalKVError, UsageError
+from localkv.errors import DoesNotFitError, UsageError
 from localkv.formats import KV_FORMATS
 from localkv.system.threads import default_threads
 
 if TYPE_CHECKING:
     from localkv.arch.spec import ModelSpec
     from localkv.cli.plan_ladder import LadderPlan
-    from localkv.cli.plan_report import PlannedModel
+    from localkv.cli.planned_model import PlannedModel
     from localkv.config import CacheConfig
     from localkv.memory.fit import Pair
     from localkv.memory.plan import ModelMemory
@@ -112,7 +111,7 @@ def _run(
     named = _named_pairs(values, all_pairs)
     if synthetic is not None and (file or values["model"] or values["hf_repo"]):
         raise UsageError("--synthetic takes the place of a file", hint="leave out -m and -hf")
-    model = _header_model(values, file) if synthetic is None else _synthetic_model(synthetic)
+    model = header_model(values, file) if synthetic is None else synthetic_model(synthetic)
     backend, why, budget = _where(values["device"], memory)
     threads = given_threads(values["threads"]) or default_threads()
     values["memory"] = memory
@@ -125,7 +124,7 @@ def _run(
         max(threads, given_threads(values["threads_batch"]) or 0),
     )
     if values["draft_model"] is not None:
-        model_memory = _with_draft(model_memory, model, values)
+        model_memory = with_draft(model_memory, model, values)
     with_profile = smoothed_memory(model_memory, profile)
     if values["kv_profile"] is not None:
         model_memory = with_profile  # types that are named are those of a smoothed model, too
@@ -144,7 +143,7 @@ def _run(
         [pair_fit(model_memory, cache, pair, n_bytes) for pair in pairs],
         quant_fits(model_memory, cache, choice[:_MOST_COLUMNS], n_bytes, model.quant),
         recommend(model_memory, cache, choice, n_bytes, model.risks),
-        _model_flags(values, model),
+        model_flags(values, model),
     )
     for line in plan.warnings:
         warn(line)
@@ -203,63 +202,6 @@ def _ladder_plan(
     check_cache(cache, memory.config.groups)
     fitted, _ = budgeted.fitted(cache, memory, lambda: free, names_context=False)
     return LadderPlan(model.config.name, replace(fitted, n_ctx=cache.n_ctx), memory)
-
-
-def _header_model(values: Mapping[str, Any], file: str | None) -> PlannedModel:
-    """The model of a file, here or on the hub.
-
-    Raises:
-        ModelFileError: it can't be run; the known facts about its cache are printed first.
-    """
-    from localkv.cli.plan_report import PlannedModel
-    from localkv.loader.kv_risks import kv_risks
-    from localkv.loader.model_spec import model_spec
-    from localkv.loader.model_summary import file_type_name
-    from localkv.memory.weight_bytes import weights_by_type
-
-    header = model_header(values, argument=file)
-    try:
-        config = model_spec(header)
-    except LocalKVError:
-        for risk in kv_risks(header):
-            warn(risk.reason)
-        raise
-    tensors = tuple(header.tensors.values())
-    quant = file_type_name(header.metadata) or weights_by_type(tensors)[0].name
-    return PlannedModel(
-        str(header.path),
-        config,
-        tensors,
-        quant,
-        kv_risks(header, config),
-        "tokenizer.chat_template" in header.metadata,
-        header,
-    )
-
-
-def _with_draft(memory: ModelMemory, model: PlannedModel, values: Mapping[str, Any]) -> ModelMemory:
-    """The same with a model that drafts.
-
-    Raises:
-        ModelFileError: its file can't be used.
-        UsageError: there is no file whose tokens it could have, or it has others.
-    """
-    from localkv.memory.draft_file import DraftFile
-
-    if model.header is None:
-        raise UsageError("-md drafts for a model in a file", hint="leave out --synthetic")
-    types = values["cache_type_k_draft"], values["cache_type_v_draft"]
-    draft = DraftFile.of(values["draft_model"], model.header, *types)
-    return replace(memory, draft=draft.memory(memory))
-
-
-def _synthetic_model(name: str) -> PlannedModel:
-    from localkv.cli.plan_report import PlannedModel
-    from localkv.loader.shapes import SHAPES, shape_and_type, shape_tensors
-
-    shape, type_name = shape_and_type(name)
-    tensors = shape_tensors(shape, type_name)
-    return PlannedModel(name, SHAPES[shape], tensors, type_name, [], False)
 
 
 def _where(device: str, memory: int | None) -> tuple[str, str, Budget]:
@@ -333,27 +275,6 @@ def _fitting(
     for type_k, type_v in pairs:
         check_cache(replace(cache, type_k=type_k, type_v=type_v), config.groups)
     return pairs
-
-
-def _model_flags(values: Mapping[str, Any], model: PlannedModel) -> list[str]:
-    """The flags that name the models and the place where they run."""
-    from localkv.config import CacheConfig
-
-    if model.is_shape:
-        return []
-    flags = ["-m", model.path]
-    if values["hf_repo"] is not None:
-        flags = ["-hf", values["hf_repo"]]
-        flags += ["-hff", values["hf_file"]] if values["hf_file"] else []
-    elif "://" in (values["model"] or "") or not os.path.exists(model.path):
-        flags = ["-m", values["model"] or model.path]
-    if values["device"] != "auto":
-        flags += ["--device", values["device"]]
-    if values["draft_model"] is not None:
-        flags += ["-md", values["draft_model"]]
-        for flag, name in (("-ctkd", "cache_type_k_draft"), ("-ctvd", "cache_type_v_draft")):
-            flags += [flag, values[name]] if values[name] != CacheConfig.type_k else []
-    return flags
 
 
 plan = Command(

@@ -19,39 +19,11 @@ from localkv.memory.requantised import bits_per_weight
 
 if TYPE_CHECKING:
     from localkv.arch.spec import CacheGroup, ModelSpec
-    from localkv.loader.gguf_header import TensorInfo
-    from localkv.loader.kv_risks import KVRisk
-    from localkv.loader.model_header import ModelHeader
+    from localkv.cli.planned_model import PlannedModel
     from localkv.memory.advice import PairFit, QuantFit, Recommendation
     from localkv.memory.fit import Pair
     from localkv.memory.plan import ModelMemory
     from localkv.system.machine_memory import Budget
-
-
-@dataclass(frozen=True)
-class PlannedModel:
-    """A model as far as its header tells.
-
-    Attributes:
-        path: the file, its name in a repository, or SHAPE:TYPE.
-        config, tensors: its sizes, and all tensors.
-        quant: the type of most weights.
-        risks: its known weaknesses with packed caches.
-        has_template: it can be talked with.
-        header: of the file; None if there is only a shape.
-    """
-
-    path: str
-    config: ModelSpec
-    tensors: tuple[TensorInfo, ...]
-    quant: str
-    risks: list[KVRisk]
-    has_template: bool
-    header: ModelHeader | None = None
-
-    @property
-    def is_shape(self) -> bool:
-        return self.header is None
 
 
 @dataclass(frozen=True)
