@@ -34,6 +34,7 @@ from localkv.engine.speculation.new_speculator import new_speculator
 from localkv.engine.speculation.prices import Prices
 from localkv.engine.speculation.warm_up import warm_up_drafts
 from localkv.engine.token_text import Text
+from localkv.engine.warm_up import compile_kernels, finish_loading
 from localkv.errors import ContextOverflowError, LocalKVError
 from localkv.model import Transformer
 from localkv.sampling.sampler import Sampler
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from localkv.structured.constraint import Constraint
 
 T = TypeVar("T")
-
-WARM_UP_TOKENS = 16
-"""A prompt of this length uses the kernels of long prompts, unless a GPU records them."""
 
 
 class Engine:
@@ -138,47 +136,14 @@ class Engine:
         del self.model, self.cache, self.draft, self.check_source
 
     def warm_up(self) -> None:
-        """Run the model on some tokens and forget them, so that all kernels it needs are compiled.
-
-        On a CPU these are a prompt's. The kernels of generated tokens are a matter of milliseconds
-        if they were compiled before, and else are compiled while a prompt runs.
-
-        On a GPU a product's tiles depend on the number of tokens, each size from one power of two
-        to another at least; so every power of two is run. Where weights may still be in a file and
-        products are compiled when these are prepared, one layer has all the rest.
-        """
-        self.slot.turn(self._warm_up)
+        """Run the model on some tokens and forget them, so that all kernels it needs are compiled
+        (`compile_kernels`)."""
+        self.slot.turn(lambda: compile_kernels(self.slot))
 
     def prepare(self) -> None:
         """Do what else the first prompt would wait for: lay out weights that loading left for it,
         and run all layers once."""
-
-        def work() -> None:
-            if self.model.backend.late is not None:
-                self.model.backend.late.finish()
-            if self.loop is None:  # else `warm_up` has run them
-                for n_tokens in (min(self.n_ctx - 1, self.n_batch, WARM_UP_TOKENS), 1):
-                    if n_tokens:
-                        self.slot.evaluate([0] * n_tokens, generated=n_tokens == 1)
-                self.slot.forget()
-
-        self.slot.turn(work)
-
-    def _warm_up(self) -> None:
-        if self.loop is None:
-            self._try(self.model.first_layers(1), min(self.n_ctx, WARM_UP_TOKENS))
-            self.slot.truncate(0)
-            return
-        most = min(self.n_ctx, self.n_batch)
-        # the longest first: if there is no room for its scratch, that shows at once
-        sizes = sorted({most, *(1 << i for i in range(most.bit_length()))} - {1}, reverse=True)
-        if self.model.backend.compile_together is not None:
-            self.model.backend.compile_together(lambda: self._rehearse(sizes))
-        for n_tokens in sizes:
-            self._try(self.model, n_tokens)
-        self.slot.truncate(0)
-        with self.slot.scratch_of(1):
-            self.loop.warm_up(self.sequence)
+        self.slot.turn(lambda: finish_loading(self.slot))
 
     def warm_up_drafts(self, speculation: Speculation) -> None:
         """Run batches of the sizes that drafts have, and measure what they cost."""
@@ -186,23 +151,6 @@ class Engine:
         self.slot.turn(
             lambda: warm_up_drafts(self.slot, self.prices, speculation.draft_max, any_size=any_size)
         )
-
-    def _rehearse(self, sizes: list[int]) -> None:
-        """Make the launches of `warm_up` on a GPU, once for each kind of layer."""
-        model = self.model.one_of_each_layer(self.cache)
-        for n_tokens in sizes:
-            self._try(model, n_tokens)
-        self.slot.truncate(0)
-        with self.slot.scratch_of(1):
-            DecodeLoop(model, self.cache, records=False).warm_up(self.sequence)
-
-    def _try(self, model: Transformer, n_tokens: int) -> None:
-        """Run `model` on some tokens at the start of the context; none of them counts.
-
-        One token is a generated one, more are a prompt's.
-        """
-        self.slot.truncate(0)
-        self.slot.forward(model, [0] * n_tokens, "last", generated=n_tokens == 1)
 
     def evaluate(
         self,
