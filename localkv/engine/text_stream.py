@@ -9,7 +9,8 @@ from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 
 from localkv.engine.degeneration import Degeneration, degeneration
-from localkv.engine.generation import FinishReason, Generation, GenerationStats
+from localkv.engine.generation import FinishReason, Generation
+from localkv.engine.generation_stats import GenerationStats
 from localkv.engine.logprobs import TokenLogprob, named
 
 if TYPE_CHECKING:
