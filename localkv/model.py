@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localkv.arch.mixer_spec import AttentionSpec, LatentAttentionSpec, Mixer, Temperature
-from localkv.arch.rope_spec import RopeSpec
+from localkv.arch.mixer_spec import AttentionSpec, Mixer
 from localkv.arch.spec import LayerSpec, ModelSpec
-from localkv.cache.arrays import Array, Arrays, Draw
+from localkv.cache.arrays import Array, Draw
 from localkv.cache.batch import Batch
 from localkv.cache.kv_cache import KVCache
 from localkv.formats.packed_tensor import PackedTensor
@@ -28,21 +27,14 @@ from localkv.kernels.backend import (
     MovedBatch,
     StackLayer,
     TokenBatch,
-    TokenInputs,
     run_nothing_next,
 )
 from localkv.kernels.guessing import Guessed, Guessing, run_no_guesses
 from localkv.kernels.laurel import with_laurel
+from localkv.kernels.layer_positions import LayerPositions
 from localkv.kernels.layer_weights import LayerWeights, Linear, Norm
 from localkv.kernels.method import Method, Use, uses
 from localkv.kernels.per_layer_input import layer_inputs, looked_up
-from localkv.kernels.rope import (
-    RopeTable,
-    TokenRotations,
-    position_scale,
-    rope_frequencies,
-    rope_table,
-)
 from localkv.kernels.stream_weights import AltUpProjections, PerLayerTable
 from localkv.kernels.streams import OneStream, Streams
 from localkv.sampling.params import SamplingParams
@@ -75,21 +67,17 @@ class Transformer:
         self.config = config
         self.weights = weights
         self.backend = backend
-        kinds = [_positions_of(layer.mixer) for layer in config.layers]
-        self._position_kinds = list(dict.fromkeys(kinds))
+        self._positions = LayerPositions(config.layers, weights.rope_divisors, backend.arrays)
         self._stack = tuple(
             StackLayer(
                 spec,
                 layer,
                 _mixers_of(spec, layer),
-                self._position_kinds.index(kinds[i]),
+                self._positions.kind_of[i],
                 _rows_of(i, spec.mixer),
             )
             for i, (spec, layer) in enumerate(zip(config.layers, weights.layers, strict=True))
         )
-        self._freqs = dict[tuple[RopeSpec, str], Array]()
-        self._rotations = dict[tuple[RopeSpec, str], TokenRotations]()
-        self._next_rotations = dict[int, list[TokenRotations | None]]()
 
     def first_layers(self, n: int) -> Transformer:
         """The model with its first `n` layers only; its caches may have more."""
@@ -164,7 +152,7 @@ class Transformer:
             float32 [rows, n_vocab].
         """
         config, backend, weights = self.config, self.backend, self.weights
-        inputs = [self._token_inputs(batch, *kind, cache.n_ctx) for kind in self._position_kinds]
+        inputs = self._positions.inputs(batch.positions, cache.n_ctx)
         if x is None:
             x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
         given, streams = TokenBatch(inputs, cache.layers, batch, None), OneStream(x, backend)
@@ -221,7 +209,7 @@ class Transformer:
     ) -> MovedBatch | None:
         """As `next_logits` has them; None for models that run them as any others."""
         weights = self.weights
-        rotations = None if weights.altup else self._rotations_in(n_ctx)
+        rotations = None if weights.altup else self._positions.rotations(n_ctx)
         if rotations is None:
             return None
         embedding = weights.token_embd, self.config.embedding_scale
@@ -276,7 +264,7 @@ class Transformer:
     ) -> tuple[Array, TokenBatch]:
         """[tokens, n_embd] before the first layer, and what layers are given besides."""
         config, backend, weights = self.config, self.backend, self.weights
-        inputs = [self._token_inputs(batch, *kind, cache.n_ctx) for kind in self._position_kinds]
+        inputs = self._positions.inputs(batch.positions, cache.n_ctx)
         x = backend.embed(batch.token_ids, weights.token_embd, config.embedding_scale)
         embedded = self._layer_inputs(x, batch, rows)
         return x, TokenBatch(inputs, cache.layers, batch, embedded, head)
@@ -340,56 +328,6 @@ class Transformer:
             return OneStream(x, self.backend)
         return AltUpStreams(x, altup, self.backend)
 
-    def _token_inputs(
-        self, batch: Batch, rope: RopeSpec | None, temperature: Temperature | None, n_ctx: int
-    ) -> TokenInputs:
-        """For layers whose positions do this (`_position_kinds`), in a context of `n_ctx`."""
-        positions, arrays = batch.positions, self.backend.arrays
-        return TokenInputs(
-            None if rope is None else self._rope_table(rope, positions, n_ctx),
-            None if temperature is None else position_scale(positions, temperature, arrays),
-            None
-            if rope is None
-            else partial(_table_at, self._frequencies(rope, n_ctx), rope, arrays),
-        )
-
-    def _rope_table(self, rope: RopeSpec, positions: Array, n_ctx: int) -> RopeTable:
-        freqs, arrays = self._frequencies(rope, n_ctx), self.backend.arrays
-        if len(positions) > 1 or not isinstance(positions, np.ndarray):
-            return rope_table(freqs, positions, rope, arrays)
-        return self._token_rotations(rope, n_ctx).table(int(positions[0]))
-
-    def _token_rotations(self, rope: RopeSpec, n_ctx: int) -> TokenRotations:
-        key = rope, rope.divisors_in(n_ctx)
-        if key not in self._rotations:
-            freqs, arrays = self._frequencies(rope, n_ctx), self.backend.arrays
-            self._rotations[key] = TokenRotations(freqs, rope, arrays)
-        return self._rotations[key]
-
-    def _rotations_in(self, n_ctx: int) -> list[TokenRotations | None] | None:
-        """Of each of `_position_kinds`; None if a kind does something else, too."""
-        if n_ctx not in self._next_rotations:
-            kinds = self._position_kinds
-            if any(temperature is not None for _, temperature in kinds):
-                return None
-            self._next_rotations[n_ctx] = [
-                None if rope is None else self._token_rotations(rope, n_ctx) for rope, _ in kinds
-            ]
-        return self._next_rotations[n_ctx]
-
-    def _frequencies(self, rope: RopeSpec, n_ctx: int) -> Array:
-        """float32 [pairs], made when they are first needed."""
-        divisors = rope.divisors_in(n_ctx)
-        if (rope, divisors) not in self._freqs:
-            values = self.weights.rope_divisors[divisors] if divisors else None
-            freqs = rope_frequencies(rope, values)
-            self._freqs[rope, divisors] = self.backend.arrays.from_numpy(freqs)
-        return self._freqs[rope, divisors]
-
-
-def _table_at(freqs: Array, rope: RopeSpec, arrays: Arrays, positions: Array) -> RopeTable:
-    return rope_table(freqs, positions, rope, arrays)
-
 
 def _mixers_of(
     spec: LayerSpec, layer: LayerWeights
@@ -409,13 +347,6 @@ def _rows_of(index: int, mixer: Mixer | None) -> int:
     if isinstance(mixer, AttentionSpec) and mixer.kv_from is not None:
         return mixer.kv_from
     return index
-
-
-def _positions_of(mixer: Mixer | None) -> tuple[RopeSpec | None, Temperature | None]:
-    """What positions do in a layer."""
-    if isinstance(mixer, (AttentionSpec, LatentAttentionSpec)):
-        return mixer.rope, mixer.temperature
-    return None, None
 
 
 def _kind(weights: Any) -> Any:
