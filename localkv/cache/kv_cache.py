@@ -17,14 +17,12 @@ from typing import Literal
 from localkv.arch.state_spec import LayerState
 from localkv.cache.arrays import Array, Arrays
 from localkv.cache.batch import Batch, SegmentBatch, Wanted, wanted_rows
-from localkv.cache.codebook_uses import CodebookUse
-from localkv.cache.ladder import stores_rows
 from localkv.cache.ladder_pool import LadderPool, Requantised
 from localkv.cache.ladder_rows import LadderRows, rung_batch
-from localkv.cache.layer_cache import LayerCache, Segment, row_fields
+from localkv.cache.layer_arrays import LayerArrays
+from localkv.cache.layer_cache import LayerCache
 from localkv.cache.layout import (
     DECODED_AT_ONCE,
-    PAGE_TOKENS,
     GroupLayout,
     PoolLayout,
     group_bytes,
@@ -32,14 +30,10 @@ from localkv.cache.layout import (
 from localkv.cache.pages import NO_SLOT, PagePool, Sequence
 from localkv.cache.recurrent_state import CheckpointConfig, RecurrentStates
 from localkv.cache.repack import repack_page
-from localkv.cache.scales import head_scales
 from localkv.cache.segment_batch import segment_batch
 from localkv.cache.segment_rows import SegmentRows, segment_rows
 from localkv.config import KVCodebook, KVScales
 from localkv.errors import LocalKVError
-from localkv.formats import FORMATS
-from localkv.formats.codebook_codec import table_of
-from localkv.formats.codebooks import NORMAL
 
 
 class KVCache:
@@ -88,8 +82,8 @@ class KVCache:
         self.n_sequences = n_sequences
         self.n_batch = n_ctx if n_batch is None else n_batch
         self.arrays = arrays
-        self.codebooks = list[CodebookUse]()
-        self._codebooks = {(b.layer, b.side, len(b.numbers)): b.numbers for b in kv_codebooks}
+        new = LayerArrays(arrays, kv_scales, kv_codebooks)
+        self.codebooks = new.codebooks
         keeper = weakref.proxy(self)
         self.pools = list[PagePool]()
         self.parts = list[SegmentRows]()
@@ -109,8 +103,11 @@ class KVCache:
                         continue
                     n_pages = pool.n_pages(n_sequences, n_tokens)
                     self.pools.append(PagePool(len(self.pools), layout, pool, n_pages, keeper))
+            first = first_parts[layout.paging]
+            parts = self.parts[first : first + len(layout.segments)]
             for layer in layout.group.layers:
-                layers[layer] = self._layer(layout, layer, first_parts[layout.paging], kv_scales)
+                segments = new.segments(layer, layout, parts, self.pools, self._arenas)
+                layers[layer] = LayerCache(segments, first)
         self._gives_back = any(layout.reach for layout in layouts) or any(
             pool.tail for pool in self.pools
         )
@@ -133,59 +130,6 @@ class KVCache:
         self.ladder = LadderPool(len(self.pools), layout, pool, keeper, sizes)
         self.pools.append(self.ladder)
         self._arenas = LadderRows(self.arrays, layout, sizes)
-
-    def _layer(
-        self, layout: GroupLayout, layer: int, first_part: int, kv_scales: KVScales | None
-    ) -> LayerCache:
-        group = layout.group
-
-        def planes(name: str, n_pages: int, head_dim: int) -> tuple[Array, ...]:
-            rows = (n_pages, group.n_kv_heads, PAGE_TOKENS)
-            fields = row_fields(FORMATS[name], head_dim)
-            return tuple(self.arrays.bytes((*rows, *field)) for field in fields)
-
-        def scales(name: str, absmax: Seq[Seq[float]]) -> Array | None:
-            if not FORMATS[name].scales_by_head:
-                return None
-            values = head_scales(absmax[layer], name) if absmax else [1.0] * group.n_kv_heads
-            return self.arrays.floats(values)
-
-        def codebook(name: str, side: Literal["k", "v"]) -> Array | None:
-            n = FORMATS[name].n_centroids
-            if not n:
-                return None
-            measured = self._codebooks.get((layer, side, n))
-            self.codebooks.append(CodebookUse(layer, side, name, measured is not None))
-            return self.arrays.from_numpy(table_of(measured or NORMAL[n]))
-
-        absmax_k = kv_scales.absmax_k if kv_scales else ()
-        absmax_v = kv_scales.absmax_v if kv_scales else ()
-        parts = self.parts[first_part : first_part + len(layout.segments)]
-        made = dict[int, tuple[tuple[Array, ...], tuple[Array, ...]]]()
-        segments = list[Segment]()
-        for spec, rows in zip(layout.segments, parts, strict=True):
-            if rows.rung is not None:
-                assert self._arenas is not None
-                made[rows.pool] = self._arenas.planes(layer, rows.rung)
-            elif rows.pool not in made:
-                n_pages = self.pools[rows.pool].n_pages
-                k = planes(spec.type_k, n_pages, group.key_dim)
-                made[rows.pool] = k, planes(spec.type_v, n_pages, group.value_dim)
-            segments.append(
-                Segment(
-                    FORMATS[spec.type_k],
-                    FORMATS[spec.type_v],
-                    spec.rotation_k,
-                    spec.rotation_v,
-                    *made[rows.pool],
-                    scales(spec.type_k, absmax_k),
-                    scales(spec.type_v, absmax_v),
-                    codebook(spec.type_k, "k"),
-                    codebook(spec.type_v, "v"),
-                    is_whole=rows.rung is not None and not stores_rows(spec.type_k, spec.type_v),
-                )
-            )
-        return LayerCache(tuple(segments), first_part)
 
     def n_bytes(self, side: Literal["k", "v"]) -> int:
         """Bytes allocated for K or for V; of a ladder's arenas K's share on the first rung."""
