@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localkv.tool_calls.family import (
+    MOST_NAME,
     CallRules,
     Family,
     Term,
     after,
-    alternatives,
-    calls_in_section,
-    everything_between,
+    any_call,
+    call_of_object,
+    calls_in_sections,
     json_of,
     object_schema,
     quoted,
@@ -23,16 +24,11 @@ from localkv.tool_calls.tools import Tool, Tools
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _KIND, _FENCE = "function", "```"
-MOST_NAME = 200
 
 
 def parse(source: Source, tools: Tools) -> Steps[None]:
     """Take all of a text, in either form."""
-
-    def calls() -> Steps[bool]:
-        return calls_in_section(source, CALL, lambda: _call(source), CALLS_END)
-
-    yield from everything_between(source, CALLS, calls)
+    yield from calls_in_sections(source, CALLS, CALL, lambda: _call(source), CALLS_END)
 
 
 def _call(source: Source) -> Steps[bool]:
@@ -49,9 +45,7 @@ def _call(source: Source) -> Steps[bool]:
     yield from source.spaces()
     if not name.strip() or (yield from source.peek()) != "{":
         return False
-    source.begin_call(name.strip())
-    value = yield from source.value(source.argue)
-    source.end_call(is_whole=value is not None)
+    yield from call_of_object(source, name.strip())
     yield from after(source, _FENCE, CALL_END)
     return True
 
@@ -75,7 +69,7 @@ def _rules_of(tools: Sequence[Tool], term: Term, head: object, tail: str) -> Cal
         f"{term(CALL_END)}"
         for i, tool in enumerate(tools)
     ]
-    calls, end = alternatives([f"call_{i}" for i in range(len(tools))]), term(CALLS_END)
+    calls, end = any_call(tools), term(CALLS_END)
     return CallRules(CALLS, f"{calls} {end}", f'{calls} ("\\n"? {calls})* {end}', rules)
 
 

@@ -14,6 +14,9 @@ from localkv.tool_calls.tools import Tool, Tools
 Term = Callable[[str], str]
 """A text as a term of Lark: a control token by its id, else a literal."""
 
+MOST_NAME = 200
+"""Characters of a name, behind which no call is expected any more."""
+
 
 @dataclass(frozen=True)
 class CallRules:
@@ -66,14 +69,23 @@ def everything_between(source: Source, mark: str, call: Callable[[], Steps[bool]
             source.say(mark)
 
 
-def calls_in_section(
-    source: Source, mark: str, call: Callable[[], Steps[bool]], end: str
-) -> Steps[bool]:
-    """Take calls, each after a mark, and the end of their section; False if there is none.
+def calls_in_sections(
+    source: Source, section: str, mark: str, call: Callable[[], Steps[bool]], end: str
+) -> Steps[None]:
+    """Take all of a text, with calls in sections.
 
     Args:
-        call: takes what follows the mark; False if that is no call, and the source may be anywhere.
+        section: the mark that a section begins with.
+        mark: that of a call in it.
+        call: takes what follows the call's mark; False if that is no call, and the source may be
+            anywhere.
+        end: of a section.
     """
+    yield from everything_between(source, section, lambda: _section(source, mark, call, end))
+
+
+def _section(source: Source, mark: str, call: Callable[[], Steps[bool]], end: str) -> Steps[bool]:
+    """Take calls and the end of their section; False if there is none."""
     n_calls, at = source.n_calls, source.at
     while True:
         yield from source.spaces()
@@ -84,6 +96,13 @@ def calls_in_section(
         source.at = at
         yield from after(source, end)
     return source.n_calls > n_calls
+
+
+def call_of_object(source: Source, name: str) -> Steps[None]:
+    """Hand on a call whose arguments are the JSON value that follows."""
+    source.begin_call(name)
+    value = yield from source.value(source.argue)
+    source.end_call(is_whole=value is not None)
 
 
 def after(source: Source, *closing: str) -> Steps[None]:
@@ -129,6 +148,11 @@ def alternatives(terms: Sequence[str]) -> str:
     return "(" + " | ".join(terms) + ")"
 
 
+def any_call(tools: Sequence[Tool]) -> str:
+    """The term of a call of any tool, where `call_0` is the rule of the first, and so on."""
+    return alternatives([f"call_{i}" for i in range(len(tools))])
+
+
 def json_calls(
     tools: Sequence[Tool], key: str = "arguments", *, name_key: str = "name", id_key: str = ""
 ) -> tuple[str, list[str]]:
@@ -146,4 +170,4 @@ def json_calls(
     for i, tool in enumerate(tools):
         begin = f'"{name_key}": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
         rules.append(f'call_{i}: {before} {quoted(begin)} {json_of(object_schema(tool))} "}}"')
-    return alternatives([f"call_{i}" for i in range(len(tools))]), rules
+    return any_call(tools), rules

@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 
 from localkv.tool_calls.family import (
+    MOST_NAME,
     CallRules,
     Family,
     Term,
     after,
     alternatives,
+    any_call,
     everything_between,
     quoted,
     text_rule,
@@ -22,7 +24,6 @@ from localkv.tool_calls.tools import Tool, Tools
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _CALL = "call:"
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
-MOST_NAME = 200
 
 
 def parse(source: Source, tools: Tools) -> Steps[None]:
@@ -136,7 +137,7 @@ def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
         rules += _members_rules(f"m{i}", parts, [key in wanted for key in sorted(properties)])
         head = quoted(f"{_CALL}{tool.name}{{")
         rules.append(f'call_{i}: {head} m{i}_none_0 "}}" {term(CLOSE)}')
-    calls = alternatives([f"call_{i}" for i in range(len(tools))])
+    calls = any_call(tools)
     return CallRules(OPEN, calls, f"{calls} ({term(OPEN)} {calls})*", rules)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localkv.tool_calls.family import (
+    MOST_NAME,
     CallRules,
     Family,
     Term,
-    after,
-    alternatives,
+    any_call,
     everything_between,
     quoted,
     text_rule,
@@ -20,11 +20,10 @@ from localkv.tool_calls.family import (
 from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tagged_arguments import (
     BROKEN_OFF,
-    MOST_NAME,
     TEXT_RULE,
     Argument,
     argument_terms,
-    take_arguments,
+    tagged_call,
 )
 from localkv.tool_calls.tools import Tool, Tools
 
@@ -62,11 +61,7 @@ def _call(source: Source, tools: Tools) -> Steps[bool]:
             return BROKEN_OFF
         return Argument(key, tools.types_of(name, key))
 
-    source.begin_call(name)
-    is_whole = yield from take_arguments(source, argument, VALUE_END)
-    if is_whole:
-        yield from after(source, CLOSE)
-    source.end_call(is_whole=is_whole)
+    yield from tagged_call(source, name, argument, VALUE_END, CLOSE)
     return True
 
 
@@ -78,7 +73,7 @@ def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
     for i, tool in enumerate(tools):
         given = argument_terms(tool, term, opening, VALUE_END, between="")
         rules.append(f'call_{i}: {quoted(tool.name)} {given} "\\n"? {term(CLOSE)}')
-    calls = alternatives([f"call_{i}" for i in range(len(tools))])
+    calls = any_call(tools)
     return CallRules(OPEN, calls, f'{calls} ("\\n"? {term(OPEN)} {calls})*', rules)
 
 

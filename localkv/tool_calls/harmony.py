@@ -14,7 +14,7 @@ from localkv.tool_calls.family import (
     CallRules,
     Family,
     Term,
-    alternatives,
+    any_call,
     json_of,
     object_schema,
     quoted,
@@ -34,7 +34,7 @@ def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
         text_rule("thinking", "<|end|>", term),
         f'thought: {channel} "analysis" {message} thinking {start} "assistant"',
     ]
-    calls = alternatives([f"call_{i}" for i in range(len(tools))])
+    calls = any_call(tools)
     return CallRules("<|channel|>", calls, calls, rules, before="thought?")
 
 

@@ -6,25 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from localkv.tool_calls.family import (
+    MOST_NAME,
     CallRules,
     Family,
     Term,
-    after,
-    alternatives,
-    calls_in_section,
-    everything_between,
+    any_call,
+    calls_in_sections,
     quoted,
     text_rule,
 )
 from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tagged_arguments import (
     BROKEN_OFF,
-    MOST_NAME,
     TEXT,
     TEXT_RULE,
     Argument,
     argument_terms,
-    take_arguments,
+    tagged_call,
 )
 from localkv.tool_calls.tools import Tool, Tools
 
@@ -60,11 +58,9 @@ class InvokeTags:
 
     def _parse(self, source: Source, tools: Tools) -> Steps[None]:
         mark = f'{self.open("invoke")} name="'
-
-        def calls() -> Steps[bool]:
-            return calls_in_section(source, mark, lambda: self._call(source, tools), self.mark_end)
-
-        yield from everything_between(source, self.mark, calls)
+        yield from calls_in_sections(
+            source, self.mark, mark, lambda: self._call(source, tools), self.mark_end
+        )
 
     def _call(self, source: Source, tools: Tools) -> Steps[bool]:
         name = yield from source.up_to(('">',), MOST_NAME)
@@ -81,11 +77,8 @@ class InvokeTags:
             value = said.strip().removeprefix('string="').removesuffix('"')
             return Argument(key, _STRING.get(value, tools.types_of(name, key)))
 
-        source.begin_call(name)
-        is_whole = yield from take_arguments(source, argument, self.close("parameter"))
-        if is_whole:
-            yield from after(source, self.close("invoke"))
-        source.end_call(is_whole=is_whole)
+        closing, end = self.close("parameter"), self.close("invoke")
+        yield from tagged_call(source, name, argument, closing, end)
         return True
 
     def _rules(self, tools: Sequence[Tool], term: Term) -> CallRules:
@@ -102,7 +95,7 @@ class InvokeTags:
             head = f"{tag(self.open('invoke'))} {quoted(named)}"
             given = argument_terms(tool, tag, opening, self.close("parameter"))
             rules.append(f'call_{i}: {head} {given} {tag(self.close("invoke"))} "\\n"')
-        calls = alternatives([f"call_{i}" for i in range(len(tools))])
+        calls = any_call(tools)
         one, many = (f'"\\n" {some} {tag(self.mark_end)}' for some in (calls, f"{calls}+"))
         return CallRules(self.mark, one, many, rules, mark_term=tag(self.mark))
 

@@ -8,13 +8,14 @@ import re
 from collections.abc import Sequence
 
 from localkv.tool_calls.family import (
+    MOST_NAME,
     CallRules,
     Family,
     Term,
     after,
-    alternatives,
-    calls_in_section,
-    everything_between,
+    any_call,
+    call_of_object,
+    calls_in_sections,
     json_of,
     object_schema,
     quoted,
@@ -28,17 +29,12 @@ CALL, ARGUMENTS, CALL_END = (
     "<|tool_call_argument_begin|>",
     "<|tool_call_end|>",
 )
-MOST_NAME = 200
 _ID = re.compile(r"(?:functions\.)?([^\s:]+)(?::\d+)?")
 
 
 def parse(source: Source, tools: Tools) -> Steps[None]:
     """Take all of a text."""
-
-    def calls() -> Steps[bool]:
-        return calls_in_section(source, CALL, lambda: _call(source), CALLS_END)
-
-    yield from everything_between(source, CALLS, calls)
+    yield from calls_in_sections(source, CALLS, CALL, lambda: _call(source), CALLS_END)
 
 
 def _call(source: Source) -> Steps[bool]:
@@ -47,9 +43,7 @@ def _call(source: Source) -> Steps[bool]:
     yield from source.spaces()
     if named is None or (yield from source.peek()) != "{":
         return False
-    source.begin_call(named[1])
-    value = yield from source.value(source.argue)
-    source.end_call(is_whole=value is not None)
+    yield from call_of_object(source, named[1])
     yield from after(source, CALL_END)
     return True
 
@@ -60,7 +54,7 @@ def _rules(tools: Sequence[Tool], term: Term) -> CallRules:
         f"{term(ARGUMENTS)} {json_of(object_schema(tool))} {term(CALL_END)}"
         for i, tool in enumerate(tools)
     ]
-    calls, end = alternatives([f"call_{i}" for i in range(len(tools))]), term(CALLS_END)
+    calls, end = any_call(tools), term(CALLS_END)
     return CallRules(CALLS, f"{calls} {end}", f"{calls}+ {end}", rules)
 
 

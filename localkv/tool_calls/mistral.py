@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from localkv.tool_calls.family import (
+    MOST_NAME,
     CallRules,
     Family,
     Term,
-    alternatives,
+    any_call,
+    call_of_object,
     everything_between,
     json_calls,
     json_of,
@@ -24,7 +26,6 @@ from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tools import Tool, Tools
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-MOST_NAME = 200
 
 
 def parse(source: Source, tools: Tools) -> Steps[None]:
@@ -49,9 +50,7 @@ def _named(source: Source) -> Steps[bool]:
     yield from source.spaces()
     if not name or (yield from source.peek()) != "{":
         return False
-    source.begin_call(name)
-    value = yield from source.value(source.argue)
-    source.end_call(is_whole=value is not None)
+    yield from call_of_object(source, name)
     return True
 
 
@@ -66,7 +65,7 @@ def _named_rules(tools: Sequence[Tool], term: Term, *, has_id: bool) -> CallRule
         f"call_{i}: {quoted(tool.name)} {id}{term(ARGS)} {json_of(object_schema(tool))}"
         for i, tool in enumerate(tools)
     ]
-    calls = alternatives([f"call_{i}" for i in range(len(tools))])
+    calls = any_call(tools)
     return CallRules(CALLS, calls, f"{calls} ({term(CALLS)} {calls})*", rules)
 
 

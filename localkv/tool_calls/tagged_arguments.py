@@ -9,11 +9,11 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from localkv.tool_calls.family import Term, alternatives, json_of, quoted
+from localkv.tool_calls.family import Term, after, alternatives, json_of, quoted
 from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tools import Tool
 
-MOST_NAME, MOST_VALUE = 200, 10_000_000
+MOST_VALUE = 10_000_000
 TEXT = frozenset(("string",))
 """The types of a value that is text in any case."""
 TEXT_RULE = "text_value"
@@ -33,20 +33,34 @@ class Argument(NamedTuple):
 BROKEN_OFF = Argument("")
 
 
-def take_arguments(
+def tagged_call(
     source: Source,
+    name: str,
     argument: Callable[[], Steps[Argument | None]],
     closing: str,
+    end: str,
     *,
     in_lines: bool = False,
-) -> Steps[bool]:
-    """Hand on the open call's arguments as a JSON object; False if they break off.
+) -> Steps[None]:
+    """Hand on a call whose arguments are between tags, up to its end.
 
     Args:
         argument: takes the beginning of the next one; None if none follows.
         closing: the tag behind a value.
+        end: the tag behind the call.
         in_lines: values are in lines of their own.
     """
+    source.begin_call(name)
+    is_whole = yield from _arguments(source, argument, closing, in_lines)
+    if is_whole:
+        yield from after(source, end)
+    source.end_call(is_whole=is_whole)
+
+
+def _arguments(
+    source: Source, argument: Callable[[], Steps[Argument | None]], closing: str, in_lines: bool
+) -> Steps[bool]:
+    """Hand on the open call's arguments as a JSON object; False if they break off."""
     source.argue("{")
     separator = ""
     while True:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from localkv.tool_calls.family import (
+    MOST_NAME,
     CallRules,
     Family,
     Term,
     after,
-    alternatives,
+    any_call,
     quoted,
     text_rule,
 )
 from localkv.tool_calls.source import Source, Steps
 from localkv.tool_calls.tagged_arguments import (
     BROKEN_OFF,
-    MOST_NAME,
     TEXT_RULE,
     Argument,
     argument_terms,
-    take_arguments,
+    tagged_call,
 )
 from localkv.tool_calls.tools import Tool, Tools
 
@@ -65,11 +65,7 @@ def _call(source: Source, tools: Tools, in_lines: bool) -> Steps[bool]:
         key = yield from source.up_to((">",), MOST_NAME)
         return Argument(key, tools.types_of(name, key)) if key else BROKEN_OFF
 
-    source.begin_call(name)
-    is_whole = yield from take_arguments(source, argument, _PARAMETER_END, in_lines=in_lines)
-    if is_whole:
-        yield from after(source, _FUNCTION_END)
-    source.end_call(is_whole=is_whole)
+    yield from tagged_call(source, name, argument, _PARAMETER_END, _FUNCTION_END, in_lines=in_lines)
     return True
 
 
@@ -86,7 +82,7 @@ def _rules(mark: str, mark_end: str, in_lines: bool) -> Callable[[Sequence[Tool]
             head = quoted(f"\n{_FUNCTION}{tool.name}>\n")
             given = argument_terms(tool, term, opening, _PARAMETER_END, in_lines=in_lines)
             rules.append(f"call_{i}: {head} {given} {tail}")
-        calls = alternatives([f"call_{i}" for i in range(len(tools))])
+        calls = any_call(tools)
         rules.append(f"one_call: {calls} {term(mark_end)}")
         many = f'one_call ("\\n" {term(mark)} one_call)*'
         return CallRules(mark, "one_call", many, rules)
