@@ -12,7 +12,7 @@ import click
 
 from localkv.cli.completion import cached_values, file_values, model_values
 from localkv.cli.option_types import FILE, TEXT, Whole
-from localkv.cli.parameters import Option
+from localkv.cli.parameters import Argument, Option
 from localkv.config import DEVICES
 from localkv.presets import PRESETS
 
@@ -109,6 +109,30 @@ def model_options() -> list[click.Parameter]:
             help="Use only models in the cache; make no request.",
         ),
     ]
+
+
+def file_argument() -> Argument:
+    """The model's file without `-m`."""
+    return Argument(
+        ["file"],
+        required=False,
+        type=TEXT,
+        metavar="[FILE]",
+        shell_complete=model_values,
+        help="The same as -m FILE.",
+    )
+
+
+def reference_argument(help: str) -> Argument:
+    """A model on Hugging Face, by its name there."""
+    return Argument(
+        ["reference"],
+        required=True,
+        type=TEXT,
+        metavar="ORG/REPO[:QUANT]",
+        shell_complete=cached_values,
+        help=help,
+    )
 
 
 def hf_file_option() -> Option:

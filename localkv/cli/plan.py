@@ -11,21 +11,20 @@ import click
 
 from localkv.cli.cache_pairs import require_cache_type
 from localkv.cli.command import Command
-from localkv.cli.completion import model_values
 from localkv.cli.ladder_options import ladder_arguments, ladder_options
 from localkv.cli.loading_options import given_threads, window_options, window_settings
 from localkv.cli.messages import warn
-from localkv.cli.option_types import TEXT, Whole, byte_size_of
+from localkv.cli.option_types import Whole, byte_size_of
 from localkv.cli.options import (
     compute_options,
     context_option,
+    file_argument,
     flag,
     json_option,
     model_options,
     option,
     preset_option,
 )
-from localkv.cli.parameters import Argument
 from localkv.cli.plan_profile import (
     asked_profile,
     max_kld_option,
@@ -287,14 +286,7 @@ plan = Command(
     ],
     essentials="--memory --sequences -hf --synthetic -c -ctk -ctv --all -dev --plot --json",
     params=[
-        Argument(
-            ["file"],
-            required=False,
-            type=TEXT,
-            metavar="[FILE]",
-            shell_complete=model_values,
-            help="The same as -m FILE.",
-        ),
+        file_argument(),
         *_PLAN_OPTIONS,
         *model_options(),
         option(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from localkv.cli.command import Command
-from localkv.cli.completion import cached_values
 from localkv.cli.download import fetched
 from localkv.cli.messages import note
-from localkv.cli.option_types import TEXT
-from localkv.cli.options import hf_file_option
-from localkv.cli.parameters import Argument
+from localkv.cli.options import hf_file_option, reference_argument
 from localkv.cli.text_output import TextOutput
 
 
@@ -34,14 +31,7 @@ pull = Command(
         ("And talk with it", "localkv chat -m ORG/REPO:Q8_0"),
     ],
     params=[
-        Argument(
-            ["reference"],
-            required=True,
-            type=TEXT,
-            metavar="ORG/REPO[:QUANT]",
-            shell_complete=cached_values,
-            help="Or ORG/REPO/FILE.gguf, or an address on huggingface.co.",
-        ),
+        reference_argument("Or ORG/REPO/FILE.gguf, or an address on huggingface.co."),
         hf_file_option(),
     ],
     callback=_run,

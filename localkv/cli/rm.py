@@ -6,11 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from localkv.cli.command import Command
-from localkv.cli.completion import cached_values
 from localkv.cli.messages import one_line, say
-from localkv.cli.option_types import TEXT
-from localkv.cli.options import flag, hf_file_option
-from localkv.cli.parameters import Argument
+from localkv.cli.options import flag, hf_file_option, reference_argument
 from localkv.errors import UsageError, byte_size
 
 if TYPE_CHECKING:
@@ -59,14 +56,7 @@ rm = Command(
         ("One model", "localkv rm ORG/REPO:Q8_0"),
     ],
     params=[
-        Argument(
-            ["reference"],
-            required=True,
-            type=TEXT,
-            metavar="ORG/REPO[:QUANT]",
-            shell_complete=cached_values,
-            help="Or ORG/REPO/FILE.gguf.",
-        ),
+        reference_argument("Or ORG/REPO/FILE.gguf."),
         hf_file_option(),
         flag("-y", "--yes", panel="Options", help="Do not ask."),
     ],

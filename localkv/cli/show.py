@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localkv.cli.command import Command
-from localkv.cli.completion import model_values
 from localkv.cli.messages import one_line
 from localkv.cli.model_facts import model_facts, model_rows
 from localkv.cli.model_file import model_file
-from localkv.cli.option_types import TEXT
-from localkv.cli.options import DEFAULT_BATCH, flag, json_option, model_options, raw_option
-from localkv.cli.parameters import Argument
+from localkv.cli.options import (
+    DEFAULT_BATCH,
+    file_argument,
+    flag,
+    json_option,
+    model_options,
+    raw_option,
+)
 from localkv.cli.show_kv import check_alone, kv_options, show_kv
 from localkv.cli.table import table
 from localkv.cli.text_output import TextOutput
@@ -317,14 +321,7 @@ show = Command(
     ],
     essentials="-m -hf --template --kv -f -p -ctk -ctv --kv-profile --plot --json",
     params=[
-        Argument(
-            ["file"],
-            required=False,
-            type=TEXT,
-            metavar="[FILE]",
-            shell_complete=model_values,
-            help="The same as -m FILE.",
-        ),
+        file_argument(),
         *model_options(),
         flag("--template", panel="Output", help="Print the chat template as it is, nothing else."),
         raw_option(),
