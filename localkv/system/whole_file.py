@@ -24,7 +24,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     goal = Path(os.path.realpath(path))
     try:
         if _takes_a_new_file(goal):
-            _replace(goal, data)
+            with _beside(goal) as file:
+                file.write(data)
         else:
             goal.write_bytes(data)
     except OSError as error:
@@ -42,18 +43,10 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     goal = Path(os.path.realpath(path))
     if goal.exists() and not goal.is_file():
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-    handle, temporary = tempfile.mkstemp(dir=goal.parent, prefix=f".{goal.name[:50]}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _mode(goal))
-        os.replace(temporary, goal)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with _beside(goal) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
     folder = os.open(goal.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -70,11 +63,13 @@ def _takes_a_new_file(goal: Path) -> bool:
         return True
 
 
-def _replace(goal: Path, data: bytes) -> None:
+@contextmanager
+def _beside(goal: Path) -> Iterator[BinaryIO]:
+    """A file in the same folder, which takes the name in the end; else nothing is left of it."""
     handle, temporary = tempfile.mkstemp(dir=goal.parent, prefix=f".{goal.name[:50]}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
         os.chmod(temporary, _mode(goal))
         os.replace(temporary, goal)
     except BaseException:
