@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from localkv.server.answer import Delta, Reasoning
+from localkv.server.answers import Answers
+from localkv.server.wire import Ended
 from localkv.tool_calls.events import CallArguments, CallBegun
 
 
@@ -66,6 +68,18 @@ class Parts:
             part.text += delta.text
             events.append(PartEvent("grown", part, delta.text))
         return events
+
+    async def whole(self, answers: Answers) -> Ended:
+        """Put all of the only answer together; how it ended.
+
+        Raises:
+            RequestError: it can't be completed.
+        """
+        async for _, _, deltas in answers.news():
+            self.push(deltas)
+        self.end()
+        (end,) = answers.ended
+        return end
 
     def end(self) -> list[PartEvent]:
         """The answer is complete."""

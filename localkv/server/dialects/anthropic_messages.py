@@ -208,10 +208,7 @@ class MessageAnswer:
         Raises:
             RequestError: it can't be completed.
         """
-        async for _, _, deltas in self.answers.news():
-            self.parts.push(deltas)
-        self.parts.end()
-        (end,) = self.answers.ended
+        end = await self.parts.whole(self.answers)
         content = [_block(part, part.text) for part in self.parts.all]
         return {**self._head, "content": content, **self._reason(end), "usage": _usage(end)}
 

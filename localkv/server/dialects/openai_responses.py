@@ -237,11 +237,7 @@ class ResponseAnswer:
         Raises:
             RequestError: it can't be completed.
         """
-        async for _, _, deltas in self.answers.news():
-            self.parts.push(deltas)
-        self.parts.end()
-        (end,) = self.answers.ended
-        return self._final(end)
+        return self._final(await self.parts.whole(self.answers))
 
     async def events(self) -> AsyncIterator[bytes]:
         """The response as server-sent events."""
