@@ -9,7 +9,6 @@ Prints the Markdown table of docs/kv-cache.md.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ sys.path.insert(0, str(ROOT / "models"))
 
 from outliers import write_twin  # noqa: E402
 from quality import TWINS  # noqa: E402
-from quality_bench import Bench, Scope  # noqa: E402
+from quality_bench import Bench, Scope, text_options  # noqa: E402
 from quality_caches import CODEBOOKS  # noqa: E402
 
 from localkv.config import CacheConfig  # noqa: E402
@@ -55,14 +54,7 @@ def klds(model: Transformer, text: list[list[int]], *, rotation: str) -> list[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    model = ROOT / "models" / "tales-4M-F16.gguf"
-    parser.add_argument("-m", "--model", type=Path, default=model, help="one of models/train.py")
-    parser.add_argument("--rows", type=int, default=2, help="rows of the text (default 2)")
-    parser.add_argument("--seed", type=int, default=1, help="of the text (default 1)")
-    args = parser.parse_args()
+    args = text_options(__doc__, rows=2).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         twin = Path(folder) / "twin.gguf"
         write_twin(args.model, twin, TWINS[TWIN])

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "models"))
 
 from outliers import write_twin  # noqa: E402
 from quality import TWINS  # noqa: E402
-from quality_bench import Bench, Scope  # noqa: E402
+from quality_bench import Bench, Scope, text_options  # noqa: E402
 
 from localkv.cache.layer_types import in_words  # noqa: E402
 from localkv.cache.profile import LayerTypes  # noqa: E402
@@ -74,13 +74,7 @@ def measure_model(name: str, path: Path, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    model = ROOT / "models" / "tales-4M-F16.gguf"
-    parser.add_argument("-m", "--model", type=Path, default=model, help="one of models/train.py")
-    parser.add_argument("--rows", type=int, default=4, help="rows of each text (default 4)")
-    parser.add_argument("--seed", type=int, default=1, help="of the texts (default 1)")
+    parser = text_options(__doc__, rows=4)
     parser.add_argument("-t", "--threads", type=int)
     args = parser.parse_args()
     measure_model("plain", args.model, args)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "models"))
 
 from outliers import Outliers, write_twin  # noqa: E402
-from quality_bench import Bench, Scope  # noqa: E402
+from quality_bench import Bench, Scope, text_options  # noqa: E402
 from quality_plot import draw  # noqa: E402
 from quality_report import Measured, Report  # noqa: E402
 from quality_table import full_table, insert_tables  # noqa: E402
@@ -71,16 +71,10 @@ def measure_all(args: argparse.Namespace, scope: Scope, twins: Mapping[str, Outl
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    model = ROOT / "models" / "tales-4M-F16.gguf"
-    parser.add_argument("-m", "--model", type=Path, default=model, help="one of models/train.py")
-    parser.add_argument("--rows", type=int, default=Scope.rows, help="rows of text (default 4)")
+    parser = text_options(__doc__, rows=Scope.rows)
     parser.add_argument(
         "--series", type=int, default=Scope.series, help="lists of 8 facts (default 2)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of text and facts (default 1)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 from collections.abc import Sequence
@@ -32,11 +33,33 @@ from localkv.quality.kv_profile import BUDGETS, Plan, learn_codebooks, measure, 
 from localkv.quality.scores import TokenScores, base_cache, joined, score_chunks
 from localkv.quality.statistics import divergence
 
+ROOT = Path(__file__).parents[1]
 KNOWN_ROWS = 2
 """Of text that codebooks, smoothing and types by layer are measured with."""
 REFERENCE_ROWS = 2
 """Of text that the reference backend reads."""
 N_CTX = 2048  # holds the list of facts, the stories and the question
+
+
+def text_options(description: str | None, *, rows: int) -> argparse.ArgumentParser:
+    """The options of all that measure one model with rows of text.
+
+    Args:
+        description: of the program.
+        rows: of text, by default.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    model = ROOT / "models" / "tales-4M-F16.gguf"
+    parser.add_argument("-m", "--model", type=Path, default=model, help="one of models/train.py")
+    parser.add_argument(
+        "--rows", type=int, default=rows, help="rows of each text (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of texts and facts (default %(default)s)"
+    )
+    return parser
 
 
 @dataclass(frozen=True)
